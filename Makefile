@@ -1,0 +1,46 @@
+# Everything a newcomer needs: make compare, make test. Both set up .venv by themselves.
+PYTHON ?= python3
+# Multiplies the comparison's token budget: make compare SCALE=0.1
+SCALE ?= 1
+# A text file or folder to use instead of Tiny Shakespeare: make compare DATA=book.txt
+DATA ?=
+
+BIN := .venv/bin
+PIP := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: compare test bench lint format clean
+
+compare: .venv/ready
+	$(BIN)/memformers compare --scale $(SCALE) $(if $(DATA),--data "$(DATA)")
+
+test: .venv/ready-for-tests
+	$(BIN)/python -m pytest
+
+# Training speed beside labml-nn, into experiments/benchmarks/RESULTS.md; some ten minutes.
+bench: .venv/ready-for-tests
+	$(BIN)/python experiments/benchmarks/training.py
+
+lint: .venv/ready-for-tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/ready-for-tests
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv
+
+.venv/ready: pyproject.toml constraints.txt
+	@echo "setting up .venv (once; PyTorch is large, so this can take some minutes)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; this is %s. Try make PYTHON=python3.12" % sys.version.split()[0])'
+	$(PYTHON) -m venv .venv
+	$(PIP) --editable .
+	@touch $@
+
+# labml-nn, which the parity tests compare with, asks for gigabytes that it doesn't need for that.
+.venv/ready-for-tests: .venv/ready
+	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps labml-nn
+	@touch $@

@@ -1,0 +1,20 @@
+"""No memory, Transformer-XL and Compressive Transformer, side by side on Tiny Shakespeare.
+
+Run it with ``python experiments/compare.py``; ``--scale 0.1`` is a glimpse, ``--help`` lists every
+setting. Each model trains in a process of its own, tracked by labml; only the memory differs.
+"""
+
+from memformers.cli import Compare
+from memformers.command_line import parse_arguments, plain_errors
+from memformers.comparison import compare
+
+
+def main(arguments: Compare) -> None:
+    """Train the three models alike and write the report that compares them."""
+    report = compare(arguments.config, arguments.folder(), arguments.dashboard)
+    print(f"report: {report}")
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main(parse_arguments(Compare))

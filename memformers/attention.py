@@ -1,0 +1,172 @@
+"""Multi-head attention over memory and segment, aware of distances and not of absolute positions."""
+
+from typing import Literal, get_args
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from memformers.kernels.dispatch import KernelName, check_kernel, relative_attention
+from memformers.kernels.naive import causal_mask
+
+Positions = Literal["learned", "sinusoidal"]
+
+
+class RelativeMultiHeadAttention(nn.Module):
+    """Attention with relative positions, causal, over keys that may begin before the queries.
+
+    The last S of the K keys are the queries' own positions; everything before is memory. Source:
+    Transformer-XL (Dai et al. 2019, arXiv 1901.02860), section 3.3. Two position schemes:
+
+    - ``"learned"``: a learned vector r_d and scalar s_d for each head and distance d;
+    - ``"sinusoidal"``: r_d = W_R · sinusoid(d), and learned u and v for each head, as in the paper.
+
+    ``max_positions`` is how many distances 0 … max_positions−1 the learned scheme stores: at least
+    the longest K = C + M + S it will meet. The sinusoidal scheme stores none and knows no bound.
+
+    ``kernel`` names what computes the scores and their softmax, ``"auto"`` the fastest that can.
+
+    Raises ValueError for a width that the heads don't divide, a dropout outside [0, 1), an unknown
+    scheme or kernel, or no positions.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        d_model: int,
+        dropout_prob: float = 0.1,
+        *,
+        positions: Positions = "learned",
+        max_positions: int = 4096,
+        kernel: KernelName = "auto",
+    ):
+        super().__init__()
+        check_heads(heads, d_model)
+        check_kernel(kernel)
+        check_dropout(dropout_prob)
+        if positions not in get_args(Positions):
+            raise ValueError(f"positions={positions!r} is unknown; use 'learned' or 'sinusoidal'.")
+        if max_positions < 1:
+            raise ValueError(f"max_positions={max_positions} stores no distance; use at least 1.")
+        d_head = d_model // heads
+        self.heads = heads
+        self.d_model = d_model
+        self.dropout_prob = dropout_prob
+        self.positions = positions
+        self.max_positions = max_positions
+        self.kernel = kernel
+        self.query = nn.Linear(d_model, d_model, bias=False)
+        self.key = nn.Linear(d_model, d_model, bias=False)
+        self.value = nn.Linear(d_model, d_model)
+        self.output = nn.Linear(d_model, d_model)
+        self.u = nn.Parameter(torch.empty(heads, d_head))
+        if positions == "learned":
+            self.r = nn.Parameter(torch.empty(heads, max_positions, d_head))
+            self.s = nn.Parameter(torch.empty(heads, max_positions))
+        else:
+            self.position = nn.Linear(d_model, d_model, bias=False)  # W_R
+            self.v = nn.Parameter(torch.empty(heads, d_head))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start with no preference for any distance; the projections draw their own weights."""
+        for name in ("u", "v", "r", "s"):
+            if hasattr(self, name):
+                nn.init.zeros_(getattr(self, name))
+
+    def forward(self, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attend from ``query [S, B, D]`` to ``key``, ``value [K, B, D]``; returns ``[S, B, D]``.
+
+        ``mask`` is boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None means
+        causal with all memory visible. Raises ValueError for shapes that don't fit, for more keys
+        than learned positions, and for a mask that shows the future or hides everything.
+        """
+        self._check_shapes(query, key, value)
+        S, K = query.shape[0], key.shape[0]
+        if mask is not None:
+            check_mask(mask, S, K, query.shape[1])
+            mask = rearrange(mask, "s k b -> b 1 s k")
+        context = relative_attention(
+            rearrange(self.query(query), "s b (h e) -> b h s e", h=self.heads),
+            rearrange(self.key(key), "k b (h e) -> b h k e", h=self.heads),
+            rearrange(self.value(value), "k b (h e) -> b h k e", h=self.heads),
+            **self.distance_terms(K),
+            mask=mask,
+            dropout_prob=self.dropout_prob if self.training else 0.0,
+            kernel=self.kernel,
+        )
+        return self.output(rearrange(context, "b h s e -> s b (h e)"))
+
+    def distance_terms(self, K: int) -> dict[str, Tensor]:
+        """The kernel's r ``[H, K, E]``, u, and the scheme's s ``[H, K]`` or v, for K distances."""
+        if self.positions == "learned":
+            return {"r": self.r[:, :K], "s": self.s[:, :K], "u": self.u}
+        features = self.position(sinusoids(K, self.d_model).to(self.position.weight))  # [K, D]
+        r = rearrange(features, "k (h e) -> h k e", h=self.heads)
+        return {"r": r, "u": self.u, "v": self.v}
+
+    def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        B, D = query.shape[1:] if query.dim() == 3 else (0, 0)
+        if self.d_model != D or key.shape[1:] != (B, D) or key.shape != value.shape:
+            raise ValueError(
+                f"query [S, B, {self.d_model}] and key, value [K, B, {self.d_model}] were expected; "
+                f"{list(query.shape)}, {list(key.shape)} and {list(value.shape)} came."
+            )
+        S, K = query.shape[0], key.shape[0]
+        if K < S:
+            raise ValueError(f"{K} keys for {S} queries; the last keys must be the queries' own.")
+        if self.positions == "learned" and self.max_positions < K:
+            raise ValueError(
+                f"attention over {K} positions (memory and segment), but max_positions="
+                f"{self.max_positions} distances are stored; build with max_positions={K} or more, "
+                f"use positions='sinusoidal', or shorten the segment or the memory."
+            )
+
+
+def sinusoids(distances: int, d_model: int) -> Tensor:
+    """The paper's features of the distances 0 … distances−1, ``[distances, d_model]`` in float64:
+    sines, then cosines, of wavelengths from 2π to 10,000·2π (Vaswani et al. 2017, section 3.5)."""
+    rates = 10_000.0 ** -(torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
+    angles = torch.arange(distances, dtype=torch.float64)[:, None] * rates
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)[:, :d_model]
+
+
+def check_heads(heads: int, d_model: int) -> None:
+    """Raise ValueError, naming widths that fit, unless ``heads`` divides ``d_model``."""
+    if heads < 1 or d_model < 1:
+        raise ValueError(f"heads={heads} and d_model={d_model} must both be at least 1.")
+    if d_model % heads:
+        below, above = d_model // heads * heads, -(-d_model // heads) * heads
+        such_as = f"{below} or {above}" if below else f"{above}"
+        raise ValueError(
+            f"d_model={d_model} is not divisible by heads={heads}; "
+            f"use a multiple of {heads}, such as {such_as}."
+        )
+
+
+def check_dropout(dropout_prob: float) -> None:
+    """Raise ValueError unless ``dropout_prob`` is in [0, 1)."""
+    if not 0.0 <= dropout_prob < 1.0:
+        raise ValueError(f"dropout_prob={dropout_prob} is outside [0, 1); use 0 for no dropout.")
+
+
+def check_mask(mask: Tensor, S: int, K: int, B: int) -> None:
+    """Raise ValueError unless ``mask`` is a usable boolean ``[S, K, B]`` or ``[S, K, 1]``."""
+    if mask.dtype != torch.bool or tuple(mask.shape) not in {(S, K, B), (S, K, 1)}:
+        raise ValueError(
+            f"a boolean mask [{S}, {K}, {B}] or [{S}, {K}, 1] (segment, keys, batch) was expected; "
+            f"this one is {mask.dtype} {list(mask.shape)}."
+        )
+    if torch.compiler.is_compiling():  # the checks below read values, which a graph can't
+        return
+    future = mask & ~causal_mask(S, K, mask.device)[:, :, None]
+    if future.any():
+        i, j, b = future.nonzero()[0].tolist()
+        raise ValueError(
+            f"the mask lets query {i} of stream {b} see key {j}, which lies in its future (its own "
+            f"key is {K - S + i}); distances below 0 have no position, so hide those keys."
+        )
+    blind = ~mask.any(dim=1)
+    if blind.any():
+        i, b = blind.nonzero()[0].tolist()
+        raise ValueError(f"the mask hides every key from query {i} of stream {b}; show it one.")

@@ -1,0 +1,172 @@
+"""Compressive Transformer (Rae et al. 2020, arXiv 1911.05507): the oldest memories are compressed,
+not forgotten, and each layer learns to compress so that attention notices little."""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from memformers.attention import RelativeMultiHeadAttention
+from memformers.layers import FeedForward, PreNormLayer, stack
+from memformers.memory import check_memory
+
+
+class Conv1dCompression(nn.Module):
+    """f_c as a 1D convolution whose kernel and stride are the compression rate (section 3.2): every
+    ``compression_rate`` positions become one slot, ``[n·c, B, D]`` to ``[n, B, D]``.
+
+    Raises ValueError for a rate below 1, or a length that is no multiple of it.
+    """
+
+    def __init__(self, compression_rate: int, d_model: int):
+        super().__init__()
+        if compression_rate < 1:
+            raise ValueError(
+                f"compression_rate={compression_rate}: each slot stands for so many positions; "
+                f"use at least 1."
+            )
+        self.compression_rate = compression_rate
+        self.conv = nn.Conv1d(d_model, d_model, kernel_size=compression_rate, stride=compression_rate)
+
+    def forward(self, mem: Tensor) -> Tensor:
+        """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
+        if len(mem) % self.compression_rate:
+            raise ValueError(
+                f"{len(mem)} memories don't fill whole slots of compression_rate="
+                f"{self.compression_rate}; compress a multiple of it and keep the rest."
+            )
+        slots = self.conv(rearrange(mem, "t b d -> b d t"))  # [B, D, n]
+        return rearrange(slots, "b d n -> n b d")
+
+
+class CompressiveTransformerLayer(PreNormLayer):
+    """The shared pre-norm layer, attending over compressed memory, memory and segment; ``compress``
+    is its own f_c, ``[n·c, B, D]`` to ``[n, B, D]``."""
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        self_attn: RelativeMultiHeadAttention,
+        feed_forward: FeedForward,
+        dropout_prob: float,
+        compress: nn.Module,
+    ):
+        super().__init__(
+            d_model=d_model,
+            self_attn=self_attn,
+            feed_forward=feed_forward,
+            dropout_prob=dropout_prob,
+        )
+        self.compress = compress
+
+    def forward(
+        self, *, x: Tensor, mem: Tensor | None, c_mem: Tensor | None, mask: Tensor | None = None
+    ) -> Tensor:
+        """``x [S, B, D]``, ``mem [M, B, D]`` and ``c_mem [C, B, D]`` (or None) to ``[S, B, D]``;
+        ``mask`` is ``[S, C + M + S, B]`` or ``[S, C + M + S, 1]``, None for causal."""
+        past = [memory for memory in (c_mem, mem) if memory is not None]
+        return self.attend_and_transform(x, past, mask)
+
+
+class CompressiveTransformer(nn.Module):
+    """``n_layers`` layers built like ``layer``, each with fresh weights, and a final norm.
+
+    Both memories are passed in; growing and compressing them is the business of
+    :mod:`memformers.memory`.
+    """
+
+    def __init__(self, layer: CompressiveTransformerLayer, n_layers: int):
+        super().__init__()
+        self.layers = stack(layer, n_layers)
+        self.norm = nn.LayerNorm(layer.d_model)
+
+    def forward(
+        self,
+        x: Tensor,
+        mem: Sequence[Tensor] | None,
+        c_mem: Sequence[Tensor] | None,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """``x [S, B, D]``; ``mem`` and ``c_mem``: None, empty, or a tensor ``[M, B, D]`` and
+        ``[C, B, D]`` a layer.
+
+        Returns the output ``[S, B, D]`` and ``new_mem``: the detached input ``[S, B, D]`` of each
+        layer. Raises ValueError for a memory of another depth, batch, width, dtype or device.
+        """
+        mem, c_mem = mem or [], c_mem or []
+        check_memory("mem", mem, x, len(self.layers))
+        check_memory("c_mem", c_mem, x, len(self.layers))
+        new_mem = []
+        for i, layer in enumerate(self.layers):
+            new_mem.append(x.detach())
+            x = layer(
+                x=x,
+                mem=mem[i] if mem else None,
+                c_mem=c_mem[i] if c_mem else None,
+                mask=mask,
+            )
+        return self.norm(x), new_mem
+
+
+class AttentionReconstructionLoss:
+    """How much attention changes when memories give way to their compressions (section 3.2.1,
+    algorithm 2), summed over ``layers``; its gradient reaches each layer's f_c and nothing else.
+
+    For each layer, mean squared error between two content attentions (no positions) of the segment:
+    over the memories being compressed, and over their compressions.
+    """
+
+    def __init__(self, layers: Sequence[CompressiveTransformerLayer] | nn.ModuleList):
+        self.layers = cast(list[CompressiveTransformerLayer], list(layers))
+
+    def __call__(
+        self,
+        h: Sequence[Tensor],
+        mem: Sequence[Tensor],
+        c_mem: Sequence[Tensor] | None = None,
+    ) -> Tensor:
+        """``h [S, B, D]``, the inputs of each layer; ``mem [n·c, B, D]``, what each compresses;
+        ``c_mem [n, B, D]``, f_c of those where it is already at hand. Returns a scalar.
+
+        Raises ValueError unless there is one tensor a layer.
+        """
+        if not len(self.layers) == len(h) == len(mem):
+            raise ValueError(
+                f"one h and one mem for each of {len(self.layers)} layers were expected; "
+                f"{len(h)} and {len(mem)} came."
+            )
+        if c_mem is None:
+            c_mem = [layer.compress(old.detach()) for layer, old in zip(self.layers, mem, strict=True)]
+        losses = [layer_loss(*one) for one in zip(self.layers, h, mem, c_mem, strict=True)]
+        return torch.stack(losses).sum()
+
+
+def layer_loss(layer: CompressiveTransformerLayer, h: Tensor, mem: Tensor, c_mem: Tensor) -> Tensor:
+    """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements."""
+    norm = frozen(layer.norm_self_attn)
+    z = norm(h.detach())  # [S, B, D]
+    whole = content_attention(layer.self_attn, z, norm(mem.detach()))  # [S, B, D]
+    compressed = content_attention(layer.self_attn, z, norm(c_mem))  # [S, B, D]
+    return F.mse_loss(compressed, whole)
+
+
+def content_attention(attention: RelativeMultiHeadAttention, z: Tensor, context: Tensor) -> Tensor:
+    """Softmax(q·k / √E) of ``z [S, B, D]`` over all of ``context [·, B, D]``, heads side by side:
+    ``[S, B, D]``, with no positions, no mask, no output projection and frozen weights."""
+    heads = "t b (h e) -> b h t e"
+    query = rearrange(frozen(attention.query)(z), heads, h=attention.heads)
+    key = rearrange(frozen(attention.key)(context), heads, h=attention.heads)
+    value = rearrange(frozen(attention.value)(context), heads, h=attention.heads)
+    attended = F.scaled_dot_product_attention(query, key, value)  # [B, H, S, E]
+    return rearrange(attended, "b h s e -> s b (h e)")
+
+
+def frozen(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The module as a function whose weights take no gradient, though its input may."""
+    weights = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    return lambda x: functional_call(module, weights, (x,))

@@ -1,0 +1,1 @@
+"""Text: corpora, tokenizers, and parallel contiguous streams of segments."""

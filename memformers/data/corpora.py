@@ -1,0 +1,171 @@
+"""Where the text comes from: a file of the user's, Tiny Shakespeare, or the built-in play."""
+
+import hashlib
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from memformers.data.builtin import Repeat, write_play
+from memformers.files import replacing
+from memformers.network import get
+
+TINY_SHAKESPEARE_URL = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+)
+TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+IN_FOLDER = ("tinyshakespeare/input.txt", "input.txt")
+"""Where Tiny Shakespeare may lie in a data folder."""
+DOWNLOAD_SECONDS = 10.0
+BUILTIN, STAND_IN = "builtin", "stand-in"
+BUILTIN_LENGTH = 1_000_000
+"""Characters of the built-in corpus, about as many as Tiny Shakespeare has."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text: the first 90 % of its characters are for training, the last 10 % for validation."""
+
+    name: str
+    """For titles: "Tiny Shakespeare", "built-in play (seed 0)" or the file's name."""
+    source: str
+    """The path it was read from, or how it was made."""
+    text: str
+    repeats: tuple[Repeat, ...] = ()
+    """Phrases said twice; known for the built-in corpus only."""
+    is_builtin: bool = False
+    """Whether it is the built-in play."""
+    is_stand_in: bool = False
+    """Whether it stands in for Tiny Shakespeare, which was neither found nor downloadable."""
+
+    @property
+    def sha256(self) -> str:
+        """Of the text in UTF-8, in hexadecimal."""
+        return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
+
+    @property
+    def split(self) -> int:
+        """Where validation starts, in characters."""
+        return len(self.text) * 9 // 10
+
+    @property
+    def train_text(self) -> str:
+        """The first 90 %."""
+        return self.text[: self.split]
+
+    @property
+    def validation_text(self) -> str:
+        """The last 10 %."""
+        return self.text[self.split :]
+
+    @property
+    def validation_repeats(self) -> tuple[Repeat, ...]:
+        """The repeats wholly in the validation text, by their offsets there."""
+        return tuple(
+            Repeat(r.first - self.split, r.second - self.split, r.length)
+            for r in self.repeats
+            if r.first >= self.split
+        )
+
+
+def load_corpus(data: str = "") -> Corpus:
+    """The corpus to train on: the file or folder ``data``, the built-in play for the words
+    ``"builtin"`` and ``"stand-in"`` (which says that it stands in for the real one), or where it is
+    empty Tiny Shakespeare, from ``$MEMFORMERS_DATA``, the user's cache, or its public address.
+
+    Where Tiny Shakespeare can't be had, the built-in corpus takes its place with a warning. Raises
+    ValueError for a ``data`` that isn't there, an empty text, or one that isn't UTF-8.
+    """
+    if data in (BUILTIN, STAND_IN):
+        return builtin_corpus(is_stand_in=data == STAND_IN)
+    if data:
+        return _from_path(Path(data), asked_by="--data")
+    named = os.environ.get("MEMFORMERS_DATA", "")
+    if named:
+        try:
+            return _from_path(Path(named), asked_by="MEMFORMERS_DATA")
+        except ValueError as error:
+            warnings.warn(f"{error} Looking further.", stacklevel=2)
+    try:
+        return _tiny_shakespeare()
+    except OSError as error:
+        warnings.warn(
+            f"Tiny Shakespeare was neither found nor downloadable ({TINY_SHAKESPEARE_URL}: {error}): "
+            f"the built-in play "
+            f"takes its place. To use the real corpus, give --data or MEMFORMERS_DATA its path.",
+            stacklevel=2,
+        )
+        return builtin_corpus(is_stand_in=True)
+
+
+def builtin_corpus(length: int = BUILTIN_LENGTH, seed: int = 0, is_stand_in: bool = False) -> Corpus:
+    """The play that :mod:`memformers.data.builtin` writes, with its repeats."""
+    text, repeats = write_play(length, seed)
+    source = f"made by code: {length:,} characters, seed {seed}"
+    return Corpus(f"built-in play (seed {seed})", source, text, repeats, True, is_stand_in)
+
+
+def read_text_file(path: Path) -> Corpus:
+    """A UTF-8 text file as a corpus; ValueError where it is empty or not UTF-8."""
+    return _from_bytes(path.read_bytes(), path.name, str(path))
+
+
+def _from_bytes(raw: bytes, name: str, source: str) -> Corpus:
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{source} is not UTF-8 text: byte {raw[error.start]:#04x} at offset {error.start}; "
+            f"convert it to UTF-8 first."
+        ) from None
+    if not text.strip():
+        raise ValueError(f"{source} holds no text.")
+    is_tiny_shakespeare = hashlib.sha256(raw).hexdigest() == TINY_SHAKESPEARE_SHA256
+    return Corpus("Tiny Shakespeare" if is_tiny_shakespeare else name, source, text)
+
+
+def _from_path(path: Path, asked_by: str) -> Corpus:
+    """The corpus in a file, any text, or in a folder, which must be Tiny Shakespeare whole."""
+    if path.is_file():
+        return read_text_file(path)
+    for name in IN_FOLDER:
+        if (path / name).is_file():
+            _check_tiny_shakespeare(path / name)
+            return read_text_file(path / name)
+    places = " or ".join(IN_FOLDER)
+    raise ValueError(f"{asked_by}={path} is neither a text file nor a folder with {places}.")
+
+
+def _check_tiny_shakespeare(path: Path) -> None:
+    raw = path.read_bytes()
+    found = hashlib.sha256(raw).hexdigest()
+    if found != TINY_SHAKESPEARE_SHA256:
+        raise ValueError(
+            f"{path} was expected to be Tiny Shakespeare, sha256 {TINY_SHAKESPEARE_SHA256}, but its "
+            f"{len(raw):,} bytes have {found}: half a download, or another text? Remove it, or "
+            f"name the file itself to train on it as it is."
+        )
+
+
+def _tiny_shakespeare() -> Corpus:
+    """From the user's cache, else downloaded and cached; OSError where neither works."""
+    path = Path(platformdirs.user_cache_dir("memformers")) / "tinyshakespeare" / "input.txt"
+    if path.is_file():
+        try:
+            _check_tiny_shakespeare(path)
+            return read_text_file(path)
+        except ValueError as error:
+            warnings.warn(f"{error} Downloading it again.", stacklevel=3)
+    _, raw = get(TINY_SHAKESPEARE_URL, DOWNLOAD_SECONDS)
+    if hashlib.sha256(raw).hexdigest() != TINY_SHAKESPEARE_SHA256:
+        raise OSError(f"{len(raw):,} bytes that aren't the corpus came")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_bytes(raw)
+    except OSError as error:
+        warnings.warn(f"Tiny Shakespeare can't be kept in the cache: {error}", stacklevel=3)
+        return _from_bytes(raw, path.name, TINY_SHAKESPEARE_URL)
+    return read_text_file(path)

@@ -1,0 +1,90 @@
+"""Text to token numbers and back: one token a character, or one a byte."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from memformers.files import read_json, write_json
+
+TokenizerName = Literal["character", "byte"]
+
+
+class CharacterTokenizer:
+    """One token for each different character of ``vocabulary``, in its order."""
+
+    name: TokenizerName = "character"
+
+    def __init__(self, vocabulary: str):
+        if not vocabulary or len(set(vocabulary)) != len(vocabulary):
+            raise ValueError(f"a vocabulary of different characters was expected: {vocabulary!r}")
+        self.vocabulary = vocabulary
+        self._number = {character: i for i, character in enumerate(vocabulary)}
+
+    @property
+    def vocab_size(self) -> int:
+        """How many different tokens there are."""
+        return len(self.vocabulary)
+
+    def encode(self, text: str) -> Tensor:
+        """The tokens of ``text``, int64 ``[characters]``; ValueError names the characters that the
+        vocabulary doesn't have, and where they stand."""
+        numbers = [self._number.get(character, -1) for character in text]
+        if -1 in numbers:
+            unknown = Counter(c for c in text if c not in self._number).most_common(5)
+            named = ", ".join(f"{c!r} at {text.index(c)} ({n}x)" for c, n in unknown)
+            raise ValueError(
+                f"characters outside the vocabulary of {self.vocab_size}: {named}; known are "
+                f"{self.vocabulary!r}. Leave them out, or train with byte tokens."
+            )
+        return torch.tensor(numbers, dtype=torch.int64)
+
+    def decode(self, tokens: Tensor) -> str:
+        """The text of tokens ``[n]``."""
+        return "".join(self.vocabulary[i] for i in tokens.tolist())
+
+
+class ByteTokenizer:
+    """One token for each of the 256 bytes of UTF-8; knows every text."""
+
+    name: TokenizerName = "byte"
+    vocab_size = 256
+
+    def encode(self, text: str) -> Tensor:
+        """The tokens of ``text``, int64 ``[bytes]``."""
+        return torch.tensor(list(text.encode("utf-8")), dtype=torch.int64)
+
+    def decode(self, tokens: Tensor) -> str:
+        """The text of tokens ``[n]``; bytes that are no UTF-8 become the replacement character."""
+        return bytes(tokens.tolist()).decode("utf-8", errors="replace")
+
+
+Tokenizer = CharacterTokenizer | ByteTokenizer
+
+
+def build_tokenizer(name: TokenizerName, text: str) -> Tokenizer:
+    """The tokenizer called ``name`` for ``text``: its own characters, sorted, or any bytes."""
+    if name not in get_args(TokenizerName):
+        raise ValueError(f"tokenizer={name!r} is unknown; use 'character' or 'byte'.")
+    return ByteTokenizer() if name == "byte" else CharacterTokenizer("".join(sorted(set(text))))
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write ``tokenizer.json``, from which :func:`load_tokenizer` makes it again."""
+    data: dict[str, Any] = {"tokenizer": tokenizer.name}
+    if isinstance(tokenizer, CharacterTokenizer):
+        data["vocabulary"] = tokenizer.vocabulary
+    write_json(folder / "tokenizer.json", data)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer in ``folder/tokenizer.json``; ValueError where it is missing or broken."""
+    path = folder / "tokenizer.json"
+    data = read_json(path)
+    if data == {"tokenizer": "byte"}:
+        return ByteTokenizer()
+    if data.get("tokenizer") == "character" and isinstance(data.get("vocabulary"), str):
+        return CharacterTokenizer(data["vocabulary"])
+    raise ValueError(f"{path} names no tokenizer that is known here: {data}")

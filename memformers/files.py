@@ -1,0 +1,85 @@
+"""Files that appear whole or not at all, and JSON that is read strictly."""
+
+import difflib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, TypeVar
+
+import dacite
+
+T = TypeVar("T")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path`` that takes its place when the block ends well.
+
+    The contents reach the disk before the name does, so a crash leaves the old file or the new.
+    """
+    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        temporary = Path(file.name)
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 ``text`` to ``path`` atomically."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write ``data`` to ``path`` as indented JSON, atomically."""
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``; ValueError where there is none, or it is broken."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path} was expected, but is missing.") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} can't be read as JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} holds a {type(data).__name__}; a JSON object was expected.")
+    return data
+
+
+def config_from_dict(config: type[T], data: Mapping[str, Any], source: str) -> T:
+    """The frozen dataclass ``config`` from a dict as ``asdict`` makes it; nothing unknown passes.
+
+    ``source`` names where the dict came from. Raises ValueError for unknown keys (with the nearest
+    known one), wrong types, and whatever the dataclass itself refuses.
+    """
+    try:
+        return dacite.from_dict(config, data, dacite.Config(strict=True, cast=[tuple]))
+    except dacite.UnexpectedDataError as error:
+        known = sorted(_keys(config))
+        unknown = sorted(error.keys)
+        near = difflib.get_close_matches(unknown[0], known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
+        raise ValueError(f"{source}: unknown key {', '.join(map(repr, unknown))}; {hint}") from None
+    except dacite.DaciteError as error:
+        raise ValueError(f"{source}: {error}") from None
+
+
+def _keys(config: Any) -> set[str]:
+    """The names of a dataclass's fields and of those of the dataclasses in it."""
+    keys = set()
+    for field in fields(config):
+        keys.add(field.name)
+        if is_dataclass(field.type):
+            keys |= _keys(field.type)
+    return keys

@@ -1,0 +1,63 @@
+"""Relative attention, written as plainly as the equation: the law that every fast kernel obeys."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def relative_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    r: Tensor,
+    *,
+    u: Tensor,
+    v: Tensor | None = None,
+    s: Tensor | None = None,
+    mask: Tensor | None = None,
+    dropout_prob: float = 0.0,
+) -> Tensor:
+    """Softmax attention whose scores know the distance d = K − S + i − j from query i to key j.
+
+    score(i, j) = [(q_i + u)·k_j + (q_i + v)·r_d + s_d] / √E
+
+    Source: Transformer-XL (Dai et al. 2019, arXiv 1901.02860), section 3.3; the free scalar s_d in
+    place of the product v·r_d is the form with learned positions.
+
+    Shapes: ``query [B, H, S, E]``; ``key``, ``value [B, H, K, E]`` with K ≥ S; ``r [H, K, E]``, the
+    vector of each distance 0 … K−1; ``u``, ``v [H, E]``; ``s [H, K]``, the scalar of each distance;
+    ``mask`` boolean, broadcastable to ``[B, H, S, K]``, true where a query may look (default: causal,
+    d ≥ 0; it may hide more than that, but show no key with d < 0, which has no distance here).
+    ``dropout_prob`` drops attention probabilities. Returns ``[B, H, S, E]``.
+    """
+    S, K, E = query.shape[2], key.shape[2], query.shape[3]
+
+    content = torch.einsum("bhie,bhje->bhij", query + u[:, None], key)
+    position = torch.einsum("bhie,hde->bhid", query if v is None else query + v[:, None], r.flip(1))
+    if s is not None:
+        position = position + s.flip(1)[:, None]
+    scores = (content + relative_shift(position)) / math.sqrt(E)  # [B, H, S, K]
+
+    visible = causal_mask(S, K, query.device) if mask is None else mask
+    probabilities = scores.masked_fill(~visible, -math.inf).softmax(dim=-1)
+    probabilities = F.dropout(probabilities, dropout_prob) if dropout_prob else probabilities
+    return torch.einsum("bhij,bhje->bhie", probabilities, value)
+
+
+def relative_shift(position: Tensor) -> Tensor:
+    """Re-index ``[..., S, K]`` from descending distances d = K−1 … 0 to keys j = K − S + i − d;
+    entries of the future, j > K − S + i, hold other rows' values and are for the mask to hide.
+
+    Distances stand in the order of keys already, but each row one column further to the right than
+    the row before; padding the rows with one column and reading on with the old length undoes just
+    that (Transformer-XL, appendix B).
+    """
+    S, K = position.shape[-2:]
+    return F.pad(position, (1, 0)).flatten(-2)[..., S:].unflatten(-1, (S, K))
+
+
+def causal_mask(S: int, K: int, device: torch.device) -> Tensor:
+    """Boolean ``[S, K]``: query i sees every key up to its own, which stands at index K − S + i."""
+    return torch.ones(S, K, dtype=torch.bool, device=device).tril(K - S)

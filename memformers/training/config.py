@@ -1,0 +1,54 @@
+"""What a training is made from: the model, the text and how to learn."""
+
+from dataclasses import dataclass, field
+
+from memformers.data.tokenizers import TokenizerName
+from memformers.language_model import ModelConfig
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """The network."""
+    data: str = ""
+    """A text file, or a folder with Tiny Shakespeare, or "builtin". Empty: Tiny Shakespeare from
+    $MEMFORMERS_DATA, the user's cache, or its public address, else the built-in corpus."""
+    tokenizer: TokenizerName = "character"
+    """One token a character, or one a byte."""
+    tokens: int = 1_200_000
+    """How long to train: the number of tokens seen."""
+    batch_size: int = 8
+    """Parallel streams of text, B."""
+    learning_rate: float = 2e-3
+    """AdamW's learning rate at its peak, after warm-up; it then falls to 0 in a straight line."""
+    warmup: float = 0.03
+    """Fraction of the training over which the learning rate rises from 0."""
+    weight_decay: float = 0.1
+    """AdamW's decay of weight matrices."""
+    max_grad_norm: float = 1.0
+    """Gradients longer than this are shortened to it."""
+    evaluations: int = 6
+    """How often the whole validation text is evaluated, evenly spread, the last at the end."""
+    log_every: int = 10
+    """Steps between two training records."""
+    seed: int = 0
+    """Of the initial weights and of dropout."""
+    device: str = "auto"
+    """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, saying what doesn't fit."""
+        for name in ("tokens", "batch_size", "evaluations", "log_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is too small; use at least 1.")
+        for name in ("learning_rate", "max_grad_norm"):
+            if not getattr(self, name) > 0.0:
+                raise ValueError(f"{name}={getattr(self, name)} must be above 0.")
+        if not self.weight_decay >= 0.0:
+            raise ValueError(f"weight_decay={self.weight_decay} is negative; use 0 for none.")
+        if not 0.0 <= self.warmup < 1.0:
+            raise ValueError(f"warmup={self.warmup} is a fraction of the training, in [0, 1).")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed} is outside 0 … 2⁶³ − 1.")

@@ -1,0 +1,89 @@
+"""Small models and configs for tests."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from memformers import (
+    CompressiveTransformer,
+    CompressiveTransformerLayer,
+    Conv1dCompression,
+    FeedForward,
+    RelativeMultiHeadAttention,
+    TransformerXL,
+    TransformerXLLayer,
+)
+from memformers.language_model import MemoryLM, ModelConfig
+from memformers.training.config import TrainConfig
+
+SMALL = ModelConfig(
+    vocab_size=11,
+    d_model=12,
+    heads=3,
+    n_layers=2,
+    d_ff=16,
+    segment_len=7,
+    mem_len=5,
+    c_mem_len=4,
+    compression_rate=3,
+)
+SMALL_RUN = [
+    "--data", "builtin", "--tokens", "1500", "--batch-size", "4", "--evaluations", "1", "--d-model", "16",
+    "--heads", "2", "--d-ff", "16", "--n-layers", "1", "--segment-len", "16", "--mem-len", "16",
+]  # fmt: skip
+"""Arguments of the command for seconds of training."""
+MODELS = ("transformer", "transformer-xl", "compressive")
+
+
+def small_lm(model: str, **changes: Any) -> MemoryLM:
+    """A MemoryLM in which no weight is zero."""
+    lm = MemoryLM(replace(SMALL, model=model, **changes))
+    fill_zeros(lm)
+    return lm
+
+
+def small_xl(n_layers: int = 2, **attention: Any) -> TransformerXL:
+    layer = TransformerXLLayer(
+        d_model=12,
+        self_attn=RelativeMultiHeadAttention(3, 12, 0.0, **attention),
+        feed_forward=FeedForward(12, 16, 0.0),
+        dropout_prob=0.0,
+    )
+    return fill_zeros(TransformerXL(layer, n_layers))
+
+
+def small_compressive(n_layers: int = 2, rate: int = 3, **attention: Any) -> CompressiveTransformer:
+    layer = CompressiveTransformerLayer(
+        d_model=12,
+        self_attn=RelativeMultiHeadAttention(3, 12, 0.0, **attention),
+        feed_forward=FeedForward(12, 16, 0.0),
+        dropout_prob=0.0,
+        compress=Conv1dCompression(rate, 12),
+    )
+    return fill_zeros(CompressiveTransformer(layer, n_layers))
+
+
+def fill_zeros(module: Any) -> Any:
+    """Give parameters that start at zero random values, so that a test sees what they do."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if not parameter.any():
+                parameter.normal_(std=0.5)
+    return module
+
+
+def small_training(**changes: Any) -> TrainConfig:
+    """Seconds of training on the built-in corpus."""
+    defaults = TrainConfig(
+        model=replace(SMALL, vocab_size=256, d_model=16, heads=2, segment_len=16, mem_len=16),
+        data="builtin",
+        tokens=2_000,
+        batch_size=4,
+        evaluations=2,
+        log_every=5,
+    )
+    model = changes.pop("model", None)
+    if isinstance(model, str):
+        changes["model"] = replace(defaults.model, model=model)
+    return replace(defaults, **changes)

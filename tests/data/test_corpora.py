@@ -1,0 +1,193 @@
+import hashlib
+import os
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from memformers.data import corpora
+from memformers.data.corpora import builtin_corpus, load_corpus
+
+REAL = Path(os.environ.get("MEMFORMERS_DATA", "/nowhere")) / "tinyshakespeare" / "input.txt"
+FAKE = "Speak, speak.\n" * 50
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch, tmp_path):
+    """No corpus of this machine's, a cache of the test's own, and no network."""
+    monkeypatch.delenv("MEMFORMERS_DATA", raising=False)
+    monkeypatch.setattr(corpora.platformdirs, "user_cache_dir", lambda _: str(tmp_path / "cache"))
+    monkeypatch.setattr(corpora, "TINY_SHAKESPEARE_URL", "http://127.0.0.1:9/input.txt")
+
+
+@pytest.fixture
+def fake_is_real(monkeypatch):
+    """A short text passes for Tiny Shakespeare."""
+    monkeypatch.setattr(corpora, "TINY_SHAKESPEARE_SHA256", hashlib.sha256(FAKE.encode()).hexdigest())
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """Serve bytes at the corpus's address."""
+    servers = []
+
+    def start(body: bytes, length: int | None = None) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body) if length is None else length))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        server = HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        monkeypatch.setattr(corpora, "TINY_SHAKESPEARE_URL", f"http://127.0.0.1:{server.server_port}/x")
+
+    yield start
+    for server in servers:
+        server.shutdown()
+
+
+@pytest.mark.skipif(not REAL.is_file(), reason="Tiny Shakespeare is not at $MEMFORMERS_DATA")
+def test_the_real_corpus_is_known_by_its_checksum(monkeypatch):
+    monkeypatch.setenv("MEMFORMERS_DATA", str(REAL.parent.parent))
+    corpus = load_corpus()
+    assert (corpus.name, len(corpus.text), len(set(corpus.text))) == ("Tiny Shakespeare", 1_115_394, 65)
+
+
+def test_any_utf8_file_is_accepted_and_split_nine_to_one(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text("naïve—" * 100, encoding="utf-8")
+    corpus = load_corpus(str(path))
+    assert corpus.name == "book.txt"
+    assert (len(corpus.train_text), len(corpus.validation_text)) == (540, 60)
+    assert corpus.train_text + corpus.validation_text == corpus.text
+
+
+@pytest.mark.parametrize("place", ["input.txt", "tinyshakespeare/input.txt"])
+@pytest.mark.usefixtures("fake_is_real")
+def test_a_data_folder_is_found_by_option_or_environment(place, tmp_path, monkeypatch):
+    path = tmp_path / "data" / place
+    path.parent.mkdir(parents=True)
+    path.write_text(FAKE)
+    assert load_corpus(str(tmp_path / "data")).name == "Tiny Shakespeare"
+    monkeypatch.setenv("MEMFORMERS_DATA", str(tmp_path / "data"))
+    assert load_corpus().name == "Tiny Shakespeare"
+
+
+def test_half_a_corpus_in_a_data_folder_is_an_error(tmp_path):
+    (tmp_path / "input.txt").write_text(FAKE[:300])
+    with pytest.raises(ValueError, match="half a download, or another text"):
+        load_corpus(str(tmp_path))
+
+
+@pytest.mark.usefixtures("fake_is_real")
+def test_a_download_is_checked_and_cached(serve, tmp_path):
+    serve(FAKE.encode())
+    assert load_corpus().name == "Tiny Shakespeare"
+    corpora.TINY_SHAKESPEARE_URL = "http://127.0.0.1:9/"  # not asked again
+    assert load_corpus().source == str(tmp_path / "cache" / "tinyshakespeare" / "input.txt")
+    assert [p.name for p in (tmp_path / "cache" / "tinyshakespeare").iterdir()] == ["input.txt"]
+
+
+@pytest.mark.usefixtures("fake_is_real")
+def test_a_broken_cache_is_downloaded_again(serve, tmp_path):
+    cached = tmp_path / "cache" / "tinyshakespeare" / "input.txt"
+    cached.parent.mkdir(parents=True)
+    cached.write_text("half")
+    serve(FAKE.encode())
+    with pytest.warns(UserWarning, match="Downloading it again"):
+        assert load_corpus().text == FAKE
+    assert cached.read_text() == FAKE
+
+
+@pytest.mark.usefixtures("fake_is_real")
+@pytest.mark.parametrize("length", [None, 5_000])
+def test_a_wrong_or_broken_download_leaves_the_built_in_play_and_no_cache(length, serve, tmp_path):
+    serve(b"<html>log in</html>", length)
+    with pytest.warns(UserWarning, match="the built-in play takes its place"):
+        assert load_corpus().is_stand_in
+    assert not (tmp_path / "cache").exists()
+
+
+def test_without_network_the_built_in_play_stands_in_loudly():
+    with pytest.warns(UserWarning, match="neither found nor downloadable"):
+        corpus = load_corpus()
+    assert corpus.is_stand_in
+    assert "built-in" in corpus.name
+
+
+def test_a_download_that_trickles_is_given_up_in_time(monkeypatch):
+    """Each byte comes within the socket's own limit; only the whole takes too long."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def trickle():
+        connection, _ = listener.accept()
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+        for _ in range(100):
+            time.sleep(0.1)
+            try:
+                connection.sendall(b"x")
+            except OSError:
+                return
+
+    threading.Thread(target=trickle, daemon=True).start()
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    monkeypatch.setattr(corpora, "TINY_SHAKESPEARE_URL", address)
+    monkeypatch.setattr(corpora, "DOWNLOAD_SECONDS", 1.0)
+    start = time.monotonic()
+    with pytest.warns(UserWarning, match="no answer within 1 s"):
+        assert load_corpus().is_stand_in
+    assert time.monotonic() - start < 3.0
+
+
+def test_a_folder_in_the_environment_without_the_corpus_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMFORMERS_DATA", str(tmp_path))
+    with (
+        pytest.warns(UserWarning, match="neither a text file nor a folder"),
+        pytest.warns(UserWarning, match="neither found nor downloadable"),
+    ):
+        assert load_corpus().is_stand_in
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no text"),
+        (b" \n", "holds no text"),
+        (b"abc\xff", "not UTF-8 text: byte 0xff at offset 3"),
+    ],
+)
+def test_a_file_that_is_no_text_is_an_error(content, message, tmp_path):
+    (tmp_path / "x.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_corpus(str(tmp_path / "x.txt"))
+
+
+def test_a_path_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match=r"--data=.*gone\.txt is neither"):
+        load_corpus(str(tmp_path / "gone.txt"))
+
+
+def test_repeats_of_the_validation_text_are_given_by_their_place_in_it():
+    corpus = builtin_corpus(100_000)
+    text = corpus.validation_text
+    assert len(corpus.validation_repeats) > 20
+    for r in corpus.validation_repeats:
+        assert text[r.first : r.first + r.length] == text[r.second : r.second + r.length]
+
+
+@pytest.mark.usefixtures("fake_is_real")
+def test_a_download_that_cannot_be_cached_is_used_all_the_same(serve, tmp_path):
+    serve(FAKE.encode())
+    (tmp_path / "cache").write_text("a file where the cache's folder would be")
+    with pytest.warns(UserWarning, match="can't be kept in the cache"):
+        corpus = load_corpus()
+    assert (corpus.name, corpus.text) == ("Tiny Shakespeare", FAKE)

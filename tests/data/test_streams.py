@@ -1,0 +1,53 @@
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memformers.data.streams import IGNORED, evaluation_segments, stream_length, training_segments
+
+
+def one_pass(segments):
+    """All segments until the streams start over: inputs and targets ``[length, B]``."""
+    first = next(segments)
+    rest = itertools.takewhile(lambda segment: not segment.starts_over, segments)
+    inputs, targets = zip(*[(s.inputs, s.targets) for s in [first, *rest]], strict=True)
+    return torch.cat(inputs), torch.cat(targets)
+
+
+@given(n=st.integers(2, 200), B=st.integers(1, 9), S=st.integers(1, 30))
+def test_evaluation_predicts_every_token_but_the_first_exactly_once(n, B, S):
+    tokens = torch.arange(n)
+    inputs, targets = one_pass(evaluation_segments(tokens, B, S))
+    real = targets != IGNORED
+    assert torch.equal(targets.T[real.T], tokens[1:])
+    assert torch.equal(inputs.T[real.T], tokens[:-1])
+    assert len(inputs) == stream_length(n, B)
+
+
+@given(n=st.integers(2, 200), B=st.integers(1, 5), S=st.integers(1, 30))
+def test_training_streams_are_contiguous_and_targets_are_the_next_tokens(n, B, S):
+    if n < B * S + 1:
+        with pytest.raises(ValueError, match="too short"):
+            next(training_segments(torch.arange(n), B, S))
+        return
+    inputs, targets = one_pass(training_segments(torch.arange(n), B, S))
+    assert torch.equal(targets, inputs + 1)
+    assert (inputs.diff(dim=0) == 1).all()
+    assert torch.equal(inputs[0, 1:], inputs[-1, :-1] + 1)  # a stream begins where the last ended
+    assert n - 1 - inputs.numel() < B  # what is left out at the end
+
+
+def test_streams_start_over_together_after_the_last_segment():
+    segments = list(itertools.islice(training_segments(torch.arange(21), 2, 4), 7))
+    assert [s.starts_over for s in segments] == [True, False, False, True, False, False, True]
+    assert [len(s.inputs) for s in segments[:3]] == [4, 4, 2]
+    assert torch.equal(segments[0].inputs, segments[3].inputs)
+
+
+def test_a_short_text_is_an_error_that_says_what_to_do():
+    with pytest.raises(ValueError, match=r"37 tokens is too short for 16 streams .* 1,025; use a longer"):
+        next(training_segments(torch.arange(37), 16, 64))
+    with pytest.raises(ValueError, match="1 tokens has nothing to predict"):
+        stream_length(1, 2)

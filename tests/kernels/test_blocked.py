@@ -1,0 +1,74 @@
+"""The blocked CPU kernel against the naive one: output and every gradient."""
+
+import pytest
+import torch
+
+from memformers.kernels import blocked, naive
+
+# (B, H, S, K, E): prime and different, and the edges: no memory, one query, one of everything,
+# several blocks of queries, a block of several heads.
+SIZES = [
+    (2, 3, 5, 11, 7),
+    (3, 2, 7, 7, 5),
+    (5, 3, 1, 13, 2),
+    (1, 1, 1, 1, 1),
+    (2, 3, 293, 431, 5),
+    (1, 2, 521, 1031, 3),
+    (7, 5, 17, 23, 11),
+]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-3}
+
+
+def tensors(B, H, S, K, E, dtype):
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"query": (B, H, S, E), "key": (B, H, K, E), "value": (B, H, K, E), "r": (H, K, E)}
+    shapes |= {"u": (H, E), "v": (H, E), "s": (H, K)}
+    return {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+        for name, shape in shapes.items()
+    }
+
+
+def close(got, wanted, dtype):
+    """RMS error relative to the RMS value."""
+    error = (got.double() - wanted.double()).square().mean().sqrt()
+    assert error <= TOLERANCE[dtype] * wanted.double().square().mean().sqrt() + 1e-30
+
+
+def compare(inputs, dtype):
+    exact = {name: t.detach().double().requires_grad_() for name, t in inputs.items()}
+    wanted, got = naive.relative_attention(**exact), blocked.relative_attention(**inputs)
+    assert got.dtype == dtype
+    close(got, wanted, dtype)
+    weight = torch.randn(got.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    wanted_grads = torch.autograd.grad((wanted * weight).sum(), list(exact.values()))
+    got_grads = torch.autograd.grad((got * weight.to(dtype)).sum(), list(inputs.values()))
+    for a, b in zip(got_grads, wanted_grads, strict=True):
+        close(a, b, dtype)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_blocked_equals_naive_in_output_and_every_gradient(size, dtype):
+    compare(tensors(*size, dtype), dtype)
+
+
+@pytest.mark.parametrize("terms", [("u",), ("u", "v"), ("u", "s")])
+def test_either_scheme_of_positions_works_without_the_others_terms(terms):
+    inputs = tensors(2, 3, 5, 11, 7, torch.float64)
+    used = {n: t for n, t in inputs.items() if n in ("query", "key", "value", "r", *terms)}
+    compare(used, torch.float64)
+
+
+def test_any_memory_order_of_the_inputs_works():
+    """The attention module gives views whose memory is sequence first."""
+    inputs = tensors(2, 3, 5, 11, 7, torch.float64)
+    for name in ("query", "key", "value"):
+        t = inputs[name].detach().permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
+        inputs[name] = t.requires_grad_()
+    compare(inputs, torch.float64)
+
+
+def test_the_operator_keeps_torchs_promises():
+    inputs = tensors(2, 3, 5, 11, 7, torch.float64)
+    torch.library.opcheck(torch.ops.memformers.blocked_attention, tuple(inputs.values()))

@@ -1,0 +1,77 @@
+import pytest
+import torch
+
+from memformers import RelativeMultiHeadAttention
+from memformers.kernels import blocked, dispatch, naive
+from memformers.kernels.naive import causal_mask
+from memformers.language_model import ModelConfig
+from tests.builders import fill_zeros
+
+
+def attention(kernel, **options):
+    torch.manual_seed(0)
+    return fill_zeros(RelativeMultiHeadAttention(2, 8, 0.0, kernel=kernel, **options))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+def test_every_kernel_gives_the_same_attention_and_gradients(positions):
+    x = torch.randn(11, 3, 8)
+    results = {}
+    for kernel in ("naive", "blocked", "auto"):
+        module = attention(kernel, positions=positions)
+        output = module(query=x[-5:], key=x, value=x)
+        output.square().sum().backward()
+        results[kernel] = [output, *(p.grad for p in module.parameters())]
+    for kernel in ("blocked", "auto"):
+        for a, b in zip(results[kernel], results["naive"], strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+def calls(monkeypatch, x, module, **forward):
+    """Which kernel was really called."""
+    called = []
+    for kernel in (naive, blocked):
+        real = kernel.relative_attention
+        monkeypatch.setattr(
+            kernel,
+            "relative_attention",
+            lambda *a, real=real, name=kernel.__name__, **k: (called.append(name), real(*a, **k))[1],
+        )
+    module(query=x, key=x, value=x, **forward)
+    return [name.rpartition(".")[2] for name in called]
+
+
+def test_auto_takes_the_blocked_kernel_for_large_attention_only(monkeypatch):
+    small, large = torch.randn(5, 1, 8), torch.randn(1100, 1, 8)
+    assert calls(monkeypatch, small, attention("auto")) == ["naive"]
+    assert calls(monkeypatch, large, attention("auto")) == ["blocked"]
+    assert calls(monkeypatch, large, attention("naive")) == ["naive"]
+
+
+def test_auto_takes_the_naive_kernel_for_a_mask_or_dropout(monkeypatch):
+    monkeypatch.setattr(dispatch, "WORTH_BLOCKING", 1)
+    x = torch.randn(5, 1, 8)
+    mask = causal_mask(5, 5, x.device)[:, :, None]
+    assert calls(monkeypatch, x, attention("auto")) == ["blocked"]
+    assert calls(monkeypatch, x, attention("auto"), mask=mask) == ["naive"]
+    assert calls(monkeypatch, x, RelativeMultiHeadAttention(2, 8, 0.5)) == ["naive"]
+
+
+def test_a_named_kernel_that_cannot_run_says_why():
+    x = torch.randn(5, 1, 8)
+    mask = causal_mask(5, 5, x.device)[:, :, None]
+    with pytest.raises(ValueError, match="kernel='blocked' is causal and takes no explicit mask"):
+        attention("blocked")(query=x, key=x, value=x, mask=mask)
+    with pytest.raises(ValueError, match=r"can't drop attention probabilities, and dropout_prob=0.5"):
+        RelativeMultiHeadAttention(2, 8, 0.5, kernel="blocked")(query=x, key=x, value=x)
+    meta = x.to("meta")
+    with pytest.raises(ValueError, match="runs on CPU, and the model is on meta"):
+        attention("blocked").to("meta")(query=meta, key=meta, value=meta)
+
+
+def test_an_unknown_kernel_is_an_error():
+    with pytest.raises(ValueError, match="kernel='fast' is unknown; use one of auto, naive, blocked"):
+        RelativeMultiHeadAttention(2, 8, kernel="fast")
+    with pytest.raises(ValueError, match="kernel='fast'"):
+        ModelConfig(kernel="fast")

@@ -1,0 +1,127 @@
+import math
+
+import pytest
+import torch
+
+from memformers import RelativeMultiHeadAttention
+from memformers.attention import sinusoids
+from memformers.kernels.naive import causal_mask
+from tests.builders import fill_zeros
+
+SCHEMES = ["learned", "sinusoidal"]
+
+
+@pytest.mark.parametrize("positions", SCHEMES)
+def test_no_mask_means_causal_with_all_memory_visible(positions):
+    attention = fill_zeros(RelativeMultiHeadAttention(3, 12, 0.0, positions=positions))
+    x = torch.randn(7, 2, 12)
+    mask = causal_mask(3, 7, x.device)[:, :, None]
+    implicit = attention(query=x[-3:], key=x, value=x)
+    torch.testing.assert_close(implicit, attention(query=x[-3:], key=x, value=x, mask=mask))
+    changed = x.clone()
+    changed[-1] += 1.0  # the last query's own key: no one before may notice
+    torch.testing.assert_close(attention(query=x[-3:], key=changed, value=changed)[:-1], implicit[:-1])
+
+
+@pytest.mark.parametrize("positions", SCHEMES)
+def test_a_mask_per_stream_acts_on_that_stream_alone(positions):
+    attention = fill_zeros(RelativeMultiHeadAttention(2, 8, 0.0, positions=positions))
+    x = torch.randn(5, 3, 8)
+    mask = causal_mask(5, 5, x.device)[:, :, None].repeat(1, 1, 3)
+    mask[3, 0, 1] = False
+    plain, masked = attention(query=x, key=x, value=x), attention(query=x, key=x, value=x, mask=mask)
+    different = (plain - masked).abs().amax(-1) > 1e-7
+    assert different.nonzero().tolist() == [[3, 1]]
+
+
+@pytest.mark.parametrize("positions", SCHEMES)
+def test_gradients_reach_every_parameter(positions):
+    attention = fill_zeros(RelativeMultiHeadAttention(2, 8, 0.0, positions=positions, max_positions=6))
+    x = torch.randn(6, 1, 8)
+    attention(query=x[-4:], key=x, value=x).square().sum().backward()
+    for name, parameter in attention.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_learned_positions_store_only_as_many_distances_as_asked_for():
+    attention = RelativeMultiHeadAttention(4, 32, max_positions=37)
+    assert attention.r.shape == (4, 37, 8)
+    assert attention.s.shape == (4, 37)
+
+
+def test_sinusoids_are_the_papers():
+    features = sinusoids(6, 8)
+    for d in range(6):
+        for i in range(4):
+            angle = d / 10_000 ** (2 * i / 8)
+            assert features[d, i].item() == pytest.approx(math.sin(angle), abs=1e-15)
+            assert features[d, 4 + i].item() == pytest.approx(math.cos(angle), abs=1e-15)
+
+
+def test_more_keys_than_learned_positions_is_an_error_with_both_numbers():
+    attention = RelativeMultiHeadAttention(2, 8, max_positions=6)
+    x = torch.randn(9, 1, 8)
+    with pytest.raises(ValueError, match=r"9 positions.*max_positions=6.*sinusoidal"):
+        attention(query=x[-3:], key=x, value=x)
+
+
+def test_sinusoidal_positions_know_no_bound():
+    attention = RelativeMultiHeadAttention(2, 8, positions="sinusoidal", max_positions=6)
+    x = torch.randn(50, 1, 8)
+    assert attention(query=x[-3:], key=x, value=x).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"heads": 8, "d_model": 100}, r"d_model=100 is not divisible by heads=8; .* 96 or 104"),
+        ({"heads": 8, "d_model": 4}, r"multiple of 8, such as 8"),
+        ({"heads": 0, "d_model": 8}, "at least 1"),
+        ({"heads": 2, "d_model": 8, "dropout_prob": 1.0}, r"dropout_prob=1.0 is outside \[0, 1\)"),
+        ({"heads": 2, "d_model": 8, "positions": "rotary"}, "'rotary' is unknown"),
+        ({"heads": 2, "d_model": 8, "max_positions": 0}, "max_positions=0"),
+    ],
+)
+def test_a_config_that_cannot_work_is_an_error(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        RelativeMultiHeadAttention(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.float(), "boolean mask .* was expected"),
+        (lambda m: m[:, :-1], r"\[3, 7, 2\] or \[3, 7, 1\]"),
+        (lambda m: m | True, "query 0 of stream 0 see key 5, which lies in its future"),
+        (lambda m: m & False, "hides every key from query 0 of stream 0"),
+    ],
+)
+def test_a_mask_that_cannot_work_is_an_error(change, message):
+    attention = RelativeMultiHeadAttention(2, 8)
+    x = torch.randn(7, 2, 8)
+    mask = change(causal_mask(3, 7, x.device)[:, :, None])
+    with pytest.raises(ValueError, match=message):
+        attention(query=x[-3:], key=x, value=x, mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "value"),
+    [
+        ((3, 2, 6), (7, 2, 6), (7, 2, 6)),
+        ((3, 2, 8), (7, 4, 8), (7, 4, 8)),
+        ((3, 2, 8), (7, 2, 8), (6, 2, 8)),
+        ((3, 8), (7, 8), (7, 8)),
+    ],
+)
+def test_shapes_that_do_not_fit_are_an_error(query, key, value):
+    with pytest.raises(ValueError, match=r"query \[S, B, 8\] and key, value \[K, B, 8\] were expected"):
+        RelativeMultiHeadAttention(2, 8)(
+            query=torch.zeros(query), key=torch.zeros(key), value=torch.zeros(value)
+        )
+
+
+def test_fewer_keys_than_queries_is_an_error():
+    x = torch.randn(5, 1, 8)
+    with pytest.raises(ValueError, match="3 keys for 5 queries"):
+        RelativeMultiHeadAttention(2, 8)(query=x, key=x[:3], value=x[:3])

@@ -1,0 +1,103 @@
+"""The command as a user meets it: in a process of its own."""
+
+import subprocess
+import sys
+
+import pytest
+
+from memformers.files import read_json
+from memformers.training.run import train_run
+from tests.builders import SMALL_RUN, small_training
+
+
+def memformers(*arguments, cwd=None):
+    command = [sys.executable, "-m", "memformers.cli", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return train_run(small_training(tokens=512), tmp_path_factory.mktemp("cli") / "run")
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["compare"], ["generate"], ["report"]])
+def test_help_says_what_each_option_is_for(command):
+    result = memformers(*command, "--help")
+    assert result.returncode == 0
+    assert "usage: memformers" in result.stdout
+    words = {"train": "--learning-rate", "compare": "--scale", "generate": "--top-p", "report": "FOLDER"}
+    for name in command:
+        assert words[name] in result.stdout
+    if not command:
+        assert all(name in result.stdout for name in words)
+
+
+def test_train_then_generate_then_report(tmp_path):
+    result = memformers("train", "--model", "compressive", "--out", tmp_path / "run", *SMALL_RUN)
+    assert result.returncode == 0, result.stderr
+    assert f"run: {tmp_path / 'run'}" in result.stdout
+    assert "corpus: built-in play" in result.stdout
+    assert read_json(tmp_path / "run" / "config.json")["model"]["model"] == "compressive"
+    text = memformers("generate", "--checkpoint", tmp_path / "run", "--prompt", "BANQUO:", "--tokens", 30,
+                      "--seed", 1)  # fmt: skip
+    assert text.returncode == 0, text.stderr
+    assert text.stdout.startswith("BANQUO:")
+    assert len(text.stdout) == len("BANQUO:") + 30 + 1
+    report = memformers("report", tmp_path / "run")
+    assert report.returncode == 0, report.stderr
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_runs_go_to_the_runs_folder_by_default(tmp_path):
+    result = memformers("train", *SMALL_RUN, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.endswith("-transformer-xl")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--d-model", "100", "--heads", "8"], "d_model=100 is not divisible by heads=8"),
+        (["train", "--data", "/gone.txt"], "error: --data=/gone.txt is neither a text file nor a folder"),
+        (["train", "--batch-size", "500000", "--data", "builtin"], "too short for 500000 streams"),
+        (["train", "--compression-rate", "0"], "compression_rate=0"),
+        (["train", "--mem-len", "-3"], "mem_len=-3 is negative"),
+        (["train", "--vocab-size", "7", "--data", "builtin"], "vocab_size=7, but the text has"),
+        (["train", "--dashboard", "nowhere"], "no http:// or https:// address"),
+        (["train", "--device", "warp", "--data", "builtin"], "device='warp' can't be used here"),
+        (["train", "--learnin-rate", "1"], "--learning-rate"),
+        (["train", "--tokens", "1.5e6"], "--tokens"),
+        (["train", "--seed", "-1"], "seed=-1 is outside"),
+        (["compare", "--scale", "inf"], "scale=inf must be above 0, and finite"),
+        (["compare", "--scale", "0"], "scale=0.0 must be above 0"),
+        (["compare", "--model", "compressive"], "name them with models"),
+        (["compare", "--models", "transformer", "transformer"], "must name each model once"),
+        (["generate", "--checkpoint", "/gone"], "error: /gone holds no checkpoint"),
+        (["report", "/gone"], "error: /gone holds no run"),
+    ],
+)
+def test_a_mistake_gets_a_clear_answer_and_no_traceback(arguments, message, tmp_path):
+    result = memformers(*arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert message in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt", ""], "the prompt is empty"),
+        (["--prompt", "Ω mega Ω"], "characters outside the vocabulary of 51: 'Ω' at 0 (2x)"),
+        (["--temperature", "-1"], "temperature=-1.0"),
+        (["--top-p", "2"], "top_p=2.0 is outside (0, 1]"),
+        (["--top-k", "0"], "top_k=0"),
+        (["--tokens", "-1"], "max_new_tokens=-1"),
+    ],
+)
+def test_a_mistake_in_generate_gets_a_clear_answer(trained, arguments, message):
+    result = memformers("generate", "--checkpoint", trained, *arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,101 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from memformers import comparison as module
+from memformers.comparison import CompareConfig, compare, pin_corpus
+from memformers.data.corpora import Corpus, builtin_corpus, load_corpus
+from memformers.files import read_json
+from memformers.tracking import read_metrics
+from tests.builders import MODELS, small_training
+
+
+def small_comparison(**changes):
+    return CompareConfig(train=small_training(tokens=1_024, **changes))
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    return folder, compare(small_comparison(), folder)
+
+
+def test_a_comparison_trains_each_model_and_ends_with_a_report(compared):
+    folder, report = compared
+    assert report == folder / "report.html"
+    for model in MODELS:
+        assert read_json(folder / model / "result.json")["tokens"] == 1_024
+    assert "Compressive Transformer is at" in (folder / "report.md").read_text()
+
+
+def test_only_the_memory_differs(compared):
+    folder, _ = compared
+    configs = [read_json(folder / model / "config.json") for model in MODELS]
+    for config in configs:
+        config["model"].pop("model")
+    assert configs[0] == configs[1] == configs[2]
+    steps = [[r["tokens"] for r in read_metrics(folder / model)] for model in MODELS]
+    assert steps[0] == steps[1] == steps[2]
+
+
+def test_the_scale_multiplies_every_budget():
+    config = CompareConfig(scale=0.25)
+    assert config.run_config("compressive").tokens == config.train.tokens / 4
+
+
+def test_a_folder_with_runs_is_an_error(compared):
+    with pytest.raises(ValueError, match="already holds runs"):
+        compare(small_comparison(), compared[0])
+
+
+def test_a_model_that_fails_does_not_take_the_others_down(tmp_path, monkeypatch):
+    run_module = module.run_module
+
+    def fail_one(name, folder, environment):
+        return 1 if folder.endswith("transformer-xl") else run_module(name, folder, environment=environment)
+
+    monkeypatch.setattr(module, "run_module", fail_one)
+    with pytest.raises(ValueError, match="training of transformer-xl failed; the others are in"):
+        compare(small_comparison(), tmp_path)
+    markdown = (tmp_path / "report.md").read_text()
+    assert "**transformer-xl failed before its first step**" in markdown
+    assert "Compressive Transformer is at" in markdown
+
+
+def test_all_models_get_the_very_same_corpus(tmp_path):
+    assert pin_corpus(builtin_corpus(100), tmp_path) == "builtin"
+    assert pin_corpus(builtin_corpus(100, is_stand_in=True), tmp_path) == "stand-in"
+    assert load_corpus("stand-in").is_stand_in
+    downloaded = Corpus("Tiny Shakespeare", "http://example.org/input.txt", "naïve\r\n")
+    assert load_corpus(pin_corpus(downloaded, tmp_path)).text == downloaded.text
+
+
+def test_ctrl_c_ends_a_comparison_within_seconds(tmp_path):
+    command = [sys.executable, "-m", "memformers.cli", "compare", "--data", "builtin", "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A suite that runs in the background was started with Ctrl-C ignored, and so would this be.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    deadline = time.monotonic() + 60
+    while not read_metrics(tmp_path / "transformer") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    try:
+        _, errors = process.communicate(timeout=20)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert read_metrics(tmp_path / "transformer")
+    status = next((tmp_path / "transformer" / "labml").glob("*/*/run_log.jsonl")).read_text()
+    assert "KeyboardInterrupt" in status or "crashed" in status

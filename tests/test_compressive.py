@@ -1,0 +1,127 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from memformers import AttentionReconstructionLoss, Conv1dCompression
+from memformers.memory import Memory, compress_oldest, extend
+from tests.builders import small_compressive, small_lm
+
+
+def compression(name: str) -> bool:
+    return ".compress." in name
+
+
+def test_conv1d_compression_maps_every_rate_positions_to_one_slot():
+    f_c = Conv1dCompression(3, 4)
+    mem = torch.randn(12, 2, 4)
+    slots = f_c(mem)
+    assert slots.shape == (4, 2, 4)
+    for n in range(4):
+        by_hand = torch.einsum("oik,kbi->bo", f_c.conv.weight, mem[3 * n : 3 * n + 3]) + f_c.conv.bias
+        torch.testing.assert_close(slots[n], by_hand)
+
+
+def test_a_rate_below_one_and_a_rest_are_errors():
+    with pytest.raises(ValueError, match="compression_rate=0"):
+        Conv1dCompression(0, 4)
+    with pytest.raises(ValueError, match="7 memories don't fill whole slots of compression_rate=3"):
+        Conv1dCompression(3, 4)(torch.randn(7, 1, 4))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("segment_len", [1, 7, 64])
+def test_segments_with_unlimited_memory_equal_one_pass(segment_len):
+    model = small_compressive(positions="sinusoidal")
+    x = torch.randn(130, 2, 12)
+    whole, _ = model(x, None, None)
+    outputs, memory = [], Memory(())
+    for segment in x.split(segment_len):
+        output, new_mem = model(segment, memory.mem, memory.c_mem)
+        outputs.append(output)
+        memory, compressed = compress_oldest(
+            extend(memory, new_mem),
+            [layer.compress for layer in model.layers],
+            mem_len=200,
+            c_mem_len=4,
+            compression_rate=3,
+        )
+        assert compressed is None
+    torch.testing.assert_close(torch.cat(outputs), whole, rtol=0, atol=1e-10)
+
+
+def test_attention_sees_compressed_memory_then_memory_then_segment():
+    model = small_compressive(n_layers=1)
+    x, mem, c_mem = torch.randn(3, 2, 12), torch.randn(4, 2, 12), torch.randn(2, 2, 12)
+    as_one = model(x, [torch.cat((c_mem, mem))], None)[0]
+    torch.testing.assert_close(model(x, [mem], [c_mem])[0], as_one)
+    torch.testing.assert_close(model(x, None, [c_mem])[0], model(x, [c_mem], None)[0])
+
+
+def segments_until_something_is_compressed(lm):
+    memory = Memory(())
+    for _ in range(3):
+        tokens = torch.randint(0, 11, (7, 2))
+        logits, memory, auxiliary_loss = lm(tokens, memory)
+    assert memory.c_mem_len > 0
+    return F.cross_entropy(logits.flatten(0, 1), tokens.flatten()), auxiliary_loss
+
+
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+def test_the_language_model_loss_reaches_all_but_the_compression(positions):
+    lm = small_lm("compressive", positions=positions)
+    loss, _ = segments_until_something_is_compressed(lm)
+    loss.backward()
+    for name, parameter in lm.named_parameters():
+        reached = parameter.grad is not None and parameter.grad.abs().sum() > 0
+        assert reached != compression(name), name
+
+
+def test_the_reconstruction_loss_reaches_the_compression_and_nothing_else():
+    lm = small_lm("compressive")
+    _, auxiliary_loss = segments_until_something_is_compressed(lm)
+    auxiliary_loss.backward()
+    for name, parameter in lm.named_parameters():
+        reached = parameter.grad is not None and parameter.grad.abs().sum() > 0
+        assert reached == compression(name), name
+
+
+def test_the_auxiliary_loss_lowers_the_reconstruction_error_on_a_fixed_batch():
+    model = small_compressive()
+    loss = AttentionReconstructionLoss(model.layers)
+    h = [torch.randn(7, 4, 12) for _ in model.layers]
+    mem = [torch.randn(9, 4, 12) for _ in model.layers]
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    first = loss(h, mem).item()
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss(h, mem).backward()
+        optimizer.step()
+    assert loss(h, mem).item() < 0.5 * first
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]) != compression(name), name
+
+
+def test_given_compressions_are_used_and_not_made_again():
+    model = small_compressive()
+    loss = AttentionReconstructionLoss(model.layers)
+    h = [torch.randn(7, 2, 12) for _ in model.layers]
+    mem = [torch.randn(9, 2, 12) for _ in model.layers]
+    c_mem = [layer.compress(old) for layer, old in zip(model.layers, mem, strict=True)]
+    torch.testing.assert_close(loss(h, mem, c_mem), loss(h, mem))
+    assert loss(h, mem, [torch.zeros_like(c) for c in c_mem]) != loss(h, mem)
+
+
+def test_compression_runs_once_a_step():
+    lm = small_lm("compressive")
+    calls = []
+    for layer in lm.transformer.layers:
+        layer.compress.register_forward_hook(lambda *_: calls.append(1))
+    lm(torch.randint(0, 11, (7, 2)))
+    assert len(calls) == 2  # one for each layer
+
+
+def test_the_loss_wants_one_tensor_a_layer():
+    model = small_compressive()
+    with pytest.raises(ValueError, match="each of 2 layers were expected; 1 and 2 came"):
+        AttentionReconstructionLoss(model.layers)([torch.zeros(1, 1, 12)], [torch.zeros(3, 1, 12)] * 2)

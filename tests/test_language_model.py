@@ -1,0 +1,237 @@
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from memformers.language_model import MemoryLM, ModelConfig
+from memformers.memory import Memory
+from tests.builders import MODELS, SMALL, small_lm
+
+
+def tokens(S: int, B: int = 2) -> torch.Tensor:
+    return torch.randint(0, SMALL.vocab_size, (S, B))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+def test_shapes_and_memory_bounds_over_many_segments(model, positions):
+    lm, memory = small_lm(model, positions=positions), None
+    for S in (7, 7, 1, 3, 7, 7, 7):
+        logits, memory, auxiliary_loss = lm(tokens(S), memory)
+        assert logits.shape == (S, 2, 11)
+        assert auxiliary_loss.shape == ()
+    lengths = {"transformer": (0, 0), "transformer-xl": (5, 0), "compressive": (3, 4)}
+    assert (memory.mem_len, memory.c_mem_len) == lengths[model]
+    assert (model == "compressive") == (auxiliary_loss.item() > 0)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("segment_len", [1, 7, 64])
+@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
+def test_segments_with_unlimited_memory_equal_one_pass(model, segment_len):
+    lm = small_lm(model, mem_len=1000)
+    text, memory, logits = tokens(100), None, []
+    for segment in text.split(segment_len):
+        output = lm(segment, memory)
+        memory = output.memory
+        logits.append(output.logits)
+    torch.testing.assert_close(torch.cat(logits), lm(text).logits, rtol=0, atol=1e-10)
+
+
+def test_the_transformer_forgets_between_segments():
+    lm, text = small_lm("transformer"), tokens(14)
+    memory = lm(text[:7]).memory
+    torch.testing.assert_close(lm(text[7:], memory).logits, lm(text[7:]).logits)
+
+
+def test_learned_positions_are_exactly_as_many_as_the_model_can_meet():
+    stored = {
+        m: small_lm(m, positions="learned").transformer.layers[0].self_attn.max_positions for m in MODELS
+    }
+    assert stored == {"transformer": 7, "transformer-xl": 5 + 7, "compressive": 4 + 5 + 7}
+    lm, memory = small_lm("compressive", positions="learned", mem_len=1, compression_rate=4), None
+    for _ in range(9):  # up to 3 positions wait for a slot, more than mem_len: they count too
+        memory = lm(tokens(7), memory).memory
+
+
+def test_the_same_seed_gives_all_models_the_same_shared_weights():
+    states = {}
+    for model in MODELS:
+        lm = MemoryLM(replace(SMALL, model=model))
+        torch.manual_seed(3)
+        lm.reset_parameters()
+        states[model] = lm.state_dict()
+    shared = set(states["transformer"])
+    assert set(states["transformer-xl"]) == shared
+    assert {n for n in set(states["compressive"]) - shared if ".compress." not in n} == set()
+    for name in shared:
+        for model in MODELS[1:]:
+            assert torch.equal(states["transformer"][name], states[model][name]), (model, name)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_saved_model_comes_back_the_same(model, tmp_path):
+    lm = small_lm(model).eval()
+    lm.save_pretrained(tmp_path / "model")
+    again = MemoryLM.from_pretrained(tmp_path / "model")
+    assert again.config == lm.config
+    assert not again.training
+    text = tokens(7)
+    assert torch.equal(again(text).logits, lm(text).logits)
+    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_broken_files_are_named_and_nothing_is_unpickled(tmp_path):
+    lm = small_lm("transformer-xl")
+    with pytest.raises(ValueError, match=r"config\.json was expected, but is missing"):
+        MemoryLM.from_pretrained(tmp_path)
+    lm.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"mem_length": 3}))
+    with pytest.raises(ValueError, match="unknown key 'mem_length'; did you mean 'mem_len'"):
+        MemoryLM.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"mem_len": "long"}))
+    with pytest.raises(ValueError, match="mem_len"):
+        MemoryLM.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="can't be read as JSON"):
+        MemoryLM.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"n_layers": 1}))
+    with pytest.raises(ValueError, match="doesn't hold this config's weights"):
+        MemoryLM.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:200])
+    with pytest.raises(ValueError, match="doesn't hold this config's weights"):
+        MemoryLM.from_pretrained(tmp_path)
+    torch.save({"weight": torch.zeros(2)}, weights)  # a pickle under the same name
+    with pytest.raises(ValueError, match="doesn't hold this config's weights"):
+        MemoryLM.from_pretrained(tmp_path)
+    weights.unlink()
+    with pytest.raises(ValueError, match=r"model\.safetensors was expected"):
+        MemoryLM.from_pretrained(tmp_path)
+
+
+def test_a_save_that_fails_leaves_the_old_model(tmp_path, monkeypatch):
+    lm = small_lm("transformer")
+    lm.save_pretrained(tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+
+    def disk_full(_, path):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("memformers.language_model.save_file", disk_full)
+    with pytest.raises(OSError, match="No space left"):
+        small_lm("transformer").save_pretrained(tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "lstm"}, "model='lstm' is unknown; use one of transformer, transformer-xl"),
+        ({"d_model": 100, "heads": 8}, "d_model=100 is not divisible by heads=8"),
+        ({"compression_rate": 0}, "compression_rate=0 is too small"),
+        ({"mem_len": -1}, "mem_len=-1 is negative; use 0 for none"),
+        ({"c_mem_len": -1}, "c_mem_len=-1 is negative"),
+        ({"segment_len": 0}, "segment_len=0"),
+        ({"dropout": -0.1}, "dropout_prob=-0.1"),
+    ],
+)
+def test_a_config_that_cannot_work_is_an_error(changes, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    "bad", [torch.zeros(3), torch.zeros(3, 2), torch.zeros(0, 2, dtype=torch.long), torch.zeros(3, 0).long()]
+)
+def test_what_is_no_segment_is_an_error(bad):
+    with pytest.raises(ValueError, match=r"integers \[segment, batch\]"):
+        small_lm("transformer")(bad)
+
+
+def test_a_memory_of_another_batch_or_model_is_an_error():
+    lm = small_lm("compressive")
+    memory = lm(tokens(7)).memory
+    with pytest.raises(ValueError, match="mem of layer 0"):
+        lm(tokens(7, B=3), memory)
+    with pytest.raises(ValueError, match="mem of 2 layers was expected"):
+        lm(tokens(7), Memory(memory.mem[:1]))
+    with pytest.raises(ValueError, match=r"c_mem of layer 0 was expected"):
+        lm(tokens(7), Memory(memory.mem, tuple(torch.zeros(2, 2, 8) for _ in range(2))))
+
+
+def test_a_memory_of_another_kind_of_model_is_an_error():
+    with_both, with_mem = (
+        small_lm("compressive")(tokens(14)).memory,
+        small_lm("transformer-xl")(tokens(7)).memory,
+    )
+    with pytest.raises(ValueError, match="memory of 5 positions was given to a model='transformer'"):
+        small_lm("transformer")(tokens(7), with_mem)
+    with pytest.raises(
+        ValueError, match=r"compressed memory of \d slots was given to a model='transformer-xl'"
+    ):
+        small_lm("transformer-xl")(tokens(7), with_both)
+
+
+def test_tokens_outside_the_vocabulary_are_an_error():
+    with pytest.raises(ValueError, match=r"tokens from 3 to 11 came, but vocab_size=11 has 0 … 10"):
+        small_lm("transformer")(torch.tensor([[3], [11]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_saved_model_keeps_its_precision(dtype, tmp_path):
+    lm = small_lm("compressive").to(dtype)
+    lm.save_pretrained(tmp_path)
+    again = MemoryLM.from_pretrained(tmp_path)
+    for name, tensor in lm.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+        assert again.state_dict()[name].dtype == dtype
+
+
+def test_a_segment_beyond_learned_positions_is_an_error():
+    with pytest.raises(ValueError, match="max_positions=7"):
+        small_lm("transformer", positions="learned")(tokens(8))
+
+
+class TestGenerate:
+    @pytest.mark.parametrize("model", MODELS)
+    def test_greedy_takes_what_reading_the_text_again_predicts(self, model):
+        lm = small_lm(model).eval()
+        text = lm.generate(tokens(9), 20, temperature=0.0)
+        assert text.shape == (29, 2)
+        S = lm.config.segment_len
+        for end in range(9, 29):
+            if model == "transformer":  # slides: always the newest S tokens
+                logits = lm(text[max(end - S, 0) : end]).logits[-1]
+            else:  # reads by segments, as in training
+                memory = None
+                for segment in text[:end].split(S):
+                    output = lm(segment, memory)
+                    memory = output.memory
+                logits = output.logits[-1]
+            assert torch.equal(logits.argmax(-1), text[end])
+
+    def test_the_same_seed_writes_the_same_text_and_another_seed_does_not(self):
+        lm, prompt = small_lm("transformer-xl"), tokens(3)
+        first = lm.generate(prompt, 30, seed=1)
+        assert torch.equal(first, lm.generate(prompt, 30, seed=1))
+        assert not torch.equal(first, lm.generate(prompt, 30, seed=2))
+        assert torch.equal(first[:3], prompt)
+
+    def test_the_model_stays_in_the_mode_it_was_in(self):
+        lm = small_lm("transformer-xl").train()
+        lm.generate(tokens(3), 2)
+        assert lm.training
+
+    def test_bad_input_is_an_error(self):
+        lm = small_lm("transformer-xl")
+        with pytest.raises(ValueError, match="at least one of each"):
+            lm.generate(torch.zeros(0, 1, dtype=torch.long), 3)
+        with pytest.raises(ValueError, match="max_new_tokens=-1"):
+            lm.generate(tokens(3), -1)
+        with pytest.raises(ValueError, match="temperature=-1"):
+            lm.generate(tokens(3), 1, temperature=-1)

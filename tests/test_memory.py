@@ -1,0 +1,100 @@
+"""Memory's promise: every past position is in exactly one place, in order, within bounds."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memformers.memory import (
+    Memory,
+    compress_oldest,
+    extend,
+    keep_newest,
+    slots_to_compress,
+)
+
+LENGTHS = st.integers(0, 13)
+SEGMENTS = st.lists(st.integers(1, 11), min_size=1, max_size=12)
+
+
+def positions(start: int, length: int, layers: int = 2) -> list[torch.Tensor]:
+    """Layer inputs ``[length, 1, 1]`` whose value is their position in the text."""
+    return [torch.arange(start, start + length, dtype=torch.float64)[:, None, None]] * layers
+
+
+@settings(deadline=None, max_examples=300)
+@given(segments=SEGMENTS, mem_len=LENGTHS)
+def test_transformer_xl_remembers_the_newest_positions_in_order(segments, mem_len):
+    memory, seen = Memory(()), 0
+    for S in segments:
+        memory = keep_newest(extend(memory, positions(seen, S)), mem_len)
+        seen += S
+        for mem in memory.mem:
+            assert mem.flatten().tolist() == list(range(max(seen - mem_len, 0), seen))
+
+
+@settings(deadline=None, max_examples=500)
+@given(segments=SEGMENTS, mem_len=LENGTHS, c_mem_len=LENGTHS, c=st.integers(1, 7))
+def test_every_position_is_in_exactly_one_place(segments, mem_len, c_mem_len, c):
+    """f_c here keeps a slot's first position, so each slot tells which c positions it stands for."""
+    memory, seen = Memory(()), 0
+    for S in segments:
+        memory, _ = compress_oldest(
+            extend(memory, positions(seen, S)),
+            [lambda old: old[::c]] * 2,
+            mem_len=mem_len,
+            c_mem_len=c_mem_len,
+            compression_rate=c,
+        )
+        seen += S
+        for layer in range(2):
+            mem = memory.mem[layer].flatten().tolist()
+            slots = memory.c_mem[layer].flatten().tolist() if memory.c_mem else []
+            held = [p for slot in slots for p in range(int(slot), int(slot) + c)] + mem
+            forgotten = seen - len(held)
+            assert held == list(range(forgotten, seen))  # in order, none twice, none missing
+            assert forgotten % c == 0
+            assert forgotten == 0 or len(slots) == c_mem_len  # only a full memory forgets
+            assert len(slots) <= c_mem_len
+            assert len(mem) <= max(mem_len, c - 1)
+
+
+@given(length=st.integers(0, 100), mem_len=LENGTHS, c=st.integers(1, 9))
+def test_as_many_slots_as_needed_and_never_more_than_there_is(length, mem_len, c):
+    n = slots_to_compress(length, mem_len, c)
+    assert 0 <= n * c <= length
+    assert length - n * c <= mem_len or length - n * c < c  # back within bounds, or less than a slot
+    assert n == 0 or length - (n - 1) * c > mem_len  # one slot less would not do
+
+
+def test_a_memory_of_length_zero_and_an_odd_segment_work():
+    """The seed implementation crashes here."""
+    memory, compressed = compress_oldest(
+        extend(None, positions(0, 7)),
+        [lambda old: old[::4]] * 2,
+        mem_len=0,
+        c_mem_len=4,
+        compression_rate=4,
+    )
+    assert compressed is not None
+    assert [m.flatten().tolist() for m in memory.mem] == [[4, 5, 6]] * 2
+    assert [m.flatten().tolist() for m in memory.c_mem] == [[0]] * 2
+
+
+def test_compressed_slots_are_remembered_without_gradient_and_returned_with_it():
+    scale = torch.ones((), dtype=torch.float64, requires_grad=True)
+    memory, compressed = compress_oldest(
+        extend(None, positions(0, 6, layers=1)),
+        [lambda old: scale * old[::2]],
+        mem_len=2,
+        c_mem_len=4,
+        compression_rate=2,
+    )
+    assert compressed is not None
+    assert compressed.new[0].requires_grad
+    assert not memory.c_mem[0].requires_grad
+
+
+def test_a_memory_knows_its_lengths():
+    assert (Memory(()).mem_len, Memory(()).c_mem_len) == (0, 0)
+    memory = Memory(tuple(positions(0, 5)), tuple(positions(0, 3)))
+    assert (memory.mem_len, memory.c_mem_len) == (5, 3)

@@ -1,0 +1,116 @@
+import math
+
+import pytest
+import torch
+
+from memformers.data.streams import training_segments
+from memformers.training.loop import (
+    NotFiniteError,
+    build_optimizer,
+    learning_rate_schedule,
+    train,
+)
+from memformers.training.run import build_model
+from tests.builders import MODELS, small_training
+
+TEXT = torch.arange(3_000) % 7  # so regular that every model can learn it
+
+
+def run(config, model=None, text=TEXT):
+    records, evaluations = [], []
+    model = model or build_model(config)
+    segments = training_segments(text, config.batch_size, config.model.segment_len)
+    end = train(
+        model,
+        segments,
+        config,
+        record=lambda progress, metrics: records.append((progress, metrics)),
+        evaluate=evaluations.append,
+    )
+    return model, records, evaluations, end
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_learns(model):
+    _, records, _, _ = run(small_training(model=model, tokens=12_000, learning_rate=1e-2))
+    assert records[-1][1]["loss.train"] < 0.1 < math.log(7) / 2 < records[0][1]["loss.train"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_same_seed_gives_the_same_run_bit_for_bit(model):
+    config = small_training(model=model)
+    config_with_dropout = small_training(model=model, seed=1)
+    first, second, other = run(config), run(config), run(config_with_dropout)
+    assert [m["loss.train"] for _, m in first[1]] == [m["loss.train"] for _, m in second[1]]
+    for a, b in zip(first[0].parameters(), second[0].parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert first[1][-1][1]["loss.train"] != other[1][-1][1]["loss.train"]
+
+
+def test_records_and_evaluations_come_as_often_as_asked_for():
+    config = small_training(tokens=64 * 23, evaluations=3, log_every=5)
+    _, records, evaluations, end = run(config)
+    assert [p.step for p, _ in records] == [5, 10, 15, 20, 23]
+    assert [p.step for p in evaluations] == [8, 16, 23]
+    assert (end.step, end.tokens) == (23, 64 * 23)
+
+
+def test_more_evaluations_than_steps_evaluates_at_every_step():
+    _, _, evaluations, end = run(small_training(tokens=64 * 3, evaluations=50))
+    assert [p.step for p in evaluations] == [1, 2, 3]
+    assert end.step == 3
+
+
+def test_the_memory_is_carried_and_forgotten_when_the_streams_start_over():
+    config = small_training(tokens=16 * 4 * 8, log_every=1)
+    text = TEXT[: 16 * 4 * 3 + 1]  # three segments a pass
+    _, records, _, _ = run(config, text=text)
+    assert [m["memory.length"] for _, m in records] == [16.0] * 8  # mem_len = segment_len = 16
+    model = build_model(config)
+    lengths = []
+    model.transformer.register_forward_pre_hook(
+        lambda _, args: lengths.append(len(args[1][0]) if args[1] else 0)
+    )
+    run(config, model, text)
+    assert lengths == [0, 16, 16, 0, 16, 16, 0, 16]
+
+
+def test_the_learning_rate_rises_from_zero_and_falls_to_zero_in_straight_lines():
+    rate = learning_rate_schedule(small_training(tokens=1_000, warmup=0.1, learning_rate=1.0))
+    assert [rate(t) for t in (0, 50, 100, 550, 999)] == pytest.approx([0.0, 0.5, 1.0, 0.5, 1 / 900])
+    assert rate(1_000) == rate(2_000) == 0.0
+    flat = learning_rate_schedule(small_training(tokens=1_000, warmup=0.0, learning_rate=1.0))
+    assert flat(0) == 1.0
+
+
+def test_only_matrices_of_maps_decay():
+    model = build_model(small_training(model="compressive"))
+    decaying, others = build_optimizer(model, small_training()).param_groups
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert {names[id(p)].split(".")[-1] for p in decaying["params"]} == {"weight"}
+    assert "embed.weight" in {names[id(p)] for p in others["params"]}
+    assert not any("norm" in names[id(p)] for p in decaying["params"])
+    assert len(decaying["params"]) + len(others["params"]) == len(names)
+
+
+def test_a_loss_that_is_not_finite_stops_training_before_it_is_learned_from():
+    config = small_training(tokens=64 * 10, log_every=1)
+    model = build_model(config)
+    calls = []
+
+    def poison(_, __, output):
+        calls.append(1)
+        return output * float("nan") if len(calls) == 4 else output
+
+    model.head.register_forward_hook(poison)
+    with pytest.raises(NotFiniteError, match=r"the loss is nan at token 192 \(step 3\)"):
+        run(config, model)
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_a_gradient_that_is_not_finite_stops_training_too():
+    config = small_training()
+    model = build_model(config)
+    model.head.weight.register_hook(lambda grad: grad * float("inf"))
+    with pytest.raises(NotFiniteError, match=r"the gradient's norm is (nan|inf) at token 0"):
+        run(config, model)

@@ -1,0 +1,98 @@
+import json
+import math
+
+import pytest
+import torch
+
+from memformers.data.corpora import Corpus
+from memformers.files import read_json
+from memformers.generation import load_checkpoint
+from memformers.tracking import read_metrics
+from memformers.training import run as run_module
+from memformers.training.loop import NotFiniteError
+from memformers.training.run import choose_device, train_run
+from tests.builders import small_training
+
+
+@pytest.fixture(autouse=True)
+def _short_corpus(monkeypatch):
+    corpus = run_module.load_corpus("builtin")
+    repeats = tuple(r for r in corpus.repeats if r.second + r.length <= 30_000)
+    short = Corpus(corpus.name, corpus.source, corpus.text[:30_000], repeats)
+    monkeypatch.setattr(run_module, "load_corpus", lambda _: short)
+
+
+def test_a_run_leaves_everything_in_its_folder(tmp_path):
+    folder = train_run(small_training(model="compressive"), tmp_path / "run")
+    config, facts, result = (read_json(folder / f"{n}.json") for n in ("config", "run", "result"))
+    assert config["model"]["vocab_size"] == len(set(run_module.load_corpus("").text))
+    assert facts["corpus"]["name"].startswith("built-in play")
+    assert facts["memory"] == {"one_layer": 16 + 3 * 4, "all_layers": 2 * (16 + 3 * 4)}
+    assert facts["environment"]["packages"]["torch"] == torch.__version__
+    records = read_metrics(folder)
+    last = [r for r in records if "loss.valid" in r][-1]
+    assert last["loss.valid"] == result["loss"]
+    assert last["bits_per_character.valid"] == pytest.approx(result["loss"] / math.log(2), rel=1e-3)
+    trained = [r for r in records if "loss.train" in r]
+    expected = {
+        "tokens", "seconds", "loss.train", "bits_per_character.train", "accuracy.train", "learning_rate",
+        "gradient_norm", "tokens_per_second", "memory.length", "memory.compressed_length",
+        "reconstruction_loss.train",
+    }  # fmt: skip
+    assert set(trained[-1]) == expected
+    assert trained[-1]["tokens"] == last["tokens"] >= 2_000
+    assert result["recall"]["chance"] is not None
+    assert result["peak_memory_bytes"] > 50 * 2**20
+    assert len((folder / "sample.txt").read_text()) == run_module.SAMPLE_CHARACTERS + 1
+
+
+def test_the_checkpoint_gives_the_last_evaluation_again(tmp_path):
+    folder = train_run(small_training(), tmp_path / "run")
+    model, tokenizer = load_checkpoint(folder, torch.device("cpu"))
+    validation = tokenizer.encode(run_module.load_corpus("").validation_text)
+    again = run_module.evaluate(model, validation, run_module.EVALUATION_STREAMS)
+    assert again.loss == read_json(folder / "result.json")["loss"]
+
+
+def test_a_run_that_diverges_keeps_the_last_good_checkpoint_and_says_where(tmp_path, monkeypatch):
+    train = run_module.train
+
+    def poisoned(model, segments, config, **hooks):
+        def evaluate(progress):
+            hooks["evaluate"](progress)
+            model.head.weight.register_hook(lambda grad: grad * float("nan"))
+
+        return train(model, segments, config, record=hooks["record"], evaluate=evaluate)
+
+    monkeypatch.setattr(run_module, "train", poisoned)
+    with pytest.raises(NotFiniteError, match=r"at token .* checkpoint of token 1,024 is kept"):
+        train_run(small_training(), tmp_path / "run")
+    model, _ = load_checkpoint(tmp_path / "run", torch.device("cpu"))
+    assert all(p.isfinite().all() for p in model.parameters())
+    status = next((tmp_path / "run" / "labml").glob("*/*/run_log.jsonl")).read_text()
+    assert json.loads(status)["status"] == "crashed"
+
+
+def test_a_folder_in_use_is_an_error_and_is_not_touched(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("precious\n")
+    with pytest.raises(ValueError, match="already holds a run"):
+        train_run(small_training(), tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_text_too_short_for_the_streams_is_an_error_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match="too short for 5000 streams"):
+        train_run(small_training(batch_size=5_000), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_device_that_is_not_there_is_an_error():
+    with pytest.raises(ValueError, match="device='warp:9' can't be used here"):
+        choose_device("warp:9")
+    assert choose_device("cpu").type == "cpu"
+
+
+def test_a_text_without_a_single_newline_trains_and_samples(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "load_corpus", lambda _: Corpus("x", "x", "to be or not " * 400))
+    folder = train_run(small_training(tokens=500), tmp_path / "run")
+    assert len((folder / "sample.txt").read_text()) == run_module.SAMPLE_CHARACTERS + 1
