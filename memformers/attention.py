@@ -3,13 +3,17 @@
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from memformers.kernels import absorbed
 from memformers.kernels.dispatch import KernelName, check_kernel, relative_attention
 from memformers.kernels.naive import causal_mask
 
 Positions = Literal["learned", "sinusoidal"]
+Affine = tuple[Tensor, Tensor]
+"""Weight ``[out, in]`` and bias ``[out]``."""
 
 
 class RelativeMultiHeadAttention(nn.Module):
@@ -82,17 +86,63 @@ class RelativeMultiHeadAttention(nn.Module):
         than learned positions, and for a mask that shows the future or hides everything.
         """
         self._check_shapes(query, key, value)
+        return self.attend(self.query(query), self.key(key), self.value(value), mask)
+
+    def over_memory(self, x: Tensor, past: Tensor, norm: nn.LayerNorm, mask: Tensor | None = None) -> Tensor:
+        """What ``forward`` gives for ``query=norm(x)`` and ``key=value=norm([past; x])``, with less work.
+
+        ``x [S, B, D]`` and ``past [M, B, D]`` are not normalized yet; returns ``[S, B, D]``. Scale γ and
+        shift β of ``norm`` are moved into the weights, W(γ ∘ x̂ + β) = (W ∘ γ)x̂ + Wβ. So of the past
+        only x̂ is needed, which has nothing to learn, and no gradient is computed for every remembered
+        position just to be summed into γ's and β's.
+        """
+        x, past = (F.layer_norm(t, norm.normalized_shape, eps=norm.eps) for t in (x, past))  # x̂
+        query = F.linear(x, *fold(norm, self.query))  # [S, B, D]
+        key_map, value_map = fold(norm, self.key), fold(norm, self.value)
+        if mask is None and self._worth_absorbing(x, past):
+            return self._absorbed(query, past, x, key_map, value_map)
+        key = torch.cat((F.linear(past, *key_map), F.linear(x, *key_map)))  # [K, B, D]
+        value = torch.cat((F.linear(past, *value_map), F.linear(x, *value_map)))  # [K, B, D]
+        return self.attend(query, key, value, mask)
+
+    def _worth_absorbing(self, x: Tensor, past: Tensor) -> bool:
+        """Whether to project the segment's queries instead of the memory's keys: for segments half as
+        short as a head is wide, over memories several times as long. Measured on CPU only, in float32;
+        autocast would round the scores."""
+        S, M = len(x), len(past)
+        short = 2 * S * self.heads <= self.d_model and M >= 4 * S
+        exact = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+        return short and exact and self.kernel == "auto" and not self._dropping
+
+    def _absorbed(self, query: Tensor, past: Tensor, x: Tensor, key_map: Affine, value_map: Affine) -> Tensor:
+        """Attention of ``query [S, B, D]`` over the unprojected ``past`` and ``x``. Every key has the same
+        bias, which a softmax doesn't notice; and every value, which is added once."""
+        S, K = len(x), len(past) + len(x)
+        self._check_positions(K)
+        w_key, w_value = (rearrange(w, "(h e) d -> h e d", h=self.heads) for w, _ in (key_map, value_map))
+        query = rearrange(query, "s b (h e) -> b h s e", h=self.heads)
+        attended = absorbed.relative_attention(query, past, x, w_key, w_value, **self.distance_terms(K))
+        attended = rearrange(attended, "b h s e -> s b (h e)", s=S)
+        return self.output(attended + value_map[1])
+
+    @property
+    def _dropping(self) -> bool:
+        return self.training and self.dropout_prob > 0.0
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention of what is projected already, ``[S, B, D]`` over ``[K, B, D]``: ``[S, B, D]``."""
         S, K = query.shape[0], key.shape[0]
+        self._check_positions(K)
         if mask is not None:
             check_mask(mask, S, K, query.shape[1])
             mask = rearrange(mask, "s k b -> b 1 s k")
         context = relative_attention(
-            rearrange(self.query(query), "s b (h e) -> b h s e", h=self.heads),
-            rearrange(self.key(key), "k b (h e) -> b h k e", h=self.heads),
-            rearrange(self.value(value), "k b (h e) -> b h k e", h=self.heads),
+            rearrange(query, "s b (h e) -> b h s e", h=self.heads),
+            rearrange(key, "k b (h e) -> b h k e", h=self.heads),
+            rearrange(value, "k b (h e) -> b h k e", h=self.heads),
             **self.distance_terms(K),
             mask=mask,
-            dropout_prob=self.dropout_prob if self.training else 0.0,
+            dropout_prob=self.dropout_prob if self._dropping else 0.0,
             kernel=self.kernel,
         )
         return self.output(rearrange(context, "b h s e -> s b (h e)"))
@@ -115,12 +165,20 @@ class RelativeMultiHeadAttention(nn.Module):
         S, K = query.shape[0], key.shape[0]
         if K < S:
             raise ValueError(f"{K} keys for {S} queries; the last keys must be the queries' own.")
+
+    def _check_positions(self, K: int) -> None:
         if self.positions == "learned" and self.max_positions < K:
             raise ValueError(
                 f"attention over {K} positions (memory and segment), but max_positions="
                 f"{self.max_positions} distances are stored; build with max_positions={K} or more, "
                 f"use positions='sinusoidal', or shorten the segment or the memory."
             )
+
+
+def fold(norm: nn.LayerNorm, linear: nn.Linear) -> Affine:
+    """Weight and bias of ``linear`` after the scale and shift of ``norm``, in one map."""
+    bias = linear.weight @ norm.bias
+    return linear.weight * norm.weight, bias if linear.bias is None else bias + linear.bias
 
 
 def sinusoids(distances: int, d_model: int) -> Tensor:

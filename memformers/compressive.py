@@ -39,8 +39,9 @@ class Conv1dCompression(nn.Module):
                 f"{len(mem)} memories don't fill whole slots of compression_rate="
                 f"{self.compression_rate}; compress a multiple of it and keep the rest."
             )
-        slots = self.conv(rearrange(mem, "t b d -> b d t"))  # [B, D, n]
-        return rearrange(slots, "b d n -> n b d")
+        # Kernels that don't overlap make the convolution one matrix product.
+        slots = rearrange(mem, "(n c) b d -> n b (d c)", c=self.compression_rate)
+        return F.linear(slots, self.conv.weight.flatten(1), self.conv.bias)  # [n, B, D]
 
 
 class CompressiveTransformerLayer(PreNormLayer):

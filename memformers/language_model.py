@@ -50,7 +50,8 @@ class ModelConfig:
     positions: Positions = "sinusoidal"
     """The paper's fixed sinusoids (sinusoidal), or a learned vector for each distance (learned)."""
     kernel: KernelName = "auto"
-    """What computes attention: naive (the definition), blocked (fast on CPU), or the fastest."""
+    """What computes attention: naive (the definition), blocked (fast on CPU), fused (Triton, on a GPU),
+    or the fastest of those that were measured (auto)."""
     segment_len: int = 64
     """Segment length S the model is trained with, in tokens; the longest with learned positions."""
     mem_len: int = 64

@@ -60,10 +60,13 @@ class PreNormLayer(nn.Module):
 
     def attend_and_transform(self, x: Tensor, past: list[Tensor], mask: Tensor | None) -> Tensor:
         """``x [S, B, D]`` after looking at ``past``, tensors ``[·, B, D]`` in order of time."""
-        z = self.norm_self_attn(x)
         past = [memory for memory in past if len(memory)]
-        context = torch.cat((self.norm_self_attn(torch.cat(past)), z)) if past else z  # [K, B, D]
-        x = x + self.dropout(self.self_attn(query=z, key=context, value=context, mask=mask))
+        if past:
+            attended = self.self_attn.over_memory(x, torch.cat(past), self.norm_self_attn, mask)
+        else:
+            z = self.norm_self_attn(x)
+            attended = self.self_attn(query=z, key=z, value=z, mask=mask)
+        x = x + self.dropout(attended)
         return x + self.dropout(self.feed_forward(self.norm_ff(x)))
 
 

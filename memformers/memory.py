@@ -96,7 +96,8 @@ def compress_oldest(
     if n == 0:
         return memory, None
     old, memory = split_oldest(memory, n * compression_rate)
-    new = tuple(f_c(mem) for f_c, mem in zip(compress, old, strict=True))
+    # In the memory's dtype, whatever autocast made of it.
+    new = tuple(f_c(mem).to(mem.dtype) for f_c, mem in zip(compress, old, strict=True))
     return append_compressed(memory, new, c_mem_len), Compressed(old, new)
 
 

@@ -5,6 +5,7 @@ import torch
 
 from memformers import RelativeMultiHeadAttention
 from memformers.attention import sinusoids
+from memformers.kernels import absorbed
 from memformers.kernels.naive import causal_mask
 from tests.builders import fill_zeros
 
@@ -125,3 +126,57 @@ def test_fewer_keys_than_queries_is_an_error():
     x = torch.randn(5, 1, 8)
     with pytest.raises(ValueError, match="3 keys for 5 queries"):
         RelativeMultiHeadAttention(2, 8)(query=x, key=x[:3], value=x[:3])
+
+
+def over_memory_and_plainly(attention, S, M, mask=None):
+    """The same attention over a memory twice: as layers ask for it, and as defined; with gradients."""
+    norm = torch.nn.LayerNorm(12)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    x, past = torch.randn(S, 2, 12, requires_grad=True), torch.randn(M, 2, 12)
+    context = norm(torch.cat((past, x)))
+    plain = attention(query=norm(x), key=context, value=context, mask=mask)
+    learning = [x, *attention.parameters(), *norm.parameters()]
+    weight = torch.randn_like(plain)
+    results = []
+    for output in (attention.over_memory(x, past, norm, mask), plain):
+        results.append([output, *torch.autograd.grad(output, learning, weight)])
+    return results
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("positions", SCHEMES)
+@pytest.mark.parametrize(("S", "M"), [(3, 4), (1, 1), (2, 7), (1, 9), (2, 8)])
+@pytest.mark.parametrize("kernel", ["auto", "naive", "blocked"])
+def test_attention_over_a_memory_is_attention_over_memory_and_segment(positions, S, M, kernel):
+    attention = RelativeMultiHeadAttention(
+        3, 12, 0.0, positions=positions, max_positions=M + S, kernel=kernel
+    )
+    for got, wanted in zip(*over_memory_and_plainly(fill_zeros(attention), S, M), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-11)
+
+
+@pytest.mark.usefixtures("float64")
+def test_attention_over_a_memory_obeys_a_mask():
+    mask = causal_mask(2, 10, torch.device("cpu"))[:, :, None].clone()
+    mask[0, 3] = False
+    attention = fill_zeros(RelativeMultiHeadAttention(3, 12, 0.0, max_positions=10))
+    for got, wanted in zip(*over_memory_and_plainly(attention, 2, 8, mask), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-11)
+
+
+def test_short_segments_over_long_memories_need_no_keys(monkeypatch):
+    calls = []
+    real = absorbed.relative_attention
+    monkeypatch.setattr(absorbed, "relative_attention", lambda *a, **k: (calls.append(1), real(*a, **k))[1])
+    attention = RelativeMultiHeadAttention(3, 12, 0.5)
+    asked = [(attention.eval(), 2, 8), (attention, 3, 8), (attention, 2, 7)]
+    absorbs = []
+    for module, S, M in asked:
+        calls.clear()
+        over_memory_and_plainly(module, S, M)
+        absorbs.append(bool(calls))
+    assert absorbs == [True, False, False]
+    calls.clear()
+    attention.train().over_memory(torch.randn(2, 2, 12), torch.randn(8, 2, 12), torch.nn.LayerNorm(12))
+    assert not calls, "it can't drop probabilities"

@@ -1,16 +1,17 @@
-"""Relative attention on CPU, block by block in a workspace that stays in the cache.
+"""Relative attention on CPU, block by block, with few passes over few temporaries.
 
-The naive kernel's large temporaries cost more than its arithmetic: every one is fresh memory. Here a
-few heads of a few streams are worked on at a time, their scores are written once, in place, and only
-the inputs are kept for the backward pass, which computes a block's probabilities again.
+The naive kernel's large temporaries cost more than its arithmetic: every one is fresh memory. Here
+some heads of some streams are worked on at a time, in workspaces that stay in the cache, and matrix
+products read queries, keys and values where they lie. The forward pass keeps the probabilities where
+they are not too many; else the backward pass computes a block's again.
 
-The relative shift costs nothing. Say W ``[s, K + 1]`` holds the position scores of s queries by
-descending distance K … 0. Query i's score for key j, at distance d = K − s + i − j, stands at column
-K − d = s − i + j, which is element i·(K + 1) + s − i + j = s + i·K + j of the block read as one row:
-from element s on, the same memory read with rows of K *is* the position score by key. So the content
-scores are added there by the matrix product itself, and the gradient of the scores, written there,
-is the gradient of the position scores when read back with rows of K + 1. (Distance K, which no query
-has, is only a column to make room; its entries are hidden ones of the future, whose gradient is 0.)
+The relative shift costs nothing. A block's position scores are one matrix product a head, W
+``[h, s·b, K + 1]``: rows by query and stream, columns by descending distance K … 0. Query i's score
+for key j, at distance d = K − s + i − j, stands in column K − d = s − i + j of its row. From one query
+to the next a row begins b·(K + 1) elements later, and the column moves one back: so the same memory,
+read from element s on with b·(K + 1) − 1 elements from query to query, *is* the position score by key.
+The gradient of the scores, written through that view, is the gradient of W. (What the view shows as a
+score of the future are entries that no distance uses: column K, and distances longer than query i has.)
 """
 
 import math
@@ -20,10 +21,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-WORKSPACE = 1 << 18
-"""Scores in a block of several heads or streams, at most: 1 MiB in float32."""
+WORKSPACE = 1 << 20
+"""Scores in a block of several heads or streams, at most: 4 MiB in float32."""
 QUERIES = 256
 """Queries in a block, at most; so few of the keys that the causal mask hides are computed."""
+KEPT = 1 << 24
+"""Probabilities kept for the backward pass, at most: 64 MiB in float32. Beyond, a block's are computed
+twice, and memory no longer grows with the number of scores."""
 
 
 def relative_attention(
@@ -38,105 +42,146 @@ def relative_attention(
 ) -> Tensor:
     """:func:`memformers.kernels.naive.relative_attention`, causal and without dropout: the same
     arguments, shapes and result, and the same gradients."""
-    v = torch.zeros_like(u) if v is None else v
-    s = r.new_zeros(r.shape[:2]) if s is None else s
-    return blocked_attention(query, key, value, r, u, v, s)
+    inputs = [x for x in (query, key, value, r, u, v, s) if x is not None]
+    will_learn = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    keep = will_learn and count_scores(query, key) <= KEPT
+    return blocked_attention(query, key, value, r, u, v, s, keep)[0]
 
 
 @torch.library.custom_op("memformers::blocked_attention", mutates_args=(), device_types="cpu")
 def blocked_attention(
-    query: Tensor, key: Tensor, value: Tensor, r: Tensor, u: Tensor, v: Tensor, s: Tensor
-) -> Tensor:
-    """The forward pass; shapes as in :func:`relative_attention`."""
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    r: Tensor,
+    u: Tensor,
+    v: Tensor | None,
+    s: Tensor | None,
+    keep: bool,
+) -> tuple[Tensor, list[Tensor]]:
+    """The output ``[B, H, S, E]`` and, if ``keep``, each block's probabilities ``[n, s, k]``."""
     out = sequence_first(query)
     terms = Terms(query, key, r, u, v, s)
-    workspace = query.new_empty(largest_block(query, key))
+    kept = []
+    scores = None if keep else torch.empty_like(terms.workspace)
     for block in blocks(query, key):
-        probabilities = terms.scores(block, workspace).softmax(dim=-1)  # [n, s, k]
-        context = torch.bmm(probabilities, block.pairs(value, block.keys))  # [n, s, E]
+        # One tensor a block: memory of that size is taken from what was freed before, while a single
+        # large one would be fresh from the system, and its first use slower than the arithmetic.
+        probabilities = terms.probabilities(block, block.scores(scores, terms.dtype))  # [n, s, k]
+        if keep:
+            kept.append(probabilities)
+        context = torch.bmm(probabilities.to(query.dtype), block.pairs(value, block.keys))  # [n, s, E]
         block.of(out, block.queries).copy_(block.unpair(context))
-    return out
+    return out, kept
 
 
 @torch.library.custom_op("memformers::blocked_attention_backward", mutates_args=(), device_types="cpu")
 def blocked_attention_backward(
     grad: Tensor,
-    out: Tensor,
+    kept: list[Tensor],
     query: Tensor,
     key: Tensor,
     value: Tensor,
     r: Tensor,
     u: Tensor,
-    v: Tensor,
-    s: Tensor,
+    v: Tensor | None,
+    s: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of query, key, value, r, u, v and s."""
+    """The gradients of query, key, value, r, u, v and s; empty ones where v or s is None."""
     terms = Terms(query, key, r, u, v, s)
-    d_query, d_key, d_value = (sequence_first(x).zero_() for x in (query, key, value))
-    d_r, d_s = torch.zeros_like(terms.r), torch.zeros_like(terms.s)
-    d_u, d_v = torch.zeros_like(u), torch.zeros_like(v)
-    workspace = query.new_empty(largest_block(query, key))
-    d_workspace = torch.empty_like(workspace)
-    for block in blocks(query, key):
-        probabilities = terms.scores(block, workspace).softmax(dim=-1)  # [n, s, k]
-        content, position = terms.biased_queries(block)  # [n, s, E], [h, b·s, E]
-        d_context = block.pairs(grad, block.queries)  # [n, s, E]
-        block.of(d_value, block.keys).add_(block.unpair(torch.bmm(probabilities.transpose(1, 2), d_context)))
+    d_query = sequence_first(query)
+    d_key, d_value = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (key, value))
+    d_r, d_u, d_s = (torch.zeros_like(x) for x in (terms.r, terms.u, terms.r[..., 0]))
+    r_descending = terms.r.to(query.dtype)
+    gradients = torch.empty_like(terms.workspace)
+    scores = None if kept else torch.empty_like(terms.workspace)
+    for i, block in enumerate(blocks(query, key)):
+        content, position = (x.to(query.dtype) for x in terms.biased_queries(block))  # [n, s, E], [h, s·b, E]
+        probabilities = kept[i] if kept else terms.probabilities(block, block.scores(scores, terms.dtype))
+        # Contiguous, since the transposed products that follow lose a fifth of their speed on rows far apart.
+        d_context = block.pairs(grad, block.queries).contiguous()  # [n, s, E]
+        block.accumulate(d_value, probabilities.to(query.dtype), d_context)
 
-        # Softmax: dS = P ∘ (dP − rowsum(dO ∘ O)); once written by key, it is there by distance too.
-        d_by_distance, d_by_key = block.split(d_workspace)  # [h, b·s, k + 1], [n, s, k]
-        torch.bmm(d_context, block.pairs(value, block.keys).transpose(1, 2), out=d_by_key)
-        d_by_key.sub_((d_context * block.pairs(out, block.queries)).sum(-1, keepdim=True))
-        d_by_key.mul_(probabilities)
+        # Softmax: dS = P ∘ (dP − rowsum(dP ∘ P)).
+        values, keys = (block.pairs(x, block.keys).to(terms.dtype) for x in (value, key))  # [n, k, E]
+        d_scores = block.scores(gradients, terms.dtype)  # [n, s, k]
+        torch.bmm(d_context.to(terms.dtype), values.transpose(1, 2), out=d_scores)
+        d_scores = torch._softmax_backward_data(d_scores, probabilities, -1, terms.dtype)
+        by_distance, by_key = block.split(terms.workspace)  # [h, s·b, k + 1], [b, h, s, k]
+        block.clear_unused(terms.workspace)
+        by_key.copy_(block.unpair(d_scores))
 
-        block.of(d_key, block.keys).add_(block.unpair(torch.bmm(d_by_key.transpose(1, 2), content)))
-        d_r[block.heads, block.distances] += torch.bmm(d_by_distance.transpose(1, 2), position)
-        d_s[block.heads, block.distances] += d_by_distance.sum(1)
-        d_content = torch.bmm(d_by_key, block.pairs(key, block.keys))  # [n, s, E]
-        d_position = torch.bmm(d_by_distance, terms.r[block.heads, block.distances])  # [h, b·s, E]
-        d_u[block.heads] += d_content.view(d_position.shape).sum(1)
-        d_v[block.heads] += d_position.sum(1)
-        d_query_block = d_content.add_(d_position.view(d_content.shape))
-        block.of(d_query, block.queries).copy_(block.unpair(d_query_block))
+        # u and v are added to every query: their gradients are those of all queries together.
+        at_keys, at_distances = d_scores.sum(1, keepdim=True), by_distance.sum(1)  # [n, 1, k], [h, k + 1]
+        d_u[block.heads] += block.unpair(torch.bmm(at_keys, keys)).sum((0, 2))
+        d_s[block.heads, block.distances] += at_distances
+
+        d_scores, by_distance = d_scores.to(query.dtype), by_distance.to(query.dtype)
+        block.accumulate(d_key, d_scores, content)
+        d_content = block.unpair(torch.bmm(d_scores, block.pairs(key, block.keys)))  # [b, h, s, E]
+        d_position = block.unrow(torch.bmm(by_distance, r_descending[block.heads, block.distances]))
+        d_r[block.heads, block.distances] += torch.bmm(by_distance.transpose(1, 2), position)
+        block.of(d_query, block.queries).copy_(d_content.add_(d_position))
+    d_v = torch.einsum("hd,hde->he", d_s, terms.r)
     return (
         d_query.mul_(terms.scale),
         d_key,
         d_value,
-        d_r.flip(1)[:, :-1].contiguous(),
-        d_u.mul_(terms.scale),
-        d_v.mul_(terms.scale),
-        d_s.flip(1)[:, :-1].mul(terms.scale),
+        ascending(d_r, r),
+        (d_u * terms.scale).to(u.dtype),
+        u.new_empty(0) if v is None else (d_v * terms.scale).to(v.dtype),
+        r.new_empty(0) if s is None else ascending(d_s * terms.scale, s),
     )
 
 
 @blocked_attention.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, r: Tensor, u: Tensor, v: Tensor, s: Tensor) -> Tensor:
-    return sequence_first(query)
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    r: Tensor,
+    u: Tensor,
+    v: Tensor | None,
+    s: Tensor | None,
+    keep: bool,
+) -> tuple[Tensor, list[Tensor]]:
+    kept = []
+    for block in blocks(query, key) if keep else ():
+        heads, streams, queries, keys = block.shape
+        kept.append(query.new_empty((streams * heads, queries, keys), dtype=exact(query)))
+    return sequence_first(query), kept
 
 
 @blocked_attention_backward.register_fake
 def _(
     grad: Tensor,
-    out: Tensor,
+    kept: list[Tensor],
     query: Tensor,
     key: Tensor,
     value: Tensor,
     r: Tensor,
     u: Tensor,
-    v: Tensor,
-    s: Tensor,
+    v: Tensor | None,
+    s: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    rest = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (r, u, v, s))
-    d_r, d_u, d_v, d_s = rest
-    return sequence_first(query), sequence_first(key), sequence_first(value), d_r, d_u, d_v, d_s
+    def fresh(x: Tensor | None) -> Tensor:
+        return u.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    return sequence_first(query), fresh(key), fresh(value), fresh(r), fresh(u), fresh(v), fresh(s)
 
 
 def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(output, *inputs)
+    *tensors, _ = inputs
+    _, kept = output
+    ctx.set_materialize_grads(False)  # of what is kept: zeros, as large as all scores
+    ctx.save_for_backward(*tensors, *kept)
 
 
-def _backward(ctx, grad):  # type: ignore[no-untyped-def]
-    return blocked_attention_backward(grad, *ctx.saved_tensors)
+def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]
+    query, key, value, r, u, v, s, *kept = ctx.saved_tensors
+    grads = blocked_attention_backward(grad, kept, query, key, value, r, u, v, s)
+    wanted = (x is not None for x in (query, key, value, r, u, v, s))
+    return *(g if want else None for g, want in zip(grads, wanted, strict=True)), None
 
 
 blocked_attention.register_autograd(_backward, setup_context=_setup_context)
@@ -152,6 +197,8 @@ class Block:
     keys: slice
     distances: slice
     """In a table by descending distance."""
+    last: bool
+    """Whether these are the segment's last queries, which see every key."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -164,78 +211,145 @@ class Block:
         return x[self.streams, self.heads, positions]
 
     def pairs(self, x: Tensor, positions: slice) -> Tensor:
-        """That part by pairs of head and stream, ``[n, t, E]`` with n = h·b."""
-        return self.of(x, positions).transpose(0, 1).flatten(0, 1)
+        """That part by pairs of stream and head, ``[n, t, E]`` with n = b·h; a view where the memory
+        of ``x`` is sequence first, since a block has all heads or one stream."""
+        return self.of(x, positions).permute(2, 0, 1, 3).flatten(1, 2).transpose(0, 1)
 
     def unpair(self, x: Tensor) -> Tensor:
-        """``[n, t, E]`` by streams and heads again, ``[b, h, t, E]``."""
+        """``[n, t, ·]`` by streams and heads again, ``[b, h, t, ·]``."""
         h, b, _, _ = self.shape
-        return x.unflatten(0, (h, b)).transpose(0, 1)
+        return x.unflatten(0, (b, h))
+
+    def unrow(self, x: Tensor) -> Tensor:
+        """``[h, s·b, E]`` as ``[b, h, s, E]``."""
+        _, b, s, _ = self.shape
+        return x.unflatten(1, (s, b)).permute(2, 0, 1, 3)
+
+    def scores(self, workspace: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Room for the block's ``[n, s, k]``, in the workspace or, if there is none, of its own."""
+        h, b, s, k = self.shape
+        if workspace is None:
+            return torch.empty(b * h, s, k, dtype=dtype)
+        return workspace[: b * h * s * k].view(b * h, s, k)
 
     def split(self, workspace: Tensor) -> tuple[Tensor, Tensor]:
-        """The same memory read by descending distance, ``[h, b·s, k + 1]``, and by key,
-        ``[n, s, k]``; what is only in the first is set to 0."""
+        """The same memory read by descending distance, ``[h, s·b, k + 1]``, and by key,
+        ``[b, h, s, k]``."""
         h, b, s, k = self.shape
-        flat = workspace[: h * b * s * (k + 1)].view(h * b, s * (k + 1))
-        flat[:, :s] = 0.0
-        return flat.view(h, b * s, k + 1), flat[:, s:].unflatten(1, (s, k))
+        row = k + 1
+        by_distance = workspace[: h * s * b * row].view(h, s * b, row)
+        by_key = workspace.as_strided((b, h, s, k), (row, s * b * row, b * row - 1, 1), s)
+        return by_distance, by_key
+
+    def clear_unused(self, workspace: Tensor) -> None:
+        """Set what is in the view by distance and not in the view by key to 0: one number between any
+        two rows of a head that belong to the same query, and what comes before its first row."""
+        h, b, s, k = self.shape
+        row = k + 1
+        workspace[: h * s * b * row].view(h, s * b * row)[:, :s] = 0.0
+        workspace.as_strided((h, s, b - 1), (s * b * row, b * row - 1, row), s + k).zero_()
+
+    def accumulate(self, gradient: Tensor, scores: Tensor, x: Tensor) -> None:
+        """Into ``gradient [B, H, K, E]``, the product of ``scores [n, s, k]`` and ``x [n, s, E]``
+        over queries. The segment's last queries come first, and their keys are all that there are."""
+        target = self.of(gradient, self.keys).view(len(scores), -1, x.shape[-1])
+        if self.last:
+            torch.bmm(scores.transpose(1, 2), x, out=target)
+        else:
+            target.baddbmm_(scores.transpose(1, 2), x)
 
 
 def blocks(query: Tensor, key: Tensor) -> Iterator[Block]:
-    """Blocks that cover all queries: whole heads of many streams where they are small, parts of one
-    head of one stream where they are large."""
+    """Blocks that cover all queries: all heads of some streams where they are small, or some heads of
+    one stream; the last queries first. There are 2, 4, 8 … pairs of head and stream in a block, because
+    the matrix products share them out among threads, and 3 pairs for 2 threads take as long as 4."""
     (B, H, S, _), K = query.shape, key.shape[2]
     s = min(S, QUERIES)
-    n = max(WORKSPACE // (s * (K + 1)), 1)
-    b, h = min(B, n), max(min(H, n // B), 1)
-    for head in range(0, H, h):
-        for stream in range(0, B, b):
-            for start in range(0, S, s):
-                stop = min(start + s, S)
+    n = 1 << max((WORKSPACE // (s * K)).bit_length() - 1, 1)
+    h, b = min(H, n), max(min(B, n // H), 1)
+    for stream in range(0, B, b):
+        for head in range(0, H, h):
+            for stop in range(S, 0, -s):
                 yield Block(
                     heads=slice(head, min(head + h, H)),
                     streams=slice(stream, min(stream + b, B)),
-                    queries=slice(start, stop),
+                    queries=slice(max(stop - s, 0), stop),
                     keys=slice(0, K - S + stop),
                     distances=slice(S - stop, K + 1),
+                    last=stop == S,
                 )
 
 
+def count_scores(query: Tensor, key: Tensor) -> int:
+    """How many scores all blocks have together, about: the causal mask may save some."""
+    return query.shape[:3].numel() * key.shape[2]
+
+
 def largest_block(query: Tensor, key: Tensor) -> int:
-    """How many scores the workspace must hold."""
-    h, b, s, _ = next(blocks(query, key)).shape
-    return h * b * s * (key.shape[2] + 1)
+    """How many numbers a workspace must hold, by distance or by key."""
+    h, b, s, k = next(blocks(query, key)).shape
+    return h * b * s * (k + 1) + s
 
 
 class Terms:
-    """What scores are made from, scaled, with the distances in descending order K, K−1 … 0."""
+    """What scores are made from, scaled, with the distances in descending order K, K−1 … 0.
 
-    def __init__(self, query: Tensor, key: Tensor, r: Tensor, u: Tensor, v: Tensor, s: Tensor):
+    All in float32 where the inputs are in half precision: a score is an exponent, and rounding it
+    to 8 bits would cost more digits than everything else.
+    """
+
+    def __init__(self, query: Tensor, key: Tensor, r: Tensor, u: Tensor, v: Tensor | None, s: Tensor | None):
         self.scale = 1.0 / math.sqrt(query.shape[-1])
-        self.query, self.key, self.u, self.v = query, key, u, v
-        queries = min(query.shape[2], QUERIES)
-        self.future = torch.ones(queries, queries, dtype=torch.bool, device=query.device).triu(1)
-        self.r = torch.cat((torch.zeros_like(r[:, :1]), r.flip(1)), dim=1)  # [H, K + 1, E]
-        self.s = torch.cat((torch.zeros_like(s[:, :1]), s.flip(1) * self.scale), dim=1)  # [H, K + 1]
+        self.dtype = exact(query)
+        self.query, self.key = query, key
+        self.u = u.to(self.dtype) * self.scale
+        self.v = None if v is None else v.to(self.dtype) * self.scale
+        self.r = descending(r.to(self.dtype))  # [H, K + 1, E]
+        self.s = None if s is None else descending(s.to(self.dtype) * self.scale)  # [H, K + 1]
+        queries, numbers = min(query.shape[2], QUERIES), largest_block(query, key)
+        self.future = self.r.new_full((queries, queries), -math.inf).triu_(1)
+        self.workspace = self.r.new_empty(numbers)
 
     def biased_queries(self, block: Block) -> tuple[Tensor, Tensor]:
-        """(q + u) / √E as ``[n, s, E]`` and (q + v) / √E as ``[h, b·s, E]``."""
-        h, b, s, _ = block.shape
-        q = block.of(self.query, block.queries).transpose(0, 1) * self.scale  # [h, b, s, E]
-        content = q + self.u[block.heads, None, None] * self.scale
-        position = q + self.v[block.heads, None, None] * self.scale
-        return content.reshape(h * b, s, -1), position.reshape(h, b * s, -1)
+        """(q + u) / √E as ``[n, s, E]`` and (q + v) / √E as ``[h, s·b, E]``."""
+        q = block.of(self.query, block.queries).permute(2, 0, 1, 3).to(self.dtype)  # [s, b, h, E]
+        content = torch.add(self.u[block.heads], q, alpha=self.scale)
+        position = q * self.scale if self.v is None else torch.add(self.v[block.heads], q, alpha=self.scale)
+        content, position = content.flatten(1, 2).transpose(0, 1), position.flatten(0, 1).transpose(0, 1)
+        return content.contiguous(), position.contiguous()
 
-    def scores(self, block: Block, workspace: Tensor) -> Tensor:
-        """The block's scores ``[n, s, k]``, −∞ where a key is in the future, in the workspace."""
+    def probabilities(self, block: Block, out: Tensor) -> Tensor:
+        """The block's probabilities ``[n, s, k]``, written to ``out``."""
         content, position = self.biased_queries(block)
-        by_distance, by_key = block.split(workspace)
-        r, bias = self.r[block.heads, block.distances], self.s[block.heads, None, block.distances]
-        torch.baddbmm(bias, position, r.transpose(1, 2), out=by_distance)
-        by_key.baddbmm_(content, block.pairs(self.key, block.keys).transpose(1, 2))
-        s = by_key.shape[1]
-        by_key[:, :, -s:].masked_fill_(self.future[:s, :s], -math.inf)
-        return by_key
+        by_distance, by_key = block.split(self.workspace)
+        r = self.r[block.heads, block.distances].transpose(1, 2)
+        if self.s is None:
+            torch.bmm(position, r, out=by_distance)
+        else:
+            torch.baddbmm(self.s[block.heads, None, block.distances], position, r, out=by_distance)
+        _, _, s, k = block.shape
+        end = by_distance.numel()
+        self.workspace[end : end + s] = 0.0  # read as future, and −∞ + NaN would stay NaN
+        keys = block.pairs(self.key, block.keys).to(self.dtype)
+        torch.bmm(content, keys.transpose(1, 2), out=out)
+        block.unpair(out).add_(by_key)
+        out[:, :, k - s :].add_(self.future[:s, :s])
+        return torch.softmax(out, dim=-1, out=out)
+
+
+def exact(x: Tensor) -> torch.dtype:
+    """The dtype of scores, probabilities and sums over many blocks: float32 for half precision."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def descending(table: Tensor) -> Tensor:
+    """A table by distance 0 … K−1 as one by descending distance, with a row of zeros for K."""
+    return torch.cat((torch.zeros_like(table[:, :1]), table.flip(1)), dim=1)
+
+
+def ascending(gradient: Tensor, like: Tensor) -> Tensor:
+    """A table by descending distance K … 0 as one by distance 0 … K−1, in the dtype of ``like``."""
+    return gradient[:, 1:].flip(1).to(like.dtype)
 
 
 def sequence_first(x: Tensor) -> Tensor:

@@ -1,15 +1,18 @@
 """Which kernel computes an attention: the one that was named, or the fastest that can."""
 
+import importlib.util
+import os
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from memformers.kernels import blocked, naive
 
-KernelName = Literal["auto", "naive", "blocked"]
+KernelName = Literal["auto", "naive", "blocked", "fused"]
 
-WORTH_BLOCKING = 1 << 21
-"""Scores, over all heads and streams, from which on the blocked kernel is the faster: 8 MiB in
+WORTH_BLOCKING = 1 << 18
+"""Scores, over all heads and streams, from which on the blocked kernel is the faster: 1 MiB in
 float32. Below, the naive kernel's temporaries fit the cache, and it takes fewer calls."""
 
 
@@ -28,24 +31,57 @@ def relative_attention(
 ) -> Tensor:
     """:func:`memformers.kernels.naive.relative_attention` by ``kernel``; ``"auto"`` picks by device,
     size and what is asked. Raises ValueError for a named kernel that can't do it."""
-    obstacle = what_blocked_lacks(query, mask, dropout_prob)
-    if kernel == "blocked" and obstacle:
-        raise ValueError(f"kernel='blocked' {obstacle}; use kernel='auto' or 'naive'.")
-    scores = query.shape[:3].numel() * key.shape[2]
-    if kernel == "blocked" or (kernel == "auto" and not obstacle and scores >= WORTH_BLOCKING):
+    if kernel == "auto":
+        kernel = fastest(query, key, mask, dropout_prob)
+    if kernel == "naive":
+        return naive.relative_attention(
+            query, key, value, r, u=u, v=v, s=s, mask=mask, dropout_prob=dropout_prob
+        )
+    check_can_run(kernel, query, mask, dropout_prob)
+    if kernel == "blocked":
         return blocked.relative_attention(query, key, value, r, u=u, v=v, s=s)
-    return naive.relative_attention(query, key, value, r, u=u, v=v, s=s, mask=mask, dropout_prob=dropout_prob)
+    from memformers.kernels import fused  # not above: Triton is there for GPUs, and not on every machine
+
+    return fused.relative_attention(query, key, value, r, u=u, v=v, s=s)
 
 
-def what_blocked_lacks(query: Tensor, mask: Tensor | None, dropout_prob: float) -> str:
-    """Why the blocked kernel can't compute this, in words, or an empty string."""
-    if query.device.type != "cpu":
-        return f"runs on CPU, and the model is on {query.device}"
+def fastest(query: Tensor, key: Tensor, mask: Tensor | None, dropout_prob: float) -> KernelName:
+    """The kernel that ``"auto"`` stands for. On a GPU that is the naive one: the fused kernel is right
+    in Triton's interpreter, but nobody has measured it yet, so it runs for those who name it."""
+    scores = query.shape[:3].numel() * key.shape[2]
+    if scores >= WORTH_BLOCKING and not obstacle("blocked", query, mask, dropout_prob):
+        return "blocked"
+    return "naive"
+
+
+def check_can_run(kernel: KernelName, query: Tensor, mask: Tensor | None, dropout_prob: float) -> None:
+    """Raise ValueError, saying why, for a fast kernel that can't compute this."""
+    reason = obstacle(kernel, query, mask, dropout_prob)
+    if reason:
+        raise ValueError(f"kernel='{kernel}' {reason}; use kernel='auto' or 'naive'.")
+
+
+def obstacle(kernel: KernelName, query: Tensor, mask: Tensor | None, dropout_prob: float) -> str:
+    """Why a fast kernel can't compute this, in words, or an empty string."""
     if mask is not None:
         return "is causal and takes no explicit mask"
     if dropout_prob:
         return f"can't drop attention probabilities, and dropout_prob={dropout_prob}"
-    return ""
+    if kernel == "fused":
+        return what_fused_lacks(query)
+    return "" if query.device.type == "cpu" else f"runs on CPU, and the model is on {query.device}"
+
+
+def what_fused_lacks(query: Tensor) -> str:
+    """Why the fused kernel can't take these queries, in words, or an empty string."""
+    if importlib.util.find_spec("triton") is None:
+        return "needs Triton, which is not installed (pip install triton)"
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if query.device.type != "cuda" and not interpreted:
+        return f"runs on a GPU, and the model is on {query.device}"
+    if query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"takes float32, float16 and bfloat16, and the model works in {query.dtype}"
+    return "" if query.shape[-1] <= 128 else f"takes heads of at most 128, and d_head={query.shape[-1]}"
 
 
 def check_kernel(kernel: str) -> None:

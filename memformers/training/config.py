@@ -1,9 +1,12 @@
 """What a training is made from: the model, the text and how to learn."""
 
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from memformers.data.tokenizers import TokenizerName
 from memformers.language_model import ModelConfig
+
+Precision = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,16 @@ class TrainConfig:
     """Of the initial weights and of dropout."""
     device: str = "auto"
     """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
+    precision: Precision = "float32"
+    """Of matrix products in training steps; bfloat16 is autocast, with weights, memory, norms and losses
+    in float32. Evaluations are in float32 in either."""
+    compile: bool = False
+    """Whether torch.compile builds the training step's forward and backward; takes minutes at first."""
 
     def __post_init__(self) -> None:
         """Raise ValueError, saying what doesn't fit."""
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"precision={self.precision!r} is unknown; use 'float32' or 'bfloat16'.")
         for name in ("tokens", "batch_size", "evaluations", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is too small; use at least 1.")

@@ -48,6 +48,7 @@ def train(
     that diverged, before the optimizer learns from it.
     """
     device = next(model.parameters()).device
+    forward = torch.compile(model, fullgraph=True) if config.compile else model
     optimizer = build_optimizer(model, config)
     learning_rate = learning_rate_schedule(config)
     memory, step, tokens, seconds, evaluations = Memory(()), 0, 0, 0.0, 0
@@ -60,8 +61,9 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(tokens + inputs.numel() // 2)
 
-        output = model(inputs, Memory(()) if segment.starts_over else memory)
-        loss = F.cross_entropy(output.logits.flatten(0, 1), targets.flatten())
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
+            output: LMOutput = forward(inputs, Memory(()) if segment.starts_over else memory)
+            loss = F.cross_entropy(output.logits.flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
         (loss + output.auxiliary_loss).backward()
         grad_norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)

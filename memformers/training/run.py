@@ -51,6 +51,8 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "") -> Path:
     corpus = load_corpus(config.data)
     text = prepare(corpus, config)
     device = choose_device(config.device)
+    if config.compile:
+        check_compiler(device)
     config = with_vocabulary(config, text.tokenizer.vocab_size)
     model = build_model(config).to(device)
 
@@ -123,6 +125,17 @@ def choose_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         first_line = str(error).splitlines()[0]
         raise ValueError(f"device={name!r} can't be used here: {first_line}") from None
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raise ValueError where torch.compile can't compile; on CPU it needs a C++ compiler."""
+    try:
+        torch.compile(torch.exp)(torch.zeros(2, device=device))
+    except Exception as error:  # whatever a compiler, a linker or a missing one may end in
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"compile=True can't be used here; leave it out. torch.compile says: {reason}"
+        ) from None
 
 
 class Run:

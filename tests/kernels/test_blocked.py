@@ -40,17 +40,51 @@ def compare(inputs, dtype):
     wanted, got = naive.relative_attention(**exact), blocked.relative_attention(**inputs)
     assert got.dtype == dtype
     close(got, wanted, dtype)
-    weight = torch.randn(got.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    wanted_grads = torch.autograd.grad((wanted * weight).sum(), list(exact.values()))
-    got_grads = torch.autograd.grad((got * weight.to(dtype)).sum(), list(inputs.values()))
+    weight = torch.randn(got.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    wanted_grads = torch.autograd.grad(wanted, list(exact.values()), weight.double())
+    got_grads = torch.autograd.grad(got, list(inputs.values()), weight)
     for a, b in zip(got_grads, wanted_grads, strict=True):
         close(a, b, dtype)
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_blocked_equals_naive_in_output_and_every_gradient(size, dtype):
     compare(tensors(*size, dtype), dtype)
+
+
+@pytest.mark.parametrize("kept", [0, blocked.KEPT])
+@pytest.mark.parametrize("workspace", [1, 100, 1000])
+@pytest.mark.parametrize("queries", [1, 3, 7])
+def test_the_sizes_of_blocks_change_nothing(kept, workspace, queries, monkeypatch):
+    monkeypatch.setattr(blocked, "KEPT", kept)
+    monkeypatch.setattr(blocked, "WORKSPACE", workspace)
+    monkeypatch.setattr(blocked, "QUERIES", queries)
+    compare(tensors(5, 3, 7, 13, 2, torch.float64), torch.float64)
+
+
+def kept_for_backward(K):
+    """How many numbers the forward pass keeps that aren't its inputs or its output."""
+    inputs = tensors(1, 4, 8, K, 2, torch.float32)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda t: t):
+        out = blocked.relative_attention(**inputs)
+    known = {t.data_ptr() for t in (out, *inputs.values())}
+    return sum(t.numel() for t in kept if t.data_ptr() not in known)
+
+
+def test_probabilities_are_kept_up_to_a_bound_and_recomputed_beyond(monkeypatch):
+    monkeypatch.setattr(blocked, "KEPT", 4 * 8 * 100)
+    assert kept_for_backward(K=100) == 4 * 8 * 100
+    assert kept_for_backward(K=101) == 0
+
+
+def test_nothing_is_kept_where_nothing_will_learn():
+    inputs = {name: t.detach() for name, t in tensors(1, 2, 3, 5, 2, torch.float32).items()}
+    terms = inputs["u"], inputs["v"], inputs["s"]
+    _, kept = blocked.blocked_attention(*(inputs[n] for n in ("query", "key", "value", "r")), *terms, False)
+    assert kept == []
+    torch.testing.assert_close(blocked.relative_attention(**inputs), naive.relative_attention(**inputs))
 
 
 @pytest.mark.parametrize("terms", [("u",), ("u", "v"), ("u", "s")])
@@ -69,6 +103,9 @@ def test_any_memory_order_of_the_inputs_works():
     compare(inputs, torch.float64)
 
 
-def test_the_operator_keeps_torchs_promises():
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("without", [(), ("v",), ("s",), ("v", "s")])
+def test_the_operator_keeps_torchs_promises(keep, without):
     inputs = tensors(2, 3, 5, 11, 7, torch.float64)
-    torch.library.opcheck(torch.ops.memformers.blocked_attention, tuple(inputs.values()))
+    arguments = [None if name in without else t for name, t in inputs.items()]
+    torch.library.opcheck(torch.ops.memformers.blocked_attention, (*arguments, keep))

@@ -1,3 +1,5 @@
+from importlib.util import find_spec
+
 import pytest
 import torch
 
@@ -11,6 +13,22 @@ from tests.builders import fill_zeros
 def attention(kernel, **options):
     torch.manual_seed(0)
     return fill_zeros(RelativeMultiHeadAttention(2, 8, 0.0, kernel=kernel, **options))
+
+
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+def test_the_fused_kernel_gives_the_same_attention_and_gradients(positions):
+    if find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.randn(11, 3, 8, device=device)
+    results = []
+    for kernel in ("naive", "fused"):
+        module = attention(kernel, positions=positions).to(device)
+        output = module(query=x[-5:], key=x, value=x)
+        output.square().sum().backward()
+        results.append([output, *(p.grad for p in module.parameters())])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("float64")
@@ -70,8 +88,27 @@ def test_a_named_kernel_that_cannot_run_says_why():
         attention("blocked").to("meta")(query=meta, key=meta, value=meta)
 
 
+def test_the_fused_kernel_says_what_it_lacks(monkeypatch):
+    x = torch.randn(5, 1, 8)
+
+    def refusal(module, x):
+        with pytest.raises(ValueError, match="kernel='fused'") as error:
+            module(query=x, key=x, value=x)
+        return str(error.value)
+
+    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda _: None)
+    assert "needs Triton, which is not installed" in refusal(attention("fused"), x)
+    monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda _: True)
+    assert "float64" in refusal(attention("fused").double(), x.double())
+    wide = torch.randn(5, 1, 260)
+    wide_heads = RelativeMultiHeadAttention(2, 260, 0.0, kernel="fused")
+    assert "takes heads of at most 128, and d_head=130" in refusal(wide_heads, wide)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert "runs on a GPU, and the model is on cpu" in refusal(attention("fused"), x)
+
+
 def test_an_unknown_kernel_is_an_error():
-    with pytest.raises(ValueError, match="kernel='fast' is unknown; use one of auto, naive, blocked"):
+    with pytest.raises(ValueError, match="kernel='fast' is unknown; use one of auto, naive, blocked, fused"):
         RelativeMultiHeadAttention(2, 8, kernel="fast")
     with pytest.raises(ValueError, match="kernel='fast'"):
         ModelConfig(kernel="fast")

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from memformers.data.streams import training_segments
+from memformers.kernels import dispatch
 from memformers.training.loop import (
     NotFiniteError,
     build_optimizer,
@@ -114,3 +115,27 @@ def test_a_gradient_that_is_not_finite_stops_training_too():
     model.head.weight.register_hook(lambda grad: grad * float("inf"))
     with pytest.raises(NotFiniteError, match=r"the gradient's norm is (nan|inf) at token 0"):
         run(config, model)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("worth_blocking", [1, 1 << 18])
+def test_bfloat16_learns_as_float32_does_and_keeps_weights_and_memory_in_float32(
+    model, worth_blocking, monkeypatch
+):
+    monkeypatch.setattr(dispatch, "WORTH_BLOCKING", worth_blocking)
+    dtypes = set()
+    losses = {}
+    for precision in ("float32", "bfloat16"):
+        config = small_training(model=model, tokens=6_000, learning_rate=1e-2, precision=precision)
+        lm = build_model(config)
+
+        def remember(module, arguments, output, seen=dtypes):
+            seen |= {t.dtype for t in (*output.memory.mem, *output.memory.c_mem)}
+
+        lm.register_forward_hook(remember)
+        _, records, _, _ = run(config, lm)
+        losses[precision] = [m["loss.train"] for _, m in records]
+        assert {p.dtype for p in lm.parameters()} == {torch.float32}
+    assert dtypes == {torch.float32}
+    assert losses["bfloat16"] != losses["float32"], "nothing was rounded"
+    assert losses["bfloat16"][-1] == pytest.approx(losses["float32"][-1], abs=0.02)
