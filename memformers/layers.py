@@ -26,7 +26,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[S, B, D]`` to ``[S, B, D]``."""
-        hidden = self.dropout(torch.relu(self.layer1(x)))  # [S, B, d_ff]
+        hidden = self.dropout(self.layer1(x).relu_())  # [S, B, d_ff]
         return self.layer2(hidden)
 
 

@@ -39,13 +39,15 @@ def relative_attention(
     u: Tensor,
     v: Tensor | None = None,
     s: Tensor | None = None,
+    dropout_prob: float = 0.0,
 ) -> Tensor:
-    """:func:`memformers.kernels.naive.relative_attention`, causal and without dropout: the same
-    arguments, shapes and result, and the same gradients."""
+    """:func:`memformers.kernels.naive.relative_attention`, causal: the same arguments, shapes and
+    result, and the same gradients. Dropout draws other numbers, one seed from torch's generator."""
     inputs = [x for x in (query, key, value, r, u, v, s) if x is not None]
     will_learn = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     keep = will_learn and count_scores(query, key) <= KEPT
-    return blocked_attention(query, key, value, r, u, v, s, keep)[0]
+    seed = torch.randint(1 << 62, ()) if dropout_prob else None
+    return blocked_attention(query, key, value, r, u, v, s, seed, dropout_prob, keep)[0]
 
 
 @torch.library.custom_op("memformers::blocked_attention", mutates_args=(), device_types="cpu")
@@ -57,11 +59,14 @@ def blocked_attention(
     u: Tensor,
     v: Tensor | None,
     s: Tensor | None,
+    seed: Tensor | None,
+    dropout_prob: float,
     keep: bool,
 ) -> tuple[Tensor, list[Tensor]]:
-    """The output ``[B, H, S, E]`` and, if ``keep``, each block's probabilities ``[n, s, k]``."""
+    """The output ``[B, H, S, E]`` and, if ``keep``, each block's probabilities ``[n, s, k]``, those that
+    were dropped with a minus sign."""
     out = sequence_first(query)
-    terms = Terms(query, key, r, u, v, s)
+    terms = Terms(query, key, r, u, v, s, seed, dropout_prob)
     kept = []
     scores = None if keep else torch.empty_like(terms.workspace)
     for block in blocks(query, key):
@@ -70,8 +75,11 @@ def blocked_attention(
         probabilities = terms.probabilities(block, block.scores(scores, terms.dtype))  # [n, s, k]
         if keep:
             kept.append(probabilities)
-        context = torch.bmm(probabilities.to(query.dtype), block.pairs(value, block.keys))  # [n, s, E]
+        used = terms.not_dropped(probabilities).to(query.dtype)
+        context = torch.bmm(used, block.pairs(value, block.keys))  # [n, s, E]
         block.of(out, block.queries).copy_(block.unpair(context))
+    if dropout_prob:
+        out.mul_(terms.scale_up)
     return out, kept
 
 
@@ -86,13 +94,16 @@ def blocked_attention_backward(
     u: Tensor,
     v: Tensor | None,
     s: Tensor | None,
+    seed: Tensor | None,
+    dropout_prob: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value, r, u, v and s; empty ones where v or s is None."""
-    terms = Terms(query, key, r, u, v, s)
+    terms = Terms(query, key, r, u, v, s, seed, dropout_prob)
     d_query = sequence_first(query)
     d_key, d_value = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (key, value))
     d_r, d_u, d_s = (torch.zeros_like(x) for x in (terms.r, terms.u, terms.r[..., 0]))
     r_descending = terms.r.to(query.dtype)
+    grad = grad * terms.scale_up if dropout_prob else grad
     gradients = torch.empty_like(terms.workspace)
     scores = None if kept else torch.empty_like(terms.workspace)
     for i, block in enumerate(blocks(query, key)):
@@ -100,13 +111,16 @@ def blocked_attention_backward(
         probabilities = kept[i] if kept else terms.probabilities(block, block.scores(scores, terms.dtype))
         # Contiguous, since the transposed products that follow lose a fifth of their speed on rows far apart.
         d_context = block.pairs(grad, block.queries).contiguous()  # [n, s, E]
-        block.accumulate(d_value, probabilities.to(query.dtype), d_context)
+        block.accumulate(d_value, terms.not_dropped(probabilities).to(query.dtype), d_context)
 
         # Softmax: dS = P ∘ (dP − rowsum(dP ∘ P)).
         values, keys = (block.pairs(x, block.keys).to(terms.dtype) for x in (value, key))  # [n, k, E]
         d_scores = block.scores(gradients, terms.dtype)  # [n, s, k]
         torch.bmm(d_context.to(terms.dtype), values.transpose(1, 2), out=d_scores)
-        d_scores = torch._softmax_backward_data(d_scores, probabilities, -1, terms.dtype)
+        if dropout_prob:
+            d_scores.mul_(probabilities > 0)
+            probabilities = probabilities.abs()
+        torch._softmax_backward_data(d_scores, probabilities, -1, terms.dtype, grad_input=d_scores)
         by_distance, by_key = block.split(terms.workspace)  # [h, s·b, k + 1], [b, h, s, k]
         block.clear_unused(terms.workspace)
         by_key.copy_(block.unpair(d_scores))
@@ -143,6 +157,8 @@ def _(
     u: Tensor,
     v: Tensor | None,
     s: Tensor | None,
+    seed: Tensor | None,
+    dropout_prob: float,
     keep: bool,
 ) -> tuple[Tensor, list[Tensor]]:
     kept = []
@@ -163,6 +179,8 @@ def _(
     u: Tensor,
     v: Tensor | None,
     s: Tensor | None,
+    seed: Tensor | None,
+    dropout_prob: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     def fresh(x: Tensor | None) -> Tensor:
         return u.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -171,17 +189,17 @@ def _(
 
 
 def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *tensors, _ = inputs
+    *tensors, ctx.dropout_prob, _ = inputs
     _, kept = output
     ctx.set_materialize_grads(False)  # of what is kept: zeros, as large as all scores
     ctx.save_for_backward(*tensors, *kept)
 
 
 def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]
-    query, key, value, r, u, v, s, *kept = ctx.saved_tensors
-    grads = blocked_attention_backward(grad, kept, query, key, value, r, u, v, s)
-    wanted = (x is not None for x in (query, key, value, r, u, v, s))
-    return *(g if want else None for g, want in zip(grads, wanted, strict=True)), None
+    *inputs, seed = ctx.saved_tensors[:8]
+    kept = list(ctx.saved_tensors[8:])
+    grads = blocked_attention_backward(grad, kept, *inputs, seed, ctx.dropout_prob)
+    return *(None if x is None else g for x, g in zip(inputs, grads, strict=True)), None, None, None
 
 
 blocked_attention.register_autograd(_backward, setup_context=_setup_context)
@@ -298,7 +316,17 @@ class Terms:
     to 8 bits would cost more digits than everything else.
     """
 
-    def __init__(self, query: Tensor, key: Tensor, r: Tensor, u: Tensor, v: Tensor | None, s: Tensor | None):
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        r: Tensor,
+        u: Tensor,
+        v: Tensor | None,
+        s: Tensor | None,
+        seed: Tensor | None,
+        dropout_prob: float,
+    ):
         self.scale = 1.0 / math.sqrt(query.shape[-1])
         self.dtype = exact(query)
         self.query, self.key = query, key
@@ -309,6 +337,9 @@ class Terms:
         queries, numbers = min(query.shape[2], QUERIES), largest_block(query, key)
         self.future = self.r.new_full((queries, queries), -math.inf).triu_(1)
         self.workspace = self.r.new_empty(numbers)
+        self.generator = None if seed is None else torch.Generator().manual_seed(int(seed))
+        self.dropped_below = int(dropout_prob * (1 << 31))
+        self.scale_up = 1.0 / (1.0 - dropout_prob)
 
     def biased_queries(self, block: Block) -> tuple[Tensor, Tensor]:
         """(q + u) / √E as ``[n, s, E]`` and (q + v) / √E as ``[h, s·b, E]``."""
@@ -319,7 +350,8 @@ class Terms:
         return content.contiguous(), position.contiguous()
 
     def probabilities(self, block: Block, out: Tensor) -> Tensor:
-        """The block's probabilities ``[n, s, k]``, written to ``out``."""
+        """The block's probabilities ``[n, s, k]``, those to drop with a minus sign, written to ``out``.
+        With dropout, blocks must be asked for in their order."""
         content, position = self.biased_queries(block)
         by_distance, by_key = block.split(self.workspace)
         r = self.r[block.heads, block.distances].transpose(1, 2)
@@ -334,7 +366,15 @@ class Terms:
         torch.bmm(content, keys.transpose(1, 2), out=out)
         block.unpair(out).add_(by_key)
         out[:, :, k - s :].add_(self.future[:s, :s])
-        return torch.softmax(out, dim=-1, out=out)
+        torch.softmax(out, dim=-1, out=out)
+        if self.generator is not None:  # whole numbers from 0 to 2³¹ − 1 are the cheapest random ones
+            numbers = torch.empty_like(out, dtype=torch.int32).random_(generator=self.generator)
+            out.copysign_(numbers.sub_(self.dropped_below))
+        return out
+
+    def not_dropped(self, probabilities: Tensor) -> Tensor:
+        """The probabilities with 0 for those that were dropped, not scaled up yet."""
+        return probabilities if self.generator is None else probabilities.relu()
 
 
 def exact(x: Tensor) -> torch.dtype:

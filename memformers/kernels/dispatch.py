@@ -39,7 +39,7 @@ def relative_attention(
         )
     check_can_run(kernel, query, mask, dropout_prob)
     if kernel == "blocked":
-        return blocked.relative_attention(query, key, value, r, u=u, v=v, s=s)
+        return blocked.relative_attention(query, key, value, r, u=u, v=v, s=s, dropout_prob=dropout_prob)
     from memformers.kernels import fused  # not above: Triton is there for GPUs, and not on every machine
 
     return fused.relative_attention(query, key, value, r, u=u, v=v, s=s)
@@ -65,17 +65,17 @@ def obstacle(kernel: KernelName, query: Tensor, mask: Tensor | None, dropout_pro
     """Why a fast kernel can't compute this, in words, or an empty string."""
     if mask is not None:
         return "is causal and takes no explicit mask"
-    if dropout_prob:
-        return f"can't drop attention probabilities, and dropout_prob={dropout_prob}"
     if kernel == "fused":
-        return what_fused_lacks(query)
+        return what_fused_lacks(query, dropout_prob)
     return "" if query.device.type == "cpu" else f"runs on CPU, and the model is on {query.device}"
 
 
-def what_fused_lacks(query: Tensor) -> str:
+def what_fused_lacks(query: Tensor, dropout_prob: float) -> str:
     """Why the fused kernel can't take these queries, in words, or an empty string."""
     if importlib.util.find_spec("triton") is None:
         return "needs Triton, which is not installed (pip install triton)"
+    if dropout_prob:
+        return f"can't drop attention probabilities, and dropout_prob={dropout_prob}"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if query.device.type != "cuda" and not interpreted:
         return f"runs on a GPU, and the model is on {query.device}"

@@ -82,7 +82,9 @@ def test_probabilities_are_kept_up_to_a_bound_and_recomputed_beyond(monkeypatch)
 def test_nothing_is_kept_where_nothing_will_learn():
     inputs = {name: t.detach() for name, t in tensors(1, 2, 3, 5, 2, torch.float32).items()}
     terms = inputs["u"], inputs["v"], inputs["s"]
-    _, kept = blocked.blocked_attention(*(inputs[n] for n in ("query", "key", "value", "r")), *terms, False)
+    _, kept = blocked.blocked_attention(
+        *(inputs[n] for n in ("query", "key", "value", "r")), *terms, None, 0.0, False
+    )
     assert kept == []
     torch.testing.assert_close(blocked.relative_attention(**inputs), naive.relative_attention(**inputs))
 
@@ -103,9 +105,40 @@ def test_any_memory_order_of_the_inputs_works():
     compare(inputs, torch.float64)
 
 
+@pytest.mark.parametrize("kept", [0, blocked.KEPT])
+@pytest.mark.parametrize("queries", [3, 256])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_dropout_drops_some_probabilities_and_their_gradients(kept, queries, dtype, monkeypatch):
+    """The same seed drops the same ones: a first pass shows which, with one-hot values."""
+    monkeypatch.setattr(blocked, "KEPT", kept)
+    monkeypatch.setattr(blocked, "QUERIES", queries)
+    B, H, S, K, p = 2, 3, 7, 11, 0.3
+    inputs = tensors(B, H, S, K, K, dtype)
+    exact = {name: t.detach().double().requires_grad_() for name, t in inputs.items()}
+    one_hot = torch.eye(K, dtype=torch.float64).expand(B, H, K, K)
+    torch.manual_seed(5)
+    shown = blocked.relative_attention(**inputs | {"value": one_hot.to(dtype)}, dropout_prob=p) != 0
+    visible = naive.causal_mask(S, K, shown.device)
+    assert 0.6 < shown[..., visible].double().mean() < 0.8
+    probabilities = naive.relative_attention(**exact | {"value": one_hot})
+    wanted = (probabilities * shown / (1 - p)) @ exact["value"]
+
+    torch.manual_seed(5)
+    got = blocked.relative_attention(**inputs, dropout_prob=p)
+    close(got, wanted, dtype)
+    weight = torch.randn(got.shape, dtype=torch.float64).to(dtype)
+    wanted_grads = torch.autograd.grad(wanted, list(exact.values()), weight.double())
+    got_grads = torch.autograd.grad(got, list(inputs.values()), weight)
+    for a, b in zip(got_grads, wanted_grads, strict=True):
+        close(a, b, dtype)
+
+
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("without", [(), ("v",), ("s",), ("v", "s")])
-def test_the_operator_keeps_torchs_promises(keep, without):
+@pytest.mark.parametrize("dropout_prob", [0.0, 0.5])
+def test_the_operator_keeps_torchs_promises(keep, without, dropout_prob):
     inputs = tensors(2, 3, 5, 11, 7, torch.float64)
     arguments = [None if name in without else t for name, t in inputs.items()]
-    torch.library.opcheck(torch.ops.memformers.blocked_attention, (*arguments, keep))
+    seed = torch.tensor(3) if dropout_prob else None
+    arguments += [seed, dropout_prob, keep]
+    torch.library.opcheck(torch.ops.memformers.blocked_attention, tuple(arguments))

@@ -67,13 +67,13 @@ def test_auto_takes_the_blocked_kernel_for_large_attention_only(monkeypatch):
     assert calls(monkeypatch, large, attention("naive")) == ["naive"]
 
 
-def test_auto_takes_the_naive_kernel_for_a_mask_or_dropout(monkeypatch):
+def test_auto_takes_the_naive_kernel_for_a_mask(monkeypatch):
     monkeypatch.setattr(dispatch, "WORTH_BLOCKING", 1)
     x = torch.randn(5, 1, 8)
     mask = causal_mask(5, 5, x.device)[:, :, None]
     assert calls(monkeypatch, x, attention("auto")) == ["blocked"]
     assert calls(monkeypatch, x, attention("auto"), mask=mask) == ["naive"]
-    assert calls(monkeypatch, x, RelativeMultiHeadAttention(2, 8, 0.5)) == ["naive"]
+    assert calls(monkeypatch, x, RelativeMultiHeadAttention(2, 8, 0.5)) == ["blocked"]
 
 
 def test_a_named_kernel_that_cannot_run_says_why():
@@ -82,7 +82,7 @@ def test_a_named_kernel_that_cannot_run_says_why():
     with pytest.raises(ValueError, match="kernel='blocked' is causal and takes no explicit mask"):
         attention("blocked")(query=x, key=x, value=x, mask=mask)
     with pytest.raises(ValueError, match=r"can't drop attention probabilities, and dropout_prob=0.5"):
-        RelativeMultiHeadAttention(2, 8, 0.5, kernel="blocked")(query=x, key=x, value=x)
+        RelativeMultiHeadAttention(2, 8, 0.5, kernel="fused")(query=x, key=x, value=x)
     meta = x.to("meta")
     with pytest.raises(ValueError, match="runs on CPU, and the model is on meta"):
         attention("blocked").to("meta")(query=meta, key=meta, value=meta)
