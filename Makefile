@@ -16,9 +16,10 @@ compare: .venv/ready
 test: .venv/ready-for-tests
 	$(BIN)/python -m pytest
 
-# Training speed beside labml-nn, into experiments/benchmarks/RESULTS.md; some ten minutes.
-bench: .venv/ready-for-tests
-	$(BIN)/python experiments/benchmarks/training.py
+# Speed and memory beside other implementations, into experiments/benchmarks/RESULTS.md; some 15 minutes.
+# BENCH=--quick shows in one minute that all of it runs; BENCH=--help lists what else there is.
+bench: .venv/ready-for-bench
+	$(BIN)/python -m experiments.benchmarks $(BENCH)
 
 lint: .venv/ready-for-tests
 	$(BIN)/ruff format --check .
@@ -43,4 +44,9 @@ clean:
 .venv/ready-for-tests: .venv/ready
 	$(PIP) --editable '.[dev]'
 	$(PIP) --no-deps labml-nn
+	@touch $@
+
+# A peer that only the benchmarks need, and the one package that it needs beside PyTorch.
+.venv/ready-for-bench: .venv/ready-for-tests
+	$(PIP) --no-deps compressive-transformer-pytorch==0.4.0 mogrifier==0.0.5
 	@touch $@

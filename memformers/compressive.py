@@ -149,22 +149,23 @@ class AttentionReconstructionLoss:
 
 def layer_loss(layer: CompressiveTransformerLayer, h: Tensor, mem: Tensor, c_mem: Tensor) -> Tensor:
     """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements."""
-    norm = frozen(layer.norm_self_attn)
-    z = norm(h.detach())  # [S, B, D]
-    whole = content_attention(layer.self_attn, z, norm(mem.detach()))  # [S, B, D]
-    compressed = content_attention(layer.self_attn, z, norm(c_mem))  # [S, B, D]
+    norm, attention = frozen(layer.norm_self_attn), layer.self_attn
+    query = project(attention, attention.query, norm(h.detach()))  # [B, H, S, E]
+    whole = content_attention(attention, query, norm(mem.detach()))  # [B, H, S, E]
+    compressed = content_attention(attention, query, norm(c_mem))  # [B, H, S, E]
     return F.mse_loss(compressed, whole)
 
 
-def content_attention(attention: RelativeMultiHeadAttention, z: Tensor, context: Tensor) -> Tensor:
-    """Softmax(q·k / √E) of ``z [S, B, D]`` over all of ``context [·, B, D]``, heads side by side:
-    ``[S, B, D]``, with no positions, no mask, no output projection and frozen weights."""
-    heads = "t b (h e) -> b h t e"
-    query = rearrange(frozen(attention.query)(z), heads, h=attention.heads)
-    key = rearrange(frozen(attention.key)(context), heads, h=attention.heads)
-    value = rearrange(frozen(attention.value)(context), heads, h=attention.heads)
-    attended = F.scaled_dot_product_attention(query, key, value)  # [B, H, S, E]
-    return rearrange(attended, "b h s e -> s b (h e)")
+def content_attention(attention: RelativeMultiHeadAttention, query: Tensor, context: Tensor) -> Tensor:
+    """Softmax(q·k / √E) of ``query [B, H, S, E]`` over all of ``context [·, B, D]``: ``[B, H, S, E]``,
+    with no positions, no mask, no output projection and frozen weights."""
+    key, value = (project(attention, linear, context) for linear in (attention.key, attention.value))
+    return F.scaled_dot_product_attention(query, key, value)
+
+
+def project(attention: RelativeMultiHeadAttention, linear: nn.Linear, z: Tensor) -> Tensor:
+    """``z [t, B, D]`` through one of the attention's maps, frozen, by heads: ``[B, H, t, E]``."""
+    return rearrange(frozen(linear)(z), "t b (h e) -> b h t e", h=attention.heads)
 
 
 def frozen(module: nn.Module) -> Callable[[Tensor], Tensor]:

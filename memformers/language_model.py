@@ -18,6 +18,7 @@ from memformers.compressive import (
     CompressiveTransformerLayer,
     Conv1dCompression,
 )
+from memformers.decoding import Decoder, Rereader, write
 from memformers.files import config_from_dict, read_json, replacing, write_json
 from memformers.kernels.dispatch import KernelName, check_kernel
 from memformers.layers import FeedForward, reset_parameters
@@ -184,7 +185,6 @@ class MemoryLM(nn.Module):
         loss = AttentionReconstructionLoss(layers)(inputs, compressed.old, compressed.new)
         return memory, loss
 
-    @torch.no_grad()
     def generate(
         self,
         prompt: Tensor,
@@ -194,32 +194,37 @@ class MemoryLM(nn.Module):
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int | None = None,
-    ) -> Tensor:
-        """``prompt [P, B]`` continued by ``max_new_tokens``: int64 ``[P + new, B]``.
+        stop: int | None = None,
+        batch: int = 1,
+    ) -> Iterator[Tensor]:
+        """Continue ``prompt [P, B]``: yields int64 ``[B]``, the next token of each stream, as it comes.
 
-        Text is read as in training: by segments, each remembered when it is full. A model without
-        memory reads the newest ``segment_len`` tokens again for each new one. The same ``seed``
-        gives the same text; temperature 0 is greedy. Raises ValueError as :class:`Sampling` does,
-        for a prompt without tokens, and for a negative ``max_new_tokens``.
+        Text is read as in training, by segments, each remembered when it is full, with keys and values
+        kept (:class:`memformers.decoding.Decoder`). A model without memory reads the newest
+        ``segment_len`` tokens again for each new one. The same ``seed`` gives the same text; temperature
+        0 is greedy. It ends after ``max_new_tokens``, or when every stream has come to ``stop``.
+        ``batch`` continues a single prompt ``[P, 1]`` so many times.
+
+        Raises ValueError as :class:`Sampling` does, for a prompt without tokens, a negative
+        ``max_new_tokens``, and a ``batch`` of several prompts.
         """
         check_tokens(prompt, self.config.vocab_size)
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens={max_new_tokens} is negative; use 0 or more.")
+        if batch < 1 or (batch > 1 and prompt.shape[1] > 1):
+            raise ValueError(f"batch={batch} for {prompt.shape[1]} prompts; it repeats a single one.")
         sampling = Sampling(temperature, top_k, top_p)
         generator = torch.Generator(prompt.device)
         generator.seed() if seed is None else generator.manual_seed(seed)
-        S, text, start, memory = self.config.segment_len, prompt, 0, Memory(())
-        with eval_mode(self):
-            for _ in range(max_new_tokens):
-                while len(text) - start > S:  # the running segment, which begins at start, is full
-                    if self.config.model == "transformer":
-                        start = len(text) - S
-                    else:
-                        memory = self(text[start : start + S], memory).memory
-                        start += S
-                logits = self(text[start:], memory).logits[-1]  # [B, vocab]
-                text = torch.cat((text, sampling.draw(logits, generator)[None]))
-        return text
+        reader = self.reader(batch if batch > 1 else prompt.shape[1])
+        return write(reader, prompt.expand(-1, reader.batch), max_new_tokens, sampling, generator, stop)
+
+    def reader(self, batch: int, memory: Memory | None = None) -> Decoder | Rereader:
+        """What reads ``batch`` streams token by token, from ``memory`` or from nothing remembered."""
+        if self.config.model == "transformer":
+            self.check_kind(memory or Memory(()))
+            return Rereader(self, batch)
+        return Decoder(self, batch, memory)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json`` and ``model.safetensors``; each file appears whole or not at all."""

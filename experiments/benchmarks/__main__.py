@@ -1,0 +1,84 @@
+"""Measure ours beside its peers: whole training steps, and attention alone.
+
+Run it with ``make bench`` or ``python -m experiments.benchmarks``; it writes ``results.json`` (what was
+measured), ``RESULTS.md`` and ``figures/`` (what it says) beside itself. A part of it, or a quick run,
+writes into ``runs/benchmarks`` unless told otherwise.
+"""
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from experiments.benchmarks import attention, attention_gpu, training
+from experiments.benchmarks.cases import CASES, MODELS
+from experiments.benchmarks.machine import ROOT
+from experiments.benchmarks.peers import LABML, LUCIDRAINS, lucidrains_is_installed
+from experiments.benchmarks.report import write_report
+from memformers.command_line import parse_arguments, plain_errors
+from memformers.environment import describe_environment
+from memformers.files import read_json, write_json
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    only: Literal["everything", "training", "attention", "report"] = "everything"
+    """A part of it; report measures nothing and writes RESULTS.md anew from results.json."""
+    quick: bool = False
+    """Two steps of the smallest sizes each: shows that everything runs, measures nothing."""
+    out: Path | None = None
+    """The folder for what comes out."""
+
+    @property
+    def folder(self) -> Path:
+        """Where results go: beside this file for everything or a new report, else into runs/."""
+        whole = self.only in ("everything", "report") and not self.quick
+        return self.out or (HERE if whole else ROOT / "runs" / "benchmarks")
+
+
+def main(options: Options) -> None:
+    """Measure, and write everything down."""
+    options.folder.mkdir(parents=True, exist_ok=True)
+    path = options.folder / "results.json"
+    if options.only != "report":
+        write_json(path, measure(options))
+    write_report(read_json(path), options.folder)
+    print((options.folder / "RESULTS.md").read_text(encoding="utf-8"))
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """Everything that is measured."""
+    results: dict[str, Any] = {"quick": options.quick, "environment": environment()}
+    if options.only != "attention":
+        cases = [CASES["seed"]] if options.quick else list(CASES.values())
+        results["training"] = [
+            training.measure(case.of(model), quick=options.quick) for case in cases for model in MODELS
+        ]
+    if options.only != "training":
+        lengths = attention.MEMORY_LENGTHS[: 1 if options.quick else None]
+        repeats = 2 if options.quick else 7
+        results["attention"] = [attention.measure(M, repeats=repeats) for M in lengths]
+        if torch.cuda.is_available():
+            results["attention on GPU"] = [attention_gpu.measure(M, repeats=20) for M in lengths]
+            results["GPU"] = torch.cuda.get_device_name()
+    return results
+
+
+def environment() -> dict[str, Any]:
+    """Hardware, threads and versions, the peers' included."""
+    described = describe_environment(torch.device("cpu"))
+    peers = {LABML: version(LABML)}
+    if lucidrains_is_installed():
+        peers[LUCIDRAINS] = version(LUCIDRAINS)
+    return described | {"packages": described["packages"] | peers}
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main(parse_arguments(Options))

@@ -1,0 +1,80 @@
+"""The shapes that whole training steps are measured at, and what we want to reach there."""
+
+from dataclasses import dataclass, replace
+
+from memformers import ModelConfig
+from memformers.language_model import ModelName
+
+VOCABULARY = 65
+MODELS: tuple[ModelName, ...] = ("transformer-xl", "compressive")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model's shape, how it is fed, and how many of its steps are timed."""
+
+    name: str
+    config: ModelConfig
+    batch_size: int
+    steps: int
+    targets: tuple[float, float]
+    """Ours as a multiple of labml-nn's tokens/s, at least: Transformer-XL, Compressive Transformer."""
+    compiled: bool = False
+    """Whether torch.compile is measured too; compiling takes half a minute or more."""
+    lucidrains: bool = False
+    """Whether compressive-transformer-pytorch is measured too."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens a step."""
+        return self.config.segment_len * self.batch_size
+
+    @property
+    def target(self) -> float:
+        """The target of this case's model."""
+        return self.targets[MODELS.index(self.config.model)]
+
+    @property
+    def segments_to_fill(self) -> int:
+        """Segments after which both memories are full."""
+        full = self.config.mem_len
+        if self.config.model == "compressive":
+            full += self.config.c_mem_len * self.config.compression_rate
+        return -(-full // self.config.segment_len) + 1
+
+    def of(self, model: ModelName) -> "Case":
+        """The same case for ``model``."""
+        return replace(self, config=replace(self.config, model=model))
+
+
+def shape(**sizes: int) -> ModelConfig:
+    """A model with labml-nn's learned positions, which both sides have."""
+    return ModelConfig(vocab_size=VOCABULARY, positions="learned", **sizes)  # type: ignore[arg-type]
+
+
+CASES = {
+    "seed": Case(
+        "seed",
+        shape(d_model=128, heads=4, d_ff=256, n_layers=6, segment_len=8, mem_len=8, c_mem_len=128,
+              compression_rate=2),
+        batch_size=32, steps=40, targets=(4.5, 4.5), compiled=True, lucidrains=True,
+    ),
+    "mid": Case(
+        "mid",
+        shape(d_model=256, heads=4, d_ff=1024, n_layers=4, segment_len=128, mem_len=128, c_mem_len=128,
+              compression_rate=4),
+        batch_size=8, steps=12, targets=(1.9, 2.2), compiled=True, lucidrains=True,
+    ),
+    "base": Case(
+        "base",
+        shape(d_model=512, heads=8, d_ff=2048, n_layers=4, segment_len=512, mem_len=512, c_mem_len=128,
+              compression_rate=4),
+        batch_size=2, steps=7, targets=(2.7, 2.7), lucidrains=True,
+    ),
+    "long": Case(
+        "long",
+        shape(d_model=256, heads=4, d_ff=1024, n_layers=2, segment_len=512, mem_len=2048, c_mem_len=512,
+              compression_rate=4),
+        batch_size=2, steps=9, targets=(3.4, 3.4),
+    ),
+}  # fmt: skip
