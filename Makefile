@@ -8,7 +8,7 @@ DATA ?=
 BIN := .venv/bin
 PIP := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: compare test bench lint format clean
+.PHONY: compare test bench bench-decoding lint format clean
 
 compare: .venv/ready
 	$(BIN)/memformers compare --scale $(SCALE) $(if $(DATA),--data "$(DATA)")
@@ -20,6 +20,10 @@ test: .venv/ready-for-tests
 # BENCH=--quick shows in one minute that all of it runs; BENCH=--help lists what else there is.
 bench: .venv/ready-for-bench
 	$(BIN)/python -m experiments.benchmarks $(BENCH)
+
+# Writing and evaluating long texts, into experiments/benchmarks/DECODING.md; some five minutes.
+bench-decoding: .venv/ready-for-tests
+	$(BIN)/python -m experiments.benchmarks.decoding
 
 lint: .venv/ready-for-tests
 	$(BIN)/ruff format --check .

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from memformers.compressive import CompressiveTransformer as CompressiveTransformer
     from memformers.compressive import CompressiveTransformerLayer as CompressiveTransformerLayer
     from memformers.compressive import Conv1dCompression as Conv1dCompression
+    from memformers.decoding import Decoder as Decoder
     from memformers.labml_weights import from_labml as from_labml
     from memformers.language_model import LMOutput as LMOutput
     from memformers.language_model import MemoryLM as MemoryLM
@@ -25,6 +26,7 @@ _HOMES = {
     "CompressiveTransformer": "compressive",
     "CompressiveTransformerLayer": "compressive",
     "Conv1dCompression": "compressive",
+    "Decoder": "decoding",
     "FeedForward": "layers",
     "LMOutput": "language_model",
     "Memory": "memory",

@@ -197,9 +197,9 @@ class Decoder:
             check_memory("c_mem", memory.c_mem, one, len(layers))
             check_lengths(memory, mem_len, config.c_mem_len)
             for i, cache in enumerate(self.caches):
-                if memory.c_mem:
+                if memory.c_mem_len:
                     cache.remember(memory.c_mem[i], cache.compressed)
-                if memory.mem:
+                if memory.mem_len:
                     cache.remember(memory.mem[i], cache.recent)
 
     @torch.no_grad()

@@ -1,7 +1,8 @@
 """Evaluation over a whole text: contiguous, in eval mode, from an empty memory, memory carried."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +10,11 @@ from torch import Tensor
 
 from memformers.data.streams import IGNORED, evaluation_segments, stream_length
 from memformers.language_model import MemoryLM, eval_mode
+from memformers.layers import PreNormLayer
 from memformers.memory import Memory
+
+BLOCK = 500
+"""Tokens whose mean loss counts as one observation in :attr:`Evaluation.uncertainty`."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,8 @@ class Evaluation:
     """Fraction of tokens that were the likeliest prediction."""
     reconstruction_loss: float | None
     """Mean attention-reconstruction loss of the segments in which something was compressed."""
+    losses: Tensor
+    """float32 ``[n - 1]``: the loss of token 1, 2, … of the text, in nats."""
     correct: Tensor
     """bool ``[n - 1]``: whether token 1, 2, … of the text was the likeliest prediction."""
     stream_length: int
@@ -30,6 +37,31 @@ class Evaluation:
     def bits_per_character(self, characters: int) -> float:
         """The whole text's loss in bits, spread over its number of characters."""
         return self.loss / math.log(2) * len(self.correct) / characters
+
+    def perplexity(self, words: int) -> float:
+        """Per word: e to the whole text's loss in nats, spread over its number of words."""
+        nats = self.loss * len(self.losses) / words
+        return math.exp(nats) if nats < 700 else math.inf
+
+    @property
+    def uncertainty(self) -> float:
+        """Half the width of a 95 % confidence interval of the loss, in nats a token, for other texts of
+        this kind and length; from means over blocks, since neighbouring tokens are alike in difficulty.
+        NaN for a text of fewer than two blocks."""
+        blocks = self.losses[: len(self.losses) // BLOCK * BLOCK].view(-1, BLOCK).double().mean(1)
+        return 1.96 * blocks.std().item() / math.sqrt(len(blocks)) if len(blocks) > 1 else math.nan
+
+    def by_position(self, segment_len: int) -> tuple[list[float], list[float]]:
+        """Mean loss at each position of a segment; and of each segment of a stream, the first, which
+        has no memory yet, the second, …: what more memory is worth. In nats a token."""
+        place = torch.arange(len(self.losses)) % self.stream_length
+        return group_means(self.losses, place % segment_len), group_means(self.losses, place // segment_len)
+
+
+def group_means(values: Tensor, group: Tensor) -> list[float]:
+    """The mean of ``values [n]`` in each group 0, 1, …"""
+    sums = torch.zeros(int(group.max()) + 1, dtype=torch.float64).index_add(0, group, values.double())
+    return (sums / torch.bincount(group)).tolist()
 
 
 @torch.no_grad()
@@ -41,24 +73,66 @@ def evaluate(model: MemoryLM, tokens: Tensor, batch_size: int) -> Evaluation:
     """
     batch_size = min(batch_size, len(tokens) - 1)
     device = model.head.weight.device
-    total, reconstruction = torch.zeros((), dtype=torch.float64), []
-    hits, memory = [], Memory(())
+    losses, hits, reconstruction, memory = [], [], [], Memory(())
     with eval_mode(model):
         for segment in evaluation_segments(tokens, batch_size, model.config.segment_len):
             targets = segment.targets.to(device)
             logits, memory, auxiliary_loss = model(segment.inputs.to(device), memory)
             loss = F.cross_entropy(
-                logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+                logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
             )
-            total += loss.double().cpu()
+            losses.append(loss.view_as(targets).cpu())  # [S, B]
             hits.append((logits.argmax(-1) == targets).cpu())  # [S, B]
             if auxiliary_loss > 0:
                 reconstruction.append(auxiliary_loss.item())
-    correct = torch.cat(hits).T.flatten()[: len(tokens) - 1]
+    correct, of_each = (torch.cat(x).T.flatten()[: len(tokens) - 1] for x in (hits, losses))
     return Evaluation(
-        loss=total.item() / len(correct),
+        loss=of_each.double().mean().item(),
         accuracy=correct.double().mean().item(),
         reconstruction_loss=sum(reconstruction) / len(reconstruction) if reconstruction else None,
+        losses=of_each,
         correct=correct,
         stream_length=stream_length(len(tokens), batch_size),
     )
+
+
+def summary(evaluation: Evaluation, text: str) -> dict[str, float]:
+    """The numbers that papers compare, for the ``text`` that was evaluated. All but the first token are
+    predicted; a word is what white space separates."""
+    return {
+        "loss_nats": evaluation.loss,
+        "uncertainty_nats": evaluation.uncertainty,
+        "bits_per_character": evaluation.bits_per_character(max(len(text) - 1, 1)),
+        "bits_per_byte": evaluation.bits_per_character(max(len(text.encode()) - 1, 1)),
+        "word_perplexity": evaluation.perplexity(max(len(text.split()), 1)),
+        "accuracy": evaluation.accuracy,
+        "tokens": len(evaluation.losses),
+    }
+
+
+def with_lengths(
+    model: MemoryLM,
+    *,
+    segment_len: int | None = None,
+    mem_len: int | None = None,
+    c_mem_len: int | None = None,
+) -> MemoryLM:
+    """The model, from now on reading in other segments or remembering more or less than in training.
+
+    Raises ValueError for lengths that can't be, and for more positions than learned ones are stored.
+    """
+    old = model.config
+    config = replace(
+        old,
+        segment_len=old.segment_len if segment_len is None else segment_len,
+        mem_len=old.mem_len if mem_len is None else mem_len,
+        c_mem_len=old.c_mem_len if c_mem_len is None else c_mem_len,
+    )
+    attention = cast(PreNormLayer, model.transformer.layers[0]).self_attn
+    if attention.positions == "learned" and config.longest_attention > attention.max_positions:
+        raise ValueError(
+            f"attention over {config.longest_attention} positions was asked for, but the model learned "
+            f"{attention.max_positions}; shorten segment or memory, or train with positions='sinusoidal'."
+        )
+    model.config = config
+    return model

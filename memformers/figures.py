@@ -127,6 +127,24 @@ def save_figures(runs: Sequence[Curves], folder: Path) -> dict[str, Path]:
     return paths
 
 
+def save_loss_by_position(
+    in_segment: Sequence[float], by_segment: Sequence[float], segment_len: int, path: Path
+) -> None:
+    """Draw the mean loss against the position in a segment, and against the text read before it, into
+    ``path``."""
+    figure = Figure(figsize=(9.0, 3.6), dpi=160, layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    left.plot(range(1, len(in_segment) + 1), in_segment, color="#0072B2")
+    left.set(xlabel="position in the segment (tokens)", ylabel="loss (nats a token)")
+    right.plot([i * segment_len for i in range(len(by_segment))], by_segment, color="#D55E00")
+    right.set(xlabel="text of the stream read before the segment (tokens)")
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")
+
+
 def draw_curves(
     axes: Axes,
     runs: Sequence[Curves],

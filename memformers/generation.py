@@ -37,6 +37,8 @@ class TextStream:
         """Read ``text``; ``progress`` is told now and then how many tokens more are done. Raises
         ValueError for characters outside the vocabulary, before anything is read."""
         tokens = self.tokenizer.encode(text).to(self.device)[:, None]  # [T, 1]
+        if not len(tokens):
+            return
         for part in tokens.split(16 * self.model.config.segment_len):
             self.logits = self.reader.read(part)
             progress(len(part))
@@ -48,6 +50,8 @@ class TextStream:
         the newest end with ``stop``. Raises ValueError if nothing was read yet."""
         if self.logits is None:
             raise ValueError("the prompt is empty; give the text to go on from, at least one character.")
+        if max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens={max_new_tokens} is negative; use 0 or more.")
         decode, written = incremental_decoder(self.tokenizer), ""
         for _ in range(max_new_tokens):
             token = sampling.draw(self.logits.float(), generator)  # [1]
@@ -112,8 +116,7 @@ def continue_text(
     """
     sampling = Sampling(temperature, top_k, top_p)
     stream = TextStream(model, tokenizer)
-    if prompt:
-        stream.read(prompt)
+    stream.read(prompt)
     return "".join(stream.write(max_new_tokens, sampling, seeded(seed, stream.device), stop))
 
 

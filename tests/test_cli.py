@@ -10,9 +10,11 @@ from memformers.training.run import train_run
 from tests.builders import SMALL_RUN, small_training
 
 
-def memformers(*arguments, cwd=None):
+def memformers(*arguments, cwd=None, input=None):
     command = [sys.executable, "-m", "memformers.cli", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(
+        command, cwd=cwd, input=input, capture_output=True, text=True, check=False, timeout=300
+    )
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +22,13 @@ def trained(tmp_path_factory):
     return train_run(small_training(tokens=512), tmp_path_factory.mktemp("cli") / "run")
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["compare"], ["generate"], ["report"]])
+@pytest.mark.parametrize("command", [[], ["train"], ["compare"], ["generate"], ["evaluate"], ["report"]])
 def test_help_says_what_each_option_is_for(command):
     result = memformers(*command, "--help")
     assert result.returncode == 0
     assert "usage: memformers" in result.stdout
-    words = {"train": "--learning-rate", "compare": "--scale", "generate": "--top-p", "report": "FOLDER"}
+    words = {"train": "--learning-rate", "compare": "--scale", "generate": "--top-p", "report": "FOLDER",
+             "evaluate": "--mem-len"}  # fmt: skip
     for name in command:
         assert words[name] in result.stdout
     if not command:
@@ -101,3 +104,70 @@ def test_a_mistake_in_generate_gets_a_clear_answer(trained, arguments, message):
     assert result.returncode == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_generate_reads_a_book_keeps_its_memory_and_goes_on_from_there(trained, tmp_path):
+    book = tmp_path / "book.txt"
+    book.write_text("BANQUO: well met.\n" * 200)
+    greedy = ["generate", "--checkpoint", trained, "--tokens", 20, "--temperature", 0]
+    memory = tmp_path / "memory.safetensors"
+    first = memformers(*greedy, "--prompt-file", book, "--save-memory", memory)
+    assert first.returncode == 0, first.stderr
+    assert len(first.stdout) == 21
+    assert "reading" in first.stderr
+    second = memformers(*greedy, "--load-memory", memory)
+    assert second.returncode == 0, second.stderr
+    at_once = memformers(*greedy[:-3], 40, "--temperature", 0, "--prompt-file", book)
+    assert at_once.stdout == first.stdout[:-1] + second.stdout
+
+
+def test_generate_reads_from_a_pipe_and_answers_line_by_line(trained):
+    options = ["generate", "--checkpoint", trained, "--tokens", 12, "--temperature", 0]
+    piped = memformers(*options, "--prompt-file", "-", input="BANQUO:")
+    assert piped.returncode == 0, piped.stderr
+    assert piped.stdout == memformers(*options, "--prompt", "BANQUO:").stdout.removeprefix("BANQUO:")
+    answers = memformers(*options, "--interactive", input="well met.\nwell met.\n")
+    assert answers.returncode == 0, answers.stderr
+    assert len(answers.stdout) == 2 * 13 + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt-file", "/gone.txt"], "/gone.txt can't be read as UTF-8 text"),
+        (["--load-memory", "/gone"], "/gone can't be read as a saved memory"),
+    ],
+)
+def test_a_missing_file_in_generate_gets_a_clear_answer(trained, arguments, message):
+    result = memformers("generate", "--checkpoint", trained, *arguments)
+    assert (result.returncode, "Traceback" in result.stderr) == (2, False)
+    assert message in result.stderr
+
+
+def test_evaluate_prints_and_writes_the_numbers_of_a_text(trained, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("BANQUO: well met.\n" * 100)
+    result = memformers("evaluate", "--checkpoint", trained, "--text", text, "--streams", 2, "--mem-len", 40,
+                        "--out", tmp_path / "out")  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    numbers = read_json(tmp_path / "out" / "evaluation.json")
+    assert f"{numbers['loss_nats']:.4f} ± " in result.stdout
+    assert numbers["tokens"] == 1799
+    assert len(numbers["loss_in_segment"]) == 16
+    assert len(numbers["loss_by_segment"]) == -(-900 // 16)
+    assert (tmp_path / "out" / "loss_by_position.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text", "/gone.txt"], "/gone.txt can't be read as UTF-8 text"),
+        (["--text", "-", "--streams", "0"], "streams=0 is too small"),
+        (["--text", "-", "--mem-len", "-1"], "mem_len=-1 is negative"),
+        (["--text", "-"], "a text of 0 tokens has nothing to predict"),
+    ],
+)
+def test_a_mistake_in_evaluate_gets_a_clear_answer(trained, arguments, message):
+    result = memformers("evaluate", "--checkpoint", trained, *arguments, input="")
+    assert (result.returncode, "Traceback" in result.stderr) == (2, False)
+    assert message in result.stderr

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memformers.evaluation import evaluate
+from memformers.evaluation import BLOCK, Evaluation, evaluate, summary, with_lengths
 from tests.builders import MODELS, small_lm
 
 
@@ -46,3 +46,55 @@ def test_bits_per_character_counts_characters_not_tokens():
     result = evaluate(small_lm("transformer"), torch.randint(0, 11, (51,)), 1)
     assert result.bits_per_character(50) == pytest.approx(result.loss / math.log(2))
     assert result.bits_per_character(25) == pytest.approx(2 * result.loss / math.log(2))
+
+
+def test_losses_are_those_of_each_token_and_their_mean_is_the_loss():
+    lm, text = small_lm("transformer-xl"), torch.randint(0, 11, (101,))
+    result = evaluate(lm, text, batch_size=3)
+    assert result.losses.shape == (100,)
+    assert result.loss == pytest.approx(result.losses.double().mean().item(), abs=1e-6)
+    in_segment, by_segment = result.by_position(7)
+    length = result.stream_length
+    places = [t % length for t in range(100)]
+    for position, mean in enumerate(in_segment):
+        same = [result.losses[t].item() for t in range(100) if places[t] % 7 == position]
+        assert mean == pytest.approx(sum(same) / len(same), abs=1e-5)
+    for number, mean in enumerate(by_segment):
+        same = [result.losses[t].item() for t in range(100) if places[t] // 7 == number]
+        assert mean == pytest.approx(sum(same) / len(same), abs=1e-5)
+
+
+def test_papers_numbers_are_normalized_by_what_they_name():
+    text = "aß cd\n" * 20  # 6 characters, 7 bytes, 2 words each
+    lm, tokens = small_lm("transformer"), torch.randint(0, 11, (len(text),))
+    result = evaluate(lm, tokens, 1)
+    numbers, nats = summary(result, text), result.losses.double().sum().item()
+    assert numbers["bits_per_character"] == pytest.approx(nats / math.log(2) / 119)
+    assert numbers["bits_per_byte"] == pytest.approx(nats / math.log(2) / 139)
+    assert numbers["word_perplexity"] == pytest.approx(math.exp(nats / 40))
+
+
+def test_the_uncertainty_covers_the_truth_about_95_times_in_100():
+    covered = 0
+    for _ in range(400):
+        draws = (
+            torch.randn(20 * BLOCK).add_(torch.randn(20).repeat_interleave(BLOCK)) + 3.0
+        )  # alike in blocks
+        result = Evaluation(draws.mean().item(), 0.0, None, draws, draws > 0, len(draws))
+        covered += abs(result.loss - 3.0) <= result.uncertainty
+    assert 0.90 <= covered / 400 <= 0.98
+    assert math.isnan(Evaluation(0.0, 0.0, None, draws[:BLOCK], draws > 0, BLOCK).uncertainty)
+
+
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+def test_memory_may_be_longer_than_in_training_as_far_as_positions_reach(positions):
+    lm = with_lengths(small_lm("transformer-xl", positions=positions), segment_len=4, mem_len=8)
+    text = torch.randint(0, 11, (60,))
+    same = small_lm("transformer-xl", positions=positions, segment_len=4, mem_len=8)
+    same.load_state_dict(lm.state_dict())
+    assert torch.equal(evaluate(lm, text, 1).losses, evaluate(same, text, 1).losses)
+    if positions == "learned":
+        with pytest.raises(ValueError, match="13 positions was asked for, but the model learned 12"):
+            with_lengths(lm, mem_len=9)
+    else:
+        assert with_lengths(lm, mem_len=500).config.mem_len == 500

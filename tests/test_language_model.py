@@ -201,7 +201,7 @@ class TestGenerate:
     @pytest.mark.parametrize("model", MODELS)
     def test_greedy_takes_what_reading_the_text_again_predicts(self, model):
         lm = small_lm(model).eval()
-        text = lm.generate(tokens(9), 20, temperature=0.0)
+        text = generated(lm, tokens(9), 20, temperature=0.0)
         assert text.shape == (29, 2)
         S = lm.config.segment_len
         for end in range(9, 29):
@@ -215,19 +215,39 @@ class TestGenerate:
                 logits = output.logits[-1]
             assert torch.equal(logits.argmax(-1), text[end])
 
+    def test_tokens_come_one_by_one(self):
+        stream = small_lm("compressive").generate(tokens(3), 10**9)
+        assert next(stream).shape == next(stream).shape == (2,)
+
     def test_the_same_seed_writes_the_same_text_and_another_seed_does_not(self):
         lm, prompt = small_lm("transformer-xl"), tokens(3)
-        first = lm.generate(prompt, 30, seed=1)
-        assert torch.equal(first, lm.generate(prompt, 30, seed=1))
-        assert not torch.equal(first, lm.generate(prompt, 30, seed=2))
-        assert torch.equal(first[:3], prompt)
+        first = generated(lm, prompt, 30, seed=1)
+        assert torch.equal(first, generated(lm, prompt, 30, seed=1))
+        assert not torch.equal(first, generated(lm, prompt, 30, seed=2))
 
-    def test_the_model_stays_in_the_mode_it_was_in(self):
-        lm = small_lm("transformer-xl").train()
-        lm.generate(tokens(3), 2)
+    def test_one_prompt_can_be_continued_in_several_ways(self):
+        lm, prompt = small_lm("transformer-xl"), tokens(3)[:, :1]
+        text = generated(lm, prompt, 30, seed=1, batch=3)
+        assert text.shape == (33, 3)
+        assert not torch.equal(text[:, 0], text[:, 1])
+
+    def test_it_ends_when_every_stream_has_come_to_the_stop(self):
+        lm, prompt = small_lm("transformer-xl"), tokens(3)
+        text = generated(lm, prompt, 500, seed=1)
+        stop = 4
+        ends = [int((text[3:, b] == stop).nonzero()[0]) for b in range(2)]
+        stopped = generated(lm, prompt, 500, seed=1, stop=stop)
+        assert len(stopped) == 3 + max(ends) + 1 < 503
+        assert torch.equal(stopped, text[: len(stopped)])
+
+    @pytest.mark.parametrize("model", MODELS)
+    def test_the_model_stays_in_the_mode_it_was_in_and_drops_nothing(self, model):
+        lm, prompt = small_lm(model, dropout=0.5).train(), tokens(3)
+        text = generated(lm, prompt, 5, temperature=0.0)
         assert lm.training
+        assert torch.equal(text, generated(lm.eval(), prompt, 5, temperature=0.0))
 
-    def test_bad_input_is_an_error(self):
+    def test_bad_input_is_an_error_at_once(self):
         lm = small_lm("transformer-xl")
         with pytest.raises(ValueError, match="at least one of each"):
             lm.generate(torch.zeros(0, 1, dtype=torch.long), 3)
@@ -235,3 +255,11 @@ class TestGenerate:
             lm.generate(tokens(3), -1)
         with pytest.raises(ValueError, match="temperature=-1"):
             lm.generate(tokens(3), 1, temperature=-1)
+        with pytest.raises(ValueError, match="batch=2 for 2 prompts"):
+            lm.generate(tokens(3), 1, batch=2)
+
+
+def generated(lm, prompt, *arguments, **options):
+    """Prompt and continuation, ``[T, B]``."""
+    new = list(lm.generate(prompt, *arguments, **options))
+    return torch.cat((prompt.expand(-1, len(new[0])), torch.stack(new)))

@@ -1,0 +1,127 @@
+"""Reading with caches against the forward pass, which reads every segment with its whole memory."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memformers.decoding import Decoder, Rereader, few_rows
+from memformers.memory import Memory
+from tests.builders import MODELS, small_lm
+
+WITH_MEMORY = [model for model in MODELS if model != "transformer"]
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+
+
+@torch.no_grad()
+def read_by_segments(lm, text):
+    """Logits ``[T, B, vocab]`` of the forward pass, and the memory after the last whole segment."""
+    lm.eval()
+    memory, logits, after_whole_segments = None, [], Memory(())
+    for segment in text.split(lm.config.segment_len):
+        output = lm(segment, memory)
+        logits.append(output.logits)
+        memory = output.memory
+        if len(segment) == lm.config.segment_len:
+            after_whole_segments = memory
+    return torch.cat(logits), after_whole_segments
+
+
+def read_one_by_one(lm, text):
+    decoder = Decoder(lm, text.shape[1])
+    return torch.stack([decoder.read(token[None]) for token in text]), decoder
+
+
+@pytest.mark.parametrize("model", WITH_MEMORY)
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_cached_logits_are_those_of_the_forward_pass_over_2000_tokens(model, positions, dtype):
+    lm = small_lm(model, positions=positions).to(dtype)
+    text = torch.randint(11, (2_000, 1))
+    wanted, _ = read_by_segments(lm, text)
+    got, _ = read_one_by_one(lm, text)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=TOLERANCE[dtype])
+    if dtype == torch.float64:
+        assert torch.equal(got.argmax(-1), wanted.argmax(-1))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    model=st.sampled_from(WITH_MEMORY),
+    segment_len=st.integers(1, 9),
+    mem_len=st.integers(0, 12),
+    c_mem_len=st.integers(0, 7),
+    compression_rate=st.integers(1, 5),
+    portions=st.lists(st.integers(1, 11), min_size=1, max_size=8),
+    data=st.data(),
+)
+def test_any_lengths_in_any_portions_from_any_segment_on(
+    model, segment_len, mem_len, c_mem_len, compression_rate, portions, data
+):
+    shape = {"segment_len": segment_len, "mem_len": mem_len, "c_mem_len": c_mem_len}
+    lm = small_lm(model, compression_rate=compression_rate, **shape).double()
+    text = torch.randint(11, (sum(portions), 2))
+    wanted, memory = read_by_segments(lm, text)
+    start = data.draw(st.integers(0, len(text) // segment_len)) * segment_len
+    _, before = read_by_segments(lm, text[:start]) if start else (None, None)
+    decoder, end = Decoder(lm, 2, before), start
+    for portion in portions:
+        part = text[end : end + portion]
+        if len(part):
+            logits, end = decoder.read(part), end + len(part)
+            torch.testing.assert_close(logits, wanted[end - 1], rtol=0, atol=1e-10)
+    kept = decoder.memory()
+    assert (kept.mem_len, kept.c_mem_len) == (memory.mem_len, memory.c_mem_len)
+    got, wanted = ([t for t in (*m.mem, *m.c_mem) if len(t)] for m in (kept, memory))
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+    assert torch.equal(decoder.running, text[len(text) // segment_len * segment_len :])
+
+
+@pytest.mark.parametrize("model", WITH_MEMORY)
+def test_buffers_are_allocated_once_and_never_grow(model):
+    lm = small_lm(model)
+    decoder = Decoder(lm, 1)
+    pasts = [past for cache in decoder.caches for past in (cache.compressed, cache.recent)]
+    windows = [window for past in pasts for window in (past.inputs, past.key, past.value)]
+    places = [window.buffer.data_ptr() for window in windows]
+    sizes = [window.buffer.numel() for window in windows]
+    for token in torch.randint(11, (300, 1)):
+        decoder.read(token[None])
+    assert [window.buffer.data_ptr() for window in windows] == places
+    assert [window.buffer.numel() for window in windows] == sizes
+
+
+def test_a_model_without_memory_reads_its_newest_segment_again():
+    lm = small_lm("transformer").train()
+    text = torch.randint(11, (20, 2))
+    reader = lm.reader(2)
+    assert isinstance(reader, Rereader)
+    for end in range(1, 21):
+        logits = reader.read(text[end - 1 : end])
+        torch.testing.assert_close(logits, lm(text[max(end - 7, 0) : end]).logits[-1])
+    assert lm.training
+
+
+def test_what_cannot_be_decoded_is_an_error():
+    with pytest.raises(ValueError, match="model='transformer' keeps no memory; read with a Rereader"):
+        Decoder(small_lm("transformer"), 1)
+    lm = small_lm("transformer-xl")
+    _, memory = read_by_segments(lm, torch.randint(11, (14, 2)))
+    with pytest.raises(ValueError, match=r"mem of layer 0 was expected as \[length, batch, d_model\]"):
+        Decoder(lm, 3, memory)
+    _, longer = read_by_segments(small_lm("transformer-xl", mem_len=9), torch.randint(11, (14, 2)))
+    with pytest.raises(ValueError, match="memory of 9 positions or slots was given to a model of mem_len=5"):
+        Decoder(lm, 2, longer)
+    with pytest.raises(
+        ValueError, match="compressed memory of 1 slots was given to a model='transformer-xl'"
+    ):
+        Decoder(lm, 2, Memory(memory.mem, tuple(m[:1] for m in memory.mem)))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("features", [12, 10, 7])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_map_of_few_rows_is_the_same_map(rows, features, bias):
+    linear, x = torch.nn.Linear(5, features, bias=bias), torch.randn(rows, 1, 5)
+    torch.testing.assert_close(few_rows(linear, x), linear(x))
