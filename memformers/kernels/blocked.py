@@ -68,10 +68,10 @@ def blocked_attention(
     out = sequence_first(query)
     terms = Terms(query, key, r, u, v, s, seed, dropout_prob)
     kept = []
+    # What is kept is one tensor a block: memory of that size is taken from what was freed before, while
+    # a single large one would be fresh from the system, and its first use slower than the arithmetic.
     scores = None if keep else torch.empty_like(terms.workspace)
     for block in blocks(query, key):
-        # One tensor a block: memory of that size is taken from what was freed before, while a single
-        # large one would be fresh from the system, and its first use slower than the arithmetic.
         probabilities = terms.probabilities(block, block.scores(scores, terms.dtype))  # [n, s, k]
         if keep:
             kept.append(probabilities)
@@ -105,6 +105,7 @@ def blocked_attention_backward(
     r_descending = terms.r.to(query.dtype)
     grad = grad * terms.scale_up if dropout_prob else grad
     gradients = torch.empty_like(terms.workspace)
+    workspace = terms.workspace.to(query.dtype)
     scores = None if kept else torch.empty_like(terms.workspace)
     for i, block in enumerate(blocks(query, key)):
         content, position = (x.to(query.dtype) for x in terms.biased_queries(block))  # [n, s, E], [h, s·b, E]
@@ -121,16 +122,16 @@ def blocked_attention_backward(
             d_scores.mul_(probabilities > 0)
             probabilities = probabilities.abs()
         torch._softmax_backward_data(d_scores, probabilities, -1, terms.dtype, grad_input=d_scores)
-        by_distance, by_key = block.split(terms.workspace)  # [h, s·b, k + 1], [b, h, s, k]
-        block.clear_unused(terms.workspace)
+        by_distance, by_key = block.split(workspace)  # [h, s·b, k + 1], [b, h, s, k]
+        block.clear_unused(workspace)
         by_key.copy_(block.unpair(d_scores))
 
         # u and v are added to every query: their gradients are those of all queries together.
-        at_keys, at_distances = d_scores.sum(1, keepdim=True), by_distance.sum(1)  # [n, 1, k], [h, k + 1]
+        at_keys = d_scores.sum(1, keepdim=True)  # [n, 1, k]
         d_u[block.heads] += block.unpair(torch.bmm(at_keys, keys)).sum((0, 2))
-        d_s[block.heads, block.distances] += at_distances
+        d_s[block.heads, block.distances] += by_distance.sum(1, dtype=terms.dtype)
 
-        d_scores, by_distance = d_scores.to(query.dtype), by_distance.to(query.dtype)
+        d_scores = d_scores.to(query.dtype)
         block.accumulate(d_key, d_scores, content)
         d_content = block.unpair(torch.bmm(d_scores, block.pairs(key, block.keys)))  # [b, h, s, E]
         d_position = block.unrow(torch.bmm(by_distance, r_descending[block.heads, block.distances]))
