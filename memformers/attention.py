@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from memformers.kernels import absorbed
-from memformers.kernels.dispatch import KernelName, check_kernel, relative_attention
+from memformers.kernels import absorbed, augmented
+from memformers.kernels.dispatch import KernelName, check_can_run, check_kernel, relative_attention
 from memformers.kernels.naive import causal_mask
 
 Positions = Literal["learned", "sinusoidal"]
@@ -26,12 +26,13 @@ class RelativeMultiHeadAttention(nn.Module):
     - ``"sinusoidal"``: r_d = W_R · sinusoid(d), and learned u and v for each head, as in the paper.
 
     ``max_positions`` is how many distances 0 … max_positions−1 the learned scheme stores: at least
-    the longest K = C + M + S it will meet. The sinusoidal scheme stores none and knows no bound.
+    the longest K = C + M + S it will meet. The sinusoidal scheme stores none and knows no bound; its
+    sinusoids are ``position_features`` numbers P, by default ``d_model``.
 
     ``kernel`` names what computes the scores and their softmax, ``"auto"`` the fastest that can.
 
     Raises ValueError for a width that the heads don't divide, a dropout outside [0, 1), an unknown
-    scheme or kernel, or no positions.
+    scheme or kernel, no positions or features, and for a kernel that can't have these positions.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class RelativeMultiHeadAttention(nn.Module):
         *,
         positions: Positions = "learned",
         max_positions: int = 4096,
+        position_features: int | None = None,
         kernel: KernelName = "auto",
     ):
         super().__init__()
@@ -52,6 +54,7 @@ class RelativeMultiHeadAttention(nn.Module):
             raise ValueError(f"positions={positions!r} is unknown; use 'learned' or 'sinusoidal'.")
         if max_positions < 1:
             raise ValueError(f"max_positions={max_positions} stores no distance; use at least 1.")
+        features = check_features(position_features or d_model, positions, kernel)
         d_head = d_model // heads
         self.heads = heads
         self.d_model = d_model
@@ -68,7 +71,7 @@ class RelativeMultiHeadAttention(nn.Module):
             self.r = nn.Parameter(torch.empty(heads, max_positions, d_head))
             self.s = nn.Parameter(torch.empty(heads, max_positions))
         else:
-            self.position = nn.Linear(d_model, d_model, bias=False)  # W_R
+            self.position = nn.Linear(features, d_model, bias=False)  # W_R
             self.v = nn.Parameter(torch.empty(heads, d_head))
         self.reset_parameters()
 
@@ -136,22 +139,40 @@ class RelativeMultiHeadAttention(nn.Module):
         if mask is not None:
             check_mask(mask, S, K, query.shape[1])
             mask = rearrange(mask, "s k b -> b 1 s k")
-        context = relative_attention(
-            rearrange(query, "s b (h e) -> b h s e", h=self.heads),
-            rearrange(key, "k b (h e) -> b h k e", h=self.heads),
-            rearrange(value, "k b (h e) -> b h k e", h=self.heads),
-            **self.distance_terms(K),
-            mask=mask,
-            dropout_prob=self.dropout_prob if self._dropping else 0.0,
-            kernel=self.kernel,
-        )
+        query, key, value = (rearrange(t, "t b (h e) -> b h t e", h=self.heads) for t in (query, key, value))
+        dropout_prob = self.dropout_prob if self._dropping else 0.0
+        if self.kernel == "augmented":
+            context = self._augmented(query, key, value, mask, dropout_prob)
+        else:
+            terms = self.distance_terms(K)
+            context = relative_attention(
+                query, key, value, **terms, mask=mask, dropout_prob=dropout_prob, kernel=self.kernel
+            )
         return self.output(rearrange(context, "b h s e -> s b (h e)"))
+
+    def _augmented(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_prob: float
+    ) -> Tensor:
+        check_can_run("augmented", query, mask, dropout_prob)
+        return augmented.relative_attention(
+            query,
+            key,
+            value,
+            self._sinusoids(key.shape[2]).to(query),
+            rearrange(self.position.weight, "(h e) p -> h e p", h=self.heads).to(query),
+            u=self.u.to(query),
+            v=self.v.to(query),
+            dropout_prob=dropout_prob,
+        )
+
+    def _sinusoids(self, K: int) -> Tensor:
+        return sinusoids(K, self.position.in_features).to(self.position.weight)  # [K, P]
 
     def distance_terms(self, K: int) -> dict[str, Tensor]:
         """The kernel's r ``[H, K, E]``, u, and the scheme's s ``[H, K]`` or v, for K distances."""
         if self.positions == "learned":
             return {"r": self.r[:, :K], "s": self.s[:, :K], "u": self.u}
-        features = self.position(sinusoids(K, self.d_model).to(self.position.weight))  # [K, D]
+        features = self.position(self._sinusoids(K))  # [K, D]
         r = rearrange(features, "k (h e) -> h k e", h=self.heads)
         return {"r": r, "u": self.u, "v": self.v}
 
@@ -181,12 +202,28 @@ def fold(norm: nn.LayerNorm, linear: nn.Linear) -> Affine:
     return linear.weight * norm.weight, bias if linear.bias is None else bias + linear.bias
 
 
-def sinusoids(distances: int, d_model: int) -> Tensor:
-    """The paper's features of the distances 0 … distances−1, ``[distances, d_model]`` in float64:
+def sinusoids(distances: int, features: int) -> Tensor:
+    """The paper's features of the distances 0 … distances−1, ``[distances, features]`` in float64:
     sines, then cosines, of wavelengths from 2π to 10,000·2π (Vaswani et al. 2017, section 3.5)."""
-    rates = 10_000.0 ** -(torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
+    rates = 10_000.0 ** -(torch.arange(0, features, 2, dtype=torch.float64) / features)
     angles = torch.arange(distances, dtype=torch.float64)[:, None] * rates
-    return torch.cat((angles.sin(), angles.cos()), dim=-1)[:, :d_model]
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)[:, :features]
+
+
+def check_features(features: int, positions: Positions, kernel: KernelName) -> int:
+    """Raise ValueError for position features that can't be, or not with this kernel."""
+    if features < 1:
+        raise ValueError(f"position_features={features} tells no distances apart; use at least 1.")
+    if kernel == "augmented" and positions == "learned":
+        raise ValueError(
+            "kernel='augmented' splits sines and cosines, and positions='learned' has none; use "
+            "positions='sinusoidal' or another kernel."
+        )
+    if kernel == "augmented" and features % 2:
+        raise ValueError(
+            f"kernel='augmented' pairs each sine with its cosine; position_features={features} is odd."
+        )
+    return features
 
 
 def check_heads(heads: int, d_model: int) -> None:

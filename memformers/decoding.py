@@ -160,7 +160,7 @@ class LayerCache:
             **self.attention.distance_terms(key.shape[2]),
             mask=None,
             dropout_prob=0.0,
-            kernel=self.attention.kernel,
+            kernel="auto",
         )
 
 

@@ -11,7 +11,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from memformers.attention import Positions, RelativeMultiHeadAttention, check_dropout, check_heads
+from memformers.attention import (
+    Positions,
+    RelativeMultiHeadAttention,
+    check_dropout,
+    check_features,
+    check_heads,
+)
 from memformers.compressive import (
     AttentionReconstructionLoss,
     CompressiveTransformer,
@@ -52,7 +58,9 @@ class ModelConfig:
     """The paper's fixed sinusoids (sinusoidal), or a learned vector for each distance (learned)."""
     kernel: KernelName = "auto"
     """What computes attention: naive (the definition), blocked (fast on CPU), fused (Triton, on a GPU),
-    or the fastest of those that were measured (auto)."""
+    augmented (PyTorch's own, for sinusoidal positions), or the fastest of those measured (auto)."""
+    position_features: int | None = None
+    """Numbers in a sinusoid, P (sinusoidal positions); d_model if not given, fewer for augmented."""
     segment_len: int = 64
     """Segment length S the model is trained with, in tokens; the longest with learned positions."""
     mem_len: int = 64
@@ -70,6 +78,8 @@ class ModelConfig:
         check_heads(self.heads, self.d_model)
         check_dropout(self.dropout)
         check_kernel(self.kernel)
+        if self.position_features is not None:
+            check_features(self.position_features, self.positions, self.kernel)
         for name in ("vocab_size", "n_layers", "d_ff", "segment_len", "compression_rate"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is too small; use at least 1.")
@@ -282,6 +292,7 @@ def build_transformer(config: ModelConfig) -> TransformerXL | CompressiveTransfo
         config.dropout,
         positions=config.positions,
         max_positions=config.longest_attention,
+        position_features=config.position_features,
         kernel=config.kernel,
     )
     feed_forward = FeedForward(config.d_model, config.d_ff, config.dropout)

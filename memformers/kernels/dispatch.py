@@ -9,7 +9,7 @@ from torch import Tensor
 
 from memformers.kernels import blocked, naive
 
-KernelName = Literal["auto", "naive", "blocked", "fused"]
+KernelName = Literal["auto", "naive", "blocked", "fused", "augmented"]
 
 WORTH_BLOCKING = 1 << 18
 """Scores, over all heads and streams, from which on the blocked kernel is the faster: 1 MiB in
@@ -30,7 +30,8 @@ def relative_attention(
     kernel: KernelName = "auto",
 ) -> Tensor:
     """:func:`memformers.kernels.naive.relative_attention` by ``kernel``; ``"auto"`` picks by device,
-    size and what is asked. Raises ValueError for a named kernel that can't do it."""
+    size and what is asked. Raises ValueError for a named kernel that can't do it, among them
+    ``"augmented"``, which takes sinusoids and W_R instead of r and is called where those are."""
     if kernel == "auto":
         kernel = fastest(query, key, mask, dropout_prob)
     if kernel == "naive":
@@ -38,6 +39,8 @@ def relative_attention(
             query, key, value, r, u=u, v=v, s=s, mask=mask, dropout_prob=dropout_prob
         )
     check_can_run(kernel, query, mask, dropout_prob)
+    if kernel == "augmented":
+        raise ValueError("kernel='augmented' takes sinusoids, not r; name it when building the attention.")
     if kernel == "blocked":
         return blocked.relative_attention(query, key, value, r, u=u, v=v, s=s, dropout_prob=dropout_prob)
     from memformers.kernels import fused  # not above: Triton is there for GPUs, and not on every machine
@@ -67,7 +70,9 @@ def obstacle(kernel: KernelName, query: Tensor, mask: Tensor | None, dropout_pro
         return "is causal and takes no explicit mask"
     if kernel == "fused":
         return what_fused_lacks(query, dropout_prob)
-    return "" if query.device.type == "cpu" else f"runs on CPU, and the model is on {query.device}"
+    if kernel == "augmented" or query.device.type == "cpu":
+        return ""
+    return f"runs on CPU, and the model is on {query.device}"
 
 
 def what_fused_lacks(query: Tensor, dropout_prob: float) -> str:

@@ -108,7 +108,9 @@ def test_the_fused_kernel_says_what_it_lacks(monkeypatch):
 
 
 def test_an_unknown_kernel_is_an_error():
-    with pytest.raises(ValueError, match="kernel='fast' is unknown; use one of auto, naive, blocked, fused"):
+    with pytest.raises(
+        ValueError, match="kernel='fast' is unknown; use one of auto, naive, blocked, fused, augmented"
+    ):
         RelativeMultiHeadAttention(2, 8, kernel="fast")
     with pytest.raises(ValueError, match="kernel='fast'"):
         ModelConfig(kernel="fast")
