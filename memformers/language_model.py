@@ -152,7 +152,7 @@ class MemoryLM(nn.Module):
         Raises ValueError for tokens that aren't integers ``[S, B]`` with S ≥ 1, for a memory of
         another model, batch, dtype or device, and for a segment longer than learned positions.
         """
-        check_tokens(tokens, self.config.vocab_size)
+        self.check_tokens(tokens)
         memory = memory or Memory(())
         self.check_kind(memory)
         x = self.dropout(self.embed(tokens))  # [S, B, D]
@@ -162,6 +162,12 @@ class MemoryLM(nn.Module):
             hidden, inputs = self.transformer(x, memory.mem)
         memory, auxiliary_loss = self.remember(memory, inputs)
         return LMOutput(self.head(hidden), memory, auxiliary_loss)
+
+    def check_tokens(self, tokens: Tensor, batch: int | None = None) -> None:
+        """Raise ValueError unless ``tokens`` is text of this vocabulary, ``[S, B]``, of ``batch`` streams."""
+        check_tokens(tokens, self.config.vocab_size)
+        if batch is not None and tokens.shape[1] != batch:
+            raise ValueError(f"tokens of {batch} streams were expected; {list(tokens.shape)} came.")
 
     def check_kind(self, memory: Memory) -> None:
         """Raise ValueError for a memory that only another kind of model keeps."""
@@ -218,7 +224,7 @@ class MemoryLM(nn.Module):
         Raises ValueError as :class:`Sampling` does, for a prompt without tokens, a negative
         ``max_new_tokens``, and a ``batch`` of several prompts.
         """
-        check_tokens(prompt, self.config.vocab_size)
+        self.check_tokens(prompt)
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens={max_new_tokens} is negative; use 0 or more.")
         if batch < 1 or (batch > 1 and prompt.shape[1] > 1):

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memformers.decoding import Decoder, Rereader, few_rows
+from memformers.cache import few_rows
+from memformers.decoding import Decoder, Rereader
 from memformers.memory import Memory
 from tests.builders import MODELS, small_lm
 
@@ -117,6 +118,17 @@ def test_what_cannot_be_decoded_is_an_error():
         ValueError, match="compressed memory of 1 slots was given to a model='transformer-xl'"
     ):
         Decoder(lm, 2, Memory(memory.mem, tuple(m[:1] for m in memory.mem)))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_tokens_that_are_no_text_are_an_error(model):
+    reader = small_lm(model).reader(2)
+    with pytest.raises(ValueError, match=r"tokens of 2 streams were expected; \[3, 1\] came"):
+        reader.read(torch.zeros(3, 1, dtype=torch.long))
+    with pytest.raises(ValueError, match="vocab_size=11"):
+        reader.read(torch.full((1, 2), 11))
+    with pytest.raises(ValueError, match="at least one of each"):
+        reader.read(torch.zeros(0, 2, dtype=torch.long))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])

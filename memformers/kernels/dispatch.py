@@ -11,9 +11,9 @@ from memformers.kernels import blocked, naive
 
 KernelName = Literal["auto", "naive", "blocked", "fused", "augmented"]
 
-WORTH_BLOCKING = 1 << 18
-"""Scores, over all heads and streams, from which on the blocked kernel is the faster: 1 MiB in
-float32. Below, the naive kernel's temporaries fit the cache, and it takes fewer calls."""
+WORTH_BLOCKING = 1 << 19
+"""Scores, over all heads and streams, from which on the blocked kernel is the faster in whole training
+steps: 2 MiB in float32. Below, the naive kernel's temporaries fit the cache, and it takes fewer calls."""
 
 
 def relative_attention(
