@@ -11,7 +11,7 @@ def evaluation(right: range, n: int = 2_000, stream_length: int = 2_000) -> Eval
     correct = torch.zeros(n - 1, dtype=torch.bool)
     for character in right:
         correct[character - 1] = True
-    return Evaluation(1.0, 0.0, None, correct, stream_length)
+    return Evaluation(1.0, 0.0, None, torch.ones(len(correct)), correct, stream_length)
 
 
 def test_second_sayings_count_by_distance_and_first_ones_as_chance():
