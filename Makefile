@@ -8,13 +8,21 @@ DATA ?=
 BIN := .venv/bin
 PIP := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: compare test bench bench-decoding lint format clean
+.PHONY: compare dashboard test docs bench bench-decoding lint format clean
 
 compare: .venv/ready
 	$(BIN)/memformers compare --scale $(SCALE) $(if $(DATA),--data "$(DATA)")
 
+# labml's dashboard, which every training finds. DASHBOARD="--open --port 5006" gives it settings.
+dashboard: .venv/ready-for-dashboard
+	$(BIN)/memformers dashboard $(DASHBOARD)
+
 test: .venv/ready-for-tests
 	$(BIN)/python -m pytest
+
+# The documentation, into site/. It opens as files; its search needs a server: python -m http.server -d site
+docs: .venv/ready-for-tests
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Speed and memory beside other implementations, into experiments/benchmarks/RESULTS.md; some 15 minutes.
 # BENCH=--quick shows in one minute that all of it runs; BENCH=--help lists what else there is.
@@ -42,6 +50,10 @@ clean:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; this is %s. Try make PYTHON=python3.12" % sys.version.split()[0])'
 	$(PYTHON) -m venv .venv
 	$(PIP) --editable .
+	@touch $@
+
+.venv/ready-for-dashboard: .venv/ready
+	$(PIP) --editable '.[dashboard]'
 	@touch $@
 
 # labml-nn, which the parity tests compare with, asks for gigabytes that it doesn't need for that.

@@ -6,12 +6,11 @@ setting. Each model trains in a process of its own, tracked by labml; only the m
 
 from memformers.cli import Compare
 from memformers.command_line import parse_arguments, plain_errors
-from memformers.comparison import compare
 
 
 def main(arguments: Compare) -> None:
     """Train the three models alike and write the report that compares them."""
-    report = compare(arguments.config, arguments.folder(), arguments.dashboard)
+    report = arguments.compare()
     print(f"report: {report}")
 
 

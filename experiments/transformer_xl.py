@@ -3,21 +3,22 @@
 Run it with ``python experiments/transformer_xl.py``; ``--help`` lists every setting.
 """
 
+import sys
+
 from labml import monit
 
-from memformers.cli import Train
-from memformers.command_line import parse_arguments, plain_errors
+from memformers.cli import Train, parse_train
+from memformers.command_line import plain_errors
 from memformers.language_model import ModelConfig
 from memformers.report import write_report
 from memformers.training.config import TrainConfig
-from memformers.training.run import train_run
 
 DEFAULTS = Train(TrainConfig(model=ModelConfig(model="transformer-xl")))
 
 
 def main(arguments: Train) -> None:
     """Train a Transformer-XL and draw its curves."""
-    folder = train_run(arguments.config, arguments.folder(), arguments.dashboard)
+    folder = arguments.train()
     with monit.section("Report"):
         report = write_report(folder)
     print(f"report: {report}")
@@ -25,4 +26,4 @@ def main(arguments: Train) -> None:
 
 if __name__ == "__main__":
     with plain_errors():
-        main(parse_arguments(Train, default=DEFAULTS))
+        main(parse_train(sys.argv[1:], DEFAULTS))

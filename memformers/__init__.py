@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from memformers.labml_weights import from_labml as from_labml
     from memformers.language_model import LMOutput as LMOutput
     from memformers.language_model import MemoryLM as MemoryLM
-    from memformers.language_model import ModelConfig as ModelConfig
     from memformers.layers import FeedForward as FeedForward
     from memformers.memory import Memory as Memory
+    from memformers.model_config import ModelConfig as ModelConfig
+    from memformers.transfo_xl_weights import from_transfo_xl as from_transfo_xl
     from memformers.transformer_xl import TransformerXL as TransformerXL
     from memformers.transformer_xl import TransformerXLLayer as TransformerXLLayer
+    from memformers.weights_file import load_weights as load_weights
 
 __version__ = "0.1.0"
 
@@ -31,11 +33,13 @@ _HOMES = {
     "LMOutput": "language_model",
     "Memory": "memory",
     "MemoryLM": "language_model",
-    "ModelConfig": "language_model",
+    "ModelConfig": "model_config",
     "RelativeMultiHeadAttention": "attention",
     "TransformerXL": "transformer_xl",
     "TransformerXLLayer": "transformer_xl",
     "from_labml": "labml_weights",
+    "from_transfo_xl": "transfo_xl_weights",
+    "load_weights": "weights_file",
 }
 __all__ = sorted(_HOMES)
 

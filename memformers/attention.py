@@ -1,17 +1,24 @@
 """Multi-head attention over memory and segment, aware of distances and not of absolute positions."""
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from memformers.attention_checks import (
+    Positions,
+    check_clamp,
+    check_dropout,
+    check_features,
+    check_heads,
+    check_mask,
+)
 from memformers.kernels import absorbed, augmented
 from memformers.kernels.dispatch import KernelName, check_can_run, check_kernel, relative_attention
-from memformers.kernels.naive import causal_mask
+from memformers.kernels.naive import attention_probabilities, causal_mask
 
-Positions = Literal["learned", "sinusoidal"]
 Affine = tuple[Tensor, Tensor]
 """Weight ``[out, in]`` and bias ``[out]``."""
 
@@ -27,7 +34,8 @@ class RelativeMultiHeadAttention(nn.Module):
 
     ``max_positions`` is how many distances 0 … max_positions−1 the learned scheme stores: at least
     the longest K = C + M + S it will meet. The sinusoidal scheme stores none and knows no bound; its
-    sinusoids are ``position_features`` numbers P, by default ``d_model``.
+    sinusoids are ``position_features`` numbers P, by default ``d_model``, and beyond a distance of
+    ``clamp_len`` all the same.
 
     ``kernel`` names what computes the scores and their softmax, ``"auto"`` the fastest that can.
 
@@ -44,6 +52,7 @@ class RelativeMultiHeadAttention(nn.Module):
         positions: Positions = "learned",
         max_positions: int = 4096,
         position_features: int | None = None,
+        clamp_len: int | None = None,
         kernel: KernelName = "auto",
     ):
         super().__init__()
@@ -54,13 +63,16 @@ class RelativeMultiHeadAttention(nn.Module):
             raise ValueError(f"positions={positions!r} is unknown; use 'learned' or 'sinusoidal'.")
         if max_positions < 1:
             raise ValueError(f"max_positions={max_positions} stores no distance; use at least 1.")
-        features = check_features(position_features or d_model, positions, kernel)
+        features = d_model if position_features is None else position_features
+        check_features(features, positions, kernel)
+        check_clamp(clamp_len, positions, kernel)
         d_head = d_model // heads
         self.heads = heads
         self.d_model = d_model
         self.dropout_prob = dropout_prob
         self.positions = positions
         self.max_positions = max_positions
+        self.clamp_len = clamp_len
         self.kernel = kernel
         self.query = nn.Linear(d_model, d_model, bias=False)
         self.key = nn.Linear(d_model, d_model, bias=False)
@@ -91,15 +103,29 @@ class RelativeMultiHeadAttention(nn.Module):
         self._check_shapes(query, key, value)
         return self.attend(self.query(query), self.key(key), self.value(value), mask)
 
-    def over_memory(self, x: Tensor, past: Tensor, norm: nn.LayerNorm, mask: Tensor | None = None) -> Tensor:
+    @torch.no_grad()
+    def probabilities(self, *, query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
+        """How much each position of ``query [S, B, D]`` looks at each of ``key [K, B, D]``, by head:
+        ``[B, H, S, K]``, each row summing to 1. To look at, not to learn from: no gradient. ``mask`` and
+        errors are those of ``forward``."""
+        self._check_shapes(query, key, key)
+        self._check_positions(len(key))
+        query, key = self.query(query), self.key(key)
+        query, key = (rearrange(t, "t b (h e) -> b h t e", h=self.heads) for t in (query, key))
+        mask = None if mask is None else rearrange(mask, "s k b -> b 1 s k")
+        return attention_probabilities(query, key, **self.distance_terms(key.shape[2]), mask=mask)
+
+    def over_memory(
+        self, x: Tensor, past: Tensor, norm: nn.LayerNorm | None, mask: Tensor | None = None
+    ) -> Tensor:
         """What ``forward`` gives for ``query=norm(x)`` and ``key=value=norm([past; x])``, with less work.
 
-        ``x [S, B, D]`` and ``past [M, B, D]`` are not normalized yet; returns ``[S, B, D]``. Scale γ and
-        shift β of ``norm`` are moved into the weights, W(γ ∘ x̂ + β) = (W ∘ γ)x̂ + Wβ. So of the past
-        only x̂ is needed, which has nothing to learn, and no gradient is computed for every remembered
-        position just to be summed into γ's and β's.
+        ``x [S, B, D]`` and ``past [M, B, D]`` are not normalized yet, or stay as they are for a norm of
+        None; returns ``[S, B, D]``. Scale γ and shift β of ``norm`` are moved into the weights,
+        W(γ ∘ x̂ + β) = (W ∘ γ)x̂ + Wβ. So of the past only x̂ is needed, which has nothing to learn, and
+        no gradient is computed for every remembered position just to be summed into γ's and β's.
         """
-        x, past = (F.layer_norm(t, norm.normalized_shape, eps=norm.eps) for t in (x, past))  # x̂
+        x, past = standardized(norm, x), standardized(norm, past)  # x̂
         query = F.linear(x, *fold(norm, self.query))  # [S, B, D]
         key_map, value_map = fold(norm, self.key), fold(norm, self.value)
         if mask is None and self._worth_absorbing(x, past):
@@ -166,7 +192,8 @@ class RelativeMultiHeadAttention(nn.Module):
         )
 
     def _sinusoids(self, K: int) -> Tensor:
-        return sinusoids(K, self.position.in_features).to(self.position.weight)  # [K, P]
+        table = sinusoids(K, self.position.in_features, self.clamp_len)  # [K, P]
+        return table.to(self.position.weight)
 
     def distance_terms(self, K: int) -> dict[str, Tensor]:
         """The kernel's r ``[H, K, E]``, u, and the scheme's s ``[H, K]`` or v, for K distances."""
@@ -196,72 +223,30 @@ class RelativeMultiHeadAttention(nn.Module):
             )
 
 
-def fold(norm: nn.LayerNorm, linear: nn.Linear) -> Affine:
-    """Weight and bias of ``linear`` after the scale and shift of ``norm``, in one map."""
+def standardized(norm: nn.LayerNorm | None, x: Tensor) -> Tensor:
+    """x̂: ``x [·, B, D]`` as ``norm`` gives it before its scale and shift; ``x`` itself without a norm."""
+    return x if norm is None else F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
+
+
+def fold(norm: nn.LayerNorm | None, linear: nn.Linear) -> Affine:
+    """Weight and bias of ``linear`` after the scale and shift of ``norm``, if there is one, in one map."""
+    if norm is None:
+        none = linear.weight.new_zeros(linear.out_features)
+        return linear.weight, none if linear.bias is None else linear.bias
     bias = linear.weight @ norm.bias
     return linear.weight * norm.weight, bias if linear.bias is None else bias + linear.bias
 
 
-def sinusoids(distances: int, features: int) -> Tensor:
+def sinusoids(distances: int, features: int, clamp_len: int | None = None) -> Tensor:
     """The paper's features of the distances 0 … distances−1, ``[distances, features]`` in float64:
-    sines, then cosines, of wavelengths from 2π to 10,000·2π (Vaswani et al. 2017, section 3.5)."""
+    sines, then cosines, of wavelengths from 2π to 10,000·2π (Vaswani et al. 2017, section 3.5). Those
+    beyond ``clamp_len`` are taken for it."""
     rates = 10_000.0 ** -(torch.arange(0, features, 2, dtype=torch.float64) / features)
-    angles = torch.arange(distances, dtype=torch.float64)[:, None] * rates
+    at = torch.arange(distances, dtype=torch.float64).clamp(max=distances if clamp_len is None else clamp_len)
+    angles = at[:, None] * rates
     return torch.cat((angles.sin(), angles.cos()), dim=-1)[:, :features]
 
 
-def check_features(features: int, positions: Positions, kernel: KernelName) -> int:
-    """Raise ValueError for position features that can't be, or not with this kernel."""
-    if features < 1:
-        raise ValueError(f"position_features={features} tells no distances apart; use at least 1.")
-    if kernel == "augmented" and positions == "learned":
-        raise ValueError(
-            "kernel='augmented' splits sines and cosines, and positions='learned' has none; use "
-            "positions='sinusoidal' or another kernel."
-        )
-    if kernel == "augmented" and features % 2:
-        raise ValueError(
-            f"kernel='augmented' pairs each sine with its cosine; position_features={features} is odd."
-        )
-    return features
-
-
-def check_heads(heads: int, d_model: int) -> None:
-    """Raise ValueError, naming widths that fit, unless ``heads`` divides ``d_model``."""
-    if heads < 1 or d_model < 1:
-        raise ValueError(f"heads={heads} and d_model={d_model} must both be at least 1.")
-    if d_model % heads:
-        below, above = d_model // heads * heads, -(-d_model // heads) * heads
-        such_as = f"{below} or {above}" if below else f"{above}"
-        raise ValueError(
-            f"d_model={d_model} is not divisible by heads={heads}; "
-            f"use a multiple of {heads}, such as {such_as}."
-        )
-
-
-def check_dropout(dropout_prob: float) -> None:
-    """Raise ValueError unless ``dropout_prob`` is in [0, 1)."""
-    if not 0.0 <= dropout_prob < 1.0:
-        raise ValueError(f"dropout_prob={dropout_prob} is outside [0, 1); use 0 for no dropout.")
-
-
-def check_mask(mask: Tensor, S: int, K: int, B: int) -> None:
-    """Raise ValueError unless ``mask`` is a usable boolean ``[S, K, B]`` or ``[S, K, 1]``."""
-    if mask.dtype != torch.bool or tuple(mask.shape) not in {(S, K, B), (S, K, 1)}:
-        raise ValueError(
-            f"a boolean mask [{S}, {K}, {B}] or [{S}, {K}, 1] (segment, keys, batch) was expected; "
-            f"this one is {mask.dtype} {list(mask.shape)}."
-        )
-    if torch.compiler.is_compiling():  # the checks below read values, which a graph can't
-        return
-    future = mask & ~causal_mask(S, K, mask.device)[:, :, None]
-    if future.any():
-        i, j, b = future.nonzero()[0].tolist()
-        raise ValueError(
-            f"the mask lets query {i} of stream {b} see key {j}, which lies in its future (its own "
-            f"key is {K - S + i}); distances below 0 have no position, so hide those keys."
-        )
-    blind = ~mask.any(dim=1)
-    if blind.any():
-        i, b = blind.nonzero()[0].tolist()
-        raise ValueError(f"the mask hides every key from query {i} of stream {b}; show it one.")
+def nearest_mask(S: int, K: int, span: int, device: torch.device) -> Tensor:
+    """Boolean ``[S, K]``: each query sees the ``span`` newest keys up to its own."""
+    return causal_mask(S, K, device).triu(K - S - span + 1)

@@ -6,160 +6,176 @@ import math
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 
+from memformers.attention import Affine, fold, nearest_mask, standardized
 from memformers.kernels.dispatch import relative_attention
-from memformers.layers import PreNormLayer
+from memformers.layers import MemoryLayer
+
+ALIGNED = 16
+"""Rooms are multiples of so many columns: rows that begin at a cache line are read faster."""
 
 
-class Window:
-    """The newest positions of something, ``[..., length, features]``, in a buffer allocated once.
+class Stretch:
+    """The columns of a layer's buffers that hold one stretch of its past, oldest first.
 
-    New ones are written behind the last, the oldest are dropped by moving the beginning on; when the
-    buffer's end is reached, what is left moves to its front. The buffer has room for an eighth more
+    New positions are written behind the last, the oldest are dropped by moving the beginning on; when
+    the end of its room is reached, what is left moves to the front. There is room for an eighth more
     than ``capacity``, so that this copies eight positions for one that comes.
-
-    Products with the whole buffer read memory in one piece, which a part of it is not: what they give
-    for positions outside the window is cut off, or has weight 0 (:meth:`products`, :meth:`mean`).
     """
 
-    def __init__(self, shape: tuple[int, ...], capacity: int, features: int, like: Tensor):
-        room = capacity + capacity // 8 + 1
-        self.buffer = like.new_zeros(*shape, room, features)
-        self.start = self.end = 0
+    def __init__(self, low: int, capacity: int):
+        self.low = self.start = self.end = low
+        self.high = low + (ALIGNED * -(-(capacity + capacity // 8 + 1) // ALIGNED) if capacity else 0)
 
     def __len__(self) -> int:
         return self.end - self.start
 
-    def append(self, new: Tensor) -> None:
-        """Take in ``new [..., t, features]``."""
-        t = new.shape[-2]
-        if self.end + t > self.buffer.shape[-2]:
-            kept = self.all().clone()  # the old place and the new one overlap
-            self.start, self.end = 0, len(self)
-            self.all().copy_(kept)
-        self.buffer[..., self.end : self.end + t, :] = new
-        self.end += t
+    @property
+    def columns(self) -> slice:
+        """Where it is."""
+        return slice(self.start, self.end)
 
-    def drop(self, t: int) -> None:
-        """Forget the oldest ``t``."""
-        self.start += t
-
-    def all(self) -> Tensor:
-        """What it holds, oldest first; a view."""
-        return self.buffer[..., self.start : self.end, :]
-
-    def products(self, x: Tensor) -> Tensor:
-        """``x [..., 1, features]`` times each position, ``[..., 1, length]``."""
-        products = torch.bmm(x.flatten(0, -3), self.buffer.flatten(0, -3).transpose(1, 2))
-        return products.view(*x.shape[:-1], -1)[..., self.start : self.end]
-
-    def mean(self, weights: Tensor) -> Tensor:
-        """The sum ``[..., 1, features]`` of positions by ``weights [..., 1, length]``."""
-        padded = weights.new_zeros(*weights.shape[:-1], self.buffer.shape[-2])
-        padded[..., self.start : self.end] = weights
-        return torch.bmm(padded.flatten(0, -3), self.buffer.flatten(0, -3)).view(*weights.shape[:-1], -1)
-
-
-class Past:
-    """One layer's inputs over a stretch of the past, ``[B, length, D]``, with their keys and values,
-    ``[B, H, length, E]``."""
-
-    def __init__(self, layer: PreNormLayer, batch: int, capacity: int):
-        attention = layer.self_attn
-        like, heads = attention.query.weight, attention.heads
-        d_head = layer.d_model // heads
-        self.inputs = Window((batch,), capacity, layer.d_model, like)
-        self.key = Window((batch, heads), capacity, d_head, like)
-        self.value = Window((batch, heads), capacity, d_head, like)
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def append(self, inputs: Tensor, key: Tensor, value: Tensor) -> None:
-        """Take in ``inputs [t, B, D]`` and their ``key`` and ``value [B, H, t, E]``."""
-        self.inputs.append(inputs.transpose(0, 1))
-        self.key.append(key)
-        self.value.append(value)
-
-    def drop(self, t: int) -> None:
-        """Forget the oldest ``t``."""
-        for window in (self.inputs, self.key, self.value):
-            window.drop(t)
+    def drop(self, positions: int) -> None:
+        """Forget the oldest ones."""
+        self.start += positions
 
 
 class LayerCache:
-    """What one layer remembers: compressed slots, and then memory and running segment together."""
+    """What one layer remembers: compressed slots, and then memory and running segment together.
 
-    def __init__(self, layer: PreNormLayer, batch: int, c_mem_len: int, recent_len: int):
+    Both lie in the same buffers, so that a token attends to all with one product; the columns between
+    and around them get no weight. Weights are those of the layer when this is made, with the scale and
+    shift of a norm before attention in them (:func:`memformers.attention.fold`), and 1/√E in the queries'.
+
+    With a ``span``, each position sees so many of the newest, its own among them, and not all.
+    """
+
+    def __init__(
+        self, layer: MemoryLayer, batch: int, c_mem_len: int, recent_len: int, span: int | None = None
+    ):
+        self.span = span
         self.layer, self.attention = layer, layer.self_attn
-        self.compressed = Past(layer, batch, c_mem_len)
-        self.recent = Past(layer, batch, recent_len)
+        heads, norm = self.attention.heads, layer.norm_before_attention
+        d_head = layer.d_model // heads
+        self.scale = 1 / math.sqrt(d_head)
+        maps = [fold(norm, m) for m in (self.attention.query, self.attention.key, self.attention.value)]
+        (w_query, b_query), *_ = maps
+        maps[0] = w_query * self.scale, b_query * self.scale
+        self.projections = torch.cat([w for w, _ in maps]), torch.cat([b for _, b in maps])
+
+        self.compressed = Stretch(0, c_mem_len)
+        self.recent = Stretch(self.compressed.high, recent_len)
+        room = self.recent.high
+        self.inputs = w_query.new_zeros(batch, room, layer.d_model)
+        self.key = w_query.new_zeros(batch, heads, room, d_head)
+        # Transposed: so a sum over positions reads it the faster.
+        self.value = w_query.new_zeros(batch, heads, d_head, room)
+        self.position = w_query.new_empty(batch, heads, room)  # scores, −∞ where nothing is
+
         # By descending distance, K−1 … 0, so that a shorter past takes the end of it.
         terms = self.attention.distance_terms(c_mem_len + recent_len)
         self.r = terms["r"].flip(1).contiguous()  # [H, K, E]
-        self.s = terms["s"].flip(1) if "s" in terms else None  # [H, K]
-        self.u, self.v = terms["u"], terms.get("v", torch.zeros_like(terms["u"]))
+        self.s = terms["s"].flip(1)[..., None] * self.scale if "s" in terms else None  # [H, K, 1]
+        self.u, self.v = (terms[n][:, None] * self.scale if n in terms else None for n in ("u", "v"))
 
-    def remember(self, inputs: Tensor, past: Past) -> None:
+    def remember(self, inputs: Tensor, stretch: Stretch) -> None:
         """Append ``inputs [t, B, D]`` to memory or compressed memory, with their keys and values."""
-        z = self.layer.norm_self_attn(inputs)
-        past.append(inputs, self.heads(self.attention.key, z), self.heads(self.attention.value, z))
+        _, key, value = self.project(inputs)
+        self.append(inputs, key, value, stretch)
 
-    def heads(self, linear: nn.Linear, z: Tensor) -> Tensor:
-        """``z [t, B, D]`` projected, ``[B, H, t, E]``."""
-        return rearrange(few_rows(linear, z), "t b (h e) -> b h t e", h=self.attention.heads)
+    def project(self, x: Tensor) -> Tensor:
+        """Queries over √E, keys and values of ``x [t, B, D]``: ``[3, B, H, t, E]``."""
+        z = standardized(self.layer.norm_before_attention, x)
+        projected = few_rows(self.projections, z)  # [t, B, 3 D]
+        return rearrange(projected, "t b (three h e) -> three b h t e", three=3, h=self.attention.heads)
+
+    def append(self, inputs: Tensor, key: Tensor, value: Tensor, stretch: Stretch) -> None:
+        """Take in ``inputs [t, B, D]`` and their ``key`` and ``value [B, H, t, E]``."""
+        if stretch.end + len(inputs) > stretch.high:
+            self.move_to_front(stretch)
+        new = slice(stretch.end, stretch.end + len(inputs))
+        self.inputs[:, new] = inputs.transpose(0, 1)
+        self.key[:, :, new] = key
+        self.value[..., new] = value.mT
+        stretch.end = new.stop
+
+    def move_to_front(self, stretch: Stretch) -> None:
+        """Make room behind a stretch."""
+        old, new = stretch.columns, slice(stretch.low, stretch.low + len(stretch))
+        for buffer in (self.inputs.mT, self.key.mT, self.value):  # positions last
+            buffer[..., new] = buffer[..., old].clone()  # the old place and the new one overlap
+        stretch.start, stretch.end = new.start, new.stop
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer's output ``[t, B, D]`` for the stream's next inputs ``x [t, B, D]``."""
         layer = self.layer
-        z = layer.norm_self_attn(x)
-        query = self.heads(self.attention.query, z)  # [B, H, t, E]
-        self.recent.append(x, self.heads(self.attention.key, z), self.heads(self.attention.value, z))
-        pasts = [past for past in (self.compressed, self.recent) if len(past)]
-        context = self.one(query, pasts) if len(x) == 1 else self.several(query, pasts)  # [B, H, t, E]
-        x = x + few_rows(self.attention.output, rearrange(context, "b h t e -> t b (h e)"))
-        hidden = few_rows(layer.feed_forward.layer1, layer.norm_ff(x)).relu_()
-        return x + few_rows(layer.feed_forward.layer2, hidden)
+        query, key, value = self.project(x)
+        self.append(x, key, value, self.recent)
+        context = self.one(query) if len(x) == 1 else self.several(query)  # [B, H, t, E]
+        x = x + few_rows(weights(self.attention.output), rearrange(context, "b h t e -> t b (h e)"))
+        if layer.norm == "post":
+            x = layer.norm_self_attn(x)
+            return layer.norm_ff(x + self.feed_forward(x))
+        return x + self.feed_forward(layer.norm_ff(x))
 
-    def one(self, query: Tensor, pasts: list[Past]) -> Tensor:
-        """Attention of a single position, which sees all that there is."""
-        content = torch.cat([past.key.products(query + self.u[:, None]) for past in pasts], dim=-1)
-        by_head = (query + self.v[:, None]).squeeze(2).transpose(0, 1)  # [H, B, E]
-        position = torch.bmm(by_head, self.r.transpose(1, 2))  # [H, B, K and more]
-        if self.s is not None:
-            position = position + self.s[:, None]
-        position = position[..., -content.shape[-1] :].transpose(0, 1).unsqueeze(2)  # [B, H, 1, K]
-        probabilities = ((content + position) / math.sqrt(query.shape[-1])).softmax(-1)
-        parts = probabilities.split([len(past) for past in pasts], dim=-1)
-        read = [past.value.mean(part) for part, past in zip(parts, pasts, strict=True)]
-        return torch.stack(read).sum(0)  # [B, H, 1, E]
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """The layer's feed-forward network, ``[t, B, D]`` to the same."""
+        network = self.layer.feed_forward
+        return few_rows(weights(network.layer2), few_rows(weights(network.layer1), x).relu_())
 
-    def several(self, query: Tensor, pasts: list[Past]) -> Tensor:
-        """Causal attention of several positions."""
-        key = torch.cat([past.key.all() for past in pasts], dim=2)
-        value = torch.cat([past.value.all() for past in pasts], dim=2)
+    def one(self, query: Tensor) -> Tensor:
+        """Attention of a single position, ``query [B, H, 1, E]``, which sees all that there is."""
+        by_head = query if self.v is None else query + self.v
+        position = torch.bmm(self.r, by_head.squeeze(2).permute(1, 2, 0))  # [H, K and more, B]
+        position = (position if self.s is None else position + self.s).permute(2, 0, 1)
+        recent = len(self.recent) if self.span is None else min(len(self.recent), self.span)
+        seen = recent + len(self.compressed)
+        self.position.fill_(-math.inf)
+        self.position[..., self.recent.end - recent : self.recent.end] = position[..., -recent:]
+        if seen > recent:
+            self.position[..., self.compressed.columns] = position[..., -seen:-recent]
+        content = query if self.u is None else query + self.u
+        scores = torch.baddbmm(
+            self.position.flatten(0, 1)[..., None], self.key.flatten(0, 1), content.flatten(0, 1).mT
+        )  # [B·H, room, 1]
+        probabilities = scores.mT.softmax(-1)  # [B·H, 1, room]
+        context = torch.bmm(self.value.flatten(0, 1), probabilities.mT)  # [B·H, E, 1]
+        return context.view_as(query)
+
+    def several(self, query: Tensor) -> Tensor:
+        """Causal attention of several positions, ``query [B, H, t, E]``."""
+        stretches = [s.columns for s in (self.compressed, self.recent) if len(s)]
+        key = torch.cat([self.key[:, :, columns] for columns in stretches], dim=2)
+        value = torch.cat([self.value[..., columns].mT for columns in stretches], dim=2)
+        S, K = query.shape[2], key.shape[2]
+        mask = None if self.span is None else nearest_mask(S, K, self.span, query.device)
         return relative_attention(
-            query,
+            query / self.scale,
             key,
             value,
-            **self.attention.distance_terms(key.shape[2]),
-            mask=None,
+            **self.attention.distance_terms(K),
+            mask=mask,
             dropout_prob=0.0,
             kernel="auto",
         )
 
 
-def few_rows(linear: nn.Linear, x: Tensor) -> Tensor:
-    """``linear(x)`` for ``x [t, B, in]``, at the speed of memory where there are one or two rows.
+def weights(linear: torch.nn.Linear) -> Affine:
+    """Weight and bias of ``linear``."""
+    return linear.weight, linear.bias
+
+
+def few_rows(affine: Affine, x: Tensor) -> Tensor:
+    """The affine map of ``x [t, B, in]``, at the speed of memory where there are one or two rows.
 
     PyTorch gives a matrix of one row to one core; as a batch of matrices, the weight is read by all.
     """
-    rows, features = x.shape[:-1].numel(), linear.out_features
+    weight, bias = affine
+    rows, features = x.shape[:-1].numel(), len(weight)
     parts = math.gcd(features, 4)
     if rows > 2 or parts == 1 or x.device.type != "cpu" or x.dtype != torch.float32:
-        return F.linear(x, linear.weight, linear.bias)
-    weight = linear.weight.view(parts, features // parts, linear.in_features)
+        return F.linear(x, weight, bias)
     columns = x.reshape(rows, -1).t().expand(parts, -1, -1)  # [parts, in, rows]
-    out = torch.bmm(weight, columns).view(features, rows).t().reshape(*x.shape[:-1], features)
-    return out if linear.bias is None else out + linear.bias
+    out = torch.bmm(weight.view(parts, features // parts, -1), columns)
+    return out.view(features, rows).t().reshape(*x.shape[:-1], features) + bias

@@ -1,8 +1,10 @@
-"""The ``memformers`` command: train, compare, generate, evaluate, report."""
+"""The ``memformers`` command: train, compare, generate, evaluate, probe, report, dashboard."""
 
+import math
+import os
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -15,10 +17,12 @@ from memformers.command_line import parse_arguments, plain_errors
 from memformers.comparison import CompareConfig, compare
 from memformers.evaluation import evaluate, summary, with_lengths
 from memformers.figures import save_loss_by_position
-from memformers.files import write_json
-from memformers.generation import TextStream, load_checkpoint, seeded
+from memformers.files import config_from_dict, read_json, write_json
+from memformers.generation import TextStream, load_checkpoint
+from memformers.probing.probe import ProbeConfig, probe
 from memformers.report import write_report
-from memformers.sampling import Sampling
+from memformers.sampling import Sampling, seeded
+from memformers.sealed import is_sealed
 from memformers.training.config import TrainConfig
 from memformers.training.run import choose_device, train_run
 
@@ -30,22 +34,36 @@ class Train:
     """Train one model on a text.
 
     Example: memformers train --model compressive --data my_book.txt
+    Example: memformers train --resume
     """
 
     config: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
     out: Path | None = None
     """Folder of the run; by default runs/, the date and the model."""
+    resume: Annotated[tuple[Path, ...] | None, tyro.conf.arg(metavar="[FOLDER]")] = None
+    """Go on with a run that was stopped, from its newest checkpoint and with its settings: the one in this
+    folder, else in --out, else the newest in runs/. With --out, a run begins there if there is none."""
     dashboard: str = ""
-    """The labml server's address, such as http://localhost:5005/api/v1/default. Empty: labml's own
-    $labml_app_url, or no dashboard."""
+    """Where to show it live: the address of a labml server, such as http://localhost:5005/api/v1/default,
+    or off. Empty: labml's own $labml_app_url, else a dashboard that runs on this machine, if one does."""
 
     def folder(self) -> Path:
-        """Where the run goes."""
-        return self.out or new_folder(self.config.model.model)
+        """Where the run goes, or is."""
+        if self.resume is None:
+            return self.out or new_folder(self.config.model.model)
+        if len(self.resume) + (self.out is not None) > 1:
+            raise ValueError("name one run to resume, after --resume or as --out.")
+        return resumable(self.resume[0]) if self.resume else self.out or newest_run()
+
+    def train(self) -> Path:
+        """Train; returns the run's folder."""
+        return train_run(self.config, self.folder(), self.dashboard, resume=self.resume is not None)
 
     def run(self) -> None:
         """Train, then say where the run is."""
-        print(f"run: {train_run(self.config, self.folder(), self.dashboard)}")
+        folder = self.train()
+        if os.environ.get("RANK", "0") == "0":  # of the processes of torchrun, one speaks
+            print(f"run: {folder}")
 
 
 @dataclass(frozen=True)
@@ -58,18 +76,25 @@ class Compare:
     config: tyro.conf.OmitArgPrefixes[CompareConfig] = field(default_factory=CompareConfig)
     out: Path | None = None
     """Folder of the comparison; by default runs/, the date and "compare"."""
+    resume: bool = False
+    """Go on with the comparison in --out, of the same settings: finish what was stopped."""
     dashboard: str = ""
-    """The labml server's address, such as http://localhost:5005/api/v1/default. Empty: labml's own
-    $labml_app_url, or no dashboard."""
+    """Where to show it live: the address of a labml server, such as http://localhost:5005/api/v1/default,
+    or off. Empty: labml's own $labml_app_url, else a dashboard that runs on this machine, if one does."""
 
     def folder(self) -> Path:
-        """Where the comparison goes."""
+        """Where the comparison goes, or is."""
+        if self.resume and self.out is None:
+            raise ValueError("name the comparison to resume as --out.")
         return self.out or new_folder("compare")
+
+    def compare(self) -> Path:
+        """Compare; returns the report's page."""
+        return compare(self.config, self.folder(), self.dashboard, resume=self.resume)
 
     def run(self) -> None:
         """Compare, then say where the report is."""
-        report = compare(self.config, self.folder(), self.dashboard)
-        print(f"report: {report}\n        {report.with_suffix('.md')}")
+        say_report(self.compare())
 
 
 @dataclass(frozen=True)
@@ -116,7 +141,7 @@ class Generate:
         generator = seeded(self.seed, stream.device)
         self.read_prompt(stream)
         try:
-            if stream.logits is not None or not self.interactive:
+            if stream.reader.logits is not None or not self.interactive:
                 self.write(stream, sampling, generator)
             while self.interactive:
                 stream.read(ask() + "\n")
@@ -191,13 +216,39 @@ class Evaluate:
             f"                {numbers['tokens']:,} tokens, {numbers['tokens'] / seconds:,.0f} a second"
         )
         if self.out:
-            in_segment, by_segment = evaluation.by_position(model.config.segment_len)
+            in_segment = evaluation.by_position(model.config.segment_len)
+            by_memory = evaluation.by_memory(model.config.segment_len, model.config.remembered_positions)
             self.out.mkdir(parents=True, exist_ok=True)
-            by_position = {"loss_in_segment": in_segment, "loss_by_segment": by_segment}
-            write_json(self.out / "evaluation.json", {**numbers, **by_position})
-            figure = self.out / "loss_by_position.png"
-            save_loss_by_position(in_segment, by_segment, model.config.segment_len, figure)
+            details = {
+                "loss_in_segment": in_segment,
+                "loss_by_memory": [
+                    {"positions_before": before, "loss": loss, "uncertainty": or_none(uncertainty)}
+                    for before, loss, uncertainty in by_memory
+                ],
+            }
+            finite = {name: or_none(value) for name, value in numbers.items()}
+            write_json(self.out / "evaluation.json", {**finite, **details})
+            save_loss_by_position(in_segment, by_memory, self.out / "loss_by_position.png")
             print(f"written to {self.out}")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Measure what context and memory are worth to trained models, and add it to their report.
+
+    Example: memformers probe runs/…
+    """
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    """A run's folder, or a comparison's."""
+    config: tyro.conf.OmitArgPrefixes[ProbeConfig] = field(default_factory=ProbeConfig)
+    device: str = "auto"
+    """Where to run, such as cpu or cuda:1; auto takes a GPU if there is one."""
+
+    def run(self) -> None:
+        """Measure, write the report again, say where it is."""
+        probe(self.folder, self.config, choose_device(self.device))
+        say_report(write_report(self.folder))
 
 
 @dataclass(frozen=True)
@@ -212,8 +263,55 @@ class Report:
 
     def run(self) -> None:
         """Write it, then say where it is."""
-        report = write_report(self.folder)
-        print(f"report: {report}\n        {report.with_suffix('.md')}")
+        say_report(write_report(self.folder))
+
+
+def or_none(value: float) -> float | None:
+    """The value, or None for one that JSON doesn't know."""
+    return value if math.isfinite(value) else None
+
+
+def say_report(page: Path) -> None:
+    """Print where a report is."""
+    print(f"report: {page}\n        {page.with_suffix('.md')}")
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """Watch runs in a browser: labml's dashboard, with nothing to set up. Ctrl-C ends it.
+
+    Example: memformers dashboard --open
+    """
+
+    folder: Path | None = None
+    """Where its records are kept; by default in the user's folder for data."""
+    host: str = "127.0.0.1"
+    """The address to listen on. It has no login: beyond this machine, whoever reaches it sees all."""
+    port: int = 5005
+    """The port to listen on; 0 is any that is free."""
+    mongo: str = ""
+    """Keep the records in the MongoDB at this host, or mongodb:// address, instead of files."""
+    import_: Annotated[tuple[Path, ...], tyro.conf.arg(name="import", metavar="RUNS")] = ()
+    """Folders of runs, comparisons, or of these, to bring in: what was trained while no dashboard ran."""
+    open: bool = False
+    """Whether to open it in the browser."""
+    fetch_page: bool = False
+    """Get local copies, with npm, of what the page loads from public servers; then end."""
+
+    def run(self) -> None:
+        """Start it, and stay until it is ended."""
+        try:
+            from memformers.dashboard.page import fetch_copies
+            from memformers.dashboard.server import Settings, default_folder, serve
+        except ImportError as error:  # fcntl, on Windows
+            raise ValueError(
+                f"the dashboard needs Linux or macOS: this Python has no {error.name}."
+            ) from None
+        if self.fetch_page:
+            print(f"the page's files are in {fetch_copies()}")
+            return
+        folder = self.folder or default_folder()
+        serve(Settings(folder, self.host, self.port, self.mongo, self.import_, self.open))
 
 
 def read_text(path: str) -> str:
@@ -238,10 +336,42 @@ def new_folder(name: str) -> Path:
     return folder
 
 
+def newest_run() -> Path:
+    """The run under runs/ that was begun or resumed last; ValueError if there is none."""
+    configs = list(RUNS.glob("*/config.json"))
+    if not configs:
+        raise ValueError(f"{RUNS} holds no run to resume; name its folder after --resume.")
+    return max(configs, key=lambda path: path.stat().st_mtime).parent
+
+
+def resumable(folder: Path) -> Path:
+    """The folder, if a run was begun in it; else ValueError."""
+    if not (folder / "config.json").is_file() or is_sealed(folder):
+        raise ValueError(f"{folder} is no run's folder; name one to resume.")
+    return folder
+
+
+def parse_train(arguments: list[str], default: Train, prog: str | None = None) -> Train:
+    """The arguments of a training, on top of ``default``; where it resumes a run, on top of that run's
+    config, so that only what is named can differ from it."""
+    train: Train = parse_arguments(Train, arguments, prog=prog, default=default)
+    if train.resume is None or not (train.folder() / "config.json").exists():
+        return train
+    folder = train.folder()
+    config = config_from_dict(TrainConfig, read_json(folder / "config.json"), f"{folder / 'config.json'}")
+    resumed: Train = parse_arguments(Train, arguments, prog=prog, default=replace(train, config=config))
+    return replace(resumed, out=folder, resume=())
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
+    given = sys.argv[1:] if arguments is None else arguments
     with plain_errors():
-        parse_arguments(Train | Compare | Generate | Evaluate | Report, arguments, prog="memformers").run()
+        kinds = Train | Compare | Generate | Evaluate | Probe | Report | Dashboard
+        command = parse_arguments(kinds, given, prog="memformers")
+        if isinstance(command, Train):
+            command = parse_train(given[1:], Train(), prog="memformers train")
+        command.run()
 
 
 if __name__ == "__main__":

@@ -6,13 +6,22 @@ from pathlib import Path
 
 from labml import monit
 
+from memformers.dashboard.runs import CARD, new_run_id, plan_run
 from memformers.data.corpora import BUILTIN, STAND_IN, Corpus, load_corpus
-from memformers.files import write_json
+from memformers.files import read_json, write_json
+from memformers.finished_runs import CONFIG
 from memformers.language_model import ModelName
+from memformers.probing.probe import ProbeConfig, probe
 from memformers.processes import run_module
-from memformers.report import CONFIG, write_report
-from memformers.tracking import LABML_URL, find_dashboard
+from memformers.report import write_report
+from memformers.tracking import DASHBOARD, dashboard_page, find_dashboard
 from memformers.training.config import TrainConfig
+from memformers.training.observer import RESULT
+from memformers.training.resume import check_same_config, check_same_corpus
+from memformers.training.run import choose_device
+
+PROBED = 500
+"""Tokens that are predicted with each context when a comparison is probed, so that it takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -41,34 +50,71 @@ class CompareConfig:
         return replace(self.train, model=network, tokens=max(round(self.train.tokens * self.scale), 1))
 
 
-def compare(config: CompareConfig, folder: Path, dashboard: str = "") -> Path:
-    """Train every model into a sub-folder of ``folder`` and write the report; returns its page.
+def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> Path:
+    """Train every model into a sub-folder of ``folder``, probe them and write the report; returns its
+    page.
+
+    With ``resume``, trainings that were stopped go on, and finished ones are left alone.
 
     A model whose training fails doesn't stop the others: the report is written, and says so. Raises
-    ValueError for a folder that already holds runs, for what no training could start from, and when
-    a training failed.
+    ValueError for a folder that already holds runs (with ``resume``: of other settings), for what no
+    training could start from, and when a training failed.
     """
-    if next(folder.glob(f"*/{CONFIG}"), None):
-        raise ValueError(f"{folder} already holds runs; name a new folder for this comparison.")
-    address = find_dashboard(dashboard)
+    if not resume and next(folder.glob(f"*/{CONFIG}"), None):
+        raise ValueError(f"{folder} already holds runs; name a new folder for this comparison, or resume it.")
+    dashboard = find_dashboard(dashboard)
     corpus = load_corpus(config.train.data)
+    for model in config.models:
+        check_same_corpus(corpus, folder / model)
     folder.mkdir(parents=True, exist_ok=True)
     data = pin_corpus(corpus, folder)
+    trainings = {model: replace(config.run_config(model), data=data) for model in config.models}
+    for model, training in trainings.items():
+        check_same_config(training, folder / model)
+    ids = plan_runs(config.models, folder)
     failed = []
+    print_links(ids, dashboard)
     for i, model in enumerate(config.models, 1):
         print(f"\n── {i} of {len(config.models)} ──", flush=True)
         run = folder / model
-        run.mkdir(exist_ok=True)
-        write_json(run / CONFIG, asdict(replace(config.run_config(model), data=data)))
-        if run_module("memformers.training", str(run), environment={LABML_URL: address}):
+        if not (run / RESULT).exists():
+            write_json(run / CONFIG, asdict(trainings[model]))
+        arguments = [str(run), *(["--resume"] if resume else [])]
+        if run_module("memformers.training", *arguments, environment={DASHBOARD: dashboard}):
             failed.append(model)
     if len(failed) == len(config.models):
         raise ValueError(f"no training ended well, so there is nothing to report; see {folder}.")
+    try:
+        probe(folder, ProbeConfig(positions=PROBED), choose_device(config.train.device))
+    except ValueError as error:
+        print(f"NOTE: not probed: {error}")
     with monit.section("Report"):
         report = write_report(folder)
     if failed:
         raise ValueError(f"the training of {', '.join(failed)} failed; the others are in {report}.")
+    print_links(ids, dashboard)
     return report
+
+
+def plan_runs(models: tuple[ModelName, ...], folder: Path) -> dict[ModelName, str]:
+    """Folders for the runs, and the ids by which a dashboard will know them as one group: under one
+    comment, the first model compared with the second, and each other one with the first."""
+    cards = {model: folder / model / CARD for model in models}
+    ids = {m: read_json(card)["run"] if card.exists() else new_run_id() for m, card in cards.items()}
+    for model in models:
+        (folder / model).mkdir(exist_ok=True)
+        other = next((ids[m] for m in models if m != model), "")
+        if not cards[model].exists():  # one that is resumed keeps its own
+            plan_run(folder / model, ids[model], f"comparison {folder.resolve().name}", other)
+    return ids
+
+
+def print_links(ids: dict[ModelName, str], dashboard: str) -> None:
+    """Say where labml's comparison shows the runs, each beside the first, if a dashboard runs."""
+    page = dashboard_page(dashboard)
+    first, *others = ids
+    for model in others if page else ():
+        print(f"dashboard: {page}/run/{ids[model]}/compare  ({model} beside {first})", flush=True)
 
 
 def pin_corpus(corpus: Corpus, folder: Path) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from memformers.attention import RelativeMultiHeadAttention
-from memformers.layers import FeedForward, PreNormLayer, stack
+from memformers.layers import FeedForward, MemoryLayer, Norm, final_norm, sparing, stack
 from memformers.memory import check_memory
 
 
@@ -44,8 +44,8 @@ class Conv1dCompression(nn.Module):
         return F.linear(slots, self.conv.weight.flatten(1), self.conv.bias)  # [n, B, D]
 
 
-class CompressiveTransformerLayer(PreNormLayer):
-    """The shared pre-norm layer, attending over compressed memory, memory and segment; ``compress``
+class CompressiveTransformerLayer(MemoryLayer):
+    """The shared layer, attending over compressed memory, memory and segment; ``compress``
     is its own f_c, ``[n·c, B, D]`` to ``[n, B, D]``."""
 
     def __init__(
@@ -56,12 +56,14 @@ class CompressiveTransformerLayer(PreNormLayer):
         feed_forward: FeedForward,
         dropout_prob: float,
         compress: nn.Module,
+        norm: Norm = "pre",
     ):
         super().__init__(
             d_model=d_model,
             self_attn=self_attn,
             feed_forward=feed_forward,
             dropout_prob=dropout_prob,
+            norm=norm,
         )
         self.compress = compress
 
@@ -75,7 +77,7 @@ class CompressiveTransformerLayer(PreNormLayer):
 
 
 class CompressiveTransformer(nn.Module):
-    """``n_layers`` layers built like ``layer``, each with fresh weights, and a final norm.
+    """``n_layers`` layers built like ``layer``, each with fresh weights, and in pre-norm a final norm.
 
     Both memories are passed in; growing and compressing them is the business of
     :mod:`memformers.memory`.
@@ -84,7 +86,9 @@ class CompressiveTransformer(nn.Module):
     def __init__(self, layer: CompressiveTransformerLayer, n_layers: int):
         super().__init__()
         self.layers = stack(layer, n_layers)
-        self.norm = nn.LayerNorm(layer.d_model)
+        self.norm = final_norm(layer)
+        self.recompute = False
+        """Whether layers are computed again in the backward pass, to save memory."""
 
     def forward(
         self,
@@ -105,7 +109,7 @@ class CompressiveTransformer(nn.Module):
         new_mem = []
         for i, layer in enumerate(self.layers):
             new_mem.append(x.detach())
-            x = layer(
+            x = sparing(layer, self.recompute)(
                 x=x,
                 mem=mem[i] if mem else None,
                 c_mem=c_mem[i] if c_mem else None,
@@ -148,8 +152,9 @@ class AttentionReconstructionLoss:
 
 
 def layer_loss(layer: CompressiveTransformerLayer, h: Tensor, mem: Tensor, c_mem: Tensor) -> Tensor:
-    """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements."""
-    norm, attention = frozen(layer.norm_self_attn), layer.self_attn
+    """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements, a scalar;
+    of ``h [S, B, D]``, ``mem [n·c, B, D]`` and ``c_mem [n, B, D]``."""
+    norm, attention = frozen(layer.norm_before_attention or nn.Identity()), layer.self_attn
     query = project(attention, attention.query, norm(h.detach()))  # [B, H, S, E]
     whole = content_attention(attention, query, norm(mem.detach()))  # [B, H, S, E]
     compressed = content_attention(attention, query, norm(c_mem))  # [B, H, S, E]
@@ -169,6 +174,7 @@ def project(attention: RelativeMultiHeadAttention, linear: nn.Linear, z: Tensor)
 
 
 def frozen(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The module as a function whose weights take no gradient, though its input may."""
+    """The module as a function, of the same shapes ``[…, D]``, whose weights take no gradient, though its
+    input may."""
     weights = {name: parameter.detach() for name, parameter in module.named_parameters()}
     return lambda x: functional_call(module, weights, (x,))

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from memformers.cache import LayerCache, few_rows
+from memformers.cache import LayerCache, few_rows, weights
 from memformers.compressive import CompressiveTransformerLayer
-from memformers.layers import PreNormLayer
+from memformers.layers import MemoryLayer, eval_mode
 from memformers.memory import Memory, check_memory, slots_to_compress
 from memformers.sampling import Sampling
 
@@ -40,18 +40,21 @@ class Decoder:
         if config.model == "transformer":
             raise ValueError("model='transformer' keeps no memory; read with a Rereader.")
         self.model, self.config, self.batch = model, config, batch
-        self.running = torch.empty(0, batch, dtype=torch.long, device=model.embed.weight.device)
+        self.running = torch.empty(0, batch, dtype=torch.long, device=model.device)
         """Tokens ``[t, B]`` of the running segment, which are not memory yet."""
+        self.logits: Tensor | None = None
+        """Of the next token, ``[B, vocab_size]``; None before the first was read."""
         compressive = config.model == "compressive"
         # A memory shorter than one slot's worth waits until it fills one.
         mem_len = max(config.mem_len, config.compression_rate - 1 if compressive else 0)
         recent_len = mem_len + config.segment_len
         c_mem_len = config.c_mem_len + recent_len // config.compression_rate + 1 if compressive else 0
-        layers = cast(list[PreNormLayer], list(model.transformer.layers))
-        self.caches = [LayerCache(layer, batch, c_mem_len, recent_len) for layer in layers]
+        layers = cast(list[MemoryLayer], list(model.transformer.layers))
+        span = config.mem_len if config.equal_spans else None
+        self.caches = [LayerCache(layer, batch, c_mem_len, recent_len, span) for layer in layers]
         if memory is not None:
             model.check_kind(memory)
-            one = model.embed.weight.new_empty(1, batch, config.d_model)
+            one = model.head.weight.new_empty(1, batch, config.d_model)
             check_memory("mem", memory.mem, one, len(layers))
             check_memory("c_mem", memory.c_mem, one, len(layers))
             check_lengths(memory, mem_len, config.c_mem_len)
@@ -73,10 +76,15 @@ class Decoder:
             self.running = torch.cat((self.running, portion))
             if len(self.running) == self.config.segment_len:
                 self.end_segment()
-        return few_rows(self.model.head, self.model.transformer.norm(x[-1:]))[0]
+        hidden, head = self.model.transformer.norm(x[-1:]), self.model.head
+        logits = (
+            few_rows(weights(head), hidden) if isinstance(head, nn.Linear) else self.model.predict(hidden)
+        )
+        self.logits = logits[0]
+        return self.logits
 
     def portions(self, tokens: Tensor) -> list[Tensor]:
-        """The tokens cut where segments end."""
+        """``tokens [T, B]`` cut where segments end, ``[t, B]`` each."""
         room = self.config.segment_len - len(self.running)
         return [part for part in (tokens[:room], *tokens[room:].split(self.config.segment_len)) if len(part)]
 
@@ -92,7 +100,7 @@ class Decoder:
             n = slots_to_compress(len(recent), config.mem_len, config.compression_rate)
             if n == 0:
                 continue
-            oldest = recent.inputs.all()[:, : n * config.compression_rate].transpose(0, 1)
+            oldest = cache.inputs[:, recent.columns][:, : n * config.compression_rate].transpose(0, 1)
             cache.remember(cache.layer.compress(oldest), compressed)
             compressed.drop(max(len(compressed) - config.c_mem_len, 0))
             recent.drop(n * config.compression_rate)
@@ -100,8 +108,8 @@ class Decoder:
     def memory(self) -> Memory:
         """What is remembered from before the running segment, as the forward pass returns it."""
         before = -len(self.running) or None
-        mem = tuple(c.recent.inputs.all()[:, :before].transpose(0, 1).clone() for c in self.caches)
-        c_mem = tuple(c.compressed.inputs.all().transpose(0, 1).clone() for c in self.caches)
+        mem = tuple(c.inputs[:, c.recent.columns][:, :before].transpose(0, 1).clone() for c in self.caches)
+        c_mem = tuple(c.inputs[:, c.compressed.columns].transpose(0, 1).clone() for c in self.caches)
         return Memory(mem, c_mem if len(c_mem[0]) else ())
 
 
@@ -111,7 +119,9 @@ class Rereader:
 
     def __init__(self, model: "MemoryLM", batch: int):
         self.model, self.batch = model, batch
-        self.text = torch.empty(0, batch, dtype=torch.long, device=model.embed.weight.device)
+        self.text = torch.empty(0, batch, dtype=torch.long, device=model.device)
+        self.logits: Tensor | None = None
+        """Of the next token, ``[B, vocab_size]``; None before the first was read."""
 
     @torch.no_grad()
     def read(self, tokens: Tensor) -> Tensor:
@@ -119,33 +129,46 @@ class Rereader:
         ValueError for tokens of another shape, or outside the vocabulary."""
         self.model.check_tokens(tokens, self.batch)
         self.text = torch.cat((self.text, tokens))[-self.model.config.segment_len :]
-        was_training = self.model.training
-        self.model.eval()
-        logits = self.model(self.text).logits[-1]
-        self.model.train(was_training)
-        return logits
+        with eval_mode(self.model):
+            self.logits = self.model(self.text).logits[-1]
+        return self.logits
 
 
 def write(
     reader: Decoder | Rereader,
-    prompt: Tensor,
     max_new_tokens: int,
     sampling: Sampling,
     generator: torch.Generator,
     stop: int | None = None,
 ) -> Iterator[Tensor]:
-    """Read ``prompt [P, B]``, then draw token after token ``[B]`` and read each in turn, until every
-    stream has come to ``stop`` or ``max_new_tokens`` are written; the last one is left unread."""
-    stopped = torch.zeros(reader.batch, dtype=torch.bool, device=prompt.device)
+    """Go on from what ``reader`` has read: draw the next token ``[B]``, read it, yield it, until
+    ``max_new_tokens`` are written or every stream has come to ``stop``. Raises ValueError, when
+    called, if nothing was read yet, and for a negative ``max_new_tokens``."""
+    if reader.logits is None:
+        raise ValueError("the prompt is empty; give the text to go on from, at least one token.")
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens={max_new_tokens} is negative; use 0 or more.")
+    return drawn(reader, max_new_tokens, sampling, generator, stop)
+
+
+def drawn(
+    reader: Decoder | Rereader,
+    max_new_tokens: int,
+    sampling: Sampling,
+    generator: torch.Generator,
+    stop: int | None,
+) -> Iterator[Tensor]:
+    """The tokens of :func:`write`, int64 ``[B]`` each."""
+    stopped = torch.zeros(reader.batch, dtype=torch.bool)
     for _ in range(max_new_tokens):
-        logits = reader.read(prompt)
-        token = sampling.draw(logits.float(), generator)  # [B]
+        assert reader.logits is not None
+        token = sampling.draw(reader.logits.float(), generator)  # [B]
+        reader.read(token[None])
         yield token
         if stop is not None:
-            stopped |= token == stop
+            stopped |= token.cpu() == stop
             if stopped.all():
                 return
-        prompt = token[None]
 
 
 def check_lengths(memory: Memory, mem_len: int, c_mem_len: int) -> None:

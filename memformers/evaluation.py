@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memformers.data.streams import IGNORED, evaluation_segments, stream_length
-from memformers.language_model import MemoryLM, eval_mode
-from memformers.layers import PreNormLayer
+from memformers.language_model import MemoryLM
+from memformers.layers import MemoryLayer, eval_mode
 from memformers.memory import Memory
 
 BLOCK = 500
@@ -51,17 +51,32 @@ class Evaluation:
         blocks = self.losses[: len(self.losses) // BLOCK * BLOCK].view(-1, BLOCK).double().mean(1)
         return 1.96 * blocks.std().item() / math.sqrt(len(blocks)) if len(blocks) > 1 else math.nan
 
-    def by_position(self, segment_len: int) -> tuple[list[float], list[float]]:
-        """Mean loss at each position of a segment; and of each segment of a stream, the first, which
-        has no memory yet, the second, …: what more memory is worth. In nats a token."""
+    def by_position(self, segment_len: int) -> list[float]:
+        """Mean loss at each position of a segment, in nats a token."""
         place = torch.arange(len(self.losses)) % self.stream_length
-        return group_means(self.losses, place % segment_len), group_means(self.losses, place // segment_len)
+        return group_means(self.losses, place % segment_len).tolist()
+
+    def by_memory(self, segment_len: int, reach: int) -> list[tuple[int, float, float]]:
+        """What memory is worth: the positions that a segment's stream has read before it, of which it
+        can remember ``reach``; the mean loss of the segments that have so many; and half the width of
+        its 95 % confidence interval, NaN where only one has. In nats a token."""
+        stream = torch.arange(len(self.losses)) // self.stream_length
+        place = torch.arange(len(self.losses)) % self.stream_length
+        in_stream = -(-self.stream_length // segment_len)
+        means = group_means(self.losses, stream * in_stream + place // segment_len)  # of each segment
+        before = (torch.arange(len(means)) % in_stream * segment_len).clamp(max=reach)
+        found = []
+        for length in before.unique().tolist():
+            same = means[before == length]
+            width = 1.96 * same.std().item() / math.sqrt(len(same)) if len(same) > 1 else math.nan
+            found.append((length, same.mean().item(), width))
+        return found
 
 
-def group_means(values: Tensor, group: Tensor) -> list[float]:
-    """The mean of ``values [n]`` in each group 0, 1, …"""
+def group_means(values: Tensor, group: Tensor) -> Tensor:
+    """The mean of ``values [n]`` in each group 0, 1, …, float64."""
     sums = torch.zeros(int(group.max()) + 1, dtype=torch.float64).index_add(0, group, values.double())
-    return (sums / torch.bincount(group)).tolist()
+    return sums / torch.bincount(group)
 
 
 @torch.no_grad()
@@ -72,14 +87,14 @@ def evaluate(model: MemoryLM, tokens: Tensor, batch_size: int) -> Evaluation:
     Fewer streams are stricter and slower: each begins with nothing remembered.
     """
     batch_size = min(batch_size, len(tokens) - 1)
-    device = model.head.weight.device
+    device = model.device
     losses, hits, reconstruction, memory = [], [], [], Memory(())
     with eval_mode(model):
         for segment in evaluation_segments(tokens, batch_size, model.config.segment_len):
             targets = segment.targets.to(device)
             logits, memory, auxiliary_loss = model(segment.inputs.to(device), memory)
             loss = F.cross_entropy(
-                logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
+                in_full(logits).flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
             )
             losses.append(loss.view_as(targets).cpu())  # [S, B]
             hits.append((logits.argmax(-1) == targets).cpu())  # [S, B]
@@ -94,6 +109,12 @@ def evaluate(model: MemoryLM, tokens: Tensor, batch_size: int) -> Evaluation:
         correct=correct,
         stream_length=stream_length(len(tokens), batch_size),
     )
+
+
+def in_full(logits: Tensor) -> Tensor:
+    """Logits, of any shape, in float32 where they are in half precision, so that losses are not rounded
+    to it."""
+    return logits.float() if logits.element_size() < 4 else logits
 
 
 def summary(evaluation: Evaluation, text: str) -> dict[str, float]:
@@ -128,7 +149,7 @@ def with_lengths(
         mem_len=old.mem_len if mem_len is None else mem_len,
         c_mem_len=old.c_mem_len if c_mem_len is None else c_mem_len,
     )
-    attention = cast(PreNormLayer, model.transformer.layers[0]).self_attn
+    attention = cast(MemoryLayer, model.transformer.layers[0]).self_attn
     if attention.positions == "learned" and config.longest_attention > attention.max_positions:
         raise ValueError(
             f"attention over {config.longest_attention} positions was asked for, but the model learned "

@@ -118,31 +118,41 @@ def save_figures(runs: Sequence[Curves], folder: Path) -> dict[str, Path]:
         draw(axes, runs)
         if not axes.lines:
             continue
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-        axes.legend(frameon=False)
+        finish(axes)
         paths[name] = folder / f"{name}.png"
-        with replacing(paths[name]) as temporary:
-            figure.savefig(temporary, format="png")
+        save(figure, paths[name])
     return paths
 
 
 def save_loss_by_position(
-    in_segment: Sequence[float], by_segment: Sequence[float], segment_len: int, path: Path
+    in_segment: Sequence[float], by_memory: Sequence[tuple[int, float, float]], path: Path
 ) -> None:
-    """Draw the mean loss against the position in a segment, and against the text read before it, into
-    ``path``."""
+    """Draw the mean loss against the position in a segment, and against what is remembered before it
+    (positions, loss, uncertainty), into ``path``."""
     figure = Figure(figsize=(9.0, 3.6), dpi=160, layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
+    left, right = figure.subplots(1, 2)
     left.plot(range(1, len(in_segment) + 1), in_segment, color="#0072B2")
     left.set(xlabel="position in the segment (tokens)", ylabel="loss (nats a token)")
-    right.plot([i * segment_len for i in range(len(by_segment))], by_segment, color="#D55E00")
-    right.set(xlabel="text of the stream read before the segment (tokens)")
+    positions, losses, uncertainties = zip(*by_memory, strict=True)
+    right.errorbar(positions, losses, uncertainties, color="#D55E00", marker="o", capsize=3)
+    right.set(xlabel="remembered before the segment (tokens)", ylabel="loss (nats a token, ± 95 %)")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
+    save(figure, path)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure, whole or not at all."""
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png")
+
+
+def finish(axes: Axes) -> None:
+    """What all figures share."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
 
 
 def draw_curves(

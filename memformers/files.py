@@ -25,12 +25,22 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary = Path(file.name)
     try:
         yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
+        sync(temporary)
         temporary.chmod(0o644)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Return when the contents of a file, or the names in a folder, are on the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no folders
+    descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from memformers.data.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
-from memformers.decoding import Decoder
+from memformers.decoding import Decoder, write
 from memformers.files import replacing
 from memformers.language_model import MemoryLM
 from memformers.memory import Memory
-from memformers.sampling import Sampling
+from memformers.sampling import Sampling, seeded
+from memformers.sealed import check_seal, is_sealed, newest_that_loads, numbered
 
 
 class TextStream:
@@ -28,10 +28,8 @@ class TextStream:
 
     def __init__(self, model: MemoryLM, tokenizer: Tokenizer):
         self.model, self.tokenizer = model, tokenizer
-        self.device = model.head.weight.device
+        self.device = model.device
         self.reader = model.reader(batch=1)
-        self.logits: Tensor | None = None
-        """Of the next token, ``[1, vocab_size]``; None before the first was read."""
 
     def read(self, text: str, progress: Callable[[int], object] = lambda tokens: None) -> None:
         """Read ``text``; ``progress`` is told now and then how many tokens more are done. Raises
@@ -40,7 +38,7 @@ class TextStream:
         if not len(tokens):
             return
         for part in tokens.split(16 * self.model.config.segment_len):
-            self.logits = self.reader.read(part)
+            self.reader.read(part)
             progress(len(part))
 
     def write(
@@ -48,14 +46,8 @@ class TextStream:
     ) -> Iterator[str]:
         """Yield the text that follows, character by character, until ``max_new_tokens`` are written or
         the newest end with ``stop``. Raises ValueError if nothing was read yet."""
-        if self.logits is None:
-            raise ValueError("the prompt is empty; give the text to go on from, at least one character.")
-        if max_new_tokens < 0:
-            raise ValueError(f"max_new_tokens={max_new_tokens} is negative; use 0 or more.")
         decode, written = incremental_decoder(self.tokenizer), ""
-        for _ in range(max_new_tokens):
-            token = sampling.draw(self.logits.float(), generator)  # [1]
-            self.logits = self.reader.read(token[None])
+        for token in write(self.reader, max_new_tokens, sampling, generator):
             piece = decode(int(token))
             yield piece
             written = (written + piece)[-len(stop) :] if stop else ""
@@ -67,12 +59,12 @@ class TextStream:
         for a model without memory."""
         if not isinstance(self.reader, Decoder):
             raise ValueError("model='transformer' has no memory to save.")
-        if self.logits is None:
+        if self.reader.logits is None:
             raise ValueError("nothing was read yet, so there is no memory to save.")
         memory = self.reader.memory()
         tensors = {f"mem.{i}": t.contiguous() for i, t in enumerate(memory.mem)}
         tensors |= {f"c_mem.{i}": t.contiguous() for i, t in enumerate(memory.c_mem)}
-        tensors |= {"running": self.reader.running.contiguous(), "logits": self.logits}
+        tensors |= {"running": self.reader.running.contiguous(), "logits": self.reader.logits}
         with replacing(path) as temporary:
             save_file(tensors, temporary, metadata={"model": fingerprint(self.model)})
 
@@ -95,7 +87,7 @@ class TextStream:
         self.reader = self.model.reader(1, Memory(mem, c_mem))
         if len(tensors["running"]):
             self.reader.read(tensors["running"])
-        self.logits = tensors["logits"]
+        self.reader.logits = tensors["logits"]
 
 
 def continue_text(
@@ -120,13 +112,6 @@ def continue_text(
     return "".join(stream.write(max_new_tokens, sampling, seeded(seed, stream.device), stop))
 
 
-def seeded(seed: int | None, device: torch.device) -> torch.Generator:
-    """A generator of random numbers: from ``seed``, or of other ones each time."""
-    generator = torch.Generator(device)
-    generator.seed() if seed is None else generator.manual_seed(seed)
-    return generator
-
-
 def incremental_decoder(tokenizer: Tokenizer) -> Callable[[int], str]:
     """A function from each next token to the text that it completes; of a character of several bytes,
     all but the last give none."""
@@ -146,11 +131,19 @@ def fingerprint(model: MemoryLM) -> str:
 
 
 def load_checkpoint(folder: Path, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
-    """The model and tokenizer in ``folder``, a run's or its ``checkpoint``; else ValueError."""
-    if (folder / "checkpoint").is_dir():
-        folder = folder / "checkpoint"
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} holds no checkpoint; name a run's folder.")
+    """The model and tokenizer in ``folder``: a run's, of which the newest checkpoint that is whole counts,
+    a checkpoint's, or one that save_pretrained wrote with a tokenizer; else ValueError."""
+    if numbered(folder / "checkpoints"):
+        return newest_that_loads(folder / "checkpoints", lambda path: load_model(path, device))[1]
+    if not (folder / "model.safetensors").is_file():
+        raise ValueError(f"{folder} holds no checkpoint; name a run's folder, or a checkpoint's.")
+    return load_model(folder, device)
+
+
+def load_model(folder: Path, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
+    """The model and tokenizer whose files are in ``folder`` itself; else ValueError."""
+    if is_sealed(folder):
+        check_seal(folder, ("tokenizer.json",))
     model, tokenizer = MemoryLM.from_pretrained(folder, device), load_tokenizer(folder)
     if model.config.vocab_size != tokenizer.vocab_size:
         raise ValueError(

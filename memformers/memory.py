@@ -56,7 +56,7 @@ def slots_to_compress(length: int, mem_len: int, compression_rate: int) -> int:
 
 
 def split_oldest(memory: Memory, positions: int) -> tuple[tuple[Tensor, ...], Memory]:
-    """The oldest ``positions`` of each layer, and the memory without them."""
+    """The oldest ``positions`` of each layer, ``[positions, B, D]``, and the memory without them."""
     oldest = tuple(mem[:positions] for mem in memory.mem)
     return oldest, Memory(tuple(mem[positions:] for mem in memory.mem), memory.c_mem)
 
@@ -87,7 +87,8 @@ def compress_oldest(
     c_mem_len: int,
     compression_rate: int,
 ) -> tuple[Memory, Compressed | None]:
-    """Turn what overflows ``mem_len`` into compressed slots, by each layer's own f_c.
+    """Turn what overflows ``mem_len`` into compressed slots, by each layer's own f_c, ``[n·c, B, D]`` to
+    ``[n, B, D]``.
 
     Returns the new memory and what was compressed, or None where nothing overflowed. Source:
     Compressive Transformer (Rae et al. 2020, arXiv 1911.05507), section 3.1 and algorithm 1.

@@ -1,13 +1,19 @@
 """One HTTP request that can't take longer than it may."""
 
 import http.client
+import json
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
+from typing import Any
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-def get(url: str, seconds: float) -> tuple[int, bytes]:
-    """The status and body of ``url``; OSError, with the reason, unless both are here in time.
+def get(url: str, seconds: float, body: bytes | None = None) -> tuple[int, bytes]:
+    """The status and body of ``url``, to which ``body``, JSON, is posted if there is one; OSError, with
+    the reason, unless both are here in time.
 
     In a thread, because a socket's own limit bounds neither looking up a name, nor trying several
     addresses, nor a trickle of bytes.
@@ -16,7 +22,8 @@ def get(url: str, seconds: float) -> tuple[int, bytes]:
 
     def fetch() -> None:
         try:
-            with urllib.request.urlopen(url, timeout=seconds) as response:
+            request = urllib.request.Request(url, body, {"Content-Type": "application/json"} if body else {})
+            with _opener(url).open(request, timeout=seconds) as response:
                 outcome.append((response.status, response.read()))
         except urllib.error.HTTPError as error:
             outcome.append((error.code, b""))
@@ -31,3 +38,22 @@ def get(url: str, seconds: float) -> tuple[int, bytes]:
     if isinstance(outcome[0], Exception):
         raise OSError(str(getattr(outcome[0], "reason", "") or repr(outcome[0]))) from outcome[0]
     return outcome[0]
+
+
+def ask_json(url: str, seconds: float, question: Any = None) -> Any:
+    """What ``url`` answers in JSON, to ``question`` if there is one; OSError for anything else."""
+    body = None if question is None else json.dumps(question).encode()
+    status, answer = get(url, seconds, body)
+    if status != 200:
+        raise OSError(f"it answers with an error, {status}")
+    try:
+        return json.loads(answer)
+    except ValueError:
+        raise OSError("it answers with something that is not JSON") from None
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    """What opens ``url``: without a proxy where it is this machine, which no proxy can reach."""
+    if urllib.parse.urlsplit(url).hostname in LOOPBACK:
+        return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    return urllib.request.build_opener()

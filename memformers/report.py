@@ -1,22 +1,19 @@
 """Run folders to a report: ``report.md`` with PNG figures, and one self-contained ``report.html``."""
 
-import base64
-import html
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from markdown_it import MarkdownIt
-
 from memformers.figures import LABELS, Curves, save_figures
-from memformers.files import read_json, write_text
-from memformers.tracking import flatten, read_metrics
+from memformers.files import write_text
+from memformers.finished_runs import CONFIG, FACTS, FinishedRun, read_probe, read_runs
+from memformers.page import render_html
+from memformers.probing import figures as probe_figures
+from memformers.tracking import flatten
 
-CONFIG, FACTS = "config.json", "run.json"
 CAPTIONS = {
     "validation_tokens": "Validation loss over the whole held-out text, memory carried, against the "
     "training tokens seen.",
@@ -29,34 +26,6 @@ CAPTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class FinishedRun:
-    """A run's folder, read."""
-
-    folder: Path
-    config: dict[str, Any]
-    facts: dict[str, Any]
-    metrics: list[dict[str, float]]
-    result: dict[str, Any] | None
-    """None for a run that didn't end well."""
-    sample: str
-
-    @property
-    def model(self) -> str:
-        """Its model's name."""
-        return str(self.config["model"]["model"])
-
-    @property
-    def sees_back(self) -> int:
-        """The farthest position that one layer can attend to, its segment and all it remembers."""
-        return int(self.facts["memory"]["one_layer"] + self.config["model"]["segment_len"])
-
-    @property
-    def recall(self) -> dict[str, Any] | None:
-        """Its recall by distance, if it was measured."""
-        return self.result["recall"] if self.result else None
-
-
 def write_report(folder: Path) -> Path:
     """Write the report of a run's or a comparison's ``folder`` into it; returns ``report.html``.
 
@@ -65,49 +34,60 @@ def write_report(folder: Path) -> Path:
     runs = read_runs(folder)
     curves = [Curves(run.model, run.metrics, run.recall, run.sees_back) for run in runs]
     figures = save_figures(curves, folder / "figures")
-    markdown = compose(runs, figures, folder)
+    probe = read_probe(folder)
+    parts = compose(runs, figures, folder)
+    if probe:
+        parts[-1:-1] = probe_section(runs, probe, folder)  # before how it was made
+    markdown = "\n\n".join(parts) + "\n"
     write_text(folder / "report.md", markdown)
     write_text(folder / "report.html", render_html(markdown, folder))
     return folder / "report.html"
 
 
-def read_runs(folder: Path) -> list[FinishedRun]:
-    """The run in ``folder``, or those in its sub-folders, the least memory first."""
-    places = [folder] if (folder / FACTS).is_file() else [p.parent for p in folder.glob(f"*/{FACTS}")]
-    runs = [read_run(place) for place in places]
-    if not runs:
-        raise ValueError(f"{folder} holds no run: {FACTS} is neither in it nor in a sub-folder.")
-    order = list(LABELS)
-    return sorted(runs, key=lambda run: (order.index(run.model), run.folder))
-
-
-def read_run(folder: Path) -> FinishedRun:
-    """What a run left behind; one that was stopped half-way has no result and no sample."""
-    result, sample = folder / "result.json", folder / "sample.txt"
-    return FinishedRun(
-        folder=folder,
-        config=read_json(folder / CONFIG),
-        facts=read_json(folder / FACTS),
-        metrics=read_metrics(folder),
-        result=read_json(result) if result.exists() else None,
-        sample=sample.read_text(encoding="utf-8") if sample.exists() else "",
-    )
-
-
-def compose(runs: Sequence[FinishedRun], figures: dict[str, Path], folder: Path) -> str:
-    """The report as Markdown."""
+def compose(runs: Sequence[FinishedRun], figures: dict[str, Path], folder: Path) -> list[str]:
+    """The report as paragraphs of Markdown."""
     corpus = runs[0].facts["corpus"]
     fair = only_memory_differs(runs)
     parts = [f"# {title(corpus)}", *warnings(runs, never_started(folder), fair)]
     parts += [*(verdict(runs) if fair else []), results_table(runs)]
-    for name, path in figures.items():
-        parts.append(f"![{CAPTIONS[name]}]({path.relative_to(folder).as_posix()})\n\n{CAPTIONS[name]}")
+    parts += [pictured(path, CAPTIONS[name], folder) for name, path in figures.items()]
     if any(run.recall for run in runs):
         parts.append(recall_table(runs))
     parts.append("## Samples\n\nThe same prompt, from the held-out text, temperature 0.8.")
     parts += [f"### {LABELS[run.model]}\n\n{fenced(run.sample)}" for run in runs if run.sample]
     parts.append(how_it_was_made(runs, fair))
-    return "\n\n".join(parts) + "\n"
+    return parts
+
+
+def pictured(path: Path, caption: str, folder: Path) -> str:
+    """A figure with its caption."""
+    return f"![{caption}]({path.relative_to(folder).as_posix()})\n\n{caption}"
+
+
+def probe_section(runs: Sequence[FinishedRun], probe: dict[str, Any], folder: Path) -> list[str]:
+    """What a probe found: how much context helps each model, and where its attention falls."""
+    models = {run.folder.name: run.model for run in runs}
+    context = probe["effective_context"]
+    rows = [
+        [LABELS[models[name]], *(effective_length(context, r, name) for r in context["recl"])]
+        for name in probe["attention"]
+    ]
+    head = ["model"] + [f"r = {r}" for r in context["recl"]]
+    drawn = probe_figures.save_probe_figures(probe, models, folder / "figures")
+    return [
+        "## What context and memory are worth",
+        "Relative effective context length in tokens (Dai et al. 2019, section 4.3), of the fraction r of "
+        f"tokens that are the hardest to predict from a short context; contexts in steps of "
+        f"{context['step']}, {context['positions']:,} tokens of the held-out text:",
+        table(head, rows),
+        *(pictured(path, probe_figures.CAPTIONS[name], folder) for name, path in drawn.items()),
+    ]
+
+
+def effective_length(context: dict[str, Any], r: str, name: str) -> str:
+    """A model's RECL, or the longest that was tried."""
+    length = context["recl"][r][name]
+    return f"{length:,}" if length else f"over {context['step'] * len(context['gains'][r][name]):,}"
 
 
 def title(corpus: dict[str, Any]) -> str:
@@ -273,42 +253,3 @@ def fenced(text: str) -> str:
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text.rstrip()}\n{fence}"
-
-
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-body {{ font: 16px/1.55 system-ui, sans-serif; color: #1b1b1b; background: #fff;
-       max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
-h1 {{ font-size: 1.6rem; line-height: 1.25; }}
-img {{ max-width: 100%; height: auto; display: block; margin: 1.5rem auto .25rem; }}
-table {{ border-collapse: collapse; display: block; overflow-x: auto; font-size: .875rem; }}
-th, td {{ padding: .3rem .7rem; border-bottom: 1px solid #ddd; text-align: left;
-          vertical-align: top; font-variant-numeric: tabular-nums; }}
-pre {{ background: #f6f6f4; padding: .8rem; overflow-x: auto; font-size: .8125rem; }}
-blockquote {{ margin: 1rem 0; padding: .2rem 1rem; border-left: 4px solid #D55E00; background: #fdf3ec; }}
-</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
-
-
-def render_html(markdown: str, folder: Path) -> str:
-    """The report as one page with its figures inside; raw HTML in it stays text."""
-    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
-    tokens = parser.parse(markdown)
-    for token in tokens:
-        for child in token.children or []:
-            if child.type == "image":
-                png = (folder / str(child.attrs["src"])).read_bytes()
-                child.attrs["src"] = "data:image/png;base64," + base64.b64encode(png).decode()
-    body = parser.renderer.render(tokens, parser.options, {})
-    headline = markdown.partition("\n")[0].removeprefix("# ")
-    return PAGE.format(title=html.escape(headline), body=body)

@@ -48,3 +48,10 @@ def keep_nucleus(logits: Tensor, top_p: float) -> Tensor:
     likelier = probabilities.cumsum(-1) - probabilities  # of all before it, itself not counted
     outside = (likelier >= top_p).scatter(-1, order, likelier >= top_p)
     return logits.masked_fill(outside, -math.inf)
+
+
+def seeded(seed: int | None, device: torch.device) -> torch.Generator:
+    """A generator of random numbers: from ``seed``, or of other ones each time."""
+    generator = torch.Generator(device)
+    generator.seed() if seed is None else generator.manual_seed(seed)
+    return generator

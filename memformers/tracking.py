@@ -1,9 +1,10 @@
 """Metrics of a run: kept in its folder, and shown by labml.
 
-``metrics.jsonl`` is the source of truth: one JSON object a line, flushed as it is recorded. labml
-gets the same records from a process of its own, the relay, which reads that file and feeds labml's
-tracker. So nothing that labml or its server does (wait, retry, fail, keep a copy of all output) can
-stop, slow or crash a training, and a training that is killed leaves a relay that ends by itself.
+``metrics.jsonl`` is the source of truth: one JSON object a line, flushed as it is recorded. labml and
+its dashboard get the same records from a process of its own, the relay, which reads that file: it
+feeds labml's tracker, and any dashboard that runs. So nothing that labml or a dashboard does (wait,
+retry, fail, keep a copy of all output) can stop, slow or crash a training, and a training that is
+killed leaves a relay that ends by itself.
 """
 
 import contextlib
@@ -14,36 +15,37 @@ import sys
 import threading
 import time
 import traceback
-import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
-from memformers.files import write_json
+from memformers.dashboard.discovery import AUTO, OFF, find_running, page_address
+from memformers.dashboard.feeding import SHARE, feed, new_records, thin
+from memformers.dashboard.runs import CARD, METRICS, close_card, open_card, read_card
 from memformers.network import get
 from memformers.processes import module_command, module_environment
 
+DASHBOARD = "MEMFORMERS_DASHBOARD"
+"""The environment variable that tells a training, and its relay, which dashboard to use."""
 LABML_URL = "labml_app_url"
-"""The environment variable by which labml finds its server."""
-METRICS, RELAY_CONFIG, RELAY_LOG = "metrics.jsonl", "labml.json", "labml.log"
+"""The one by which labml itself finds its server."""
+RELAY_LOG = "labml.log"
 CHECK_SECONDS = 2.0
 """How long a dashboard may take to answer before a run starts."""
 DRAIN_SECONDS = 3.0
 """How long labml may take after the last record; then the relay ends, whatever is left."""
 UNSENT = 3
-"""The relay's exit code when labml's server didn't take everything in that time."""
+"""The relay's exit code when a dashboard didn't take everything in that time."""
 POLL_SECONDS = 1.0
-RECORDS_A_POLL = 100
-"""labml gets at most so many records a poll, evenly thinned; evaluations are never left out."""
 
 
 class Tracking:
     """Records a run's metrics, as a context: entered before the first step, left after the last.
 
     ``folder`` is the run's, ``name`` what labml calls it, ``config`` its hyper-parameters as nested
-    dicts, ``dashboard`` the address of a labml server, ``http://host:port/api/v1/token`` (empty:
-    labml's own ``$labml_app_url``, else none). The address may hold a token: it is written nowhere.
+    dicts, ``dashboard`` what :func:`find_dashboard` takes. An address may hold a token: it is written
+    nowhere.
     """
 
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any], dashboard: str = ""):
@@ -53,11 +55,14 @@ class Tracking:
         self.dashboard = find_dashboard(dashboard)
 
     def __enter__(self) -> "Tracking":
-        if self.dashboard and (trouble := check_dashboard(self.dashboard)):
-            host = urllib.parse.urlsplit(self.dashboard).netloc.rpartition("@")[2]
+        if self.dashboard not in (AUTO, OFF) and (trouble := check_dashboard(self.dashboard)):
+            host = page_address(self.dashboard).partition("://")[2]
             _say(f"the dashboard at {host} {trouble}; training goes on without waiting.")
         self._file = open(self.folder / METRICS, "a", encoding="utf-8")
-        self._relay = start_relay(self.folder, self.name, self.config, self.dashboard)
+        card = open_card(self.folder, self.name, dict(flatten(self.config)))
+        if page := dashboard_page(self.dashboard):
+            print(f"dashboard: {page}/run/{card.run}", flush=True)
+        self._relay = start_relay(self.folder, self.dashboard)
         return self
 
     def record(self, values: Mapping[str, float]) -> None:
@@ -71,11 +76,15 @@ class Tracking:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk was said when the record was written
+            self._file.close()
         status = "completed" if error is None else f"crashed: {kind.__name__ if kind else ''} {error}"
         exit_code = stop_relay(self._relay, status)
-        if exit_code == UNSENT and self.dashboard:
-            _say(f"not all metrics reached the dashboard; all are in {self._file.name}.")
+        if exit_code == UNSENT and self.dashboard != OFF:
+            _say(
+                f"not all metrics reached the dashboard; all are in {self._file.name}, and "
+                f"memformers dashboard --import {self.folder} brings them there."
+            )
         elif exit_code not in (0, UNSENT):
             log = self.folder / RELAY_LOG
             _say(
@@ -83,13 +92,23 @@ class Tracking:
             )
 
 
-def find_dashboard(url: str) -> str:
-    """The address ``url``, or labml's own from the environment, or none; ValueError for one that is
-    no web address."""
-    url = url or os.environ.get(LABML_URL, "").strip()
-    if url and not url.startswith(("http://", "https://")):
-        raise ValueError(f"dashboard={url!r} is no http:// or https:// address.")
-    return url
+def find_dashboard(wish: str) -> str:
+    """Where a run is sent: the labml server's address, ``http://host:port/api/v1/token``; "off"; or
+    "auto", to a dashboard that runs on this machine whenever there is one.
+
+    An empty wish is what the environment says, ours or labml's own, else "auto". ValueError for a word
+    that is none of these.
+    """
+    wish = wish or os.environ.get(DASHBOARD, "").strip() or os.environ.get(LABML_URL, "").strip() or AUTO
+    if wish not in (AUTO, OFF) and not wish.startswith(("http://", "https://")):
+        raise ValueError(f"dashboard={wish!r} is no http:// or https:// address, nor auto or off.")
+    return wish
+
+
+def dashboard_page(dashboard: str) -> str:
+    """The page of the dashboard that a run now goes to, or an empty string."""
+    api = find_running() if dashboard == AUTO else "" if dashboard == OFF else dashboard
+    return page_address(api)
 
 
 def check_dashboard(url: str) -> str:
@@ -102,15 +121,12 @@ def check_dashboard(url: str) -> str:
     return f"answers with an error, {status}" if status >= 500 else ""
 
 
-def start_relay(
-    folder: Path, name: str, config: Mapping[str, Any], dashboard: str
-) -> "subprocess.Popen[str]":
+def start_relay(folder: Path, dashboard: str) -> "subprocess.Popen[str]":
     """Start the process that feeds labml from ``folder``; its input's end is its sign to end."""
-    write_json(folder / RELAY_CONFIG, {"name": name, "config": dict(flatten(config))})
     with open(folder / RELAY_LOG, "a", encoding="utf-8") as log:
         return subprocess.Popen(
             module_command("memformers.tracking", str(folder)),
-            env=module_environment() | {LABML_URL: dashboard},
+            env=module_environment() | {DASHBOARD: dashboard, LABML_URL: ""},
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -153,47 +169,54 @@ def _say(message: str) -> None:
 
 
 def relay(folder: Path) -> None:
-    """Feed labml with a run's records until standard input ends, then end within DRAIN_SECONDS."""
+    """Feed labml and a dashboard with a run's records until standard input ends, then end within
+    DRAIN_SECONDS; exits with UNSENT where a dashboard didn't take everything by then."""
     ended, status = threading.Event(), ["killed"]
 
     def wait_for_end() -> None:
         status[0] = sys.stdin.read() or "killed"
-        ended.set()
+        try:
+            close_card(folder, status[0])
+        finally:
+            ended.set()
         time.sleep(DRAIN_SECONDS)
         os._exit(UNSENT)  # whatever labml is waiting for, it had its time
 
     threading.Thread(target=wait_for_end, daemon=True).start()
-    settings = json.loads((folder / RELAY_CONFIG).read_text(encoding="utf-8"))
-    dashboard = os.environ[LABML_URL]
+    is_sent = [False]
+    sender = threading.Thread(target=send, args=(folder, os.environ[DASHBOARD], ended, is_sent), daemon=True)
+    sender.start()
     give_labml_a_home(folder)
 
     from labml import experiment, lab, tracker
 
-    lab.configure(
-        {
-            "path": str(folder),
-            "experiments_path": "labml",
-            "check_repo_dirty": False,
-            "app_url": dashboard or None,
-            "app_open_browser": False,
-            "app_track_frequency": POLL_SECONDS,
-        }
-    )
-    writers = {"file", "app"} if dashboard else {"file"}
-    experiment.create(name=settings["name"], writers=writers, python_file=str(folder / RELAY_CONFIG))
-    experiment.configs(settings["config"])
+    card = read_card(folder)
+    lab.configure({"path": str(folder), "experiments_path": "labml", "check_repo_dirty": False})
+    experiment.create(name=card.name, writers={"file"}, python_file=str(folder / CARD))
+    experiment.configs(dict(card.config))
     with contextlib.suppress(RunEndedBadly), experiment.start():
         with open(folder / METRICS, encoding="utf-8") as file:
-            more = True
+            more, rest = True, 0.0
             while more:
-                more = not ended.wait(POLL_SECONDS)
+                more = not ended.wait(max(POLL_SECONDS, rest))
+                begun = time.thread_time()
                 for record in thin(new_records(file)):
                     tracker.save(int(record.pop("tokens")), record)
+                rest = (time.thread_time() - begun) / SHARE
         if status[0] != "completed":
             raise RunEndedBadly(status[0])  # labml marks the run as crashed, with this reason
-    for thread in threading.enumerate():  # labml's senders; the watchdog above bounds the wait
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    for thread in [t for t in threading.enumerate() if t not in (threading.current_thread(), sender)]:
+        if not thread.daemon:
+            thread.join()  # labml's writer; the watchdog above bounds the wait
+    sender.join()
+    if not is_sent[0]:
+        os._exit(UNSENT)
+
+
+def send(folder: Path, dashboard: str, ended: threading.Event, is_sent: list[bool]) -> None:
+    """Feed a dashboard; ``is_sent`` tells, at the end, whether it got everything or there is none."""
+    find: Callable[[], str] = find_running if dashboard == AUTO else lambda: dashboard
+    is_sent[0] = dashboard == OFF or feed(folder, find, ended)
 
 
 class RunEndedBadly(Exception):
@@ -206,24 +229,6 @@ def give_labml_a_home(folder: Path) -> None:
         (Path.home() / ".labml").mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):
         os.environ["HOME"] = str(folder / "labml")
-
-
-def new_records(file: IO[str]) -> list[dict[str, float]]:
-    """The whole lines that were appended since the last call."""
-    records: list[dict[str, float]] = []
-    while True:
-        start = file.tell()
-        line = file.readline()
-        if not line.endswith("\n"):
-            file.seek(start)
-            return records
-        records.append(json.loads(line))
-
-
-def thin(records: list[dict[str, float]]) -> list[dict[str, float]]:
-    """At most RECORDS_A_POLL of the training's records, evenly spread, and all evaluations."""
-    stride = -(-len(records) // RECORDS_A_POLL) or 1
-    return [r for i, r in enumerate(records) if i % stride == 0 or "loss.valid" in r]
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from memformers.layers import PreNormLayer, stack
+from memformers.layers import MemoryLayer, final_norm, sparing, stack
 from memformers.memory import check_memory
 
 
-class TransformerXLLayer(PreNormLayer):
-    """The shared pre-norm layer, attending over memory and segment (section 3.2)."""
+class TransformerXLLayer(MemoryLayer):
+    """The shared layer, attending over memory and segment (section 3.2)."""
 
     def forward(self, *, x: Tensor, mem: Tensor | None, mask: Tensor | None = None) -> Tensor:
         """``x [S, B, D]`` and ``mem [M, B, D]`` (or None) to ``[S, B, D]``; ``mask [S, M + S, B]``
@@ -18,7 +18,7 @@ class TransformerXLLayer(PreNormLayer):
 
 
 class TransformerXL(nn.Module):
-    """``n_layers`` layers built like ``layer``, each with fresh weights, and a final norm.
+    """``n_layers`` layers built like ``layer``, each with fresh weights, and in pre-norm a final norm.
 
     The memory is passed in and comes back as a list; growing and cutting it is the business of
     :mod:`memformers.memory`.
@@ -27,7 +27,9 @@ class TransformerXL(nn.Module):
     def __init__(self, layer: TransformerXLLayer, n_layers: int):
         super().__init__()
         self.layers = stack(layer, n_layers)
-        self.norm = nn.LayerNorm(layer.d_model)
+        self.norm = final_norm(layer)
+        self.recompute = False
+        """Whether layers are computed again in the backward pass, to save memory."""
 
     def forward(
         self, x: Tensor, mem: Sequence[Tensor] | None, mask: Tensor | None = None
@@ -43,5 +45,5 @@ class TransformerXL(nn.Module):
         new_mem = []
         for i, layer in enumerate(self.layers):
             new_mem.append(x.detach())
-            x = layer(x=x, mem=mem[i] if mem else None, mask=mask)
+            x = sparing(layer, self.recompute)(x=x, mem=mem[i] if mem else None, mask=mask)
         return self.norm(x), new_mem

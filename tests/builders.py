@@ -15,6 +15,7 @@ from memformers import (
     TransformerXLLayer,
 )
 from memformers.language_model import MemoryLM, ModelConfig
+from memformers.layers import Norm
 from memformers.training.config import TrainConfig
 
 SMALL = ModelConfig(
@@ -43,23 +44,27 @@ def small_lm(model: str, **changes: Any) -> MemoryLM:
     return lm
 
 
-def small_xl(n_layers: int = 2, **attention: Any) -> TransformerXL:
+def small_xl(n_layers: int = 2, norm: Norm = "pre", **attention: Any) -> TransformerXL:
     layer = TransformerXLLayer(
         d_model=12,
         self_attn=RelativeMultiHeadAttention(3, 12, 0.0, **attention),
         feed_forward=FeedForward(12, 16, 0.0),
         dropout_prob=0.0,
+        norm=norm,
     )
     return fill_zeros(TransformerXL(layer, n_layers))
 
 
-def small_compressive(n_layers: int = 2, rate: int = 3, **attention: Any) -> CompressiveTransformer:
+def small_compressive(
+    n_layers: int = 2, rate: int = 3, norm: Norm = "pre", **attention: Any
+) -> CompressiveTransformer:
     layer = CompressiveTransformerLayer(
         d_model=12,
         self_attn=RelativeMultiHeadAttention(3, 12, 0.0, **attention),
         feed_forward=FeedForward(12, 16, 0.0),
         dropout_prob=0.0,
         compress=Conv1dCompression(rate, 12),
+        norm=norm,
     )
     return fill_zeros(CompressiveTransformer(layer, n_layers))
 

@@ -60,6 +60,30 @@ def test_sinusoids_are_the_papers():
             assert features[d, 4 + i].item() == pytest.approx(math.cos(angle), abs=1e-15)
 
 
+def test_distances_beyond_clamp_len_look_alike():
+    assert torch.equal(sinusoids(6, 8, clamp_len=3), sinusoids(4, 8)[[0, 1, 2, 3, 3, 3]])
+    assert torch.equal(sinusoids(3, 8, clamp_len=3), sinusoids(3, 8))
+    x = torch.randn(6, 2, 12)
+    near, far = (
+        fill_zeros(RelativeMultiHeadAttention(3, 12, 0.0, positions="sinusoidal", clamp_len=clamp))
+        for clamp in (2, 5)
+    )
+    far.load_state_dict(near.state_dict())
+    a, b = (attention(query=x, key=x, value=x) for attention in (near, far))
+    torch.testing.assert_close(a[:3], b[:3])
+    assert (a[3:] - b[3:]).abs().amin(-1).min() > 0
+
+
+def test_a_clamp_len_that_cannot_be_is_an_error():
+    for options, message in (
+        ({"positions": "sinusoidal", "clamp_len": 0}, "clamp_len=0 tells no distances apart"),
+        ({"positions": "learned", "clamp_len": 5}, "clamp_len=5 is for sinusoids"),
+        ({"positions": "sinusoidal", "clamp_len": 5, "kernel": "augmented"}, "which clamp_len=5 forbids"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            RelativeMultiHeadAttention(3, 12, **options)
+
+
 def test_more_keys_than_learned_positions_is_an_error_with_both_numbers():
     attention = RelativeMultiHeadAttention(2, 8, max_positions=6)
     x = torch.randn(9, 1, 8)

@@ -58,6 +58,23 @@ def test_runs_go_to_the_runs_folder_by_default(tmp_path):
     assert folder.name.endswith("-transformer-xl")
 
 
+def test_resume_takes_the_newest_run_with_its_own_settings_and_refuses_others(tmp_path):
+    arguments = ["train", "--resume", "--out", "runs/first", *SMALL_RUN, "--learning-rate", "0.01"]
+    begun = memformers(*arguments, cwd=tmp_path)  # where there is none, one begins
+    assert begun.returncode == 0, begun.stderr
+    folder = tmp_path / "runs" / "first"
+    (folder / "result.json").unlink()
+    other = memformers("train", "--resume", "runs/first", "--learning-rate", "0.002", cwd=tmp_path)
+    assert (other.returncode, "Traceback" in other.stderr) == (2, False)
+    assert "can't be resumed with other settings: learning_rate 0.01 → 0.002" in other.stderr
+    resumed = memformers("train", "--resume", "--keep-checkpoints", 1, cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "goes on at token" in resumed.stdout
+    assert read_json(folder / "result.json")["tokens"] >= 1500
+    config = read_json(folder / "config.json")
+    assert (config["learning_rate"], config["keep_checkpoints"], config["batch_size"]) == (0.01, 1, 4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -72,6 +89,10 @@ def test_runs_go_to_the_runs_folder_by_default(tmp_path):
         (["train", "--learnin-rate", "1"], "--learning-rate"),
         (["train", "--tokens", "1.5e6"], "--tokens"),
         (["train", "--seed", "-1"], "seed=-1 is outside"),
+        (["train", "--skip-bad-steps", "-1"], "skip_bad_steps=-1 is negative"),
+        (["train", "--resume"], "error: runs holds no run to resume"),
+        (["train", "--resume", "/gone"], "error: /gone is no run's folder"),
+        (["train", "--resume", "a", "--out", "b"], "name one run to resume"),
         (["compare", "--scale", "inf"], "scale=inf must be above 0, and finite"),
         (["compare", "--scale", "0"], "scale=0.0 must be above 0"),
         (["compare", "--model", "compressive"], "name them with models"),
@@ -154,7 +175,7 @@ def test_evaluate_prints_and_writes_the_numbers_of_a_text(trained, tmp_path):
     assert f"{numbers['loss_nats']:.4f} ± " in result.stdout
     assert numbers["tokens"] == 1799
     assert len(numbers["loss_in_segment"]) == 16
-    assert len(numbers["loss_by_segment"]) == -(-900 // 16)
+    assert [group["positions_before"] for group in numbers["loss_by_memory"]] == [0, 16, 32, 40]
     assert (tmp_path / "out" / "loss_by_position.png").stat().st_size > 10_000
 
 

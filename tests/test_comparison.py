@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def test_a_folder_with_runs_is_an_error(compared):
 def test_a_model_that_fails_does_not_take_the_others_down(tmp_path, monkeypatch):
     run_module = module.run_module
 
-    def fail_one(name, folder, environment):
+    def fail_one(name, folder, *, environment):
         return 1 if folder.endswith("transformer-xl") else run_module(name, folder, environment=environment)
 
     monkeypatch.setattr(module, "run_module", fail_one)
@@ -64,6 +65,20 @@ def test_a_model_that_fails_does_not_take_the_others_down(tmp_path, monkeypatch)
     markdown = (tmp_path / "report.md").read_text()
     assert "**transformer-xl failed before its first step**" in markdown
     assert "Compressive Transformer is at" in markdown
+
+
+def test_a_comparison_goes_on_where_a_training_of_it_stopped(compared, tmp_path):
+    folder = shutil.copytree(compared[0], tmp_path / "again", symlinks=True)
+    (folder / "compressive" / "result.json").unlink()
+    (folder / "report.html").unlink()
+    finished = (folder / "transformer" / "result.json").stat().st_mtime_ns
+    with pytest.raises(ValueError, match=r"transformer can't be resumed with other settings: seed 0 → 1"):
+        compare(small_comparison(seed=1), folder, resume=True)
+    report = compare(small_comparison(), folder, resume=True)
+    assert report.exists()
+    losses = [read_json(f / "compressive" / "result.json")["loss"] for f in (compared[0], folder)]
+    assert losses[0] == losses[1]
+    assert (folder / "transformer" / "result.json").stat().st_mtime_ns == finished
 
 
 def test_all_models_get_the_very_same_corpus(tmp_path):

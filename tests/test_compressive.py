@@ -66,9 +66,10 @@ def segments_until_something_is_compressed(lm):
     return F.cross_entropy(logits.flatten(0, 1), tokens.flatten()), auxiliary_loss
 
 
+@pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
-def test_the_language_model_loss_reaches_all_but_the_compression(positions):
-    lm = small_lm("compressive", positions=positions)
+def test_the_language_model_loss_reaches_all_but_the_compression(positions, norm):
+    lm = small_lm("compressive", positions=positions, norm=norm)
     loss, _ = segments_until_something_is_compressed(lm)
     loss.backward()
     for name, parameter in lm.named_parameters():
@@ -76,8 +77,9 @@ def test_the_language_model_loss_reaches_all_but_the_compression(positions):
         assert reached != compression(name), name
 
 
-def test_the_reconstruction_loss_reaches_the_compression_and_nothing_else():
-    lm = small_lm("compressive")
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_the_reconstruction_loss_reaches_the_compression_and_nothing_else(norm):
+    lm = small_lm("compressive", norm=norm)
     _, auxiliary_loss = segments_until_something_is_compressed(lm)
     auxiliary_loss.backward()
     for name, parameter in lm.named_parameters():
@@ -119,6 +121,25 @@ def test_compression_runs_once_a_step():
         layer.compress.register_forward_hook(lambda *_: calls.append(1))
     lm(torch.randint(0, 11, (7, 2)))
     assert len(calls) == 2  # one for each layer
+
+
+def test_in_post_norm_the_loss_compares_attention_over_memories_as_they_are():
+    layer = small_compressive(norm="post").layers[0]
+    h, mem = torch.randn(5, 2, 12), torch.randn(6, 2, 12)
+
+    def content_attention(context):
+        query, key, value = (
+            map(x).unflatten(-1, (3, 4)).permute(1, 2, 0, 3)
+            for map, x in (
+                (layer.self_attn.query, h),
+                (layer.self_attn.key, context),
+                (layer.self_attn.value, context),
+            )
+        )
+        return (query @ key.mT / 2.0).softmax(-1) @ value
+
+    wanted = (content_attention(mem) - content_attention(layer.compress(mem))).square().mean()
+    torch.testing.assert_close(AttentionReconstructionLoss([layer])([h], [mem]), wanted)
 
 
 def test_the_loss_wants_one_tensor_a_layer():

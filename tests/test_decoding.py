@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memformers.cache import few_rows
+from memformers.cache import few_rows, weights
 from memformers.decoding import Decoder, Rereader
 from memformers.memory import Memory
 from tests.builders import MODELS, small_lm
@@ -53,14 +53,15 @@ def test_cached_logits_are_those_of_the_forward_pass_over_2000_tokens(model, pos
     mem_len=st.integers(0, 12),
     c_mem_len=st.integers(0, 7),
     compression_rate=st.integers(1, 5),
+    norm=st.sampled_from(["pre", "post"]),
     portions=st.lists(st.integers(1, 11), min_size=1, max_size=8),
     data=st.data(),
 )
 def test_any_lengths_in_any_portions_from_any_segment_on(
-    model, segment_len, mem_len, c_mem_len, compression_rate, portions, data
+    model, segment_len, mem_len, c_mem_len, compression_rate, norm, portions, data
 ):
     shape = {"segment_len": segment_len, "mem_len": mem_len, "c_mem_len": c_mem_len}
-    lm = small_lm(model, compression_rate=compression_rate, **shape).double()
+    lm = small_lm(model, compression_rate=compression_rate, norm=norm, **shape).double()
     text = torch.randint(11, (sum(portions), 2))
     wanted, memory = read_by_segments(lm, text)
     start = data.draw(st.integers(0, len(text) // segment_len)) * segment_len
@@ -83,14 +84,13 @@ def test_any_lengths_in_any_portions_from_any_segment_on(
 def test_buffers_are_allocated_once_and_never_grow(model):
     lm = small_lm(model)
     decoder = Decoder(lm, 1)
-    pasts = [past for cache in decoder.caches for past in (cache.compressed, cache.recent)]
-    windows = [window for past in pasts for window in (past.inputs, past.key, past.value)]
-    places = [window.buffer.data_ptr() for window in windows]
-    sizes = [window.buffer.numel() for window in windows]
+    buffers = [b for cache in decoder.caches for b in (cache.inputs, cache.key, cache.value, cache.position)]
+    places, sizes = [b.data_ptr() for b in buffers], [b.numel() for b in buffers]
     for token in torch.randint(11, (300, 1)):
         decoder.read(token[None])
-    assert [window.buffer.data_ptr() for window in windows] == places
-    assert [window.buffer.numel() for window in windows] == sizes
+    kept = [b for cache in decoder.caches for b in (cache.inputs, cache.key, cache.value, cache.position)]
+    assert [b.data_ptr() for b in kept] == places
+    assert [b.numel() for b in kept] == sizes
 
 
 def test_a_model_without_memory_reads_its_newest_segment_again():
@@ -133,7 +133,16 @@ def test_tokens_that_are_no_text_are_an_error(model):
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
 @pytest.mark.parametrize("features", [12, 10, 7])
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_map_of_few_rows_is_the_same_map(rows, features, bias):
-    linear, x = torch.nn.Linear(5, features, bias=bias), torch.randn(rows, 1, 5)
-    torch.testing.assert_close(few_rows(linear, x), linear(x))
+def test_a_map_of_few_rows_is_the_same_map(rows, features):
+    linear, x = torch.nn.Linear(5, features), torch.randn(rows, 1, 5)
+    torch.testing.assert_close(few_rows(weights(linear), x), linear(x))
+
+
+@pytest.mark.parametrize("model", WITH_MEMORY)
+def test_greedy_text_is_what_the_forward_pass_would_write_over_2000_tokens(model):
+    lm = small_lm(model).double()
+    prompt = torch.randint(11, (5, 1))
+    text = torch.cat((prompt, torch.stack(list(lm.generate(prompt, 2_000, temperature=0.0)))))
+    wanted, _ = read_by_segments(lm, text)
+    assert torch.equal(wanted.argmax(-1)[4:-1], text[5:])
+    assert len(text.unique()) > 3

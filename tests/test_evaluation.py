@@ -1,4 +1,5 @@
 import math
+import statistics
 
 import pytest
 import torch
@@ -53,15 +54,29 @@ def test_losses_are_those_of_each_token_and_their_mean_is_the_loss():
     result = evaluate(lm, text, batch_size=3)
     assert result.losses.shape == (100,)
     assert result.loss == pytest.approx(result.losses.double().mean().item(), abs=1e-6)
-    in_segment, by_segment = result.by_position(7)
     length = result.stream_length
     places = [t % length for t in range(100)]
-    for position, mean in enumerate(in_segment):
+    for position, mean in enumerate(result.by_position(7)):
         same = [result.losses[t].item() for t in range(100) if places[t] % 7 == position]
         assert mean == pytest.approx(sum(same) / len(same), abs=1e-5)
-    for number, mean in enumerate(by_segment):
-        same = [result.losses[t].item() for t in range(100) if places[t] // 7 == number]
-        assert mean == pytest.approx(sum(same) / len(same), abs=1e-5)
+
+
+def test_losses_are_grouped_by_what_was_read_before_up_to_what_is_remembered():
+    losses = torch.rand(100)
+    result = Evaluation(0.0, 0.0, None, losses, losses > 0, 34)  # 3 streams of 34, 34 and 32
+    found = result.by_memory(7, reach=10)
+    segments = {0: [], 7: [], 10: []}
+    for stream in losses.split(34):
+        for number, segment in enumerate(stream.split(7)):
+            segments[min(7 * number, 10)].append(segment.double().mean().item())
+    assert [before for before, _, _ in found] == [0, 7, 10]
+    for before, mean, width in found:
+        same = segments[before]
+        assert mean == pytest.approx(statistics.mean(same))
+        assert width == pytest.approx(1.96 * statistics.stdev(same) / math.sqrt(len(same)))
+    one = Evaluation(0.0, 0.0, None, losses[:7], losses[:7] > 0, 7).by_memory(7, reach=0)
+    assert len(one) == 1
+    assert math.isnan(one[0][2])
 
 
 def test_papers_numbers_are_normalized_by_what_they_name():

@@ -29,3 +29,23 @@ def test_a_mistake_gets_one_line():
     assert result.returncode == 2
     assert "error: d_model=128 is not divisible by heads=3" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_scaling_writes_its_tables(tmp_path):
+    result = start("scaling.py", "--out", tmp_path / "scaling.md", "--teraflops", 100)
+    assert result.returncode == 0, result.stderr
+    text = (tmp_path / "scaling.md").read_text(encoding="utf-8")
+    assert text in result.stdout
+    assert "compute at 100 TFLOP/s" in " ".join(text.split())
+    assert text.count("| 64 | fsdp |") == 2
+
+
+def test_the_tables_in_the_docs_are_those_that_scaling_writes(tmp_path):
+    start("scaling.py", "--out", tmp_path / "scaling.md")
+    assert (tmp_path / "scaling.md").read_bytes() == (EXPERIMENTS.parent / "docs/scaling.md").read_bytes()
+
+
+def test_no_rate_is_no_time():
+    result = start("scaling.py", "--bandwidth", 0)
+    assert (result.returncode, "Traceback" in result.stderr) == (2, False)
+    assert "bandwidth=0.0 must be above 0" in result.stderr

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer
-from memformers.generation import TextStream, continue_text, incremental_decoder, seeded
-from memformers.sampling import Sampling
+from memformers.generation import TextStream, continue_text, incremental_decoder
+from memformers.sampling import Sampling, seeded
 from tests.builders import small_lm
 
 LETTERS = CharacterTokenizer("abcdefghij\n")
@@ -26,7 +26,7 @@ def test_a_saved_memory_goes_on_as_if_nothing_had_happened(model, read, tmp_path
     first.save_memory(tmp_path / "memory.safetensors")
     second = TextStream(lm, LETTERS)
     second.load_memory(tmp_path / "memory.safetensors")
-    torch.testing.assert_close(second.logits, first.logits)
+    torch.testing.assert_close(second.reader.logits, first.reader.logits)
     assert (
         written(first, 40)
         == written(second, 40)
@@ -62,7 +62,7 @@ def test_reading_in_pieces_is_reading_at_once():
     for _ in range(30):
         pieces.read("abcdefghij")
     assert sum(told) == 300
-    torch.testing.assert_close(whole.logits, pieces.logits)
+    torch.testing.assert_close(whole.reader.logits, pieces.reader.logits)
 
 
 def test_writing_ends_with_the_stop():

@@ -138,6 +138,10 @@ def test_a_save_that_fails_leaves_the_old_model(tmp_path, monkeypatch):
         ({"c_mem_len": -1}, "c_mem_len=-1 is negative"),
         ({"segment_len": 0}, "segment_len=0"),
         ({"dropout": -0.1}, "dropout_prob=-0.1"),
+        ({"equal_spans": True, "model": "compressive"}, "equal_spans=True is for model='transformer-xl'"),
+        ({"equal_spans": True, "mem_len": 0}, "with a memory; model='transformer-xl' and mem_len=0 came"),
+        ({"equal_spans": True, "kernel": "blocked"}, "takes kernel='auto' or 'naive'; kernel='blocked'"),
+        ({"norm": "both"}, "norm='both' is unknown; use 'pre' or 'post'"),
     ],
 )
 def test_a_config_that_cannot_work_is_an_error(changes, message):

@@ -11,15 +11,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from memformers.tracking import (
-    RECORDS_A_POLL,
-    Tracking,
-    check_dashboard,
-    find_dashboard,
-    flatten,
-    read_metrics,
-    thin,
-)
+from memformers.dashboard.feeding import RECORDS_A_POLL, thin
+from memformers.tracking import Tracking, check_dashboard, find_dashboard, flatten, read_metrics
 from tests.builders import SMALL_RUN
 
 RECORDS = [{"tokens": 10.0 * i, "loss.train": 3.0 / (i + 1)} for i in range(50)]

@@ -9,9 +9,10 @@ SCHEMES = ["learned", "sinusoidal"]
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("positions", SCHEMES)
+@pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("segment_len", [1, 7, 64])
-def test_segments_with_unlimited_memory_equal_one_pass(segment_len, positions):
-    model = small_xl(positions=positions, max_positions=130)
+def test_segments_with_unlimited_memory_equal_one_pass(segment_len, norm, positions):
+    model = small_xl(norm=norm, positions=positions, max_positions=130)
     x = torch.randn(130, 2, 12)
     whole, inputs = model(x, None)
     outputs, memory = [], Memory(())

@@ -4,37 +4,47 @@ Run it with ``make bench-decoding`` or ``python -m experiments.benchmarks.decodi
 ``DECODING.md`` and ``decoding.json`` beside itself.
 """
 
+import random
+import string
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from tqdm import tqdm
 
+from experiments.benchmarks.decoding_report import report
 from experiments.benchmarks.machine import relative_error
-from experiments.benchmarks.markdown import row, table
 from experiments.benchmarks.peers import LABML, LabmlLM
-from experiments.benchmarks.spread import Spread, spread
 from memformers import MemoryLM, ModelConfig, from_labml
+from memformers.data.corpora import builtin_corpus
+from memformers.data.tokenizers import CharacterTokenizer
 from memformers.decoding import Decoder
 from memformers.environment import describe_environment
+from memformers.evaluation import evaluate
 from memformers.files import write_json, write_text
+from memformers.generation import TextStream, load_checkpoint
 from memformers.memory import Memory
+from memformers.training.config import TrainConfig
+from memformers.training.run import train_run
 
 HERE = Path(__file__).parent
 CONFIG = ModelConfig(vocab_size=65, d_model=512, heads=8, d_ff=2048, n_layers=6, segment_len=64, mem_len=2048)
 LENGTHS = (800, 1800, 2800, 3800)
 """How far back a prediction sees, as in the Transformer-XL paper's table of evaluation speed."""
-PAPERS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
-"""Its ratios (Dai et al. 2019, arXiv 1901.02860, section 4.5)."""
+ALPHABET = string.ascii_letters + string.punctuation[: CONFIG.vocab_size - 52]
+ROUNDING_TOKENS = 200_000
+"""For how long the model is trained of which bfloat16's loss is measured."""
 
 
 def full_decoder(model: MemoryLM) -> Decoder:
     """A decoder of one stream whose memory is full, of random inputs."""
-    config, like = model.config, model.embed.weight
+    config, like = model.config, model.head.weight
     mem = tuple(torch.randn(config.mem_len, 1, config.d_model).to(like) for _ in range(config.n_layers))
     return Decoder(model, 1, Memory(mem))
 
@@ -43,12 +53,12 @@ def bytes_read(decoder: Decoder) -> int:
     """Bytes that a token needs from memory, each once: weights but for the embedding, keys, values and
     position vectors."""
     model = decoder.model
-    embedding = model.embed.weight.numel()
+    embedding = sum(p.numel() for p in model.embed.parameters())
     weights = sum(
         p.numel() for n, p in model.named_parameters() if not n.endswith(("self_attn.r", ".position.weight"))
     )
     cached = sum(len(c.recent) * 2 * decoder.config.d_model + c.r.numel() for c in decoder.caches)
-    return (weights - embedding + cached) * model.embed.weight.element_size()
+    return (weights - embedding + cached) * model.head.weight.element_size()
 
 
 def read_bandwidth() -> float:
@@ -112,6 +122,40 @@ def full_copy(model: MemoryLM, memory: Memory) -> Decoder:
     return Decoder(model, 1, memory)
 
 
+def ingesting(tokens: int = 4096, rounds: int = 3) -> dict[str, list[float]]:
+    """Seconds of a text read as a prompt, and of its evaluation as one stream, interleaved."""
+    tokenizer = CharacterTokenizer(ALPHABET)
+    model = MemoryLM(CONFIG).eval()
+    text = "".join(random.Random(0).choices(ALPHABET, k=tokens))
+    encoded = tokenizer.encode(text)
+    sides: dict[str, Callable[[], object]] = {
+        "read as a prompt": lambda: TextStream(model, tokenizer).read(text),
+        "evaluated": lambda: evaluate(model, encoded, 1),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in tqdm(range(rounds), desc="ingesting", leave=False):
+        for name, side in sides.items():
+            start = time.perf_counter()
+            side()
+            seconds[name].append((time.perf_counter() - start) / tokens)
+    return seconds
+
+
+def rounding(training: int, tokens: int = 4000) -> dict[str, float]:
+    """Mean loss, in nats, of a trained model that reads held-out text token by token, with weights and
+    caches in float32 and in bfloat16."""
+    with TemporaryDirectory() as folder:
+        config = TrainConfig(data="builtin", tokens=training, evaluations=1)
+        model, tokenizer = load_checkpoint(train_run(config, Path(folder) / "run"), torch.device("cpu"))
+    text = tokenizer.encode(builtin_corpus().validation_text[: tokens + 1])
+    losses = {}
+    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+        decoder = Decoder(model.to(dtype), 1)
+        logits = torch.cat([decoder.read(token[None, None]) for token in text[:-1]]).float()
+        losses[name] = F.cross_entropy(logits, text[1:]).item()
+    return losses
+
+
 def long_text(tokens: int = 20_000) -> list[float]:
     """Seconds of each token of a long text, from nothing remembered."""
     decoder, token = Decoder(MemoryLM(CONFIG).eval(), 1), torch.zeros(1, 1, dtype=torch.long)
@@ -141,70 +185,16 @@ def reading(length: int, segment_len: int = 400, samples: int = 3) -> dict[str, 
     }
 
 
-def report(results: dict[str, Any]) -> str:
-    """The results as Markdown."""
-    facts, c = results["environment"], CONFIG
-    packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
-    lines = [
-        "# Writing and reading long texts",
-        "",
-        f"D = {c.d_model}, H = {c.heads}, FFN {c.d_ff}, {c.n_layers} layers, one stream. Medians, in "
-        "brackets quartiles. Made by `make bench-decoding`.",
-        "",
-        f"{facts['device']}, {facts['threads']} threads; {packages}.",
-        "",
-        "## Writing",
-        "",
-        f"Token by token over a full memory of {c.mem_len} (segments of {c.segment_len}), interleaved; "
-        f"logits agree with {LABML}'s, from the same weights, to {results['writing']['error']:.0e}. The "
-        "limit is the time to read weights, keys, values and position vectors once, at the rate at which a "
-        f"sum reads memory, {median(results['writing']['bytes a second']) / 1e9:.0f} GB/s in this run.",
-        "",
-        table("", "ms a token", "tokens/s", "MB a token", "share of the limit"),
-    ]
-    writing = results["writing"]
-    bandwidth = median(writing["bytes a second"])
-    for name, seconds in writing["seconds"].items():
-        size = writing["bytes"].get(name)
-        share = f"{size / bandwidth / median(seconds):.0%}" if size else "–"
-        ms = milliseconds(seconds)
-        lines.append(
-            row(name, str(ms), f"{1e3 / ms.median:.0f}", f"{size / 1e6:.0f}" if size else "–", share)
-        )
-    first, last = (milliseconds(results["long text"][part]) for part in ("early", "late"))
-    lines += [
-        "",
-        f"From nothing remembered, {results['long text']['tokens']:,} tokens: {first} ms a token just after "
-        f"the memory is full, {last} ms at the end.",
-        "",
-        "## Reading",
-        "",
-        "Seconds a token of evaluation, against how far back every prediction sees at least. Without memory, "
-        "that takes a window that slides by one token and is computed anew each time (three samples). The "
-        "paper's ratios were measured on a GPU with its own model.",
-        "",
-        table("sees back", "cached, ms a token", "forward pass, ms a token", "sliding window, s a token",
-              "sliding / cached", "the paper's"),
-    ]  # fmt: skip
-    for r in results["reading"]:
-        cached, forward = milliseconds(r["cached"]), milliseconds(r["forward"])
-        ratio = median(r["sliding"]) / median(r["cached"])
-        lines.append(row(r["length"], str(cached), str(forward), f"{median(r['sliding']):.2f}",
-                         f"{ratio:,.0f}", f"{PAPERS[r['length']]:,}"))  # fmt: skip
-    return "\n".join(lines) + "\n"
-
-
-def milliseconds(seconds: list[float]) -> Spread:
-    """Median and quartiles in milliseconds."""
-    return spread([1e3 * t for t in seconds])
-
-
 def main() -> None:
     """Measure, and write everything down."""
     results: dict[str, Any] = {
         "environment": describe_environment(torch.device("cpu")),
+        "config": asdict(CONFIG),
         "writing": writing(),
         "reading": [reading(length) for length in LENGTHS],
+        "ingesting": ingesting(),
+        "rounding": rounding(ROUNDING_TOKENS),
+        "rounding tokens": ROUNDING_TOKENS,
     }
     seconds = long_text()
     early = slice(CONFIG.mem_len + CONFIG.segment_len, CONFIG.mem_len + CONFIG.segment_len + 1000)

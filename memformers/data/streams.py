@@ -20,18 +20,26 @@ class Segment:
     """``[S, B]``: each input's next token, or IGNORED."""
     starts_over: bool
     """Whether the streams begin here: forget everything before."""
+    end: int
+    """Where the next segment begins, in tokens of a stream."""
 
 
-def training_segments(tokens: Tensor, batch_size: int, segment_len: int) -> Iterator[Segment]:
-    """Segments of ``tokens [n]`` without end: when the streams end (all at once, within one
-    stream's rest of fewer than B tokens), they start over.
+def training_segments(
+    tokens: Tensor, batch_size: int, segment_len: int, position: int = 0
+) -> Iterator[Segment]:
+    """Segments of ``tokens [n]`` without end, from ``position`` of the streams on: when the streams end
+    (all at once, within one stream's rest of fewer than B tokens), they start over.
 
-    Raises ValueError for a text with less than one segment for each stream.
+    Raises ValueError for a text with less than one segment for each stream, and for a position outside
+    of them.
     """
     length = (len(tokens) - 1) // batch_size
     check_length(len(tokens), batch_size, segment_len)
     inputs = tokens[: length * batch_size].view(batch_size, length).T.contiguous()
     targets = tokens[1 : length * batch_size + 1].view(batch_size, length).T.contiguous()
+    if not 0 <= position <= length:
+        raise ValueError(f"position={position:,} is outside of streams of {length:,} tokens.")
+    yield from cut(inputs, targets, segment_len, position)
     while True:
         yield from cut(inputs, targets, segment_len)
 
@@ -57,11 +65,11 @@ def stream_length(n_tokens: int, batch_size: int) -> int:
     return -(-(n_tokens - 1) // batch_size)
 
 
-def cut(inputs: Tensor, targets: Tensor, segment_len: int) -> Iterator[Segment]:
-    """Consecutive segments of ``[length, B]``; the last may be shorter."""
-    for start in range(0, len(inputs), segment_len):
-        segment = slice(start, start + segment_len)
-        yield Segment(inputs[segment], targets[segment], starts_over=start == 0)
+def cut(inputs: Tensor, targets: Tensor, segment_len: int, position: int = 0) -> Iterator[Segment]:
+    """Consecutive segments of ``[length, B]`` from ``position`` on; the last may be shorter."""
+    for start in range(position, len(inputs), segment_len):
+        end = min(start + segment_len, len(inputs))
+        yield Segment(inputs[start:end], targets[start:end], starts_over=start == 0, end=end)
 
 
 def check_length(n_tokens: int, batch_size: int, segment_len: int) -> None:

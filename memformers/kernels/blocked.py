@@ -41,8 +41,9 @@ def relative_attention(
     s: Tensor | None = None,
     dropout_prob: float = 0.0,
 ) -> Tensor:
-    """:func:`memformers.kernels.naive.relative_attention`, causal: the same arguments, shapes and
-    result, and the same gradients. Dropout draws other numbers, one seed from torch's generator."""
+    """:func:`memformers.kernels.naive.relative_attention`, causal: the same arguments and shapes, the same
+    result ``[B, H, S, E]``, and the same gradients. Dropout draws other numbers, one seed from torch's
+    generator."""
     inputs = [x for x in (query, key, value, r, u, v, s) if x is not None]
     will_learn = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     keep = will_learn and count_scores(query, key) <= KEPT
@@ -97,7 +98,8 @@ def blocked_attention_backward(
     seed: Tensor | None,
     dropout_prob: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of query, key, value, r, u, v and s; empty ones where v or s is None."""
+    """The gradients of query, key, value, r, u, v and s, of their shapes, from that of the output,
+    ``[B, H, S, E]``; empty ones where v or s is None."""
     terms = Terms(query, key, r, u, v, s, seed, dropout_prob)
     d_query = sequence_first(query)
     d_key, d_value = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (key, value))
@@ -261,8 +263,9 @@ class Block:
         return by_distance, by_key
 
     def clear_unused(self, workspace: Tensor) -> None:
-        """Set what is in the view by distance and not in the view by key to 0: one number between any
-        two rows of a head that belong to the same query, and what comes before its first row."""
+        """Set what is in the view by distance, ``[h, s·b, k + 1]``, and not in the view by key to 0: one
+        number between any two rows of a head that belong to the same query, and what comes before its
+        first row."""
         h, b, s, k = self.shape
         row = k + 1
         workspace[: h * s * b * row].view(h, s * b * row)[:, :s] = 0.0
@@ -279,9 +282,10 @@ class Block:
 
 
 def blocks(query: Tensor, key: Tensor) -> Iterator[Block]:
-    """Blocks that cover all queries: all heads of some streams where they are small, or some heads of
-    one stream; the last queries first. There are 2, 4, 8 … pairs of head and stream in a block, because
-    the matrix products share them out among threads, and 3 pairs for 2 threads take as long as 4."""
+    """Blocks that cover all of ``query [B, H, S, E]`` over ``key [B, H, K, E]``: all heads of some streams
+    where they are small, or some heads of one stream; the last queries first. There are 2, 4, 8 … pairs of
+    head and stream in a block, because the matrix products share them out among threads, and 3 pairs for 2
+    threads take as long as 4."""
     (B, H, S, _), K = query.shape, key.shape[2]
     s = min(S, QUERIES)
     n = 1 << max((WORKSPACE // (s * K)).bit_length() - 1, 1)
@@ -300,12 +304,14 @@ def blocks(query: Tensor, key: Tensor) -> Iterator[Block]:
 
 
 def count_scores(query: Tensor, key: Tensor) -> int:
-    """How many scores all blocks have together, about: the causal mask may save some."""
+    """How many scores ``query [B, H, S, E]`` and ``key [B, H, K, E]`` have, about: the causal mask may save
+    some."""
     return query.shape[:3].numel() * key.shape[2]
 
 
 def largest_block(query: Tensor, key: Tensor) -> int:
-    """How many numbers a workspace must hold, by distance or by key."""
+    """How many numbers a workspace for ``query [B, H, S, E]`` and ``key [B, H, K, E]`` must hold, by distance
+    or by key."""
     h, b, s, k = next(blocks(query, key)).shape
     return h * b * s * (k + 1) + s
 
@@ -374,22 +380,25 @@ class Terms:
         return out
 
     def not_dropped(self, probabilities: Tensor) -> Tensor:
-        """The probabilities with 0 for those that were dropped, not scaled up yet."""
+        """The probabilities ``[n, s, k]`` with 0 for those that were dropped, not scaled up yet."""
         return probabilities if self.generator is None else probabilities.relu()
 
 
 def exact(x: Tensor) -> torch.dtype:
-    """The dtype of scores, probabilities and sums over many blocks: float32 for half precision."""
+    """The dtype of scores, probabilities and sums over many blocks for inputs like ``x``, of any shape:
+    float32 for half precision."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def descending(table: Tensor) -> Tensor:
-    """A table by distance 0 … K−1 as one by descending distance, with a row of zeros for K."""
+    """A table by distance 0 … K−1, ``[H, K, …]``, as one by descending distance, with a row of zeros for K:
+    ``[H, K + 1, …]``."""
     return torch.cat((torch.zeros_like(table[:, :1]), table.flip(1)), dim=1)
 
 
 def ascending(gradient: Tensor, like: Tensor) -> Tensor:
-    """A table by descending distance K … 0 as one by distance 0 … K−1, in the dtype of ``like``."""
+    """A table by descending distance K … 0, ``[H, K + 1, …]``, as one by distance 0 … K−1, ``[H, K, …]``, in
+    the dtype of ``like``."""
     return gradient[:, 1:].flip(1).to(like.dtype)
 
 

@@ -29,9 +29,10 @@ def relative_attention(
     dropout_prob: float = 0.0,
     kernel: KernelName = "auto",
 ) -> Tensor:
-    """:func:`memformers.kernels.naive.relative_attention` by ``kernel``; ``"auto"`` picks by device,
-    size and what is asked. Raises ValueError for a named kernel that can't do it, among them
-    ``"augmented"``, which takes sinusoids and W_R instead of r and is called where those are."""
+    """:func:`memformers.kernels.naive.relative_attention` by ``kernel``; ``"auto"`` picks by device, size and
+    what is asked. The same arguments and result, ``[B, H, S, E]``. Raises ValueError for a named kernel that
+    can't do it, among them ``"augmented"``, which takes sinusoids and W_R instead of r and is called where
+    those are."""
     if kernel == "auto":
         kernel = fastest(query, key, mask, dropout_prob)
     if kernel == "naive":
@@ -49,8 +50,9 @@ def relative_attention(
 
 
 def fastest(query: Tensor, key: Tensor, mask: Tensor | None, dropout_prob: float) -> KernelName:
-    """The kernel that ``"auto"`` stands for. On a GPU that is the naive one: the fused kernel is right
-    in Triton's interpreter, but nobody has measured it yet, so it runs for those who name it."""
+    """The kernel that ``"auto"`` stands for, with ``query [B, H, S, E]`` and ``key [B, H, K, E]``. On a GPU
+    that is the naive one: the fused kernel is right in Triton's interpreter, but nobody has measured it yet,
+    so it runs for those who name it."""
     scores = query.shape[:3].numel() * key.shape[2]
     if scores >= WORTH_BLOCKING and not obstacle("blocked", query, mask, dropout_prob):
         return "blocked"
@@ -58,14 +60,14 @@ def fastest(query: Tensor, key: Tensor, mask: Tensor | None, dropout_prob: float
 
 
 def check_can_run(kernel: KernelName, query: Tensor, mask: Tensor | None, dropout_prob: float) -> None:
-    """Raise ValueError, saying why, for a fast kernel that can't compute this."""
+    """Raise ValueError, saying why, for a fast kernel that can't compute this for ``query [B, H, S, E]``."""
     reason = obstacle(kernel, query, mask, dropout_prob)
     if reason:
         raise ValueError(f"kernel='{kernel}' {reason}; use kernel='auto' or 'naive'.")
 
 
 def obstacle(kernel: KernelName, query: Tensor, mask: Tensor | None, dropout_prob: float) -> str:
-    """Why a fast kernel can't compute this, in words, or an empty string."""
+    """Why a fast kernel can't compute this for ``query [B, H, S, E]``, in words, or an empty string."""
     if mask is not None:
         return "is causal and takes no explicit mask"
     if kernel == "fused":
@@ -76,7 +78,7 @@ def obstacle(kernel: KernelName, query: Tensor, mask: Tensor | None, dropout_pro
 
 
 def what_fused_lacks(query: Tensor, dropout_prob: float) -> str:
-    """Why the fused kernel can't take these queries, in words, or an empty string."""
+    """Why the fused kernel can't take ``query [B, H, S, E]``, in words, or an empty string."""
     if importlib.util.find_spec("triton") is None:
         return "needs Triton, which is not installed (pip install triton)"
     if dropout_prob:

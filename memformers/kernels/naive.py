@@ -32,6 +32,22 @@ def relative_attention(
     d ≥ 0; it may hide more than that, but show no key with d < 0, which has no distance here).
     ``dropout_prob`` drops attention probabilities. Returns ``[B, H, S, E]``.
     """
+    probabilities = attention_probabilities(query, key, r, u=u, v=v, s=s, mask=mask)
+    probabilities = F.dropout(probabilities, dropout_prob) if dropout_prob else probabilities
+    return torch.einsum("bhij,bhje->bhie", probabilities, value)
+
+
+def attention_probabilities(
+    query: Tensor,
+    key: Tensor,
+    r: Tensor,
+    *,
+    u: Tensor,
+    v: Tensor | None = None,
+    s: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """How much each query looks at each key, ``[B, H, S, K]``: the softmax of the scores above."""
     S, K, E = query.shape[2], key.shape[2], query.shape[3]
 
     content = torch.einsum("bhie,bhje->bhij", query + u[:, None], key)
@@ -41,9 +57,7 @@ def relative_attention(
     scores = (content + relative_shift(position)) / math.sqrt(E)  # [B, H, S, K]
 
     visible = causal_mask(S, K, query.device) if mask is None else mask
-    probabilities = scores.masked_fill(~visible, -math.inf).softmax(dim=-1)
-    probabilities = F.dropout(probabilities, dropout_prob) if dropout_prob else probabilities
-    return torch.einsum("bhij,bhje->bhie", probabilities, value)
+    return scores.masked_fill(~visible, -math.inf).softmax(dim=-1)
 
 
 def relative_shift(position: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""``python -m memformers.training FOLDER``: train the run that ``FOLDER/config.json`` describes.
+"""``python -m memformers.training FOLDER [--resume]``: train the run that ``FOLDER/config.json`` describes.
 
 A comparison trains each model so, in a process of its own: what one run does to the process (labml's
 state, peak memory, random state) can't reach the next.
@@ -16,4 +16,5 @@ if __name__ == "__main__":
     with plain_errors():
         folder = Path(sys.argv[1])
         config = read_json(folder / "config.json")
-        train_run(config_from_dict(TrainConfig, config, "config.json"), folder)
+        resume = sys.argv[2:] == ["--resume"]
+        train_run(config_from_dict(TrainConfig, config, "config.json"), folder, resume=resume)

@@ -2,32 +2,24 @@
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from labml_helpers.schedule import RelativePiecewise
-from torch import Tensor, nn
+from torch import nn
 
 from memformers.data.streams import Segment
-from memformers.language_model import LMOutput, MemoryLM
+from memformers.language_model import MemoryLM
 from memformers.memory import Memory
 from memformers.training.config import TrainConfig
+from memformers.training.gradients import backward
+from memformers.training.ranks import Ranks, forward_of, whole
+from memformers.training.state import Progress, TrainingState, Window
 
 
 class NotFiniteError(ValueError):
     """The loss or the gradient is not a finite number any more; nothing was learned from it."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a training has come."""
-
-    step: int
-    tokens: int
-    seconds: float
-    """Of training alone: evaluations and checkpoints don't count."""
 
 
 Record = Callable[[Progress, dict[str, float]], None]
@@ -40,50 +32,70 @@ def train(
     *,
     record: Record,
     evaluate: Callable[[Progress], None],
+    state: TrainingState | None = None,
+    between_steps: Callable[[TrainingState], None] = lambda state: None,
+    ranks: Ranks | None = None,
 ) -> Progress:
     """Train ``model`` in place on ``config.tokens`` tokens of ``segments``; returns how far it came.
 
     ``record`` gets training metrics every ``config.log_every`` steps, ``evaluate`` is called
-    ``config.evaluations`` times, the last time at the end. Raises :class:`NotFiniteError` at a step
-    that diverged, before the optimizer learns from it.
+    ``config.evaluations`` times, the last time at the end. A ``state`` from an earlier call goes on from
+    there, with ``segments`` from its position on; ``between_steps`` sees it whenever all of it belongs to
+    the same step, may keep it, and stops the training by raising what it likes. Of several ``ranks``, each
+    calls this with the segments of all streams, takes its own of them, and its state has their memory.
+
+    Raises :class:`NotFiniteError` at a step that diverged, before the optimizer learns from it; the first
+    ``config.skip_bad_steps`` of such steps are left out with a warning instead.
     """
-    device = next(model.parameters()).device
-    forward = torch.compile(model, fullgraph=True) if config.compile else model
-    optimizer = build_optimizer(model, config)
-    learning_rate = learning_rate_schedule(config)
-    memory, step, tokens, seconds, evaluations = Memory(()), 0, 0, 0.0, 0
-    window = Window(seconds)
+    device, ranks = next(model.parameters()).device, ranks or Ranks()
+    forward = forward_of(model, config)
+    state = state or TrainingState(build_optimizer(model, config))
+    optimizer, learning_rate = state.optimizer, learning_rate_schedule(config)
     model.train()
     clock = time.perf_counter()
-    while tokens < config.tokens:
+    while True:
+        pause = time.perf_counter()
+        if evaluations_due(state.tokens, config) > state.evaluations:
+            evaluate(state.progress)
+            state.evaluations = evaluations_due(state.tokens, config)
+        between_steps(state)
+        clock += time.perf_counter() - pause
+        if state.tokens >= config.tokens:
+            return state.progress
+
         segment = next(segments)
-        inputs, targets = segment.inputs.to(device), segment.targets.to(device)  # [S, B]
+        tokens = segment.inputs.numel()
+        inputs, targets = (ranks.own(t).to(device) for t in (segment.inputs, segment.targets))  # [S, B]
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(tokens + inputs.numel() // 2)
+            group["lr"] = learning_rate(state.tokens + tokens // 2)
 
-        with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
-            output: LMOutput = forward(inputs, Memory(()) if segment.starts_over else memory)
-            loss = F.cross_entropy(output.logits.flatten(0, 1), targets.flatten())
+        memory = Memory(()) if segment.starts_over else state.memory
         optimizer.zero_grad()
-        (loss + output.auxiliary_loss).backward()
-        grad_norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-        check_finite(loss, output.auxiliary_loss, grad_norm, step, tokens)
-        optimizer.step()
-        memory = output.memory
+        outcome = backward(forward, inputs, targets, memory, config, ranks)
+        grad_norm = whole(nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)).item()
 
-        step, tokens = step + 1, tokens + inputs.numel()
-        window.add(loss, output, targets, grad_norm)
+        if problem := what_is_not_finite(outcome.loss, outcome.auxiliary_loss, grad_norm):
+            skip(problem, state, config)
+            state.memory = memory  # what the segment left may be poisoned
+        else:
+            optimizer.step()
+            state.memory = outcome.memory
+            state.window.add(outcome, tokens, grad_norm)
+
+        state.step, state.tokens = state.step + 1, state.tokens + tokens
+        state.position = segment.end
         now = time.perf_counter()
-        seconds, clock = seconds + now - clock, now
-        if step % config.log_every == 0 or tokens >= config.tokens:
-            metrics = window.metrics(seconds) | {"learning_rate": optimizer.param_groups[0]["lr"]}
-            record(Progress(step, tokens, seconds), metrics)
-            window = Window(seconds)
-        if tokens * config.evaluations >= (evaluations + 1) * config.tokens:
-            evaluations = tokens * config.evaluations // config.tokens
-            evaluate(Progress(step, tokens, seconds))
-            clock = time.perf_counter()
-    return Progress(step, tokens, seconds)
+        state.seconds, clock = state.seconds + now - clock, now
+        if state.step % config.log_every == 0 or state.tokens >= config.tokens:
+            if state.window.steps:
+                metrics = state.window.metrics(state.seconds)
+                record(state.progress, metrics | {"learning_rate": optimizer.param_groups[0]["lr"]})
+            state.window = Window(state.seconds)
+
+
+def evaluations_due(tokens: int, config: TrainConfig) -> int:
+    """How many evaluations belong to the first so many tokens."""
+    return tokens * config.evaluations // config.tokens
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
@@ -110,50 +122,26 @@ def learning_rate_schedule(config: TrainConfig) -> Callable[[int], float]:
     return lambda tokens: config.learning_rate * factor(tokens)
 
 
-def check_finite(loss: Tensor, auxiliary_loss: Tensor, grad_norm: Tensor, step: int, tokens: int) -> None:
-    """Raise :class:`NotFiniteError` that says what is not finite, and where."""
+def what_is_not_finite(loss: float, auxiliary_loss: float, grad_norm: float) -> str:
+    """Which of them is no finite number, in words; empty if all are."""
     for name, value in (
         ("the loss", loss),
         ("the reconstruction loss", auxiliary_loss),
         ("the gradient's norm", grad_norm),
     ):
-        if not math.isfinite(value.item()):
-            raise NotFiniteError(
-                f"{name} is {value.item()} at token {tokens:,} (step {step:,}); training stopped "
-                f"before learning from it. A lower learning_rate or max_grad_norm may help."
-            )
+        if not math.isfinite(value):
+            return f"{name} is {value}"
+    return ""
 
 
-class Window:
-    """Sums over the steps since the last training record, ``began`` seconds into the training."""
-
-    def __init__(self, began: float) -> None:
-        self.began = began
-        self.steps = self.tokens = self.correct = self.compressions = 0
-        self.loss = self.reconstruction_loss = self.grad_norm = 0.0
-        self.memory = Memory(())
-
-    def add(self, loss: Tensor, output: LMOutput, targets: Tensor, grad_norm: Tensor) -> None:
-        """Count one step."""
-        self.steps += 1
-        self.tokens += targets.numel()
-        self.correct += int((output.logits.detach().argmax(-1) == targets).sum())
-        self.loss += loss.item()
-        self.grad_norm += grad_norm.item()
-        self.compressions += bool(output.auxiliary_loss > 0)
-        self.reconstruction_loss += output.auxiliary_loss.item()
-        self.memory = output.memory
-
-    def metrics(self, seconds: float) -> dict[str, float]:
-        """The means over the window, which ends so many seconds into the training."""
-        metrics = {
-            "loss.train": self.loss / self.steps,
-            "accuracy.train": self.correct / self.tokens,
-            "gradient_norm": self.grad_norm / self.steps,
-            "tokens_per_second": self.tokens / (seconds - self.began),
-            "memory.length": self.memory.mem_len,
-            "memory.compressed_length": self.memory.c_mem_len,
-        }
-        if self.compressions:
-            metrics["reconstruction_loss.train"] = self.reconstruction_loss / self.compressions
-        return metrics
+def skip(problem: str, state: TrainingState, config: TrainConfig) -> None:
+    """Count a bad step and warn, or raise :class:`NotFiniteError` where ``config`` allows no more."""
+    where = f"{problem} at token {state.tokens:,} (step {state.step:,})"
+    if state.skipped == config.skip_bad_steps:
+        raise NotFiniteError(
+            f"{where}; training stopped before learning from it. A lower learning_rate or max_grad_norm "
+            f"may help, or a larger skip_bad_steps."
+        )
+    state.skipped += 1
+    left = f"{state.skipped} of {config.skip_bad_steps}"
+    warnings.warn(f"{where}; the step is skipped ({left}).", RuntimeWarning, stacklevel=3)

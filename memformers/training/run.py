@@ -3,101 +3,144 @@
 config.json      the TrainConfig
 run.json         corpus, parameters, hardware, versions
 metrics.jsonl    every record, as it came
-checkpoint/      weights, model config and tokenizer of the newest evaluation
+checkpoints/     from which it goes on after whatever happened; see memformers.training.checkpoints
 sample.txt       text written at the end
 result.json      the last evaluation, recall by distance, time and peak memory
 """
 
-import math
-import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
+from memformers.dashboard.runs import METRICS
 from memformers.data.corpora import Corpus, load_corpus
-from memformers.data.streams import check_length, training_segments
-from memformers.data.tokenizers import Tokenizer, build_tokenizer, save_tokenizer
-from memformers.environment import describe_environment, peak_memory
-from memformers.evaluation import Evaluation, evaluate
-from memformers.files import write_json, write_text
-from memformers.generation import continue_text
+from memformers.data.streams import training_segments
+from memformers.environment import describe_environment
+from memformers.files import write_json
 from memformers.language_model import MemoryLM, ModelConfig
-from memformers.recall import measure_recall
+from memformers.sealed import numbered
 from memformers.tracking import Tracking, find_dashboard
+from memformers.training.checkpoints import CHECKPOINTS
 from memformers.training.config import TrainConfig
-from memformers.training.loop import NotFiniteError, Progress, train
+from memformers.training.loop import build_optimizer, train
+from memformers.training.observer import RESULT, Observer
+from memformers.training.ranks import Ranks, joined, shard
+from memformers.training.resume import alone_in, check_same_config, check_same_corpus, go_on
+from memformers.training.signals import StopSignals
+from memformers.training.state import TrainingState
+from memformers.training.text import prepare
 
-EVALUATION_STREAMS = 16
-SAMPLE_CHARACTERS, GLIMPSE_CHARACTERS = 400, 80
-PROMPT_CHARACTERS = 100
-SAMPLE_SEED = 0
 
-
-def train_run(config: TrainConfig, folder: Path, dashboard: str = "") -> Path:
+def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> Path:
     """Train as ``config`` says into ``folder``, which must not hold a run yet; returns the folder.
 
-    ``dashboard`` is a labml server's address; empty, labml's own ``$labml_app_url`` counts. Raises
-    ValueError for a corpus or config that doesn't work, and for a folder in use;
-    :class:`NotFiniteError` for a training that diverged, with the last good checkpoint kept.
+    With ``resume``, a run in ``folder`` goes on from its newest checkpoint, as if it had never stopped; one
+    that is finished is left alone, and where there is none, one begins. ``dashboard`` is a labml server's
+    address; empty, labml's own ``$labml_app_url`` counts.
+
+    SIGINT and SIGTERM end it after the step, with a checkpoint, by KeyboardInterrupt and SystemExit(143).
+    Raises ValueError for a corpus or config that doesn't work, and for a folder in use or of another
+    training; :class:`memformers.training.loop.NotFiniteError` for a training that diverged, OSError where
+    the folder can't be written, both with the last good checkpoint kept.
     """
-    if (folder / "metrics.jsonl").exists():
-        raise ValueError(f"{folder} already holds a run; name a new folder for this one.")
+    with joined(config) as ranks:
+        return train_on(ranks, config, folder, dashboard, resume)
+
+
+def train_on(ranks: Ranks, config: TrainConfig, folder: Path, dashboard: str, resume: bool) -> Path:
+    """What :func:`train_run` does on each of ``ranks``."""
+    folder = ranks.everyones(folder)[0]
+    if ranks.first:
+        check_folder(config, folder, resume)
+    ranks.wait()
+    if resume and (folder / RESULT).exists():
+        if ranks.first:
+            print(f"{folder} is finished; nothing is left to train.")
+        return folder
     find_dashboard(dashboard)
-    corpus = load_corpus(config.data)
+    corpus = ranks.in_turn(lambda: load_corpus(config.data))
+    if resume:
+        check_same_corpus(corpus, folder)
     text = prepare(corpus, config)
-    device = choose_device(config.device)
+    device = choose_device(ranks.device_name(config.device))
     if config.compile:
         check_compiler(device)
     config = with_vocabulary(config, text.tokenizer.vocab_size)
     model = build_model(config).to(device)
+    if config.parallel == "fsdp":
+        shard(model, device)
+    if ranks.size > 1:
+        torch.manual_seed(config.seed + ranks.rank)  # each drops out its own
+    state, records = TrainingState(build_optimizer(model, config)), 0
 
     folder.mkdir(parents=True, exist_ok=True)
-    facts = describe_run(corpus, model, device)
-    write_json(folder / "config.json", asdict(config))
-    write_json(folder / "run.json", facts)
-    announce(corpus, config, model, folder)
-    labml_config = {**asdict(config), **facts}
-    with Tracking(folder, config.model.model, labml_config, dashboard) as tracking:
-        with tqdm(total=config.tokens, unit="tok", unit_scale=True, desc=config.model.model) as bar:
-            run = Run(folder, model, text, tracking.record, bar)
-            try:
+    with alone_in(folder) if ranks.first else nullcontext(), StopSignals(ranks.size == 1) as signals:
+        facts = describe_run(corpus, model, device)
+        if ranks.first:
+            write_json(folder / "config.json", asdict(config))
+            announce(corpus, config, model, folder)
+        if resume:
+            state, records = go_on(folder, model, state, config, corpus, ranks)
+        if ranks.first and not state.tokens:
+            write_json(folder / "run.json", facts)
+        ranks.wait()
+        with (
+            recorder(ranks, folder, config, facts, dashboard) as write,
+            progress_bar(config, state, ranks) as bar,
+        ):
+            observer = Observer(folder, config, model, text, state, records, write, signals, bar, ranks)
+            with observer.plain_endings(state):
                 progress = train(
                     model,
-                    training_segments(text.train, config.batch_size, config.model.segment_len),
+                    training_segments(
+                        text.train, config.batch_size, config.model.segment_len, state.position
+                    ),
                     config,
-                    record=run.record,
-                    evaluate=run.evaluate,
+                    record=observer.record,
+                    evaluate=observer.evaluate,
+                    state=state,
+                    between_steps=observer.between_steps,
+                    ranks=ranks,
                 )
-            except NotFiniteError as error:
-                raise NotFiniteError(f"{error} {run.last_checkpoint()}") from None
-        run.finish(progress)
+                observer.finish(progress)
     return folder
 
 
-@dataclass(frozen=True)
-class Text:
-    """A corpus as tokens."""
-
-    corpus: Corpus
-    tokenizer: Tokenizer
-    train: Tensor
-    validation: Tensor
+def check_folder(config: TrainConfig, folder: Path, resume: bool) -> None:
+    """Raise ValueError for a folder in use, or of another training."""
+    if resume:
+        check_same_config(config, folder)
+    elif (folder / METRICS).exists() or numbered(folder / CHECKPOINTS):
+        raise ValueError(f"{folder} already holds a run; name a new folder for this one, or resume it.")
 
 
-def prepare(corpus: Corpus, config: TrainConfig) -> Text:
-    """The corpus as tokens, long enough for ``config`` to train and validate on; else ValueError."""
-    tokenizer = build_tokenizer(config.tokenizer, corpus.text)
-    train_tokens = tokenizer.encode(corpus.train_text)
-    validation = tokenizer.encode(corpus.validation_text)
-    check_length(len(train_tokens), config.batch_size, config.model.segment_len)
-    if len(validation) < 2:
-        raise ValueError(f"{corpus.source} leaves {len(validation)} tokens to validate on.")
-    return Text(corpus, tokenizer, train_tokens, validation)
+@contextmanager
+def recorder(
+    ranks: Ranks, folder: Path, config: TrainConfig, facts: dict[str, Any], dashboard: str
+) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """What takes the records of a training: the first rank's go to its folder and to labml."""
+    if ranks.first:
+        with Tracking(folder, config.model.model, {**asdict(config), **facts}, dashboard) as tracking:
+            yield tracking.record
+    else:
+        yield lambda record: None
+
+
+def progress_bar(config: TrainConfig, state: TrainingState, ranks: Ranks) -> "tqdm[Any]":
+    """A bar that shows the tokens seen."""
+    return tqdm(
+        total=config.tokens,
+        initial=state.tokens,
+        unit="tok",
+        unit_scale=True,
+        desc=config.model.model,
+        disable=not ranks.first,
+    )
 
 
 def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
@@ -113,6 +156,7 @@ def build_model(config: TrainConfig) -> MemoryLM:
     model = MemoryLM(config.model)
     torch.manual_seed(config.seed)
     model.reset_parameters()
+    model.transformer.recompute = config.activation_checkpointing
     return model
 
 
@@ -136,93 +180,6 @@ def check_compiler(device: torch.device) -> None:
         raise ValueError(
             f"compile=True can't be used here; leave it out. torch.compile says: {reason}"
         ) from None
-
-
-class Run:
-    """What happens beside the training steps: records, evaluations, checkpoints, samples."""
-
-    def __init__(
-        self,
-        folder: Path,
-        model: MemoryLM,
-        text: Text,
-        write: Callable[[dict[str, Any]], None],
-        bar: "tqdm[Any]",
-    ):
-        self.folder = folder
-        self.model = model
-        self.text = text
-        self.write = write
-        self.bar = bar
-        self.checkpoint_tokens: int | None = None
-        self.evaluation: Evaluation | None = None
-
-    def record(self, progress: Progress, metrics: dict[str, float]) -> None:
-        """Track training metrics, and show them."""
-        metrics["bits_per_character.train"] = self._bits_per_character(metrics["loss.train"])
-        self._write(progress, metrics)
-        self.bar.update(progress.tokens - self.bar.n)
-        self.bar.set_postfix_str(f"loss {metrics['loss.train']:.3f} nats", refresh=False)
-
-    def evaluate(self, progress: Progress) -> None:
-        """Evaluate the whole validation text, keep a checkpoint, and show a glimpse of a sample."""
-        self.evaluation = result = evaluate(self.model, self.text.validation, EVALUATION_STREAMS)
-        bits = result.bits_per_character(len(self.text.corpus.validation_text))
-        metrics = {
-            "loss.valid": result.loss,
-            "bits_per_character.valid": bits,
-            "accuracy.valid": result.accuracy,
-        }
-        if result.reconstruction_loss is not None:
-            metrics["reconstruction_loss.valid"] = result.reconstruction_loss
-        if not math.isfinite(result.loss):
-            raise NotFiniteError(f"validation loss is {result.loss} at token {progress.tokens:,}.")
-        self._write(progress, metrics)
-        self.model.save_pretrained(self.folder / "checkpoint")
-        save_tokenizer(self.text.tokenizer, self.folder / "checkpoint")
-        self.checkpoint_tokens = progress.tokens
-        glimpse = self._sample(GLIMPSE_CHARACTERS).replace("\n", "⏎")
-        self.bar.write(
-            f"{progress.tokens:>12,} tokens  validation {result.loss:.4f} nats, {bits:.4f} bits a "
-            f"character  │ {glimpse}",
-            file=sys.stderr,
-        )
-
-    def finish(self, progress: Progress) -> None:
-        """Write the sample and the result."""
-        assert self.evaluation is not None
-        write_text(self.folder / "sample.txt", self._sample(SAMPLE_CHARACTERS) + "\n")
-        repeats = self.text.corpus.validation_repeats
-        result: dict[str, Any] = {
-            **asdict(progress),
-            "loss": self.evaluation.loss,
-            "bits_per_character": self.evaluation.bits_per_character(len(self.text.corpus.validation_text)),
-            "accuracy": self.evaluation.accuracy,
-            "reconstruction_loss": self.evaluation.reconstruction_loss,
-            "peak_memory_bytes": peak_memory(self.model.head.weight.device),
-            "recall": asdict(measure_recall(self.evaluation, repeats)) if repeats else None,
-        }
-        write_json(self.folder / "result.json", result)
-
-    def last_checkpoint(self) -> str:
-        """Where the newest checkpoint is, in words."""
-        if self.checkpoint_tokens is None:
-            return "No checkpoint was made yet."
-        return f"The checkpoint of token {self.checkpoint_tokens:,} is kept: {self.folder}/checkpoint"
-
-    def _write(self, progress: Progress, metrics: dict[str, float]) -> None:
-        self.write({"tokens": progress.tokens, "seconds": progress.seconds, **metrics})
-
-    def _bits_per_character(self, loss: float) -> float:
-        characters_a_token = len(self.text.corpus.train_text) / len(self.text.train)
-        return loss / math.log(2) / characters_a_token
-
-    def _sample(self, characters: int) -> str:
-        first_line, newline, _ = self.text.corpus.validation_text.partition("\n")
-        prompt = (first_line + newline)[-PROMPT_CHARACTERS:]
-        return continue_text(
-            self.model, self.text.tokenizer, prompt, characters, temperature=0.8, seed=SAMPLE_SEED
-        )
 
 
 def describe_run(corpus: Corpus, model: MemoryLM, device: torch.device) -> dict[str, Any]:

@@ -46,6 +46,22 @@ def test_streams_start_over_together_after_the_last_segment():
     assert torch.equal(segments[0].inputs, segments[3].inputs)
 
 
+@given(n=st.integers(9, 60), B=st.integers(1, 3), S=st.integers(1, 4), skipped=st.integers(0, 70))
+def test_streams_go_on_from_where_a_segment_ended(n, B, S, skipped):
+    whole = training_segments(torch.arange(max(n, B * S + 1)), B, S)
+    position = [0, *(next(whole).end for _ in range(skipped))][-1]
+    resumed = training_segments(torch.arange(max(n, B * S + 1)), B, S, position)
+    for expected, came in itertools.islice(zip(whole, resumed, strict=False), 30):
+        assert torch.equal(came.inputs, expected.inputs)
+        assert torch.equal(came.targets, expected.targets)
+        assert (came.starts_over, came.end) == (expected.starts_over, expected.end)
+
+
+def test_a_position_outside_of_the_streams_is_an_error():
+    with pytest.raises(ValueError, match="position=11 is outside of streams of 10 tokens"):
+        next(training_segments(torch.arange(21), 2, 4, 11))
+
+
 def test_a_short_text_is_an_error_that_says_what_to_do():
     with pytest.raises(ValueError, match=r"37 tokens is too short for 16 streams .* 1,025; use a longer"):
         next(training_segments(torch.arange(37), 16, 64))

@@ -8,14 +8,7 @@ from memformers.attention import sinusoids
 from memformers.kernels import augmented, naive
 from memformers.kernels.dispatch import relative_attention
 from tests.builders import fill_zeros, small_lm
-
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
-
-
-def close(got, wanted, dtype):
-    """RMS error relative to the RMS value."""
-    error = (got.double() - wanted.double()).square().mean().sqrt()
-    assert error <= TOLERANCE[dtype] * wanted.double().square().mean().sqrt() + 1e-30
+from tests.kernels.against_naive import compare_outputs
 
 
 @pytest.mark.parametrize(
@@ -35,13 +28,7 @@ def test_augmented_equals_naive_in_output_and_every_gradient(size, dtype):
     given = {name: exact[name] for name in ("query", "key", "value", "u", "v")}
     wanted = naive.relative_attention(**given, r=r)
     got = augmented.relative_attention(**inputs, sinusoids=table.to(dtype))
-    assert got.dtype == dtype
-    close(got, wanted, dtype)
-    weight = torch.randn_like(wanted)
-    wanted_grads = torch.autograd.grad(wanted, list(exact.values()), weight)
-    got_grads = torch.autograd.grad(got, list(inputs.values()), weight.to(dtype))
-    for a, b in zip(got_grads, wanted_grads, strict=True):
-        close(a, b, dtype)
+    compare_outputs(got, wanted, inputs, exact, dtype)
 
 
 @pytest.mark.usefixtures("float64")

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from memformers.kernels import blocked, naive
+from tests.kernels.against_naive import compare, compare_outputs, tensors
 
 # (B, H, S, K, E): prime and different, and the edges: no memory, one query, one of everything,
 # several blocks of queries, a block of several heads.
@@ -16,41 +17,12 @@ SIZES = [
     (1, 2, 521, 1031, 3),
     (7, 5, 17, 23, 11),
 ]
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-3}
-
-
-def tensors(B, H, S, K, E, dtype):
-    generator = torch.Generator().manual_seed(0)
-    shapes = {"query": (B, H, S, E), "key": (B, H, K, E), "value": (B, H, K, E), "r": (H, K, E)}
-    shapes |= {"u": (H, E), "v": (H, E), "s": (H, K)}
-    return {
-        name: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-        for name, shape in shapes.items()
-    }
-
-
-def close(got, wanted, dtype):
-    """RMS error relative to the RMS value."""
-    error = (got.double() - wanted.double()).square().mean().sqrt()
-    assert error <= TOLERANCE[dtype] * wanted.double().square().mean().sqrt() + 1e-30
-
-
-def compare(inputs, dtype):
-    exact = {name: t.detach().double().requires_grad_() for name, t in inputs.items()}
-    wanted, got = naive.relative_attention(**exact), blocked.relative_attention(**inputs)
-    assert got.dtype == dtype
-    close(got, wanted, dtype)
-    weight = torch.randn(got.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
-    wanted_grads = torch.autograd.grad(wanted, list(exact.values()), weight.double())
-    got_grads = torch.autograd.grad(got, list(inputs.values()), weight)
-    for a, b in zip(got_grads, wanted_grads, strict=True):
-        close(a, b, dtype)
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_blocked_equals_naive_in_output_and_every_gradient(size, dtype):
-    compare(tensors(*size, dtype), dtype)
+    compare(blocked.relative_attention, tensors(*size, dtype), dtype)
 
 
 @pytest.mark.parametrize("kept", [0, blocked.KEPT])
@@ -60,7 +32,7 @@ def test_the_sizes_of_blocks_change_nothing(kept, workspace, queries, monkeypatc
     monkeypatch.setattr(blocked, "KEPT", kept)
     monkeypatch.setattr(blocked, "WORKSPACE", workspace)
     monkeypatch.setattr(blocked, "QUERIES", queries)
-    compare(tensors(5, 3, 7, 13, 2, torch.float64), torch.float64)
+    compare(blocked.relative_attention, tensors(5, 3, 7, 13, 2, torch.float64), torch.float64)
 
 
 def kept_for_backward(K):
@@ -93,7 +65,7 @@ def test_nothing_is_kept_where_nothing_will_learn():
 def test_either_scheme_of_positions_works_without_the_others_terms(terms):
     inputs = tensors(2, 3, 5, 11, 7, torch.float64)
     used = {n: t for n, t in inputs.items() if n in ("query", "key", "value", "r", *terms)}
-    compare(used, torch.float64)
+    compare(blocked.relative_attention, used, torch.float64)
 
 
 def test_any_memory_order_of_the_inputs_works():
@@ -102,7 +74,7 @@ def test_any_memory_order_of_the_inputs_works():
     for name in ("query", "key", "value"):
         t = inputs[name].detach().permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
         inputs[name] = t.requires_grad_()
-    compare(inputs, torch.float64)
+    compare(blocked.relative_attention, inputs, torch.float64)
 
 
 @pytest.mark.parametrize("kept", [0, blocked.KEPT])
@@ -125,12 +97,7 @@ def test_dropout_drops_some_probabilities_and_their_gradients(kept, queries, dty
 
     torch.manual_seed(5)
     got = blocked.relative_attention(**inputs, dropout_prob=p)
-    close(got, wanted, dtype)
-    weight = torch.randn(got.shape, dtype=torch.float64).to(dtype)
-    wanted_grads = torch.autograd.grad(wanted, list(exact.values()), weight.double())
-    got_grads = torch.autograd.grad(got, list(inputs.values()), weight)
-    for a, b in zip(got_grads, wanted_grads, strict=True):
-        close(a, b, dtype)
+    compare_outputs(got, wanted, inputs, exact, dtype)
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -7,6 +7,8 @@ import torch
 pytest.importorskip("triton")
 
 from memformers.kernels import fused, naive
+from tests.kernels import against_naive
+from tests.kernels.against_naive import close, compare
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # (B, H, S, K, E): prime and different, and the edges: no memory, one query, one of everything,
@@ -25,7 +27,6 @@ SIZES = {
     torch.bfloat16: [(2, 3, 5, 11, 7), (2, 1, 67, 67, 32), (1, 2, 71, 139, 64), (1, 1, 67, 131, 128)],
     torch.float16: [(1, 2, 71, 139, 64)],
 }
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
 
 
 @pytest.fixture(autouse=True)
@@ -54,46 +55,20 @@ def _bfloat16_as_on_the_gpu(monkeypatch):
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", multiply_numbers)
 
 
-def tensors(B, H, S, K, E, dtype):
-    generator = torch.Generator().manual_seed(0)
-    shapes = {"query": (B, H, S, E), "key": (B, H, K, E), "value": (B, H, K, E), "r": (H, K, E)}
-    shapes |= {"u": (H, E), "v": (H, E), "s": (H, K)}
-    return {
-        name: torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype).requires_grad_()
-        for name, shape in shapes.items()
-    }
-
-
-def close(got, wanted, dtype):
-    """RMS error relative to the RMS value."""
-    error = (got.double() - wanted.double()).square().mean().sqrt()
-    assert error <= TOLERANCE[dtype] * wanted.double().square().mean().sqrt() + 1e-30
-
-
-def compare(inputs, dtype):
-    exact = {name: t.detach().double().requires_grad_() for name, t in inputs.items()}
-    wanted, got = naive.relative_attention(**exact), fused.relative_attention(**inputs)
-    assert got.dtype == dtype
-    close(got, wanted, dtype)
-    weight = torch.randn(got.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    weight = weight.to(DEVICE, dtype)
-    wanted_grads = torch.autograd.grad((wanted * weight).sum(), list(exact.values()))
-    got_grads = torch.autograd.grad((got * weight).sum(), list(inputs.values()))
-    for name, a, b in zip(inputs, got_grads, wanted_grads, strict=True):
-        assert a.dtype == inputs[name].dtype
-        close(a, b, dtype)
+def tensors(*arguments):
+    return against_naive.tensors(*arguments, DEVICE)
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(dtype, size) for dtype in SIZES for size in SIZES[dtype]])
 def test_fused_equals_naive_in_output_and_every_gradient(dtype, size):
-    compare(tensors(*size, dtype), dtype)
+    compare(fused.relative_attention, tensors(*size, dtype), dtype)
 
 
 @pytest.mark.parametrize("terms", [("u",), ("u", "v"), ("u", "s")])
 def test_either_scheme_of_positions_works_without_the_others_terms(terms):
     inputs = tensors(2, 3, 5, 11, 7, torch.float32)
     used = {n: t for n, t in inputs.items() if n in ("query", "key", "value", "r", *terms)}
-    compare(used, torch.float32)
+    compare(fused.relative_attention, used, torch.float32)
 
 
 def test_any_memory_order_of_the_inputs_works():
@@ -104,15 +79,15 @@ def test_any_memory_order_of_the_inputs_works():
         inputs[name] = t.requires_grad_()
     table = torch.randn(3, 17, 7, device=DEVICE)
     inputs |= {"r": table[:, :11].requires_grad_(), "s": table[:, :11, 0].detach().requires_grad_()}
-    compare(inputs, torch.float32)
+    compare(fused.relative_attention, inputs, torch.float32)
     inputs["r"] = table.permute(1, 0, 2).contiguous().permute(1, 0, 2)[:, :11].requires_grad_()
-    compare(inputs, torch.float32)
+    compare(fused.relative_attention, inputs, torch.float32)
 
 
 def test_vectors_that_are_not_in_one_piece_work():
     inputs = tensors(2, 3, 5, 11, 7, torch.float32)
     inputs = {n: t.detach().mT.contiguous().mT.requires_grad_() for n, t in inputs.items()}
-    compare(inputs, torch.float32)
+    compare(fused.relative_attention, inputs, torch.float32)
     got = fused.relative_attention(**inputs)
     spread = torch.autograd.grad(got.sum(), inputs["value"])  # of one number, expanded
     wanted = torch.autograd.grad(naive.relative_attention(**inputs).sum(), inputs["value"])
@@ -124,13 +99,13 @@ def test_parameters_may_stay_in_float32_while_activations_are_bfloat16():
     inputs = tensors(2, 3, 5, 11, 8, torch.bfloat16)
     for name in ("u", "v", "s", "r"):
         inputs[name] = inputs[name].detach().float().requires_grad_()
-    compare(inputs, torch.bfloat16)
+    compare(fused.relative_attention, inputs, torch.bfloat16)
 
 
 @pytest.mark.parametrize("programs", [1, 6])
 def test_streams_may_share_a_program(programs, monkeypatch):
     monkeypatch.setattr(fused, "PROGRAMS", programs)
-    compare(tensors(5, 1, 7, 37, 3, torch.float32), torch.float32)
+    compare(fused.relative_attention, tensors(5, 1, 7, 37, 3, torch.float32), torch.float32)
 
 
 def test_the_same_inputs_give_the_same_bits():

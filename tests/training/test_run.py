@@ -8,18 +8,17 @@ from memformers.data.corpora import Corpus
 from memformers.files import read_json
 from memformers.generation import load_checkpoint
 from memformers.tracking import read_metrics
+from memformers.training import observer
 from memformers.training import run as run_module
 from memformers.training.loop import NotFiniteError
 from memformers.training.run import choose_device, train_run
 from tests.builders import small_training
+from tests.training.runs import short_corpus
 
 
 @pytest.fixture(autouse=True)
 def _short_corpus(monkeypatch):
-    corpus = run_module.load_corpus("builtin")
-    repeats = tuple(r for r in corpus.repeats if r.second + r.length <= 30_000)
-    short = Corpus(corpus.name, corpus.source, corpus.text[:30_000], repeats)
-    monkeypatch.setattr(run_module, "load_corpus", lambda _: short)
+    monkeypatch.setattr(run_module, "load_corpus", lambda _: short_corpus())
 
 
 def test_a_run_leaves_everything_in_its_folder(tmp_path):
@@ -43,14 +42,14 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path):
     assert trained[-1]["tokens"] == last["tokens"] >= 2_000
     assert result["recall"]["chance"] is not None
     assert result["peak_memory_bytes"] > 50 * 2**20
-    assert len((folder / "sample.txt").read_text()) == run_module.SAMPLE_CHARACTERS + 1
+    assert len((folder / "sample.txt").read_text()) == observer.SAMPLE_CHARACTERS + 1
 
 
 def test_the_checkpoint_gives_the_last_evaluation_again(tmp_path):
     folder = train_run(small_training(), tmp_path / "run")
     model, tokenizer = load_checkpoint(folder, torch.device("cpu"))
     validation = tokenizer.encode(run_module.load_corpus("").validation_text)
-    again = run_module.evaluate(model, validation, run_module.EVALUATION_STREAMS)
+    again = observer.evaluate(model, validation, observer.EVALUATION_STREAMS)
     assert again.loss == read_json(folder / "result.json")["loss"]
 
 
@@ -62,7 +61,7 @@ def test_a_run_that_diverges_keeps_the_last_good_checkpoint_and_says_where(tmp_p
             hooks["evaluate"](progress)
             model.head.weight.register_hook(lambda grad: grad * float("nan"))
 
-        return train(model, segments, config, record=hooks["record"], evaluate=evaluate)
+        return train(model, segments, config, **(hooks | {"evaluate": evaluate}))
 
     monkeypatch.setattr(run_module, "train", poisoned)
     with pytest.raises(NotFiniteError, match=r"at token .* checkpoint of token 1,024 is kept"):
@@ -95,4 +94,4 @@ def test_a_device_that_is_not_there_is_an_error():
 def test_a_text_without_a_single_newline_trains_and_samples(tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "load_corpus", lambda _: Corpus("x", "x", "to be or not " * 400))
     folder = train_run(small_training(tokens=500), tmp_path / "run")
-    assert len((folder / "sample.txt").read_text()) == run_module.SAMPLE_CHARACTERS + 1
+    assert len((folder / "sample.txt").read_text()) == observer.SAMPLE_CHARACTERS + 1

@@ -1,0 +1,189 @@
+"""labml's own server as one application: its records, its handlers, its page; with our guard around it.
+
+What labml-app adds beside these when it starts itself is left out: the connection to a MongoDB that
+must be there, a static route that joins paths unchecked, answers with stack traces, and leave for
+https://app.labml.ai to call it.
+"""
+
+import logging
+import math
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response
+
+# labml's settings ask for these two; nothing that is used here looks at them again.
+os.environ.setdefault("LABML_APP_SERVER_IP", "127.0.0.1")
+os.environ.setdefault("LABML_APP_SERVER_PORT", "5005")
+
+import labml_app
+from labml_app import db, handlers
+from labml_app.analyses.experiments.comparison import ComparisonPreferencesIndex
+from labml_app.analyses.experiments.metrics import MetricsAnalysis, MetricsPreferencesIndex
+from labml_app.analyses.series import Series
+from labml_app.db import run
+from labml_db import Key
+
+from memformers.dashboard.discovery import WHO
+from memformers.dashboard.guard import Guard
+from memformers.dashboard.mending import mend, prepare
+from memformers.dashboard.page import index_page, page_files
+from memformers.dashboard.records import Records
+
+PAGE_ROUTE = re.compile(r"(/[\w-]+)*/?")
+"""What labml's page calls its views, such as /run/1234/compare."""
+
+
+def open_records(folder: Path, say: Callable[[str], None]) -> Records:
+    """Let labml's models live in ``folder``, all of them readable and consistent."""
+    records = Records(folder, say)
+    records.install(db.models, db.indexes)
+    records.check()
+    mend(records)
+    records.is_damaged = False
+    return records
+
+
+def open_mongo(host: str) -> None:
+    """Let labml's models live in the MongoDB at ``host``, a name or a mongodb:// address; ValueError
+    where none answers."""
+    from pymongo import MongoClient
+    from pymongo.errors import PyMongoError
+
+    try:
+        MongoClient(host, serverSelectionTimeoutMS=3000).admin.command("ping")
+        db.init_mongo_db(host)
+    except PyMongoError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"no MongoDB answers at {host.rpartition('@')[2]}: {reason}") from None
+    prepare()
+
+
+def build(identity: str, names: frozenset[str], records: Records | None) -> tuple[Guard, list[str]]:
+    """The application, and the names of what its page will load from the network."""
+    static = Path(labml_app.__file__).parent / "static"
+    files = page_files(static)
+    html, missing = index_page(static)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_api_route(WHO, lambda: {"identity": identity})
+    app.add_api_route("/api/v1/{labml_token}/track", track, methods=["POST"])
+    handlers.add_handlers(app)
+
+    def serve(path: str) -> Response:
+        if f"/{path}" in files and path != "index.html":
+            return FileResponse(files[f"/{path}"])
+        if path == "index.html" or (PAGE_ROUTE.fullmatch(f"/{path}") and not path.startswith("api/")):
+            return HTMLResponse(html)
+        return PlainTextResponse("Not found.", 404)
+
+    app.add_api_route("/{path:path}", serve, response_class=Response)
+
+    def after() -> None:
+        if records is not None and records.is_damaged:
+            records.is_damaged = False
+            records.check()
+            mend(records)
+
+    Series.find_step_gap = smallest_gap
+    return Guard(app, names, after), missing
+
+
+async def track(request: Request, labml_token: str) -> Response:
+    """labml's own handler of what a run sends, but for three things: it doesn't make the sender wait
+    three seconds; packets of ours that came already add nothing; new losses are drawn by themselves."""
+    begun = time.process_time()
+    query = request.query_params
+    run_id = query.get("run_uuid", "")
+    packets = await request.json()
+    packets = packets if isinstance(packets, list) else [packets]
+    if not all(isinstance(packet, dict) for packet in packets):
+        return JSONResponse({"errors": [{"error": "invalid_data", "message": "objects are expected"}]})
+    before = series_names(run_id)
+    for packet in packets:
+        if packet.get("once"):
+            drop_known(run_id, packet)
+    request._json = packets
+    rank, world_size, main_rank = (int(query.get(n, 0)) for n in ("rank", "world_size", "main_rank"))
+    answer = await handlers._update_run(
+        request, labml_token, query.get("labml_version", ""), run_id, rank, world_size, main_rank
+    )
+    for packet in packets:
+        if "started" in packet and (one := run.get(run_id)):
+            one.start_time = packet["started"]
+            one.save()
+    if (after := series_names(run_id)) != before:
+        choose_losses(run_id, before, after)
+    return JSONResponse({**answer, "seconds": time.process_time() - begun})
+
+
+def series_names(run_id: str) -> list[str]:
+    """The metrics of a run in labml's order."""
+    metrics = MetricsAnalysis.get(run_id)
+    return sorted(metrics.metrics.tracking) if metrics else []
+
+
+def drop_known(run_id: str, packet: dict[str, Any]) -> None:
+    """Take out of a packet the steps that the run has already."""
+    metrics = MetricsAnalysis.get(run_id)
+    known = metrics.metrics.tracking if metrics else {}
+    for name, series in list(packet.get("track", {}).items()):
+        last = known[name]["last_step"][-1] if name in known else -math.inf
+        pairs = [(s, v) for s, v in zip(series["step"], series["value"], strict=True) if s > last]
+        if pairs:
+            series["step"], series["value"] = map(list, zip(*pairs, strict=True))
+        else:
+            del packet["track"][name]
+
+
+def choose_losses(run_id: str, before: list[str], after: list[str]) -> None:
+    """Draw the losses of a run unless the user chose otherwise. labml keeps that choice by position,
+    and lets it slip to other metrics when a comparison was opened before all of them were there."""
+    if (key := ComparisonPreferencesIndex.get(run_id)) and (preferences := key.load()):
+        preferences.series_preferences = chosen(preferences.series_preferences, before, after)
+        if not preferences.base_series_preferences:
+            preferences.base_series_preferences = chosen([], [], series_names(preferences.base_experiment))
+        preferences.save()
+    for key in ComparisonPreferencesIndex.get_all():
+        preferences = Key(key).load()
+        if preferences is not None and preferences.base_experiment == run_id:
+            preferences.base_series_preferences = chosen(preferences.base_series_preferences, before, after)
+            preferences.save()
+    if (key := MetricsPreferencesIndex.get(run_id)) and (preferences := key.load()):
+        choice = dict(zip(after, preferences.series_preferences, strict=False))
+        old = [choice.get(name, -1) for name in before]
+        preferences.series_preferences = chosen(old, before, after)
+        preferences.save()
+
+
+def chosen(choice: list[int], before: list[str], after: list[str]) -> list[int]:
+    """labml's marks, 1 for a metric that is drawn, carried over to the names of ``after``; a new loss is
+    drawn."""
+    marks = dict(zip(before, choice, strict=False))
+    return [marks.get(name, 1 if name.startswith("loss.") else -1) for name in after]
+
+
+def smallest_gap(series: Any) -> float:
+    """How far apart two points of labml's curves must be to stay two. labml takes the distance of the
+    first two, so that of evaluations a little closer together the mean is drawn; here, points melt into
+    one only when there are more than labml keeps."""
+    if len(series) <= series.max_buffer_length:
+        return 1.0
+    return max(1.0, float(np.diff(series.last_step).min()))
+
+
+def quiet_labml(log: Path) -> None:
+    """Send what labml's server logs, and our guard, to a file. That it takes the mean of a curve without
+    points, numpy need not tell the user."""
+    warnings.filterwarnings("ignore", category=RuntimeWarning)
+    handler = logging.FileHandler(log, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    for name in ("LabML logger", "memformers.dashboard", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False

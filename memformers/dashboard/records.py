@@ -1,0 +1,172 @@
+"""labml's records as files that appear whole or not at all: labml-db's file drivers, made safe.
+
+labml-db writes a file in place, so a crash in the middle leaves half a record; here the old one stays
+until the new one is on the disk. A record that can't be read is moved aside and said to be so, and the
+dashboard goes on without it.
+"""
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from labml_db import Index, Key, Model, Serializer
+from labml_db.driver.file import FileDbDriver
+from labml_db.index_driver.file import FileIndexDbDriver
+
+from memformers.files import write_text
+
+ASIDE = "unreadable"
+"""The folder that keeps what can't be read."""
+
+
+class JsonRecords(Serializer):
+    """Records as JSON, with what labml keeps in them beside plain values. Not pickles, as labml has
+    them in MongoDB: a file that someone else wrote must not be able to run anything."""
+
+    file_extension = "json"
+
+    def to_string(self, data: dict[str, Any]) -> str:
+        """A record, or an index, as text."""
+        return json.dumps(data, default=_to_json)
+
+    def from_string(self, data: str | None) -> dict[str, Any] | None:
+        """Its contents; ValueError where the text isn't a record."""
+        record = None if data is None else json.loads(data, object_hook=_from_json)
+        if not isinstance(record, dict | None):
+            raise ValueError(f"it holds a {type(record).__name__}, not a record")
+        return record
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Key):
+        return {"$key": str(value)}
+    if isinstance(value, set):
+        return {"$set": sorted(value)}
+    if isinstance(value, np.ndarray):
+        return {"$array": base64.b64encode(value.astype("<f8").tobytes()).decode()}
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a {type(value).__name__} can't be part of a record")
+
+
+def _from_json(value: dict[str, Any]) -> Any:
+    match value:
+        case {"$key": key}:
+            return Key(key)
+        case {"$set": items}:
+            return set(items)
+        case {"$array": data}:
+            return np.frombuffer(base64.b64decode(data), "<f8")
+    return value
+
+
+class Records:
+    """The drivers for all of labml's models and indexes in ``folder``, which this process alone uses.
+
+    ``say`` tells the user of a record that was moved aside; ``is_damaged`` that this happened.
+    """
+
+    def __init__(self, folder: Path, say: Callable[[str], None]):
+        self.folder = folder
+        self.say = say
+        self.is_damaged = False
+
+    def install(self, models: list[Any], indexes: list[Any]) -> None:
+        """Make labml's models live here. Half-written files of a dashboard that was killed go."""
+        (self.folder / "indexes").mkdir(parents=True, exist_ok=True)
+        for unfinished in self.folder.glob("*/.*"):
+            unfinished.unlink(missing_ok=True)
+        self.drivers = {model.__name__: RecordDriver(self, model) for model in models}
+        self.indexes = {index.__name__: IndexDriver(self, index) for index in indexes}
+        Model.set_db_drivers(list(self.drivers.values()))
+        Index.set_db_drivers(list(self.indexes.values()))
+
+    def check(self) -> None:
+        """Read everything once, so that what can't be read is found now."""
+        for driver in self.drivers.values():
+            for key in driver.get_all():
+                driver.load_dict(key)
+        for index in self.indexes.values():
+            index.drop_entries(lambda key: not self.holds(key))
+
+    def holds(self, key: str) -> bool:
+        """Whether there is a record of that key."""
+        driver = self.drivers.get(key.partition(":")[0])
+        return driver is not None and driver.path(key).exists()
+
+    def read(self, path: Path) -> dict[str, Any] | None:
+        """What is in the file; None where there is none, or it had to be moved aside."""
+        try:
+            return JsonRecords().from_string(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            kept = self.folder / ASIDE / path.name
+            kept.parent.mkdir(exist_ok=True)
+            path.replace(kept)
+            self.is_damaged = True
+            self.say(f"a record couldn't be read and was set aside as {kept}: {error}")
+            return None
+
+
+class RecordDriver(FileDbDriver):
+    """One model's records, a file each."""
+
+    def __init__(self, records: Records, model: Any):
+        super().__init__(JsonRecords(), model, records.folder / model.__name__)
+        self._records = records
+
+    def path(self, key: str) -> Path:
+        """The file of a record."""
+        path: Path = self._db_path / f"{key}.json"
+        return path
+
+    def load_dict(self, key: str) -> dict[str, Any] | None:
+        """A record; None where there is none that can be read."""
+        return self._records.read(self.path(key))
+
+    def save_dict(self, key: str, data: dict[str, Any]) -> None:
+        """Write a record, at once."""
+        write_text(self.path(key), self._serializer.to_string(data))
+
+    def delete(self, key: str) -> None:
+        """Remove a record, if it is there."""
+        self.path(key).unlink(missing_ok=True)
+
+
+class IndexDriver(FileIndexDbDriver):
+    """One index: a file from names to keys of records."""
+
+    _cache: dict[str, Any] | None
+
+    def __init__(self, records: Records, index: Any):
+        super().__init__(JsonRecords(), index, records.folder / "indexes" / f"{index.__name__}.json")
+        self._records = records
+
+    def _load_cache(self) -> None:
+        if self._cache is None:
+            self._cache = self._records.read(self._index_path) or {}
+
+    def _save_cache(self) -> None:
+        write_text(self._index_path, self._serializer.to_string(self._cache))
+
+    def names(self) -> list[str]:
+        """All names."""
+        self._load_cache()
+        return list(self._cache or {})
+
+    def get_all(self) -> list[str]:
+        """The keys of all records in the index, as labml's driver for MongoDB has it."""
+        self._load_cache()
+        return list((self._cache or {}).values())
+
+    def drop_entries(self, is_lost: Callable[[str], bool]) -> None:
+        """Forget the names whose record's key ``is_lost``."""
+        self._load_cache()
+        cache = self._cache or {}
+        if any(is_lost(key) for key in cache.values()):
+            self._cache = {name: key for name, key in cache.items() if not is_lost(key)}
+            self._save_cache()

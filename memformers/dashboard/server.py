@@ -1,0 +1,194 @@
+"""Starting labml's dashboard: its folder, its port, its runs, and its end."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import signal
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import platformdirs
+
+from memformers.dashboard.discovery import announced, api_address, new_identity
+from memformers.dashboard.feeding import feed
+from memformers.dashboard.runs import find_runs, read_card
+from memformers.network import LOOPBACK
+
+INSTALL = "pip install 'memformers[dashboard]'"
+LOCK, LOG_FILE = "lock.json", "dashboard.log"
+CLOSE_SECONDS = 2
+"""How long a request may take after Ctrl-C."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a dashboard is started."""
+
+    folder: Path
+    host: str
+    port: int
+    mongo: str
+    runs: tuple[Path, ...]
+    """Folders of runs to bring in."""
+    open_browser: bool
+
+
+def default_folder() -> Path:
+    """Where the records are kept unless the user says otherwise."""
+    return platformdirs.user_data_path("memformers") / "dashboard"
+
+
+def serve(settings: Settings) -> None:
+    """Run the dashboard until Ctrl-C. Where one runs on the folder already, bring the runs to it, if
+    there are any. ValueError for what can't be started."""
+    runs = [run for folder in settings.runs for run in find_runs(folder)]
+    settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(settings.folder / LOCK, "a+", encoding="utf-8") as lock:
+        if owner := take(lock.fileno(), settings.folder):
+            if not (runs and owner.startswith("http")):
+                raise ValueError(
+                    f"{settings.folder} belongs to the dashboard that runs at {owner}; open that one, or "
+                    f"name another folder with --folder."
+                )
+            print(f"dashboard: {owner}")
+            bring_in(runs, owner)
+            return
+        serve_alone(settings, runs)
+
+
+def serve_alone(settings: Settings, runs: list[Path]) -> None:
+    """Run the dashboard in a folder that this process owns."""
+    try:
+        import uvicorn
+
+        from memformers.dashboard.application import build, open_mongo, open_records, quiet_labml
+    except ImportError as error:
+        raise ValueError(f"the dashboard needs {error.name}, which is not installed: {INSTALL}") from None
+    quiet_labml(settings.folder / LOG_FILE)
+    with listen(settings.host, settings.port) as listener:
+        port = listener.getsockname()[1]
+        url = f"http://{bracketed(reachable(settings.host))}:{port}"
+        records = None
+        if settings.mongo:
+            open_mongo(settings.mongo)
+        else:
+            records = open_records(settings.folder, say)
+        place = settings.mongo.rpartition("@")[2] or settings.folder  # without a password
+        identity = new_identity()
+        names = frozenset({settings.host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
+        app, missing = build(identity, names, records)
+        (settings.folder / LOCK).write_text(json.dumps({"url": url}), encoding="utf-8")
+        if settings.host not in LOOPBACK:
+            say(f"it listens on {settings.host} and has no login: whoever reaches that sees and changes all.")
+        if missing:
+            say(f"the page loads {', '.join(missing)} from public servers; --fetch-page gets copies, once.")
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=CLOSE_SECONDS,
+            )
+        )
+        if runs:
+            threading.Thread(target=bring_in, args=(runs, url), daemon=True).start()
+        if settings.open_browser:
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+        with announced(url, identity), ends_well():
+            print(
+                f"dashboard: {url}  (Ctrl-C ends it; records in {place})",
+                flush=True,
+            )
+            server.run(sockets=[listener])
+    print("dashboard: stopped")
+
+
+def take(lock: int, folder: Path) -> str:
+    """Make this process the folder's only dashboard, until it ends however it ends; returns an empty
+    string, or the address of the one that has it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        try:
+            return str(json.loads((folder / LOCK).read_text(encoding="utf-8"))["url"])
+        except (ValueError, KeyError):
+            return "an address that it is about to open"
+    return ""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at ``host`` and ``port``; ValueError where there can be none."""
+    if not 0 <= port < 1 << 16:  # some systems take the rest of a division instead
+        raise ValueError(f"host={host!r} and port={port} are no address of this machine: use 0 to 65535.")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"host={host!r} and port={port} are no address of this machine: {error}") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ValueError(
+                f"port {port} is taken by another program; choose one with --port, or 0 for any."
+            ) from None
+        raise ValueError(f"host={host!r} and port={port} can't be listened on: {error}") from None
+    return listener
+
+
+def reachable(host: str) -> str:
+    """Where this very machine finds what listens on ``host``."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host
+
+
+@contextlib.contextmanager
+def ends_well() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM, after which uvicorn has closed everything, end the block and no more."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def bring_in(runs: list[Path], url: str) -> None:
+    """Send whole runs to the dashboard at ``url``, and say which arrived."""
+    over = threading.Event()
+    over.set()
+    for run in runs:
+        try:
+            arrived = feed(run, lambda: api_address(url), over)
+        except (ValueError, KeyError) as error:
+            arrived = False
+            say(f"{run} can't be read as a run: {error}")
+        if arrived:
+            print(f"imported: {read_card(run).name}  {url}/run/{read_card(run).run}", flush=True)
+        else:
+            say(f"{run} was not imported.")
+
+
+def say(message: str) -> None:
+    """Tell the user who started the dashboard."""
+    print(f"dashboard: {message}", file=sys.stderr, flush=True)

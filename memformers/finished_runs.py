@@ -1,0 +1,68 @@
+"""What runs left in their folders, read."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memformers.figures import LABELS
+from memformers.files import read_json
+from memformers.tracking import read_metrics
+
+CONFIG, FACTS, PROBE = "config.json", "run.json", "probe.json"
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run's folder, read."""
+
+    folder: Path
+    config: dict[str, Any]
+    facts: dict[str, Any]
+    metrics: list[dict[str, float]]
+    result: dict[str, Any] | None
+    """None for a run that didn't end well."""
+    sample: str
+    recall: dict[str, Any] | None
+    """Its recall by distance, if it was measured: by a probe, else at the training's end."""
+
+    @property
+    def model(self) -> str:
+        """Its model's name."""
+        return str(self.config["model"]["model"])
+
+    @property
+    def sees_back(self) -> int:
+        """The farthest position that one layer can attend to, its segment and all it remembers."""
+        return int(self.facts["memory"]["one_layer"] + self.config["model"]["segment_len"])
+
+
+def read_runs(folder: Path) -> list[FinishedRun]:
+    """The run in ``folder``, or those in its sub-folders, the least memory first."""
+    places = [folder] if (folder / FACTS).is_file() else [p.parent for p in folder.glob(f"*/{FACTS}")]
+    recalls = (read_probe(folder) or {}).get("recall", {})
+    runs = [read_run(place, recalls.get(place.name)) for place in map(Path.resolve, places)]
+    if not runs:
+        raise ValueError(f"{folder} holds no run: {FACTS} is neither in it nor in a sub-folder.")
+    order = list(LABELS)
+    return sorted(runs, key=lambda run: (order.index(run.model), run.folder))
+
+
+def read_run(folder: Path, recall: dict[str, Any] | None = None) -> FinishedRun:
+    """What a run left behind, with a probe's ``recall``; one that was stopped half-way has no result and
+    no sample."""
+    sample = folder / "sample.txt"
+    result = read_json(folder / "result.json") if (folder / "result.json").exists() else None
+    return FinishedRun(
+        folder=folder,
+        config=read_json(folder / CONFIG),
+        facts=read_json(folder / FACTS),
+        metrics=read_metrics(folder),
+        result=result,
+        sample=sample.read_text(encoding="utf-8") if sample.exists() else "",
+        recall=recall or (result["recall"] if result else None),
+    )
+
+
+def read_probe(folder: Path) -> dict[str, Any] | None:
+    """What a probe of the runs in ``folder`` measured, if there was one."""
+    return read_json(folder / PROBE) if (folder / PROBE).exists() else None

@@ -1,0 +1,174 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""Relative attention on GPU, tile by tile in fast memory: no S × K matrix is ever stored.
+
+Here is the operator, as PyTorch sees it, and how its kernels are launched; they are in
+:mod:`memformers.kernels.fused.passes`, made of the tiles of :mod:`memformers.kernels.fused.tiles`.
+"""
+
+import math
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from memformers.kernels.blocked import sequence_first
+from memformers.kernels.fused import passes
+from memformers.kernels.fused.tiles import Rows
+
+PROGRAMS = 512
+"""Programs that the streams are shared among, if there are enough, in the kernel by distance: a few
+for each multiprocessor of a large GPU."""
+
+
+def relative_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    r: Tensor,
+    *,
+    u: Tensor,
+    v: Tensor | None = None,
+    s: Tensor | None = None,
+) -> Tensor:
+    """:func:`memformers.kernels.naive.relative_attention`, causal and without dropout: the same
+    arguments and shapes, the same result ``[B, H, S, E]``, and the same gradients. Raises ValueError for
+    heads wider than 128 and for dtypes other than float32, float16 and bfloat16."""
+    v = torch.zeros_like(u) if v is None else v
+    s = r.new_zeros(r.shape[:2]) if s is None else s
+    return fused_attention(query, key, value, r, u, v, s)[0]
+
+
+@torch.library.custom_op("memformers::fused_attention", mutates_args=())
+def fused_attention(
+    query: Tensor, key: Tensor, value: Tensor, r: Tensor, u: Tensor, v: Tensor, s: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The output, and each query's base-2 logarithm of the sum of e^score, ``[B, H, S]``."""
+    B, H, S, E = query.shape
+    tiling = choose_tiling(query, backward=False)
+    out, lse = sequence_first(query), query.new_empty((B, H, S), dtype=torch.float32)
+    with torch.cuda.device_of(query):
+        a, b = biases(key, r, u, v, s)
+        inputs = rows(query), rows(key), rows(value), rows(r[None]), a, b
+        programs = B * H * triton.cdiv(S, tiling["N"])
+        passes.attend[(programs,)](*inputs, rows(out), lse, H, 1 / math.sqrt(E), **tiling)
+    return out, lse
+
+
+@torch.library.custom_op("memformers::fused_attention_backward", mutates_args=())
+def fused_attention_backward(
+    grad: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    r: Tensor,
+    u: Tensor,
+    v: Tensor,
+    s: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of query, key, value, r, u, v and s, of their shapes, from ``grad [B, H, S, E]``, that
+    of the output."""
+    (B, H, S, E), K = query.shape, key.shape[2]
+    tiling, scale = choose_tiling(query, backward=True), 1 / math.sqrt(E)
+    query_tiles, key_tiles = triton.cdiv(S, tiling["N"]), triton.cdiv(K, tiling["N"])
+    parts = min(B, triton.cdiv(PROGRAMS, key_tiles * H))
+    d_query, d_key, d_value = (sequence_first(x) for x in (query, key, value))
+    d_u = u.new_empty((B, H, key_tiles, E), dtype=torch.float32)
+    d_r = r.new_empty((parts, H, K, E), dtype=torch.float32)
+    d_b = s.new_empty((parts, H, K), dtype=torch.float32)
+    with torch.cuda.device_of(query):
+        a, b = biases(key, r, u, v, s)
+        delta = row_dots(grad, out)
+        inputs = rows(query), rows(key), rows(value), rows(r[None]), a, b, rows(grad), lse, delta
+        passes.gradient_by_query[(B * H * query_tiles,)](*inputs, rows(d_query), H, scale, **tiling)
+        by_key = rows(d_key), rows(d_value), u.contiguous(), d_u
+        passes.gradient_by_key[(B * H * key_tiles,)](*inputs, *by_key, H, scale, **tiling)
+        passes.gradient_by_distance[(parts * H * key_tiles,)](
+            *inputs, rows(d_r), d_b, B, parts, H, scale, **tiling
+        )
+    d_b = d_b.sum(0)  # [H, K]
+    return (
+        d_query,
+        d_key,
+        d_value,
+        (d_r.sum(0) + d_b[:, :, None] * v[:, None]).to(r.dtype),
+        d_u.sum((0, 2)).to(u.dtype),
+        (d_b[:, :, None] * r).sum(1).to(v.dtype),
+        d_b.to(s.dtype),
+    )
+
+
+@fused_attention.register_fake
+def _(query, key, value, r, u, v, s):
+    return sequence_first(query), query.new_empty(query.shape[:3], dtype=torch.float32)
+
+
+@fused_attention_backward.register_fake
+def _(grad, out, lse, query, key, value, r, u, v, s):
+    rest = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (r, u, v, s))
+    return *(sequence_first(x) for x in (query, key, value)), *rest
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    out, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(out, lse, *inputs)
+
+
+def _backward(ctx, grad, _):
+    return fused_attention_backward(grad, *ctx.saved_tensors)
+
+
+fused_attention.register_autograd(_backward, setup_context=_setup_context)
+
+
+def choose_tiling(query: Tensor, *, backward: bool) -> dict[str, Any]:
+    """How the kernels are compiled for ``query [B, H, S, E]``: E, its padded width W, the tile's side N, and
+    how many warps and loads ahead.
+
+    Chosen for Hopper's registers and shared memory from what the compiler reports, and not yet by
+    measurement. In float32, where a product keeps its operands in registers, tiles are small.
+    """
+    E = query.shape[-1]
+    if E > 128:
+        raise ValueError(f"the fused kernel takes heads of at most 128 numbers, and d_head={E}.")
+    if query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise ValueError(f"the fused kernel takes float32, float16 and bfloat16, not {query.dtype}.")
+    W = max(16, triton.next_power_of_2(E))  # a product needs 16
+    if query.dtype == torch.float32:
+        N, warps, stages = (32, 8, 1) if W <= 64 else (16, 8, 1)
+    elif W <= 64:
+        N, warps, stages = 64, 4, 2 if backward else 3
+    else:
+        N, warps, stages = 64, 8, 2 if shared_memory(query.device) >= 160 << 10 else 1
+    return {"E": E, "W": W, "N": N, "num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program can have: 227 KiB on Hopper, 163 on an A100, less on others."""
+    if device.type != "cuda":
+        return 0
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
+
+
+def rows(x: Tensor) -> Rows:
+    """``x [B, H, T, E]`` as a kernel takes it: in any order, but for each vector in one piece."""
+    x = x if x.stride(3) == 1 else x.contiguous()
+    return Rows(x, x.stride(0), x.stride(1), x.stride(2), x.shape[2])
+
+
+def biases(key: Tensor, r: Tensor, u: Tensor, v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    """a = u·k of each key, ``[B, H, K]``, and b = v·r + s of each distance, ``[H, K]``, in float32."""
+    a = row_dots(key, u.contiguous()[None, :, None].expand_as(key))
+    return a, row_dots(r[None], v.contiguous()[None, :, None].expand_as(r[None]))[0] + s
+
+
+def row_dots(x: Tensor, y: Tensor) -> Tensor:
+    """The product of each vector of ``x [B, H, T, E]`` with that of ``y``, ``[B, H, T]`` in float32."""
+    B, H, T, E = x.shape
+    dots = x.new_empty((B, H, T), dtype=torch.float32)
+    tiling = {"E": E, "W": triton.next_power_of_2(E), "N": 64, "enable_fp_fusion": True}
+    passes.dot_rows[(B * H * triton.cdiv(T, 64),)](rows(x), rows(y), dots, H, **tiling)
+    return dots

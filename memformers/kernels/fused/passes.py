@@ -1,0 +1,204 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""The kernels of the fused attention: its forward pass and three backward passes.
+
+The forward pass walks over the keys with a running softmax and keeps the output and, for each query,
+the logarithm of its softmax's denominator, from which the backward pass computes probabilities again
+(FlashAttention, Dao et al. 2022, arXiv 2205.14135). What is added here are the distances.
+
+u and v never meet a query: (q + u)·k_j + (q + v)·r_d + s_d = q·k_j + q·r_d + a_j + b_d, where
+a_j = u·k_j of each key and b_d = v·r_d + s_d of each distance are known beforehand.
+
+The far distances of some keys are the near ones of the next N keys, so a program that walks over keys
+multiplies each query with each distance once. The backward pass has three kernels, one by query, one
+by key and one by distance; there, the queries meet a tile of distances as it is, and two tiles of keys
+folded. Every number is summed by one program in a fixed order: the same inputs give the same bits.
+"""
+
+import math
+
+import triton
+import triton.language as tl
+
+from memformers.kernels.fused.tiles import (
+    dot,
+    fold,
+    load,
+    load_numbers,
+    load_statistics,
+    place,
+    skew,
+    store,
+    store_numbers,
+)
+
+LOG2E = tl.constexpr(math.log2(math.e))
+
+
+@triton.jit
+def dot_rows(x, y, dots, H, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr):
+    """The product of each vector of x with that of y, for N of them."""
+    stream, head, first = place(x.length, H, N)
+    a, b = load(x, stream, head, first, E, W, N), load(y, stream, head, first, E, W, N)
+    product = tl.sum(a.to(tl.float32) * b.to(tl.float32), axis=1)
+    store_numbers(dots, stream * H + head, x.length, first, product, N)
+
+
+@triton.jit
+def attend(query, key, value, r, a, b, out, lse, H, scale, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr):
+    """The output and the log-sum-exp of N queries."""
+    S, K = query.length, key.length
+    stream, head, i = place(S, H, N)
+    first_distance = K - S + i  # of the first query to the first key
+    q = load(query, stream, head, i, E, W, N)
+    far = distance_scores(q, r, b, head, first_distance + 1, E, W, N)
+    highest = tl.full([N], float("-inf"), tl.float32)
+    total = tl.zeros([N], tl.float32)
+    context = tl.zeros([N, W], tl.float32)
+    for j in range(0, tl.minimum(K, first_distance + N), N):
+        near = distance_scores(q, r, b, head, first_distance - j - N + 1, E, W, N)
+        k = load(key, stream, head, j, E, W, N).to(q.dtype)
+        a_j = load_numbers(a, stream * H + head, K, j, 0.0, N)
+        x = key_scores(q, k, a_j, fold(near, far, N), first_distance - j, scale, N)
+        far = near
+
+        higher = tl.maximum(highest, tl.max(x, axis=1))
+        p = tl.exp2(x - higher[:, None])
+        shrink = tl.exp2(highest - higher)
+        highest, total = higher, total * shrink + tl.sum(p, axis=1)
+        values = load(value, stream, head, j, E, W, N).to(q.dtype)
+        context = dot(p.to(q.dtype), values, context * shrink[:, None])
+    store(out, stream, head, i, context / total[:, None], E, W, N)
+    store_numbers(lse, stream * H + head, S, i, highest + tl.log2(total), N)
+
+
+@triton.jit
+def gradient_by_query(
+    query, key, value, r, a, b, grad, lse, delta, d_query,
+    H, scale, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
+):  # fmt: skip
+    """The gradient of N queries."""
+    S, K = query.length, key.length
+    stream, head, i = place(S, H, N)
+    first_distance = K - S + i
+    q = load(query, stream, head, i, E, W, N)
+    g = load(grad, stream, head, i, E, W, N).to(q.dtype)
+    lse_i, delta_i = load_statistics(lse, delta, stream * H + head, S, i, N)
+    far = distance_scores(q, r, b, head, first_distance + 1, E, W, N)
+    ds_before = tl.zeros([N, N], q.dtype)
+    dq = tl.zeros([N, W], tl.float32)
+    keys = tl.minimum(K, first_distance + N)
+    for j in range(0, keys, N):
+        near = distance_scores(q, r, b, head, first_distance - j - N + 1, E, W, N)
+        k = load(key, stream, head, j, E, W, N).to(q.dtype)
+        a_j = load_numbers(a, stream * H + head, K, j, 0.0, N)
+        x = key_scores(q, k, a_j, fold(near, far, N), first_distance - j, scale, N)
+        far = near
+
+        dp = dot(g, tl.trans(load(value, stream, head, j, E, W, N).to(q.dtype)), None)
+        # Softmax: dS = P ∘ (dP − rowsum(dO ∘ O)).
+        ds = (tl.exp2(x - lse_i[:, None]) * (dp - delta_i[:, None])).to(q.dtype)
+        dq = dot(ds, k, dq)
+        # These keys' far distances were the last keys' near ones: now their gradient is complete.
+        r_far = load(r, 0, head, first_distance - j + 1, E, W, N).to(q.dtype)
+        dq = dot(skew(fold(ds_before, ds, N), N), r_far, dq)
+        ds_before = ds
+    r_near = load(r, 0, head, first_distance - tl.cdiv(keys, N) * N + 1, E, W, N).to(q.dtype)
+    dq = dot(skew(fold(ds_before, tl.zeros_like(ds_before), N), N), r_near, dq)
+    store(d_query, stream, head, i, dq * scale, E, W, N)
+
+
+@triton.jit
+def gradient_by_key(
+    query, key, value, r, a, b, grad, lse, delta, d_key, d_value, u, d_u,
+    H, scale, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
+):  # fmt: skip
+    """The gradients of N keys and values, and these keys' part of the gradient of u."""
+    S, K = query.length, key.length
+    stream, head, j = place(K, H, N)
+    k = load(key, stream, head, j, E, W, N)
+    values = load(value, stream, head, j, E, W, N)
+    a_j = load_numbers(a, stream * H + head, K, j, 0.0, N)
+    dk, dv = tl.zeros([N, W], tl.float32), tl.zeros([N, W], tl.float32)
+    da = tl.zeros([N], tl.float32)
+    for i in range(tl.maximum(j - (K - S), 0) // N * N, S, N):
+        first_distance = K - S + i - j
+        q = load(query, stream, head, i, E, W, N)
+        g = load(grad, stream, head, i, E, W, N).to(q.dtype)
+        lse_i, delta_i = load_statistics(lse, delta, stream * H + head, S, i, N)
+        near = distance_scores(q, r, b, head, first_distance - N + 1, E, W, N)
+        far = distance_scores(q, r, b, head, first_distance + 1, E, W, N)
+        x = key_scores(q, k.to(q.dtype), a_j, fold(near, far, N), first_distance, scale, N)
+
+        p = tl.exp2(x - lse_i[:, None])
+        dv = dot(tl.trans(p.to(q.dtype)), g, dv)
+        ds = p * (dot(g, tl.trans(values.to(q.dtype)), None) - delta_i[:, None])
+        da += tl.sum(ds, axis=0)
+        dk = dot(tl.trans(ds.to(q.dtype)), q, dk)
+    e = tl.arange(0, W)
+    u_e = tl.load(u + head * E + e, mask=e < E, other=0.0).to(tl.float32)
+    store(d_key, stream, head, j, (dk + da[:, None] * u_e) * scale, E, W, N)
+    store(d_value, stream, head, j, dv, E, W, N)
+    du = tl.sum(da[:, None] * k.to(tl.float32), axis=0) * scale
+    tl.store(d_u + tl.program_id(0).to(tl.int64) * E + e, du, mask=e < E)
+
+
+@triton.jit
+def gradient_by_distance(
+    query, key, value, r, a, b, grad, lse, delta, d_r, d_b, B, parts,
+    H, scale, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
+):  # fmt: skip
+    """The gradient of N distances' q·r_d + b_d with respect to r and b, over every parts-th stream."""
+    S, K = query.length, key.length
+    part, head, d = place(K, H, N)
+    r_d = load(r, 0, head, d, E, W, N)
+    b_d = load_numbers(b, head, K, d, 0.0, N)
+    dr, db = tl.zeros([N, W], tl.float32), tl.zeros([N], tl.float32)
+    row, column = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+    begin = tl.maximum(d - (K - S), 0) // N * N
+    steps = tl.cdiv(S - begin, N)
+    for step in range(0, tl.cdiv(B - part, parts) * steps):
+        stream, i = part + step // steps * parts, begin + step % steps * N
+        q = load(query, stream, head, i, E, W, N)
+        g = load(grad, stream, head, i, E, W, N).to(q.dtype)
+        lse_i, delta_i = load_statistics(lse, delta, stream * H + head, S, i, N)
+        # The keys to which these distances are the near ones, and those to which they are far.
+        j = K - S + i - d - N + 1
+        content, dp = key_products(q, g, key, value, a, stream, head, H, j, E, W, N)
+        far_content, far_dp = key_products(q, g, key, value, a, stream, head, H, j + N, E, W, N)
+        position = dot(q, tl.trans(r_d.to(q.dtype)), None) + b_d
+        x = (fold(content, far_content, N) + skew(position, N)) * (scale * LOG2E)
+        x = tl.where(j + column + tl.where(column >= row, 0, N) >= 0, x, float("-inf"))
+
+        ds = tl.exp2(x - lse_i[:, None]) * (fold(dp, far_dp, N) - delta_i[:, None])
+        ds = skew(ds, N)
+        db += tl.sum(ds, axis=0)
+        dr = dot(tl.trans(ds.to(q.dtype)), q, dr)
+    store(d_r, part, head, d, dr * scale, E, W, N)
+    store_numbers(d_b, part * H + head, K, d, db * scale, N)
+
+
+@triton.jit
+def distance_scores(q, r, b, head, first, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr):
+    """q_i·r_d + b_d for N distances from ``first`` on, by distance."""
+    r_d = load(r, 0, head, first, E, W, N).to(q.dtype)
+    return dot(q, tl.trans(r_d), None) + load_numbers(b, head, r.length, first, 0.0, N)
+
+
+@triton.jit
+def key_scores(q, k, a_j, band, first_distance, scale, N: tl.constexpr):
+    """The scores by key, times log2(e), of a tile whose first query and key are ``first_distance``
+    apart, from the folded scores by distance; −∞ for keys in the future."""
+    x = dot(q, tl.trans(k), skew(band, N) + a_j) * (scale * LOG2E)
+    row, column = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+    return tl.where(first_distance + row - column >= 0, x, float("-inf"))
+
+
+@triton.jit
+def key_products(
+    q, g, key, value, a, stream, head, H, first, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
+):
+    """q·k_j + a_j and the gradient g·v_j of the probabilities, for N keys from ``first`` on."""
+    k = load(key, stream, head, first, E, W, N).to(q.dtype)
+    values = load(value, stream, head, first, E, W, N).to(q.dtype)
+    a_j = load_numbers(a, stream * H + head, key.length, first, 0.0, N)
+    return dot(q, tl.trans(k), None) + a_j, dot(g, tl.trans(values), None)

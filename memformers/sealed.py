@@ -1,0 +1,144 @@
+"""Folders that appear whole or not at all, and that know when a byte of theirs has changed.
+
+A sealed folder holds ``manifest.json`` with the size and SHA-256 of every other file. It is written under
+another name, brought to the disk, and renamed: a process or a machine that dies at any moment leaves the
+old folders as they were, and perhaps a leftover that no one mistakes for one of them.
+"""
+
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TypeVar
+
+from memformers.files import config_from_dict, read_json, sync, write_json
+
+T = TypeVar("T")
+MANIFEST = "manifest.json"
+FORMAT = 1
+LEFTOVER = ".unfinished-"
+"""What the name of a folder that is being written or deleted begins with."""
+
+
+@dataclass(frozen=True)
+class SealedFile:
+    """A file as it was when its folder was sealed."""
+
+    size: int
+    """In bytes."""
+    sha256: str
+    """In hexadecimal digits."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What ``manifest.json`` holds."""
+
+    format: int
+    """Of the folder's files; another number means another meaning."""
+    files: dict[str, SealedFile]
+    """By name."""
+
+
+@contextmanager
+def sealing(folder: Path) -> Iterator[Path]:
+    """A temporary folder beside ``folder``, sealed and given its name when the block ends well.
+
+    Another folder of this name is replaced. Raises OSError where the disk doesn't take it; then nothing is
+    left of it, and the other folders are as they were.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(mkdtemp(dir=folder.parent, prefix=LEFTOVER))
+    try:
+        yield temporary
+        paths = sorted(temporary.iterdir())
+        files = {path.name: SealedFile(path.stat().st_size, checksum(path)) for path in paths}
+        write_json(temporary / MANIFEST, asdict(Manifest(FORMAT, files)))
+        temporary.chmod(0o755)
+        for path in paths:
+            path.chmod(0o644)
+            sync(path)
+        sync(temporary)
+        if folder.exists():
+            remove(folder)
+        temporary.rename(folder)
+        sync(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_seal(folder: Path, names: Sequence[str] | None = None) -> None:
+    """Raise ValueError unless the files called ``names``, by default all, are as they were when the folder
+    was sealed."""
+    source = f"{folder / MANIFEST}"
+    data = read_json(folder / MANIFEST)
+    if data.get("format") != FORMAT:
+        raise ValueError(f"{source} is of format {data.get('format')!r}; this version reads format {FORMAT}.")
+    files = config_from_dict(Manifest, data, source).files
+    for name in files if names is None else names:
+        if name not in files:
+            raise ValueError(f"{source} lists no {name}; a whole checkpoint has one.")
+        check_file(folder / name, files[name])
+
+
+def check_file(path: Path, sealed: SealedFile) -> None:
+    """Raise ValueError unless the file at ``path`` is as it was."""
+    try:
+        size = path.stat().st_size
+        if size != sealed.size:
+            raise ValueError(f"{path} was written with {sealed.size:,} bytes and now has {size:,}.")
+        if checksum(path) != sealed.sha256:
+            raise ValueError(f"{path} is not what was written: its checksum differs.")
+    except OSError as error:
+        raise ValueError(f"{path} was expected, but can't be read: {error.strerror}.") from None
+
+
+def numbered(parent: Path) -> list[Path]:
+    """The folders in ``parent`` whose names are numbers, the highest first."""
+    folders = [path for path in parent.glob("[0-9]*") if path.name.isdecimal() and path.is_dir()]
+    return sorted(folders, key=lambda path: int(path.name), reverse=True)
+
+
+def newest_that_loads(parent: Path, load: Callable[[Path], T]) -> tuple[Path, T]:
+    """The highest-numbered folder in ``parent`` that ``load`` doesn't raise ValueError for, and what it
+    gave; those passed over are named on standard error. Raises ValueError if there is none."""
+    folders = numbered(parent)
+    for folder in folders:
+        try:
+            return folder, load(folder)
+        except ValueError as error:
+            print(f"checkpoint {folder} is passed over: {' '.join(str(error).split())}", file=sys.stderr)
+    raise ValueError(f"{parent} has {len(folders)} checkpoints, and none that can be used.")
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder so that one dying half-way leaves no half of it under its name."""
+    temporary = folder.with_name(f"{LEFTOVER}{folder.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    folder.rename(temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Delete what processes left in ``parent`` that died while they wrote or deleted a folder."""
+    for path in parent.glob(f"{LEFTOVER}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def is_sealed(folder: Path) -> bool:
+    """Whether ``folder`` has a manifest."""
+    return os.path.lexists(folder / MANIFEST)

@@ -1,0 +1,259 @@
+"""Checkpoints of a training: folders from which it goes on as if it had never stopped.
+
+checkpoints/000000204800/     named after the tokens seen
+  config.json, model.safetensors, tokenizer.json     the model, as from_pretrained takes it
+  optimizer.safetensors       what AdamW remembers, each tensor under its parameter's name
+  memory.safetensors          memory and compressed memory of the streams, a tensor a layer
+  state.json                  steps, tokens, the streams' position, the sums of the next record
+  random.json                 random states
+  training.json               the run's config, its corpus's checksum, versions, the validation loss
+  manifest.json               size and SHA-256 of each of these
+checkpoints/best              a link to the one of the lowest validation loss
+
+Nothing in them is a pickle, and nothing is ever unpickled.
+"""
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from memformers.data.tokenizers import Tokenizer, save_tokenizer
+from memformers.files import config_from_dict, read_json, write_json
+from memformers.language_model import MemoryLM
+from memformers.memory import Memory, check_memory
+from memformers.sealed import LEFTOVER, check_seal, numbered, remove, sealing
+from memformers.training.randomness import random_states, set_random_states
+from memformers.training.ranks import Ranks, placed_like, whole
+from memformers.training.state import TrainingState
+
+CHECKPOINTS, BEST = "checkpoints", "best"
+OPTIMIZER, MEMORY = "optimizer.safetensors", "memory.safetensors"
+STATE, RANDOM, ABOUT = "state.json", "random.json", "training.json"
+FILES = ("config.json", "model.safetensors", "tokenizer.json", OPTIMIZER, MEMORY, STATE, RANDOM, ABOUT)
+
+
+@dataclass(frozen=True)
+class About:
+    """What a checkpoint says of itself, beside the training's state."""
+
+    config: dict[str, Any]
+    """The run's TrainConfig."""
+    corpus_sha256: str
+    environment: dict[str, Any]
+    """Hardware and versions it was made with."""
+    records: int
+    """How many lines of metrics.jsonl belong to the training so far."""
+    validation_loss: float | None
+    """In nats a token; None where no evaluation was due."""
+
+
+def save_checkpoint(
+    folder: Path,
+    model: MemoryLM,
+    tokenizer: Tokenizer,
+    state: TrainingState,
+    about: About,
+    ranks: Ranks | None = None,
+) -> None:
+    """Write a checkpoint that appears as ``folder`` when it is whole and on the disk.
+
+    Of several ``ranks``, all must call this, and the first writes. Raises OSError where it can't be
+    written; what was there before is untouched.
+    """
+    ranks = ranks or Ranks()
+    weights = {name: whole(tensor) for name, tensor in model.state_dict().items()}
+    moments = optimizer_tensors(model, state.optimizer)
+    memory = memory_tensors(ranks.all_memory(state.memory))
+    randomness = ranks.everyones(random_states())
+    if not ranks.first:
+        return
+    try:
+        with sealing(folder) as temporary:
+            model.save_pretrained(temporary, weights)
+            save_tokenizer(tokenizer, temporary)
+            save_file(moments, temporary / OPTIMIZER)
+            save_file(memory, temporary / MEMORY)
+            write_json(temporary / STATE, state_numbers(model, state))
+            write_json(temporary / RANDOM, {"ranks": randomness})
+            write_json(temporary / ABOUT, asdict(about))
+    except SafetensorError as error:  # how safetensors says that a disk is full
+        raise OSError(str(error)) from None
+
+
+def load_checkpoint(
+    folder: Path, model: MemoryLM, state: TrainingState, batch_size: int, ranks: Ranks | None = None
+) -> TrainingState:
+    """Put weights, optimizer and random states back, into ``model`` and the optimizer of ``state``;
+    returns the state the checkpoint was made in, with the memory of this rank's streams.
+
+    Raises ValueError for one that was changed since, or that is another model's or version's, and with
+    dropout, which is random on each rank, for one of another number of ``ranks``.
+    """
+    ranks = ranks or Ranks()
+    check_seal(folder, FILES)
+    if (config := read_json(folder / "config.json")) != json.loads(json.dumps(asdict(model.config))):
+        raise ValueError(f"{folder} is of another model: {config}")
+    numbers = read_json(folder / STATE)
+    if numbers.pop("optimizer", None) != describe_optimizer(model, state.optimizer):
+        raise ValueError(f"{folder / STATE} is of another optimizer.")
+    weights, moments = load_tensors(folder / "model.safetensors"), load_tensors(folder / OPTIMIZER)
+    parameters = model.state_dict()
+    check_shapes(weights, shapes(parameters), folder / "model.safetensors")
+    check_shapes(moments, moment_shapes(model, moments), folder / OPTIMIZER)
+    memory = ranks.own_memory(load_memory(folder / MEMORY, model, batch_size))
+    held = {"optimizer": state.optimizer, "memory": memory}
+    loaded = config_from_dict(TrainingState, numbers | held, str(folder / STATE))
+    set_random_states(own_randomness(folder / RANDOM, ranks, model.config.dropout))
+
+    model.load_state_dict({name: placed_like(weights[name], parameters[name]) for name in weights})
+    state.optimizer.state.clear()
+    learning = dict(model.named_parameters())
+    for key, tensor in moments.items():
+        name, _, what = key.rpartition("/")
+        state.optimizer.state[learning[name]][what] = placed_like(tensor, learning[name])
+    return loaded
+
+
+def own_randomness(path: Path, ranks: Ranks, dropout: float) -> dict[str, Any]:
+    """This rank's random states in ``path``, or the first one's where their number doesn't matter."""
+    states = read_json(path).get("ranks")
+    if not isinstance(states, list) or not states:
+        raise ValueError(f"{path} holds no random states.")
+    if len(states) == ranks.size:
+        return states[ranks.rank]
+    if dropout:
+        raise ValueError(
+            f"{path} was made by {len(states)} processes, and there are {ranks.size} now; with dropout="
+            f"{dropout}, each draws its own numbers, so only as many can go on."
+        )
+    return states[0]
+
+
+def read_about(folder: Path) -> About:
+    """What the checkpoint in ``folder`` says of itself; else ValueError."""
+    check_seal(folder, (ABOUT,))
+    return config_from_dict(About, read_json(folder / ABOUT), str(folder / ABOUT))
+
+
+def keep_best_and_newest(parent: Path, newest: int) -> None:
+    """Link to the best checkpoint in ``parent``, and delete all others but the ``newest`` ones."""
+    folders = numbered(parent)
+    losses = {folder: loss for folder in folders if (loss := validation_loss(folder)) is not None}
+    best = min(losses, key=losses.__getitem__, default=None)
+    if best is not None:
+        link(parent / BEST, best.name)
+    for folder in folders[newest:]:
+        if folder != best:
+            remove(folder)
+
+
+def validation_loss(folder: Path) -> float | None:
+    """That of the checkpoint in ``folder``, or None where there is none to read."""
+    with contextlib.suppress(ValueError):
+        return read_about(folder).validation_loss
+    return None
+
+
+def link(path: Path, target: str) -> None:
+    """Let the symbolic link ``path`` lead to ``target`` beside it, where the file system has such links."""
+    temporary = path.with_name(f"{LEFTOVER}{path.name}")
+    with contextlib.suppress(OSError):
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(target)
+        temporary.replace(path)
+
+
+def state_numbers(model: MemoryLM, state: TrainingState) -> dict[str, Any]:
+    """All of ``state`` that is no tensor."""
+    numbers = {f.name: getattr(state, f.name) for f in fields(state) if f.name not in ("optimizer", "memory")}
+    optimizer = describe_optimizer(model, state.optimizer)
+    return {**numbers, "window": asdict(state.window), "optimizer": optimizer}
+
+
+def describe_optimizer(model: MemoryLM, optimizer: torch.optim.AdamW) -> list[dict[str, Any]]:
+    """Its settings and the names of its parameters, a dict a group; the learning rate is left out, since
+    every step sets it."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return [
+        {
+            "betas": list(group["betas"]),
+            "eps": group["eps"],
+            "weight_decay": group["weight_decay"],
+            "parameters": [names[parameter] for parameter in group["params"]],
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def optimizer_tensors(model: MemoryLM, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+    """What it remembers, as ``parameter/what``; of a parameter that had no gradient yet, nothing."""
+    return {
+        f"{name}/{what}": whole(tensor)
+        for name, parameter in model.named_parameters()
+        for what, tensor in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def moment_shapes(model: MemoryLM, kept: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shapes of what AdamW keeps, for all parameters of which it has kept anything."""
+    known = {key.rpartition("/")[0] for key in kept}
+    return {
+        f"{name}/{what}": () if what == "step" else tuple(parameter.shape)
+        for name, parameter in model.named_parameters()
+        for what in ("exp_avg", "exp_avg_sq", "step")
+        if name in known
+    }
+
+
+def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Of each tensor."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def check_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], path: Path) -> None:
+    """Raise ValueError unless these are exactly the tensors expected, by name and shape."""
+    found = shapes(tensors)
+    if wrong := sorted(n for n in {*found, *expected} if found.get(n) != expected.get(n)):
+        raise ValueError(
+            f"{path} is another model's: {wrong[0]} is {found.get(wrong[0])}, but "
+            f"{expected.get(wrong[0])} was expected."
+        )
+
+
+def memory_tensors(memory: Memory) -> dict[str, Tensor]:
+    """A memory as ``mem.0``, …, ``c_mem.0``, …"""
+    tensors = {f"mem.{i}": mem.contiguous() for i, mem in enumerate(memory.mem)}
+    return tensors | {f"c_mem.{i}": c_mem.contiguous() for i, c_mem in enumerate(memory.c_mem)}
+
+
+def load_memory(path: Path, model: MemoryLM, batch_size: int) -> Memory:
+    """The memory in ``path``, on the model's device; ValueError for one that the model can't have."""
+    tensors = {name: tensor.to(model.head.weight.device) for name, tensor in load_tensors(path).items()}
+    layers = range(model.config.n_layers)
+    mem = tuple(tensors.pop(f"mem.{i}") for i in layers if f"mem.{i}" in tensors)
+    c_mem = tuple(tensors.pop(f"c_mem.{i}") for i in layers if f"c_mem.{i}" in tensors)
+    if tensors:
+        raise ValueError(f"{path} holds {', '.join(tensors)}, which this model has not.")
+    x = model.head.weight.new_empty(1, batch_size, model.config.d_model)
+    check_memory("mem", mem, x, len(layers))
+    check_memory("c_mem", c_mem, x, len(layers))
+    model.check_kind(memory := Memory(mem, c_mem))
+    if memory.mem_len + memory.c_mem_len + model.config.segment_len > model.config.longest_attention:
+        raise ValueError(f"{path} holds a longer memory than this model has.")
+    return memory
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors in a safetensors file; else ValueError."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} can't be read as safetensors: {error}") from None

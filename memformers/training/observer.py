@@ -1,0 +1,190 @@
+"""What happens beside the training steps: records, evaluations, checkpoints, samples."""
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from memformers.dashboard.runs import METRICS
+from memformers.environment import describe_environment, peak_memory
+from memformers.evaluation import Evaluation, evaluate
+from memformers.files import sync, write_json, write_text
+from memformers.generation import continue_text
+from memformers.language_model import MemoryLM
+from memformers.recall import measure_recall
+from memformers.sealed import numbered
+from memformers.training.checkpoints import CHECKPOINTS, About, keep_best_and_newest, save_checkpoint
+from memformers.training.config import TrainConfig
+from memformers.training.loop import NotFiniteError
+from memformers.training.ranks import Ranks, whole_weights
+from memformers.training.signals import Stopped, StopSignals
+from memformers.training.state import Progress, TrainingState
+from memformers.training.text import Text
+
+RESULT = "result.json"
+EVALUATION_STREAMS = 16
+SAMPLE_CHARACTERS, GLIMPSE_CHARACTERS = 400, 80
+PROMPT_CHARACTERS = 100
+SAMPLE_SEED = 0
+
+
+class Observer:
+    """Watches the training of ``model`` in ``folder``, which has written ``records`` lines of metrics and
+    stands at ``state``; what ``write`` gets is recorded, and ``signals`` stop it. Of several ``ranks``,
+    each has one that measures the same, and the first one's writes files."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: TrainConfig,
+        model: MemoryLM,
+        text: Text,
+        state: TrainingState,
+        records: int,
+        write: Callable[[dict[str, Any]], None],
+        signals: StopSignals,
+        bar: "tqdm[Any]",
+        ranks: Ranks,
+    ):
+        self.folder = folder
+        self.config = config
+        self.model = model
+        self.text = text
+        self.records = records
+        self.write = write
+        self.signals = signals
+        self.bar = bar
+        self.ranks = ranks
+        self.saved = (state.tokens, state.evaluations)
+        self.evaluation: Evaluation | None = None
+        self.evaluated = 0
+        """Tokens seen before :attr:`evaluation`."""
+
+    def record(self, progress: Progress, metrics: dict[str, float]) -> None:
+        """Track training metrics, and show them."""
+        metrics["bits_per_character.train"] = self._bits_per_character(metrics["loss.train"])
+        self._write(progress, metrics)
+        self.bar.update(progress.tokens - self.bar.n)
+        self.bar.set_postfix_str(f"loss {metrics['loss.train']:.3f} nats", refresh=False)
+
+    def evaluate(self, progress: Progress) -> None:
+        """Evaluate the whole validation text, and show a glimpse of a sample; a signal ends it at once,
+        with nothing recorded."""
+        with self.signals.at_once(), whole_weights(self.model):
+            result = self._evaluation()
+            if not math.isfinite(result.loss):
+                raise NotFiniteError(f"validation loss is {result.loss} at token {progress.tokens:,}.")
+            glimpse = self._sample(GLIMPSE_CHARACTERS).replace("\n", "⏎")
+        bits = result.bits_per_character(len(self.text.corpus.validation_text))
+        metrics = {
+            "loss.valid": result.loss,
+            "bits_per_character.valid": bits,
+            "accuracy.valid": result.accuracy,
+        }
+        if result.reconstruction_loss is not None:
+            metrics["reconstruction_loss.valid"] = result.reconstruction_loss
+        self._write(progress, metrics)
+        self.evaluation, self.evaluated = result, progress.tokens
+        if not self.ranks.first:
+            return
+        self.bar.write(
+            f"{progress.tokens:>12,} tokens  validation {result.loss:.4f} nats, {bits:.4f} bits a "
+            f"character  │ {glimpse}",
+            file=sys.stderr,
+        )
+
+    def between_steps(self, state: TrainingState) -> None:
+        """Keep a checkpoint if it is time; raise :class:`Stopped` if a signal has come."""
+        tokens, evaluations = self.saved
+        every = self.config.checkpoint_every
+        if state.evaluations > evaluations or (every and state.tokens // every > tokens // every):
+            self.save(state)
+        self.signals.check(self.ranks)
+
+    def save(self, state: TrainingState) -> None:
+        """Keep a checkpoint of ``state``, if it isn't kept already."""
+        if (state.tokens, state.evaluations) == self.saved:
+            return
+        evaluated = self.evaluation if self.evaluated == state.tokens else None
+        about = About(
+            config=asdict(self.config),
+            corpus_sha256=self.text.corpus.sha256,
+            environment=describe_environment(self.model.head.weight.device),
+            records=self.records,
+            validation_loss=evaluated.loss if evaluated else None,
+        )
+        checkpoints = self.folder / CHECKPOINTS
+        if self.ranks.first:
+            sync(self.folder / METRICS)
+        new = checkpoints / f"{state.tokens:012}"
+        save_checkpoint(new, self.model, self.text.tokenizer, state, about, self.ranks)
+        self.saved = (state.tokens, state.evaluations)
+        if self.ranks.first:
+            keep_best_and_newest(checkpoints, self.config.keep_checkpoints)
+
+    def finish(self, progress: Progress) -> None:
+        """Write the sample and the result; a signal ends it at once."""
+        with self.signals.at_once(), whole_weights(self.model):
+            evaluation = self.evaluation or self._evaluation()
+            sample = self._sample(SAMPLE_CHARACTERS)
+            repeats = self.text.corpus.validation_repeats
+            recall = asdict(measure_recall(evaluation, repeats)) if repeats else None
+        result: dict[str, Any] = {
+            **asdict(progress),
+            "loss": evaluation.loss,
+            "bits_per_character": evaluation.bits_per_character(len(self.text.corpus.validation_text)),
+            "accuracy": evaluation.accuracy,
+            "reconstruction_loss": evaluation.reconstruction_loss,
+            "peak_memory_bytes": peak_memory(self.model.head.weight.device),
+            "recall": recall,
+        }
+        if self.ranks.first:
+            write_text(self.folder / "sample.txt", sample + "\n")
+            write_json(self.folder / RESULT, result)
+
+    @contextmanager
+    def plain_endings(self, state: TrainingState) -> Iterator[None]:
+        """A block in which ``state`` is trained: one that is stopped keeps a checkpoint, and every way to
+        end early says which checkpoint there is."""
+        try:
+            try:
+                yield
+            except Stopped as stopped:
+                self.save(state)
+                if self.ranks.first:
+                    said = f"{stopped} at token {state.tokens:,}; --resume goes on."
+                    self.bar.write(said, file=sys.stderr)
+                raise stopped.conventional() from None
+        except NotFiniteError as error:
+            raise NotFiniteError(f"{error} {self._newest_checkpoint()}") from None
+        except OSError as error:
+            raise OSError(f"{self.folder} can't be written: {error}. {self._newest_checkpoint()}") from None
+
+    def _newest_checkpoint(self) -> str:
+        kept = numbered(self.folder / CHECKPOINTS)
+        if not kept:
+            return "No checkpoint was made yet."
+        return f"The checkpoint of token {int(kept[0].name):,} is kept: {kept[0]}"
+
+    def _write(self, progress: Progress, metrics: dict[str, float]) -> None:
+        self.write({"tokens": progress.tokens, "seconds": progress.seconds, **metrics})
+        self.records += 1
+
+    def _evaluation(self) -> Evaluation:
+        return evaluate(self.model, self.text.validation, EVALUATION_STREAMS)
+
+    def _bits_per_character(self, loss: float) -> float:
+        characters_a_token = len(self.text.corpus.train_text) / len(self.text.train)
+        return loss / math.log(2) / characters_a_token
+
+    def _sample(self, characters: int) -> str:
+        first_line, newline, _ = self.text.corpus.validation_text.partition("\n")
+        prompt = (first_line + newline)[-PROMPT_CHARACTERS:]
+        return continue_text(
+            self.model, self.text.tokenizer, prompt, characters, temperature=0.8, seed=SAMPLE_SEED
+        )

@@ -1,0 +1,52 @@
+"""The random states of a process, as JSON."""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def random_states() -> dict[str, Any]:
+    """Those of Python, NumPy, PyTorch on CPU, and on every GPU."""
+    version, words, gauss = random.getstate()
+    numpy = np.random.get_state(legacy=False)
+    assert isinstance(numpy, dict)
+    return {
+        "python": {"version": version, "words": list(words), "gauss": gauss},
+        "numpy": {**numpy, "state": {**numpy["state"], "key": numpy["state"]["key"].tolist()}},
+        "torch": to_hex(torch.get_rng_state()),
+        "cuda": [to_hex(state) for state in torch.cuda.get_rng_state_all()] if has_gpu() else [],
+    }
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Take up :func:`random_states` again; those of GPUs as far as there are as many here.
+
+    Raises ValueError for what is none.
+    """
+    try:
+        python, numpy = states["python"], states["numpy"]
+        random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
+        key = np.array(numpy["state"]["key"], dtype=np.uint32)
+        np.random.set_state({**numpy, "state": {**numpy["state"], "key": key}})
+        torch.set_rng_state(from_hex(states["torch"]))
+        if has_gpu() and len(states["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all([from_hex(state) for state in states["cuda"]])
+    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"the random states can't be used: {error!r}") from None
+
+
+def has_gpu() -> bool:
+    """Whether there are random states of GPUs."""
+    return torch.cuda.is_available()
+
+
+def to_hex(state: torch.Tensor) -> str:
+    """A tensor of bytes, uint8 ``[n]``, as hexadecimal digits."""
+    return bytes(state.tolist()).hex()
+
+
+def from_hex(digits: str) -> torch.Tensor:
+    """The tensor again, uint8 ``[n]``."""
+    return torch.tensor(list(bytes.fromhex(digits)), dtype=torch.uint8)

@@ -1,0 +1,202 @@
+"""The processes that train one model together, as torchrun starts them.
+
+Each process (a rank) has streams of its own, and their memory. After each backward pass the gradients are
+averaged, so all ranks take the same step, and the training is that of one process on all the streams. With
+DDP every rank holds the whole model; with FSDP each holds a part of every weight and of the optimizer's
+state. Memory is never a part of the model, so nobody shares or broadcasts it.
+"""
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from memformers.compressive import CompressiveTransformerLayer
+from memformers.language_model import LMOutput, MemoryLM
+from memformers.memory import Memory
+from memformers.training.config import TrainConfig
+
+T = TypeVar("T")
+Forward = Callable[[Tensor, Memory], LMOutput]
+
+
+class Ranks:
+    """The processes of a training, seen from one of them; where there is only one, it does nothing."""
+
+    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0):
+        self.rank, self.size, self.local_rank = rank, size, local_rank
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes files and speaks."""
+        return self.rank == 0
+
+    def device_name(self, name: str) -> str:
+        """The device for this process where ``name`` was asked for: a GPU each."""
+        gpus = torch.cuda.is_available() and name in ("auto", "cuda")
+        return f"cuda:{self.local_rank}" if self.size > 1 and gpus else name
+
+    def own(self, streams: Tensor) -> Tensor:
+        """This rank's part of ``streams [·, B, …]``."""
+        return streams.chunk(self.size, dim=1)[self.rank]
+
+    def own_memory(self, memory: Memory) -> Memory:
+        """This rank's part of the memory of all streams."""
+        return Memory(*(tuple(map(self.own, tensors)) for tensors in (memory.mem, memory.c_mem)))
+
+    def all_memory(self, memory: Memory) -> Memory:
+        """The memory of all ranks' streams, from each rank's own; every rank must ask."""
+        return Memory(*(tuple(map(self._gather, tensors)) for tensors in (memory.mem, memory.c_mem)))
+
+    def means(self, *numbers: float) -> list[float]:
+        """The mean of each number over the ranks."""
+        if self.size == 1:
+            return list(numbers)
+        total = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(total)
+        return (total / self.size).tolist()
+
+    def highest(self, number: int) -> int:
+        """The highest of the ranks' numbers."""
+        if self.size == 1:
+            return number
+        highest = torch.tensor(number)
+        dist.all_reduce(highest, dist.ReduceOp.MAX)
+        return int(highest)
+
+    def everyones(self, value: T) -> list[T]:
+        """The values of all ranks, in order."""
+        values: list[Any] = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+    def in_turn(self, make: Callable[[], T]) -> T:
+        """What ``make`` gives, which runs on the first rank before the others: they find what it left."""
+        made = make() if self.first else None
+        self.wait()
+        return make() if made is None else made
+
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        self.highest(0)
+
+    def _gather(self, mem: Tensor) -> Tensor:
+        """``[M, B, D]`` of each rank to that of all streams, on CPU."""
+        if self.size == 1:
+            return mem
+        parts = [torch.empty_like(mem, device="cpu") for _ in range(self.size)]
+        dist.all_gather(parts, mem.cpu().contiguous())
+        return torch.cat(parts, dim=1)
+
+
+@contextmanager
+def joined(config: TrainConfig) -> Iterator[Ranks]:
+    """A block in which the processes that torchrun started, if it did, train together as ``config`` says.
+
+    Raises ValueError where ``config.parallel`` and the way the program was started don't fit each other, and
+    for a batch that can't be shared equally.
+    """
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    started_by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    if config.parallel == "single":
+        if size > 1:
+            raise ValueError(
+                f"torchrun started {size} processes, but parallel='single'; use parallel='ddp' or 'fsdp'."
+            )
+        yield Ranks()
+        return
+    if not started_by_torchrun:
+        raise ValueError(
+            f"parallel={config.parallel!r} needs processes; start them with torchrun --nproc-per-node 2 "
+            f"-m memformers.cli train …"
+        )
+    if config.batch_size % (size * config.accumulate):
+        raise ValueError(
+            f"batch_size={config.batch_size} streams can't be shared equally by {size} processes in "
+            f"accumulate={config.accumulate} parts; use a multiple of {size * config.accumulate}."
+        )
+    ranks = Ranks(int(os.environ["RANK"]), size, int(os.environ["LOCAL_RANK"]))
+    if torch.cuda.is_available():
+        torch.cuda.set_device(ranks.local_rank)
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+    else:
+        dist.init_process_group("gloo")
+    try:
+        yield ranks
+    finally:
+        dist.destroy_process_group()
+
+
+def shard(model: MemoryLM, device: torch.device) -> None:
+    """Let each rank keep its part of every weight (FSDP2), before an optimizer is built.
+
+    Weights are whole from the forward pass to the end of the backward pass, since the reconstruction loss
+    reads those of every layer once more.
+    """
+    # It warns that outputs are views; nothing here writes into one.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for layer in model.transformer.layers:
+        if isinstance(layer, CompressiveTransformerLayer):
+            fully_shard(layer.compress, mesh=mesh, reshard_after_forward=False)  # called by itself
+        fully_shard(layer, mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+
+
+def forward_of(model: MemoryLM, config: TrainConfig) -> Forward:
+    """What to call in a training step instead of ``model``."""
+    forward: nn.Module = torch.compile(model, fullgraph=True) if config.compile else model  # type: ignore[assignment]
+    if config.parallel == "ddp":
+        # A compression function has no gradient in a segment that compresses nothing.
+        idle = config.model.model == "compressive"
+        forward = DistributedDataParallel(forward, find_unused_parameters=idle)
+    return forward
+
+
+@contextmanager
+def averaging(forward: Any, last: bool) -> Iterator[None]:
+    """A block in which gradients are only summed up here, unless this is the ``last`` part of a step."""
+    if isinstance(forward, FSDPModule):
+        forward.set_requires_gradient_sync(last)
+        yield
+    else:
+        with forward.no_sync() if hasattr(forward, "no_sync") and not last else contextlib.nullcontext():
+            yield
+
+
+@contextmanager
+def whole_weights(model: nn.Module) -> Iterator[None]:
+    """A block in which every rank has all of the weights, to be read; all must enter it."""
+    shards = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for module in shards:
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module in shards:
+            module.reshard()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A weight or a moment of any shape, of which each rank may hold a part; then every rank must ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def placed_like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """``tensor``, of any shape, which all ranks have whole, kept as ``parameter`` is: on its device, in its
+    parts."""
+    tensor = tensor.to(parameter.device)
+    if isinstance(parameter, DTensor) and tensor.dim():
+        return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
+    return tensor

@@ -1,0 +1,147 @@
+"""A run's folder taken up again where its newest checkpoint left it."""
+
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from memformers.dashboard.runs import METRICS
+from memformers.data.corpora import Corpus
+from memformers.environment import describe_environment
+from memformers.files import config_from_dict, read_json, replacing
+from memformers.language_model import MemoryLM, ModelConfig
+from memformers.sealed import newest_that_loads, numbered, remove_leftovers
+from memformers.tracking import flatten
+from memformers.training.checkpoints import CHECKPOINTS, load_checkpoint, read_about
+from memformers.training.config import TrainConfig
+from memformers.training.ranks import Ranks
+from memformers.training.state import TrainingState
+
+MAY_DIFFER = {
+    "data", "device", "checkpoint_every", "keep_checkpoints", "skip_bad_steps",
+    "parallel", "accumulate", "activation_checkpointing",
+}  # fmt: skip
+"""Settings that a resumed training may have otherwise: none changes what is learned from a good step but by
+rounding, and the text itself is compared, not where it lies."""
+
+
+def check_same_config(config: TrainConfig, folder: Path) -> None:
+    """Raise ValueError, naming the settings, unless ``config`` is that of the run in ``folder``, or no run
+    was begun there."""
+    if not (folder / "config.json").exists():
+        if (folder / METRICS).exists():
+            raise ValueError(f"{folder} has metrics, but no config.json; it is no run that can be resumed.")
+        return
+    stored = config_from_dict(TrainConfig, read_json(folder / "config.json"), f"{folder / 'config.json'}")
+    if changes := differences(asdict(stored), asdict(config)):
+        raise ValueError(
+            f"{folder} can't be resumed with other settings: {changes}. Leave them out, or begin a new run. "
+            f"(A longer training is a new one too, since the learning rate falls over tokens.)"
+        )
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Where two configs would train differently, in words; empty if nowhere."""
+    # As JSON has them, which knows no tuples.
+    old, new = (dict(flatten(json.loads(json.dumps(config)))) for config in (before, now))
+    names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)} - MAY_DIFFER
+    if ModelConfig().vocab_size in (old.get("model.vocab_size"), new.get("model.vocab_size")):
+        names.discard("model.vocab_size")  # left to the text
+    return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in sorted(names))
+
+
+def check_same_corpus(corpus: Corpus, folder: Path) -> None:
+    """Raise ValueError unless ``corpus`` is that of the run in ``folder``, or no run was begun there."""
+    if (folder / "run.json").exists():
+        before = read_json(folder / "run.json").get("corpus", {})
+        if before.get("sha256") != corpus.sha256:
+            raise ValueError(
+                f"{folder} was trained on {before.get('name')} ({before.get('source')}); the text from "
+                f"{corpus.source} is another. Name the same with data."
+            )
+
+
+def go_on(
+    folder: Path,
+    model: MemoryLM,
+    state: TrainingState,
+    config: TrainConfig,
+    corpus: Corpus,
+    ranks: Ranks | None = None,
+) -> tuple[TrainingState, int]:
+    """The newest usable checkpoint of ``folder``, put into ``model`` and the optimizer of ``state``; returns
+    its state and how many records belong to it. Later records are cut off. Without any checkpoint, the
+    training begins anew.
+
+    Raises ValueError where there are checkpoints, but none can be used.
+    """
+    ranks, checkpoints, records = ranks or Ranks(), folder / CHECKPOINTS, 0
+    if ranks.first:
+        remove_leftovers(checkpoints)
+    if numbered(checkpoints):
+
+        def load(path: Path) -> tuple[TrainingState, int]:
+            about = read_about(path)
+            if about.corpus_sha256 != corpus.sha256 or differences(about.config, asdict(config)):
+                raise ValueError("it is another training's.")
+            return load_checkpoint(path, model, state, config.batch_size, ranks), about.records
+
+        path, (state, records) = newest_that_loads(checkpoints, load)
+        if ranks.first:
+            print(f"goes on at token {state.tokens:,}, from {path}")
+            note_other_environment(path, model.head.weight.device)
+        if any(tokens != state.tokens for tokens in ranks.everyones(state.tokens)):
+            raise ValueError(f"not every process can read the same checkpoint in {checkpoints}.")
+    return state, cut_metrics(folder, records) if ranks.first else records
+
+
+def note_other_environment(path: Path, device: torch.device) -> None:
+    """Warn where the checkpoint in ``path`` was made with other versions or hardware."""
+    before, now = (
+        dict(flatten(environment))
+        for environment in (read_about(path).environment, describe_environment(device))
+    )
+    if differing := [f"{k} {before.get(k)} → {now.get(k)}" for k in now if now[k] != before.get(k)]:
+        warnings.warn(
+            f"{path} was made elsewhere ({', '.join(differing)}); the training goes on, perhaps not bit "
+            f"for bit.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def cut_metrics(folder: Path, records: int) -> int:
+    """Keep the first ``records`` lines of a run's metrics, since those after them will be made again; returns
+    how many there are."""
+    path = folder / METRICS
+    if not path.exists():
+        return 0
+    with open(path, encoding="utf-8") as file, replacing(path) as temporary:
+        kept = [line for line, _ in zip(file, range(records), strict=False) if line.endswith("\n")]
+        temporary.write_text("".join(kept), encoding="utf-8")
+    return len(kept)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """A block in which no other process trains in ``folder``; ValueError where one does already."""
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f"{folder} is being trained by another process.") from None
+    except NotImplementedError:
+        print(
+            f"{folder} lies where files can't be locked; let no other process train there.", file=sys.stderr
+        )
+    try:
+        yield
+    finally:
+        lock.release()

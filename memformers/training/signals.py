@@ -1,0 +1,82 @@
+"""SIGINT and SIGTERM, turned into a training's wish to stop at the next good moment."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any
+
+from memformers.training.ranks import Ranks
+
+
+class Stopped(BaseException):
+    """The training was asked to stop by a signal, and can: its state is whole."""
+
+    def __init__(self, signal_number: signal.Signals):
+        super().__init__(f"stopped by {signal_number.name}")
+        self.signal = signal_number
+
+    def conventional(self) -> BaseException:
+        """What Python raises at this signal: its exit code is 128 and the signal's number."""
+        if self.signal == signal.SIGINT:
+            return KeyboardInterrupt()
+        return SystemExit(128 + self.signal)
+
+
+class StopSignals:
+    """Notes the signals that ask a process to end, as a context; a second Ctrl-C ends it at once.
+
+    A signal that is ignored stays so. Outside of the main thread, which alone gets signals, it does nothing.
+    """
+
+    def __init__(self, alone: bool = True) -> None:
+        self.alone = alone
+        """Whether this process trains by itself."""
+        self.received: signal.Signals | None = None
+        self._at_once = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def check(self, ranks: Ranks) -> None:
+        """Raise :class:`Stopped` if a signal has come to any of ``ranks``, all of which must call this.
+
+        Only what the ranks have told each other counts: a signal that comes while they do waits for the next
+        call, since a rank that stopped by itself would leave the others waiting for it.
+        """
+        if number := ranks.highest(self.received or 0):
+            raise Stopped(signal.Signals(number))
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """A block that a signal may end anywhere, by :class:`Stopped`; but not on several ranks, which
+        can only stop together."""
+        self._at_once = self.alone
+        try:
+            if self.alone:
+                self.check(Ranks())
+            yield
+        finally:
+            self._at_once = False
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received == signal.SIGINT == number:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)
+        if self._at_once:
+            raise Stopped(self.received)

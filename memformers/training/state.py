@@ -1,0 +1,93 @@
+"""Where a training stands between two steps."""
+
+from dataclasses import dataclass, field, fields
+
+import torch
+
+from memformers.memory import Memory
+from memformers.training.gradients import Outcome
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a training has come."""
+
+    step: int
+    tokens: int
+    seconds: float
+    """Of training alone: evaluations and checkpoints don't count."""
+
+
+@dataclass
+class Window:
+    """Sums over the steps since the last training record."""
+
+    began: float = 0.0
+    """Seconds into the training."""
+    steps: int = 0
+    tokens: int = 0
+    correct: int = 0
+    compressions: int = 0
+    """Steps in which something was compressed."""
+    loss: float = 0.0
+    reconstruction_loss: float = 0.0
+    grad_norm: float = 0.0
+    mem_len: int = 0
+    c_mem_len: int = 0
+
+    def add(self, outcome: Outcome, tokens: int, grad_norm: float) -> None:
+        """Count one step of so many tokens."""
+        self.steps += 1
+        self.tokens += tokens
+        self.correct += outcome.correct
+        self.loss += outcome.loss
+        self.grad_norm += grad_norm
+        self.compressions += outcome.auxiliary_loss > 0
+        self.reconstruction_loss += outcome.auxiliary_loss
+        self.mem_len, self.c_mem_len = outcome.memory.mem_len, outcome.memory.c_mem_len
+
+    def metrics(self, seconds: float) -> dict[str, float]:
+        """The means over the window, which ends so many seconds into the training."""
+        metrics = {
+            "loss.train": self.loss / self.steps,
+            "accuracy.train": self.correct / self.tokens,
+            "gradient_norm": self.grad_norm / self.steps,
+            "tokens_per_second": self.tokens / (seconds - self.began),
+            "memory.length": self.mem_len,
+            "memory.compressed_length": self.c_mem_len,
+        }
+        if self.compressions:
+            metrics["reconstruction_loss.train"] = self.reconstruction_loss / self.compressions
+        return metrics
+
+
+@dataclass
+class TrainingState:
+    """With the weights and the random states, all that the next step depends on."""
+
+    optimizer: torch.optim.AdamW
+    memory: Memory = field(default_factory=lambda: Memory(()))
+    """What the streams' next segment may look back at."""
+    position: int = 0
+    """Where the next segment begins, in tokens of a stream."""
+    step: int = 0
+    tokens: int = 0
+    """Seen in all streams together."""
+    seconds: float = 0.0
+    evaluations: int = 0
+    """How many are done."""
+    skipped: int = 0
+    """Steps that nothing was learned from, since a number in them was not finite."""
+    window: Window = field(default_factory=Window)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a negative count."""
+        for counted in fields(self):
+            value = getattr(self, counted.name)
+            if isinstance(value, int | float) and not value >= 0:
+                raise ValueError(f"{counted.name}={value} can't be; a training counts up from 0.")
+
+    @property
+    def progress(self) -> Progress:
+        """How far it has come."""
+        return Progress(self.step, self.tokens, self.seconds)

@@ -1,0 +1,124 @@
+"""Nobody but the user's own page and programs gets through, and no file but the page's gets out."""
+
+import json
+import socket
+
+import pytest
+
+from memformers.dashboard.guard import is_here, refuse
+from tests.dashboard.conftest import Dashboard
+
+NAMES = frozenset({"workstation"})
+
+
+@pytest.fixture(scope="module")
+def dashboard(tmp_path_factory):
+    dashboard = Dashboard(tmp_path_factory.mktemp("guarded"))
+    yield dashboard
+    dashboard.stop()
+    dashboard.log.close()
+
+
+def send(dashboard, path, *headers, method="GET", body=b"", host="localhost"):
+    """One request, byte for byte; the status and all that is answered."""
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", "Connection: close", *headers]
+    request = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
+    with socket.create_connection(("127.0.0.1", dashboard.port), timeout=10) as connection:
+        connection.sendall(request)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    return int(answer.split()[1]), answer.decode(errors="replace")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../../etc/passwd", "/../flask_app.py", "/../__init__.py", "//etc/passwd", "/js/../../settings.py",
+        "/%2e%2e/%2e%2e/etc/passwd", "/..%2f..%2fetc%2fpasswd", "/%2e%2e%2fsettings.py",
+        "/..%5c..%5csettings.py",
+        "/%252e%252e/settings.py", "/js/%2e%2e/%2e%2e/settings.py", "/local/../../dashboard/lock.json",
+        "/local/%2e%2e/%2e%2e/dashboard/lock.json", "/index.html%00.py", "/%00", "/.", "/etc/passwd%00",
+        "/file:///etc/passwd",
+    ],
+)  # fmt: skip
+def test_no_path_leads_out_of_the_page_s_files(dashboard, path):
+    status, answer = send(dashboard, path)
+    assert "root:" not in answer
+    assert "import " not in answer
+    assert '"url"' not in answer
+    assert status in (400, 404)
+
+
+def test_the_page_and_its_files_are_served(dashboard):
+    assert "bundle.min.js" in send(dashboard, "/")[1]
+    assert "bundle.min.js" in send(dashboard, "/run/0123456789/compare")[1]
+    status, answer = send(dashboard, "/js/bundle.min.js")
+    assert status == 200
+    assert "nosniff" in answer
+    assert send(dashboard, "/docs")[1].count("swagger") == 0
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:5005", "127.0.0.1.evil.example", ""])
+def test_a_name_that_somebody_lets_point_here_is_refused(dashboard, host):
+    assert send(dashboard, "/api/v1/runs/null", host=host)[0] in (400, 403)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Origin: http://evil.example", "Origin: null", "Origin: https://app.labml.ai",
+        "Origin: http://localhost:8888", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Site: same-site",
+    ],
+)  # fmt: skip
+def test_other_origins_are_refused(dashboard, header):
+    for path, method in (("/api/v1/runs/null", "GET"), ("/api/v1/auth/user", "POST"), ("/", "OPTIONS")):
+        status, answer = send(dashboard, path, header, method=method, body=b"{}")
+        assert status == 403
+        assert "access-control-allow" not in answer.lower()
+
+
+def test_a_link_from_elsewhere_may_open_the_page():
+    link = {"host": "localhost:5005", "sec-fetch-site": "cross-site"}
+    opened = link | {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    assert refuse(opened, NAMES) == ""
+    assert refuse(opened | {"sec-fetch-dest": "iframe"}, NAMES)
+    assert refuse(opened | {"origin": "http://evil.example"}, NAMES)
+    assert refuse(link, NAMES)
+    assert refuse({"host": "localhost:5005", "origin": "http://localhost:5005"}, NAMES) == ""
+
+
+@pytest.mark.parametrize(
+    ("host", "here"),
+    [
+        ("127.0.0.1", True), ("127.0.0.1:5005", True), ("LOCALHOST:1", True), ("[::1]:5005", True),
+        ("192.168.0.7", True), ("workstation:5005", True), ("", False), ("evil.example", False),
+        ("localhost.evil.example", False), ("a:b:c", False), ("[evil]", False),
+    ],
+)  # fmt: skip
+def test_addresses_and_this_machine_s_names_are_here(host, here):
+    assert is_here(host, NAMES) is here
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "body"),
+    [
+        ("/api/v1/default/track?run_uuid=0123456789&labml_version=0.5.3", "POST", b"{not json"),
+        ("/api/v1/default/track?run_uuid=0123456789&labml_version=x", "POST", b"[{}]"),
+        ("/api/v1/default/track?rank=x", "POST", b"[]"),
+        ("/api/v1/default/track?run_uuid=0123456789&labml_version=0.5.3", "POST", b'[{"once":1,"track":[]}]'),
+        ("/api/v1/metrics/unknown", "POST", b"[]"),
+        ("/api/v1/run/unknown_x", "GET", b""),
+        ("/api/v1/compare/metrics/unknown", "POST", b"{}"),
+    ],
+)
+def test_no_answer_holds_a_stack_trace(dashboard, path, method, body):
+    status, answer = send(dashboard, path, method=method, body=body)
+    assert 400 <= status <= 500
+    for inside in ("Traceback", "trace", ".py", "File", "Error:"):
+        assert inside not in answer
+    assert dashboard.process.poll() is None
+
+
+def test_data_that_is_no_run_s_is_refused_politely(dashboard):
+    path = "/api/v1/default/track?run_uuid=0123456789&labml_version=0.5.3"
+    _, answer = send(dashboard, path, method="POST", body=b"[1, 2]")
+    assert json.loads(answer.partition("\r\n\r\n")[2])["errors"]

@@ -1,0 +1,51 @@
+"""A kernel beside the naive one in float64: output and every gradient."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from memformers.kernels import naive
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
+"""RMS error, relative to the RMS value."""
+
+
+def tensors(
+    B: int, H: int, S: int, K: int, E: int, dtype: torch.dtype, device: str = "cpu"
+) -> dict[str, Tensor]:
+    """Random arguments of a kernel, of both position schemes at once."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"query": (B, H, S, E), "key": (B, H, K, E), "value": (B, H, K, E), "r": (H, K, E)}
+    shapes |= {"u": (H, E), "v": (H, E), "s": (H, K)}
+    return {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
+        for name, shape in shapes.items()
+    }
+
+
+def close(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
+    """Whether they agree within the tolerance of ``dtype``."""
+    error = (got.double() - wanted.double()).square().mean().sqrt()
+    assert error <= TOLERANCE[dtype] * wanted.double().square().mean().sqrt() + 1e-30
+
+
+def compare(kernel: Callable[..., Tensor], inputs: dict[str, Tensor], dtype: torch.dtype) -> None:
+    """Whether ``kernel`` agrees with the naive one on ``inputs``, in output and every gradient."""
+    exact = {name: t.detach().double().requires_grad_() for name, t in inputs.items()}
+    compare_outputs(kernel(**inputs), naive.relative_attention(**exact), inputs, exact, dtype)
+
+
+def compare_outputs(
+    got: Tensor, wanted: Tensor, inputs: dict[str, Tensor], exact: dict[str, Tensor], dtype: torch.dtype
+) -> None:
+    """Whether ``got``, made from ``inputs``, agrees with ``wanted``, made from ``exact``, likewise."""
+    assert got.dtype == dtype
+    close(got, wanted, dtype)
+    weight = torch.randn(got.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    weight = weight.to(got.device, dtype)
+    wanted_grads = torch.autograd.grad(wanted, list(exact.values()), weight.double())
+    got_grads = torch.autograd.grad(got, list(inputs.values()), weight)
+    for name, a, b in zip(inputs, got_grads, wanted_grads, strict=True):
+        assert a.dtype == inputs[name].dtype
+        close(a, b, dtype)

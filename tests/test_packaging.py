@@ -1,0 +1,84 @@
+"""The package as others get it: built, installed into an environment of its own, and run there."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import memformers
+from tests.builders import SMALL_RUN
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*command, **options):
+    result = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=False, timeout=300, **options
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A folder with the source distribution, and the wheel that was built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(built, tmp_path_factory):
+    """A virtual environment with the wheel; what it depends on is lent by the environment of the tests."""
+    folder = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    python = folder / "bin" / "python"
+    (wheel,) = built.glob("*.whl")
+    install = ["install", "--quiet", "--no-deps", "--no-index", wheel]
+    run(sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, *install)
+    purelib = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    lent = [path for path in sys.path if Path(path).is_dir() and Path(path).resolve() != ROOT]
+    standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    lent = [path for path in lent if path not in standard and Path(path).name != "lib-dynload"]
+    (Path(purelib) / "lent.pth").write_text("\n".join(lent) + "\n", encoding="utf-8")
+    yield folder / "bin"
+    shutil.rmtree(folder)
+
+
+def test_type_information_ships_and_nothing_but_the_package(built):
+    (wheel,) = built.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "memformers/py.typed" in names
+    assert {name.split("/")[0].partition("-")[0] for name in names} == {"memformers"}
+
+
+def test_the_source_distribution_has_what_it_takes_to_build_and_test(built):
+    (archive,) = built.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "mkdocs.yml", "tests/test_packaging.py"} <= names
+    assert not any(name.startswith(("runs/", "site/", ".venv/")) for name in names)
+
+
+def test_the_installed_command_trains(environment, tmp_path):
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    place = run(
+        environment / "python", "-c", "import memformers; print(memformers.__file__)", cwd=tmp_path, env=clean
+    )
+    assert Path(place).is_relative_to(environment.parent)
+    assert "usage: memformers" in run(environment / "memformers", "--help", cwd=tmp_path, env=clean)
+    run(environment / "memformers", "train", "--out", "run", *SMALL_RUN, cwd=tmp_path, env=clean)
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
+def test_citation_and_changelog_are_of_this_version():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\nversion: {memformers.__version__}\n" in citation
+    assert f"\n## [{memformers.__version__}]" in changes

@@ -1,0 +1,56 @@
+"""Small texts, checkpoints and runs that the tests of resuming share."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memformers.data.corpora import Corpus, load_corpus
+from memformers.data.streams import training_segments
+from memformers.data.tokenizers import CharacterTokenizer
+from memformers.files import read_json, write_json
+from memformers.sealed import MANIFEST, checksum
+from memformers.training.checkpoints import About
+
+TEXT = torch.arange(4 * 125 + 1) ** 2 % 7
+"""Four streams of seven segments of 16 and a shorter one."""
+
+
+@cache
+def short_corpus() -> Corpus:
+    """A part of the built-in play that trains within seconds."""
+    whole = load_corpus("builtin")
+    repeats = tuple(r for r in whole.repeats if r.second + r.length <= 30_000)
+    return Corpus(whole.name, whole.source, whole.text[:30_000], repeats)
+
+
+def segments_of(config, position=0):
+    """TEXT, as ``config`` reads it."""
+    return training_segments(TEXT, config.batch_size, config.model.segment_len, position)
+
+
+def letters():
+    return CharacterTokenizer("".join(map(chr, range(256))))
+
+
+def about(**changes: Any) -> About:
+    """What a checkpoint says of itself, of no run in particular."""
+    facts: dict[str, Any] = {"config": {}, "corpus_sha256": "", "environment": {}, "records": 0,
+                             "validation_loss": None}  # fmt: skip
+    return About(**(facts | changes))
+
+
+def tensors_of(model):
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def without_times(records):
+    return [{k: v for k, v in r.items() if k not in ("seconds", "tokens_per_second")} for r in records]
+
+
+def reseal(folder: Path) -> None:
+    """Make the manifest tell the files as they are now, as someone who meddles would."""
+    files = {name: {"size": (folder / name).stat().st_size, "sha256": checksum(folder / name)}
+             for name in read_json(folder / MANIFEST)["files"]}  # fmt: skip
+    write_json(folder / MANIFEST, {"format": 1, "files": files})

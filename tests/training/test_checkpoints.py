@@ -1,0 +1,240 @@
+"""What a broken, foreign or poisoned checkpoint may do: nothing but be named in one line."""
+
+import json
+import os
+import pickle
+import shutil
+from dataclasses import asdict
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from memformers import MemoryLM
+from memformers.command_line import plain_errors
+from memformers.environment import describe_environment
+from memformers.files import config_from_dict, read_json, write_json
+from memformers.generation import load_checkpoint as load_for_use
+from memformers.sealed import check_seal, numbered
+from memformers.training import run as run_module
+from memformers.training.checkpoints import FILES, load_checkpoint, save_checkpoint
+from memformers.training.config import TrainConfig
+from memformers.training.loop import build_optimizer, train
+from memformers.training.resume import go_on
+from memformers.training.run import build_model, train_run
+from memformers.training.state import TrainingState
+from tests.builders import MODELS, small_training
+from tests.training.runs import about, letters, reseal, segments_of, short_corpus, tensors_of
+
+CPU = torch.device("cpu")
+CONFIG = small_training(model="compressive", tokens=64 * 6)
+SEALED = (*FILES, "manifest.json")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run's folder with two checkpoints, of steps 5 and 6."""
+    folder = tmp_path_factory.mktemp("run")
+    facts = about(
+        config=asdict(CONFIG), corpus_sha256=short_corpus().sha256, environment=describe_environment(CPU)
+    )
+
+    def keep(state):
+        if state.step > 4:
+            save_checkpoint(folder / "checkpoints" / f"{state.tokens:012}", lm, letters(), state, facts)
+
+    lm = build_model(CONFIG)
+    hooks = {"record": lambda *_: None, "evaluate": lambda _: None}
+    train(lm, segments_of(CONFIG), CONFIG, **hooks, between_steps=keep)
+    write_json(folder / "config.json", asdict(CONFIG))
+    return folder
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    """A copy of the run to spoil."""
+    return shutil.copytree(run, tmp_path / "copy", symlinks=True)
+
+
+def loaded_step(folder):
+    """The step at which a training would go on in this folder."""
+    lm = build_model(CONFIG)
+    state, _ = go_on(folder, lm, TrainingState(build_optimizer(lm, CONFIG)), CONFIG, short_corpus())
+    return state.step
+
+
+@given(
+    name=st.sampled_from(SEALED),
+    how=st.sampled_from(["flip", "cut", "grow", "gone", "folder"]),
+    where=st.floats(0, 1, exclude_max=True),
+    bit=st.integers(0, 7),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_happens_to_a_file_the_checkpoint_before_is_taken(run, name, how, where, bit, capsys):
+    newest, older = numbered(run / "checkpoints")
+    path, data = newest / name, (newest / name).read_bytes()
+    files = sorted(run.rglob("*"))
+    place = int(where * len(data))
+    all_weights = [load_file(folder / "model.safetensors") for folder in (newest, older)]
+    try:
+        path.unlink()
+        if how == "flip":
+            path.write_bytes(data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :])
+        elif how == "cut":
+            path.write_bytes(data[:place])
+        elif how == "grow":
+            path.write_bytes(data + b"\0")
+        elif how == "folder":
+            path.mkdir()
+        capsys.readouterr()
+        assert loaded_step(run) == 5
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"checkpoint {newest} is passed over: ")
+        assert len(line) < 1_000
+        model, _ = load_for_use(run, CPU)
+        kept = tensors_of(model)
+        assert any(all(torch.equal(kept[n], t) for n, t in weights.items()) for weights in all_weights)
+    finally:
+        if path.is_dir():
+            path.rmdir()
+        path.write_bytes(data)
+    assert sorted(run.rglob("*")) == files
+    check_seal(newest)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@given(name=st.sampled_from(["state.json", "random.json", "config.json", "training.json"]), data=st.data())
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_values_that_make_no_sense_are_passed_over_though_their_seal_is_good(run, name, data, capsys):
+    newest = numbered(run / "checkpoints")[0]
+    before = {path: path.read_bytes() for path in newest.iterdir()}
+    content = read_json(newest / name)
+    key = data.draw(st.sampled_from(sorted(content)))
+    content[key] = data.draw(json_values)
+    try:
+        write_json(newest / name, content)
+        reseal(newest)
+        capsys.readouterr()
+        step = loaded_step(run)
+        said = capsys.readouterr().err.splitlines()
+        assert not said or (step, len(said)) == (5, 1)
+    finally:
+        for path, old in before.items():
+            path.write_bytes(old)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "memory.safetensors"])
+def test_tensors_of_another_shape_name_or_number_are_passed_over(name, copy, capsys):
+    newest = numbered(copy / "checkpoints")[0]
+    tensors = load_file(newest / name)
+    first = next(iter(tensors))
+    for spoiled in (
+        tensors | {first: torch.zeros(3, 3, 3)},
+        tensors | {"another": torch.zeros(3)},
+        {n: t for n, t in tensors.items() if n != first},
+    ):
+        save_file(spoiled, newest / name)
+        reseal(newest)
+        assert loaded_step(copy) == 5
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "is passed over" in line
+
+
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.path),))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_pickle_is_never_unpickled(name, copy, tmp_path, capsys):
+    exploded = tmp_path / "exploded"
+    newest = numbered(copy / "checkpoints")[0]
+    (newest / name).write_bytes(pickle.dumps(Bomb(exploded)))
+    for extra in ("pytorch_model.bin", "optimizer.pt", "state.pkl"):
+        torch.save({"weights": Bomb(exploded)}, newest / extra)
+    reseal(newest)
+    assert loaded_step(copy) == (6 if name == "tokenizer.json" else 5)  # a training makes it from the text
+    load_for_use(copy, CPU)
+    if name in ("config.json", "model.safetensors"):
+        with pytest.raises(ValueError, match=name):
+            MemoryLM.from_pretrained(newest)
+    assert not exploded.exists()
+    pickle.loads(pickle.dumps(Bomb(exploded)))
+    assert exploded.exists(), "the bomb itself works"
+
+
+def test_only_broken_checkpoints_are_an_error_and_nothing_begins_anew(copy, monkeypatch, capsys):
+    for folder in numbered(copy / "checkpoints"):
+        (folder / "model.safetensors").write_bytes(b"")
+    files = sorted(copy.rglob("*"))
+    monkeypatch.setattr(run_module, "load_corpus", lambda _: short_corpus())
+    with pytest.raises(SystemExit) as end, plain_errors():
+        train_run(CONFIG, copy, resume=True)
+    assert end.value.code == 2
+    assert "has 2 checkpoints, and none that can be used" in capsys.readouterr().err.splitlines()[-1]
+    assert {*files} <= {*copy.rglob("*")}
+    with pytest.raises(ValueError, match="none that can be used"):
+        load_for_use(copy, CPU)
+
+
+def test_a_checkpoint_of_another_training_or_version_is_passed_over(copy, capsys):
+    newest = numbered(copy / "checkpoints")[0]
+    facts = read_json(newest / "training.json")
+    write_json(newest / "training.json", facts | {"corpus_sha256": "another"})
+    reseal(newest)
+    assert loaded_step(copy) == 5
+    assert "it is another training's" in capsys.readouterr().err
+    manifest = read_json(newest / "manifest.json")
+    write_json(newest / "manifest.json", manifest | {"format": 2})
+    assert loaded_step(copy) == 5
+    assert "is of format 2; this version reads format 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_checkpoint_of_another_model_is_refused(model, copy):
+    config = small_training(model=model, batch_size=5)
+    lm = build_model(config)
+    state = TrainingState(build_optimizer(lm, config))
+    with pytest.raises(ValueError, match="another model" if model != "compressive" else "5"):
+        load_checkpoint(numbered(copy / "checkpoints")[0], lm, state, config.batch_size)
+
+
+def test_a_checkpoint_is_a_pretrained_model_that_notices_a_flipped_byte(copy):
+    newest = numbered(copy / "checkpoints")[0]
+    model = MemoryLM.from_pretrained(newest)
+    assert model.config == CONFIG.model
+    with pytest.raises(ValueError, match="is a training's checkpoint; name another folder"):
+        model.save_pretrained(newest)
+    path = newest / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"model.safetensors is not what was written: its checksum differs"):
+        MemoryLM.from_pretrained(newest)
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_json_makes_a_config_or_a_plain_error(data):
+    config = json.loads(json.dumps(asdict(CONFIG)))
+    place = data.draw(st.sampled_from([config, config["model"]]))
+    key = data.draw(st.sampled_from(sorted(place)) | st.text(max_size=5))
+    place[key] = data.draw(json_values)
+    try:
+        made = config_from_dict(TrainConfig, config, "config.json")
+    except ValueError:
+        return
+    assert config_from_dict(TrainConfig, json.loads(json.dumps(asdict(made))), "again") == made

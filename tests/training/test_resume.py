@@ -1,0 +1,219 @@
+"""A training that was stopped and goes on is the training that never stopped, bit for bit."""
+
+import json
+import random
+import shutil
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from memformers.data.corpora import Corpus
+from memformers.files import read_json, write_json
+from memformers.sealed import numbered
+from memformers.tracking import METRICS, read_metrics
+from memformers.training import run as run_module
+from memformers.training.checkpoints import load_checkpoint, save_checkpoint
+from memformers.training.loop import build_optimizer, train
+from memformers.training.randomness import random_states, set_random_states
+from memformers.training.resume import cut_metrics
+from memformers.training.run import build_model, train_run
+from memformers.training.signals import Stopped
+from memformers.training.state import TrainingState
+from tests.builders import MODELS, small_training
+from tests.training.runs import about, letters, reseal, segments_of, short_corpus, tensors_of, without_times
+
+STEPS = 19
+"""Two passes over the text, of eight segments each, and some of the next."""
+
+
+@pytest.fixture(autouse=True)
+def _short_corpus(monkeypatch):
+    monkeypatch.setattr(run_module, "load_corpus", lambda _: short_corpus())
+
+
+def with_dropout(model, **changes):
+    config = small_training(model=model, **changes)
+    return replace(config, model=replace(config.model, dropout=0.3))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_stopping_at_any_step_changes_no_bit_of_losses_and_weights(model, tmp_path):
+    config = with_dropout(model, tokens=64 * STEPS, log_every=3, evaluations=4)
+    records, states = [], []
+
+    def keep(state):
+        path = tmp_path / f"{state.step}"
+        save_checkpoint(path, lm, letters(), state, about(records=len(records)))
+        states.append((path, state.step))
+
+    def record(progress, metrics):
+        records.append((progress.step, {k: v for k, v in metrics.items() if k != "tokens_per_second"}))
+
+    def evaluate(progress):
+        records.append((progress.step, "evaluated"))
+
+    hooks = {"record": record, "evaluate": evaluate}
+    lm = build_model(config)
+    train(lm, segments_of(config), config, **hooks, between_steps=keep)
+    whole, final = list(records), tensors_of(lm)
+    assert [step for _, step in states] == list(range(len(states)))
+    for path, step in states:
+        lm = build_model(replace(config, seed=9))
+        state = TrainingState(build_optimizer(lm, config))
+        torch.manual_seed(step)  # whatever the process drew before
+        state = load_checkpoint(path, lm, state, config.batch_size)
+        records[:] = whole[: read_json(path / "training.json")["records"]]
+        train(lm, segments_of(config, state.position), config, **hooks, state=state)
+        assert records == whole, step
+        assert tensors_of(lm).keys() == final.keys()
+        assert all(torch.equal(tensor, final[name]) for name, tensor in tensors_of(lm).items()), step
+
+
+def stop_at(monkeypatch, step):
+    """Let the next training be stopped after this step, as a signal does, without having kept it before."""
+    between_steps = run_module.Observer.between_steps
+
+    def stop(self, state):
+        between_steps(self, state)
+        if state.step == step:
+            raise Stopped(signal.SIGTERM)
+
+    monkeypatch.setattr(run_module.Observer, "between_steps", stop)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_resumed_run_has_the_same_records_sample_result_and_weights(model, tmp_path, monkeypatch):
+    config = with_dropout(model, log_every=4)
+    whole = train_run(config, tmp_path / "whole")
+    for step in (1, 16, 17, 30):  # before, at and after the evaluation at 16
+        with monkeypatch.context() as patch:
+            stop_at(patch, step)
+            with pytest.raises(SystemExit) as end:
+                train_run(config, tmp_path / "run", resume=True)
+        assert end.value.code == 143
+    folder = train_run(config, tmp_path / "run", resume=True)
+    assert without_times(read_metrics(folder)) == without_times(read_metrics(whole))
+    for name in ("sample.txt", "config.json", "run.json"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+    changing = {"seconds", "peak_memory_bytes"}
+    first, second = ({k: v for k, v in read_json(f / "result.json").items() if k not in changing}
+                     for f in (whole, folder))  # fmt: skip
+    assert first == second
+    newest = [numbered(f / "checkpoints")[0] for f in (whole, folder)]
+    for name in ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json"):
+        assert (newest[0] / name).read_bytes() == (newest[1] / name).read_bytes(), name
+    assert not list((folder / "checkpoints").glob(".*"))
+
+
+def test_records_after_the_checkpoint_are_cut_off(tmp_path):
+    (tmp_path / METRICS).write_text('{"tokens": 1}\n{"tokens": 2}\n{"tokens": 3}\n{"tok')
+    assert cut_metrics(tmp_path, 2) == 2
+    assert (tmp_path / METRICS).read_text() == '{"tokens": 1}\n{"tokens": 2}\n'
+    assert cut_metrics(tmp_path, 7) == len(read_metrics(tmp_path)) == 2
+
+
+def test_a_run_without_a_checkpoint_begins_anew_and_a_finished_one_is_left_alone(
+    tmp_path, monkeypatch, capsys
+):
+    config = small_training(tokens=64 * 8, evaluations=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "train", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train_run(config, tmp_path)
+    (tmp_path / METRICS).write_text('{"tokens": 5}\n')
+    train_run(config, tmp_path, resume=True)
+    assert [r["tokens"] for r in read_metrics(tmp_path)] == [320, 512, 512]
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    train_run(config, tmp_path, resume=True)
+    assert "is finished; nothing is left to train" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == files
+
+
+def test_a_run_killed_before_its_result_was_written_makes_the_same(tmp_path):
+    folder = train_run(small_training(), tmp_path)
+    result, sample = read_json(folder / "result.json"), (folder / "sample.txt").read_bytes()
+    (folder / "result.json").unlink()
+    (folder / "sample.txt").unlink()
+    train_run(small_training(), tmp_path, resume=True)
+    again = read_json(folder / "result.json")
+    assert {k: v for k, v in again.items() if k != "peak_memory_bytes"} == {
+        k: v for k, v in result.items() if k != "peak_memory_bytes"
+    }
+    assert (folder / "sample.txt").read_bytes() == sample
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A run that was stopped half-way."""
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_module, "load_corpus", lambda _: short_corpus())
+        stop_at(patch, 20)
+        with pytest.raises(SystemExit):
+            train_run(small_training(), folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"learning_rate": 1.0, "seed": 4}, r"learning_rate 0.002 → 1.0, seed 0 → 4"),
+        ({"tokens": 9_000}, r"tokens 2000 → 9000.*the learning rate falls over tokens"),
+        ({"model": "compressive"}, r"model.model transformer-xl → compressive"),
+        ({"batch_size": 5}, "batch_size 4 → 5"),
+    ],
+)
+def test_another_config_is_refused_by_the_names_of_what_differs(changes, message, stopped):
+    before = sorted(stopped.rglob("*"))
+    with pytest.raises(ValueError, match=message):
+        train_run(small_training(**changes), stopped, resume=True)
+    assert sorted(stopped.rglob("*")) == before
+
+
+def test_checkpoints_alone_make_a_folder_one_in_use(stopped, tmp_path):
+    shutil.copytree(stopped / "checkpoints", tmp_path / "checkpoints", symlinks=True)
+    with pytest.raises(ValueError, match="already holds a run; name a new folder"):
+        train_run(small_training(), tmp_path)
+
+
+def test_another_corpus_is_refused(stopped, monkeypatch):
+    monkeypatch.setattr(run_module, "load_corpus", lambda _: Corpus("other", "other.txt", "to be\n" * 9_000))
+    with pytest.raises(
+        ValueError, match=r"was trained on built-in play .*the text from other.txt is another"
+    ):
+        train_run(small_training(), stopped, resume=True)
+
+
+def test_what_changes_nothing_that_is_learned_may_differ_and_other_versions_are_a_note(stopped, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(stopped, folder, symlinks=True)
+    newest = numbered(folder / "checkpoints")[0]
+    facts = read_json(newest / "training.json")
+    facts["environment"]["packages"]["torch"] = "2.5.0"
+    write_json(newest / "training.json", facts)
+    reseal(newest)
+    changes = {"checkpoint_every": 64, "keep_checkpoints": 1, "skip_bad_steps": 2, "device": "cpu"}
+    with pytest.warns(RuntimeWarning, match=r"made elsewhere \(packages.torch 2.5.0 → "):
+        train_run(small_training(**changes), folder, resume=True)
+    assert read_json(folder / "result.json")["step"] == 32
+    assert read_json(folder / "config.json")["skip_bad_steps"] == 2
+
+
+def test_random_states_come_back():
+    states = json.loads(json.dumps(random_states()))
+    drawn = [(random.gauss(0, 1), np.random.randn(), torch.rand(3).tolist()) for _ in range(3)]
+    set_random_states(states)
+    assert [(random.gauss(0, 1), np.random.randn(), torch.rand(3).tolist()) for _ in range(3)] == drawn
+    with pytest.raises(ValueError, match="random states can't be used"):
+        set_random_states(states | {"torch": "00"})
+
+
+def test_two_processes_cannot_train_in_one_folder(tmp_path):
+    with (
+        run_module.alone_in(tmp_path),
+        pytest.raises(ValueError, match="is being trained by another process"),
+    ):
+        train_run(small_training(), tmp_path, resume=True)

@@ -1,0 +1,185 @@
+"""The original Transformer-XL, written from the papers' equations: weights by its names, and its forward
+pass, one einsum an equation (Dai et al. 2019, section 3.3; Grave et al. 2017; Baevski and Auli 2019)."""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A small one."""
+
+    cutoffs: tuple[int, ...] = ()
+    div_val: int = 1
+    d_embed: int = 12
+    tied: bool = False
+    """Word vectors, and the projections of all clusters but the first."""
+    untie_r: bool = False
+    """u and v for each layer, not for all."""
+    original: bool = True
+    """Names and order of clusters are the original repository's, not Hugging Face's."""
+    clamp_len: int = -1
+    same_length: bool = False
+    mem_len: int = 8
+    V: int = 11
+    D: int = 12
+    H: int = 3
+    layers: int = 2
+    d_ff: int = 16
+
+    @property
+    def config(self):
+        """What the weights alone don't show."""
+        return {
+            "cutoffs": list(self.cutoffs),
+            "mem_len": self.mem_len,
+            "tgt_len": 5,
+            "clamp_len": self.clamp_len,
+            "same_length": self.same_length,
+        }
+
+    @property
+    def bounds(self):
+        return list(pairwise((0, *self.cutoffs, self.V)))
+
+    def width(self, cluster: int) -> int:
+        return self.d_embed // self.div_val**cluster
+
+    def weights(self) -> dict[str, Tensor]:
+        """Random leaves, by name; what is tied is one tensor of two names."""
+        D, H, E = self.D, self.H, self.D // self.H
+        found = {}
+
+        def new(name: str, *shape: int) -> None:
+            found[name] = (0.4 * torch.randn(shape)).requires_grad_()
+
+        sizes = [high - low for low, high in self.bounds] if self.div_val > 1 else [self.V]
+        mapped = self.div_val > 1 or self.d_embed != D
+        for i, size in enumerate(sizes):
+            new(f"word_emb.emb_layers.{i}.weight", size, self.width(i))
+            if mapped:
+                new(f"word_emb.emb_projs.{i}", D, self.width(i))
+            new(f"crit.out_layers.{i}.weight", size, self.width(i))
+            if self.tied:
+                found[f"crit.out_layers.{i}.weight"] = found[f"word_emb.emb_layers.{i}.weight"]
+            new(f"crit.out_layers.{i}.bias", size)
+        for i in range(len(self.bounds) if mapped else 0):
+            new(f"crit.out_projs.{i}", D, self.width(i))
+            if self.tied and i:
+                found[f"crit.out_projs.{i}"] = found[f"word_emb.emb_projs.{i if self.div_val > 1 else 0}"]
+        if self.cutoffs:
+            new("crit.cluster_weight", len(self.cutoffs), self.d_embed)
+            new("crit.cluster_bias", len(self.cutoffs))
+        for i in range(self.layers):
+            for name, *shape in (
+                ("dec_attn.qkv_net.weight", 3 * D, D),
+                ("dec_attn.r_net.weight", D, D),
+                ("dec_attn.o_net.weight", D, D),
+                ("dec_attn.layer_norm.weight", D),
+                ("dec_attn.layer_norm.bias", D),
+                ("pos_ff.CoreNet.0.weight", self.d_ff, D),
+                ("pos_ff.CoreNet.0.bias", self.d_ff),
+                ("pos_ff.CoreNet.3.weight", D, self.d_ff),
+                ("pos_ff.CoreNet.3.bias", D),
+                ("pos_ff.layer_norm.weight", D),
+                ("pos_ff.layer_norm.bias", D),
+            ):
+                new(f"layers.{i}.{name}", *shape)
+        for bias in ("r_w_bias", "r_r_bias"):
+            for i in range(self.layers if self.untie_r else 0):
+                new(f"layers.{i}.dec_attn.{bias}", H, E)
+            if not self.untie_r:
+                new(bias, H, E)
+        return found
+
+    def named(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """As a state dict of the layout, with the buffer that both have."""
+        buffer = {"pos_emb.inv_freq": torch.ones(self.D // 2)}
+        if self.original:
+            return weights | buffer
+        return {
+            name if name.startswith("crit.") else f"transformer.{name}": tensor
+            for name, tensor in (weights | buffer).items()
+        }
+
+    def forward(
+        self, weights: dict[str, Tensor], tokens: Tensor, mems: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Log-probabilities ``[S, B, V]`` and the new memories ``[M, B, D]``, of tokens ``[S, B]``."""
+        x, new_mems = self.embed(weights, tokens), []
+        for i in range(self.layers):
+            w = {n.removeprefix(f"layers.{i}."): t for n, t in weights.items() if not n.startswith("crit.")}
+            w = {"dec_attn.r_w_bias": w.get("r_w_bias"), "dec_attn.r_r_bias": w.get("r_r_bias")} | w
+            h = torch.cat((mems[i], x)) if mems else x
+            new_mems.append(h[max(len(h) - self.mem_len, 0) :].detach())
+            x = self.layer(w, x, h)
+        return self.predict(weights, x), new_mems
+
+    def embed(self, w: dict[str, Tensor], tokens: Tensor) -> Tensor:
+        x = torch.empty(*tokens.shape, self.D)
+        for t in range(tokens.shape[0]):
+            for b in range(tokens.shape[1]):
+                word = int(tokens[t, b])
+                i = sum(word >= c for c in self.cutoffs) if self.div_val > 1 else 0
+                e = w[f"word_emb.emb_layers.{i}.weight"][word - (self.bounds[i][0] if i else 0)]
+                if f"word_emb.emb_projs.{i}" in w:
+                    e = torch.einsum("de,e->d", w[f"word_emb.emb_projs.{i}"], e)
+                x[t, b] = math.sqrt(self.D) * e
+        return x
+
+    def layer(self, w: dict[str, Tensor], x: Tensor, h: Tensor) -> Tensor:
+        D, H = self.D, self.H
+        E, S, K = D // H, len(x), len(h)
+        w_q, w_k, w_v = w["dec_attn.qkv_net.weight"].view(3, H, E, D)
+        w_r = w["dec_attn.r_net.weight"].view(H, E, D)
+        q = torch.einsum("hed,ibd->bhie", w_q, x)
+        k = torch.einsum("hed,jbd->bhje", w_k, h)
+        v = torch.einsum("hed,jbd->bhje", w_v, h)
+        d = K - S + torch.arange(S)[:, None] - torch.arange(K)  # [S, K]
+        clamped = d.clamp(0, self.clamp_len if self.clamp_len > 0 else K)
+        rates = 1 / 10_000 ** (torch.arange(0, D, 2) / D)
+        angles = clamped[..., None] * rates
+        R = torch.cat((angles.sin(), angles.cos()), -1)  # [S, K, D]
+        r = torch.einsum("hed,ijd->hije", w_r, R)
+        u, v_r = w["dec_attn.r_w_bias"], w["dec_attn.r_r_bias"]
+        a = torch.einsum("bhie,bhje->bhij", q, k)  # the paper's terms (a) to (d)
+        b = torch.einsum("bhie,hije->bhij", q, r)
+        c = torch.einsum("he,bhje->bhj", u, k)[:, :, None]
+        d_term = torch.einsum("he,hije->hij", v_r, r)
+        visible = (d >= 0) & (d < self.mem_len) if self.same_length else d >= 0
+        scores = ((a + b + c + d_term) / math.sqrt(E)).masked_fill(~visible, -math.inf)
+        o = torch.einsum("bhij,bhje->ibhe", scores.softmax(-1), v).flatten(2)
+        x = x + torch.einsum("dc,ibc->ibd", w["dec_attn.o_net.weight"], o)
+        x = F.layer_norm(x, (D,), w["dec_attn.layer_norm.weight"], w["dec_attn.layer_norm.bias"])
+        hidden = torch.einsum("fd,ibd->ibf", w["pos_ff.CoreNet.0.weight"], x) + w["pos_ff.CoreNet.0.bias"]
+        out = torch.einsum("df,ibf->ibd", w["pos_ff.CoreNet.3.weight"], hidden.clamp(min=0))
+        x = x + out + w["pos_ff.CoreNet.3.bias"]
+        return F.layer_norm(x, (D,), w["pos_ff.layer_norm.weight"], w["pos_ff.layer_norm.bias"])
+
+    def predict(self, w: dict[str, Tensor], x: Tensor) -> Tensor:
+        def logits(i: int, rows: Tensor, bias: Tensor) -> Tensor:
+            P = w.get(f"crit.out_projs.{i}")
+            narrow = x if P is None else torch.einsum("de,ibd->ibe", P, x)
+            return torch.einsum("we,ibe->ibw", rows, narrow) + bias
+
+        def words(i: int) -> tuple[Tensor, Tensor]:
+            table = i if self.div_val > 1 else 0
+            rows, bias = (w[f"crit.out_layers.{table}.{part}"] for part in ("weight", "bias"))
+            low, high = (0, None) if self.div_val > 1 else self.bounds[i]
+            return rows[low:high], bias[low:high]
+
+        if not self.cutoffs:
+            return logits(0, *words(0)).log_softmax(-1)
+        rows, bias = words(0)
+        rows = torch.cat((rows, w["crit.cluster_weight"]))
+        head = logits(0, rows, torch.cat((bias, w["crit.cluster_bias"]))).log_softmax(-1)
+        found = [head[..., : self.cutoffs[0]]]
+        for i in range(1, len(self.bounds)):
+            column = -i if self.original else self.cutoffs[0] + i - 1
+            found.append(head[..., column, None] + logits(i, *words(i)).log_softmax(-1))
+        return torch.cat(found, -1)
