@@ -1,0 +1,180 @@
+"""The drawings of the method: made by the functions that they explain, at build time."""
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+
+import matplotlib
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Patch, Rectangle
+from torch import Tensor
+
+from memformers.kernels.naive import relative_shift
+from memformers.language_model import ModelConfig
+from memformers.memory import Memory, compress_oldest, extend, keep_newest
+
+COLOURS = {"segment": "#56B4E9", "memory": "#F0A35E", "compressed memory": "#5CC5A5", "forgotten": "#EEEEEE"}
+INK, FAINT = "#222222", "#9A9A9A"
+SEGMENT, SEGMENTS = 4, 6
+"""Length and number of the segments that memory rolls over."""
+
+
+def memory_rolls() -> Figure:
+    """Where each position of a text is after each segment: Transformer-XL."""
+
+    def remember(memory: Memory, inputs: Tensor) -> Memory:
+        return keep_newest(extend(memory, [inputs]), mem_len=6)
+
+    return rolling(remember, "Transformer-XL, S = 4, M = 6")
+
+
+def compression() -> Figure:
+    """Where each position of a text is after each segment: Compressive Transformer."""
+
+    def first_and_last(mem: Tensor) -> Tensor:
+        return torch.stack((mem[::2, :, 0], mem[1::2, :, 1]), dim=-1)
+
+    def remember(memory: Memory, inputs: Tensor) -> Memory:
+        grown = extend(memory, [inputs])
+        return compress_oldest(grown, [first_and_last], mem_len=4, c_mem_len=4, compression_rate=2)[0]
+
+    return rolling(remember, "Compressive Transformer, S = 4, M = 4, C = 4 slots of c = 2")
+
+
+def rolling(remember: Callable[[Memory, Tensor], Memory], title: str) -> Figure:
+    """A row a segment: what ``remember`` leaves of inputs that are their own positions, first and last."""
+    figure = Figure(figsize=(8.0, 3.7), layout="constrained")
+    axes = figure.add_subplot()
+    memory = Memory(())
+    for number in range(SEGMENTS):
+        start = number * SEGMENT
+        positions = torch.arange(start, start + SEGMENT, dtype=torch.float32)
+        y = -1.3 * number
+        for position in range(start):
+            cell(axes, position, y, 1, COLOURS["forgotten"])
+        for place, slots in (("compressed memory", memory.c_mem), ("memory", memory.mem)):
+            for first, last in slots[0][:, 0].int().tolist() if slots else ():
+                cell(axes, first, y, last - first + 1, COLOURS[place])
+        for position in range(start, start + SEGMENT):
+            cell(axes, position, y, 1, COLOURS["segment"])
+        axes.text(-0.5, y + 0.5, f"segment {number + 1}", ha="right", va="center", color=INK)
+        memory = remember(memory, positions[:, None, None].expand(-1, 1, 2))
+    for position in range(0, SEGMENTS * SEGMENT, SEGMENT):
+        axes.text(position + 0.5, 1.2, str(position), ha="center", va="bottom", color=FAINT, fontsize=8)
+    axes.text(-0.5, 1.2, "position", ha="right", va="bottom", color=FAINT, fontsize=8)
+    shown = [p for p in COLOURS if p != "compressed memory" or memory.c_mem]
+    patches = [Patch(facecolor=COLOURS[place], edgecolor="white", label=place) for place in shown]
+    figure.legend(handles=patches, loc="outside lower center", ncols=4, frameon=False)
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.set(xlim=(-4, SEGMENTS * SEGMENT), ylim=(-1.3 * SEGMENTS + 1.1, 1.9))
+    axes.axis("off")
+    return figure
+
+
+def cell(axes: Axes, x: float, y: float, width: float, colour: str) -> None:
+    """A box for ``width`` positions from ``x`` on."""
+    style = "round,pad=0,rounding_size=0.15"
+    axes.add_patch(FancyBboxPatch((x + 0.05, y), width - 0.1, 1, style, facecolor=colour, edgecolor="none"))
+
+
+def shift() -> Figure:
+    """The relative shift of 4 queries over 7 keys, as the function does it."""
+    S, K = 4, 7
+    of_query = torch.arange(S)[:, None].expand(S, K)
+    distance = torch.arange(K - 1, -1, -1).expand(S, K)
+    figure = Figure(figsize=(9.0, 2.9), layout="constrained")
+    before, padded, after = figure.subplots(1, 3, width_ratios=(K, K + 1, K))
+    matrix(before, of_query, distance, [f"d={d}" for d in range(K - 1, -1, -1)], "products by distance")
+    queries = torch.cat((torch.full((S, 1), -1), of_query), dim=1)
+    distances = torch.cat((torch.zeros(S, 1, dtype=torch.int64), distance), dim=1)
+    matrix(padded, queries, distances, [""] * (K + 1), "padded; read on from the line")
+    padded.plot([S, S, S], [1, 1, 0], color=INK, linewidth=2)
+    both = relative_shift(torch.stack((of_query, distance)).float()).int()
+    matrix(after, both[0], both[1], [f"j={j}" for j in range(K)], "products by key")
+    for i in range(S):
+        for j in range(K - S + i + 1, K):
+            box = Rectangle((j, i), 1, 1, facecolor="white", alpha=0.75, hatch="////", edgecolor=FAINT)
+            after.add_patch(box)
+    return figure
+
+
+def matrix(axes: Axes, queries: Tensor, distances: Tensor, columns: list[str], title: str) -> None:
+    """Numbers of distances, in the colours of the queries that they belong to; −1 is padding."""
+    for i, row in enumerate(queries.tolist()):
+        for j, query in enumerate(row):
+            colour = "#F4F4F4" if query < 0 else ("#BFE0F5", "#F9D9B8", "#BFE8DB", "#E8CDE0")[query]
+            axes.add_patch(Rectangle((j, i), 1, 1, facecolor=colour, edgecolor="white", linewidth=2))
+            text = "0" if query < 0 else str(int(distances[i, j]))
+            axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", color=INK if query >= 0 else FAINT)
+    for j, label in enumerate(columns):
+        axes.text(j + 0.5, -0.15, label, ha="center", va="bottom", fontsize=7.5, color=FAINT)
+    for i in range(len(queries)):
+        axes.text(-0.15, i + 0.5, f"i={i}", ha="right", va="center", fontsize=7.5, color=FAINT)
+    axes.set(xlim=(-0.8, len(columns)), ylim=(len(queries) + 0.1, -0.6), aspect="equal")
+    axes.set_title(title, fontsize=10)
+    axes.axis("off")
+
+
+def reach() -> Figure:
+    """Which inputs the last output can know of, layer by layer."""
+    figure = Figure(figsize=(8.0, 5.4), layout="constrained")
+    compressive = ModelConfig(
+        model="compressive", n_layers=3, segment_len=4, mem_len=4, c_mem_len=2, compression_rate=2
+    )
+    panels = figure.subplots(2, 1)
+    for axes, config, title in (
+        (panels[0], replace(compressive, model="transformer-xl"), "Transformer-XL, S = M = 4"),
+        (panels[1], compressive, "Compressive Transformer, also C = 2, c = 2"),
+    ):
+        draw_reach(axes, config, title, length=28)
+    return figure
+
+
+def draw_reach(axes: Axes, config: ModelConfig, title: str, length: int) -> None:
+    """Dots for the inputs of each layer and for the output; lines where the reached ones look."""
+    levels = reached(config, length)
+    for level, seen in enumerate(levels):
+        for i in seen if level else ():
+            for j in range(max(farthest(i, config), 0), i + 1):
+                axes.plot([j, i], [level - 1, level], color="#F0A35E", linewidth=0.5, alpha=0.6, zorder=1)
+        colours = ["#D55E00" if i in seen else "#D5D5D5" for i in range(length)]
+        axes.scatter(range(length), [level] * length, s=22, c=colours, zorder=2)
+        name = "tokens" if level == 0 else f"layer {level}"
+        axes.text(-1, level, name, ha="right", va="center", color=INK, fontsize=9)
+    for edge in range(0, length, config.segment_len):
+        axes.axvline(edge - 0.5, color="#CCCCCC", linewidth=0.7, linestyle=":", zorder=0)
+    axes.set_title(f"{title}: the last output sees {len(levels[0])} tokens", loc="left", fontsize=10)
+    axes.set(xlim=(-4, length), ylim=(-0.4, len(levels) - 0.6))
+    axes.axis("off")
+
+
+def reached(config: ModelConfig, length: int) -> list[set[int]]:
+    """For the tokens and then each layer, the positions that the last output of a text depends on."""
+    levels = [{length - 1}]
+    for _ in range(config.n_layers):
+        looks = (range(max(farthest(i, config), 0), i + 1) for i in levels[0])
+        levels.insert(0, {j for look in looks for j in look})
+    return levels
+
+
+def farthest(i: int, config: ModelConfig) -> int:
+    """The first position that a layer shows to the query at ``i``: the oldest it remembers."""
+    return i - i % config.segment_len - config.remembered_positions
+
+
+DRAWINGS: dict[str, Callable[[], Figure]] = {
+    "memory": memory_rolls,
+    "compression": compression,
+    "shift": shift,
+    "reach": reach,
+}
+
+
+def svg(figure: Figure) -> str:
+    """A figure as SVG, the same each time."""
+    file = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "memformers", "hatch.linewidth": 0.5}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()

@@ -1,0 +1,44 @@
+"""What a page may ask for in a line of its own: source lines, and tables of other files.
+
+!source memformers.memory.extend                      a function, method or class, without its docstring
+!source memformers.memory.newest from "a" to "b"      its lines from the one with a to the one with b
+!table docs/results/built_in_play/report.md 2         the second table of a Markdown file
+"""
+
+import re
+from collections.abc import Mapping
+
+from docs.building.source import ROOT, excerpt
+
+SOURCE = re.compile(r'^!source (\S+)(?: from "([^"]+)")?(?: to "([^"]+)")?$', re.MULTILINE)
+TABLE = re.compile(r"^!table (\S+) (\d+)$", re.MULTILINE)
+
+
+def expanded(markdown: str) -> str:
+    """The page with everything that it asks for. Raises ValueError for what is not there."""
+    markdown = SOURCE.sub(lambda found: shown(found[1], found[2] or "", found[3] or ""), markdown)
+    return TABLE.sub(lambda found: tables(found[1])[int(found[2]) - 1], markdown)
+
+
+def shown(name: str, first: str, last: str) -> str:
+    """Lines of the source as a code block that says where they are from."""
+    found = excerpt(name, first, last)
+    title = f"{found.path}, lines {found.first_line} to {found.last_line}"
+    return f'```python title="{title}"\n{found.code}\n```'
+
+
+def tables(path: str) -> list[str]:
+    """The tables of a Markdown file, in order."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return re.findall(r"(?:^\|.*\n?)+", text, flags=re.MULTILINE)
+
+
+def relinked(markdown: str, pages: Mapping[str, str]) -> str:
+    """A file of the repository as a page of the site: of its links to other files, those in ``pages`` lead
+    to their page, and the rest become plain text."""
+
+    def link(found: re.Match[str]) -> str:
+        text, target = found.groups()
+        return f"[{text}]({pages[target]})" if target in pages else text
+
+    return re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)", link, markdown)

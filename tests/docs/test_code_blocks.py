@@ -1,0 +1,148 @@
+"""Every code block of README, CONTRIBUTING and docs/ is run, page by page, in order, in an empty folder.
+
+Python blocks of a page share their names, as a reader would type them one after the other. The text block
+that follows one is what it prints.
+
+Of the lines of sh blocks, those that start with ``memformers`` are run as well, through the command's own
+``main``. What they would train is made tiny by settings that are appended, ``book.txt`` is a short text,
+and ``runs/…`` is a run that was trained just before. A command that serves until it is stopped is only asked
+for its help. ``make`` must name a target. The few other commands that a page may show are listed here.
+"""
+
+import contextlib
+import io
+import re
+import shlex
+import shutil
+import string
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from memformers.cli import main
+from memformers.data.builtin import write_play
+
+ROOT = Path(__file__).parents[2]
+GENERATED = (ROOT / "docs/results").glob("*/report.md")
+PAGES = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")} - {*GENERATED})
+BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LANGUAGES = {"python", "text", "sh", "bibtex"}
+
+TINY_TRAINING = [
+    "--tokens", "600", "--batch-size", "4", "--evaluations", "1", "--d-model", "16", "--heads", "2",
+    "--d-ff", "16", "--n-layers", "1", "--segment-len", "16", "--mem-len", "16", "--c-mem-len", "8",
+    "--device", "cpu",
+]  # fmt: skip
+TINY = {
+    "train": TINY_TRAINING,
+    "compare": [*TINY_TRAINING, "--models", "compressive"],
+    "generate": ["--tokens", "5", "--device", "cpu"],
+    "evaluate": ["--device", "cpu"],
+    "probe": ["--positions", "20", "--device", "cpu"],
+}
+SERVES = {"dashboard"}
+OTHERS = ("pip install ", "source .venv/bin/activate", ".venv/bin/python -m pytest")
+LAUNCHES = ("torchrun ", "srun torchrun ", "export ", "first=$(scontrol ")
+"""What starts several processes; tests/test_distributed_docs.py gives these lines to torchrun's parser."""
+
+
+def blocks(page):
+    return BLOCK.findall(page.read_text(encoding="utf-8"))
+
+
+def pages_with(kind):
+    return [page for page in PAGES if any(language == kind for language, _ in blocks(page))]
+
+
+def name_of(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+def run_python(code, names):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(compile(code, "block", "exec"), names)
+    return said.getvalue()
+
+
+def run_command(arguments):
+    """Run ``memformers`` with these arguments; it ends well, or with SystemExit 0 after --help."""
+    code = None
+    try:
+        main(arguments)
+    except SystemExit as end:
+        code = end.code
+    assert not code, f"memformers {shlex.join(arguments)} ended with {code}"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """Tiny models are no faster on several, and far slower where these have to wait for a core."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder with two texts and a finished run."""
+    folder = tmp_path_factory.mktemp("pages")
+    text = string.printable + write_play(30_000)[0]
+    for name in ("book.txt", "other.txt"):
+        (folder / name).write_text(text, encoding="utf-8")
+    places = ["--data", str(folder / "book.txt"), "--out", str(folder / "runs/tiny")]
+    run_command(["train", "--model", "compressive", *places, *TINY_TRAINING])
+    return folder
+
+
+def tiny(arguments):
+    """The same command, made to take a moment."""
+    command = arguments[0]
+    if command in SERVES:
+        return [command, "--help"]
+    if "--help" in arguments or "--resume" in arguments:
+        return arguments
+    data = ["--data", "book.txt"] if command in ("train", "compare") and "--data" not in arguments else []
+    return [*arguments, *data, *TINY.get(command, [])]
+
+
+@pytest.mark.parametrize("page", pages_with("python"), ids=name_of)
+def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found, names = blocks(page), {"__name__": "page"}
+    for (language, code), (next_language, next_code) in zip(found, [*found[1:], ("", "")], strict=True):
+        if language != "python":
+            continue
+        printed = run_python(code, names)
+        if next_language == "text":
+            assert printed == next_code
+        else:
+            assert printed.strip() in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", pages_with("sh"), ids=name_of)
+def test_commands_run(page, workplace, monkeypatch, capsys):
+    monkeypatch.chdir(workplace)
+    for left in set(Path("runs").iterdir()) - {Path("runs/tiny")}:  # by the page before
+        shutil.rmtree(left)
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    for language, code in blocks(page):
+        for line in code.replace("\\\n", " ").splitlines() if language == "sh" else ():
+            arguments = shlex.split(line, comments=True)
+            if not arguments or line.startswith(OTHERS + LAUNCHES):
+                continue
+            if arguments[0] == "make":
+                assert arguments[1] in targets, f"make {arguments[1]} is no target"
+                continue
+            assert arguments[0] == "memformers", f"{line!r}: is it to be run, or to be listed here?"
+            monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+            run_command([a.replace("runs/…", "runs/tiny") for a in tiny(arguments[1:])])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_is_of_a_kind_that_is_checked(page):
+    assert {language for language, _ in blocks(page)} <= LANGUAGES
+    assert page.read_text(encoding="utf-8").count("```") == 2 * len(blocks(page))

@@ -1,0 +1,38 @@
+"""The drawings of the method say what is true of the models."""
+
+import pytest
+import torch
+
+from docs.building.drawings import DRAWINGS, reached, svg
+from memformers.language_model import MemoryLM, ModelConfig
+from memformers.memory import Memory
+
+
+@pytest.mark.parametrize("model", ["transformer", "transformer-xl", "compressive"])
+def test_the_drawn_reach_is_that_of_a_model(model, float64):
+    config = ModelConfig(model=model, vocab_size=9, d_model=12, heads=3, d_ff=16, n_layers=3, segment_len=4,
+                         mem_len=4, c_mem_len=2, compression_rate=2)  # fmt: skip
+    lm = MemoryLM(config).eval()
+    text = torch.randint(9, (36, 1))
+    expected = last_logits(lm, text)
+    changed = set()
+    for i in range(len(text)):
+        other = text.clone()
+        other[i] = (other[i] + 1) % 9
+        if not torch.equal(last_logits(lm, other), expected):
+            changed.add(i)
+    assert reached(config, len(text))[0] == changed
+
+
+def last_logits(lm, text):
+    memory = Memory(())
+    for segment in text.split(lm.config.segment_len):
+        logits, memory, _ = lm(segment, memory)
+    return logits[-1]
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_a_drawing_is_the_same_each_time(name):
+    first = svg(DRAWINGS[name]())
+    assert first == svg(DRAWINGS[name]())
+    assert first.count("<path") > 20

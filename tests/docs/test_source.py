@@ -1,0 +1,66 @@
+"""What pages take from the source."""
+
+import pytest
+
+from docs.building.markdown import expanded, relinked
+from docs.building.maths import with_mathml
+from docs.building.source import ROOT, excerpt
+
+
+def test_an_excerpt_is_the_lines_as_they_stand_without_the_docstring():
+    found = excerpt("memformers.memory.newest")
+    lines = (ROOT / found.path).read_text(encoding="utf-8").splitlines()
+    head, *body = found.code.splitlines()
+    assert found.path == "memformers/memory.py"
+    assert lines[found.first_line - 1] == head == "def newest(mem: Tensor, length: int) -> Tensor:"
+    assert body == ["    return mem[max(len(mem) - length, 0) :]"]
+
+
+def test_an_excerpt_may_be_some_lines_of_a_method():
+    found = excerpt("memformers.language_model.MemoryLM.reader", "if self.config", "return Rereader")
+    assert found.code.splitlines()[0] == 'if self.config.model == "transformer":'
+    assert found.code.splitlines()[-1].strip() == "return Rereader(self, batch)"
+    lines = (ROOT / found.path).read_text(encoding="utf-8").splitlines()
+    assert "if self.config.model" in lines[found.first_line - 1]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("!source memformers.memory.gone", "there is no 'gone'"),
+        ("!source memformers.gone.newest", "there is no 'gone'"),
+        ("!source memformers.memory", "is a module"),
+        ('!source memformers.memory.newest from "gone"', "no line with 'gone'"),
+        ('!source memformers.memory.newest from "return" to "def"', "no line with 'def'"),
+    ],
+)
+def test_a_page_can_not_outlive_what_it_shows(line, reason):
+    with pytest.raises(ValueError, match=reason):
+        expanded(line)
+
+
+def test_a_page_shows_lines_with_their_file_and_number():
+    found = excerpt("memformers.memory.newest")
+    page = expanded("before\n\n!source memformers.memory.newest\n\nafter")
+    lines = f"lines {found.first_line} to {found.first_line + 2}"
+    fence = f'```python title="memformers/memory.py, {lines}"'
+    assert page == f"before\n\n{fence}\n{found.code}\n```\n\nafter"
+
+
+def test_a_table_is_taken_whole():
+    page = expanded("!table docs/results/built_in_play/report.md 2")
+    assert page.startswith("| distance (characters) |")
+    assert page.strip().splitlines()[-1].startswith("| first saying (chance) |")
+
+
+def test_formulas_become_mathml_and_what_is_not_understood_is_an_error():
+    page = with_mathml(r'<p><span class="arithmatex">\(a_i &lt; b\)</span></p>')
+    assert page.count("<math") == 1
+    assert "<msub><mi>a</mi><mi>i</mi></msub><mo>&#x0003C;</mo>" in page
+    with pytest.raises(ValueError, match="command that can't be drawn"):
+        with_mathml(r'<div class="arithmatex">\[\nosuchcommand\]</div>')
+
+
+def test_links_of_a_file_of_the_repository_lead_to_pages_or_are_text():
+    page = relinked("[a](A.md), [b](b.py), [c](https://c), ![d](d.png)", {"A.md": "a.md"})
+    assert page == "[a](a.md), b, [c](https://c), ![d](d.png)"
