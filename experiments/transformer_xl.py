@@ -10,6 +10,7 @@ from labml import monit
 from memformers.cli import Train, parse_train
 from memformers.command_line import plain_errors
 from memformers.language_model import ModelConfig
+from memformers.processes import is_first
 from memformers.report import write_report
 from memformers.training.config import TrainConfig
 
@@ -19,6 +20,8 @@ DEFAULTS = Train(TrainConfig(model=ModelConfig(model="transformer-xl")))
 def main(arguments: Train) -> None:
     """Train a Transformer-XL and draw its curves."""
     folder = arguments.train()
+    if not is_first():
+        return
     with monit.section("Report"):
         report = write_report(folder)
     print(f"report: {report}")

@@ -1,7 +1,6 @@
 """The ``memformers`` command: train, compare, generate, evaluate, probe, report, dashboard."""
 
 import math
-import os
 import sys
 import time
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from memformers.figures import save_loss_by_position
 from memformers.files import config_from_dict, read_json, write_json
 from memformers.generation import TextStream, load_checkpoint
 from memformers.probing.probe import ProbeConfig, probe
+from memformers.processes import is_first
 from memformers.report import write_report
 from memformers.sampling import Sampling, seeded
 from memformers.sealed import is_sealed
@@ -62,7 +62,7 @@ class Train:
     def run(self) -> None:
         """Train, then say where the run is."""
         folder = self.train()
-        if os.environ.get("RANK", "0") == "0":  # of the processes of torchrun, one speaks
+        if is_first():
             print(f"run: {folder}")
 
 

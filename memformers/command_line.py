@@ -20,6 +20,13 @@ def plain_errors() -> Iterator[None]:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        said = (str(error) or "out of memory").splitlines()[0]
+        print(f"error: not enough memory; a smaller model, batch or segment needs less. ({said})",
+              file=sys.stderr)  # fmt: skip
+        sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
@@ -46,6 +53,12 @@ def parse_arguments(
             cause = cause.__context__
         print(said.getvalue(), end="", file=sys.stderr)
         raise
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether this is how Python, or PyTorch on CPU or GPU, say that memory is used up."""
+    words = ("allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def _is_ours(error: BaseException) -> bool:

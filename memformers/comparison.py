@@ -8,7 +8,7 @@ from labml import monit
 
 from memformers.dashboard.runs import CARD, new_run_id, plan_run
 from memformers.data.corpora import BUILTIN, STAND_IN, Corpus, load_corpus
-from memformers.files import read_json, write_json
+from memformers.files import read_json, write_json, write_text
 from memformers.finished_runs import CONFIG
 from memformers.language_model import ModelName
 from memformers.probing.probe import ProbeConfig, probe
@@ -43,6 +43,11 @@ class CompareConfig:
             raise ValueError(f"models={self.models} must name each model once, and at least one.")
         if self.train.model.model != TrainConfig().model.model:
             raise ValueError("a comparison trains several models; name them with models, not model.")
+        if self.train.parallel != "single":
+            raise ValueError(
+                f"parallel={self.train.parallel!r} can't be used in a comparison, which starts its trainings "
+                f"one by one; train each with torchrun, and let memformers report set them side by side."
+            )
 
     def run_config(self, model: ModelName) -> TrainConfig:
         """The training of one of the models."""
@@ -84,12 +89,13 @@ def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume:
             failed.append(model)
     if len(failed) == len(config.models):
         raise ValueError(f"no training ended well, so there is nothing to report; see {folder}.")
-    try:
-        probe(folder, ProbeConfig(positions=PROBED), choose_device(config.train.device))
-    except ValueError as error:
-        print(f"NOTE: not probed: {error}")
     with monit.section("Report"):
         report = write_report(folder)
+    try:
+        probe(folder, ProbeConfig(positions=PROBED), choose_device(config.train.device))
+        report = write_report(folder)
+    except ValueError as error:
+        print(f"NOTE: not probed: {error}")
     if failed:
         raise ValueError(f"the training of {', '.join(failed)} failed; the others are in {report}.")
     print_links(ids, dashboard)
@@ -125,6 +131,6 @@ def pin_corpus(corpus: Corpus, folder: Path) -> str:
     if corpus.is_builtin:
         return BUILTIN
     if not Path(corpus.source).is_file():
-        (folder / "corpus.txt").write_bytes(corpus.text.encode("utf-8"))
+        write_text(folder / "corpus.txt", corpus.text)
         return str((folder / "corpus.txt").resolve())
     return str(Path(corpus.source).resolve())

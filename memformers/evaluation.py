@@ -49,7 +49,7 @@ class Evaluation:
         this kind and length; from means over blocks, since neighbouring tokens are alike in difficulty.
         NaN for a text of fewer than two blocks."""
         blocks = self.losses[: len(self.losses) // BLOCK * BLOCK].view(-1, BLOCK).double().mean(1)
-        return 1.96 * blocks.std().item() / math.sqrt(len(blocks)) if len(blocks) > 1 else math.nan
+        return half_width(blocks)
 
     def by_position(self, segment_len: int) -> list[float]:
         """Mean loss at each position of a segment, in nats a token."""
@@ -59,18 +59,41 @@ class Evaluation:
     def by_memory(self, segment_len: int, reach: int) -> list[tuple[int, float, float]]:
         """What memory is worth: the positions that a segment's stream has read before it, of which it
         can remember ``reach``; the mean loss of the segments that have so many; and half the width of
-        its 95 % confidence interval, NaN where only one has. In nats a token."""
+        its 95 % confidence interval, NaN where only one stream has. In nats a token.
+
+        A stream counts as one observation, since its neighbouring segments are alike in difficulty.
+        """
         stream = torch.arange(len(self.losses)) // self.stream_length
         place = torch.arange(len(self.losses)) % self.stream_length
-        in_stream = -(-self.stream_length // segment_len)
-        means = group_means(self.losses, stream * in_stream + place // segment_len)  # of each segment
-        before = (torch.arange(len(means)) % in_stream * segment_len).clamp(max=reach)
+        before = (place // segment_len * segment_len).clamp(max=reach)
         found = []
         for length in before.unique().tolist():
-            same = means[before == length]
-            width = 1.96 * same.std().item() / math.sqrt(len(same)) if len(same) > 1 else math.nan
-            found.append((length, same.mean().item(), width))
+            same = before == length
+            of_streams = group_means(self.losses[same], stream[same])
+            found.append((length, self.losses[same].double().mean().item(), half_width(of_streams)))
         return found
+
+
+def half_width(observations: Tensor) -> float:
+    """Half the width of the 95 % confidence interval of the mean of independent ``observations [n]``, by
+    Student's t; NaN for fewer than two."""
+    n = len(observations)
+    return t_quantile(n - 1) * observations.std().item() / math.sqrt(n) if n > 1 else math.nan
+
+
+def t_quantile(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t; from 11 degrees of freedom on by the first terms of its expansion
+    about the normal distribution's (Abramowitz and Stegun, 26.7.5), right to three digits."""
+    few = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+    z = 1.959964
+    if freedom <= len(few):
+        return few[freedom - 1]
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / freedom**i for i, term in enumerate(terms, 1))
 
 
 def group_means(values: Tensor, group: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ def config_from_dict(config: type[T], data: Mapping[str, Any], source: str) -> T
         near = difflib.get_close_matches(unknown[0], known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
         raise ValueError(f"{source}: unknown key {', '.join(map(repr, unknown))}; {hint}") from None
-    except dacite.DaciteError as error:
+    except (dacite.DaciteError, TypeError) as error:  # a tuple of no list is a TypeError
         raise ValueError(f"{source}: {error}") from None
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from memformers.figures import LABELS
 from memformers.files import read_json
+from memformers.sealed import numbered
 from memformers.tracking import read_metrics
 
 CONFIG, FACTS, PROBE = "config.json", "run.json", "probe.json"
@@ -64,5 +65,20 @@ def read_run(folder: Path, recall: dict[str, Any] | None = None) -> FinishedRun:
 
 
 def read_probe(folder: Path) -> dict[str, Any] | None:
-    """What a probe of the runs in ``folder`` measured, if there was one."""
-    return read_json(folder / PROBE) if (folder / PROBE).exists() else None
+    """What a probe of the runs in ``folder`` measured; None where there was none, or a run has gone, or was
+    trained further, since then."""
+    if not (folder / PROBE).exists():
+        return None
+    found = read_json(folder / PROBE)
+    probed = found.get("checkpoints", {})
+    places = {name: folder if (folder / FACTS).is_file() else folder / name for name in probed}
+    is_current = all(
+        place.resolve().name == name and newest_checkpoint(place) == probed[name]
+        for name, place in places.items()
+    )
+    return found if probed and is_current else None
+
+
+def newest_checkpoint(folder: Path) -> str:
+    """The name of a run's newest checkpoint, the tokens seen by then; empty if there is none."""
+    return next((path.name for path in numbered(folder / "checkpoints")), "")

@@ -82,12 +82,16 @@ class TextStream:
                 f"{path} is the memory of another model, or of other weights; use it with its own."
             )
         layers = range(self.model.config.n_layers)
-        mem = tuple(tensors[f"mem.{i}"] for i in layers)
-        c_mem = tuple(tensors[f"c_mem.{i}"] for i in layers) if "c_mem.0" in tensors else ()
-        self.reader = self.model.reader(1, Memory(mem, c_mem))
-        if len(tensors["running"]):
-            self.reader.read(tensors["running"])
-        self.reader.logits = tensors["logits"]
+        try:
+            mem = tuple(tensors[f"mem.{i}"] for i in layers)
+            c_mem = tuple(tensors[f"c_mem.{i}"] for i in layers) if "c_mem.0" in tensors else ()
+            reader = self.model.reader(1, Memory(mem, c_mem))
+            if len(tensors["running"]):
+                reader.read(tensors["running"])
+            reader.logits = tensors["logits"]
+        except KeyError as error:
+            raise ValueError(f"{path} is no whole memory: it has no {error}.") from None
+        self.reader = reader
 
 
 def continue_text(

@@ -1,5 +1,6 @@
 """One HTTP request that can't take longer than it may."""
 
+import base64
 import http.client
 import json
 import threading
@@ -22,7 +23,10 @@ def get(url: str, seconds: float, body: bytes | None = None) -> tuple[int, bytes
 
     def fetch() -> None:
         try:
-            request = urllib.request.Request(url, body, {"Content-Type": "application/json"} if body else {})
+            address, headers = _without_password(url)
+            if body:
+                headers["Content-Type"] = "application/json"
+            request = urllib.request.Request(address, body, headers)
             with _opener(url).open(request, timeout=seconds) as response:
                 outcome.append((response.status, response.read()))
         except urllib.error.HTTPError as error:
@@ -50,6 +54,17 @@ def ask_json(url: str, seconds: float, question: Any = None) -> Any:
         return json.loads(answer)
     except ValueError:
         raise OSError("it answers with something that is not JSON") from None
+
+
+def _without_password(url: str) -> tuple[str, dict[str, str]]:
+    """An address ``http://name:password@host…`` without the name and the password, so that no error shows
+    them, and the header that carries them."""
+    parts = urllib.parse.urlsplit(url)
+    who, at, host = parts.netloc.rpartition("@")
+    if not at:
+        return url, {}
+    code = base64.b64encode(urllib.parse.unquote(who).encode()).decode()
+    return parts._replace(netloc=host).geturl(), {"Authorization": f"Basic {code}"}
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:

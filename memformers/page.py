@@ -2,10 +2,13 @@
 
 import base64
 import html
+import re
 from pathlib import Path
 
 from markdown_it import MarkdownIt
 
+FIGURES = "figures"
+"""The sub-folder of a report's pictures, which alone are put into its page."""
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -31,6 +34,16 @@ blockquote {{ margin: 1rem 0; padding: .2rem 1rem; border-left: 4px solid #D55E0
 """
 
 
+def plain(text: str) -> str:
+    """Text as Markdown that shows it as it is, whatever is in it: names and settings are no markup."""
+    return re.sub(r"([\\`*\[\]<>|]|\b_+|_+\b|&(?=#?\w+;))", escaped, " ".join(text.splitlines()))
+
+
+def escaped(mark: re.Match[str]) -> str:
+    """Each character with a backslash before it."""
+    return "".join(f"\\{character}" for character in mark[0])
+
+
 def render_html(markdown: str, folder: Path) -> str:
     """The report as one page with its figures inside; raw HTML in it stays text."""
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
@@ -38,8 +51,10 @@ def render_html(markdown: str, folder: Path) -> str:
     for token in tokens:
         for child in token.children or []:
             if child.type == "image":
-                png = (folder / str(child.attrs["src"])).read_bytes()
-                child.attrs["src"] = "data:image/png;base64," + base64.b64encode(png).decode()
+                png = (folder / str(child.attrs["src"])).resolve()
+                assert png.parent == (folder / FIGURES).resolve(), png  # names are escaped: see plain
+                data = base64.b64encode(png.read_bytes()).decode()
+                child.attrs["src"] = f"data:image/png;base64,{data}"
     body = parser.renderer.render(tokens, parser.options, {})
     headline = markdown.partition("\n")[0].removeprefix("# ")
     return PAGE.format(title=html.escape(headline), body=body)

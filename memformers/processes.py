@@ -2,13 +2,12 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-
-GRACE_SECONDS = 8.0
-"""How long a child may take to end after Ctrl-C, which the terminal sends to it as well."""
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
@@ -26,16 +25,42 @@ def module_environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
+def is_first() -> bool:
+    """Whether this is the first of the processes that torchrun started, or the only one: it speaks, and
+    writes."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def run_module(module: str, *arguments: str, environment: Mapping[str, str]) -> int:
-    """Run ``module`` to its end and return its exit code; on Ctrl-C it may end well before
-    KeyboardInterrupt goes on."""
+    """Run ``module`` to its end and return its exit code.
+
+    When this process is told to end, by Ctrl-C or SIGTERM, so is the child, which may have a checkpoint to
+    keep: it is waited for before KeyboardInterrupt or SystemExit goes on. A second Ctrl-C kills it.
+    """
     process = subprocess.Popen(
         module_command(module, *arguments), env=module_environment() | dict(environment)
     )
     try:
-        return process.wait()
-    except KeyboardInterrupt:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_SECONDS)
-        process.kill()
+        with sigterm_as_exit():
+            return process.wait()
+    except (KeyboardInterrupt, SystemExit):
+        process.terminate()
+        process.wait()
         raise
+    finally:
+        if process.poll() is None:
+            process.kill()
+
+
+@contextlib.contextmanager
+def sigterm_as_exit() -> Iterator[None]:
+    """A block in which SIGTERM raises SystemExit with the conventional code. Outside of the main thread,
+    which alone gets signals, it does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -9,8 +9,8 @@ from typing import Any
 
 from memformers.figures import LABELS, Curves, save_figures
 from memformers.files import write_text
-from memformers.finished_runs import CONFIG, FACTS, FinishedRun, read_probe, read_runs
-from memformers.page import render_html
+from memformers.finished_runs import CONFIG, FACTS, PROBE, FinishedRun, read_probe, read_runs
+from memformers.page import FIGURES, plain, render_html
 from memformers.probing import figures as probe_figures
 from memformers.tracking import flatten
 
@@ -33,11 +33,13 @@ def write_report(folder: Path) -> Path:
     """
     runs = read_runs(folder)
     curves = [Curves(run.model, run.metrics, run.recall, run.sees_back) for run in runs]
-    figures = save_figures(curves, folder / "figures")
+    figures = save_figures(curves, folder / FIGURES)
     probe = read_probe(folder)
     parts = compose(runs, figures, folder)
     if probe:
         parts[-1:-1] = probe_section(runs, probe, folder)  # before how it was made
+    elif (folder / PROBE).exists():
+        parts.insert(1, "> **The probe was left out**: it is of other runs or checkpoints. Probe them again.")
     markdown = "\n\n".join(parts) + "\n"
     write_text(folder / "report.md", markdown)
     write_text(folder / "report.html", render_html(markdown, folder))
@@ -73,7 +75,7 @@ def probe_section(runs: Sequence[FinishedRun], probe: dict[str, Any], folder: Pa
         for name in probe["attention"]
     ]
     head = ["model"] + [f"r = {r}" for r in context["recl"]]
-    drawn = probe_figures.save_probe_figures(probe, models, folder / "figures")
+    drawn = probe_figures.save_probe_figures(probe, models, folder / FIGURES)
     return [
         "## What context and memory are worth",
         "Relative effective context length in tokens (Dai et al. 2019, section 4.3), of the fraction r of "
@@ -94,7 +96,7 @@ def title(corpus: dict[str, Any]) -> str:
     """The headline; loud where the corpus is a stand-in."""
     stand_in = " — NOT Tiny Shakespeare, which could not be had"
     name = corpus["name"] + (stand_in if corpus["stands_in_for_tiny_shakespeare"] else "")
-    return f"What memory buys: transformers compared on {name}"
+    return f"What memory buys: transformers compared on {plain(name)}"
 
 
 def never_started(folder: Path) -> list[str]:
@@ -121,7 +123,7 @@ def warnings(runs: Sequence[FinishedRun], absent: Sequence[str], fair: bool) -> 
     for run in runs:
         if run.result is None:
             found.append(f"> **{LABELS[run.model]} did not finish**; its curves end where it stopped.")
-    found += [f"> **{name} failed before its first step** and is missing here." for name in absent]
+    found += [f"> **{plain(name)} failed before its first step** and is missing here." for name in absent]
     if len({json.dumps(run.facts["environment"], sort_keys=True) for run in runs}) > 1:
         found.append("> **Not all runs were made on the same machine and versions**: don't compare times.")
     if not fair:
@@ -237,10 +239,10 @@ def shared_settings(run: FinishedRun) -> dict[str, Any]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; what would end a cell is escaped."""
-    lines = [head, ["---"] * len(head), *rows]
-    cells = [[cell.replace("|", r"\|").replace("\n", " ") for cell in line] for line in lines]
-    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
+    """A Markdown table that shows the cells as they are."""
+    lines = [[plain(cell) for cell in line] for line in (head, *rows)]
+    lines.insert(1, ["---"] * len(head))
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def number(value: float | None, form: str, unit: str = "") -> str:

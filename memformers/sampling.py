@@ -34,8 +34,10 @@ class Sampling:
         # Shifted to at most 0, so that a small temperature gives -inf and never inf − inf.
         logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
-            kth = logits.topk(self.top_k).values[:, -1:]
-            logits = logits.masked_fill(logits < kth, -math.inf)
+            kept = torch.zeros_like(logits, dtype=torch.bool).scatter(
+                -1, logits.topk(self.top_k).indices, True
+            )
+            logits = logits.masked_fill(~kept, -math.inf)
         if self.top_p is not None:
             logits = keep_nucleus(logits, self.top_p)
         return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)

@@ -23,6 +23,10 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 LEFTOVER = ".unfinished-"
 """What the name of a folder that is being written or deleted begins with."""
+REPLACED = ".replaced-"
+"""What the name of a folder begins with while another takes its name."""
+BROKEN = ".broken-"
+"""What the name of a folder that was set aside begins with."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +68,26 @@ def sealing(folder: Path) -> Iterator[Path]:
             path.chmod(0o644)
             sync(path)
         sync(temporary)
-        if folder.exists():
-            remove(folder)
-        temporary.rename(folder)
-        sync(folder.parent)
+        put_in_place(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def put_in_place(new: Path, folder: Path) -> None:
+    """Give ``new`` the name ``folder``; one that has it is out of the way only for two renames, and
+    :func:`remove_leftovers` brings it back if the process dies between them."""
+    old = folder.with_name(f"{REPLACED}{folder.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    try:
+        new.rename(folder)
+    except BaseException:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        raise
+    sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def check_seal(folder: Path, names: Sequence[str] | None = None) -> None:
@@ -112,8 +130,13 @@ def newest_that_loads(parent: Path, load: Callable[[Path], T]) -> tuple[Path, T]
         try:
             return folder, load(folder)
         except ValueError as error:
-            print(f"checkpoint {folder} is passed over: {' '.join(str(error).split())}", file=sys.stderr)
+            say_passed_over(folder, str(error))
     raise ValueError(f"{parent} has {len(folders)} checkpoints, and none that can be used.")
+
+
+def say_passed_over(folder: Path, why: str) -> None:
+    """Name a checkpoint that can't be used."""
+    print(f"checkpoint {folder} is passed over: {' '.join(why.split())}", file=sys.stderr)
 
 
 def remove(folder: Path) -> None:
@@ -125,9 +148,23 @@ def remove(folder: Path) -> None:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Delete what processes left in ``parent`` that died while they wrote or deleted a folder."""
+    """Delete what processes left in ``parent`` that died while they wrote or deleted a folder; one that was
+    being replaced, and was not, gets its name back."""
+    for old in parent.glob(f"{REPLACED}*"):
+        folder = parent / old.name.removeprefix(REPLACED)
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(folder)
     for path in parent.glob(f"{LEFTOVER}*"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def set_aside(folder: Path) -> None:
+    """Give ``folder`` a name by which no one takes it for one that can be used."""
+    aside = folder.with_name(f"{BROKEN}{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
 
 
 def checksum(path: Path) -> str:

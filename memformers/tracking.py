@@ -79,6 +79,8 @@ class Tracking:
         with contextlib.suppress(OSError):  # a full disk was said when the record was written
             self._file.close()
         status = "completed" if error is None else f"crashed: {kind.__name__ if kind else ''} {error}"
+        with contextlib.suppress(OSError, ValueError):
+            close_card(self.folder, status)
         exit_code = stop_relay(self._relay, status)
         if exit_code == UNSENT and self.dashboard != OFF:
             _say(
@@ -175,10 +177,10 @@ def relay(folder: Path) -> None:
 
     def wait_for_end() -> None:
         status[0] = sys.stdin.read() or "killed"
-        try:
-            close_card(folder, status[0])
-        finally:
-            ended.set()
+        if status[0] == "killed":  # else the training has said so itself
+            with contextlib.suppress(OSError, ValueError):
+                close_card(folder, status[0])
+        ended.set()
         time.sleep(DRAIN_SECONDS)
         os._exit(UNSENT)  # whatever labml is waiting for, it had its time
 

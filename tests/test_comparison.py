@@ -11,6 +11,7 @@ from memformers import comparison as module
 from memformers.comparison import CompareConfig, compare, pin_corpus
 from memformers.data.corpora import Corpus, builtin_corpus, load_corpus
 from memformers.files import read_json
+from memformers.sealed import numbered
 from memformers.tracking import read_metrics
 from tests.builders import MODELS, small_training
 
@@ -87,6 +88,36 @@ def test_all_models_get_the_very_same_corpus(tmp_path):
     assert load_corpus("stand-in").is_stand_in
     downloaded = Corpus("Tiny Shakespeare", "http://example.org/input.txt", "naïve\r\n")
     assert load_corpus(pin_corpus(downloaded, tmp_path)).text == downloaded.text
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_the_comparison_alone_ends_its_training_with_a_checkpoint(number, code, tmp_path):
+    command = [sys.executable, "-m", "memformers.cli", "compare", "--data", "builtin", "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A suite that runs in the background was started with Ctrl-C ignored, and so would this be.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not read_metrics(tmp_path / "transformer") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == code
+    assert "Traceback" not in errors
+    assert "at token" in errors
+    assert numbered(tmp_path / "transformer" / "checkpoints")
+
+
+def test_several_processes_are_for_one_training():
+    with pytest.raises(ValueError, match="parallel='ddp' can't be used in a comparison"):
+        small_comparison(parallel="ddp")
 
 
 def test_ctrl_c_ends_a_comparison_within_seconds(tmp_path):

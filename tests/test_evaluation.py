@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memformers.evaluation import BLOCK, Evaluation, evaluate, summary, with_lengths
+from memformers.evaluation import BLOCK, Evaluation, evaluate, summary, t_quantile, with_lengths
 from tests.builders import MODELS, small_lm
 
 
@@ -65,15 +65,13 @@ def test_losses_are_grouped_by_what_was_read_before_up_to_what_is_remembered():
     losses = torch.rand(100)
     result = Evaluation(0.0, 0.0, None, losses, losses > 0, 34)  # 3 streams of 34, 34 and 32
     found = result.by_memory(7, reach=10)
-    segments = {0: [], 7: [], 10: []}
-    for stream in losses.split(34):
-        for number, segment in enumerate(stream.split(7)):
-            segments[min(7 * number, 10)].append(segment.double().mean().item())
+    streams = [stream.double() for stream in losses.split(34)]
+    groups = {0: [s[:7] for s in streams], 7: [s[7:14] for s in streams], 10: [s[14:] for s in streams]}
     assert [before for before, _, _ in found] == [0, 7, 10]
     for before, mean, width in found:
-        same = segments[before]
-        assert mean == pytest.approx(statistics.mean(same))
-        assert width == pytest.approx(1.96 * statistics.stdev(same) / math.sqrt(len(same)))
+        of_streams = [part.mean().item() for part in groups[before]]
+        assert mean == pytest.approx(torch.cat(groups[before]).mean().item())
+        assert width == pytest.approx(4.303 * statistics.stdev(of_streams) / math.sqrt(3), rel=1e-3)
     one = Evaluation(0.0, 0.0, None, losses[:7], losses[:7] > 0, 7).by_memory(7, reach=0)
     assert len(one) == 1
     assert math.isnan(one[0][2])
@@ -99,6 +97,15 @@ def test_the_uncertainty_covers_the_truth_about_95_times_in_100():
         covered += abs(result.loss - 3.0) <= result.uncertainty
     assert 0.90 <= covered / 400 <= 0.98
     assert math.isnan(Evaluation(0.0, 0.0, None, draws[:BLOCK], draws > 0, BLOCK).uncertainty)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(1, 12.706), (2, 4.303), (10, 2.228), (11, 2.201), (15, 2.131), (30, 2.042),
+                              (120, 1.980), (10**6, 1.960)],
+)  # fmt: skip
+def test_few_observations_make_wide_intervals(freedom, quantile):
+    """By tables of Student's t."""
+    assert t_quantile(freedom) == pytest.approx(quantile, abs=6e-4)
 
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])

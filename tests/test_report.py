@@ -1,9 +1,12 @@
+import base64
+import html
 import json
 import re
 from dataclasses import asdict
 
 import pytest
 
+from memformers.files import write_json
 from memformers.report import fenced, table, write_report
 from tests.builders import MODELS, small_training
 
@@ -65,11 +68,11 @@ def test_a_comparison_becomes_markdown_html_and_figures(comparison):
     assert len(images) == 5
     for image in images:
         assert (comparison / image).read_bytes().startswith(b"\x89PNG")
-    html = page.read_text()
-    assert html.count('src="data:image/png;base64,') == 5
-    assert not re.search(r'(src|href)="(?!data:)', html)
-    assert "&lt;b&gt;tags&lt;/b&gt;" in html
-    assert "<b>tags" not in html
+    text = page.read_text()
+    assert text.count('src="data:image/png;base64,') == 5
+    assert not re.search(r'(src|href)="(?!data:)', text)
+    assert "&lt;b&gt;tags&lt;/b&gt;" in text
+    assert "<b>tags" not in text
 
 
 def test_a_single_run_has_a_report_too(tmp_path):
@@ -112,3 +115,32 @@ def test_a_folder_without_runs_is_an_error(tmp_path):
 def test_no_text_can_break_out_of_its_block_or_cell():
     assert fenced("a\n```\nb").startswith("````text\n")
     assert r"a\|b c" in table(["x"], [["a|b\nc"]])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "![x](../secret.png)",
+        "[x](javascript:1)",
+        "a*b*c _d_ __e__ `f`",
+        "<b>&amp;</b>",
+        "a | b",
+        "snake_case",
+    ],
+)
+def test_a_name_is_shown_as_it_is_and_reads_no_file(name, tmp_path):
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    facts = FACTS | {"corpus": FACTS["corpus"] | {"name": name, "source": name}}
+    fake_run(tmp_path / "run" / "one", "transformer", 2.5, facts=facts)
+    page = write_report(tmp_path / "run").read_text()
+    shown = page.count(html.escape(name, quote=False)) + page.count(html.escape(name))
+    assert shown >= 3  # title, headline, corpus
+    assert base64.b64encode(b"secret").decode() not in page
+
+
+def test_a_probe_of_other_runs_is_left_out_and_said_to_be(comparison):
+    write_json(comparison / "probe.json", {"checkpoints": {"gone": "000000000100"}, "recall": {}})
+    write_report(comparison)
+    markdown = (comparison / "report.md").read_text()
+    assert "**The probe was left out**" in markdown
+    assert "What context and memory are worth" not in markdown

@@ -1,9 +1,11 @@
 import json
+import os
 import re
 
 import pytest
 
 from memformers.sealed import (
+    LEFTOVER,
     check_seal,
     newest_that_loads,
     numbered,
@@ -65,6 +67,42 @@ def test_a_failure_leaves_what_was_there(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["7"]
     seal(folder, "new")
     assert (folder / "a.txt").read_text() == "new"
+
+
+def test_a_folder_that_was_being_replaced_comes_back_when_the_process_dies(tmp_path, monkeypatch):
+    folder = seal(tmp_path / "7")
+    rename = type(folder).rename
+
+    def die(self, target):
+        if target == folder:
+            os._exit(9)
+        return rename(self, target)
+
+    if (child := os.fork()) == 0:
+        monkeypatch.setattr(type(folder), "rename", die)
+        seal(folder, "new")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert not folder.exists()
+    remove_leftovers(tmp_path)
+    check_seal(folder)
+    assert (folder / "a.txt").read_text() == "text"
+    assert [path.name for path in tmp_path.iterdir()] == ["7"]
+
+
+def test_a_folder_stays_where_the_new_one_cannot_take_its_name(tmp_path, monkeypatch):
+    folder = seal(tmp_path / "7")
+    rename = type(folder).rename
+
+    def fail_once(self, target):
+        if target == folder and self.name.startswith(LEFTOVER):
+            raise OSError("no")
+        return rename(self, target)
+
+    monkeypatch.setattr(type(folder), "rename", fail_once)
+    with pytest.raises(OSError, match="no"):
+        seal(folder, "new")
+    assert (folder / "a.txt").read_text() == "text"
+    assert [path.name for path in tmp_path.iterdir()] == ["7"]
 
 
 def test_leftovers_are_no_checkpoints_and_go_away(tmp_path):

@@ -106,6 +106,9 @@ async def track(request: Request, labml_token: str) -> Response:
     if not all(isinstance(packet, dict) for packet in packets):
         return JSONResponse({"errors": [{"error": "invalid_data", "message": "objects are expected"}]})
     before = series_names(run_id)
+    if any(packet.get("series", 0) > len(before) for packet in packets):
+        missing = "what the run sent before is not here any more; it is sent again"
+        return JSONResponse({"errors": [{"error": "forgotten", "message": missing}]})
     for packet in packets:
         if packet.get("once"):
             drop_known(run_id, packet)

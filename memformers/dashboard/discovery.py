@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import platformdirs
 
@@ -30,7 +32,7 @@ def announced(url: str, identity: str) -> Iterator[None]:
     folder = notes_folder()
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.json"):
-        if not is_running(old):
+        if is_gone(old):
             old.unlink(missing_ok=True)
     note = folder / f"{identity}.json"
     write_json(note, {"url": url, "identity": identity})
@@ -66,6 +68,18 @@ def is_running(note: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return ""
+
+
+def is_gone(note: Path) -> bool:
+    """Whether nobody listens any more where ``note`` says. One that is only slow to answer is there."""
+    try:
+        address = urlsplit(json.loads(note.read_text(encoding="utf-8"))["url"])
+        socket.create_connection((address.hostname, address.port), ANSWER_SECONDS).close()
+    except TimeoutError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
+    return False
 
 
 def api_address(url: str) -> str:

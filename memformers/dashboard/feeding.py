@@ -1,7 +1,8 @@
 """Sending a run to a dashboard, in labml's own protocol, from the run's ``metrics.jsonl``.
 
 That file is the queue: a dashboard that was away is asked how far it came, and gets what it missed. So
-nothing is kept in memory, nothing is lost, and nothing is sent twice.
+nothing is kept in memory, and nothing is lost. Our dashboard leaves out what it has; labml's own server,
+which says the mean step of points that it melted into one, may draw the last of these twice.
 """
 
 import base64
@@ -72,6 +73,8 @@ class Feed:
 
     def __enter__(self) -> "Feed":
         self.known = self._last_steps()
+        self.series = set(self.known)
+        """What the dashboard should know by now; ours refuses what comes after something that it has not."""
         self._post(introduction(self.card))
         if self.card.compare_with:
             with contextlib.suppress(OSError):
@@ -93,7 +96,11 @@ class Feed:
         begun = time.thread_time()
         records = new_records(self.file)
         most = max(RECORDS_A_POLL, POINTS_A_POST // max(map(len, records), default=1))
-        packet: dict[str, Any] = {"track": tracks(thin(records, most), self.known)}
+        packet: dict[str, Any] = {
+            "track": tracks(thin(records, most), self.known),
+            "series": len(self.series),
+        }
+        self.series |= packet["track"].keys()
         if is_over:
             packet |= conclusion(read_card(self.folder))
         elif not packet["track"]:

@@ -30,7 +30,7 @@ class JsonRecords(Serializer):
 
     def to_string(self, data: dict[str, Any]) -> str:
         """A record, or an index, as text."""
-        return json.dumps(data, default=_to_json)
+        return json.dumps(_marked(data), default=_to_json)
 
     def from_string(self, data: str | None) -> dict[str, Any] | None:
         """Its contents; ValueError where the text isn't a record."""
@@ -38,6 +38,17 @@ class JsonRecords(Serializer):
         if not isinstance(record, dict | None):
             raise ValueError(f"it holds a {type(record).__name__}, not a record")
         return record
+
+
+def _marked(value: Any) -> Any:
+    """``value``, in which a dict that looks like one of ours below is written in another way: what a run
+    sends may look like anything."""
+    if isinstance(value, dict):
+        items = {name: _marked(item) for name, item in value.items()}
+        return {"$dict": list(items.items())} if any(str(name).startswith("$") for name in items) else items
+    if isinstance(value, list | tuple):
+        return [_marked(item) for item in value]
+    return value
 
 
 def _to_json(value: Any) -> Any:
@@ -54,6 +65,8 @@ def _to_json(value: Any) -> Any:
 
 def _from_json(value: dict[str, Any]) -> Any:
     match value:
+        case {"$dict": items}:
+            return dict(items)
         case {"$key": key}:
             return Key(key)
         case {"$set": items}:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import os
 import signal
 import socket
 import sys
@@ -121,6 +122,7 @@ def take(lock: int, folder: Path) -> str:
             return str(json.loads((folder / LOCK).read_text(encoding="utf-8"))["url"])
         except (ValueError, KeyError):
             return "an address that it is about to open"
+    os.truncate(lock, 0)  # the address of the one before
     return ""
 
 

@@ -10,8 +10,6 @@ from memformers.language_model import MemoryLM
 from memformers.layers import MemoryLayer, eval_mode
 from memformers.memory import Memory
 
-PLACES = ("compressed memory", "memory", "segment")
-
 
 @dataclass(frozen=True)
 class AttentionMass:
@@ -31,13 +29,8 @@ def attention_mass(model: MemoryLM, tokens: Tensor, *, streams: int = 8, segment
     """Where ``model`` looks when it reads the text ``tokens [n]`` as ``streams`` parallel ones, over
     ``segments`` segments after its memories are full. Raises ValueError for a text too short for one."""
     config, device = model.config, model.device
-    filling = -(-config.remembered_positions // config.segment_len)
-    needed = streams * (filling + 1) * config.segment_len + 1
-    if len(tokens) < needed:
-        raise ValueError(
-            f"{streams} streams of a text of {len(tokens):,} tokens never fill the memory, which takes "
-            f"{needed:,}; use a longer text or fewer streams."
-        )
+    check_long_enough(model, tokens, streams)
+    filling = filling_segments(model)
     places, distances, memory = [], [], Memory(())
     with eval_mode(model):
         for number, segment in enumerate(evaluation_segments(tokens, streams, config.segment_len)):
@@ -56,6 +49,21 @@ def attention_mass(model: MemoryLM, tokens: Tensor, *, streams: int = 8, segment
         nearest=bin_edges(config.remembered_positions + config.segment_len),
         by_distance=torch.stack(distances).mean(0).tolist(),
     )
+
+
+def filling_segments(model: MemoryLM) -> int:
+    """After how many segments the memories of ``model`` are full."""
+    return -(-model.config.remembered_positions // model.config.segment_len)
+
+
+def check_long_enough(model: MemoryLM, tokens: Tensor, streams: int) -> None:
+    """Raise ValueError for a text ``tokens [n]`` in which ``streams`` never fill the memories."""
+    needed = streams * (filling_segments(model) + 1) * model.config.segment_len + 1
+    if len(tokens) < needed:
+        raise ValueError(
+            f"{streams} streams of a text of {len(tokens):,} tokens never fill the memory, which takes "
+            f"{needed:,}; use a longer text or fewer streams."
+        )
 
 
 def mass_of_segment(model: MemoryLM, inputs: list[Tensor], memory: Memory) -> tuple[Tensor, Tensor]:

@@ -71,7 +71,8 @@ def effective_context(
             f"a text of {len(tokens):,} tokens is too short to compare contexts of {step} and {2 * step} "
             f"tokens; use a longer text or a smaller step."
         )
-    at = torch.linspace(longest, len(tokens) - 1, min(positions, len(tokens) - longest)).long().unique()
+    count = min(positions, len(tokens) - longest)
+    at = torch.linspace(longest, len(tokens) - 1, count, dtype=torch.float64).long().unique()
 
     def losses(context: int) -> dict[str, Tensor]:
         progress(len(models) * context * len(at))

@@ -12,10 +12,10 @@ from tqdm import tqdm
 from memformers.data.corpora import Corpus, load_corpus
 from memformers.evaluation import evaluate
 from memformers.files import write_json
-from memformers.finished_runs import PROBE, FinishedRun, read_runs
+from memformers.finished_runs import PROBE, FinishedRun, newest_checkpoint, read_runs
 from memformers.generation import load_checkpoint
 from memformers.language_model import MemoryLM
-from memformers.probing.attention_mass import attention_mass
+from memformers.probing.attention_mass import attention_mass, check_long_enough
 from memformers.probing.context import effective_context
 from memformers.recall import measure_recall
 
@@ -49,9 +49,10 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
     """Measure the models in ``folder``, a run's or a comparison's, on their held-out text, and write
     ``probe.json`` into it; returns its path.
 
-    It holds the effective context of each model, its attention by place and distance, and on the
-    built-in play its recall by distance. Runs without a checkpoint are left out. Raises ValueError for
-    a folder without any, and for runs on different texts or with different vocabularies.
+    It holds the checkpoints that were measured, the effective context of each model, its attention by place
+    and distance, and on the built-in play its recall by distance. Runs without a checkpoint are left out.
+    Raises ValueError for a folder without any, for a text too short, and for runs on different texts or with
+    different vocabularies.
     """
     runs = [run for run in read_runs(folder) if has_checkpoint(run.folder)]
     if not runs:
@@ -60,6 +61,8 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
     loaded = {run.folder.name: load_checkpoint(run.folder, device) for run in runs}
     models = {name: model for name, (model, _) in loaded.items()}
     tokens = common_tokens([tokenizer.encode(corpus.validation_text) for _, tokenizer in loaded.values()])
+    for model in models.values():
+        check_long_enough(model, tokens, config.streams)
     with tqdm(unit="tok", unit_scale=True, desc="probing contexts") as bar:
         context = effective_context(
             models,
@@ -70,6 +73,7 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
             progress=bar.update,
         )
     results: dict[str, Any] = {
+        "checkpoints": {run.folder.name: newest_checkpoint(run.folder) for run in runs},
         "effective_context": asdict(context),
         "attention": {
             name: asdict(attention_mass(model, tokens, streams=config.streams))
@@ -83,7 +87,7 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether a run came far enough to leave a model."""
-    return any(folder.glob("**/model.safetensors"))
+    return bool(newest_checkpoint(folder)) or (folder / "model.safetensors").is_file()
 
 
 def common_corpus(runs: Sequence[FinishedRun]) -> Corpus:

@@ -14,7 +14,6 @@ Nothing in them is a pickle, and nothing is ever unpickled.
 """
 
 import contextlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -27,10 +26,10 @@ from torch import Tensor
 
 from memformers.data.tokenizers import Tokenizer, save_tokenizer
 from memformers.files import config_from_dict, read_json, write_json
-from memformers.language_model import MemoryLM
+from memformers.language_model import MemoryLM, ModelConfig
 from memformers.memory import Memory, check_memory
 from memformers.sealed import LEFTOVER, check_seal, numbered, remove, sealing
-from memformers.training.randomness import random_states, set_random_states
+from memformers.training.randomness import check_random_states, random_states, set_random_states
 from memformers.training.ranks import Ranks, placed_like, whole
 from memformers.training.state import TrainingState
 
@@ -88,38 +87,60 @@ def save_checkpoint(
         raise OSError(str(error)) from None
 
 
-def load_checkpoint(
-    folder: Path, model: MemoryLM, state: TrainingState, batch_size: int, ranks: Ranks | None = None
-) -> TrainingState:
-    """Put weights, optimizer and random states back, into ``model`` and the optimizer of ``state``;
-    returns the state the checkpoint was made in, with the memory of this rank's streams.
+@dataclass(frozen=True)
+class Checkpoint:
+    """What :func:`read_checkpoint` found, and nothing has been done with yet."""
+
+    weights: dict[str, Tensor]
+    moments: dict[str, Tensor]
+    randomness: dict[str, Any]
+    state: TrainingState
+    """The state it was made in, with the memory of this rank's streams."""
+
+    def put(self, model: MemoryLM, optimizer: torch.optim.AdamW) -> TrainingState:
+        """Put weights, optimizer and random states back; returns the state. Of several ranks, all must call
+        this."""
+        parameters, learning = model.state_dict(), dict(model.named_parameters())
+        model.load_state_dict(
+            {name: placed_like(tensor, parameters[name]) for name, tensor in self.weights.items()}
+        )
+        optimizer.state.clear()
+        for key, tensor in self.moments.items():
+            name, _, what = key.rpartition("/")
+            optimizer.state[learning[name]][what] = placed_like(tensor, learning[name])
+        set_random_states(self.randomness)
+        return self.state
+
+
+def read_checkpoint(
+    folder: Path,
+    model: MemoryLM,
+    optimizer: torch.optim.AdamW,
+    batch_size: int,
+    ranks: Ranks | None = None,
+) -> Checkpoint:
+    """The checkpoint in ``folder`` of a training of ``model`` with ``optimizer``, checked.
 
     Raises ValueError for one that was changed since, or that is another model's or version's, and with
     dropout, which is random on each rank, for one of another number of ``ranks``.
     """
     ranks = ranks or Ranks()
     check_seal(folder, FILES)
-    if (config := read_json(folder / "config.json")) != json.loads(json.dumps(asdict(model.config))):
+    config = config_from_dict(ModelConfig, read_json(folder / "config.json"), str(folder / "config.json"))
+    if config != model.config:
         raise ValueError(f"{folder} is of another model: {config}")
     numbers = read_json(folder / STATE)
-    if numbers.pop("optimizer", None) != describe_optimizer(model, state.optimizer):
+    if numbers.pop("optimizer", None) != describe_optimizer(model, optimizer):
         raise ValueError(f"{folder / STATE} is of another optimizer.")
     weights, moments = load_tensors(folder / "model.safetensors"), load_tensors(folder / OPTIMIZER)
-    parameters = model.state_dict()
-    check_shapes(weights, shapes(parameters), folder / "model.safetensors")
+    check_shapes(weights, shapes(model.state_dict()), folder / "model.safetensors")
     check_shapes(moments, moment_shapes(model, moments), folder / OPTIMIZER)
     memory = ranks.own_memory(load_memory(folder / MEMORY, model, batch_size))
-    held = {"optimizer": state.optimizer, "memory": memory}
-    loaded = config_from_dict(TrainingState, numbers | held, str(folder / STATE))
-    set_random_states(own_randomness(folder / RANDOM, ranks, model.config.dropout))
-
-    model.load_state_dict({name: placed_like(weights[name], parameters[name]) for name in weights})
-    state.optimizer.state.clear()
-    learning = dict(model.named_parameters())
-    for key, tensor in moments.items():
-        name, _, what = key.rpartition("/")
-        state.optimizer.state[learning[name]][what] = placed_like(tensor, learning[name])
-    return loaded
+    held = {"optimizer": optimizer, "memory": memory}
+    state = config_from_dict(TrainingState, numbers | held, str(folder / STATE))
+    randomness = own_randomness(folder / RANDOM, ranks, model.config.dropout)
+    check_random_states(randomness)
+    return Checkpoint(weights, moments, randomness, state)
 
 
 def own_randomness(path: Path, ranks: Ranks, dropout: float) -> dict[str, Any]:
@@ -236,7 +257,7 @@ def memory_tensors(memory: Memory) -> dict[str, Tensor]:
 
 def load_memory(path: Path, model: MemoryLM, batch_size: int) -> Memory:
     """The memory in ``path``, on the model's device; ValueError for one that the model can't have."""
-    tensors = {name: tensor.to(model.head.weight.device) for name, tensor in load_tensors(path).items()}
+    tensors = {name: tensor.to(model.device) for name, tensor in load_tensors(path).items()}
     layers = range(model.config.n_layers)
     mem = tuple(tensors.pop(f"mem.{i}") for i in layers if f"mem.{i}" in tensors)
     c_mem = tuple(tensors.pop(f"c_mem.{i}") for i in layers if f"c_mem.{i}" in tensors)

@@ -80,7 +80,7 @@ class Observer:
             if not math.isfinite(result.loss):
                 raise NotFiniteError(f"validation loss is {result.loss} at token {progress.tokens:,}.")
             glimpse = self._sample(GLIMPSE_CHARACTERS).replace("\n", "⏎")
-        bits = result.bits_per_character(len(self.text.corpus.validation_text))
+        bits = self._bits_of(result)
         metrics = {
             "loss.valid": result.loss,
             "bits_per_character.valid": bits,
@@ -114,7 +114,7 @@ class Observer:
         about = About(
             config=asdict(self.config),
             corpus_sha256=self.text.corpus.sha256,
-            environment=describe_environment(self.model.head.weight.device),
+            environment=describe_environment(self.model.device),
             records=self.records,
             validation_loss=evaluated.loss if evaluated else None,
         )
@@ -137,10 +137,10 @@ class Observer:
         result: dict[str, Any] = {
             **asdict(progress),
             "loss": evaluation.loss,
-            "bits_per_character": evaluation.bits_per_character(len(self.text.corpus.validation_text)),
+            "bits_per_character": self._bits_of(evaluation),
             "accuracy": evaluation.accuracy,
             "reconstruction_loss": evaluation.reconstruction_loss,
-            "peak_memory_bytes": peak_memory(self.model.head.weight.device),
+            "peak_memory_bytes": peak_memory(self.model.device),
             "recall": recall,
         }
         if self.ranks.first:
@@ -177,6 +177,10 @@ class Observer:
 
     def _evaluation(self) -> Evaluation:
         return evaluate(self.model, self.text.validation, EVALUATION_STREAMS)
+
+    def _bits_of(self, evaluation: Evaluation) -> float:
+        """Bits per character of the held-out text, whose first one isn't predicted."""
+        return evaluation.bits_per_character(max(len(self.text.corpus.validation_text) - 1, 1))
 
     def _bits_per_character(self, loss: float) -> float:
         characters_a_token = len(self.text.corpus.train_text) / len(self.text.train)

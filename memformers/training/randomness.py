@@ -37,6 +37,15 @@ def set_random_states(states: dict[str, Any]) -> None:
         raise ValueError(f"the random states can't be used: {error!r}") from None
 
 
+def check_random_states(states: dict[str, Any]) -> None:
+    """Raise ValueError unless ``states`` could be taken up; this process's stay as they are."""
+    before = random_states()
+    try:
+        set_random_states(states)
+    finally:
+        set_random_states(before)
+
+
 def has_gpu() -> bool:
     """Whether there are random states of GPUs."""
     return torch.cuda.is_available()

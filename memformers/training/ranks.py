@@ -81,6 +81,11 @@ class Ranks:
             dist.all_gather_object(values, value)
         return values
 
+    def check_alike(self, value: object, message: str) -> None:
+        """Raise ValueError with ``message`` on all ranks unless all have the same ``value``."""
+        if any(other != value for other in self.everyones(value)):
+            raise ValueError(message)
+
     def in_turn(self, make: Callable[[], T]) -> T:
         """What ``make`` gives, which runs on the first rank before the others: they find what it left."""
         made = make() if self.first else None
@@ -127,15 +132,40 @@ def joined(config: TrainConfig) -> Iterator[Ranks]:
             f"accumulate={config.accumulate} parts; use a multiple of {size * config.accumulate}."
         )
     ranks = Ranks(int(os.environ["RANK"]), size, int(os.environ["LOCAL_RANK"]))
-    if torch.cuda.is_available():
-        torch.cuda.set_device(ranks.local_rank)
+    if torch.cuda.is_available() and config.device != "cpu":
+        choose_gpu(config.device, ranks.local_rank)
         dist.init_process_group("cpu:gloo,cuda:nccl")
     else:
         dist.init_process_group("gloo")
     try:
         yield ranks
+    except RuntimeError as error:
+        if size > 1 and is_about_another_rank(error):
+            raise OSError(
+                f"another process of this training has ended, so process {ranks.rank} can't go on; what it "
+                f"said tells why. ({str(error).splitlines()[0]})"
+            ) from None
+        raise
     finally:
         dist.destroy_process_group()
+
+
+def choose_gpu(device: str, local_rank: int) -> None:
+    """Let this process use the GPU of its number on its machine; ValueError where that can't be."""
+    if device not in ("auto", "cuda"):
+        raise ValueError(f"device={device!r} is one for all processes; use cuda, which gives each its own.")
+    if local_rank >= (gpus := torch.cuda.device_count()):
+        raise ValueError(
+            f"there are more processes than GPUs here, {gpus}; start {gpus} a machine, or use device='cpu'."
+        )
+    torch.cuda.set_device(local_rank)
+
+
+def is_about_another_rank(error: RuntimeError) -> bool:
+    """Whether ``error`` is how gloo or NCCL say that a rank can't be reached any more."""
+    return isinstance(error, dist.DistError) or any(
+        word in str(error) for word in ("gloo", "Connection closed by peer", "Connection reset by peer")
+    )
 
 
 def shard(model: MemoryLM, device: torch.device) -> None:

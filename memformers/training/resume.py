@@ -15,11 +15,11 @@ from filelock import FileLock, Timeout
 from memformers.dashboard.runs import METRICS
 from memformers.data.corpora import Corpus
 from memformers.environment import describe_environment
-from memformers.files import config_from_dict, read_json, replacing
+from memformers.files import config_from_dict, read_json, write_text
 from memformers.language_model import MemoryLM, ModelConfig
-from memformers.sealed import newest_that_loads, numbered, remove_leftovers
+from memformers.sealed import numbered, remove_leftovers, say_passed_over, set_aside
 from memformers.tracking import flatten
-from memformers.training.checkpoints import CHECKPOINTS, load_checkpoint, read_about
+from memformers.training.checkpoints import ABOUT, CHECKPOINTS, Checkpoint, read_about, read_checkpoint
 from memformers.training.config import TrainConfig
 from memformers.training.ranks import Ranks
 from memformers.training.state import TrainingState
@@ -51,7 +51,11 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     """Where two configs would train differently, in words; empty if nowhere."""
     # As JSON has them, which knows no tuples.
     old, new = (dict(flatten(json.loads(json.dumps(config)))) for config in (before, now))
-    names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)} - MAY_DIFFER
+    names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
+    if new.get("model.dropout"):
+        names -= MAY_DIFFER - {"accumulate"}  # other parts drop out otherwise
+    else:
+        names -= MAY_DIFFER
     if ModelConfig().vocab_size in (old.get("model.vocab_size"), new.get("model.vocab_size")):
         names.discard("model.vocab_size")  # left to the text
     return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in sorted(names))
@@ -82,24 +86,45 @@ def go_on(
 
     Raises ValueError where there are checkpoints, but none can be used.
     """
-    ranks, checkpoints, records = ranks or Ranks(), folder / CHECKPOINTS, 0
+    ranks, checkpoints = ranks or Ranks(), folder / CHECKPOINTS
     if ranks.first:
         remove_leftovers(checkpoints)
-    if numbered(checkpoints):
-
-        def load(path: Path) -> tuple[TrainingState, int]:
-            about = read_about(path)
-            if about.corpus_sha256 != corpus.sha256 or differences(about.config, asdict(config)):
-                raise ValueError("it is another training's.")
-            return load_checkpoint(path, model, state, config.batch_size, ranks), about.records
-
-        path, (state, records) = newest_that_loads(checkpoints, load)
+    candidates = ranks.everyones([path.name for path in numbered(checkpoints)])[0]
+    for name in candidates:
+        path = checkpoints / name
+        try:
+            problem, found = "", read(path, model, state, config, corpus, ranks)
+        except ValueError as error:
+            problem, found = str(error), None
+        # All or none: a rank can't put its part of a weight in place without the others.
+        problems = [problem for problem in ranks.everyones(problem) if problem]
+        if not problems and found:
+            checkpoint, records = found
+            state = checkpoint.put(model, state.optimizer)
+            if ranks.first:
+                print(f"goes on at token {state.tokens:,}, from {path}")
+                note_other_environment(path, model.device)
+                for later in candidates[: candidates.index(name)]:
+                    set_aside(checkpoints / later)  # it would pass for the newest
+            return state, cut_metrics(folder, records) if ranks.first else records
         if ranks.first:
-            print(f"goes on at token {state.tokens:,}, from {path}")
-            note_other_environment(path, model.head.weight.device)
-        if any(tokens != state.tokens for tokens in ranks.everyones(state.tokens)):
-            raise ValueError(f"not every process can read the same checkpoint in {checkpoints}.")
-    return state, cut_metrics(folder, records) if ranks.first else records
+            say_passed_over(path, problems[0])
+    if candidates:
+        raise ValueError(f"{checkpoints} has {len(candidates)} checkpoints, and none that can be used.")
+    return state, cut_metrics(folder, 0) if ranks.first else 0
+
+
+def read(
+    path: Path, model: MemoryLM, state: TrainingState, config: TrainConfig, corpus: Corpus, ranks: Ranks
+) -> tuple[Checkpoint, int]:
+    """The checkpoint in ``path`` and how many records belong to it; ValueError for one that can't be used."""
+    about = read_about(path)
+    made_with = config_from_dict(TrainConfig, about.config, str(path / ABOUT))
+    if about.corpus_sha256 != corpus.sha256:
+        raise ValueError("it is of another text.")
+    if changes := differences(asdict(made_with), asdict(config)):
+        raise ValueError(f"it is another training's: {changes}.")
+    return read_checkpoint(path, model, state.optimizer, config.batch_size, ranks), about.records
 
 
 def note_other_environment(path: Path, device: torch.device) -> None:
@@ -123,9 +148,9 @@ def cut_metrics(folder: Path, records: int) -> int:
     path = folder / METRICS
     if not path.exists():
         return 0
-    with open(path, encoding="utf-8") as file, replacing(path) as temporary:
+    with open(path, encoding="utf-8") as file:
         kept = [line for line, _ in zip(file, range(records), strict=False) if line.endswith("\n")]
-        temporary.write_text("".join(kept), encoding="utf-8")
+    write_text(path, "".join(kept))
     return len(kept)
 
 
@@ -137,7 +162,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         raise ValueError(f"{folder} is being trained by another process.") from None
-    except NotImplementedError:
+    except NotImplementedError:  # how filelock says that a file system has no locks
         print(
             f"{folder} lies where files can't be locked; let no other process train there.", file=sys.stderr
         )

@@ -58,12 +58,16 @@ def train_on(ranks: Ranks, config: TrainConfig, folder: Path, dashboard: str, re
     if ranks.first:
         check_folder(config, folder, resume)
     ranks.wait()
-    if resume and (folder / RESULT).exists():
+    if resume and ranks.everyones((folder / RESULT).exists())[0]:
         if ranks.first:
             print(f"{folder} is finished; nothing is left to train.")
         return folder
     find_dashboard(dashboard)
     corpus = ranks.in_turn(lambda: load_corpus(config.data))
+    ranks.check_alike(
+        corpus.sha256,
+        f"the processes read different texts, this one {corpus.source}; name a file that all have with data.",
+    )
     if resume:
         check_same_corpus(corpus, folder)
     text = prepare(corpus, config)
@@ -82,12 +86,13 @@ def train_on(ranks: Ranks, config: TrainConfig, folder: Path, dashboard: str, re
     with alone_in(folder) if ranks.first else nullcontext(), StopSignals(ranks.size == 1) as signals:
         facts = describe_run(corpus, model, device)
         if ranks.first:
-            write_json(folder / "config.json", asdict(config))
             announce(corpus, config, model, folder)
         if resume:
             state, records = go_on(folder, model, state, config, corpus, ranks)
-        if ranks.first and not state.tokens:
-            write_json(folder / "run.json", facts)
+        if ranks.first:
+            write_json(folder / "config.json", asdict(config))
+            if not state.tokens:
+                write_json(folder / "run.json", facts)
         ranks.wait()
         with (
             recorder(ranks, folder, config, facts, dashboard) as write,
@@ -108,6 +113,7 @@ def train_on(ranks: Ranks, config: TrainConfig, folder: Path, dashboard: str, re
                     ranks=ranks,
                 )
                 observer.finish(progress)
+        ranks.wait()  # until all is written
     return folder
 
 

@@ -136,7 +136,12 @@ def check(config: TrainConfig, ranks: int) -> None:
             f"batch_size={config.batch_size} streams can't be shared equally by {ranks} ranks in accumulate="
             f"{config.accumulate} parts; use a multiple of {ranks * config.accumulate}."
         )
-    kernel = config.model.kernel
+    model, kernel = config.model, config.model.kernel
+    if model.embedding != "plain" or model.norm != "pre" or model.equal_spans:
+        raise ValueError(
+            f"embedding={model.embedding!r} with norm={model.norm!r} and equal_spans={model.equal_spans} is "
+            f"not estimated; use plain, pre and False."
+        )
     if kernel == "augmented" or (kernel == "fused" and config.model.dropout):
         raise ValueError(
             f"what kernel={kernel!r} with dropout={config.model.dropout} keeps is not estimated; use naive, "

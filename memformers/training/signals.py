@@ -77,6 +77,6 @@ class StopSignals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received == signal.SIGINT == number:
             raise KeyboardInterrupt
-        self.received = signal.Signals(number)
+        self.received = self.received or signal.Signals(number)
         if self._at_once:
             raise Stopped(self.received)

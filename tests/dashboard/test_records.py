@@ -67,6 +67,11 @@ def test_what_labml_keeps_in_a_record_comes_back():
     assert back == record
 
 
+def test_what_a_run_sends_may_look_like_a_record_of_ours():
+    odd = {"a": {"$array": "x"}, "$set": [[1]], "b": [{"$key": 1, "other": 2}], "$dict": {}}
+    assert JsonRecords().from_string(JsonRecords().to_string({"config": odd})) == {"config": odd}
+
+
 @pytest.mark.parametrize("text", ["", '{"half": ', "[1]", "\x00\x01", '{"$array": "!"}', "null"])
 def test_what_is_no_record_is_set_aside_and_said(text, tmp_path):
     said = []

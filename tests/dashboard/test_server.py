@@ -64,6 +64,21 @@ def test_a_dashboard_killed_and_started_again_in_the_middle_misses_nothing(start
     assert "not all metrics" not in capfd.readouterr().err
 
 
+def test_a_dashboard_that_has_forgotten_the_run_gets_all_of_it_again(start, tmp_path):
+    dashboard = start()
+    with Tracking(tmp_path, "model", {}) as tracking:
+        run = read_card(tmp_path).run
+        record(tracking, range(1, 30))
+        wait_for(lambda: dashboard.runs() and dashboard.curve(run))
+        dashboard.stop(signal.SIGKILL)
+        dashboard = start(folder=tmp_path / "another", port=dashboard.port)
+        record(tracking, range(30, 60))
+        wait_for(lambda: dashboard.runs() and len(dashboard.curve(run)) == 59)
+        record(tracking, range(60, 100))
+    assert dashboard.curve(run) == expected(tmp_path)
+    assert dashboard.runs()[0]["name"] == "model"
+
+
 def test_runs_made_while_none_ran_are_imported_whole_and_only_once(start, tmp_path):
     runs = tmp_path / "runs"
     for name in ("first", "second"):

@@ -60,8 +60,8 @@ def test_runs_that_cannot_be_probed_together_are_named(compared, tmp_path):
     write_json(tmp_path / "runs" / "compressive" / "run.json", facts)
     with pytest.raises(ValueError, match=r"compressive was trained on .* of sha256 0123, but"):
         probe(tmp_path / "runs", QUICK, CPU)
-    for weights in (tmp_path / "runs").glob("**/model.safetensors"):
-        weights.unlink()
+    for checkpoints in (tmp_path / "runs").glob("*/checkpoints"):
+        shutil.rmtree(checkpoints)
     with pytest.raises(ValueError, match=r"no run in .* has a checkpoint"):
         probe(tmp_path / "runs", QUICK, CPU)
 

@@ -4,7 +4,7 @@ import json
 import os
 import pickle
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -17,9 +17,9 @@ from memformers.command_line import plain_errors
 from memformers.environment import describe_environment
 from memformers.files import config_from_dict, read_json, write_json
 from memformers.generation import load_checkpoint as load_for_use
-from memformers.sealed import check_seal, numbered
+from memformers.sealed import BROKEN, check_seal, numbered
 from memformers.training import run as run_module
-from memformers.training.checkpoints import FILES, load_checkpoint, save_checkpoint
+from memformers.training.checkpoints import FILES, read_checkpoint, save_checkpoint
 from memformers.training.config import TrainConfig
 from memformers.training.loop import build_optimizer, train
 from memformers.training.resume import go_on
@@ -59,9 +59,11 @@ def copy(run, tmp_path):
 
 
 def loaded_step(folder):
-    """The step at which a training would go on in this folder."""
+    """The step at which a training would go on in this folder; what it sets aside is put back."""
     lm = build_model(CONFIG)
     state, _ = go_on(folder, lm, TrainingState(build_optimizer(lm, CONFIG)), CONFIG, short_corpus())
+    for aside in (folder / "checkpoints").glob(f"{BROKEN}*"):
+        aside.rename(aside.with_name(aside.name.removeprefix(BROKEN)))
     return state.step
 
 
@@ -173,7 +175,7 @@ def test_a_pickle_is_never_unpickled(name, copy, tmp_path, capsys):
             MemoryLM.from_pretrained(newest)
     assert not exploded.exists()
     pickle.loads(pickle.dumps(Bomb(exploded)))
-    assert exploded.exists(), "the bomb itself works"
+    assert exploded.exists(), "a pickle that is loaded does explode, so the test means something"
 
 
 def test_only_broken_checkpoints_are_an_error_and_nothing_begins_anew(copy, monkeypatch, capsys):
@@ -196,11 +198,42 @@ def test_a_checkpoint_of_another_training_or_version_is_passed_over(copy, capsys
     write_json(newest / "training.json", facts | {"corpus_sha256": "another"})
     reseal(newest)
     assert loaded_step(copy) == 5
-    assert "it is another training's" in capsys.readouterr().err
+    assert "it is of another text" in capsys.readouterr().err
+    write_json(newest / "training.json", facts | {"config": asdict(replace(CONFIG, learning_rate=0.5))})
+    reseal(newest)
+    assert loaded_step(copy) == 5
+    assert "it is another training's: learning_rate 0.5 → 0.002" in capsys.readouterr().err
     manifest = read_json(newest / "manifest.json")
     write_json(newest / "manifest.json", manifest | {"format": 2})
     assert loaded_step(copy) == 5
     assert "is of format 2; this version reads format 1" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_a_version_with_fewer_settings_goes_on(copy):
+    newest = numbered(copy / "checkpoints")[0]
+    facts, model = read_json(newest / "training.json"), read_json(newest / "config.json")
+    for config in (facts["config"]["model"], model):
+        del config["clamp_len"]
+    write_json(newest / "training.json", facts)
+    write_json(newest / "config.json", model)
+    reseal(newest)
+    assert loaded_step(copy) == 6
+
+
+def test_a_broken_checkpoint_that_is_newer_takes_no_place_from_those_that_come(tmp_path, monkeypatch):
+    """Else it would count as the newest for ever, and the good ones be deleted as older."""
+    monkeypatch.setattr(run_module, "load_corpus", lambda _: short_corpus())
+    config = small_training(tokens=64 * 8, evaluations=1, checkpoint_every=64 * 2, keep_checkpoints=3)
+    train_run(config, tmp_path)
+    (tmp_path / "result.json").unlink()
+    for broken in numbered(tmp_path / "checkpoints")[:2]:
+        (broken / "model.safetensors").write_bytes(b"")
+    train_run(replace(config, keep_checkpoints=1), tmp_path, resume=True)
+    (newest,) = numbered(tmp_path / "checkpoints")
+    assert int(newest.name) == 64 * 8
+    check_seal(newest)
+    aside = sorted(path.name for path in newest.parent.glob(f"{BROKEN}*"))
+    assert aside == [f"{BROKEN}{64 * step:012}" for step in (6, 8)]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -209,7 +242,7 @@ def test_a_checkpoint_of_another_model_is_refused(model, copy):
     lm = build_model(config)
     state = TrainingState(build_optimizer(lm, config))
     with pytest.raises(ValueError, match="another model" if model != "compressive" else "5"):
-        load_checkpoint(numbered(copy / "checkpoints")[0], lm, state, config.batch_size)
+        read_checkpoint(numbered(copy / "checkpoints")[0], lm, state.optimizer, config.batch_size)
 
 
 def test_a_checkpoint_is_a_pretrained_model_that_notices_a_flipped_byte(copy):

@@ -145,6 +145,25 @@ def wait_for(condition):
         time.sleep(0.02)
 
 
+def test_what_one_rank_alone_has_otherwise_is_an_error_on_all():
+    class Two(Ranks):
+        def everyones(self, value):
+            return [value, "another"]
+
+    with pytest.raises(ValueError, match="texts differ"):
+        Two(0, 2).check_alike("one", "texts differ")
+    Ranks().check_alike("one", "texts differ")
+
+
+def test_a_rank_whose_other_has_gone_says_so_in_one_line(text, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("{}")
+    result = launch(tmp_path, "--data", text, "--parallel", "ddp", processes=2)
+    assert result.returncode != 0
+    assert f"error: {tmp_path} already holds a run" in result.stderr
+    assert "error: another process of this training has ended, so process 1 can't go on" in result.stderr
+    assert result.stderr.count("Traceback") == 1, "torchrun's own"
+
+
 def test_the_way_it_is_started_and_the_config_must_fit(text, tmp_path):
     result = launch(tmp_path / "run", "--data", text, "--parallel", "ddp")
     assert (result.returncode, "Traceback" in result.stderr) == (2, False)

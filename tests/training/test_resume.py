@@ -4,7 +4,7 @@ import json
 import random
 import shutil
 import signal
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -15,10 +15,10 @@ from memformers.files import read_json, write_json
 from memformers.sealed import numbered
 from memformers.tracking import METRICS, read_metrics
 from memformers.training import run as run_module
-from memformers.training.checkpoints import load_checkpoint, save_checkpoint
+from memformers.training.checkpoints import read_checkpoint, save_checkpoint
 from memformers.training.loop import build_optimizer, train
 from memformers.training.randomness import random_states, set_random_states
-from memformers.training.resume import cut_metrics
+from memformers.training.resume import cut_metrics, differences
 from memformers.training.run import build_model, train_run
 from memformers.training.signals import Stopped
 from memformers.training.state import TrainingState
@@ -64,7 +64,7 @@ def test_stopping_at_any_step_changes_no_bit_of_losses_and_weights(model, tmp_pa
         lm = build_model(replace(config, seed=9))
         state = TrainingState(build_optimizer(lm, config))
         torch.manual_seed(step)  # whatever the process drew before
-        state = load_checkpoint(path, lm, state, config.batch_size)
+        state = read_checkpoint(path, lm, state.optimizer, config.batch_size).put(lm, state.optimizer)
         records[:] = whole[: read_json(path / "training.json")["records"]]
         train(lm, segments_of(config, state.position), config, **hooks, state=state)
         assert records == whole, step
@@ -200,6 +200,24 @@ def test_what_changes_nothing_that_is_learned_may_differ_and_other_versions_are_
         train_run(small_training(**changes), folder, resume=True)
     assert read_json(folder / "result.json")["step"] == 32
     assert read_json(folder / "config.json")["skip_bad_steps"] == 2
+
+
+def test_with_dropout_a_batch_in_other_parts_is_another_training(stopped):
+    config = json.loads(json.dumps(asdict(small_training())))
+    assert differences(config, config | {"accumulate": 2}) == ""
+    config["model"]["dropout"] = 0.1
+    assert differences(config, config | {"accumulate": 2}) == "accumulate 1 → 2"
+    assert differences(config, config | {"skip_bad_steps": 2}) == ""
+
+
+def test_a_resume_that_is_refused_leaves_the_config_as_it_was(stopped, tmp_path):
+    folder = shutil.copytree(stopped, tmp_path / "copy", symlinks=True)
+    before = (folder / "config.json").read_bytes()
+    for checkpoint in numbered(folder / "checkpoints"):
+        (checkpoint / "state.json").write_text("{}")
+    with pytest.raises(ValueError, match="none that can be used"):
+        train_run(small_training(skip_bad_steps=3), folder, resume=True)
+    assert (folder / "config.json").read_bytes() == before
 
 
 def test_random_states_come_back():

@@ -264,6 +264,7 @@ def test_one_process_sends_nothing_and_copies_nothing():
         ({}, 2, "2 ranks can't train with parallel='single'"),
         ({"parallel": "ddp"}, 0, "0 ranks can't train"),
         ({"parallel": "ddp"}, 4, "batch_size=6 streams can't be shared equally by 4 ranks"),
+        ({"norm": "post"}, 1, "norm='post' and equal_spans=False is not estimated"),
         ({"kernel": "augmented"}, 1, "what kernel='augmented' with dropout=0.0 keeps is not estimated"),
         ({"kernel": "fused", "dropout": 0.1}, 1, "what kernel='fused' with dropout=0.1 keeps"),
     ],
