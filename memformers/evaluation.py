@@ -1,6 +1,7 @@
 """Evaluation over a whole text: contiguous, in eval mode, from an empty memory, memory carried."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -103,17 +104,24 @@ def group_means(values: Tensor, group: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(model: MemoryLM, tokens: Tensor, batch_size: int) -> Evaluation:
+def evaluate(
+    model: MemoryLM,
+    tokens: Tensor,
+    batch_size: int,
+    between_segments: Callable[[], None] = lambda: None,
+) -> Evaluation:
     """Predict ``tokens [n]`` once over, in ``batch_size`` parallel streams of segments as long as
     in training; the model is left in the mode it came in.
 
-    Fewer streams are stricter and slower: each begins with nothing remembered.
+    Fewer streams are stricter and slower: each begins with nothing remembered. ``between_segments`` may end
+    it by raising what it likes.
     """
     batch_size = min(batch_size, len(tokens) - 1)
     device = model.device
     losses, hits, reconstruction, memory = [], [], [], Memory(())
     with eval_mode(model):
         for segment in evaluation_segments(tokens, batch_size, model.config.segment_len):
+            between_segments()
             targets = segment.targets.to(device)
             logits, memory, auxiliary_loss = model(segment.inputs.to(device), memory)
             loss = F.cross_entropy(

@@ -40,7 +40,8 @@ class ModelConfig:
     """The paper's fixed sinusoids (sinusoidal), or a learned vector for each distance (learned)."""
     kernel: KernelName = "auto"
     """What computes attention: naive (the definition), blocked (fast on CPU), fused (Triton, on a GPU),
-    augmented (PyTorch's own, for sinusoidal positions), or the fastest of those measured (auto)."""
+    augmented (PyTorch's own, for sinusoidal positions), or what was measured to be fastest for the device
+    and size (auto)."""
     position_features: int | None = None
     """Numbers in a sinusoid, P (sinusoidal positions); d_model if not given, fewer for augmented."""
     clamp_len: int | None = None

@@ -14,6 +14,7 @@ from memformers.files import read_json
 from memformers.sealed import numbered
 from memformers.tracking import read_metrics
 from tests.builders import MODELS, small_training
+from tests.processes import start
 
 
 def small_comparison(**changes):
@@ -90,58 +91,41 @@ def test_all_models_get_the_very_same_corpus(tmp_path):
     assert load_corpus(pin_corpus(downloaded, tmp_path)).text == downloaded.text
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_to_the_comparison_alone_ends_its_training_with_a_checkpoint(number, code, tmp_path):
+@pytest.fixture
+def started(tmp_path):
+    """A comparison in a session of its own, which trains its first model already."""
     command = [sys.executable, "-m", "memformers.cli", "compare", "--data", "builtin", "--out", str(tmp_path)]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # A suite that runs in the background was started with Ctrl-C ignored, and so would this be.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not read_metrics(tmp_path / "transformer") and time.monotonic() < deadline:
-            time.sleep(0.1)
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
-    finally:
-        process.kill()
-    assert process.returncode == code
+    process = start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not read_metrics(tmp_path / "transformer") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    yield process
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_the_comparison_alone_ends_its_training_with_a_checkpoint(
+    number, code, started, tmp_path
+):
+    started.send_signal(number)
+    _, errors = started.communicate(timeout=30)
+    assert started.returncode == code
     assert "Traceback" not in errors
     assert "at token" in errors
     assert numbered(tmp_path / "transformer" / "checkpoints")
 
 
-def test_several_processes_are_for_one_training():
-    with pytest.raises(ValueError, match="parallel='ddp' can't be used in a comparison"):
-        small_comparison(parallel="ddp")
-
-
-def test_ctrl_c_ends_a_comparison_within_seconds(tmp_path):
-    command = [sys.executable, "-m", "memformers.cli", "compare", "--data", "builtin", "--out", str(tmp_path)]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # A suite that runs in the background was started with Ctrl-C ignored, and so would this be.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    deadline = time.monotonic() + 60
-    while not read_metrics(tmp_path / "transformer") and time.monotonic() < deadline:
-        time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    try:
-        _, errors = process.communicate(timeout=20)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 130
+def test_ctrl_c_ends_a_comparison_within_seconds(started, tmp_path):
+    os.killpg(started.pid, signal.SIGINT)  # as a terminal does
+    _, errors = started.communicate(timeout=20)
+    assert started.returncode == 130
     assert "Traceback" not in errors
     assert read_metrics(tmp_path / "transformer")
     status = next((tmp_path / "transformer" / "labml").glob("*/*/run_log.jsonl")).read_text()
     assert "KeyboardInterrupt" in status or "crashed" in status
+
+
+def test_several_processes_are_for_one_training():
+    with pytest.raises(ValueError, match="parallel='ddp' can't be used in a comparison"):
+        small_comparison(parallel="ddp")

@@ -49,3 +49,21 @@ def test_no_rate_is_no_time():
     result = start("scaling.py", "--bandwidth", 0)
     assert (result.returncode, "Traceback" in result.stderr) == (2, False)
     assert "bandwidth=0.0 must be above 0" in result.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a rank's process is found in /proc")
+def test_a_soak_ends_with_the_bits_of_the_undisturbed_training_and_a_table(tmp_path):
+    pytest.importorskip("labml_app", reason="the dashboard's extra is not installed")
+    result = start("soak.py", "--steps", 30, "--every", 15, "--out", tmp_path / "soak.md")
+    assert result.returncode == 0, result.stdout + result.stderr
+    text = (tmp_path / "soak.md").read_text(encoding="utf-8")
+    assert "| SIGKILL, rank " in text
+    assert "| SIGTERM, rank " in text
+    assert "2 faults, 3 starts" in text
+    assert "the same bits as the undisturbed one" in " ".join(text.split())
+
+
+def test_a_soak_without_a_fault_is_a_mistake():
+    result = start("soak.py", "--steps", 5)
+    assert (result.returncode, "Traceback" in result.stderr) == (2, False)
+    assert "every=100 must be between 10 and steps=5" in result.stderr

@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 from urllib.parse import urlencode
 
@@ -82,12 +81,7 @@ class Feed:
         self.file = open(self.folder / METRICS, encoding="utf-8")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.file.close()
 
     def send(self, is_over: bool) -> float:

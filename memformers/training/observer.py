@@ -176,7 +176,12 @@ class Observer:
         self.records += 1
 
     def _evaluation(self) -> Evaluation:
-        return evaluate(self.model, self.text.validation, EVALUATION_STREAMS)
+        return evaluate(
+            self.model,
+            self.text.validation,
+            EVALUATION_STREAMS,
+            between_segments=lambda: self.signals.check(self.ranks),
+        )
 
     def _bits_of(self, evaluation: Evaluation) -> float:
         """Bits per character of the held-out text, whose first one isn't predicted."""

@@ -20,6 +20,13 @@ def random_states() -> dict[str, Any]:
     }
 
 
+def seed_python_and_numpy(seed: int) -> None:
+    """Let both draw the same numbers in every run of this seed, whatever was drawn before; a module of a
+    user's may draw from them."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
 def set_random_states(states: dict[str, Any]) -> None:
     """Take up :func:`random_states` again; those of GPUs as far as there are as many here.
 

@@ -29,6 +29,7 @@ from memformers.training.checkpoints import CHECKPOINTS
 from memformers.training.config import TrainConfig
 from memformers.training.loop import build_optimizer, train
 from memformers.training.observer import RESULT, Observer
+from memformers.training.randomness import seed_python_and_numpy
 from memformers.training.ranks import Ranks, joined, shard
 from memformers.training.resume import alone_in, check_same_config, check_same_corpus, go_on
 from memformers.training.signals import StopSignals
@@ -78,6 +79,7 @@ def train_on(ranks: Ranks, config: TrainConfig, folder: Path, dashboard: str, re
     model = build_model(config).to(device)
     if config.parallel == "fsdp":
         shard(model, device)
+    seed_python_and_numpy(config.seed + ranks.rank)
     if ranks.size > 1:
         torch.manual_seed(config.seed + ranks.rank)  # each drops out its own
     state, records = TrainingState(build_optimizer(model, config)), 0

@@ -4,7 +4,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from memformers.training.ranks import Ranks
@@ -44,12 +44,7 @@ class StopSignals:
                     self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -64,8 +59,8 @@ class StopSignals:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """A block that a signal may end anywhere, by :class:`Stopped`; but not on several ranks, which
-        can only stop together."""
+        """A block that a signal may end anywhere, by :class:`Stopped`; but not on several ranks, which can
+        only stop together, where they call :meth:`check`."""
         self._at_once = self.alone
         try:
             if self.alone:

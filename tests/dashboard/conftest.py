@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import start as start_program
+
 pytest.importorskip("labml_app", reason="the dashboard's extra is not installed")
 
 
@@ -21,13 +23,8 @@ class Dashboard:
     def __init__(self, folder: Path, *arguments: str, port: int = 0):
         command = [sys.executable, "-m", "memformers.cli", "dashboard", "--folder", str(folder)]
         self.log = (folder.parent / f"{folder.name}.err").open("a+")
-        self.process = subprocess.Popen(
-            [*command, "--port", str(port), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            text=True,
-            # A suite that runs in the background was started with Ctrl-C ignored, and so would this be.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        self.process = start_program(
+            [*command, "--port", str(port), *arguments], stdout=subprocess.PIPE, stderr=self.log
         )
         self.said = self.process.stdout.readline()
         assert self.said, self.errors()

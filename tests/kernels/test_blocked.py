@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from memformers.kernels import blocked, naive
+from memformers.kernels.blocked import tiling
 from tests.kernels.against_naive import compare, compare_outputs, tensors
 
 # (B, H, S, K, E): prime and different, and the edges: no memory, one query, one of everything,
@@ -30,8 +31,8 @@ def test_blocked_equals_naive_in_output_and_every_gradient(size, dtype):
 @pytest.mark.parametrize("queries", [1, 3, 7])
 def test_the_sizes_of_blocks_change_nothing(kept, workspace, queries, monkeypatch):
     monkeypatch.setattr(blocked, "KEPT", kept)
-    monkeypatch.setattr(blocked, "WORKSPACE", workspace)
-    monkeypatch.setattr(blocked, "QUERIES", queries)
+    monkeypatch.setattr(tiling, "WORKSPACE", workspace)
+    monkeypatch.setattr(tiling, "QUERIES", queries)
     compare(blocked.relative_attention, tensors(5, 3, 7, 13, 2, torch.float64), torch.float64)
 
 
@@ -83,7 +84,7 @@ def test_any_memory_order_of_the_inputs_works():
 def test_dropout_drops_some_probabilities_and_their_gradients(kept, queries, dtype, monkeypatch):
     """The same seed drops the same ones: a first pass shows which, with one-hot values."""
     monkeypatch.setattr(blocked, "KEPT", kept)
-    monkeypatch.setattr(blocked, "QUERIES", queries)
+    monkeypatch.setattr(tiling, "QUERIES", queries)
     B, H, S, K, p = 2, 3, 7, 11, 0.3
     inputs = tensors(B, H, S, K, K, dtype)
     exact = {name: t.detach().double().requires_grad_() for name, t in inputs.items()}

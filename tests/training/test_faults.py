@@ -22,6 +22,7 @@ from memformers.training.loop import NotFiniteError, train
 from memformers.training.observer import Observer
 from memformers.training.run import build_model, train_run
 from tests.builders import MODELS, SMALL_RUN, small_training
+from tests.processes import start
 from tests.training.runs import segments_of, short_corpus, tensors_of, without_times
 
 KILLS = int(os.environ.get("KILLS", "5"))
@@ -47,13 +48,7 @@ def test_a_training_killed_at_random_moments_ends_with_the_weights_of_the_undist
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_command_with_a_checkpoint_and_the_conventional_code(number, code, tmp_path):
     arguments = ["train", "--out", str(tmp_path), *SMALL_RUN, "--tokens", "10000000"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "memformers.cli", *arguments],
-        stderr=subprocess.PIPE,
-        text=True,
-        # A suite that runs in the background was started with Ctrl-C ignored, and so would this be.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    process = start([sys.executable, "-m", "memformers.cli", *arguments], stderr=subprocess.PIPE)
     try:
         deadline = time.monotonic() + 60
         while not read_metrics(tmp_path) and time.monotonic() < deadline:

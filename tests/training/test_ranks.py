@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from memformers.evaluation import evaluate
 from memformers.files import write_json
 from memformers.memory import Memory
 from memformers.tracking import read_metrics
@@ -100,26 +101,30 @@ def test_a_run_goes_on_with_another_number_of_processes(alone, text, tmp_path, p
     check_same_run(folder, alone["compressive"])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="finds a rank's process in /proc")
-def test_a_signal_to_any_rank_stops_all_with_a_checkpoint(text, tmp_path):
+@pytest.fixture
+def two(text, tmp_path):
+    """A training of two ranks in ``run``, which records already."""
+    if sys.platform != "linux":
+        pytest.skip("a rank's process is found in /proc")
     folder = tmp_path / "run"
     process = start(folder, "--data", text, "--tokens", "10000000", "--parallel", "ddp", processes=2)
     wait_for(lambda: (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_size > 0)
-    os.kill(worker(process.pid, rank=1), signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode != 0
+    yield process
+    process.kill()
+
+
+def test_a_signal_to_any_rank_stops_all_with_a_checkpoint(two, tmp_path):
+    os.kill(worker(two.pid, rank=1), signal.SIGTERM)
+    output, _ = two.communicate(timeout=120)
+    assert two.returncode != 0
     assert "stopped by SIGTERM at token" in output
-    assert list((folder / "checkpoints").glob("0*"))
+    assert list((tmp_path / "run" / "checkpoints").glob("0*"))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="finds a rank's process in /proc")
-def test_a_process_that_dies_ends_the_others_within_30_seconds(text, tmp_path):
-    folder = tmp_path / "run"
-    process = start(folder, "--data", text, "--tokens", "10000000", "--parallel", "ddp", processes=2)
-    wait_for(lambda: (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_size > 0)
-    os.kill(worker(process.pid, rank=1), signal.SIGKILL)
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode != 0
+def test_a_process_that_dies_ends_the_others_within_30_seconds(two):
+    os.kill(worker(two.pid, rank=1), signal.SIGKILL)
+    output, _ = two.communicate(timeout=30)
+    assert two.returncode != 0
     assert "SIGKILL" in output  # torchrun says which one, and of what
 
 
@@ -136,6 +141,22 @@ def test_a_signal_that_comes_while_the_ranks_tell_each_other_waits_for_the_next_
         signals.check(ranks)
         with pytest.raises(Stopped, match="SIGTERM"):
             signals.check(ranks)
+
+
+def test_a_signal_ends_the_evaluation_of_several_ranks_between_two_segments():
+    lm, read = small_lm("transformer-xl"), []
+    with StopSignals(alone=False) as signals:
+
+        def between_segments():
+            signals.check(Ranks())
+            read.append(1)
+            if len(read) == 2:
+                signal.raise_signal(signal.SIGTERM)
+
+        with pytest.raises(Stopped), signals.at_once():
+            evaluate(lm, torch.randint(0, 11, (100,)), 2, between_segments)
+    assert len(read) == 2
+    assert not lm.training or read
 
 
 def wait_for(condition):

@@ -12,9 +12,9 @@ import torch
 import triton
 from torch import Tensor
 
-from memformers.kernels.blocked import sequence_first
 from memformers.kernels.fused import passes
 from memformers.kernels.fused.tiles import Rows
+from memformers.kernels.layout import sequence_first
 
 PROGRAMS = 512
 """Programs that the streams are shared among, if there are enough, in the kernel by distance: a few

@@ -1,0 +1,198 @@
+"""Relative attention on CPU, block by block, with few passes over few temporaries.
+
+The naive kernel's large temporaries cost more than its arithmetic: every one is fresh memory. Here
+some heads of some streams are worked on at a time, in workspaces that stay in the cache, and matrix
+products read queries, keys and values where they lie. The forward pass keeps the probabilities where
+they are not too many; else the backward pass computes a block's again.
+
+The relative shift costs nothing: see :mod:`memformers.kernels.blocked.tiling`.
+"""
+
+import torch
+from torch import Tensor
+
+from memformers.kernels.blocked.terms import Terms, ascending, exact
+from memformers.kernels.blocked.tiling import blocks, count_scores
+from memformers.kernels.layout import sequence_first
+
+KEPT = 1 << 24
+"""Probabilities kept for the backward pass, at most: 64 MiB in float32. Beyond, a block's are computed
+twice, and memory no longer grows with the number of scores."""
+
+
+def relative_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    r: Tensor,
+    *,
+    u: Tensor,
+    v: Tensor | None = None,
+    s: Tensor | None = None,
+    dropout_prob: float = 0.0,
+) -> Tensor:
+    """:func:`memformers.kernels.naive.relative_attention`, causal: the same arguments and shapes, the same
+    result ``[B, H, S, E]``, and the same gradients. Dropout draws other numbers, one seed from torch's
+    generator."""
+    inputs = [x for x in (query, key, value, r, u, v, s) if x is not None]
+    will_learn = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    keep = will_learn and count_scores(query, key) <= KEPT
+    seed = torch.randint(1 << 62, ()) if dropout_prob else None
+    return blocked_attention(query, key, value, r, u, v, s, seed, dropout_prob, keep)[0]
+
+
+@torch.library.custom_op("memformers::blocked_attention", mutates_args=(), device_types="cpu")
+def blocked_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    r: Tensor,
+    u: Tensor,
+    v: Tensor | None,
+    s: Tensor | None,
+    seed: Tensor | None,
+    dropout_prob: float,
+    keep: bool,
+) -> tuple[Tensor, list[Tensor]]:
+    """The output ``[B, H, S, E]`` and, if ``keep``, each block's probabilities ``[n, s, k]``, those that
+    were dropped with a minus sign."""
+    out = sequence_first(query)
+    terms = Terms(query, key, r, u, v, s, seed, dropout_prob)
+    kept = []
+    # What is kept is one tensor a block: memory of that size is taken from what was freed before, while
+    # a single large one would be fresh from the system, and its first use slower than the arithmetic.
+    scores = None if keep else torch.empty_like(terms.workspace)
+    for block in blocks(query, key):
+        probabilities = terms.probabilities(block, block.scores(scores, terms.dtype))  # [n, s, k]
+        if keep:
+            kept.append(probabilities)
+        used = terms.not_dropped(probabilities).to(query.dtype)
+        context = torch.bmm(used, block.pairs(value, block.keys))  # [n, s, E]
+        block.of(out, block.queries).copy_(block.unpair(context))
+    if dropout_prob:
+        out.mul_(terms.scale_up)
+    return out, kept
+
+
+@torch.library.custom_op("memformers::blocked_attention_backward", mutates_args=(), device_types="cpu")
+def blocked_attention_backward(
+    grad: Tensor,
+    kept: list[Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    r: Tensor,
+    u: Tensor,
+    v: Tensor | None,
+    s: Tensor | None,
+    seed: Tensor | None,
+    dropout_prob: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of query, key, value, r, u, v and s, of their shapes, from that of the output,
+    ``[B, H, S, E]``; empty ones where v or s is None."""
+    terms = Terms(query, key, r, u, v, s, seed, dropout_prob)
+    d_query = sequence_first(query)
+    d_key, d_value = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (key, value))
+    d_r, d_u, d_s = (torch.zeros_like(x) for x in (terms.r, terms.u, terms.r[..., 0]))
+    r_descending = terms.r.to(query.dtype)
+    grad = grad * terms.scale_up if dropout_prob else grad
+    gradients = torch.empty_like(terms.workspace)
+    workspace = terms.workspace.to(query.dtype)
+    scores = None if kept else torch.empty_like(terms.workspace)
+    for i, block in enumerate(blocks(query, key)):
+        content, position = (x.to(query.dtype) for x in terms.biased_queries(block))  # [n, s, E], [h, s·b, E]
+        probabilities = kept[i] if kept else terms.probabilities(block, block.scores(scores, terms.dtype))
+        # Contiguous, since the transposed products that follow lose a fifth of their speed on rows far apart.
+        d_context = block.pairs(grad, block.queries).contiguous()  # [n, s, E]
+        block.accumulate(d_value, terms.not_dropped(probabilities).to(query.dtype), d_context)
+
+        # Softmax: dS = P ∘ (dP − rowsum(dP ∘ P)).
+        values, keys = (block.pairs(x, block.keys).to(terms.dtype) for x in (value, key))  # [n, k, E]
+        d_scores = block.scores(gradients, terms.dtype)  # [n, s, k]
+        torch.bmm(d_context.to(terms.dtype), values.transpose(1, 2), out=d_scores)
+        if dropout_prob:
+            d_scores.mul_(probabilities > 0)
+            probabilities = probabilities.abs()
+        torch._softmax_backward_data(d_scores, probabilities, -1, terms.dtype, grad_input=d_scores)
+        by_distance, by_key = block.split(workspace)  # [h, s·b, k + 1], [b, h, s, k]
+        block.clear_unused(workspace)
+        by_key.copy_(block.unpair(d_scores))
+
+        # u and v are added to every query: their gradients are those of all queries together.
+        at_keys = d_scores.sum(1, keepdim=True)  # [n, 1, k]
+        d_u[block.heads] += block.unpair(torch.bmm(at_keys, keys)).sum((0, 2))
+        d_s[block.heads, block.distances] += by_distance.sum(1, dtype=terms.dtype)
+
+        d_scores = d_scores.to(query.dtype)
+        block.accumulate(d_key, d_scores, content)
+        d_content = block.unpair(torch.bmm(d_scores, block.pairs(key, block.keys)))  # [b, h, s, E]
+        d_position = block.unrow(torch.bmm(by_distance, r_descending[block.heads, block.distances]))
+        d_r[block.heads, block.distances] += torch.bmm(by_distance.transpose(1, 2), position)
+        block.of(d_query, block.queries).copy_(d_content.add_(d_position))
+    d_v = torch.einsum("hd,hde->he", d_s, terms.r)
+    return (
+        d_query.mul_(terms.scale),
+        d_key,
+        d_value,
+        ascending(d_r, r),
+        (d_u * terms.scale).to(u.dtype),
+        u.new_empty(0) if v is None else (d_v * terms.scale).to(v.dtype),
+        r.new_empty(0) if s is None else ascending(d_s * terms.scale, s),
+    )
+
+
+@blocked_attention.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    r: Tensor,
+    u: Tensor,
+    v: Tensor | None,
+    s: Tensor | None,
+    seed: Tensor | None,
+    dropout_prob: float,
+    keep: bool,
+) -> tuple[Tensor, list[Tensor]]:
+    kept = []
+    for block in blocks(query, key) if keep else ():
+        heads, streams, queries, keys = block.shape
+        kept.append(query.new_empty((streams * heads, queries, keys), dtype=exact(query)))
+    return sequence_first(query), kept
+
+
+@blocked_attention_backward.register_fake
+def _(
+    grad: Tensor,
+    kept: list[Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    r: Tensor,
+    u: Tensor,
+    v: Tensor | None,
+    s: Tensor | None,
+    seed: Tensor | None,
+    dropout_prob: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def fresh(x: Tensor | None) -> Tensor:
+        return u.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    return sequence_first(query), fresh(key), fresh(value), fresh(r), fresh(u), fresh(v), fresh(s)
+
+
+def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    *tensors, ctx.dropout_prob, _ = inputs
+    _, kept = output
+    ctx.set_materialize_grads(False)  # of what is kept: zeros, as large as all scores
+    ctx.save_for_backward(*tensors, *kept)
+
+
+def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]
+    *inputs, seed = ctx.saved_tensors[:8]
+    kept = list(ctx.saved_tensors[8:])
+    grads = blocked_attention_backward(grad, kept, *inputs, seed, ctx.dropout_prob)
+    return *(None if x is None else g for x, g in zip(inputs, grads, strict=True)), None, None, None
+
+
+blocked_attention.register_autograd(_backward, setup_context=_setup_context)
