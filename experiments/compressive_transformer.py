@@ -7,8 +7,8 @@ import sys
 
 from labml import monit
 
-from memformers.cli import Train, parse_train
 from memformers.command_line import plain_errors
+from memformers.commands.train import Train, parse_train
 from memformers.language_model import ModelConfig
 from memformers.processes import is_first
 from memformers.report import write_report

@@ -6,17 +6,16 @@ from pathlib import Path
 
 from labml import monit
 
-from memformers.dashboard.runs import CARD, new_run_id, plan_run
+from memformers.dashboard.runs import new_run_id, plan_run
 from memformers.data.corpora import BUILTIN, STAND_IN, Corpus, load_corpus
 from memformers.files import read_json, write_json, write_text
-from memformers.finished_runs import CONFIG
 from memformers.language_model import ModelName
 from memformers.probing.probe import ProbeConfig, probe
 from memformers.processes import run_module
 from memformers.report import write_report
+from memformers.run_folder import CARD, CONFIG, RESULT
 from memformers.tracking import DASHBOARD, dashboard_page, find_dashboard
 from memformers.training.config import TrainConfig
-from memformers.training.observer import RESULT
 from memformers.training.resume import check_same_config, check_same_corpus
 from memformers.training.run import choose_device
 

@@ -6,10 +6,9 @@ from typing import Any
 
 from memformers.figures import LABELS
 from memformers.files import read_json
+from memformers.run_folder import CHECKPOINTS, CONFIG, FACTS, PROBE, RESULT, SAMPLE
 from memformers.sealed import numbered
 from memformers.tracking import read_metrics
-
-CONFIG, FACTS, PROBE = "config.json", "run.json", "probe.json"
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,8 @@ def read_runs(folder: Path) -> list[FinishedRun]:
 def read_run(folder: Path, recall: dict[str, Any] | None = None) -> FinishedRun:
     """What a run left behind, with a probe's ``recall``; one that was stopped half-way has no result and
     no sample."""
-    sample = folder / "sample.txt"
-    result = read_json(folder / "result.json") if (folder / "result.json").exists() else None
+    sample = folder / SAMPLE
+    result = read_json(folder / RESULT) if (folder / RESULT).exists() else None
     return FinishedRun(
         folder=folder,
         config=read_json(folder / CONFIG),
@@ -81,4 +80,4 @@ def read_probe(folder: Path) -> dict[str, Any] | None:
 
 def newest_checkpoint(folder: Path) -> str:
     """The name of a run's newest checkpoint, the tokens seen by then; empty if there is none."""
-    return next((path.name for path in numbered(folder / "checkpoints")), "")
+    return next((path.name for path in numbered(folder / CHECKPOINTS)), "")

@@ -16,6 +16,7 @@ from memformers.decoding import Decoder, write
 from memformers.files import replacing
 from memformers.language_model import MemoryLM
 from memformers.memory import Memory
+from memformers.run_folder import CHECKPOINTS
 from memformers.sampling import Sampling, seeded
 from memformers.sealed import check_seal, is_sealed, newest_that_loads, numbered
 
@@ -137,8 +138,8 @@ def fingerprint(model: MemoryLM) -> str:
 def load_checkpoint(folder: Path, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
     """The model and tokenizer in ``folder``: a run's, of which the newest checkpoint that is whole counts,
     a checkpoint's, or one that save_pretrained wrote with a tokenizer; else ValueError."""
-    if numbered(folder / "checkpoints"):
-        return newest_that_loads(folder / "checkpoints", lambda path: load_model(path, device))[1]
+    if numbered(folder / CHECKPOINTS):
+        return newest_that_loads(folder / CHECKPOINTS, lambda path: load_model(path, device))[1]
     if not (folder / "model.safetensors").is_file():
         raise ValueError(f"{folder} holds no checkpoint; name a run's folder, or a checkpoint's.")
     return load_model(folder, device)

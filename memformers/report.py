@@ -9,9 +9,10 @@ from typing import Any
 
 from memformers.figures import LABELS, Curves, save_figures
 from memformers.files import write_text
-from memformers.finished_runs import CONFIG, FACTS, PROBE, FinishedRun, read_probe, read_runs
+from memformers.finished_runs import FinishedRun, read_probe, read_runs
 from memformers.page import FIGURES, plain, render_html
 from memformers.probing import figures as probe_figures
+from memformers.run_folder import CONFIG, FACTS, PROBE
 from memformers.tracking import flatten
 
 CAPTIONS = {

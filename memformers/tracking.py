@@ -22,15 +22,15 @@ from typing import Any
 
 from memformers.dashboard.discovery import AUTO, OFF, find_running, page_address
 from memformers.dashboard.feeding import SHARE, feed, new_records, thin
-from memformers.dashboard.runs import CARD, METRICS, close_card, open_card, read_card
+from memformers.dashboard.runs import close_card, open_card, read_card
 from memformers.network import get
 from memformers.processes import module_command, module_environment
+from memformers.run_folder import CARD, LOG, METRICS
 
 DASHBOARD = "MEMFORMERS_DASHBOARD"
 """The environment variable that tells a training, and its relay, which dashboard to use."""
 LABML_URL = "labml_app_url"
 """The one by which labml itself finds its server."""
-RELAY_LOG = "labml.log"
 CHECK_SECONDS = 2.0
 """How long a dashboard may take to answer before a run starts."""
 DRAIN_SECONDS = 3.0
@@ -88,7 +88,7 @@ class Tracking:
                 f"memformers dashboard --import {self.folder} brings them there."
             )
         elif exit_code not in (0, UNSENT):
-            log = self.folder / RELAY_LOG
+            log = self.folder / LOG
             _say(
                 f"labml stopped with exit code {exit_code} (see {log}); all metrics are in {self._file.name}."
             )
@@ -125,7 +125,7 @@ def check_dashboard(url: str) -> str:
 
 def start_relay(folder: Path, dashboard: str) -> "subprocess.Popen[str]":
     """Start the process that feeds labml from ``folder``; its input's end is its sign to end."""
-    with open(folder / RELAY_LOG, "a", encoding="utf-8") as log:
+    with open(folder / LOG, "a", encoding="utf-8") as log:
         return subprocess.Popen(
             module_command("memformers.tracking", str(folder)),
             env=module_environment() | {DASHBOARD: dashboard, LABML_URL: ""},

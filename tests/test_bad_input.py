@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from memformers import cli, tracking
+from memformers.commands import train as train_command
 from memformers.files import read_json
 from memformers.training.config import TrainConfig
 from memformers.training.run import train_run
@@ -133,7 +134,7 @@ def test_any_training_options_make_a_config_or_a_plain_error(arguments):
         return folder
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "train_run", remember)
+        patch.setattr(train_command, "train_run", remember)
         ended = run("train", *arguments)
     check_plain(ended)
     assert all(isinstance(config, TrainConfig) for config, _ in configs)

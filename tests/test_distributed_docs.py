@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from memformers.cli import Train, parse_train
+from memformers.commands.train import Train, parse_train
 
 DOCS = Path(__file__).parents[1] / "docs"
 LINES = [

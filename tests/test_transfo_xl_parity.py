@@ -187,7 +187,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(suffix, tmp_path)
         load_weights(path)
     assert "\n" not in str(error.value)
     assert not sprung.exists()
-    torch.load(path, weights_only=False)  # the trap does work
+    torch.load(path, weights_only=False)  # which does run it: else the test above would show nothing
     assert sprung.exists()
 
 

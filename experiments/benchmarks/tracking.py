@@ -1,9 +1,11 @@
 """What tracking costs a training: time a record takes at first and after 20,000 steps, and with a
-dashboard that never answers, beside the time of a real training step between two records.
+dashboard that never answers, beside the time of a real training step between two records; and, on Linux,
+what the processes beside it compute, that send the records and that take them, late in a long run.
 
-Run it with ``python experiments/benchmarks/tracking.py``; it prints a table.
+Run it with ``python -m experiments.benchmarks.tracking``; it prints two tables.
 """
 
+import os
 import socket
 import time
 from itertools import pairwise
@@ -11,6 +13,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 
+from experiments.soak import Dashboard, running, until
 from memformers.data.corpora import builtin_corpus
 from memformers.data.streams import training_segments
 from memformers.data.tokenizers import build_tokenizer
@@ -49,6 +52,46 @@ def record_interval() -> float:
     return median(b - a for a, b in pairwise(times))
 
 
+PAST, EVERY_SECONDS, WATCHED_SECONDS = 10_000, 0.25, 60.0
+"""Records of a run of 100,000 steps, which the dashboard has; how often another comes; how long it is
+watched."""
+
+
+def sending_shares(metrics: int, past: int = PAST, seconds: float = WATCHED_SECONDS) -> tuple[float, float]:
+    """Of one core's time, what the run's relay and what the dashboard take late in a run whose records have
+    so many metrics."""
+    values = {f"metric_{i}.train": 1.0 + i for i in range(metrics)}
+    with TemporaryDirectory() as folder, running(Dashboard(Path(folder) / "records")) as dashboard:
+        run = Path(folder) / "run"
+        run.mkdir()
+        api = f"{dashboard.address}/api/v1/default"
+        with Tracking(run, "benchmark", {}, api) as tracking:
+            for step in range(past):
+                tracking.record(values | {"tokens": step * 512.0, "seconds": step * EVERY_SECONDS})
+            processes = (tracking._relay.pid, dashboard.process.pid)
+            until(lambda: is_idle(processes))
+            before, start = [cpu_seconds(pid) for pid in processes], time.monotonic()
+            while (elapsed := time.monotonic() - start) < seconds:
+                step += 1
+                tracking.record(values | {"tokens": step * 512.0, "seconds": step * EVERY_SECONDS})
+                time.sleep(EVERY_SECONDS)
+            relay, server = (cpu_seconds(pid) - b for pid, b in zip(processes, before, strict=True))
+    return relay / elapsed, server / elapsed
+
+
+def is_idle(processes: tuple[int, ...]) -> bool:
+    """Whether these compute nothing for three seconds, since they have caught up."""
+    before = sum(map(cpu_seconds, processes))
+    time.sleep(3.0)
+    return sum(map(cpu_seconds, processes)) - before < 0.05
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has computed so far, on Linux."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     """Measure and print."""
     interval = record_interval()
@@ -63,6 +106,12 @@ def main() -> None:
                 low, middle, high = (1e6 * q for q in quantiles(part, n=4))
                 share = middle / 1e6 / interval
                 print(f"| {name} | {label} | {middle:.1f} ({low:.1f} – {high:.1f}) | {share:.4%} |")
+    print(f"\nlate in a run, with {PAST:,} records behind it and one every {EVERY_SECONDS} s:\n")
+    print("| metrics a record | relay, share of a core | dashboard |")
+    print("| --- | --- | --- |")
+    for metrics in (10, 100, 1_000):
+        relay, server = sending_shares(metrics)
+        print(f"| {metrics:,} | {relay:.2%} | {server:.2%} |", flush=True)
 
 
 if __name__ == "__main__":

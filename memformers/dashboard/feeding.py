@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlencode
 
-from memformers.dashboard.runs import METRICS, Card, read_card
+from memformers.dashboard.runs import Card, read_card
 from memformers.network import ask_json, get
+from memformers.run_folder import METRICS
 
 SEND_SECONDS, RETRY_SECONDS = 2.0, 3.0
 """How often a run is sent, and a dashboard that is away is tried."""

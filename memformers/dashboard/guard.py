@@ -52,7 +52,7 @@ class Guard:
 
         try:
             await self.app(scope, receive, send_safely)
-        except Exception:
+        except Exception:  # whatever a handler of labml's raises, its trace is for the log alone
             LOG.exception("%s %s", scope["method"], scope["path"])
             if not started:
                 await answer(send, 500, "The dashboard failed at this request; its log says why.")

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memformers.files import read_json, write_json
-
-METRICS, CARD = "metrics.jsonl", "labml.json"
+from memformers.run_folder import CARD, METRICS, RESULT
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def read_card(folder: Path) -> Card:
     data = read_json(folder / CARD) if (folder / CARD).exists() else {}
     metrics = (folder / METRICS).stat().st_mtime if (folder / METRICS).exists() else time.time()
     status = data.get("status", "")
-    if not status and (folder / "result.json").exists():
+    if not status and (folder / RESULT).exists():
         status = "completed"
     return Card(
         run=str(data.get("run") or uuid.uuid5(uuid.NAMESPACE_URL, folder.resolve().as_uri()).hex),

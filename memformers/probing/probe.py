@@ -12,12 +12,13 @@ from tqdm import tqdm
 from memformers.data.corpora import Corpus, load_corpus
 from memformers.evaluation import evaluate
 from memformers.files import write_json
-from memformers.finished_runs import PROBE, FinishedRun, newest_checkpoint, read_runs
+from memformers.finished_runs import FinishedRun, newest_checkpoint, read_runs
 from memformers.generation import load_checkpoint
 from memformers.language_model import MemoryLM
 from memformers.probing.attention_mass import attention_mass, check_long_enough
 from memformers.probing.context import effective_context
 from memformers.recall import measure_recall
+from memformers.run_folder import PROBE
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from memformers.command_line import plain_errors
 from memformers.files import config_from_dict, read_json
+from memformers.run_folder import CONFIG
 from memformers.training.config import TrainConfig
 from memformers.training.run import train_run
 
 if __name__ == "__main__":
     with plain_errors():
         folder = Path(sys.argv[1])
-        config = read_json(folder / "config.json")
+        config = read_json(folder / CONFIG)
         resume = sys.argv[2:] == ["--resume"]
-        train_run(config_from_dict(TrainConfig, config, "config.json"), folder, resume=resume)
+        train_run(config_from_dict(TrainConfig, config, CONFIG), folder, resume=resume)

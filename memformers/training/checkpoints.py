@@ -33,7 +33,7 @@ from memformers.training.randomness import check_random_states, random_states, s
 from memformers.training.ranks import Ranks, placed_like, whole
 from memformers.training.state import TrainingState
 
-CHECKPOINTS, BEST = "checkpoints", "best"
+BEST = "best"
 OPTIMIZER, MEMORY = "optimizer.safetensors", "memory.safetensors"
 STATE, RANDOM, ABOUT = "state.json", "random.json", "training.json"
 FILES = ("config.json", "model.safetensors", "tokenizer.json", OPTIMIZER, MEMORY, STATE, RANDOM, ABOUT)

@@ -10,15 +10,15 @@ from typing import Any
 
 from tqdm import tqdm
 
-from memformers.dashboard.runs import METRICS
 from memformers.environment import describe_environment, peak_memory
 from memformers.evaluation import Evaluation, evaluate
 from memformers.files import sync, write_json, write_text
 from memformers.generation import continue_text
 from memformers.language_model import MemoryLM
 from memformers.recall import measure_recall
+from memformers.run_folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
 from memformers.sealed import numbered
-from memformers.training.checkpoints import CHECKPOINTS, About, keep_best_and_newest, save_checkpoint
+from memformers.training.checkpoints import About, keep_best_and_newest, save_checkpoint
 from memformers.training.config import TrainConfig
 from memformers.training.loop import NotFiniteError
 from memformers.training.ranks import Ranks, whole_weights
@@ -26,7 +26,6 @@ from memformers.training.signals import Stopped, StopSignals
 from memformers.training.state import Progress, TrainingState
 from memformers.training.text import Text
 
-RESULT = "result.json"
 EVALUATION_STREAMS = 16
 SAMPLE_CHARACTERS, GLIMPSE_CHARACTERS = 400, 80
 PROMPT_CHARACTERS = 100
@@ -144,7 +143,7 @@ class Observer:
             "recall": recall,
         }
         if self.ranks.first:
-            write_text(self.folder / "sample.txt", sample + "\n")
+            write_text(self.folder / SAMPLE, sample + "\n")
             write_json(self.folder / RESULT, result)
 
     @contextmanager

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from memformers.dashboard.runs import METRICS
 from memformers.data.corpora import Corpus
 from memformers.environment import describe_environment
 from memformers.files import config_from_dict, read_json, write_text
 from memformers.language_model import MemoryLM, ModelConfig
+from memformers.run_folder import CHECKPOINTS, CONFIG, FACTS, METRICS
 from memformers.sealed import numbered, remove_leftovers, say_passed_over, set_aside
 from memformers.tracking import flatten
-from memformers.training.checkpoints import ABOUT, CHECKPOINTS, Checkpoint, read_about, read_checkpoint
+from memformers.training.checkpoints import ABOUT, Checkpoint, read_about, read_checkpoint
 from memformers.training.config import TrainConfig
 from memformers.training.ranks import Ranks
 from memformers.training.state import TrainingState
@@ -35,11 +35,11 @@ rounding, and the text itself is compared, not where it lies."""
 def check_same_config(config: TrainConfig, folder: Path) -> None:
     """Raise ValueError, naming the settings, unless ``config`` is that of the run in ``folder``, or no run
     was begun there."""
-    if not (folder / "config.json").exists():
+    if not (folder / CONFIG).exists():
         if (folder / METRICS).exists():
-            raise ValueError(f"{folder} has metrics, but no config.json; it is no run that can be resumed.")
+            raise ValueError(f"{folder} has metrics, but no {CONFIG}; it is no run that can be resumed.")
         return
-    stored = config_from_dict(TrainConfig, read_json(folder / "config.json"), f"{folder / 'config.json'}")
+    stored = config_from_dict(TrainConfig, read_json(folder / CONFIG), f"{folder / CONFIG}")
     if changes := differences(asdict(stored), asdict(config)):
         raise ValueError(
             f"{folder} can't be resumed with other settings: {changes}. Leave them out, or begin a new run. "
@@ -63,8 +63,8 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 def check_same_corpus(corpus: Corpus, folder: Path) -> None:
     """Raise ValueError unless ``corpus`` is that of the run in ``folder``, or no run was begun there."""
-    if (folder / "run.json").exists():
-        before = read_json(folder / "run.json").get("corpus", {})
+    if (folder / FACTS).exists():
+        before = read_json(folder / FACTS).get("corpus", {})
         if before.get("sha256") != corpus.sha256:
             raise ValueError(
                 f"{folder} was trained on {before.get('name')} ({before.get('source')}); the text from "

@@ -1,12 +1,4 @@
-"""A run: one training in a folder that holds everything about it.
-
-config.json      the TrainConfig
-run.json         corpus, parameters, hardware, versions
-metrics.jsonl    every record, as it came
-checkpoints/     from which it goes on after whatever happened; see memformers.training.checkpoints
-sample.txt       text written at the end
-result.json      the last evaluation, recall by distance, time and peak memory
-"""
+"""A run: one training, from its config to its folder."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,18 +9,17 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from memformers.dashboard.runs import METRICS
 from memformers.data.corpora import Corpus, load_corpus
 from memformers.data.streams import training_segments
 from memformers.environment import describe_environment
 from memformers.files import write_json
 from memformers.language_model import MemoryLM, ModelConfig
+from memformers.run_folder import CHECKPOINTS, CONFIG, FACTS, METRICS, RESULT
 from memformers.sealed import numbered
 from memformers.tracking import Tracking, find_dashboard
-from memformers.training.checkpoints import CHECKPOINTS
 from memformers.training.config import TrainConfig
 from memformers.training.loop import build_optimizer, train
-from memformers.training.observer import RESULT, Observer
+from memformers.training.observer import Observer
 from memformers.training.randomness import seed_python_and_numpy
 from memformers.training.ranks import Ranks, joined, shard
 from memformers.training.resume import alone_in, check_same_config, check_same_corpus, go_on
@@ -92,9 +83,9 @@ def train_on(ranks: Ranks, config: TrainConfig, folder: Path, dashboard: str, re
         if resume:
             state, records = go_on(folder, model, state, config, corpus, ranks)
         if ranks.first:
-            write_json(folder / "config.json", asdict(config))
+            write_json(folder / CONFIG, asdict(config))
             if not state.tokens:
-                write_json(folder / "run.json", facts)
+                write_json(folder / FACTS, facts)
         ranks.wait()
         with (
             recorder(ranks, folder, config, facts, dashboard) as write,

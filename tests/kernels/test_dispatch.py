@@ -1,5 +1,3 @@
-from importlib.util import find_spec
-
 import pytest
 import torch
 
@@ -17,8 +15,7 @@ def attention(kernel, **options):
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
 def test_the_fused_kernel_gives_the_same_attention_and_gradients(positions):
-    if find_spec("triton") is None:
-        pytest.skip("Triton is not installed")
+    pytest.importorskip("triton", reason="Triton is not installed")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = torch.randn(11, 3, 8, device=device)
     results = []

@@ -17,8 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from memformers import tracking
+from memformers.run_folder import METRICS
 from memformers.sealed import LEFTOVER, numbered
-from memformers.tracking import METRICS, read_metrics
+from memformers.tracking import read_metrics
 from memformers.training import run as run_module
 from memformers.training.run import train_run
 from tests.builders import MODELS, small_training

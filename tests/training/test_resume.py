@@ -12,8 +12,9 @@ import torch
 
 from memformers.data.corpora import Corpus
 from memformers.files import read_json, write_json
+from memformers.run_folder import METRICS
 from memformers.sealed import numbered
-from memformers.tracking import METRICS, read_metrics
+from memformers.tracking import read_metrics
 from memformers.training import run as run_module
 from memformers.training.checkpoints import read_checkpoint, save_checkpoint
 from memformers.training.loop import build_optimizer, train

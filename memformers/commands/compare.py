@@ -1,0 +1,40 @@
+"""``memformers compare``: several models, trained alike."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tyro
+
+from memformers.commands.places import new_folder, say_report
+from memformers.comparison import CompareConfig, compare
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Train several models alike, one after the other, and write a report.
+
+    Example: memformers compare --scale 0.1
+    """
+
+    config: tyro.conf.OmitArgPrefixes[CompareConfig] = field(default_factory=CompareConfig)
+    out: Path | None = None
+    """Folder of the comparison; by default runs/, the date and "compare"."""
+    resume: bool = False
+    """Go on with the comparison in --out, of the same settings: finish what was stopped."""
+    dashboard: str = ""
+    """Where to show it live: the address of a labml server, such as http://localhost:5005/api/v1/default,
+    or off. Empty: labml's own $labml_app_url, else a dashboard that runs on this machine, if one does."""
+
+    def folder(self) -> Path:
+        """Where the comparison goes, or is."""
+        if self.resume and self.out is None:
+            raise ValueError("name the comparison to resume as --out.")
+        return self.out or new_folder("compare")
+
+    def compare(self) -> Path:
+        """Compare; returns the report's page."""
+        return compare(self.config, self.folder(), self.dashboard, resume=self.resume)
+
+    def run(self) -> None:
+        """Compare, then say where the report is."""
+        say_report(self.compare())

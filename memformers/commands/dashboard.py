@@ -1,0 +1,45 @@
+"""``memformers dashboard``: labml's dashboard, with nothing to set up."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """Watch runs in a browser: labml's dashboard, with nothing to set up. Ctrl-C ends it.
+
+    Example: memformers dashboard --open
+    """
+
+    folder: Path | None = None
+    """Where its records are kept; by default in the user's folder for data."""
+    host: str = "127.0.0.1"
+    """The address to listen on. It has no login: beyond this machine, whoever reaches it sees all."""
+    port: int = 5005
+    """The port to listen on; 0 is any that is free."""
+    mongo: str = ""
+    """Keep the records in the MongoDB at this host, or mongodb:// address, instead of files."""
+    import_: Annotated[tuple[Path, ...], tyro.conf.arg(name="import", metavar="RUNS")] = ()
+    """Folders of runs, comparisons, or of these, to bring in: what was trained while no dashboard ran."""
+    open: bool = False
+    """Whether to open it in the browser."""
+    fetch_page: bool = False
+    """Get local copies, with npm, of what the page loads from public servers; then end."""
+
+    def run(self) -> None:
+        """Start it, and stay until it is ended."""
+        try:
+            from memformers.dashboard.page import fetch_copies
+            from memformers.dashboard.server import Settings, default_folder, serve
+        except ImportError as error:  # fcntl, on Windows
+            raise ValueError(
+                f"the dashboard needs Linux or macOS: this Python has no {error.name}."
+            ) from None
+        if self.fetch_page:
+            print(f"the page's files are in {fetch_copies()}")
+            return
+        folder = self.folder or default_folder()
+        serve(Settings(folder, self.host, self.port, self.mongo, self.import_, self.open))

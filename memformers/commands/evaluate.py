@@ -1,0 +1,81 @@
+"""``memformers evaluate``: how well a trained model predicts a text."""
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from memformers.commands.places import read_text
+from memformers.evaluation import evaluate, summary, with_lengths
+from memformers.figures import save_loss_by_position
+from memformers.files import write_json
+from memformers.generation import load_checkpoint
+from memformers.training.run import choose_device
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Measure how well a trained model predicts a text, read whole, with memory carried along.
+
+    Example: memformers evaluate --checkpoint runs/… --text book.txt --mem-len 400
+    """
+
+    checkpoint: Path
+    """Folder of a run, or a folder that save_pretrained wrote with its tokenizer."""
+    text: str
+    """A text file; - is standard input."""
+    streams: int = 16
+    """Parallel streams that the text is cut into; fewer are stricter and slower, since each begins with
+    nothing remembered."""
+    segment_len: int | None = None
+    """Segment length S, where it should differ from training's."""
+    mem_len: int | None = None
+    """Memory length M, where it should differ from training's."""
+    c_mem_len: int | None = None
+    """Compressed memory length C, where it should differ from training's."""
+    out: Path | None = None
+    """A folder for the numbers, evaluation.json, and a figure of the loss by position."""
+    device: str = "auto"
+    """Where to run, such as cpu or cuda:1; auto takes a GPU if there is one."""
+
+    def run(self) -> None:
+        """Print the numbers; write them and the figure if asked to."""
+        if self.streams < 1:
+            raise ValueError(f"streams={self.streams} is too small; use at least 1.")
+        model, tokenizer = load_checkpoint(self.checkpoint, choose_device(self.device))
+        model = with_lengths(
+            model, segment_len=self.segment_len, mem_len=self.mem_len, c_mem_len=self.c_mem_len
+        )
+        text = read_text(self.text)
+        start = time.perf_counter()
+        evaluation = evaluate(model, tokenizer.encode(text), self.streams)
+        seconds = time.perf_counter() - start
+        numbers = summary(evaluation, text)
+        print(
+            f"loss            {numbers['loss_nats']:.4f} ± {numbers['uncertainty_nats']:.4f} nats a token\n"
+            f"per character   {numbers['bits_per_character']:.4f} bits\n"
+            f"per byte        {numbers['bits_per_byte']:.4f} bits\n"
+            f"per word        perplexity {numbers['word_perplexity']:,.1f}\n"
+            f"accuracy        {numbers['accuracy']:.1%}\n"
+            f"                {numbers['tokens']:,} tokens, {numbers['tokens'] / seconds:,.0f} a second"
+        )
+        if self.out:
+            in_segment = evaluation.by_position(model.config.segment_len)
+            by_memory = evaluation.by_memory(model.config.segment_len, model.config.remembered_positions)
+            self.out.mkdir(parents=True, exist_ok=True)
+            details = {
+                "loss_in_segment": in_segment,
+                "loss_by_memory": [
+                    {"positions_before": before, "loss": loss, "uncertainty": or_none(uncertainty)}
+                    for before, loss, uncertainty in by_memory
+                ],
+            }
+            finite = {name: or_none(value) for name, value in numbers.items()}
+            write_json(self.out / "evaluation.json", {**finite, **details})
+            save_loss_by_position(in_segment, by_memory, self.out / "loss_by_position.png")
+            print(f"written to {self.out}")
+
+
+def or_none(value: float) -> float | None:
+    """The value, or None for one that JSON doesn't know."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,64 @@
+"""``memformers train``: one model on one text."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from memformers.command_line import parse_arguments
+from memformers.commands.places import new_folder, newest_run, resumable
+from memformers.files import config_from_dict, read_json
+from memformers.processes import is_first
+from memformers.run_folder import CONFIG
+from memformers.training.config import TrainConfig
+from memformers.training.run import train_run
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train one model on a text.
+
+    Example: memformers train --model compressive --data my_book.txt
+    Example: memformers train --resume
+    """
+
+    config: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
+    out: Path | None = None
+    """Folder of the run; by default runs/, the date and the model."""
+    resume: Annotated[tuple[Path, ...] | None, tyro.conf.arg(metavar="[FOLDER]")] = None
+    """Go on with a run that was stopped, from its newest checkpoint and with its settings: the one in this
+    folder, else in --out, else the newest in runs/. With --out, a run begins there if there is none."""
+    dashboard: str = ""
+    """Where to show it live: the address of a labml server, such as http://localhost:5005/api/v1/default,
+    or off. Empty: labml's own $labml_app_url, else a dashboard that runs on this machine, if one does."""
+
+    def folder(self) -> Path:
+        """Where the run goes, or is."""
+        if self.resume is None:
+            return self.out or new_folder(self.config.model.model)
+        if len(self.resume) + (self.out is not None) > 1:
+            raise ValueError("name one run to resume, after --resume or as --out.")
+        return resumable(self.resume[0]) if self.resume else self.out or newest_run()
+
+    def train(self) -> Path:
+        """Train; returns the run's folder."""
+        return train_run(self.config, self.folder(), self.dashboard, resume=self.resume is not None)
+
+    def run(self) -> None:
+        """Train, then say where the run is."""
+        folder = self.train()
+        if is_first():
+            print(f"run: {folder}")
+
+
+def parse_train(arguments: list[str], default: Train, prog: str | None = None) -> Train:
+    """The arguments of a training, on top of ``default``; where it resumes a run, on top of that run's
+    config, so that only what is named can differ from it."""
+    train: Train = parse_arguments(Train, arguments, prog=prog, default=default)
+    if train.resume is None or not (train.folder() / CONFIG).exists():
+        return train
+    folder = train.folder()
+    config = config_from_dict(TrainConfig, read_json(folder / CONFIG), f"{folder / CONFIG}")
+    resumed: Train = parse_arguments(Train, arguments, prog=prog, default=replace(train, config=config))
+    return replace(resumed, out=folder, resume=())
