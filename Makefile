@@ -17,8 +17,9 @@ compare: .venv/ready
 dashboard: .venv/ready-for-dashboard
 	$(BIN)/memformers dashboard $(DASHBOARD)
 
+# Two files at a time. Threads that wait for work must not spin, since there are more of them than cores.
 test: .venv/ready-for-tests
-	$(BIN)/python -m pytest
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 # The documentation, into site/. It opens as files; its search needs a server: python -m http.server -d site
 docs: .venv/ready-for-tests

@@ -203,7 +203,7 @@ def test_any_file_is_trained_on_or_a_plain_error_and_is_never_changed(content, t
 
 def test_a_model_too_large_for_the_memory_is_a_plain_error():
     ended = run(
-        "train", "--data", "builtin", "--d-model", "80000000", "--heads", "1", "--d-ff", "8", "--out", "run"
+        "train", "--data", "builtin", "--d-model", str(1 << 42), "--heads", "1", "--d-ff", "8", "--out", "run"
     )
     assert ended.code == 2
     check_plain(ended)
