@@ -11,7 +11,7 @@ from mkdocs.structure.files import File, Files
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from docs.building.drawings import DRAWINGS, svg
-from docs.building.markdown import expanded, relinked
+from docs.building.markdown import expanded, named, relinked
 from docs.building.maths import with_mathml
 from docs.building.notebooks import as_page
 from docs.building.source import ROOT
@@ -58,7 +58,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if uri in ELSEWHERE:
         return relinked(markdown, {path: site for site, path in ELSEWHERE.items()})
     try:
-        return expanded(markdown)
+        return named(expanded(markdown), uri)
     except (ValueError, OSError, IndexError) as error:
         raise PluginError(f"{uri}: {error}") from None
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from docs.building.source import ROOT, excerpt
 
 SOURCE = re.compile(r'^!source (\S+)(?: from "([^"]+)")?(?: to "([^"]+)")?$', re.MULTILINE)
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")
 TABLE = re.compile(r"^!table (\S+) (\d+)$", re.MULTILINE)
 
 
@@ -33,6 +34,20 @@ def tables(path: str) -> list[str]:
     return re.findall(r"(?:^\|.*\n?)+", text, flags=re.MULTILINE)
 
 
+def named(markdown: str, page: str) -> str:
+    """The page, whose path in docs/ is ``page``, with the names of files instead of links to those that are
+    not part of the site: they lie in the repository, which the site can't lead to."""
+    here, root = (ROOT / "docs" / page).parent, ROOT.resolve()
+
+    def link(found: re.Match[str]) -> str:
+        path = (here / found[2].partition("#")[0]).resolve()
+        if not path.is_relative_to(root) or path.is_relative_to(root / "docs"):
+            return found[0]
+        return f"`{path.relative_to(root).as_posix()}`"
+
+    return LINK.sub(link, markdown)
+
+
 def relinked(markdown: str, pages: Mapping[str, str]) -> str:
     """A file of the repository as a page of the site: of its links to other files, those in ``pages`` lead
     to their page, and the rest become plain text."""
@@ -41,4 +56,4 @@ def relinked(markdown: str, pages: Mapping[str, str]) -> str:
         text, target = found.groups()
         return f"[{text}]({pages[target]})" if target in pages else text
 
-    return re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)", link, markdown)
+    return LINK.sub(link, markdown)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from docs.building.markdown import expanded, relinked
+from docs.building.markdown import expanded, named, relinked
 from docs.building.maths import with_mathml
 from docs.building.source import ROOT, excerpt
 
@@ -64,3 +64,9 @@ def test_formulas_become_mathml_and_what_is_not_understood_is_an_error():
 def test_links_of_a_file_of_the_repository_lead_to_pages_or_are_text():
     page = relinked("[a](A.md), [b](b.py), [c](https://c), ![d](d.png)", {"A.md": "a.md"})
     assert page == "[a](a.md), b, [c](https://c), ![d](d.png)"
+
+
+def test_files_that_are_not_on_the_site_are_named():
+    text = "[a](../memformers/memory.py), [b](method.md#top), [c](https://c), [d](#d), [e](how-to/train.md)"
+    assert named(text, "page.md") == text.replace("[a](../memformers/memory.py)", "`memformers/memory.py`")
+    assert named("[tests](../../tests)", "how-to/page.md") == "`tests`"
