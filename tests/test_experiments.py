@@ -12,8 +12,14 @@ EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
 
 def start(name, *arguments):
-    command = [sys.executable, str(EXPERIMENTS / name), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    return run(str(EXPERIMENTS / name), *arguments)
+
+
+def run(*arguments):
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=EXPERIMENTS.parent, capture_output=True, text=True, check=False, timeout=300
+    )
 
 
 @pytest.mark.parametrize("name", ["transformer_xl.py", "compressive_transformer.py", "compare.py"])
@@ -54,7 +60,7 @@ def test_no_rate_is_no_time():
 @pytest.mark.skipif(sys.platform != "linux", reason="a rank's process is found in /proc")
 def test_a_soak_ends_with_the_bits_of_the_undisturbed_training_and_a_table(tmp_path):
     pytest.importorskip("labml_app", reason="the dashboard's extra is not installed")
-    result = start("soak.py", "--steps", 30, "--every", 15, "--out", tmp_path / "soak.md")
+    result = run("-m", "experiments.soak", "--steps", 30, "--every", 15, "--out", tmp_path / "soak.md")
     assert result.returncode == 0, result.stdout + result.stderr
     text = (tmp_path / "soak.md").read_text(encoding="utf-8")
     assert "| SIGKILL, rank " in text
@@ -64,6 +70,6 @@ def test_a_soak_ends_with_the_bits_of_the_undisturbed_training_and_a_table(tmp_p
 
 
 def test_a_soak_without_a_fault_is_a_mistake():
-    result = start("soak.py", "--steps", 5)
+    result = run("-m", "experiments.soak", "--steps", 5)
     assert (result.returncode, "Traceback" in result.stderr) == (2, False)
     assert "every=100 must be between 10 and steps=5" in result.stderr

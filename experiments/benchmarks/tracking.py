@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 
-from experiments.soak import Dashboard, running, until
+from experiments.soak.programs import Dashboard, running, until
 from memformers.data.corpora import builtin_corpus
 from memformers.data.streams import training_segments
 from memformers.data.tokenizers import build_tokenizer

@@ -90,28 +90,39 @@ def go_on(
     if ranks.first:
         remove_leftovers(checkpoints)
     candidates = ranks.everyones([path.name for path in numbered(checkpoints)])[0]
+    if not candidates:
+        return state, cut_metrics(folder, 0) if ranks.first else 0
     for name in candidates:
-        path = checkpoints / name
-        try:
-            problem, found = "", read(path, model, state, config, corpus, ranks)
-        except ValueError as error:
-            problem, found = str(error), None
-        # All or none: a rank can't put its part of a weight in place without the others.
-        problems = [problem for problem in ranks.everyones(problem) if problem]
-        if not problems and found:
-            checkpoint, records = found
-            state = checkpoint.put(model, state.optimizer)
-            if ranks.first:
-                print(f"goes on at token {state.tokens:,}, from {path}")
-                note_other_environment(path, model.device)
-                for later in candidates[: candidates.index(name)]:
-                    set_aside(checkpoints / later)  # it would pass for the newest
-            return state, cut_metrics(folder, records) if ranks.first else records
+        found, problem = read_by_all(checkpoints / name, model, state, config, corpus, ranks)
+        if found:
+            break
         if ranks.first:
-            say_passed_over(path, problems[0])
-    if candidates:
+            say_passed_over(checkpoints / name, problem)
+    else:
         raise ValueError(f"{checkpoints} has {len(candidates)} checkpoints, and none that can be used.")
-    return state, cut_metrics(folder, 0) if ranks.first else 0
+    checkpoint, records = found
+    state = checkpoint.put(model, state.optimizer)
+    if ranks.first:
+        print(f"goes on at token {state.tokens:,}, from {checkpoints / name}")
+        note_other_environment(checkpoints / name, model.device)
+        for later in candidates[: candidates.index(name)]:
+            set_aside(checkpoints / later)  # it would pass for the newest
+        records = cut_metrics(folder, records)
+    return state, records
+
+
+def read_by_all(
+    path: Path, model: MemoryLM, state: TrainingState, config: TrainConfig, corpus: Corpus, ranks: Ranks
+) -> tuple[tuple[Checkpoint, int] | None, str]:
+    """What :func:`read` gives, or None and what was wrong, on all ranks alike: none can put its part of a
+    weight in place without the others."""
+    found, problem = None, ""
+    try:
+        found = read(path, model, state, config, corpus, ranks)
+    except ValueError as error:
+        problem = str(error)
+    problems = [problem for problem in ranks.everyones(problem) if problem]
+    return (None, problems[0]) if problems else (found, "")
 
 
 def read(

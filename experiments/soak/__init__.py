@@ -1,0 +1,1 @@
+"""A training on two processes to which something happens every so many steps."""
