@@ -8,7 +8,7 @@ from labml import monit
 
 from memformers.dashboard.runs import new_run_id, plan_run
 from memformers.data.corpora import BUILTIN, STAND_IN, Corpus, load_corpus
-from memformers.files import read_json, write_json, write_text
+from memformers.files import read_json, replacing, write_json
 from memformers.language_model import ModelName
 from memformers.probing.probe import ProbeConfig, probe
 from memformers.processes import run_module
@@ -89,7 +89,7 @@ def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume:
     if len(failed) == len(config.models):
         raise ValueError(f"no training ended well, so there is nothing to report; see {folder}.")
     with monit.section("Report"):
-        report = write_report(folder)
+        report = write_report(folder)  # before the probe too, whatever that meets
     try:
         probe(folder, ProbeConfig(positions=PROBED), choose_device(config.train.device))
         report = write_report(folder)
@@ -130,6 +130,7 @@ def pin_corpus(corpus: Corpus, folder: Path) -> str:
     if corpus.is_builtin:
         return BUILTIN
     if not Path(corpus.source).is_file():
-        write_text(folder / "corpus.txt", corpus.text)
+        with replacing(folder / "corpus.txt") as temporary:
+            temporary.write_bytes(corpus.text.encode("utf-8"))  # as text, some systems would change its lines
         return str((folder / "corpus.txt").resolve())
     return str(Path(corpus.source).resolve())

@@ -138,8 +138,8 @@ def fingerprint(model: MemoryLM) -> str:
 def load_checkpoint(folder: Path, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
     """The model and tokenizer in ``folder``: a run's, of which the newest checkpoint that is whole counts,
     a checkpoint's, or one that save_pretrained wrote with a tokenizer; else ValueError."""
-    if numbered(folder / CHECKPOINTS):
-        return newest_that_loads(folder / CHECKPOINTS, lambda path: load_model(path, device))[1]
+    if checkpoints := numbered(folder / CHECKPOINTS):
+        return newest_that_loads(checkpoints, lambda path: load_model(path, device))[1]
     if not (folder / "model.safetensors").is_file():
         raise ValueError(f"{folder} holds no checkpoint; name a run's folder, or a checkpoint's.")
     return load_model(folder, device)

@@ -56,5 +56,5 @@ def render_html(markdown: str, folder: Path) -> str:
                 data = base64.b64encode(png.read_bytes()).decode()
                 child.attrs["src"] = f"data:image/png;base64,{data}"
     body = parser.renderer.render(tokens, parser.options, {})
-    headline = markdown.partition("\n")[0].removeprefix("# ")
+    headline = "".join(child.content for child in tokens[1].children or [])  # the text, without its escapes
     return PAGE.format(title=html.escape(headline), body=body)

@@ -122,21 +122,25 @@ def numbered(parent: Path) -> list[Path]:
     return sorted(folders, key=lambda path: int(path.name), reverse=True)
 
 
-def newest_that_loads(parent: Path, load: Callable[[Path], T]) -> tuple[Path, T]:
-    """The highest-numbered folder in ``parent`` that ``load`` doesn't raise ValueError for, and what it
-    gave; those passed over are named on standard error. Raises ValueError if there is none."""
-    folders = numbered(parent)
+def say_passed_over(folder: Path, why: str) -> None:
+    """Name a checkpoint that can't be used."""
+    print(f"checkpoint {folder} is passed over: {' '.join(why.split())}", file=sys.stderr)
+
+
+def newest_that_loads(
+    folders: Sequence[Path],
+    load: Callable[[Path], T],
+    say: Callable[[Path, str], None] = say_passed_over,
+) -> tuple[Path, T]:
+    """The first of ``folders`` that ``load`` doesn't raise ValueError for, and what it gave; ``say`` is told
+    of those passed over, and why. Raises ValueError if there is none."""
     for folder in folders:
         try:
             return folder, load(folder)
         except ValueError as error:
-            say_passed_over(folder, str(error))
+            say(folder, str(error))
+    parent = folders[0].parent
     raise ValueError(f"{parent} has {len(folders)} checkpoints, and none that can be used.")
-
-
-def say_passed_over(folder: Path, why: str) -> None:
-    """Name a checkpoint that can't be used."""
-    print(f"checkpoint {folder} is passed over: {' '.join(why.split())}", file=sys.stderr)
 
 
 def remove(folder: Path) -> None:

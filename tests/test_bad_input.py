@@ -118,7 +118,7 @@ def _nothing_lost(request):
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """All files in a folder, but those that say how it is read or shown."""
+    """What is in each file of a folder."""
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 

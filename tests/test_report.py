@@ -135,6 +135,7 @@ def test_a_name_is_shown_as_it_is_and_reads_no_file(name, tmp_path):
     page = write_report(tmp_path / "run").read_text()
     shown = page.count(html.escape(name, quote=False)) + page.count(html.escape(name))
     assert shown >= 3  # title, headline, corpus
+    assert f"on {html.escape(name)}</title>" in page
     assert base64.b64encode(b"secret").decode() not in page
 
 

@@ -124,11 +124,11 @@ def test_the_newest_that_loads_is_taken_and_others_are_named_in_one_line(tmp_pat
         check_seal(folder)
         return "loaded"
 
-    assert newest_that_loads(tmp_path, load) == (tmp_path / "2", "loaded")
+    assert newest_that_loads(numbered(tmp_path), load) == (tmp_path / "2", "loaded")
     (line,) = capsys.readouterr().err.splitlines()
     assert str(tmp_path / "3") in line
     assert "a.txt is not what was written" in line
     for number in (1, 2):
         (tmp_path / f"{number}" / "manifest.json").unlink()
     with pytest.raises(ValueError, match="has 3 checkpoints, and none that can be used"):
-        newest_that_loads(tmp_path, load)
+        newest_that_loads(numbered(tmp_path), load)

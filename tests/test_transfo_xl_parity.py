@@ -187,7 +187,8 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(suffix, tmp_path)
         load_weights(path)
     assert "\n" not in str(error.value)
     assert not sprung.exists()
-    torch.load(path, weights_only=False)  # which does run it: else the test above would show nothing
+    # On purpose, of a trap made here that only makes a folder: one that never sprang would show nothing.
+    torch.load(path, weights_only=False)
     assert sprung.exists()
 
 

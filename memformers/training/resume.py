@@ -3,11 +3,11 @@
 import json
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from filelock import FileLock, Timeout
@@ -17,19 +17,21 @@ from memformers.environment import describe_environment
 from memformers.files import config_from_dict, read_json, write_text
 from memformers.language_model import MemoryLM, ModelConfig
 from memformers.run_folder import CHECKPOINTS, CONFIG, FACTS, METRICS
-from memformers.sealed import numbered, remove_leftovers, say_passed_over, set_aside
+from memformers.sealed import newest_that_loads, numbered, remove_leftovers, say_passed_over, set_aside
 from memformers.tracking import flatten
 from memformers.training.checkpoints import ABOUT, Checkpoint, read_about, read_checkpoint
 from memformers.training.config import TrainConfig
 from memformers.training.ranks import Ranks
 from memformers.training.state import TrainingState
 
+T = TypeVar("T")
 MAY_DIFFER = {
     "data", "device", "checkpoint_every", "keep_checkpoints", "skip_bad_steps",
     "parallel", "accumulate", "activation_checkpointing",
 }  # fmt: skip
 """Settings that a resumed training may have otherwise: none changes what is learned from a good step but by
-rounding, and the text itself is compared, not where it lies."""
+rounding, and the text itself is compared, not where it lies. With dropout, ``accumulate`` may not: other
+parts of a batch draw other numbers."""
 
 
 def check_same_config(config: TrainConfig, folder: Path) -> None:
@@ -51,11 +53,8 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     """Where two configs would train differently, in words; empty if nowhere."""
     # As JSON has them, which knows no tuples.
     old, new = (dict(flatten(json.loads(json.dumps(config)))) for config in (before, now))
-    names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
-    if new.get("model.dropout"):
-        names -= MAY_DIFFER - {"accumulate"}  # other parts drop out otherwise
-    else:
-        names -= MAY_DIFFER
+    may_differ = MAY_DIFFER - {"accumulate"} if new.get("model.dropout") else MAY_DIFFER
+    names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)} - may_differ
     if ModelConfig().vocab_size in (old.get("model.vocab_size"), new.get("model.vocab_size")):
         names.discard("model.vocab_size")  # left to the text
     return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in sorted(names))
@@ -89,40 +88,36 @@ def go_on(
     ranks, checkpoints = ranks or Ranks(), folder / CHECKPOINTS
     if ranks.first:
         remove_leftovers(checkpoints)
-    candidates = ranks.everyones([path.name for path in numbered(checkpoints)])[0]
-    if not candidates:
+    names = ranks.everyones([path.name for path in numbered(checkpoints)])[0]
+    if not names:
         return state, cut_metrics(folder, 0) if ranks.first else 0
-    for name in candidates:
-        found, problem = read_by_all(checkpoints / name, model, state, config, corpus, ranks)
-        if found:
-            break
-        if ranks.first:
-            say_passed_over(checkpoints / name, problem)
-    else:
-        raise ValueError(f"{checkpoints} has {len(candidates)} checkpoints, and none that can be used.")
-    checkpoint, records = found
+    folders = [checkpoints / name for name in names]
+    path, (checkpoint, records) = newest_that_loads(
+        folders,
+        lambda path: alike_on_all(lambda: read(path, model, state, config, corpus, ranks), ranks),
+        say_passed_over if ranks.first else lambda *_: None,
+    )
     state = checkpoint.put(model, state.optimizer)
     if ranks.first:
-        print(f"goes on at token {state.tokens:,}, from {checkpoints / name}")
-        note_other_environment(checkpoints / name, model.device)
-        for later in candidates[: candidates.index(name)]:
-            set_aside(checkpoints / later)  # it would pass for the newest
+        print(f"goes on at token {state.tokens:,}, from {path}")
+        note_other_environment(path, model.device)
+        for later in folders[: folders.index(path)]:
+            set_aside(later)  # it would pass for the newest
         records = cut_metrics(folder, records)
     return state, records
 
 
-def read_by_all(
-    path: Path, model: MemoryLM, state: TrainingState, config: TrainConfig, corpus: Corpus, ranks: Ranks
-) -> tuple[tuple[Checkpoint, int] | None, str]:
-    """What :func:`read` gives, or None and what was wrong, on all ranks alike: none can put its part of a
-    weight in place without the others."""
-    found, problem = None, ""
+def alike_on_all(make: Callable[[], T], ranks: Ranks) -> T:
+    """What ``make`` gives; a ValueError that it raises on one rank is raised on all."""
+    made, problem = None, ""
     try:
-        found = read(path, model, state, config, corpus, ranks)
+        made = make()
     except ValueError as error:
         problem = str(error)
-    problems = [problem for problem in ranks.everyones(problem) if problem]
-    return (None, problems[0]) if problems else (found, "")
+    if problems := [problem for problem in ranks.everyones(problem) if problem]:
+        raise ValueError(problems[0])
+    assert made is not None
+    return made
 
 
 def read(
