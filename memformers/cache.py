@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from memformers.attention import Affine, fold, nearest_mask, standardized
+from memformers.attention import nearest_mask
 from memformers.kernels.dispatch import relative_attention
 from memformers.layers import MemoryLayer
+from memformers.projection import Affine, fold, standardized
 
 ALIGNED = 16
 """Rooms are multiples of so many columns: rows that begin at a cache line are read faster."""

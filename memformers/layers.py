@@ -33,8 +33,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[S, B, D]`` to ``[S, B, D]``."""
-        hidden = self.dropout(self.layer1(x).relu_())  # [S, B, d_ff]
-        return self.layer2(hidden)
+        # Flat, since what is changed in place must not be a view: autograd would copy its gradient twice.
+        hidden = self.layer1(x.flatten(0, 1)).relu_()  # [S·B, d_ff]
+        return self.layer2(self.dropout(hidden)).view_as(x)
 
 
 class MemoryLayer(nn.Module):
@@ -82,7 +83,7 @@ class MemoryLayer(nn.Module):
         """Attention of ``x [S, B, D]`` over ``past`` and itself, all normalized first in pre-norm."""
         past = [memory for memory in past if len(memory)]
         if past:
-            return self.self_attn.over_memory(x, torch.cat(past), self.norm_before_attention, mask)
+            return self.self_attn.over_memory(x, past, self.norm_before_attention, mask)
         z = self.attention_input(x)
         return self.self_attn(query=z, key=z, value=z, mask=mask)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from memformers.kernels.blocked.terms import Terms, ascending, exact
 from memformers.kernels.blocked.tiling import blocks, count_scores
-from memformers.kernels.layout import sequence_first
+from memformers.kernels.layout import features_first, sequence_first
 
 KEPT = 1 << 24
 """Probabilities kept for the backward pass, at most: 64 MiB in float32. Beyond, a block's are computed
@@ -67,8 +67,8 @@ def blocked_attention(
         if keep:
             kept.append(probabilities)
         used = terms.not_dropped(probabilities).to(query.dtype)
-        context = torch.bmm(used, block.pairs(value, block.keys))  # [n, s, E]
-        block.of(out, block.queries).copy_(block.unpair(context))
+        context = torch.bmm(used, block.columns(value).transpose(1, 2))  # [n, s, E]
+        block.rows(out).copy_(block.unpair(context))
     if dropout_prob:
         out.mul_(terms.scale_up)
     return out, kept
@@ -91,53 +91,53 @@ def blocked_attention_backward(
     """The gradients of query, key, value, r, u, v and s, of their shapes, from that of the output,
     ``[B, H, S, E]``; empty ones where v or s is None."""
     terms = Terms(query, key, r, u, v, s, seed, dropout_prob)
-    d_query = sequence_first(query)
-    d_key, d_value = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (key, value))
-    d_r, d_u, d_s = (torch.zeros_like(x) for x in (terms.r, terms.u, terms.r[..., 0]))
-    r_descending = terms.r.to(query.dtype)
+    E = query.shape[-1]
+    d_query, d_key, d_value = sequence_first(query), features_first(key), features_first(value)
+    d_table, d_u, d_v = (torch.zeros_like(x) for x in (terms.table, terms.u, terms.u))
+    vectors = terms.table[:, :E].to(query.dtype)  # r by descending distance
     grad = grad * terms.scale_up if dropout_prob else grad
     gradients = torch.empty_like(terms.workspace)
-    workspace = terms.workspace.to(query.dtype)
+    workspace = torch.empty_like(terms.workspace, dtype=query.dtype)
     scores = None if kept else torch.empty_like(terms.workspace)
+    before = None
     for i, block in enumerate(blocks(query, key)):
         content, position = (x.to(query.dtype) for x in terms.biased_queries(block))  # [n, s, E], [h, s·b, E]
         probabilities = kept[i] if kept else terms.probabilities(block, block.scores(scores, terms.dtype))
         # Contiguous, since the transposed products that follow lose a fifth of their speed on rows far apart.
-        d_context = block.pairs(grad, block.queries).contiguous()  # [n, s, E]
-        block.accumulate(d_value, terms.not_dropped(probabilities).to(query.dtype), d_context)
+        d_context = block.pairs(grad).contiguous()  # [n, s, E]
+        block.accumulate(d_value, d_context, terms.not_dropped(probabilities).to(query.dtype))
 
         # Softmax: dS = P ∘ (dP − rowsum(dP ∘ P)).
-        values, keys = (block.pairs(x, block.keys).to(terms.dtype) for x in (value, key))  # [n, k, E]
         d_scores = block.scores(gradients, terms.dtype)  # [n, s, k]
-        torch.bmm(d_context.to(terms.dtype), values.transpose(1, 2), out=d_scores)
+        torch.bmm(d_context.to(terms.dtype), block.columns(value).to(terms.dtype), out=d_scores)
         if dropout_prob:
             d_scores.mul_(probabilities > 0)
             probabilities = probabilities.abs()
         torch._softmax_backward_data(d_scores, probabilities, -1, terms.dtype, grad_input=d_scores)
-        by_distance, by_key = block.split(workspace)  # [h, s·b, k + 1], [b, h, s, k]
-        block.clear_unused(workspace)
+        by_distance, by_key = block.split(workspace)  # [h, s·b, w], [b, h, s, k]
+        if block.shape != before:  # what isn't in the view by key stays 0
+            workspace.zero_()
+            before = block.shape
         by_key.copy_(block.unpair(d_scores))
 
-        # u and v are added to every query: their gradients are those of all queries together.
-        at_keys = d_scores.sum(1, keepdim=True)  # [n, 1, k]
-        d_u[block.heads] += block.unpair(torch.bmm(at_keys, keys)).sum((0, 2))
-        d_s[block.heads, block.distances] += by_distance.sum(1, dtype=terms.dtype)
-
         d_scores = d_scores.to(query.dtype)
-        block.accumulate(d_key, d_scores, content)
-        d_content = block.unpair(torch.bmm(d_scores, block.pairs(key, block.keys)))  # [b, h, s, E]
-        d_position = block.unrow(torch.bmm(by_distance, r_descending[block.heads, block.distances]))
-        d_r[block.heads, block.distances] += torch.bmm(by_distance.transpose(1, 2), position)
-        block.of(d_query, block.queries).copy_(d_content.add_(d_position))
-    d_v = torch.einsum("hd,hde->he", d_s, terms.r)
+        block.accumulate(d_key, content, d_scores)
+        d_table[block.heads, :, block.distances] += torch.bmm(position.transpose(1, 2), by_distance)
+        d_content = block.unpair(torch.bmm(d_scores, block.columns(key).transpose(1, 2)))
+        r_of_block = vectors[block.heads, :, block.distances].transpose(1, 2)
+        d_position = block.unrow(torch.bmm(by_distance, r_of_block))  # [b, h, s, E]
+        d_u[block.heads] += d_content.sum((0, 2), dtype=terms.dtype)
+        d_v[block.heads] += d_position.sum((0, 2), dtype=terms.dtype)
+        block.rows(d_query).copy_(d_content.add_(d_position))
+    d_distances = ascending(d_table, key.shape[2])  # [H, E or E + 1, K]
     return (
         d_query.mul_(terms.scale),
         d_key,
         d_value,
-        ascending(d_r, r),
+        d_distances[:, :E].transpose(1, 2).to(r.dtype).contiguous(),
         (d_u * terms.scale).to(u.dtype),
         u.new_empty(0) if v is None else (d_v * terms.scale).to(v.dtype),
-        r.new_empty(0) if s is None else ascending(d_s * terms.scale, s),
+        r.new_empty(0) if s is None else (d_distances[:, E] * terms.scale).to(s.dtype),
     )
 
 
@@ -178,7 +178,15 @@ def _(
     def fresh(x: Tensor | None) -> Tensor:
         return u.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
 
-    return sequence_first(query), fresh(key), fresh(value), fresh(r), fresh(u), fresh(v), fresh(s)
+    return (
+        sequence_first(query),
+        features_first(key),
+        features_first(value),
+        fresh(r),
+        fresh(u),
+        fresh(v),
+        fresh(s),
+    )
 
 
 def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

@@ -1,12 +1,13 @@
 """How scores are cut into blocks, and how a block lies in memory.
 
 The relative shift costs nothing. A block's position scores are one matrix product a head, W
-``[h, s·b, K + 1]``: rows by query and stream, columns by descending distance K … 0. Query i's score
-for key j, at distance d = K − s + i − j, stands in column K − d = s − i + j of its row. From one query
-to the next a row begins b·(K + 1) elements later, and the column moves one back: so the same memory,
-read from element s on with b·(K + 1) − 1 elements from query to query, *is* the position score by key.
-The gradient of the scores, written through that view, is the gradient of W. (What the view shows as a
-score of the future are entries that no distance uses: column K, and distances longer than query i has.)
+``[h, s·b, w]``: rows by query and stream, columns by descending distance w−1 … 0, with w > k. Query i's
+score for key j, at distance d = k − s + i − j, stands in column w − 1 − d = w − 1 − k + s − i + j of its
+row. From one query to the next a row begins b·w elements later, and the column moves one back: so the same
+memory, read from element w − 1 − k + s on with b·w − 1 elements from query to query, *is* the position
+score by key. The gradient of the scores, written through that view, is the gradient of W. (What the view
+shows as a score of the future are entries that no distance uses: distances of k and more, and those longer
+than query i has.)
 """
 
 from collections.abc import Iterator
@@ -15,10 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-WORKSPACE = 1 << 20
-"""Scores in a block of several heads or streams, at most: 4 MiB in float32."""
+WORKSPACE = 1 << 21
+"""Scores in a block of several heads or streams, at most: 8 MiB in float32."""
 QUERIES = 256
 """Queries in a block, at most; so few of the keys that the causal mask hides are computed."""
+ALIGNED = 16
+"""The rows of W are a multiple of this: matrix products write them faster."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +43,27 @@ class Block:
         h, b, s, k = (p.stop - p.start for p in (self.heads, self.streams, self.queries, self.keys))
         return h, b, s, k
 
-    def of(self, x: Tensor, positions: slice) -> Tensor:
-        """The block's part ``[b, h, t, E]`` of ``x [B, H, ·, E]``."""
-        return x[self.streams, self.heads, positions]
+    @property
+    def row(self) -> int:
+        """w, how many distances stand in a row of W."""
+        return self.distances.stop - self.distances.start
 
-    def pairs(self, x: Tensor, positions: slice) -> Tensor:
-        """That part by pairs of stream and head, ``[n, t, E]`` with n = b·h; a view where the memory
+    def rows(self, x: Tensor) -> Tensor:
+        """Its queries' part ``[b, h, s, E]`` of ``x [B, H, S, E]``."""
+        return x[self.streams, self.heads, self.queries]
+
+    def pairs(self, x: Tensor) -> Tensor:
+        """That part by pairs of stream and head, ``[n, s, E]`` with n = b·h; a view where the memory
         of ``x`` is sequence first, since a block has all heads or one stream."""
-        return self.of(x, positions).permute(2, 0, 1, 3).flatten(1, 2).transpose(0, 1)
+        return self.rows(x).permute(2, 0, 1, 3).flatten(1, 2).transpose(0, 1)
+
+    def columns(self, x: Tensor) -> Tensor:
+        """Its keys' part ``[n, E, k]`` of ``x [B, H, K, E]``, a view likewise, and where the memory of ``x`` is
+        ``[B, H, E, K]``."""
+        return x[self.streams, self.heads, self.keys].transpose(2, 3).flatten(0, 1)
 
     def unpair(self, x: Tensor) -> Tensor:
-        """``[n, t, ·]`` by streams and heads again, ``[b, h, t, ·]``."""
+        """``[n, s, ·]`` by streams and heads again, ``[b, h, s, ·]``."""
         h, b, _, _ = self.shape
         return x.unflatten(0, (b, h))
 
@@ -67,31 +80,21 @@ class Block:
         return workspace[: b * h * s * k].view(b * h, s, k)
 
     def split(self, workspace: Tensor) -> tuple[Tensor, Tensor]:
-        """The same memory read by descending distance, ``[h, s·b, k + 1]``, and by key,
-        ``[b, h, s, k]``."""
+        """The same memory read by descending distance, ``[h, s·b, w]``, and by key, ``[b, h, s, k]``."""
         h, b, s, k = self.shape
-        row = k + 1
-        by_distance = workspace[: h * s * b * row].view(h, s * b, row)
-        by_key = workspace.as_strided((b, h, s, k), (row, s * b * row, b * row - 1, 1), s)
+        w = self.row
+        by_distance = workspace[: h * s * b * w].view(h, s * b, w)
+        by_key = workspace.as_strided((b, h, s, k), (w, s * b * w, b * w - 1, 1), w - 1 - k + s)
         return by_distance, by_key
 
-    def clear_unused(self, workspace: Tensor) -> None:
-        """Set what is in the view by distance, ``[h, s·b, k + 1]``, and not in the view by key to 0: one
-        number between any two rows of a head that belong to the same query, and what comes before its
-        first row."""
-        h, b, s, k = self.shape
-        row = k + 1
-        workspace[: h * s * b * row].view(h, s * b * row)[:, :s] = 0.0
-        workspace.as_strided((h, s, b - 1), (s * b * row, b * row - 1, row), s + k).zero_()
-
-    def accumulate(self, gradient: Tensor, scores: Tensor, x: Tensor) -> None:
-        """Into ``gradient [B, H, K, E]``, the product of ``scores [n, s, k]`` and ``x [n, s, E]``
-        over queries. The segment's last queries come first, and their keys are all that there are."""
-        target = self.of(gradient, self.keys).view(len(scores), -1, x.shape[-1])
+    def accumulate(self, gradient: Tensor, x: Tensor, scores: Tensor) -> None:
+        """Into ``gradient [B, H, K, E]``, the product of ``x [n, s, E]`` and ``scores [n, s, k]`` over
+        queries. The segment's last queries come first, and their keys are all that there are."""
+        target = self.columns(gradient)
         if self.last:
-            torch.bmm(scores.transpose(1, 2), x, out=target)
-        else:
-            target.baddbmm_(scores.transpose(1, 2), x)
+            torch.bmm(x.transpose(1, 2), scores, out=target)
+        else:  # a product into part of every row would be one a pair, each on its own
+            target += torch.bmm(x.transpose(1, 2), scores)
 
 
 def blocks(query: Tensor, key: Tensor) -> Iterator[Block]:
@@ -103,17 +106,23 @@ def blocks(query: Tensor, key: Tensor) -> Iterator[Block]:
     s = min(S, QUERIES)
     n = 1 << max((WORKSPACE // (s * K)).bit_length() - 1, 1)
     h, b = min(H, n), max(min(B, n // H), 1)
-    for stream in range(0, B, b):
-        for head in range(0, H, h):
-            for stop in range(S, 0, -s):
+    for stop in range(S, 0, -s):
+        k = K - S + stop
+        for stream in range(0, B, b):
+            for head in range(0, H, h):
                 yield Block(
                     heads=slice(head, min(head + h, H)),
                     streams=slice(stream, min(stream + b, B)),
                     queries=slice(max(stop - s, 0), stop),
-                    keys=slice(0, K - S + stop),
-                    distances=slice(S - stop, K + 1),
+                    keys=slice(0, k),
+                    distances=slice(K - k + unused(K) - unused(k), K + unused(K)),
                     last=stop == S,
                 )
+
+
+def unused(k: int) -> int:
+    """How many columns of W, at least one, a block of ``k`` keys has before those of its distances."""
+    return ALIGNED - k % ALIGNED
 
 
 def count_scores(query: Tensor, key: Tensor) -> int:
@@ -125,5 +134,6 @@ def count_scores(query: Tensor, key: Tensor) -> int:
 def largest_block(query: Tensor, key: Tensor) -> int:
     """How many numbers a workspace for ``query [B, H, S, E]`` and ``key [B, H, K, E]`` must hold, by distance
     or by key."""
-    h, b, s, k = next(blocks(query, key)).shape
-    return h * b * s * (k + 1) + s
+    first = next(blocks(query, key))
+    h, b, s, _ = first.shape
+    return h * b * s * first.row
