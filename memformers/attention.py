@@ -1,6 +1,5 @@
 """Multi-head attention over memory and segment, aware of distances and not of absolute positions."""
 
-from collections.abc import Sequence
 from typing import get_args
 
 import torch
@@ -114,37 +113,35 @@ class RelativeMultiHeadAttention(nn.Module):
         return attention_probabilities(query, key, **self.distance_terms(key.shape[2]), mask=mask)
 
     def over_memory(
-        self, x: Tensor, past: Sequence[Tensor], norm: nn.LayerNorm | None, mask: Tensor | None = None
+        self, x: Tensor, past: Tensor, norm: nn.LayerNorm | None, mask: Tensor | None = None
     ) -> Tensor:
         """What ``forward`` gives for ``query=norm(x)`` and ``key=value=norm([past; x])``, with less work.
 
-        ``x [S, B, D]`` and the parts of ``past``, ``[·, B, D]`` in order of time, are not normalized yet, or
-        stay as they are for a norm of None; returns ``[S, B, D]``. Scale γ and shift β of ``norm`` are moved
-        into the weights, W(γ ∘ x̂ + β) = (W ∘ γ)x̂ + Wβ. So of the past only x̂ is needed, which has nothing
-        to learn, and no gradient is computed for every remembered position just to be summed into γ's and
-        β's.
+        ``x [S, B, D]`` and ``past [M, B, D]`` are not normalized yet, or stay as they are for a norm of
+        None; returns ``[S, B, D]``. Scale γ and shift β of ``norm`` are moved into the weights,
+        W(γ ∘ x̂ + β) = (W ∘ γ)x̂ + Wβ. So of the past only x̂ is needed, which has nothing to learn, and
+        no gradient is computed for every remembered position just to be summed into γ's and β's.
         """
-        parts = [standardized(norm, part) for part in (*past, x)]  # x̂
-        query = project(parts[-1:], fold(norm, self.query))  # [S, B, D]
+        x, past = standardized(norm, x), standardized(norm, past)  # x̂
+        query = project([x], fold(norm, self.query))  # [S, B, D]
         key_map, value_map = fold(norm, self.key), fold(norm, self.value)
-        if mask is None and self._worth_absorbing(x, sum(map(len, past))):
-            return self._absorbed(query, parts, key_map, value_map)
-        key, value = (project(parts, one) for one in (key_map, value_map))  # [K, B, D]
+        if mask is None and self._worth_absorbing(x, past):
+            return self._absorbed(query, past, x, key_map, value_map)
+        key, value = (project([past, x], one) for one in (key_map, value_map))  # [K, B, D]
         return self.attend(query, key, value, mask)
 
-    def _worth_absorbing(self, x: Tensor, M: int) -> bool:
-        """Whether to project the queries of ``x [S, B, D]`` instead of the keys of M remembered positions:
-        for segments half as short as a head is wide, over memories several times as long. Measured on CPU
-        only, in float32; autocast would round the scores."""
-        S = len(x)
+    def _worth_absorbing(self, x: Tensor, past: Tensor) -> bool:
+        """Whether to project the segment's queries instead of the memory's keys: for segments half as
+        short as a head is wide, over memories several times as long. Measured on CPU only, in float32;
+        autocast would round the scores."""
+        S, M = len(x), len(past)
         short = 2 * S * self.heads <= self.d_model and M >= 4 * S
         exact = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
         return short and exact and self.kernel == "auto" and not self._dropping
 
-    def _absorbed(self, query: Tensor, parts: list[Tensor], key_map: Affine, value_map: Affine) -> Tensor:
-        """Attention of ``query [S, B, D]`` over the unprojected ``parts [·, B, D]``, the last the segment's.
-        Every key has the same bias, which a softmax doesn't notice; and every value, which is added once."""
-        past, x = torch.cat(parts[:-1]), parts[-1]
+    def _absorbed(self, query: Tensor, past: Tensor, x: Tensor, key_map: Affine, value_map: Affine) -> Tensor:
+        """Attention of ``query [S, B, D]`` over the unprojected ``past`` and ``x``. Every key has the same
+        bias, which a softmax doesn't notice; and every value, which is added once."""
         S, K = len(x), len(past) + len(x)
         self._check_positions(K)
         w_key, w_value = (rearrange(w, "(h e) d -> h e d", h=self.heads) for w, _ in (key_map, value_map))

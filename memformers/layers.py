@@ -83,7 +83,7 @@ class MemoryLayer(nn.Module):
         """Attention of ``x [S, B, D]`` over ``past`` and itself, all normalized first in pre-norm."""
         past = [memory for memory in past if len(memory)]
         if past:
-            return self.self_attn.over_memory(x, past, self.norm_before_attention, mask)
+            return self.self_attn.over_memory(x, torch.cat(past), self.norm_before_attention, mask)
         z = self.attention_input(x)
         return self.self_attn(query=z, key=z, value=z, mask=mask)
 

@@ -158,13 +158,12 @@ def over_memory_and_plainly(attention, S, M, mask=None):
     torch.nn.init.normal_(norm.weight)
     torch.nn.init.normal_(norm.bias)
     x, past = torch.randn(S, 2, 12, requires_grad=True), torch.randn(M, 2, 12)
-    parts = past[: M // 3], past[M // 3 :]
     context = norm(torch.cat((past, x)))
     plain = attention(query=norm(x), key=context, value=context, mask=mask)
     learning = [x, *attention.parameters(), *norm.parameters()]
     weight = torch.randn_like(plain)
     results = []
-    for output in (attention.over_memory(x, parts, norm, mask), plain):
+    for output in (attention.over_memory(x, past, norm, mask), plain):
         results.append([output, *torch.autograd.grad(output, learning, weight)])
     return results
 
@@ -203,5 +202,5 @@ def test_short_segments_over_long_memories_need_no_keys(monkeypatch):
         absorbs.append(bool(calls))
     assert absorbs == [True, False, False]
     calls.clear()
-    attention.train().over_memory(torch.randn(2, 2, 12), [torch.randn(8, 2, 12)], torch.nn.LayerNorm(12))
+    attention.train().over_memory(torch.randn(2, 2, 12), torch.randn(8, 2, 12), torch.nn.LayerNorm(12))
     assert not calls, "it can't drop probabilities"

@@ -58,8 +58,8 @@ class Block:
         return self.rows(x).permute(2, 0, 1, 3).flatten(1, 2).transpose(0, 1)
 
     def columns(self, x: Tensor) -> Tensor:
-        """Its keys' part ``[n, E, k]`` of ``x [B, H, K, E]``, a view likewise, and where the memory of ``x`` is
-        ``[B, H, E, K]``."""
+        """Its keys' part ``[n, E, k]`` of ``x [B, H, K, E]``, a view likewise, and one where the memory of
+        ``x`` is features first."""
         return x[self.streams, self.heads, self.keys].transpose(2, 3).flatten(0, 1)
 
     def unpair(self, x: Tensor) -> Tensor:
