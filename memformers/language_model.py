@@ -26,7 +26,7 @@ from memformers.compressive import (
 )
 from memformers.decoding import Decoder, Rereader, write
 from memformers.files import config_from_dict, read_json, replacing, write_json
-from memformers.memory import Memory, compress_oldest, extend, keep_newest
+from memformers.memory import Memory, compress_oldest, keep_newest
 from memformers.model_config import ModelConfig as ModelConfig
 from memformers.model_config import ModelName as ModelName
 from memformers.sampling import Sampling, seeded
@@ -134,10 +134,11 @@ class MemoryLM(nn.Module):
         config, no_loss = self.config, inputs[0].new_zeros(())
         if not isinstance(self.transformer, CompressiveTransformer):
             mem_len = config.mem_len if config.model == "transformer-xl" else 0
-            return keep_newest(extend(memory, inputs), mem_len), no_loss
+            return keep_newest(memory, inputs, mem_len), no_loss
         layers = cast(list[CompressiveTransformerLayer], list(self.transformer.layers))
         memory, compressed = compress_oldest(
-            extend(memory, inputs),
+            memory,
+            inputs,
             [layer.compress for layer in layers],
             mem_len=config.mem_len,
             c_mem_len=config.c_mem_len,

@@ -1,8 +1,8 @@
 """What a model remembers between segments, as a value, and how it grows, is compressed and is cut.
 
-Every function takes a :class:`Memory` and returns a new one; nothing here or in a model is kept on
-a module. At every moment each past position is in exactly one place: in the memory, in one slot of
-the compressed memory, or forgotten from the far end.
+Each step gives a new :class:`Memory`; nothing here or in a model is kept on a module. At every moment
+each past position is in exactly one place: in the memory, in one slot of the compressed memory, or
+forgotten from the far end.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,17 +35,10 @@ class Memory:
         return len(self.c_mem[0]) if self.c_mem else 0
 
 
-def extend(memory: Memory | None, inputs: Sequence[Tensor]) -> Memory:
-    """The memory with a segment's layer inputs, ``[S, B, D]`` a layer, appended."""
-    if memory is None or not memory.mem:
-        return Memory(tuple(inputs), memory.c_mem if memory else ())
-    grown = tuple(torch.cat((mem, x)) for mem, x in zip(memory.mem, inputs, strict=True))
-    return Memory(grown, memory.c_mem)
-
-
-def keep_newest(memory: Memory, mem_len: int) -> Memory:
-    """The memory cut to its newest ``mem_len`` positions: Transformer-XL forgets (section 3.2)."""
-    return Memory(tuple(newest(mem, mem_len) for mem in memory.mem), memory.c_mem)
+def keep_newest(memory: Memory, inputs: Sequence[Tensor], mem_len: int) -> Memory:
+    """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer: the newest ``mem_len``
+    positions of both; Transformer-XL forgets the others (section 3.2)."""
+    return Memory(tuple(newest(parts, mem_len) for parts in followed_by(memory.mem, inputs)), memory.c_mem)
 
 
 def slots_to_compress(length: int, mem_len: int, compression_rate: int) -> int:
@@ -53,21 +46,6 @@ def slots_to_compress(length: int, mem_len: int, compression_rate: int) -> int:
     slot stands for c whole positions, so n ≤ ⌊length / c⌋, and up to c − 1 positions may remain."""
     overflow = max(length - mem_len, 0)
     return min(-(-overflow // compression_rate), length // compression_rate)
-
-
-def split_oldest(memory: Memory, positions: int) -> tuple[tuple[Tensor, ...], Memory]:
-    """The oldest ``positions`` of each layer, ``[positions, B, D]``, and the memory without them."""
-    oldest = tuple(mem[:positions] for mem in memory.mem)
-    return oldest, Memory(tuple(mem[positions:] for mem in memory.mem), memory.c_mem)
-
-
-def append_compressed(memory: Memory, compressed: Sequence[Tensor], c_mem_len: int) -> Memory:
-    """The memory with new slots, ``[n, B, D]`` a layer, after its compressed ones, of which the
-    newest ``c_mem_len`` are kept; the slots are detached, since f_c learns from its own loss."""
-    slots = tuple(c.detach() for c in compressed)
-    if memory.c_mem:
-        slots = tuple(torch.cat(pair) for pair in zip(memory.c_mem, slots, strict=True))
-    return Memory(memory.mem, tuple(newest(c_mem, c_mem_len) for c_mem in slots))
 
 
 @dataclass(frozen=True)
@@ -81,30 +59,53 @@ class Compressed:
 
 def compress_oldest(
     memory: Memory,
+    inputs: Sequence[Tensor],
     compress: Sequence[Callable[[Tensor], Tensor]],
     *,
     mem_len: int,
     c_mem_len: int,
     compression_rate: int,
 ) -> tuple[Memory, Compressed | None]:
-    """Turn what overflows ``mem_len`` into compressed slots, by each layer's own f_c, ``[n·c, B, D]`` to
-    ``[n, B, D]``.
+    """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, of which what overflows
+    ``mem_len`` has become compressed slots, by each layer's own f_c, ``[n·c, B, D]`` to ``[n, B, D]``.
 
-    Returns the new memory and what was compressed, or None where nothing overflowed. Source:
-    Compressive Transformer (Rae et al. 2020, arXiv 1911.05507), section 3.1 and algorithm 1.
+    Returns it and what was compressed, or None where nothing overflowed. Slots are remembered without
+    gradient, since f_c learns from its own loss. Source: Compressive Transformer (Rae et al. 2020, arXiv
+    1911.05507), section 3.1 and algorithm 1.
     """
-    n = slots_to_compress(memory.mem_len, mem_len, compression_rate)
+    past = followed_by(memory.mem, inputs)
+    length = memory.mem_len + len(inputs[0])
+    n = slots_to_compress(length, mem_len, compression_rate)
+    mem = tuple(newest(parts, length - n * compression_rate) for parts in past)
     if n == 0:
-        return memory, None
-    old, memory = split_oldest(memory, n * compression_rate)
+        return Memory(mem, memory.c_mem), None
+    old = tuple(stretch(parts, 0, n * compression_rate) for parts in past)
     # In the memory's dtype, whatever autocast made of it.
-    new = tuple(f_c(mem).to(mem.dtype) for f_c, mem in zip(compress, old, strict=True))
-    return append_compressed(memory, new, c_mem_len), Compressed(old, new)
+    new = tuple(f_c(x).to(x.dtype) for f_c, x in zip(compress, old, strict=True))
+    slots = followed_by(memory.c_mem, [x.detach() for x in new])
+    return Memory(mem, tuple(newest(parts, c_mem_len) for parts in slots)), Compressed(old, new)
 
 
-def newest(mem: Tensor, length: int) -> Tensor:
-    """The last ``length`` positions of ``[M, B, D]``, or all where there are fewer."""
-    return mem[max(len(mem) - length, 0) :]
+def followed_by(past: Sequence[Tensor], new: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    """What follows each other in each layer, ``[·, B, D]``; an empty ``past`` is one of no positions."""
+    return list(zip(past, new, strict=True)) if past else [(x,) for x in new]
+
+
+def newest(parts: Sequence[Tensor], length: int) -> Tensor:
+    """The last ``length`` positions of :func:`stretch`'s ``parts``, or all where there are fewer."""
+    end = sum(map(len, parts))
+    return stretch(parts, max(end - length, 0), end)
+
+
+def stretch(parts: Sequence[Tensor], start: int, stop: int) -> Tensor:
+    """The positions from ``start`` to before ``stop`` of ``parts [·, B, D]``, which follow each other in
+    time. Copied only where they lie in several: a memory as long as a segment is that segment's inputs."""
+    pieces = []
+    for part in parts:
+        pieces.append(part[max(start, 0) : max(stop, 0)])
+        start, stop = start - len(part), stop - len(part)
+    pieces = [piece for piece in pieces if len(piece)]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces or [parts[0][:0]])
 
 
 def check_memory(name: str, mem: Sequence[Tensor], x: Tensor, n_layers: int) -> None:

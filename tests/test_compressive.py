@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from memformers import AttentionReconstructionLoss, Conv1dCompression
-from memformers.memory import Memory, compress_oldest, extend
+from memformers.memory import Memory, compress_oldest
 from tests.builders import small_compressive, small_lm
 
 
@@ -39,7 +39,8 @@ def test_segments_with_unlimited_memory_equal_one_pass(segment_len):
         output, new_mem = model(segment, memory.mem, memory.c_mem)
         outputs.append(output)
         memory, compressed = compress_oldest(
-            extend(memory, new_mem),
+            memory,
+            new_mem,
             [layer.compress for layer in model.layers],
             mem_len=200,
             c_mem_len=4,

@@ -1,5 +1,6 @@
 """Memory's promise: every past position is in exactly one place, in order, within bounds."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +8,6 @@ from hypothesis import strategies as st
 from memformers.memory import (
     Memory,
     compress_oldest,
-    extend,
     keep_newest,
     slots_to_compress,
 )
@@ -26,7 +26,7 @@ def positions(start: int, length: int, layers: int = 2) -> list[torch.Tensor]:
 def test_transformer_xl_remembers_the_newest_positions_in_order(segments, mem_len):
     memory, seen = Memory(()), 0
     for S in segments:
-        memory = keep_newest(extend(memory, positions(seen, S)), mem_len)
+        memory = keep_newest(memory, positions(seen, S), mem_len)
         seen += S
         for mem in memory.mem:
             assert mem.flatten().tolist() == list(range(max(seen - mem_len, 0), seen))
@@ -39,7 +39,8 @@ def test_every_position_is_in_exactly_one_place(segments, mem_len, c_mem_len, c)
     memory, seen = Memory(()), 0
     for S in segments:
         memory, _ = compress_oldest(
-            extend(memory, positions(seen, S)),
+            memory,
+            positions(seen, S),
             [lambda old: old[::c]] * 2,
             mem_len=mem_len,
             c_mem_len=c_mem_len,
@@ -69,7 +70,8 @@ def test_as_many_slots_as_needed_and_never_more_than_there_is(length, mem_len, c
 def test_a_memory_of_length_zero_and_an_odd_segment_work():
     """The seed implementation crashes here."""
     memory, compressed = compress_oldest(
-        extend(None, positions(0, 7)),
+        Memory(()),
+        positions(0, 7),
         [lambda old: old[::4]] * 2,
         mem_len=0,
         c_mem_len=4,
@@ -83,7 +85,8 @@ def test_a_memory_of_length_zero_and_an_odd_segment_work():
 def test_compressed_slots_are_remembered_without_gradient_and_returned_with_it():
     scale = torch.ones((), dtype=torch.float64, requires_grad=True)
     memory, compressed = compress_oldest(
-        extend(None, positions(0, 6, layers=1)),
+        Memory(()),
+        positions(0, 6, layers=1),
         [lambda old: scale * old[::2]],
         mem_len=2,
         c_mem_len=4,
@@ -92,6 +95,19 @@ def test_compressed_slots_are_remembered_without_gradient_and_returned_with_it()
     assert compressed is not None
     assert compressed.new[0].requires_grad
     assert not memory.c_mem[0].requires_grad
+
+
+def test_a_memory_no_longer_than_a_segment_is_that_segments_inputs_without_a_copy():
+    inputs = positions(5, 5)
+    memory = keep_newest(Memory(tuple(positions(0, 5))), inputs, mem_len=4)
+    assert [m.flatten().tolist() for m in memory.mem] == [[6, 7, 8, 9]] * 2
+    assert memory.mem[0].untyped_storage().data_ptr() == inputs[0].untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("mem_len", [0, 7])
+def test_any_other_memory_holds_no_more_than_it_shows(mem_len):
+    memory = keep_newest(Memory(tuple(positions(0, 6))), positions(6, 5), mem_len)
+    assert [m.untyped_storage().nbytes() for m in memory.mem] == [m.nbytes for m in memory.mem]
 
 
 def test_a_memory_knows_its_lengths():

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from memformers.memory import Memory, extend, keep_newest
+from memformers.memory import Memory, keep_newest
 from tests.builders import small_xl
 
 SCHEMES = ["learned", "sinusoidal"]
@@ -19,7 +19,7 @@ def test_segments_with_unlimited_memory_equal_one_pass(segment_len, norm, positi
     for segment in x.split(segment_len):
         output, new_mem = model(segment, memory.mem)
         outputs.append(output)
-        memory = extend(memory, new_mem)
+        memory = keep_newest(memory, new_mem, mem_len=130)
     torch.testing.assert_close(torch.cat(outputs), whole, rtol=0, atol=1e-10)
     for mem, layer_inputs in zip(memory.mem, inputs, strict=True):
         torch.testing.assert_close(mem, layer_inputs, rtol=0, atol=1e-10)
@@ -34,7 +34,7 @@ def test_a_short_memory_reaches_as_far_as_layers_times_memory():
         memory = Memory(())
         for segment in x.split(4):
             output, new_mem = model(segment, memory.mem)
-            memory = keep_newest(extend(memory, new_mem), 6)
+            memory = keep_newest(memory, new_mem, 6)
         return output[0]  # position 20
 
     reach = [

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from memformers.kernels.naive import relative_shift
 from memformers.language_model import ModelConfig
-from memformers.memory import Memory, compress_oldest, extend, keep_newest
+from memformers.memory import Memory, compress_oldest, keep_newest
 
 COLOURS = {"segment": "#56B4E9", "memory": "#F0A35E", "compressed memory": "#5CC5A5", "forgotten": "#EEEEEE"}
 INK, FAINT = "#222222", "#9A9A9A"
@@ -25,7 +25,7 @@ def memory_rolls() -> Figure:
     """Where each position of a text is after each segment: Transformer-XL."""
 
     def remember(memory: Memory, inputs: Tensor) -> Memory:
-        return keep_newest(extend(memory, [inputs]), mem_len=6)
+        return keep_newest(memory, [inputs], mem_len=6)
 
     return rolling(remember, "Transformer-XL, S = 4, M = 6")
 
@@ -37,8 +37,8 @@ def compression() -> Figure:
         return torch.stack((mem[::2, :, 0], mem[1::2, :, 1]), dim=-1)
 
     def remember(memory: Memory, inputs: Tensor) -> Memory:
-        grown = extend(memory, [inputs])
-        return compress_oldest(grown, [first_and_last], mem_len=4, c_mem_len=4, compression_rate=2)[0]
+        f_c = [first_and_last]
+        return compress_oldest(memory, [inputs], f_c, mem_len=4, c_mem_len=4, compression_rate=2)[0]
 
     return rolling(remember, "Compressive Transformer, S = 4, M = 4, C = 4 slots of c = 2")
 

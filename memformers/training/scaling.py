@@ -75,8 +75,8 @@ class Estimate:
     c_mem_bytes: int
     """Compressed memory of its streams, as values."""
     memory_storage_bytes: int
-    """What both take between steps: unless ``accumulate`` copies them, they are views of tensors that also
-    hold what was just forgotten, M + S positions and C + n slots."""
+    """What both take between steps: unless ``accumulate`` copies them, a memory no longer than a segment is
+    a view of that segment's inputs, S positions; and so are slots of the n that were made last."""
     activation_bytes: int
     """What the forward pass of a part of its streams keeps for the backward pass."""
     recomputed_bytes: int
@@ -109,7 +109,11 @@ def estimate(config: TrainConfig, ranks: int) -> Estimate:
     streams = config.batch_size // ranks
     part = streams // config.accumulate
     slot = streams * model.d_model * model.n_layers * FLOAT32  # one position of all layers' memory
-    forgotten = lengths.S + lengths.n if config.accumulate == 1 else 0
+    held = (
+        lengths.P
+        if config.accumulate > 1
+        else in_storage(lengths.M, lengths.S) + in_storage(lengths.C, lengths.n)
+    )
     return Estimate(
         parameters=parameters,
         tokens=config.batch_size * lengths.S,
@@ -120,11 +124,16 @@ def estimate(config: TrainConfig, ranks: int) -> Estimate:
         working_bytes=working_bytes(config, ranks),
         memory_bytes=lengths.M * slot,
         c_mem_bytes=lengths.C * slot,
-        memory_storage_bytes=(lengths.P + forgotten) * slot,
+        memory_storage_bytes=held * slot,
         activation_bytes=kept_bytes(config, lengths, part),
         recomputed_bytes=recomputed_bytes(config, lengths, part),
         sent_bytes=sent_bytes(config, ranks),
     )
+
+
+def in_storage(kept: int, new: int) -> int:
+    """Positions in the tensor that shows ``kept`` of them, ``new`` of which at most came at once."""
+    return max(kept, new) if kept else 0
 
 
 def check(config: TrainConfig, ranks: int) -> None:

@@ -12,8 +12,13 @@ def test_an_excerpt_is_the_lines_as_they_stand_without_the_docstring():
     lines = (ROOT / found.path).read_text(encoding="utf-8").splitlines()
     head, *body = found.code.splitlines()
     assert found.path == "memformers/memory.py"
-    assert lines[found.first_line - 1] == head == "def newest(mem: Tensor, length: int) -> Tensor:"
-    assert body == ["    return mem[max(len(mem) - length, 0) :]"]
+    assert (
+        lines[found.first_line - 1] == head == "def newest(parts: Sequence[Tensor], length: int) -> Tensor:"
+    )
+    assert body == [
+        "    end = sum(map(len, parts))",
+        "    return stretch(parts, max(end - length, 0), end)",
+    ]
 
 
 def test_an_excerpt_may_be_some_lines_of_a_method():
