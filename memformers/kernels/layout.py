@@ -7,9 +7,3 @@ def sequence_first(x: Tensor) -> Tensor:
     """An empty ``[B, H, T, E]`` like ``x`` whose memory is in the modules' order, ``[T, B, H, E]``."""
     B, H, T, E = x.shape
     return x.new_empty(T, B, H, E).permute(1, 2, 0, 3)
-
-
-def features_first(x: Tensor) -> Tensor:
-    """An empty ``[B, H, T, E]`` like ``x`` whose memory is ``[B, H, E, T]``: positions side by side."""
-    B, H, T, E = x.shape
-    return x.new_empty(B, H, E, T).transpose(2, 3)

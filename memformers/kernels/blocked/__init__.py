@@ -13,7 +13,7 @@ from torch import Tensor
 
 from memformers.kernels.blocked.terms import Terms, ascending, exact
 from memformers.kernels.blocked.tiling import blocks, count_scores
-from memformers.kernels.layout import features_first, sequence_first
+from memformers.kernels.layout import sequence_first
 
 KEPT = 1 << 24
 """Probabilities kept for the backward pass, at most: 64 MiB in float32. Beyond, a block's are computed
@@ -92,7 +92,8 @@ def blocked_attention_backward(
     ``[B, H, S, E]``; empty ones where v or s is None."""
     terms = Terms(query, key, r, u, v, s, seed, dropout_prob)
     E = query.shape[-1]
-    d_query, d_key, d_value = sequence_first(query), features_first(key), features_first(value)
+    d_query = sequence_first(query)
+    d_key, d_value = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (key, value))
     d_table, d_u, d_v = (torch.zeros_like(x) for x in (terms.table, terms.u, terms.u))
     vectors = terms.table[:, :E].to(query.dtype)  # r by descending distance
     grad = grad * terms.scale_up if dropout_prob else grad
@@ -105,7 +106,7 @@ def blocked_attention_backward(
         probabilities = kept[i] if kept else terms.probabilities(block, block.scores(scores, terms.dtype))
         # Contiguous, since the transposed products that follow lose a fifth of their speed on rows far apart.
         d_context = block.pairs(grad).contiguous()  # [n, s, E]
-        block.accumulate(d_value, d_context, terms.not_dropped(probabilities).to(query.dtype))
+        block.accumulate(d_value, terms.not_dropped(probabilities).to(query.dtype), d_context)
 
         # Softmax: dS = P ∘ (dP − rowsum(dP ∘ P)).
         d_scores = block.scores(gradients, terms.dtype)  # [n, s, k]
@@ -121,7 +122,7 @@ def blocked_attention_backward(
         by_key.copy_(block.unpair(d_scores))
 
         d_scores = d_scores.to(query.dtype)
-        block.accumulate(d_key, content, d_scores)
+        block.accumulate(d_key, d_scores, content)
         d_table[block.heads, :, block.distances] += torch.bmm(position.transpose(1, 2), by_distance)
         d_content = block.unpair(torch.bmm(d_scores, block.columns(key).transpose(1, 2)))
         r_of_block = vectors[block.heads, :, block.distances].transpose(1, 2)
@@ -178,15 +179,7 @@ def _(
     def fresh(x: Tensor | None) -> Tensor:
         return u.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
 
-    return (
-        sequence_first(query),
-        features_first(key),
-        features_first(value),
-        fresh(r),
-        fresh(u),
-        fresh(v),
-        fresh(s),
-    )
+    return sequence_first(query), fresh(key), fresh(value), fresh(r), fresh(u), fresh(v), fresh(s)
 
 
 def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

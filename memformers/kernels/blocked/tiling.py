@@ -58,8 +58,7 @@ class Block:
         return self.rows(x).permute(2, 0, 1, 3).flatten(1, 2).transpose(0, 1)
 
     def columns(self, x: Tensor) -> Tensor:
-        """Its keys' part ``[n, E, k]`` of ``x [B, H, K, E]``, a view likewise, and one where the memory of
-        ``x`` is features first."""
+        """Its keys' part ``[n, E, k]`` of ``x [B, H, K, E]``, a view likewise."""
         return x[self.streams, self.heads, self.keys].transpose(2, 3).flatten(0, 1)
 
     def unpair(self, x: Tensor) -> Tensor:
@@ -87,14 +86,14 @@ class Block:
         by_key = workspace.as_strided((b, h, s, k), (w, s * b * w, b * w - 1, 1), w - 1 - k + s)
         return by_distance, by_key
 
-    def accumulate(self, gradient: Tensor, x: Tensor, scores: Tensor) -> None:
-        """Into ``gradient [B, H, K, E]``, the product of ``x [n, s, E]`` and ``scores [n, s, k]`` over
+    def accumulate(self, gradient: Tensor, scores: Tensor, x: Tensor) -> None:
+        """Into ``gradient [B, H, K, E]``, the product of ``scores [n, s, k]`` and ``x [n, s, E]`` over
         queries. The segment's last queries come first, and their keys are all that there are."""
-        target = self.columns(gradient)
+        target = gradient[self.streams, self.heads, self.keys].flatten(0, 1)  # [n, k, E]
         if self.last:
-            torch.bmm(x.transpose(1, 2), scores, out=target)
-        else:  # a product into part of every row would be one a pair, each on its own
-            target += torch.bmm(x.transpose(1, 2), scores)
+            torch.bmm(scores.transpose(1, 2), x, out=target)
+        else:  # straight into part of every pair, it would be as many products as pairs
+            target += torch.bmm(scores.transpose(1, 2), x)
 
 
 def blocks(query: Tensor, key: Tensor) -> Iterator[Block]:
