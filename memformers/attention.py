@@ -3,6 +3,7 @@
 from typing import get_args
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
@@ -17,7 +18,7 @@ from memformers.attention_checks import (
 from memformers.kernels import absorbed, augmented
 from memformers.kernels.dispatch import KernelName, check_can_run, check_kernel, relative_attention
 from memformers.kernels.naive import attention_probabilities, causal_mask
-from memformers.projection import Affine, fold, project, standardized
+from memformers.projection import Affine, fold, standardized
 
 
 class RelativeMultiHeadAttention(nn.Module):
@@ -123,11 +124,12 @@ class RelativeMultiHeadAttention(nn.Module):
         no gradient is computed for every remembered position just to be summed into γ's and β's.
         """
         x, past = standardized(norm, x), standardized(norm, past)  # x̂
-        query = project([x], fold(norm, self.query))  # [S, B, D]
+        query = F.linear(x, *fold(norm, self.query))  # [S, B, D]
         key_map, value_map = fold(norm, self.key), fold(norm, self.value)
         if mask is None and self._worth_absorbing(x, past):
             return self._absorbed(query, past, x, key_map, value_map)
-        key, value = (project([past, x], one) for one in (key_map, value_map))  # [K, B, D]
+        key = torch.cat((F.linear(past, *key_map), F.linear(x, *key_map)))  # [K, B, D]
+        value = torch.cat((F.linear(past, *value_map), F.linear(x, *value_map)))  # [K, B, D]
         return self.attend(query, key, value, mask)
 
     def _worth_absorbing(self, x: Tensor, past: Tensor) -> bool:

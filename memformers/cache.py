@@ -47,7 +47,7 @@ class LayerCache:
 
     Both lie in the same buffers, so that a token attends to all with one product; the columns between
     and around them get no weight. Weights are those of the layer when this is made, with the scale and
-    shift of a norm before attention in them (:func:`memformers.attention.fold`), and 1/√E in the queries'.
+    shift of a norm before attention in them (:func:`memformers.projection.fold`), and 1/√E in the queries'.
 
     With a ``span``, each position sees so many of the newest, its own among them, and not all.
     """

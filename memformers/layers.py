@@ -34,7 +34,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[S, B, D]`` to ``[S, B, D]``."""
         # Flat, since what is changed in place must not be a view: autograd would copy its gradient twice.
-        hidden = self.layer1(x.flatten(0, 1)).relu_()  # [S·B, d_ff]
+        hidden = self.layer1(x.flatten(0, -2)).relu_()  # [S·B, d_ff]
         return self.layer2(self.dropout(hidden)).view_as(x)
 
 

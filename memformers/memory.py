@@ -18,7 +18,8 @@ class Memory:
 
     ``mem`` holds a tensor ``[M, B, D]`` a layer: that layer's inputs. ``c_mem`` holds a tensor
     ``[C, B, D]`` a layer, where each slot stands for ``compression_rate`` inputs older than all of
-    ``mem``; it is empty for a model that doesn't compress. Both carry no gradient.
+    ``mem``; it is empty for a model that doesn't compress. Both carry no gradient, but may be views of
+    what a backward pass still needs: don't change them in place.
     """
 
     mem: tuple[Tensor, ...]
@@ -79,7 +80,7 @@ def compress_oldest(
     mem = tuple(newest(parts, length - n * compression_rate) for parts in past)
     if n == 0:
         return Memory(mem, memory.c_mem), None
-    old = tuple(stretch(parts, 0, n * compression_rate) for parts in past)
+    old = tuple(cut(parts, 0, n * compression_rate) for parts in past)
     # In the memory's dtype, whatever autocast made of it.
     new = tuple(f_c(x).to(x.dtype) for f_c, x in zip(compress, old, strict=True))
     slots = followed_by(memory.c_mem, [x.detach() for x in new])
@@ -87,19 +88,21 @@ def compress_oldest(
 
 
 def followed_by(past: Sequence[Tensor], new: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-    """What follows each other in each layer, ``[·, B, D]``; an empty ``past`` is one of no positions."""
+    """Each layer's past and what follows it, ``[·, B, D]`` each; an empty ``past`` has no positions."""
     return list(zip(past, new, strict=True)) if past else [(x,) for x in new]
 
 
 def newest(parts: Sequence[Tensor], length: int) -> Tensor:
-    """The last ``length`` positions of :func:`stretch`'s ``parts``, or all where there are fewer."""
+    """The last ``length`` positions of ``parts [·, B, D]``, which follow each other in time, or all where
+    there are fewer."""
     end = sum(map(len, parts))
-    return stretch(parts, max(end - length, 0), end)
+    return cut(parts, max(end - length, 0), end)
 
 
-def stretch(parts: Sequence[Tensor], start: int, stop: int) -> Tensor:
+def cut(parts: Sequence[Tensor], start: int, stop: int) -> Tensor:
     """The positions from ``start`` to before ``stop`` of ``parts [·, B, D]``, which follow each other in
-    time. Copied only where they lie in several: a memory as long as a segment is that segment's inputs."""
+    time. Copied only where they lie in several: a memory no longer than a segment is a view of that
+    segment's inputs."""
     pieces = []
     for part in parts:
         pieces.append(part[max(start, 0) : max(stop, 0)])

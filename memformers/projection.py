@@ -1,8 +1,5 @@
-"""Keys, values and queries from what a layer reads: its norm and its linear maps, brought together."""
+"""A layer's norm and its linear maps, brought together in one map."""
 
-from collections.abc import Sequence
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -22,9 +19,3 @@ def fold(norm: nn.LayerNorm | None, linear: nn.Linear) -> Affine:
         return linear.weight, none if linear.bias is None else linear.bias
     bias = linear.weight @ norm.bias
     return linear.weight * norm.weight, bias if linear.bias is None else bias + linear.bias
-
-
-def project(parts: Sequence[Tensor], affine: Affine) -> Tensor:
-    """All of ``parts [·, B, D]``, in order of time, through the map and in one tensor, ``[·, B, out]``."""
-    projected = [F.linear(x, *affine) for x in parts]
-    return projected[0] if len(projected) == 1 else torch.cat(projected)

@@ -23,7 +23,7 @@ class Excerpt:
 
 
 def excerpt(name: str, first: str = "", last: str = "") -> Excerpt:
-    """The body of the function, method or class called ``name``, such as ``memformers.memory.extend``,
+    """The body of the function, method or class called ``name``, such as ``memformers.memory.keep_newest``,
     with its head and without its docstring; or only its lines from the first that contains ``first`` to
     the next that contains ``last``.
 

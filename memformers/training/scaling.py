@@ -75,8 +75,9 @@ class Estimate:
     c_mem_bytes: int
     """Compressed memory of its streams, as values."""
     memory_storage_bytes: int
-    """What both take between steps: unless ``accumulate`` copies them, a memory no longer than a segment is
-    a view of that segment's inputs, S positions; and so are slots of the n that were made last."""
+    """What both take between steps. A memory no longer than a segment is a view of that segment's inputs and
+    holds all S of them; likewise compressed slots no more than the n made last. Longer ones, and all with
+    ``accumulate``, are copies that hold what they show."""
     activation_bytes: int
     """What the forward pass of a part of its streams keeps for the backward pass."""
     recomputed_bytes: int
@@ -132,7 +133,8 @@ def estimate(config: TrainConfig, ranks: int) -> Estimate:
 
 
 def in_storage(kept: int, new: int) -> int:
-    """Positions in the tensor that shows ``kept`` of them, ``new`` of which at most came at once."""
+    """Positions held for ``kept`` ones, the last ``new`` of which came in one tensor: it is shown where it
+    suffices, and all are copied where not."""
     return max(kept, new) if kept else 0
 
 

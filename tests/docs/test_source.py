@@ -17,7 +17,7 @@ def test_an_excerpt_is_the_lines_as_they_stand_without_the_docstring():
     )
     assert body == [
         "    end = sum(map(len, parts))",
-        "    return stretch(parts, max(end - length, 0), end)",
+        "    return cut(parts, max(end - length, 0), end)",
     ]
 
 
@@ -47,7 +47,7 @@ def test_a_page_can_not_outlive_what_it_shows(line, reason):
 def test_a_page_shows_lines_with_their_file_and_number():
     found = excerpt("memformers.memory.newest")
     page = expanded("before\n\n!source memformers.memory.newest\n\nafter")
-    lines = f"lines {found.first_line} to {found.first_line + 2}"
+    lines = f"lines {found.first_line} to {found.last_line}"
     fence = f'```python title="memformers/memory.py, {lines}"'
     assert page == f"before\n\n{fence}\n{found.code}\n```\n\nafter"
 

@@ -17,6 +17,8 @@ SIZES = [
     (2, 3, 293, 431, 5),
     (1, 2, 521, 1031, 3),
     (7, 5, 17, 23, 11),
+    (2, 3, 16, 32, 5),
+    (1, 2, 300, 310, 3),
 ]
 
 
@@ -29,11 +31,12 @@ def test_blocked_equals_naive_in_output_and_every_gradient(size, dtype):
 @pytest.mark.parametrize("kept", [0, blocked.KEPT])
 @pytest.mark.parametrize("workspace", [1, 100, 1000])
 @pytest.mark.parametrize("queries", [1, 3, 7])
-def test_the_sizes_of_blocks_change_nothing(kept, workspace, queries, monkeypatch):
+@pytest.mark.parametrize("size", [(5, 3, 7, 13, 2), (2, 3, 23, 37, 2)])
+def test_the_sizes_of_blocks_change_nothing(size, kept, workspace, queries, monkeypatch):
     monkeypatch.setattr(blocked, "KEPT", kept)
     monkeypatch.setattr(tiling, "WORKSPACE", workspace)
     monkeypatch.setattr(tiling, "QUERIES", queries)
-    compare(blocked.relative_attention, tensors(5, 3, 7, 13, 2, torch.float64), torch.float64)
+    compare(blocked.relative_attention, tensors(*size, torch.float64), torch.float64)
 
 
 def kept_for_backward(K):

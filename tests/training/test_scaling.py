@@ -148,18 +148,29 @@ def test_a_layer_that_is_computed_again_keeps_as_much_as_one_that_is_not():
     assert estimate(config, 1).recomputed_bytes + inputs == kept[1] - kept[0]
 
 
+def bytes_held(memory):
+    return sum(t.untyped_storage().nbytes() for t in (*memory.mem, *memory.c_mem))
+
+
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("rate", "segment_len"), [(4, 16), (3, 16), (5, 3)])
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_memories_take_as_many_bytes_as_their_tensors(model, rate, segment_len, accumulate):
-    config = training(model=model, compression_rate=rate, segment_len=segment_len, accumulate=accumulate)
-    lm, guess = built(config), estimate(config, 1)
-    memory = with_full_memories(lm, config)
+@pytest.mark.parametrize(
+    ("rate", "segment_len", "c_mem_len"), [(4, 16, 10), (3, 16, 10), (5, 3, 10), (4, 24, 3)]
+)
+def test_memories_take_as_many_bytes_as_their_tensors(model, rate, segment_len, c_mem_len):
+    config = training(model=model, compression_rate=rate, segment_len=segment_len, c_mem_len=c_mem_len)
+    guess, memory = estimate(config, 1), with_full_memories(built(config), config)
     assert guess.memory_bytes == sum(t.nbytes for t in memory.mem)
     assert guess.c_mem_bytes == sum(t.nbytes for t in memory.c_mem)
-    if accumulate == 1:
-        storages = [t.untyped_storage().nbytes() for t in (*memory.mem, *memory.c_mem)]
-        assert guess.memory_storage_bytes == sum(storages)
+    assert guess.memory_storage_bytes == bytes_held(memory)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_memories_of_streams_in_parts_are_copies_that_hold_what_they_show(model):
+    config = training(model=model, segment_len=24, c_mem_len=3, accumulate=2)
+    lm = built(config)
+    memory = with_full_memories(lm, config)
+    after = backward(lm, tokens(config), tokens(config), memory, config, Ranks()).memory
+    assert estimate(config, 1).memory_storage_bytes == bytes_held(after)
 
 
 @contextmanager

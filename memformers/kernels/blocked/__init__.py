@@ -1,7 +1,7 @@
 """Relative attention on CPU, block by block, with few passes over few temporaries.
 
 The naive kernel's large temporaries cost more than its arithmetic: every one is fresh memory. Here
-some heads of some streams are worked on at a time, in workspaces that stay in the cache, and matrix
+some heads of some streams are worked on at a time, in a few workspaces of 8 MiB, and matrix
 products read queries, keys and values where they lie. The forward pass keeps the probabilities where
 they are not too many; else the backward pass computes a block's again.
 
@@ -117,7 +117,7 @@ def blocked_attention_backward(
         torch._softmax_backward_data(d_scores, probabilities, -1, terms.dtype, grad_input=d_scores)
         by_distance, by_key = block.split(workspace)  # [h, s·b, w], [b, h, s, k]
         if block.shape != before:  # what isn't in the view by key stays 0
-            workspace.zero_()
+            by_distance.zero_()
             before = block.shape
         by_key.copy_(block.unpair(d_scores))
 
@@ -128,7 +128,8 @@ def blocked_attention_backward(
         r_of_block = vectors[block.heads, :, block.distances].transpose(1, 2)
         d_position = block.unrow(torch.bmm(by_distance, r_of_block))  # [b, h, s, E]
         d_u[block.heads] += d_content.sum((0, 2), dtype=terms.dtype)
-        d_v[block.heads] += d_position.sum((0, 2), dtype=terms.dtype)
+        if v is not None:
+            d_v[block.heads] += d_position.sum((0, 2), dtype=terms.dtype)
         block.rows(d_query).copy_(d_content.add_(d_position))
     d_distances = ascending(d_table, key.shape[2])  # [H, E or E + 1, K]
     return (

@@ -10,7 +10,7 @@ from memformers.kernels.blocked.tiling import Block, blocks, largest_block, unus
 
 
 class Terms:
-    """What scores are made from, scaled, with keys and distances along rows.
+    """What scores are made from: u, v and s over √E, and a table of r and s with distances along its rows.
 
     All in float32 where the inputs are in half precision: a score is an exponent, and rounding it
     to 8 bits would cost more digits than everything else.
@@ -41,14 +41,15 @@ class Terms:
         self.scale_up = 1.0 / (1.0 - dropout_prob)
 
     def biased_queries(self, block: Block) -> tuple[Tensor, Tensor]:
-        """(q + u) / √E as ``[n, s, E]`` and (q + v) / √E as ``[h, s·b, E]``, with a 1 for s after the last
-        if there is an s."""
+        """(q + u) / √E as ``[n, s, E]`` and (q + v) / √E as ``[h, s·b, E]``; if there is an s, with a 1 for
+        it after the last, ``[h, s·b, E + 1]``."""
         q = block.rows(self.query).permute(2, 0, 1, 3).to(self.dtype)  # [s, b, h, E]
         content = torch.add(self.u[block.heads], q, alpha=self.scale)
         position = q * self.scale if self.v is None else torch.add(self.v[block.heads], q, alpha=self.scale)
         content, position = content.flatten(1, 2).transpose(0, 1), position.flatten(0, 1).transpose(0, 1)
-        ones = self.table.shape[1] - position.shape[2]
-        return content.contiguous(), F.pad(position, (0, ones), value=1.0).contiguous()
+        if self.table.shape[1] > position.shape[2]:
+            position = F.pad(position, (0, 1), value=1.0)
+        return content.contiguous(), position.contiguous()
 
     def probabilities(self, block: Block, out: Tensor) -> Tensor:
         """The block's probabilities ``[n, s, k]``, those to drop with a minus sign, written to ``out``.

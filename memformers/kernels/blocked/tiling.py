@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 WORKSPACE = 1 << 21
-"""Scores in a block of several heads or streams, at most: 8 MiB in float32."""
+"""Numbers in W, at most: 8 MiB in float32; more only where two pairs of head and stream have more."""
 QUERIES = 256
 """Queries in a block, at most; so few of the keys that the causal mask hides are computed."""
 ALIGNED = 16
@@ -89,10 +89,10 @@ class Block:
     def accumulate(self, gradient: Tensor, scores: Tensor, x: Tensor) -> None:
         """Into ``gradient [B, H, K, E]``, the product of ``scores [n, s, k]`` and ``x [n, s, E]`` over
         queries. The segment's last queries come first, and their keys are all that there are."""
-        target = gradient[self.streams, self.heads, self.keys].flatten(0, 1)  # [n, k, E]
+        target = gradient[self.streams, self.heads, self.keys].view(len(scores), -1, x.shape[-1])  # [n, k, E]
         if self.last:
             torch.bmm(scores.transpose(1, 2), x, out=target)
-        else:  # straight into part of every pair, it would be as many products as pairs
+        else:  # baddbmm_ into pairs that aren't adjacent would be one product a pair
             target += torch.bmm(scores.transpose(1, 2), x)
 
 
@@ -103,7 +103,7 @@ def blocks(query: Tensor, key: Tensor) -> Iterator[Block]:
     threads take as long as 4."""
     (B, H, S, _), K = query.shape, key.shape[2]
     s = min(S, QUERIES)
-    n = 1 << max((WORKSPACE // (s * K)).bit_length() - 1, 1)
+    n = 1 << max((WORKSPACE // (s * (K + unused(K)))).bit_length() - 1, 1)
     h, b = min(H, n), max(min(B, n // H), 1)
     for stop in range(S, 0, -s):
         k = K - S + stop
