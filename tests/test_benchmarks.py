@@ -154,6 +154,8 @@ def test_the_report_says_what_was_measured():
     assert "- base, transformer-xl: 2.50 times labml-nn's speed; 2.7 was wanted." in text
     assert "- base, transformer-xl: 50% of `torch.mm`; 80% was wanted." in text
     assert "bfloat16 2.00 times" not in text
+    shares = " | ".join(["12"] * len([*KINDS, OPTIMIZER, OTHER]))
+    assert f"| base | transformer-xl | {shares} | 20.0 |" in text  # 2.5 / 0.125
 
 
 def test_the_report_of_a_part_has_only_that_part_and_the_figure_is_drawn(tmp_path):
