@@ -94,8 +94,9 @@ def blocked_attention_backward(
     E = query.shape[-1]
     d_query = sequence_first(query)
     d_key, d_value = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (key, value))
-    d_table, d_u, d_v = (torch.zeros_like(x) for x in (terms.table, terms.u, terms.u))
-    vectors = terms.table[:, :E].to(query.dtype)  # r by descending distance
+    vectors = terms.table[:, :E]  # r by descending distance
+    d_vectors, d_u, d_s = (torch.zeros_like(x) for x in (vectors, terms.u, vectors[:, 0]))
+    rounded = vectors.to(query.dtype)
     grad = grad * terms.scale_up if dropout_prob else grad
     gradients = torch.empty_like(terms.workspace)
     workspace = torch.empty_like(terms.workspace, dtype=query.dtype)
@@ -121,25 +122,30 @@ def blocked_attention_backward(
             before = block.shape
         by_key.copy_(block.unpair(d_scores))
 
+        # u, v and s are added to the scores of every query: their gradients are of sums over all of them,
+        # which half precision would round too far.
+        at_keys, keys = d_scores.sum(1, keepdim=True), block.columns(key).to(terms.dtype)
+        d_u[block.heads] += block.unpair(torch.bmm(at_keys, keys.transpose(1, 2))).sum((0, 2))
+        d_s[block.heads, block.distances] += by_distance.sum(1, dtype=terms.dtype)
+
         d_scores = d_scores.to(query.dtype)
         block.accumulate(d_key, d_scores, content)
-        d_table[block.heads, :, block.distances] += torch.bmm(position.transpose(1, 2), by_distance)
+        d_vectors[block.heads, :, block.distances] += torch.bmm(
+            position[..., :E].transpose(1, 2), by_distance
+        )
         d_content = block.unpair(torch.bmm(d_scores, block.columns(key).transpose(1, 2)))
-        r_of_block = vectors[block.heads, :, block.distances].transpose(1, 2)
+        r_of_block = rounded[block.heads, :, block.distances].transpose(1, 2)
         d_position = block.unrow(torch.bmm(by_distance, r_of_block))  # [b, h, s, E]
-        d_u[block.heads] += d_content.sum((0, 2), dtype=terms.dtype)
-        if v is not None:
-            d_v[block.heads] += d_position.sum((0, 2), dtype=terms.dtype)
         block.rows(d_query).copy_(d_content.add_(d_position))
-    d_distances = ascending(d_table, key.shape[2])  # [H, E or E + 1, K]
+    d_v, K = torch.einsum("hd,hed->he", d_s, vectors), key.shape[2]
     return (
         d_query.mul_(terms.scale),
         d_key,
         d_value,
-        d_distances[:, :E].transpose(1, 2).to(r.dtype).contiguous(),
+        ascending(d_vectors, K).transpose(1, 2).to(r.dtype).contiguous(),
         (d_u * terms.scale).to(u.dtype),
         u.new_empty(0) if v is None else (d_v * terms.scale).to(v.dtype),
-        r.new_empty(0) if s is None else (d_distances[:, E] * terms.scale).to(s.dtype),
+        r.new_empty(0) if s is None else ascending(d_s * terms.scale, K).to(s.dtype),
     )
 
 

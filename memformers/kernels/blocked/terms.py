@@ -90,6 +90,6 @@ def descending(r: Tensor, s: Tensor | None) -> Tensor:
 
 
 def ascending(gradient: Tensor, K: int) -> Tensor:
-    """What belongs to the distances 0 … K−1, ``[H, ·, K]``, of a table by descending distance,
-    ``[H, ·, K + unused]``."""
-    return gradient[:, :, unused(K) :].flip(2)
+    """What belongs to the distances 0 … K−1, ``[H, …, K]``, of a table by descending distance,
+    ``[H, …, K + unused]``."""
+    return gradient[..., unused(K) :].flip(-1)
