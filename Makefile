@@ -8,7 +8,7 @@ DATA ?=
 BIN := .venv/bin
 PIP := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: compare dashboard test docs bench bench-decoding lint format clean
+.PHONY: compare dashboard test test-long docs bench bench-decoding lint format clean
 
 compare: .venv/ready
 	$(BIN)/memformers compare --scale $(SCALE) $(if $(DATA),--data "$(DATA)")
@@ -18,8 +18,14 @@ dashboard: .venv/ready-for-dashboard
 	$(BIN)/memformers dashboard $(DASHBOARD)
 
 # Two files at a time. Threads that wait for work must not spin, since there are more of them than cores.
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
 test: .venv/ready-for-tests
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(PYTEST) -m "not long"
+
+# Proofs that take minutes: a soak, thirty kills, every notebook, the built package, more of torchrun.
+test-long: .venv/ready-for-tests
+	$(PYTEST) -m long
 
 # The documentation, into site/. It opens as files; its search needs a server: python -m http.server -d site
 docs: .venv/ready-for-tests

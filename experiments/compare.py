@@ -4,8 +4,8 @@ Run it with ``python experiments/compare.py``; ``--scale 0.1`` is a glimpse, ``-
 setting. Each model trains in a process of its own, tracked by labml; only the memory differs.
 """
 
-from memformers.command_line import parse_arguments, plain_errors
 from memformers.commands.compare import Compare
+from memformers.common.command_line import parse_arguments, plain_errors
 
 
 def main(arguments: Compare) -> None:

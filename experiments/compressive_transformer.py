@@ -7,11 +7,11 @@ import sys
 
 from labml import monit
 
-from memformers.command_line import plain_errors
 from memformers.commands.train import Train, parse_train
-from memformers.language_model import ModelConfig
-from memformers.processes import is_first
-from memformers.report import write_report
+from memformers.common.command_line import plain_errors
+from memformers.common.processes import is_first
+from memformers.models.config import ModelConfig
+from memformers.report.document import write_report
 from memformers.training.config import TrainConfig
 
 DEFAULTS = Train(TrainConfig(model=ModelConfig(model="compressive")))

@@ -4,42 +4,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memformers.attention import RelativeMultiHeadAttention as RelativeMultiHeadAttention
-    from memformers.compressive import AttentionReconstructionLoss as AttentionReconstructionLoss
-    from memformers.compressive import CompressiveTransformer as CompressiveTransformer
-    from memformers.compressive import CompressiveTransformerLayer as CompressiveTransformerLayer
-    from memformers.compressive import Conv1dCompression as Conv1dCompression
-    from memformers.decoding import Decoder as Decoder
-    from memformers.labml_weights import from_labml as from_labml
-    from memformers.language_model import LMOutput as LMOutput
-    from memformers.language_model import MemoryLM as MemoryLM
-    from memformers.layers import FeedForward as FeedForward
-    from memformers.memory import Memory as Memory
-    from memformers.model_config import ModelConfig as ModelConfig
-    from memformers.transfo_xl_weights import from_transfo_xl as from_transfo_xl
-    from memformers.transformer_xl import TransformerXL as TransformerXL
-    from memformers.transformer_xl import TransformerXLLayer as TransformerXLLayer
-    from memformers.weights_file import load_weights as load_weights
+    from memformers.generation.decoding import Decoder as Decoder
+    from memformers.models.attention import RelativeMultiHeadAttention as RelativeMultiHeadAttention
+    from memformers.models.compression import AttentionReconstructionLoss as AttentionReconstructionLoss
+    from memformers.models.compression import Conv1dCompression as Conv1dCompression
+    from memformers.models.compressive import CompressiveTransformer as CompressiveTransformer
+    from memformers.models.config import AdaptiveConfig as AdaptiveConfig
+    from memformers.models.config import ModelConfig as ModelConfig
+    from memformers.models.feed_forward import FeedForward as FeedForward
+    from memformers.models.language_model import LMOutput as LMOutput
+    from memformers.models.language_model import MemoryLM as MemoryLM
+    from memformers.models.layers import CompressiveTransformerLayer as CompressiveTransformerLayer
+    from memformers.models.layers import TransformerXLLayer as TransformerXLLayer
+    from memformers.models.memory import Memory as Memory
+    from memformers.models.transformer_xl import TransformerXL as TransformerXL
+    from memformers.pretrained.labml import from_labml as from_labml
+    from memformers.pretrained.transfo_xl import from_transfo_xl as from_transfo_xl
+    from memformers.pretrained.weights_file import load_weights as load_weights
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AttentionReconstructionLoss": "compressive",
-    "CompressiveTransformer": "compressive",
-    "CompressiveTransformerLayer": "compressive",
-    "Conv1dCompression": "compressive",
-    "Decoder": "decoding",
-    "FeedForward": "layers",
-    "LMOutput": "language_model",
-    "Memory": "memory",
-    "MemoryLM": "language_model",
-    "ModelConfig": "model_config",
-    "RelativeMultiHeadAttention": "attention",
-    "TransformerXL": "transformer_xl",
-    "TransformerXLLayer": "transformer_xl",
-    "from_labml": "labml_weights",
-    "from_transfo_xl": "transfo_xl_weights",
-    "load_weights": "weights_file",
+    "AdaptiveConfig": "models.config",
+    "AttentionReconstructionLoss": "models.compression",
+    "CompressiveTransformer": "models.compressive",
+    "CompressiveTransformerLayer": "models.layers",
+    "Conv1dCompression": "models.compression",
+    "Decoder": "generation.decoding",
+    "FeedForward": "models.feed_forward",
+    "LMOutput": "models.language_model",
+    "Memory": "models.memory",
+    "MemoryLM": "models.language_model",
+    "ModelConfig": "models.config",
+    "RelativeMultiHeadAttention": "models.attention",
+    "TransformerXL": "models.transformer_xl",
+    "TransformerXLLayer": "models.layers",
+    "from_labml": "pretrained.labml",
+    "from_transfo_xl": "pretrained.transfo_xl",
+    "load_weights": "pretrained.weights_file",
 }
 __all__ = sorted(_HOMES)
 

@@ -6,18 +6,27 @@ from pathlib import Path
 
 from labml import monit
 
-from memformers.dashboard.runs import new_run_id, plan_run
+from memformers.common.devices import choose_device
+from memformers.common.errors import UserError
+from memformers.common.files import read_json, replacing, write_json
+from memformers.common.processes import run_module
 from memformers.data.corpora import BUILTIN, STAND_IN, Corpus, load_corpus
-from memformers.files import read_json, replacing, write_json
-from memformers.language_model import ModelName
-from memformers.probing.probe import ProbeConfig, probe
-from memformers.processes import run_module
-from memformers.report import write_report
-from memformers.run_folder import CARD, CONFIG, RESULT
-from memformers.tracking import DASHBOARD, dashboard_page, find_dashboard
+from memformers.data.text_files import bytes_of
+from memformers.evaluation.probe import ProbeConfig, probe
+from memformers.models.config import ModelName
+from memformers.report.document import write_report
+from memformers.runs.card import new_run_id, plan_run
+from memformers.runs.folder import (
+    CARD,
+    CONFIG,
+    OF_A_COMPARISON,
+    RESULT,
+    check_named,
+    check_nothing_is_lost,
+)
+from memformers.tracking.discovery import DASHBOARD, dashboard_page, find_dashboard
 from memformers.training.config import TrainConfig
 from memformers.training.resume import check_same_config, check_same_corpus
-from memformers.training.run import choose_device
 
 PROBED = 500
 """Tokens that are predicted with each context when a comparison is probed, so that it takes seconds."""
@@ -37,13 +46,13 @@ class CompareConfig:
     def __post_init__(self) -> None:
         """Raise ValueError, saying what doesn't fit."""
         if not 0.0 < self.scale < math.inf:
-            raise ValueError(f"scale={self.scale} must be above 0, and finite.")
+            raise UserError(f"scale={self.scale} must be above 0, and finite.")
         if not self.models or len(set(self.models)) < len(self.models):
-            raise ValueError(f"models={self.models} must name each model once, and at least one.")
+            raise UserError(f"models={self.models} must name each model once, and at least one.")
         if self.train.model.model != TrainConfig().model.model:
-            raise ValueError("a comparison trains several models; name them with models, not model.")
+            raise UserError("a comparison trains several models; name them with models, not model.")
         if self.train.parallel != "single":
-            raise ValueError(
+            raise UserError(
                 f"parallel={self.train.parallel!r} can't be used in a comparison, which starts its trainings "
                 f"one by one; train each with torchrun, and let memformers report set them side by side."
             )
@@ -65,7 +74,10 @@ def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume:
     training could start from, and when a training failed.
     """
     if not resume and next(folder.glob(f"*/{CONFIG}"), None):
-        raise ValueError(f"{folder} already holds runs; name a new folder for this comparison, or resume it.")
+        raise UserError(f"{folder} already holds runs; name a new folder for this comparison, or resume it.")
+    check_named(folder)
+    if not resume:
+        check_nothing_is_lost(folder, OF_A_COMPARISON)
     dashboard = find_dashboard(dashboard)
     corpus = load_corpus(config.train.data)
     for model in config.models:
@@ -87,7 +99,7 @@ def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume:
         if run_module("memformers.training", *arguments, environment={DASHBOARD: dashboard}):
             failed.append(model)
     if len(failed) == len(config.models):
-        raise ValueError(f"no training ended well, so there is nothing to report; see {folder}.")
+        raise UserError(f"no training ended well, so there is nothing to report; see {folder}.")
     with monit.section("Report"):
         report = write_report(folder)  # before the probe too, whatever that meets
     try:
@@ -96,7 +108,7 @@ def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume:
     except ValueError as error:
         print(f"NOTE: not probed: {error}")
     if failed:
-        raise ValueError(f"the training of {', '.join(failed)} failed; the others are in {report}.")
+        raise UserError(f"the training of {', '.join(failed)} failed; the others are in {report}.")
     print_links(ids, dashboard)
     return report
 
@@ -131,6 +143,6 @@ def pin_corpus(corpus: Corpus, folder: Path) -> str:
         return BUILTIN
     if not Path(corpus.source).is_file():
         with replacing(folder / "corpus.txt") as temporary:
-            temporary.write_bytes(corpus.text.encode("utf-8"))  # as text, some systems would change its lines
+            temporary.write_bytes(bytes_of(corpus.text))  # as text, some systems would change its lines
         return str((folder / "corpus.txt").resolve())
     return str(Path(corpus.source).resolve())

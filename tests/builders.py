@@ -1,6 +1,8 @@
 """Small models and configs for tests."""
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +16,9 @@ from memformers import (
     TransformerXL,
     TransformerXLLayer,
 )
-from memformers.language_model import MemoryLM, ModelConfig
-from memformers.layers import Norm
+from memformers.models.config import ModelConfig
+from memformers.models.language_model import MemoryLM
+from memformers.models.layers import Norm
 from memformers.training.config import TrainConfig
 
 SMALL = ModelConfig(
@@ -67,6 +70,16 @@ def small_compressive(
         norm=norm,
     )
     return fill_zeros(CompressiveTransformer(layer, n_layers))
+
+
+class Bomb:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
 
 
 def fill_zeros(module: Any) -> Any:

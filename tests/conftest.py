@@ -2,16 +2,29 @@
 
 import os
 import signal
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when kernels are defined
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
 
 # No test's run may appear on a dashboard of the user's.
 os.environ["MEMFORMERS_DASHBOARD"] = "off"
 os.environ.pop("labml_app_url", None)
+
+from memformers import comparison
+from memformers.comparison import CompareConfig, compare
+from memformers.data import corpora
+from memformers.data.corpora import builtin_corpus
+from memformers.runs.folder import RESULT
+from memformers.tracking import relay
+from memformers.training import observer
+from memformers.training.run import train_run
+from tests.builders import small_training
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +46,44 @@ def float64():
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+@cache
+def short_play(length=60_000, seed=0, is_stand_in=False):
+    return builtin_corpus(length, seed, is_stand_in)
+
+
+@pytest.fixture
+def quick_runs(monkeypatch):
+    """What takes longer than a small training is left out of it: a program that does nothing takes the place
+    of labml's relay, the built-in play and samples are short, and a comparison is hardly probed."""
+    monkeypatch.setattr(corpora, "builtin_corpus", short_play)
+    monkeypatch.setattr(relay, "module_command", lambda *_: ["cat"])
+    monkeypatch.setattr(observer, "SAMPLE_CHARACTERS", 30)
+    monkeypatch.setattr(observer, "GLIMPSE_CHARACTERS", 10)
+    monkeypatch.setattr(comparison, "PROBED", 5)
+
+
+@pytest.fixture(scope="session")
+def for_all(tmp_path_factory, worker_id):
+    """A folder for what is made once, though the tests run in several processes."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder if worker_id == "master" else folder.parent
+
+
+@pytest.fixture(scope="session")
+def trained(for_all):
+    """A run; to be read only."""
+    with FileLock(for_all / "trained.lock"):
+        folder = for_all / "trained"
+        return folder if (folder / RESULT).exists() else train_run(small_training(tokens=512), folder)
+
+
+@pytest.fixture(scope="session")
+def compared(for_all):
+    """The folder of a comparison of all models, each trained in a process of its own; to be read only."""
+    folder: Path = for_all / "compared"
+    with FileLock(for_all / "compared.lock"):
+        if not (folder / "report.html").exists():
+            compare(CompareConfig(train=small_training(tokens=1_024)), folder)
+    return folder

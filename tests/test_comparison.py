@@ -2,46 +2,37 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
 
 import pytest
 
 from memformers import comparison as module
+from memformers.common.files import read_json
 from memformers.comparison import CompareConfig, compare, pin_corpus
+from memformers.data import corpora
 from memformers.data.corpora import Corpus, builtin_corpus, load_corpus
-from memformers.files import read_json
-from memformers.sealed import numbered
-from memformers.tracking import read_metrics
+from memformers.runs.metrics import read_metrics
+from memformers.runs.sealed import numbered
 from tests.builders import MODELS, small_training
-from tests.processes import start
+from tests.processes import program, start, train_here, wait_for
 
 
 def small_comparison(**changes):
     return CompareConfig(train=small_training(tokens=1_024, **changes))
 
 
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("compared")
-    return folder, compare(small_comparison(), folder)
-
-
 def test_a_comparison_trains_each_model_and_ends_with_a_report(compared):
-    folder, report = compared
-    assert report == folder / "report.html"
     for model in MODELS:
-        assert read_json(folder / model / "result.json")["tokens"] == 1_024
-    assert "Compressive Transformer is at" in (folder / "report.md").read_text()
+        assert read_json(compared / model / "result.json")["tokens"] == 1_024
+    assert "Compressive Transformer is at" in (compared / "report.md").read_text()
+    assert (compared / "report.html").is_file()
 
 
 def test_only_the_memory_differs(compared):
-    folder, _ = compared
-    configs = [read_json(folder / model / "config.json") for model in MODELS]
+    configs = [read_json(compared / model / "config.json") for model in MODELS]
     for config in configs:
         config["model"].pop("model")
     assert configs[0] == configs[1] == configs[2]
-    steps = [[r["tokens"] for r in read_metrics(folder / model)] for model in MODELS]
+    steps = [[r["tokens"] for r in read_metrics(compared / model)] for model in MODELS]
     assert steps[0] == steps[1] == steps[2]
 
 
@@ -52,14 +43,13 @@ def test_the_scale_multiplies_every_budget():
 
 def test_a_folder_with_runs_is_an_error(compared):
     with pytest.raises(ValueError, match="already holds runs"):
-        compare(small_comparison(), compared[0])
+        compare(small_comparison(), compared)
 
 
+@pytest.mark.usefixtures("quick_runs")
 def test_a_model_that_fails_does_not_take_the_others_down(tmp_path, monkeypatch):
-    run_module = module.run_module
-
     def fail_one(name, folder, *, environment):
-        return 1 if folder.endswith("transformer-xl") else run_module(name, folder, environment=environment)
+        return 1 if folder.endswith("transformer-xl") else train_here(name, folder, environment=environment)
 
     monkeypatch.setattr(module, "run_module", fail_one)
     with pytest.raises(ValueError, match="training of transformer-xl failed; the others are in"):
@@ -69,8 +59,11 @@ def test_a_model_that_fails_does_not_take_the_others_down(tmp_path, monkeypatch)
     assert "Compressive Transformer is at" in markdown
 
 
-def test_a_comparison_goes_on_where_a_training_of_it_stopped(compared, tmp_path):
-    folder = shutil.copytree(compared[0], tmp_path / "again", symlinks=True)
+@pytest.mark.usefixtures("quick_runs")
+def test_a_comparison_goes_on_where_a_training_of_it_stopped(compared, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "run_module", train_here)
+    monkeypatch.setattr(corpora, "builtin_corpus", builtin_corpus)  # as long as in the runs that go on
+    folder = shutil.copytree(compared, tmp_path / "again", symlinks=True)
     (folder / "compressive" / "result.json").unlink()
     (folder / "report.html").unlink()
     finished = (folder / "transformer" / "result.json").stat().st_mtime_ns
@@ -78,7 +71,7 @@ def test_a_comparison_goes_on_where_a_training_of_it_stopped(compared, tmp_path)
         compare(small_comparison(seed=1), folder, resume=True)
     report = compare(small_comparison(), folder, resume=True)
     assert report.exists()
-    losses = [read_json(f / "compressive" / "result.json")["loss"] for f in (compared[0], folder)]
+    losses = [read_json(f / "compressive" / "result.json")["loss"] for f in (compared, folder)]
     assert losses[0] == losses[1]
     assert (folder / "transformer" / "result.json").stat().st_mtime_ns == finished
 
@@ -94,17 +87,17 @@ def test_all_models_get_the_very_same_corpus(tmp_path):
 @pytest.fixture
 def started(tmp_path):
     """A comparison in a session of its own, which trains its first model already."""
-    command = [sys.executable, "-m", "memformers.cli", "compare", "--data", "builtin", "--out", str(tmp_path)]
+    command = program("compare", "--data", "builtin", "--out", tmp_path)
     process = start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-    deadline = time.monotonic() + 60
-    while not read_metrics(tmp_path / "transformer") and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_for(lambda: read_metrics(tmp_path / "transformer"))
     yield process
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)]
+)
 def test_a_signal_to_the_comparison_alone_ends_its_training_with_a_checkpoint(
     number, code, started, tmp_path
 ):
@@ -116,6 +109,7 @@ def test_a_signal_to_the_comparison_alone_ends_its_training_with_a_checkpoint(
     assert numbered(tmp_path / "transformer" / "checkpoints")
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_a_comparison_within_seconds(started, tmp_path):
     os.killpg(started.pid, signal.SIGINT)  # as a terminal does
     _, errors = started.communicate(timeout=20)

@@ -12,10 +12,6 @@ BY_NAME = re.compile(r"\b(?:Mapping|dict)\[str, Tensor\]")
 MODULES = sorted((ROOT / "memformers").rglob("*.py"))
 
 
-def name_of(module):
-    return module.relative_to(ROOT).as_posix()
-
-
 def public(body, prefix=""):
     """Functions, classes and methods of a module that don't begin with an underscore, by name."""
     for node in body:
@@ -33,30 +29,11 @@ def takes_tensors(node):
     return any(re.search(r"\bTensor\b", BY_NAME.sub("", annotation)) for annotation in annotations)
 
 
-@pytest.mark.parametrize("module", MODULES, ids=name_of)
-def test_every_public_name_has_a_docstring(module):
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.relative_to(ROOT).as_posix())
+def test_every_public_name_has_a_docstring_that_names_the_shapes_of_tensors(module):
     tree = ast.parse(module.read_text(encoding="utf-8"))
     assert ast.get_docstring(tree)
-    assert [name for name, node in public(tree.body) if not ast.get_docstring(node)] == []
-
-
-@pytest.mark.parametrize("module", MODULES, ids=name_of)
-def test_every_public_function_of_tensors_names_their_shapes(module):
-    tree = ast.parse(module.read_text(encoding="utf-8"))
-    functions = [(name, node) for name, node in public(tree.body) if isinstance(node, ast.FunctionDef)]
-    silent = [
-        name
-        for name, node in functions
-        if takes_tensors(node) and not SHAPE.search(ast.get_docstring(node) or "")
-    ]
-    assert silent == []
-
-
-def test_a_name_without_a_docstring_or_a_shape_is_found():
-    methods = 'def f(self, x: Tensor) -> int:\n        """F of x[0]."""\n    def _g(self): ...'
-    tree = ast.parse(f'class A:\n    """A."""\n    {methods}')
-    found = dict(public(tree.body))
-    assert set(found) == {"A", "A.f"}
-    assert takes_tensors(found["A.f"])
-    assert not SHAPE.search(ast.get_docstring(found["A.f"]))
-    assert SHAPE.search("of ``x [S, B, D]``")
+    said = [(name, node, ast.get_docstring(node) or "") for name, node in public(tree.body)]
+    assert [name for name, _, text in said if not text] == []
+    functions = [(name, node, text) for name, node, text in said if isinstance(node, ast.FunctionDef)]
+    assert [name for name, node, text in functions if takes_tensors(node) and not SHAPE.search(text)] == []

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -13,14 +12,13 @@ import pytest
 
 import memformers
 from tests.builders import SMALL_RUN
+from tests.processes import finish
 
 ROOT = Path(__file__).parents[1]
 
 
 def run(*command, **options):
-    result = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, check=False, timeout=300, **options
-    )
+    result = finish(command, **options)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -51,13 +49,16 @@ def environment(built, tmp_path_factory):
     shutil.rmtree(folder)
 
 
+@pytest.mark.long
 def test_type_information_ships_and_nothing_but_the_package(built):
     (wheel,) = built.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "memformers/py.typed" in names
-    assert {name.split("/")[0].partition("-")[0] for name in names} == {"memformers"}
+    folders = {name.split("/")[0] for name in names}
+    assert {folder for folder in folders if not folder.endswith(".dist-info")} == {"memformers"}
 
 
+@pytest.mark.long
 def test_the_source_distribution_has_what_it_takes_to_build_and_test(built):
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
@@ -66,6 +67,7 @@ def test_the_source_distribution_has_what_it_takes_to_build_and_test(built):
     assert not any(name.startswith(("runs/", "site/", ".venv/")) for name in names)
 
 
+@pytest.mark.long
 def test_the_installed_command_trains(environment, tmp_path):
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     place = run(

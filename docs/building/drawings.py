@@ -12,8 +12,8 @@ from matplotlib.patches import FancyBboxPatch, Patch, Rectangle
 from torch import Tensor
 
 from memformers.kernels.naive import relative_shift
-from memformers.language_model import ModelConfig
-from memformers.memory import Memory, compress_oldest, keep_newest
+from memformers.models.config import ModelConfig
+from memformers.models.memory import Memory, MemoryLengths, compress_oldest, keep_newest
 
 COLOURS = {"segment": "#56B4E9", "memory": "#F0A35E", "compressed memory": "#5CC5A5", "forgotten": "#EEEEEE"}
 INK, FAINT = "#222222", "#9A9A9A"
@@ -38,7 +38,7 @@ def compression() -> Figure:
 
     def remember(memory: Memory, inputs: Tensor) -> Memory:
         f_c = [first_and_last]
-        return compress_oldest(memory, [inputs], f_c, mem_len=4, c_mem_len=4, compression_rate=2)[0]
+        return compress_oldest(memory, [inputs], f_c, MemoryLengths(4, 4, 2))[0]
 
     return rolling(remember, "Compressive Transformer, S = 4, M = 4, C = 4 slots of c = 2")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -13,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from docs.building.drawings import DRAWINGS, svg
 from docs.building.markdown import expanded, named, relinked
 from docs.building.maths import with_mathml
-from docs.building.notebooks import as_page
+from docs.building.notebooks import for_the_site
 from docs.building.source import ROOT
 
 ELSEWHERE = {
@@ -36,6 +37,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
+@event_priority(100)  # before mkdocs-jupyter looks for notebooks
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is drawn, what lies elsewhere, the notebooks and the reference's pages."""
     for name, draw in DRAWINGS.items():
@@ -43,10 +45,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for uri, path in ELSEWHERE.items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
     for notebook in sorted((ROOT / "experiments/notebooks").glob("*.ipynb")):
-        text, figures = as_page(notebook)
-        files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=text))
-        for name, png in figures.items():
-            files.append(File.generated(config, f"notebooks/{name}", content=png))
+        uri, folder = f"notebooks/{notebook.name}", str(ROOT / "experiments")
+        files.append(File(uri, folder, config.site_dir, config.use_directory_urls))
     for name in modules():
         files.append(File.generated(config, page_of(name), content=f"::: {name}\n"))
     return files
@@ -64,8 +64,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Draw the formulas."""
+    """Draw the formulas, and complete a notebook's page."""
     try:
+        if page.file.src_uri.endswith(".ipynb"):
+            return for_the_site(html, Path(page.file.abs_src_path))
         return with_mathml(html)
     except ValueError as error:
         raise PluginError(f"{page.file.src_uri}: {error}") from None

@@ -1,43 +1,35 @@
-"""A notebook as a page of Markdown and the pictures in it."""
+"""What mkdocs-jupyter leaves to do on a notebook's page: links between notebooks, and what figures show."""
 
-import base64
+import re
+from html import escape
 from pathlib import Path
-from typing import Any
 
 import nbformat
 
+LINK = re.compile(r'(href="\w+)\.ipynb(?=")')
+UNDESCRIBED = 'alt="No description has been provided for this image"'
 
-def as_page(path: Path) -> tuple[str, dict[str, bytes]]:
-    """The notebook's cells and outputs as Markdown, and its figures as PNG by file name."""
-    parts: list[str] = []
-    figures: dict[str, bytes] = {}
+
+def for_the_site(html: str, path: Path) -> str:
+    """The page ``html`` of the notebook at ``path``, whose links to other notebooks lead to their pages, and
+    whose figures are described by the comments that begin their cells.
+
+    Raises ValueError for a figure whose cell doesn't begin with a comment.
+    """
+    html = LINK.sub(r"\1.html", html)
+    for description in descriptions(path):
+        html = html.replace(UNDESCRIBED, f'alt="{escape(description)}"', 1)
+    return html
+
+
+def descriptions(path: Path) -> list[str]:
+    """What the figures of a notebook show, in their order."""
+    found = []
     for cell in nbformat.read(path, as_version=4).cells:
-        if cell.cell_type == "markdown":
-            parts.append(cell.source.replace(".ipynb)", ".md)"))
-        elif cell.source:
-            parts.append(f"```python\n{cell.source}\n```")
-            for output in cell.outputs:
-                text, png = seen(output)
-                if text:
-                    parts.append(f"```text\n{text}\n```")
-                if png:
-                    name = f"{path.stem}-{len(figures) + 1}.png"
-                    figures[name] = png
-                    parts.append(f"![{caption(cell.source)}]({name})")
-    return "\n\n".join(parts) + "\n", figures
-
-
-def seen(output: Any) -> tuple[str, bytes]:
-    """The text and the picture of an output; a picture's own text, its type and size, is left out."""
-    if output.output_type == "stream":
-        return output.text.rstrip(), b""
-    data = output.get("data", {})
-    if "image/png" in data:
-        return "", base64.b64decode(data["image/png"])
-    return data.get("text/plain", ""), b""
-
-
-def caption(source: str) -> str:
-    """What a figure shows: the comment that begins its cell."""
-    first = source.partition("\n")[0]
-    return first.removeprefix("#").strip() if first.startswith("#") else "Figure"
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                first = cell.source.partition("\n")[0]
+                if not first.startswith("# "):
+                    raise ValueError(f"the cell of a figure must begin with a comment; {first!r} came.")
+                found.append(first.removeprefix("# "))
+    return found

@@ -1,4 +1,8 @@
-"""Lines of the package by the name of what they belong to, for pages that explain them."""
+"""Lines of the package by the name of what they belong to, for pages that explain them.
+
+pymdownx.snippets finds lines by number or by marker comments in the source; these are found by name, so that
+the source needs no markers and a page can't show other lines than it means.
+"""
 
 import ast
 import textwrap
@@ -23,9 +27,9 @@ class Excerpt:
 
 
 def excerpt(name: str, first: str = "", last: str = "") -> Excerpt:
-    """The body of the function, method or class called ``name``, such as ``memformers.memory.keep_newest``,
-    with its head and without its docstring; or only its lines from the first that contains ``first`` to
-    the next that contains ``last``.
+    """The function, method or class called ``name``, such as ``memformers.models.memory.keep_newest``, with
+    its head and without its docstring; or only its lines from the first that contains ``first`` to the next
+    that contains ``last``.
 
     Raises ValueError for a name or a text that is not there, so that a page can't outlive its code.
     """

@@ -17,9 +17,9 @@ from experiments.benchmarks.cases import CASES, MODELS
 from experiments.benchmarks.machine import ROOT
 from experiments.benchmarks.peers import LABML, LUCIDRAINS, lucidrains_is_installed
 from experiments.benchmarks.report import write_report
-from memformers.command_line import parse_arguments, plain_errors
-from memformers.environment import describe_environment
-from memformers.files import read_json, write_json
+from memformers.common.command_line import parse_arguments, plain_errors
+from memformers.common.environment import describe_environment
+from memformers.common.files import read_json, write_json
 
 HERE = Path(__file__).parent
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from memformers import ModelConfig
-from memformers.language_model import ModelName
+from memformers.models.config import ModelName
 
 VOCABULARY = 65
 MODELS: tuple[ModelName, ...] = ("transformer-xl", "compressive")

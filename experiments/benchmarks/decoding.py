@@ -22,14 +22,15 @@ from experiments.benchmarks.decoding_report import report
 from experiments.benchmarks.machine import relative_error
 from experiments.benchmarks.peers import LABML, LabmlLM
 from memformers import MemoryLM, ModelConfig, from_labml
+from memformers.common.environment import describe_environment
+from memformers.common.files import write_json, write_text
 from memformers.data.corpora import builtin_corpus
 from memformers.data.tokenizers import CharacterTokenizer
-from memformers.decoding import Decoder
-from memformers.environment import describe_environment
-from memformers.evaluation import evaluate
-from memformers.files import write_json, write_text
-from memformers.generation import TextStream, load_checkpoint
-from memformers.memory import Memory
+from memformers.evaluation.evaluate import evaluate
+from memformers.generation.decoding import Decoder
+from memformers.generation.text import TextStream
+from memformers.models.memory import Memory
+from memformers.pretrained.own import load_checkpoint
 from memformers.training.config import TrainConfig
 from memformers.training.run import train_run
 
@@ -57,7 +58,10 @@ def bytes_read(decoder: Decoder) -> int:
     weights = sum(
         p.numel() for n, p in model.named_parameters() if not n.endswith(("self_attn.r", ".position.weight"))
     )
-    cached = sum(len(c.recent) * 2 * decoder.config.d_model + c.r.numel() for c in decoder.caches)
+    cached = sum(
+        len(layer.cache.recent) * 2 * decoder.config.d_model + layer.attention.terms["r"].numel()
+        for layer in decoder.layers
+    )
     return (weights - embedding + cached) * model.head.weight.element_size()
 
 
@@ -68,7 +72,7 @@ def read_bandwidth() -> float:
 
 
 def timed(call: Callable[[], object], times: int) -> list[float]:
-    """Seconds of each of so many calls, after one."""
+    """Seconds of each of this number of ``times``, after one call that isn't counted."""
     call()
     seconds = []
     for _ in range(times):
@@ -122,18 +126,19 @@ def full_copy(model: MemoryLM, memory: Memory) -> Decoder:
     return Decoder(model, 1, memory)
 
 
-def ingesting(tokens: int = 4096, rounds: int = 3) -> dict[str, list[float]]:
-    """Seconds of a text read as a prompt, and of its evaluation as one stream, interleaved."""
+def prefilling(tokens: int = 4096, rounds: int = 3) -> dict[str, list[float]]:
+    """Seconds a token of prefill, which reads a prompt, and of the same text's evaluation as one stream,
+    interleaved."""
     tokenizer = CharacterTokenizer(ALPHABET)
     model = MemoryLM(CONFIG).eval()
     text = "".join(random.Random(0).choices(ALPHABET, k=tokens))
     encoded = tokenizer.encode(text)
     sides: dict[str, Callable[[], object]] = {
-        "read as a prompt": lambda: TextStream(model, tokenizer).read(text),
+        "prefill": lambda: TextStream(model, tokenizer).read(text),
         "evaluated": lambda: evaluate(model, encoded, 1),
     }
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in tqdm(range(rounds), desc="ingesting", leave=False):
+    for _ in tqdm(range(rounds), desc="prefill", leave=False):
         for name, side in sides.items():
             start = time.perf_counter()
             side()
@@ -192,7 +197,7 @@ def main() -> None:
         "config": asdict(CONFIG),
         "writing": writing(),
         "reading": [reading(length) for length in LENGTHS],
-        "ingesting": ingesting(),
+        "prefill": prefilling(),
         "rounding": rounding(ROUNDING_TOKENS),
         "rounding tokens": ROUNDING_TOKENS,
     }

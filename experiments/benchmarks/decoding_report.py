@@ -6,7 +6,8 @@ from typing import Any
 from experiments.benchmarks.markdown import row, table
 from experiments.benchmarks.peers import LABML
 from experiments.benchmarks.spread import Spread, spread
-from memformers import ModelConfig
+from memformers.common.files import config_from_dict
+from memformers.models.config import ModelConfig, upgraded
 
 PAPERS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 """Its ratios (Dai et al. 2019, arXiv 1901.02860, section 4.5)."""
@@ -14,7 +15,10 @@ PAPERS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 
 def report(results: dict[str, Any]) -> str:
     """The results as Markdown."""
-    facts, c = results["environment"], ModelConfig(**results["config"])
+    facts, c = (
+        results["environment"],
+        config_from_dict(ModelConfig, upgraded(results["config"]), "decoding.json"),
+    )
     packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
     lines = [
         "# Writing and reading long texts",
@@ -69,11 +73,11 @@ def report(results: dict[str, Any]) -> str:
         ratio = median(r["sliding"]) / median(r["cached"])
         lines.append(row(r["length"], str(cached), str(forward), f"{median(r['sliding']):.2f}",
                          f"{ratio:,.0f}", f"{PAPERS[r['length']]:,}"))  # fmt: skip
-    prompt, evaluated = (milliseconds(results["ingesting"][k]) for k in ("read as a prompt", "evaluated"))
+    prompt, evaluated = (milliseconds(results["prefill"][k]) for k in ("prefill", "evaluated"))
     lines += [
         "",
-        f"A prompt is read at {prompt} ms a token over a memory of {c.mem_len} that fills on the way; the "
-        f"same text is evaluated, as one stream, at {evaluated} ms: reading a prompt has "
+        f"Prefill, which reads a prompt, takes {prompt} ms a token over a memory of {c.mem_len} that fills "
+        f"on the way; evaluating the same text as one stream takes {evaluated} ms. So prefill has "
         f"{evaluated.median / prompt.median:.0%} of evaluation's speed.",
     ]
     return "\n".join(lines) + "\n"

@@ -9,8 +9,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from experiments.benchmarks.attention import NAIVE, OURS, SDPA, B, E, H, S
 from experiments.benchmarks.spread import spread
-from memformers.figures import thousands
-from memformers.files import replacing
+from memformers.common.files import replacing
+from memformers.report.figures import thousands
 
 LOOKS: dict[str, dict[str, Any]] = {
     OURS: {"color": "#D55E00", "linestyle": "-", "marker": "s"},

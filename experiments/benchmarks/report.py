@@ -18,7 +18,7 @@ from experiments.benchmarks.markdown import Result, mebibytes, row, table
 from experiments.benchmarks.peers import LABML, LUCIDRAINS
 from experiments.benchmarks.spread import times_as_fast
 from experiments.benchmarks.training import BFLOAT16, COMPILED, LABML_FUSED, OURS
-from memformers.files import write_text
+from memformers.common.files import write_text
 
 
 def write_report(results: Result, folder: Path) -> None:
@@ -85,9 +85,9 @@ def beside_labml(steps: list[Result]) -> list[str]:
         ))  # fmt: skip
     lines += [
         "",
-        "The share is the model's operations a second (see `flops.py`: 3 × the forward pass's matrix "
-        "products; neither what the causal mask hides nor gradients that memory doesn't need are "
-        f"subtracted) of `torch.mm`'s. Wanted on base: {MULTIPLY_TARGET:.0%}.",
+        "The share is the model's operations a second, of `torch.mm`'s. They are counted by PyTorch: the "
+        "matrix products that forward and backward pass really compute with the naive kernel, also those "
+        f"that the causal mask hides. Wanted on base: {MULTIPLY_TARGET:.0%}.",
         "",
         "Peak resident memory of a process of its own, in MiB, Python and PyTorch included:",
         "",

@@ -17,7 +17,7 @@ from experiments.soak.programs import Dashboard, running, until
 from memformers.data.corpora import builtin_corpus
 from memformers.data.streams import training_segments
 from memformers.data.tokenizers import build_tokenizer
-from memformers.tracking import Tracking
+from memformers.tracking.recorder import Tracking
 from memformers.training.config import TrainConfig
 from memformers.training.loop import train
 from memformers.training.run import build_model, with_vocabulary
@@ -68,6 +68,7 @@ def sending_shares(metrics: int, past: int = PAST, seconds: float = WATCHED_SECO
         with Tracking(run, "benchmark", {}, api) as tracking:
             for step in range(past):
                 tracking.record(values | {"tokens": step * 512.0, "seconds": step * EVERY_SECONDS})
+            assert tracking._relay
             processes = (tracking._relay.pid, dashboard.process.pid)
             until(lambda: is_idle(processes))
             before, start = [cpu_seconds(pid) for pid in processes], time.monotonic()

@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from experiments.benchmarks import flops
 from experiments.benchmarks.cases import VOCABULARY, Case
 from experiments.benchmarks.machine import MatrixMultiply, first_line, measure_in_child, relative_error
 from experiments.benchmarks.parity import TOLERANCE, check_parity, two_alike
 from experiments.benchmarks.peers import LABML, LUCIDRAINS, LabmlLM, LucidrainsLM, lucidrains_is_installed
 from experiments.benchmarks.profiling import shares_of_time
+from experiments.scaling.counting import flops, over_layers
 from memformers import MemoryLM
+from memformers.training.config import TrainConfig
 
 OURS, BFLOAT16, COMPILED = "ours", "ours, bfloat16", "ours, compiled"
 LABML_FUSED = "labml-nn, fused AdamW"
@@ -155,7 +156,7 @@ def measure(case: Case, *, quick: bool = False, children: bool = True) -> dict[s
         "case": case.name,
         "model": case.config.model,
         "tokens": case.tokens,
-        "flops": flops.training(flops.forward(case.config, case.batch_size)),
+        "flops": over_layers(flops, TrainConfig(case.config, batch_size=case.batch_size)).total(),
         "parity error": error,
         **found,
         "not run": absent,

@@ -16,10 +16,10 @@ from pathlib import Path
 from experiments.soak.faults import Outcome, Soak, disturbed
 from experiments.soak.page import cells, page, row
 from experiments.soak.programs import Dashboard, Training, running
-from memformers.command_line import parse_arguments, plain_errors
-from memformers.processes import sigterm_as_exit
-from memformers.sealed import numbered
-from memformers.tracking import read_metrics
+from memformers.common.command_line import parse_arguments, plain_errors
+from memformers.common.processes import sigterm_as_exit
+from memformers.runs.metrics import read_metrics
+from memformers.runs.sealed import numbered
 
 SAME = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json")
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from memformers.processes import module_command, module_environment
-from memformers.tracking import read_metrics
+from memformers.common.processes import module_command, module_environment
+from memformers.runs.metrics import read_metrics
 
 RANKS, BATCH, SEGMENT, LOG_EVERY = 2, 8, 32, 5
 TOKENS_A_STEP = BATCH * SEGMENT

@@ -6,6 +6,7 @@ from pathlib import Path
 import tyro
 
 from memformers.commands.places import new_folder, say_report
+from memformers.common.errors import UserError
 from memformers.comparison import CompareConfig, compare
 
 
@@ -28,7 +29,7 @@ class Compare:
     def folder(self) -> Path:
         """Where the comparison goes, or is."""
         if self.resume and self.out is None:
-            raise ValueError("name the comparison to resume as --out.")
+            raise UserError("name the comparison to resume as --out.")
         return self.out or new_folder("compare")
 
     def compare(self) -> Path:

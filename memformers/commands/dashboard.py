@@ -6,6 +6,8 @@ from typing import Annotated
 
 import tyro
 
+from memformers.common.errors import UserError
+
 
 @dataclass(frozen=True)
 class Dashboard:
@@ -35,9 +37,7 @@ class Dashboard:
             from memformers.dashboard.page import fetch_copies
             from memformers.dashboard.server import Settings, default_folder, serve
         except ImportError as error:  # fcntl, on Windows
-            raise ValueError(
-                f"the dashboard needs Linux or macOS: this Python has no {error.name}."
-            ) from None
+            raise UserError(f"the dashboard needs Linux or macOS: this Python has no {error.name}.") from None
         if self.fetch_page:
             print(f"the page's files are in {fetch_copies()}")
             return

@@ -5,12 +5,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from memformers.commands.places import read_text
-from memformers.evaluation import evaluate, summary, with_lengths
-from memformers.figures import save_loss_by_position
-from memformers.files import write_json
-from memformers.generation import load_checkpoint
-from memformers.training.run import choose_device
+from memformers.common.devices import choose_device
+from memformers.common.errors import UserError
+from memformers.common.files import write_json
+from memformers.data.text_files import read_text
+from memformers.evaluation.evaluate import evaluate, summary, with_lengths
+from memformers.pretrained.own import load_checkpoint
+from memformers.report.figures import save_loss_by_position
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Evaluate:
     def run(self) -> None:
         """Print the numbers; write them and the figure if asked to."""
         if self.streams < 1:
-            raise ValueError(f"streams={self.streams} is too small; use at least 1.")
+            raise UserError(f"streams={self.streams} is too small; use at least 1.")
         model, tokenizer = load_checkpoint(self.checkpoint, choose_device(self.device))
         model = with_lengths(
             model, segment_len=self.segment_len, mem_len=self.mem_len, c_mem_len=self.c_mem_len

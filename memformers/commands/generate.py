@@ -1,16 +1,24 @@
 """``memformers generate``: text from a trained model."""
 
+import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+import tyro
 from tqdm import tqdm
 
-from memformers.commands.places import read_text
-from memformers.generation import TextStream, load_checkpoint
-from memformers.sampling import Sampling, seeded
-from memformers.training.run import choose_device
+from memformers.common.command_line import flush_nowhere
+from memformers.common.devices import choose_device
+from memformers.common.errors import UserError
+from memformers.data.text_files import read_text, text_of
+from memformers.data.tokenizers import line_break
+from memformers.generation.memory_file import check_target, load_memory, save_memory
+from memformers.generation.sampling import Sampling, seeded
+from memformers.generation.text import TextStream
+from memformers.pretrained.own import load_checkpoint
+from memformers.training.signals import Stopped, StopSignals
 
 
 @dataclass(frozen=True)
@@ -28,12 +36,7 @@ class Generate:
     """A text file to read first, as long as a book if you like; - is standard input."""
     tokens: int = 400
     """How many tokens to write."""
-    temperature: float = 0.8
-    """Below 1 safer, above 1 wilder; 0 always takes the likeliest token."""
-    top_k: int | None = None
-    """Draw among the k likeliest tokens only."""
-    top_p: float | None = None
-    """Draw among the likeliest tokens that together reach this probability."""
+    sampling: tyro.conf.OmitArgPrefixes[Sampling] = field(default_factory=lambda: Sampling(0.8))
     stop: str = ""
     """End after this text was written."""
     seed: int | None = None
@@ -48,43 +51,82 @@ class Generate:
     """Where to run, such as cpu or cuda:1; auto takes a GPU if there is one."""
 
     def run(self) -> None:
-        """Print the prompt and what the model makes of it."""
-        sampling = Sampling(self.temperature, self.top_k, self.top_p)
+        """Print the prompt and what the model makes of it. However it ends, the memory is saved if that was
+        asked for."""
         model, tokenizer = load_checkpoint(self.checkpoint, choose_device(self.device))
+        if self.save_memory:
+            check_target(model, self.save_memory)
         stream = TextStream(model, tokenizer)
         if self.load_memory:
-            stream.load_memory(self.load_memory)
-        generator = seeded(self.seed, stream.device)
-        self.read_prompt(stream)
-        try:
-            if stream.reader.logits is not None or not self.interactive:
-                self.write(stream, sampling, generator)
-            while self.interactive:
-                stream.read(ask() + "\n")
-                self.write(stream, sampling, generator)
-        except (EOFError, KeyboardInterrupt):
-            print()
-        if self.save_memory:
-            stream.save_memory(self.save_memory)
+            stream.reader = load_memory(model, self.load_memory)
+        ending: BaseException | None = None
+        with StopSignals() as signals:
+            try:
+                self.converse(stream, signals)
+            except (EOFError, Stopped, BrokenPipeError) as end:
+                ending = how_to_end(end)
+            finally:
+                if self.save_memory and stream.reader.logits is not None:
+                    save_memory(stream.reader, self.save_memory)
+        if ending:
+            raise ending
 
-    def read_prompt(self, stream: TextStream) -> None:
+    def converse(self, stream: TextStream, signals: StopSignals) -> None:
+        """Read the prompt and write on; then, if ``interactive``, answer each line of the user's. A signal
+        ends it between two tokens, or while it waits for a line."""
+        generator = seeded(self.seed, stream.device)
+        self.read_prompt(stream, signals)
+        if stream.reader.logits is not None or not self.interactive:
+            self.write(stream, generator, signals)
+        while self.interactive:
+            with signals.at_once():
+                line = ask()
+            try:
+                stream.read(line + line_break(stream.tokenizer), lambda tokens: signals.check())
+            except UserError as error:  # such as a character that the model doesn't know
+                print(f"error: {error}", file=sys.stderr)
+                continue
+            self.write(stream, generator, signals)
+
+    def read_prompt(self, stream: TextStream, signals: StopSignals) -> None:
         """Let the model read the file and the prompt; shows the prompt, and how far a long file is."""
         text = read_text(self.prompt_file) if self.prompt_file else ""
         nothing_given = not (text or self.load_memory or self.interactive)
-        prompt = "\n" if self.prompt is None and nothing_given else self.prompt or ""
+        prompt = line_break(stream.tokenizer) if self.prompt is None and nothing_given else self.prompt or ""
         tokens = len(stream.tokenizer.encode(text + prompt))
         long = tokens > 50 * stream.model.config.segment_len
-        with tqdm(total=tokens, unit="tok", unit_scale=True, desc="reading", disable=not long) as bar:
-            stream.read(text + prompt, bar.update)
+        with tqdm(total=tokens, unit="tok", unit_scale=True, desc="prefill", disable=not long) as bar:
+
+            def progress(tokens: int) -> None:
+                bar.update(tokens)
+                signals.check()
+
+            stream.read(text + prompt, progress)
         print(prompt, end="", flush=True)
 
-    def write(self, stream: TextStream, sampling: Sampling, generator: torch.Generator) -> None:
+    def write(self, stream: TextStream, generator: torch.Generator, signals: StopSignals) -> None:
         """Print what the model writes, as it comes."""
-        for piece in stream.write(self.tokens, sampling, generator, self.stop):
+        for piece in stream.write(self.tokens, self.sampling, generator, self.stop):
             print(piece, end="", flush=True)
+            signals.check()
         print()
 
 
 def ask() -> str:
-    """The user's next line; EOFError when there is none."""
-    return input("> " if sys.stdin.isatty() else "")
+    """The user's next line, without its end; EOFError when there is none."""
+    if sys.stdin.isatty():
+        return input("> ")
+    if not (line := sys.stdin.buffer.readline()):
+        raise EOFError
+    return text_of(line).rstrip("\r\n")
+
+
+def how_to_end(end: BaseException) -> BaseException | None:
+    """What to raise when all is saved: nothing for Ctrl-C and for the end of what is read, else an exit with
+    the code that shells know of a signal or of a reader that has gone."""
+    if isinstance(end, BrokenPipeError):
+        flush_nowhere()
+        return SystemExit(128 + signal.SIGPIPE)
+    print()
+    ending = end.conventional() if isinstance(end, Stopped) else None
+    return None if isinstance(ending, KeyboardInterrupt) else ending

@@ -1,11 +1,11 @@
-"""Where runs are, and the texts that commands read."""
+"""Where runs are, and where a report is."""
 
-import sys
 from datetime import datetime
 from pathlib import Path
 
-from memformers.run_folder import CONFIG
-from memformers.sealed import is_sealed
+from memformers.common.errors import UserError
+from memformers.runs.folder import CONFIG
+from memformers.runs.sealed import is_sealed
 
 RUNS = Path("runs")
 
@@ -23,23 +23,15 @@ def newest_run() -> Path:
     """The run under runs/ that was begun or resumed last; ValueError if there is none."""
     configs = list(RUNS.glob(f"*/{CONFIG}"))
     if not configs:
-        raise ValueError(f"{RUNS} holds no run to resume; name its folder after --resume.")
+        raise UserError(f"{RUNS} holds no run to resume; name its folder after --resume.")
     return max(configs, key=lambda path: path.stat().st_mtime).parent
 
 
 def resumable(folder: Path) -> Path:
     """The folder, if a run was begun in it; else ValueError."""
     if not (folder / CONFIG).is_file() or is_sealed(folder):
-        raise ValueError(f"{folder} is no run's folder; name one to resume.")
+        raise UserError(f"{folder} is no run's folder; name one to resume.")
     return folder
-
-
-def read_text(path: str) -> str:
-    """The UTF-8 text of a file, or of standard input for ``-``; ValueError where it can't be read."""
-    try:
-        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} can't be read as UTF-8 text: {error}") from None
 
 
 def say_report(page: Path) -> None:

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import tyro
 
-from memformers.command_line import parse_arguments
 from memformers.commands.places import new_folder, newest_run, resumable
-from memformers.files import config_from_dict, read_json
-from memformers.processes import is_first
-from memformers.run_folder import CONFIG
-from memformers.training.config import TrainConfig
+from memformers.common.command_line import parse_arguments
+from memformers.common.errors import UserError
+from memformers.common.processes import is_first
+from memformers.runs.folder import CONFIG
+from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.run import train_run
 
 
@@ -38,7 +38,7 @@ class Train:
         if self.resume is None:
             return self.out or new_folder(self.config.model.model)
         if len(self.resume) + (self.out is not None) > 1:
-            raise ValueError("name one run to resume, after --resume or as --out.")
+            raise UserError("name one run to resume, after --resume or as --out.")
         return resumable(self.resume[0]) if self.resume else self.out or newest_run()
 
     def train(self) -> Path:
@@ -59,6 +59,6 @@ def parse_train(arguments: list[str], default: Train, prog: str | None = None) -
     if train.resume is None or not (train.folder() / CONFIG).exists():
         return train
     folder = train.folder()
-    config = config_from_dict(TrainConfig, read_json(folder / CONFIG), f"{folder / CONFIG}")
-    resumed: Train = parse_arguments(Train, arguments, prog=prog, default=replace(train, config=config))
+    from_run = replace(train, config=read_train_config(folder))
+    resumed: Train = parse_arguments(Train, arguments, prog=prog, default=from_run)
     return replace(resumed, out=folder, resume=())

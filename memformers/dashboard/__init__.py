@@ -1,5 +1,5 @@
-"""labml's own dashboard, started for the user, and what brings runs to it.
+"""labml's own dashboard, started for the user.
 
-What runs in trainings (``discovery``, ``runs``, ``feeding``) needs nothing but Python; what runs in
-the dashboard itself needs the optional extra, ``memformers[dashboard]``.
+It needs the optional extra ``dashboard``. What brings runs to it is in
+[`memformers.tracking`][], and needs nothing but Python.
 """

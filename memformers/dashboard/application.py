@@ -31,11 +31,12 @@ from labml_app.analyses.series import Series
 from labml_app.db import run
 from labml_db import Key
 
-from memformers.dashboard.discovery import WHO
+from memformers.common.errors import UserError
 from memformers.dashboard.guard import Guard
 from memformers.dashboard.mending import mend, prepare
 from memformers.dashboard.page import index_page, page_files
 from memformers.dashboard.records import Records
+from memformers.tracking.discovery import WHO
 
 PAGE_ROUTE = re.compile(r"(/[\w-]+)*/?")
 """What labml's page calls its views, such as /run/1234/compare."""
@@ -62,7 +63,7 @@ def open_mongo(host: str) -> None:
         db.init_mongo_db(host)
     except PyMongoError as error:
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"no MongoDB answers at {host.rpartition('@')[2]}: {reason}") from None
+        raise UserError(f"no MongoDB answers at {host.rpartition('@')[2]}: {reason}") from None
     prepare()
 
 

@@ -14,8 +14,8 @@ from labml_app.db import project, run, status, user
 from labml_app.utils import gen_token
 from labml_db import Key
 
-from memformers.dashboard.discovery import TOKEN
 from memformers.dashboard.records import Records
+from memformers.tracking.discovery import TOKEN
 
 
 def prepare() -> None:

@@ -9,7 +9,8 @@ from tempfile import TemporaryDirectory
 
 import platformdirs
 
-from memformers.files import replacing
+from memformers.common.errors import UserError
+from memformers.common.files import replacing
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def fetch_copies() -> Path:
     """Get the copies with npm, the user's own; returns their folder. ValueError where that can't be."""
     npm = shutil.which("npm")
     if npm is None:
-        raise ValueError(
+        raise UserError(
             f"npm is not installed; install it, or copy {copies_folder()} from a machine that has it."
         )
     with TemporaryDirectory() as folder:
@@ -87,7 +88,7 @@ def fetch_copies() -> Path:
             archives = list(Path(folder).glob("*.tgz"))
             if result.returncode or len(archives) != 1:
                 reason = " ".join(result.stderr.split())[:300] or "it made no archive"
-                raise ValueError(f"npm pack {specification} failed: {reason}")
+                raise UserError(f"npm pack {specification} failed: {reason}")
             unpack(archives[0], package)
             archives[0].unlink()
     return copies_folder()

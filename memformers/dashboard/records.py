@@ -16,7 +16,8 @@ from labml_db import Index, Key, Model, Serializer
 from labml_db.driver.file import FileDbDriver
 from labml_db.index_driver.file import FileIndexDbDriver
 
-from memformers.files import write_text
+from memformers.common.errors import UserError
+from memformers.common.files import write_text
 
 ASIDE = "unreadable"
 """The folder that keeps what can't be read."""
@@ -36,7 +37,7 @@ class JsonRecords(Serializer):
         """Its contents; ValueError where the text isn't a record."""
         record = None if data is None else json.loads(data, object_hook=_from_json)
         if not isinstance(record, dict | None):
-            raise ValueError(f"it holds a {type(record).__name__}, not a record")
+            raise UserError(f"it holds a {type(record).__name__}, not a record")
         return record
 
 

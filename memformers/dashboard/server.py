@@ -17,12 +17,13 @@ from types import FrameType
 
 import platformdirs
 
-from memformers.dashboard.discovery import announced, api_address, new_identity
-from memformers.dashboard.feeding import feed
-from memformers.dashboard.runs import find_runs, read_card
-from memformers.network import LOOPBACK
+from memformers.common.errors import UserError
+from memformers.common.network import LOOPBACK
+from memformers.runs.card import find_runs, read_card
+from memformers.tracking.discovery import announced, api_address, new_identity
+from memformers.tracking.feeding import feed
 
-INSTALL = "pip install 'memformers[dashboard]'"
+INSTALL = "pip install '.[dashboard]' in a clone of the repository"
 LOCK, LOG_FILE = "lock.json", "dashboard.log"
 CLOSE_SECONDS = 2
 """How long a request may take after Ctrl-C."""
@@ -54,7 +55,7 @@ def serve(settings: Settings) -> None:
     with open(settings.folder / LOCK, "a+", encoding="utf-8") as lock:
         if owner := take(lock.fileno(), settings.folder):
             if not (runs and owner.startswith("http")):
-                raise ValueError(
+                raise UserError(
                     f"{settings.folder} belongs to the dashboard that runs at {owner}; open that one, or "
                     f"name another folder with --folder."
                 )
@@ -71,7 +72,7 @@ def serve_alone(settings: Settings, runs: list[Path]) -> None:
 
         from memformers.dashboard.application import build, open_mongo, open_records, quiet_labml
     except ImportError as error:
-        raise ValueError(f"the dashboard needs {error.name}, which is not installed: {INSTALL}") from None
+        raise UserError(f"the dashboard needs {error.name}, which is not installed: {INSTALL}") from None
     quiet_labml(settings.folder / LOG_FILE)
     with listen(settings.host, settings.port) as listener:
         port = listener.getsockname()[1]
@@ -129,12 +130,12 @@ def take(lock: int, folder: Path) -> str:
 def listen(host: str, port: int) -> socket.socket:
     """A socket at ``host`` and ``port``; ValueError where there can be none."""
     if not 0 <= port < 1 << 16:  # some systems take the rest of a division instead
-        raise ValueError(f"host={host!r} and port={port} are no address of this machine: use 0 to 65535.")
+        raise UserError(f"host={host!r} and port={port} are no address of this machine: use 0 to 65535.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
     except (OSError, OverflowError) as error:
-        raise ValueError(f"host={host!r} and port={port} are no address of this machine: {error}") from None
+        raise UserError(f"host={host!r} and port={port} are no address of this machine: {error}") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -142,10 +143,10 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            raise ValueError(
+            raise UserError(
                 f"port {port} is taken by another program; choose one with --port, or 0 for any."
             ) from None
-        raise ValueError(f"host={host!r} and port={port} can't be listened on: {error}") from None
+        raise UserError(f"host={host!r} and port={port} can't be listened on: {error}") from None
     return listener
 
 

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from memformers.common.errors import UserError
+
 T = TypeVar("T")
 
 NEAREST, FARTHEST = 16, 4096
@@ -55,7 +57,7 @@ def write_play(length: int, seed: int = 0) -> tuple[str, tuple[Repeat, ...]]:
     length below 1.
     """
     if length < 1:
-        raise ValueError(f"a play of {length} characters was asked for; use at least 1.")
+        raise UserError(f"a play of {length} characters was asked for; use at least 1.")
     rng = random.Random(seed)
     parts: list[str] = []
     repeats: list[Repeat] = []

@@ -4,13 +4,16 @@ import hashlib
 import os
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import platformdirs
 
+from memformers.common.errors import UserError
+from memformers.common.files import replacing
+from memformers.common.network import get
 from memformers.data.builtin import Repeat, write_play
-from memformers.files import replacing
-from memformers.network import get
+from memformers.data.text_files import bytes_of, text_of
 
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -40,22 +43,22 @@ class Corpus:
     is_stand_in: bool = False
     """Whether it stands in for Tiny Shakespeare, which was neither found nor downloadable."""
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """Of the text in UTF-8, in hexadecimal."""
-        return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
+        return hashlib.sha256(bytes_of(self.text)).hexdigest()
 
     @property
     def split(self) -> int:
         """Where validation starts, in characters."""
         return len(self.text) * 9 // 10
 
-    @property
+    @cached_property
     def train_text(self) -> str:
         """The first 90 %."""
         return self.text[: self.split]
 
-    @property
+    @cached_property
     def validation_text(self) -> str:
         """The last 10 %."""
         return self.text[self.split :]
@@ -101,27 +104,21 @@ def load_corpus(data: str = "") -> Corpus:
 
 
 def builtin_corpus(length: int = BUILTIN_LENGTH, seed: int = 0, is_stand_in: bool = False) -> Corpus:
-    """The play that :mod:`memformers.data.builtin` writes, with its repeats."""
+    """The play that [`memformers.data.builtin`][] writes, with its repeats."""
     text, repeats = write_play(length, seed)
     source = f"made by code: {length:,} characters, seed {seed}"
     return Corpus(f"built-in play (seed {seed})", source, text, repeats, True, is_stand_in)
 
 
 def read_text_file(path: Path) -> Corpus:
-    """A UTF-8 text file as a corpus; ValueError where it is empty or not UTF-8."""
+    """A text file as a corpus; UserError where it is empty."""
     return _from_bytes(path.read_bytes(), path.name, str(path))
 
 
 def _from_bytes(raw: bytes, name: str, source: str) -> Corpus:
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{source} is not UTF-8 text: byte {raw[error.start]:#04x} at offset {error.start}; "
-            f"convert it to UTF-8 first."
-        ) from None
+    text = text_of(raw)
     if not text.strip():
-        raise ValueError(f"{source} holds no text.")
+        raise UserError(f"{source} holds no text.")
     is_tiny_shakespeare = hashlib.sha256(raw).hexdigest() == TINY_SHAKESPEARE_SHA256
     return Corpus("Tiny Shakespeare" if is_tiny_shakespeare else name, source, text)
 
@@ -135,14 +132,14 @@ def _from_path(path: Path, asked_by: str) -> Corpus:
             _check_tiny_shakespeare(path / name)
             return read_text_file(path / name)
     places = " or ".join(IN_FOLDER)
-    raise ValueError(f"{asked_by}={path} is neither a text file nor a folder with {places}.")
+    raise UserError(f"{asked_by}={path} is neither a text file nor a folder with {places}.")
 
 
 def _check_tiny_shakespeare(path: Path) -> None:
     raw = path.read_bytes()
     found = hashlib.sha256(raw).hexdigest()
     if found != TINY_SHAKESPEARE_SHA256:
-        raise ValueError(
+        raise UserError(
             f"{path} was expected to be Tiny Shakespeare, sha256 {TINY_SHAKESPEARE_SHA256}, but its "
             f"{len(raw):,} bytes have {found}: half a download, or another text? Remove it, or "
             f"name the file itself to train on it as it is."

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+from memformers.common.errors import UserError
+
 IGNORED = -100
 """Target of a position that has none; ``torch.nn.functional.cross_entropy`` skips it."""
 
@@ -38,7 +40,7 @@ def training_segments(
     inputs = tokens[: length * batch_size].view(batch_size, length).T.contiguous()
     targets = tokens[1 : length * batch_size + 1].view(batch_size, length).T.contiguous()
     if not 0 <= position <= length:
-        raise ValueError(f"position={position:,} is outside of streams of {length:,} tokens.")
+        raise UserError(f"position={position:,} is outside of streams of {length:,} tokens.")
     yield from cut(inputs, targets, segment_len, position)
     while True:
         yield from cut(inputs, targets, segment_len)
@@ -49,7 +51,7 @@ def evaluation_segments(tokens: Tensor, batch_size: int, segment_len: int) -> It
     IGNORED targets.
 
     Stream b's target at position t is token ``b·length + t + 1`` of the text, where ``length`` is
-    :func:`stream_length`. Raises ValueError for fewer than two tokens.
+    [`stream_length`][]. Raises ValueError for fewer than two tokens.
     """
     length = stream_length(len(tokens), batch_size)
     missing = length * batch_size - (len(tokens) - 1)
@@ -61,7 +63,7 @@ def evaluation_segments(tokens: Tensor, batch_size: int, segment_len: int) -> It
 def stream_length(n_tokens: int, batch_size: int) -> int:
     """Tokens in each of ``batch_size`` streams that together predict all but the first token."""
     if n_tokens < 2:
-        raise ValueError(f"a text of {n_tokens} tokens has nothing to predict; use 2 at least.")
+        raise UserError(f"a text of {n_tokens} tokens has nothing to predict; use 2 at least.")
     return -(-(n_tokens - 1) // batch_size)
 
 
@@ -76,7 +78,7 @@ def check_length(n_tokens: int, batch_size: int, segment_len: int) -> None:
     """Raise ValueError unless every stream gets at least one whole segment."""
     needed = batch_size * segment_len + 1
     if n_tokens < needed:
-        raise ValueError(
+        raise UserError(
             f"a text of {n_tokens:,} tokens is too short for {batch_size} streams of a segment of "
             f"{segment_len}, which take {needed:,}; use a longer text, a smaller batch_size or a "
             f"shorter segment_len."

@@ -7,7 +7,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from memformers.files import read_json, write_json
+from memformers.common.errors import UserError
+from memformers.common.files import read_json, write_json
+from memformers.data.text_files import bytes_of, check_utf8
 
 TokenizerName = Literal["character", "byte"]
 
@@ -19,7 +21,7 @@ class CharacterTokenizer:
 
     def __init__(self, vocabulary: str):
         if not vocabulary or len(set(vocabulary)) != len(vocabulary):
-            raise ValueError(f"a vocabulary of different characters was expected: {vocabulary!r}")
+            raise UserError(f"a vocabulary of different characters was expected: {vocabulary!r}")
         self.vocabulary = vocabulary
         self._number = {character: i for i, character in enumerate(vocabulary)}
 
@@ -35,7 +37,7 @@ class CharacterTokenizer:
         if -1 in numbers:
             unknown = Counter(c for c in text if c not in self._number).most_common(5)
             named = ", ".join(f"{c!r} at {text.index(c)} ({n}x)" for c, n in unknown)
-            raise ValueError(
+            raise UserError(
                 f"characters outside the vocabulary of {self.vocab_size}: {named}; known are "
                 f"{self.vocabulary!r}. Leave them out, or train with byte tokens."
             )
@@ -54,7 +56,7 @@ class ByteTokenizer:
 
     def encode(self, text: str) -> Tensor:
         """The tokens of ``text``, int64 ``[bytes]``."""
-        return torch.tensor(list(text.encode("utf-8")), dtype=torch.int64)
+        return torch.tensor(list(bytes_of(text)), dtype=torch.int64)
 
     def decode(self, tokens: Tensor) -> str:
         """The text of tokens ``[n]``; bytes that are no UTF-8 become the replacement character."""
@@ -67,12 +69,22 @@ Tokenizer = CharacterTokenizer | ByteTokenizer
 def build_tokenizer(name: TokenizerName, text: str) -> Tokenizer:
     """The tokenizer called ``name`` for ``text``: its own characters, sorted, or any bytes."""
     if name not in get_args(TokenizerName):
-        raise ValueError(f"tokenizer={name!r} is unknown; use 'character' or 'byte'.")
-    return ByteTokenizer() if name == "byte" else CharacterTokenizer("".join(sorted(set(text))))
+        raise UserError(f"tokenizer={name!r} is unknown; use 'character' or 'byte'.")
+    if name == "byte":
+        return ByteTokenizer()
+    check_utf8(text, "the text")
+    return CharacterTokenizer("".join(sorted(set(text))))
+
+
+def line_break(tokenizer: Tokenizer) -> str:
+    """What ends a line in the texts that ``tokenizer`` knows, or for want of it any character."""
+    if isinstance(tokenizer, ByteTokenizer) or "\n" in tokenizer.vocabulary:
+        return "\n"
+    return "\r" if "\r" in tokenizer.vocabulary else tokenizer.vocabulary[0]
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write ``tokenizer.json``, from which :func:`load_tokenizer` makes it again."""
+    """Write ``tokenizer.json``, from which [`load_tokenizer`][] makes it again."""
     data: dict[str, Any] = {"tokenizer": tokenizer.name}
     if isinstance(tokenizer, CharacterTokenizer):
         data["vocabulary"] = tokenizer.vocabulary
@@ -87,4 +99,4 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         return ByteTokenizer()
     if data.get("tokenizer") == "character" and isinstance(data.get("vocabulary"), str):
         return CharacterTokenizer(data["vocabulary"])
-    raise ValueError(f"{path} names no tokenizer that is known here: {data}")
+    raise UserError(f"{path} names no tokenizer that is known here: {data}")

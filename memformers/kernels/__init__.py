@@ -15,5 +15,5 @@ The letters and axes of this project, used everywhere and spelled out here only:
 
 Modules take and give ``[S, B, D]``; kernels take and give ``[B, H, S, E]`` (queries) and
 ``[B, H, K, E]`` (keys, values), as ``torch.nn.functional.scaled_dot_product_attention`` does.
-The one place where the order changes is :mod:`memformers.attention`.
+The one place where the order changes is [`memformers.models.attention`][].
 """

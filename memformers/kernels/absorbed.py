@@ -26,7 +26,7 @@ def relative_attention(
     v: Tensor | None = None,
     s: Tensor | None = None,
 ) -> Tensor:
-    """:func:`memformers.kernels.naive.relative_attention` over ``key = w_key x`` and ``value = w_value x``
+    """[`memformers.kernels.naive.relative_attention`][] over ``key = w_key x`` and ``value = w_value x``
     for the inputs x of ``past`` and then of ``segment``: causal, without mask or dropout.
 
     Shapes: ``query [B, H, S, E]``; ``past [M, B, D]`` and ``segment [S, B, D]``, K positions together,

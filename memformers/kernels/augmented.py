@@ -17,7 +17,6 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 
 def relative_attention(
@@ -31,12 +30,14 @@ def relative_attention(
     v: Tensor,
     dropout_prob: float = 0.0,
 ) -> Tensor:
-    """:func:`memformers.kernels.naive.relative_attention`, causal, for ``r = w_r · sinusoids``.
+    """[`memformers.kernels.naive.relative_attention`][], causal, for ``r = w_r · sinusoids``.
 
     Shapes: ``query [B, H, S, E]``; ``key``, ``value [B, H, K, E]``; ``sinusoids [K, P]``, the sines and
     then the cosines of the positions 0 … K−1; ``w_r [H, E, P]``; ``u``, ``v [H, E]``. Returns
     ``[B, H, S, E]``.
     """
+    from torch.nn.attention.bias import causal_lower_right  # not above: it imports torch.compile, in a second
+
     (B, H, S, E), (K, P) = query.shape, sinusoids.shape
     sin_i, cos_i = sinusoids[K - S :].chunk(2, dim=-1)  # [S, P / 2]
     p_s, p_c = torch.einsum("bhie,hep->bhip", query + v[:, None], w_r).chunk(2, dim=-1)

@@ -2,12 +2,13 @@
 
 import importlib.util
 import os
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from memformers.kernels import blocked, naive
+from memformers.kernels.transforms import is_transformed
 
 KernelName = Literal["auto", "naive", "blocked", "fused", "augmented"]
 
@@ -29,17 +30,22 @@ def relative_attention(
     dropout_prob: float = 0.0,
     kernel: KernelName = "auto",
 ) -> Tensor:
-    """:func:`memformers.kernels.naive.relative_attention` by ``kernel``; ``"auto"`` picks by device, size and
+    """[`memformers.kernels.naive.relative_attention`][] by ``kernel``; ``"auto"`` picks by device, size and
     what is asked. The same arguments and result, ``[B, H, S, E]``. Raises ValueError for a named kernel that
     can't do it, among them ``"augmented"``, which takes sinusoids and W_R instead of r and is called where
     those are."""
+    transformed = is_transformed(query, key, value, r, u, v, s)
     if kernel == "auto":
-        kernel = fastest(query, key, mask, dropout_prob)
+        kernel = "naive" if transformed else fastest(query, key, mask, dropout_prob)
     if kernel == "naive":
         return naive.relative_attention(
             query, key, value, r, u=u, v=v, s=s, mask=mask, dropout_prob=dropout_prob
         )
-    check_can_run(kernel, query, mask, dropout_prob)
+    reason = obstacle(kernel, query, mask, dropout_prob)
+    if transformed and kernel != "augmented":
+        reason = "can't run within torch.func (vmap, grad, jvp), nor in forward mode"
+    if reason:
+        raise ValueError(f"kernel='{kernel}' {reason}; use kernel='auto' or 'naive'.")
     if kernel == "augmented":
         raise ValueError("kernel='augmented' takes sinusoids, not r; name it when building the attention.")
     if kernel == "blocked":
@@ -57,13 +63,6 @@ def fastest(query: Tensor, key: Tensor, mask: Tensor | None, dropout_prob: float
     if scores >= WORTH_BLOCKING and not obstacle("blocked", query, mask, dropout_prob):
         return "blocked"
     return "naive"
-
-
-def check_can_run(kernel: KernelName, query: Tensor, mask: Tensor | None, dropout_prob: float) -> None:
-    """Raise ValueError, saying why, for a fast kernel that can't compute this for ``query [B, H, S, E]``."""
-    reason = obstacle(kernel, query, mask, dropout_prob)
-    if reason:
-        raise ValueError(f"kernel='{kernel}' {reason}; use kernel='auto' or 'naive'.")
 
 
 def obstacle(kernel: KernelName, query: Tensor, mask: Tensor | None, dropout_prob: float) -> str:
@@ -89,10 +88,3 @@ def what_fused_lacks(query: Tensor, dropout_prob: float) -> str:
     if query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"takes float32, float16 and bfloat16, and the model works in {query.dtype}"
     return "" if query.shape[-1] <= 128 else f"takes heads of at most 128, and d_head={query.shape[-1]}"
-
-
-def check_kernel(kernel: str) -> None:
-    """Raise ValueError for a kernel of another name."""
-    if kernel not in get_args(KernelName):
-        names = ", ".join(get_args(KernelName))
-        raise ValueError(f"kernel={kernel!r} is unknown; use one of {names}.")

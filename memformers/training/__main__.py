@@ -7,15 +7,11 @@ state, peak memory, random state) can't reach the next.
 import sys
 from pathlib import Path
 
-from memformers.command_line import plain_errors
-from memformers.files import config_from_dict, read_json
-from memformers.run_folder import CONFIG
-from memformers.training.config import TrainConfig
+from memformers.common.command_line import plain_errors
+from memformers.training.config import read_train_config
 from memformers.training.run import train_run
 
 if __name__ == "__main__":
     with plain_errors():
         folder = Path(sys.argv[1])
-        config = read_json(folder / CONFIG)
-        resume = sys.argv[2:] == ["--resume"]
-        train_run(config_from_dict(TrainConfig, config, CONFIG), folder, resume=resume)
+        train_run(read_train_config(folder), folder, resume=sys.argv[2:] == ["--resume"])

@@ -24,13 +24,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from memformers.common.errors import UserError
+from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.data.tokenizers import Tokenizer, save_tokenizer
-from memformers.files import config_from_dict, read_json, write_json
-from memformers.language_model import MemoryLM, ModelConfig
-from memformers.memory import Memory, check_memory
-from memformers.sealed import LEFTOVER, check_seal, numbered, remove, sealing
+from memformers.models.language_model import MemoryLM
+from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
+from memformers.pretrained.own import read_config, save_model
+from memformers.runs.sealed import LEFTOVER, check_seal, numbered, remove, sealing
 from memformers.training.randomness import check_random_states, random_states, set_random_states
-from memformers.training.ranks import Ranks, placed_like, whole
+from memformers.training.ranks import Ranks, full_tensor, placed_like
 from memformers.training.state import TrainingState
 
 BEST = "best"
@@ -68,15 +70,15 @@ def save_checkpoint(
     written; what was there before is untouched.
     """
     ranks = ranks or Ranks()
-    weights = {name: whole(tensor) for name, tensor in model.state_dict().items()}
+    weights = {name: full_tensor(tensor) for name, tensor in model.state_dict().items()}
     moments = optimizer_tensors(model, state.optimizer)
     memory = memory_tensors(ranks.all_memory(state.memory))
-    randomness = ranks.everyones(random_states())
+    randomness = ranks.all_gather(random_states())
     if not ranks.first:
         return
     try:
         with sealing(folder) as temporary:
-            model.save_pretrained(temporary, weights)
+            save_model(model, temporary, weights)
             save_tokenizer(tokenizer, temporary)
             save_file(moments, temporary / OPTIMIZER)
             save_file(memory, temporary / MEMORY)
@@ -89,7 +91,7 @@ def save_checkpoint(
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What :func:`read_checkpoint` found, and nothing has been done with yet."""
+    """What [`read_checkpoint`][] found, and nothing has been done with yet."""
 
     weights: dict[str, Tensor]
     moments: dict[str, Tensor]
@@ -126,12 +128,11 @@ def read_checkpoint(
     """
     ranks = ranks or Ranks()
     check_seal(folder, FILES)
-    config = config_from_dict(ModelConfig, read_json(folder / "config.json"), str(folder / "config.json"))
-    if config != model.config:
-        raise ValueError(f"{folder} is of another model: {config}")
+    if (config := read_config(folder)) != model.config:
+        raise UserError(f"{folder} is of another model: {config}")
     numbers = read_json(folder / STATE)
     if numbers.pop("optimizer", None) != describe_optimizer(model, optimizer):
-        raise ValueError(f"{folder / STATE} is of another optimizer.")
+        raise UserError(f"{folder / STATE} is of another optimizer.")
     weights, moments = load_tensors(folder / "model.safetensors"), load_tensors(folder / OPTIMIZER)
     check_shapes(weights, shapes(model.state_dict()), folder / "model.safetensors")
     check_shapes(moments, moment_shapes(model, moments), folder / OPTIMIZER)
@@ -147,11 +148,11 @@ def own_randomness(path: Path, ranks: Ranks, dropout: float) -> dict[str, Any]:
     """This rank's random states in ``path``, or the first one's where their number doesn't matter."""
     states = read_json(path).get("ranks")
     if not isinstance(states, list) or not states:
-        raise ValueError(f"{path} holds no random states.")
+        raise UserError(f"{path} holds no random states.")
     if len(states) == ranks.size:
         return states[ranks.rank]
     if dropout:
-        raise ValueError(
+        raise UserError(
             f"{path} was made by {len(states)} processes, and there are {ranks.size} now; with dropout="
             f"{dropout}, each draws its own numbers, so only as many can go on."
         )
@@ -217,7 +218,7 @@ def describe_optimizer(model: MemoryLM, optimizer: torch.optim.AdamW) -> list[di
 def optimizer_tensors(model: MemoryLM, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
     """What it remembers, as ``parameter/what``; of a parameter that had no gradient yet, nothing."""
     return {
-        f"{name}/{what}": whole(tensor)
+        f"{name}/{what}": full_tensor(tensor)
         for name, parameter in model.named_parameters()
         for what, tensor in optimizer.state.get(parameter, {}).items()
     }
@@ -243,38 +244,26 @@ def check_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int
     """Raise ValueError unless these are exactly the tensors expected, by name and shape."""
     found = shapes(tensors)
     if wrong := sorted(n for n in {*found, *expected} if found.get(n) != expected.get(n)):
-        raise ValueError(
+        raise UserError(
             f"{path} is another model's: {wrong[0]} is {found.get(wrong[0])}, but "
             f"{expected.get(wrong[0])} was expected."
         )
 
 
-def memory_tensors(memory: Memory) -> dict[str, Tensor]:
-    """A memory as ``mem.0``, …, ``c_mem.0``, …"""
-    tensors = {f"mem.{i}": mem.contiguous() for i, mem in enumerate(memory.mem)}
-    return tensors | {f"c_mem.{i}": c_mem.contiguous() for i, c_mem in enumerate(memory.c_mem)}
-
-
 def load_memory(path: Path, model: MemoryLM, batch_size: int) -> Memory:
     """The memory in ``path``, on the model's device; ValueError for one that the model can't have."""
     tensors = {name: tensor.to(model.device) for name, tensor in load_tensors(path).items()}
-    layers = range(model.config.n_layers)
-    mem = tuple(tensors.pop(f"mem.{i}") for i in layers if f"mem.{i}" in tensors)
-    c_mem = tuple(tensors.pop(f"c_mem.{i}") for i in layers if f"c_mem.{i}" in tensors)
-    if tensors:
-        raise ValueError(f"{path} holds {', '.join(tensors)}, which this model has not.")
-    x = model.head.weight.new_empty(1, batch_size, model.config.d_model)
-    check_memory("mem", mem, x, len(layers))
-    check_memory("c_mem", c_mem, x, len(layers))
-    model.check_kind(memory := Memory(mem, c_mem))
-    if memory.mem_len + memory.c_mem_len + model.config.segment_len > model.config.longest_attention:
-        raise ValueError(f"{path} holds a longer memory than this model has.")
+    try:
+        memory = memory_from_tensors(tensors, model.config.n_layers)
+        model.check_memory(memory, batch_size)
+    except ValueError as error:
+        raise UserError(f"{path} can't be used: {error}") from None
     return memory
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors in a safetensors file; else ValueError."""
+    """The tensors in a safetensors file; UserError for another kind of file."""
     try:
         return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} can't be read as safetensors: {error}") from None
+    except SafetensorError as error:
+        raise UserError(f"{path} can't be read as safetensors: {error}") from None

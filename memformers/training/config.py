@@ -1,10 +1,15 @@
 """What a training is made from: the model, the text and how to learn."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
+from memformers.common.errors import UserError
+from memformers.common.files import config_from_dict, read_json
 from memformers.data.tokenizers import TokenizerName
-from memformers.language_model import ModelConfig
+from memformers.models.config import ModelConfig, upgraded
+from memformers.runs.folder import CONFIG
 
 Precision = Literal["float32", "bfloat16"]
 Parallel = Literal["single", "ddp", "fsdp"]
@@ -39,6 +44,8 @@ class TrainConfig:
     """Steps between two training records."""
     checkpoint_every: int = 0
     """Tokens between two checkpoints, beside the one at each evaluation; 0 for no others."""
+    checkpoint_minutes: float = 5.0
+    """Minutes of wall time between two checkpoints, at most; 0 for no others than the above."""
     keep_checkpoints: int = 2
     """How many of the newest checkpoints are kept, beside the one of the lowest validation loss."""
     skip_bad_steps: int = 0
@@ -63,28 +70,43 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Raise ValueError, saying what doesn't fit."""
         if self.precision not in get_args(Precision):
-            raise ValueError(f"precision={self.precision!r} is unknown; use 'float32' or 'bfloat16'.")
+            raise UserError(f"precision={self.precision!r} is unknown; use 'float32' or 'bfloat16'.")
         if self.parallel not in get_args(Parallel):
-            raise ValueError(f"parallel={self.parallel!r} is unknown; use 'single', 'ddp' or 'fsdp'.")
+            raise UserError(f"parallel={self.parallel!r} is unknown; use 'single', 'ddp' or 'fsdp'.")
         if self.compile and self.parallel == "fsdp":
-            raise ValueError("compile=True can't be used with parallel='fsdp'; use parallel='ddp'.")
+            raise UserError("compile=True can't be used with parallel='fsdp'; use parallel='ddp'.")
         for name in ("tokens", "batch_size", "accumulate", "evaluations", "log_every", "keep_checkpoints"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is too small; use at least 1.")
+                raise UserError(f"{name}={getattr(self, name)} is too small; use at least 1.")
         for name in ("checkpoint_every", "skip_bad_steps"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} is negative; use 0 for none.")
+                raise UserError(f"{name}={getattr(self, name)} is negative; use 0 for none.")
         for name in ("learning_rate", "max_grad_norm"):
             if not getattr(self, name) > 0.0:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0.")
+                raise UserError(f"{name}={getattr(self, name)} must be above 0.")
         if self.batch_size % self.accumulate:
-            raise ValueError(
+            raise UserError(
                 f"batch_size={self.batch_size} streams can't be cut into accumulate={self.accumulate} equal "
                 f"parts; use a multiple of {self.accumulate}."
             )
-        if not self.weight_decay >= 0.0:
-            raise ValueError(f"weight_decay={self.weight_decay} is negative; use 0 for none.")
+        for name in ("weight_decay", "checkpoint_minutes"):
+            if not getattr(self, name) >= 0.0:
+                raise UserError(f"{name}={getattr(self, name)} is negative; use 0 for none.")
         if not 0.0 <= self.warmup < 1.0:
-            raise ValueError(f"warmup={self.warmup} is a fraction of the training, in [0, 1).")
+            raise UserError(f"warmup={self.warmup} is a fraction of the training, in [0, 1).")
         if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed={self.seed} is outside 0 … 2⁶³ − 1.")
+            raise UserError(f"seed={self.seed} is outside 0 … 2⁶³ − 1.")
+
+
+def read_train_config(folder: Path) -> TrainConfig:
+    """The config of the run in ``folder``; else ValueError."""
+    path = folder / CONFIG
+    return saved_config(read_json(path), str(path))
+
+
+def saved_config(data: Mapping[str, Any], source: str) -> TrainConfig:
+    """The config that any version has saved as ``data``; ``source`` names where it came from. ValueError for
+    anything else."""
+    model = data.get("model")
+    now = {**data, "model": upgraded(model)} if isinstance(model, dict) else data
+    return config_from_dict(TrainConfig, now, source)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memformers.memory import Memory
+from memformers.models.memory import Memory
 from memformers.training.config import TrainConfig
 from memformers.training.ranks import Forward, Ranks, averaging
 

@@ -5,20 +5,20 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 
-import torch
-from labml_helpers.schedule import RelativePiecewise
 from torch import nn
 
+from memformers.common.errors import UserError
 from memformers.data.streams import Segment
-from memformers.language_model import MemoryLM
-from memformers.memory import Memory
+from memformers.models.language_model import MemoryLM
+from memformers.models.memory import Memory
 from memformers.training.config import TrainConfig
 from memformers.training.gradients import backward
-from memformers.training.ranks import Ranks, forward_of, whole
+from memformers.training.optimizers import build_optimizer, learning_rate_schedule
+from memformers.training.ranks import Ranks, full_tensor
 from memformers.training.state import Progress, TrainingState, Window
 
 
-class NotFiniteError(ValueError):
+class NotFiniteError(UserError):
     """The loss or the gradient is not a finite number any more; nothing was learned from it."""
 
 
@@ -33,22 +33,22 @@ def train(
     record: Record,
     evaluate: Callable[[Progress], None],
     state: TrainingState | None = None,
-    between_steps: Callable[[TrainingState], None] = lambda state: None,
+    maybe_checkpoint: Callable[[TrainingState], None] = lambda state: None,
     ranks: Ranks | None = None,
 ) -> Progress:
     """Train ``model`` in place on ``config.tokens`` tokens of ``segments``; returns how far it came.
 
     ``record`` gets training metrics every ``config.log_every`` steps, ``evaluate`` is called
     ``config.evaluations`` times, the last time at the end. A ``state`` from an earlier call goes on from
-    there, with ``segments`` from its position on; ``between_steps`` sees it whenever all of it belongs to
+    there, with ``segments`` from its position on; ``maybe_checkpoint`` sees it whenever all of it belongs to
     the same step, may keep it, and stops the training by raising what it likes. Of several ``ranks``, each
     calls this with the segments of all streams, takes its own of them, and its state has their memory.
 
-    Raises :class:`NotFiniteError` at a step that diverged, before the optimizer learns from it; the first
+    Raises [`NotFiniteError`][] at a step that diverged, before the optimizer learns from it; the first
     ``config.skip_bad_steps`` of such steps are left out with a warning instead.
     """
     device, ranks = next(model.parameters()).device, ranks or Ranks()
-    forward = forward_of(model, config)
+    forward = ranks.forward_of(model, compile=config.compile)
     state = state or TrainingState(build_optimizer(model, config))
     optimizer, learning_rate = state.optimizer, learning_rate_schedule(config)
     model.train()
@@ -58,7 +58,7 @@ def train(
         if evaluations_due(state.tokens, config) > state.evaluations:
             evaluate(state.progress)
             state.evaluations = evaluations_due(state.tokens, config)
-        between_steps(state)
+        maybe_checkpoint(state)
         clock += time.perf_counter() - pause
         if state.tokens >= config.tokens:
             return state.progress
@@ -72,7 +72,7 @@ def train(
         memory = Memory(()) if segment.starts_over else state.memory
         optimizer.zero_grad()
         outcome = backward(forward, inputs, targets, memory, config, ranks)
-        grad_norm = whole(nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)).item()
+        grad_norm = full_tensor(nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)).item()
 
         if problem := what_is_not_finite(outcome.loss, outcome.auxiliary_loss, grad_norm):
             skip(problem, state, config)
@@ -98,30 +98,6 @@ def evaluations_due(tokens: int, config: TrainConfig) -> int:
     return tokens * config.evaluations // config.tokens
 
 
-def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW; only the matrices of linear maps and convolutions decay, since nothing pulls an
-    embedding, a bias, a norm or a position towards zero by right."""
-    maps = (m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv1d))
-    decaying = {id(m.weight): m.weight for m in maps}
-    others = [p for p in model.parameters() if id(p) not in decaying]
-    return torch.optim.AdamW(
-        [
-            {"params": list(decaying.values()), "weight_decay": config.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ],
-        lr=config.learning_rate,
-        betas=(0.9, 0.99),
-        fused=True,
-    )
-
-
-def learning_rate_schedule(config: TrainConfig) -> Callable[[int], float]:
-    """The learning rate at a number of tokens: up from 0, then down to 0, both in straight lines."""
-    shape = [(0.0, 0.0), (config.warmup, 1.0), (1.0, 0.0)]
-    factor = RelativePiecewise(shape if config.warmup else shape[1:], config.tokens)
-    return lambda tokens: config.learning_rate * factor(tokens)
-
-
 def what_is_not_finite(loss: float, auxiliary_loss: float, grad_norm: float) -> str:
     """Which of them is no finite number, in words; empty if all are."""
     for name, value in (
@@ -135,7 +111,7 @@ def what_is_not_finite(loss: float, auxiliary_loss: float, grad_norm: float) -> 
 
 
 def skip(problem: str, state: TrainingState, config: TrainConfig) -> None:
-    """Count a bad step and warn, or raise :class:`NotFiniteError` where ``config`` allows no more."""
+    """Count a bad step and warn, or raise [`NotFiniteError`][] where ``config`` allows no more."""
     where = f"{problem} at token {state.tokens:,} (step {state.step:,})"
     if state.skipped == config.skip_bad_steps:
         raise NotFiniteError(

@@ -2,6 +2,7 @@
 
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -10,18 +11,19 @@ from typing import Any
 
 from tqdm import tqdm
 
-from memformers.environment import describe_environment, peak_memory
-from memformers.evaluation import Evaluation, evaluate
-from memformers.files import sync, write_json, write_text
-from memformers.generation import continue_text
-from memformers.language_model import MemoryLM
-from memformers.recall import measure_recall
-from memformers.run_folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
-from memformers.sealed import numbered
+from memformers.common.environment import describe_environment, peak_memory
+from memformers.common.files import sync, write_json, write_text
+from memformers.evaluation.evaluate import Evaluation, evaluate
+from memformers.evaluation.recall import measure_recall
+from memformers.generation.sampling import Sampling
+from memformers.generation.text import continue_text
+from memformers.models.language_model import MemoryLM
+from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
+from memformers.runs.sealed import numbered
 from memformers.training.checkpoints import About, keep_best_and_newest, save_checkpoint
 from memformers.training.config import TrainConfig
 from memformers.training.loop import NotFiniteError
-from memformers.training.ranks import Ranks, whole_weights
+from memformers.training.ranks import Ranks, unsharded
 from memformers.training.signals import Stopped, StopSignals
 from memformers.training.state import Progress, TrainingState
 from memformers.training.text import Text
@@ -59,10 +61,11 @@ class Observer:
         self.signals = signals
         self.bar = bar
         self.ranks = ranks
-        self.saved = (state.tokens, state.evaluations)
+        self.saved, self.saved_at = (state.tokens, state.evaluations), time.monotonic()
         self.evaluation: Evaluation | None = None
+        self.characters_a_token = len(text.corpus.train_text) / len(text.train)
         self.evaluated = 0
-        """Tokens seen before :attr:`evaluation`."""
+        """Tokens seen before [`evaluation`][]."""
 
     def record(self, progress: Progress, metrics: dict[str, float]) -> None:
         """Track training metrics, and show them."""
@@ -74,11 +77,11 @@ class Observer:
     def evaluate(self, progress: Progress) -> None:
         """Evaluate the whole validation text, and show a glimpse of a sample; a signal ends it at once,
         with nothing recorded."""
-        with self.signals.at_once(), whole_weights(self.model):
+        with self.signals.at_once(), unsharded(self.model):
             result = self._evaluation()
             if not math.isfinite(result.loss):
                 raise NotFiniteError(f"validation loss is {result.loss} at token {progress.tokens:,}.")
-            glimpse = self._sample(GLIMPSE_CHARACTERS).replace("\n", "⏎")
+            glimpse = in_one_line(self._sample(GLIMPSE_CHARACTERS))
         bits = self._bits_of(result)
         metrics = {
             "loss.valid": result.loss,
@@ -97,11 +100,12 @@ class Observer:
             file=sys.stderr,
         )
 
-    def between_steps(self, state: TrainingState) -> None:
-        """Keep a checkpoint if it is time; raise :class:`Stopped` if a signal has come."""
+    def maybe_checkpoint(self, state: TrainingState) -> None:
+        """Keep a checkpoint if it is time; raise [`Stopped`][] if a signal has come."""
         tokens, evaluations = self.saved
         every = self.config.checkpoint_every
-        if state.evaluations > evaluations or (every and state.tokens // every > tokens // every):
+        due = state.evaluations > evaluations or (every and state.tokens // every > tokens // every)
+        if due or self._is_long_ago(state):
             self.save(state)
         self.signals.check(self.ranks)
 
@@ -122,13 +126,13 @@ class Observer:
             sync(self.folder / METRICS)
         new = checkpoints / f"{state.tokens:012}"
         save_checkpoint(new, self.model, self.text.tokenizer, state, about, self.ranks)
-        self.saved = (state.tokens, state.evaluations)
+        self.saved, self.saved_at = (state.tokens, state.evaluations), time.monotonic()
         if self.ranks.first:
             keep_best_and_newest(checkpoints, self.config.keep_checkpoints)
 
     def finish(self, progress: Progress) -> None:
         """Write the sample and the result; a signal ends it at once."""
-        with self.signals.at_once(), whole_weights(self.model):
+        with self.signals.at_once(), unsharded(self.model):
             evaluation = self.evaluation or self._evaluation()
             sample = self._sample(SAMPLE_CHARACTERS)
             repeats = self.text.corpus.validation_repeats
@@ -164,6 +168,13 @@ class Observer:
         except OSError as error:
             raise OSError(f"{self.folder} can't be written: {error}. {self._newest_checkpoint()}") from None
 
+    def _is_long_ago(self, state: TrainingState) -> bool:
+        """Whether the last checkpoint is older than wanted, on any rank; they ask each other now and then."""
+        minutes = (time.monotonic() - self.saved_at) / 60
+        wanted = self.config.checkpoint_minutes
+        due = bool(wanted) and minutes >= wanted
+        return state.step % self.config.log_every == 0 and bool(self.ranks.highest(due))
+
     def _newest_checkpoint(self) -> str:
         kept = numbered(self.folder / CHECKPOINTS)
         if not kept:
@@ -187,12 +198,18 @@ class Observer:
         return evaluation.bits_per_character(max(len(self.text.corpus.validation_text) - 1, 1))
 
     def _bits_per_character(self, loss: float) -> float:
-        characters_a_token = len(self.text.corpus.train_text) / len(self.text.train)
-        return loss / math.log(2) / characters_a_token
+        return loss / math.log(2) / self.characters_a_token
 
     def _sample(self, characters: int) -> str:
         first_line, newline, _ = self.text.corpus.validation_text.partition("\n")
         prompt = (first_line + newline)[-PROMPT_CHARACTERS:]
         return continue_text(
-            self.model, self.text.tokenizer, prompt, characters, temperature=0.8, seed=SAMPLE_SEED
+            self.model, self.text.tokenizer, prompt, characters, Sampling(0.8), seed=SAMPLE_SEED
         )
+
+
+def in_one_line(text: str) -> str:
+    """``text`` as a terminal can show it in a line: no line breaks, and nothing that would move its cursor,
+    ring its bell or change its colours."""
+    text = text.replace("\n", "⏎")
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from memformers.common.errors import UserError
+
 
 def random_states() -> dict[str, Any]:
     """Those of Python, NumPy, PyTorch on CPU, and on every GPU."""
@@ -28,7 +30,7 @@ def seed_python_and_numpy(seed: int) -> None:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Take up :func:`random_states` again; those of GPUs as far as there are as many here.
+    """Take up [`random_states`][] again; those of GPUs as far as there are as many here.
 
     Raises ValueError for what is none.
     """
@@ -41,7 +43,7 @@ def set_random_states(states: dict[str, Any]) -> None:
         if has_gpu() and len(states["cuda"]) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all([from_hex(state) for state in states["cuda"]])
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"the random states can't be used: {error!r}") from None
+        raise UserError(f"the random states can't be used: {error!r}") from None
 
 
 def check_random_states(states: dict[str, Any]) -> None:

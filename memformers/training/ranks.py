@@ -21,10 +21,10 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from memformers.compressive import CompressiveTransformerLayer
-from memformers.language_model import LMOutput, MemoryLM
-from memformers.memory import Memory
-from memformers.training.config import TrainConfig
+from memformers.common.errors import UserError
+from memformers.models.language_model import LMOutput, MemoryLM
+from memformers.models.memory import Memory
+from memformers.training.config import Parallel, TrainConfig
 
 T = TypeVar("T")
 Forward = Callable[[Tensor, Memory], LMOutput]
@@ -33,8 +33,8 @@ Forward = Callable[[Tensor, Memory], LMOutput]
 class Ranks:
     """The processes of a training, seen from one of them; where there is only one, it does nothing."""
 
-    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0):
-        self.rank, self.size, self.local_rank = rank, size, local_rank
+    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, parallel: Parallel = "single"):
+        self.rank, self.size, self.local_rank, self.parallel = rank, size, local_rank, parallel
 
     @property
     def first(self) -> bool:
@@ -45,6 +45,26 @@ class Ranks:
         """The device for this process where ``name`` was asked for: a GPU each."""
         gpus = torch.cuda.is_available() and name in ("auto", "cuda")
         return f"cuda:{self.local_rank}" if self.size > 1 and gpus else name
+
+    def say(self, message: str) -> None:
+        """Print a line, on the first rank."""
+        if self.first:
+            print(message)
+
+    def place(self, model: MemoryLM, device: torch.device) -> None:
+        """Bring ``model`` to this rank's ``device``; with FSDP each rank keeps a part of every weight."""
+        model.to(device)
+        if self.parallel == "fsdp":
+            shard(model, device)
+
+    def forward_of(self, model: MemoryLM, *, compile: bool) -> Forward:
+        """What to call in a training step instead of ``model``."""
+        forward: nn.Module = torch.compile(model, fullgraph=True) if compile else model  # type: ignore[assignment]
+        if self.parallel == "ddp":
+            # A compression function has no gradient in a segment that compresses nothing.
+            idle = bool(model.transformer.compressions)
+            forward = DistributedDataParallel(forward, find_unused_parameters=idle)
+        return forward
 
     def own(self, streams: Tensor) -> Tensor:
         """This rank's part of ``streams [·, B, …]``."""
@@ -74,7 +94,7 @@ class Ranks:
         dist.all_reduce(highest, dist.ReduceOp.MAX)
         return int(highest)
 
-    def everyones(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """The values of all ranks, in order."""
         values: list[Any] = [value] * self.size
         if self.size > 1:
@@ -83,16 +103,22 @@ class Ranks:
 
     def check_alike(self, value: object, message: str) -> None:
         """Raise ValueError with ``message`` on all ranks unless all have the same ``value``."""
-        if any(other != value for other in self.everyones(value)):
-            raise ValueError(message)
+        if any(other != value for other in self.all_gather(value)):
+            raise UserError(message)
+
+    def first_alone(self, do: Callable[[], object]) -> None:
+        """``do`` on the first rank, while the others wait."""
+        if self.first:
+            do()
+        self.barrier()
 
     def in_turn(self, make: Callable[[], T]) -> T:
         """What ``make`` gives, which runs on the first rank before the others: they find what it left."""
         made = make() if self.first else None
-        self.wait()
+        self.barrier()
         return make() if made is None else made
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all ranks are here."""
         self.highest(0)
 
@@ -116,22 +142,22 @@ def joined(config: TrainConfig) -> Iterator[Ranks]:
     started_by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if config.parallel == "single":
         if size > 1:
-            raise ValueError(
+            raise UserError(
                 f"torchrun started {size} processes, but parallel='single'; use parallel='ddp' or 'fsdp'."
             )
         yield Ranks()
         return
     if not started_by_torchrun:
-        raise ValueError(
+        raise UserError(
             f"parallel={config.parallel!r} needs processes; start them with torchrun --nproc-per-node 2 "
             f"-m memformers.cli train …"
         )
     if config.batch_size % (size * config.accumulate):
-        raise ValueError(
+        raise UserError(
             f"batch_size={config.batch_size} streams can't be shared equally by {size} processes in "
             f"accumulate={config.accumulate} parts; use a multiple of {size * config.accumulate}."
         )
-    ranks = Ranks(int(os.environ["RANK"]), size, int(os.environ["LOCAL_RANK"]))
+    ranks = Ranks(int(os.environ["RANK"]), size, int(os.environ["LOCAL_RANK"]), config.parallel)
     if torch.cuda.is_available() and config.device != "cpu":
         choose_gpu(config.device, ranks.local_rank)
         dist.init_process_group("cpu:gloo,cuda:nccl")
@@ -153,9 +179,9 @@ def joined(config: TrainConfig) -> Iterator[Ranks]:
 def choose_gpu(device: str, local_rank: int) -> None:
     """Let this process use the GPU of its number on its machine; ValueError where that can't be."""
     if device not in ("auto", "cuda"):
-        raise ValueError(f"device={device!r} is one for all processes; use cuda, which gives each its own.")
+        raise UserError(f"device={device!r} is one for all processes; use cuda, which gives each its own.")
     if local_rank >= (gpus := torch.cuda.device_count()):
-        raise ValueError(
+        raise UserError(
             f"there are more processes than GPUs here, {gpus}; start {gpus} a machine, or use device='cpu'."
         )
     torch.cuda.set_device(local_rank)
@@ -177,21 +203,9 @@ def shard(model: MemoryLM, device: torch.device) -> None:
     # It warns that outputs are views; nothing here writes into one.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for layer in model.transformer.layers:
-        if isinstance(layer, CompressiveTransformerLayer):
-            fully_shard(layer.compress, mesh=mesh, reshard_after_forward=False)  # called by itself
-        fully_shard(layer, mesh=mesh, reshard_after_forward=False)
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)
-
-
-def forward_of(model: MemoryLM, config: TrainConfig) -> Forward:
-    """What to call in a training step instead of ``model``."""
-    forward: nn.Module = torch.compile(model, fullgraph=True) if config.compile else model  # type: ignore[assignment]
-    if config.parallel == "ddp":
-        # A compression function has no gradient in a segment that compresses nothing.
-        idle = config.model.model == "compressive"
-        forward = DistributedDataParallel(forward, find_unused_parameters=idle)
-    return forward
+    # Compression functions are called by themselves.
+    for module in (*model.transformer.compressions, *model.transformer.layers, model):
+        fully_shard(module, mesh=mesh, reshard_after_forward=False)
 
 
 @contextmanager
@@ -206,7 +220,7 @@ def averaging(forward: Any, last: bool) -> Iterator[None]:
 
 
 @contextmanager
-def whole_weights(model: nn.Module) -> Iterator[None]:
+def unsharded(model: nn.Module) -> Iterator[None]:
     """A block in which every rank has all of the weights, to be read; all must enter it."""
     shards = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for module in shards:
@@ -218,7 +232,7 @@ def whole_weights(model: nn.Module) -> Iterator[None]:
             module.reshard()
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """A weight or a moment of any shape, of which each rank may hold a part; then every rank must ask."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 

@@ -12,21 +12,23 @@ from typing import Any, TypeVar
 import torch
 from filelock import FileLock, Timeout
 
+from memformers.common.environment import describe_environment
+from memformers.common.errors import UserError
+from memformers.common.files import read_json, write_text
 from memformers.data.corpora import Corpus
-from memformers.environment import describe_environment
-from memformers.files import config_from_dict, read_json, write_text
-from memformers.language_model import MemoryLM, ModelConfig
-from memformers.run_folder import CHECKPOINTS, CONFIG, FACTS, METRICS
-from memformers.sealed import newest_that_loads, numbered, remove_leftovers, say_passed_over, set_aside
-from memformers.tracking import flatten
+from memformers.models.config import ModelConfig
+from memformers.models.language_model import MemoryLM
+from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS
+from memformers.runs.metrics import flatten
+from memformers.runs.sealed import newest_that_loads, numbered, remove_leftovers, say_passed_over, set_aside
 from memformers.training.checkpoints import ABOUT, Checkpoint, read_about, read_checkpoint
-from memformers.training.config import TrainConfig
+from memformers.training.config import TrainConfig, read_train_config, saved_config
 from memformers.training.ranks import Ranks
 from memformers.training.state import TrainingState
 
 T = TypeVar("T")
 MAY_DIFFER = {
-    "data", "device", "checkpoint_every", "keep_checkpoints", "skip_bad_steps",
+    "data", "device", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints", "skip_bad_steps",
     "parallel", "accumulate", "activation_checkpointing",
 }  # fmt: skip
 """Settings that a resumed training may have otherwise: none changes what is learned from a good step but by
@@ -39,11 +41,11 @@ def check_same_config(config: TrainConfig, folder: Path) -> None:
     was begun there."""
     if not (folder / CONFIG).exists():
         if (folder / METRICS).exists():
-            raise ValueError(f"{folder} has metrics, but no {CONFIG}; it is no run that can be resumed.")
+            raise UserError(f"{folder} has metrics, but no {CONFIG}; it is no run that can be resumed.")
         return
-    stored = config_from_dict(TrainConfig, read_json(folder / CONFIG), f"{folder / CONFIG}")
+    stored = read_train_config(folder)
     if changes := differences(asdict(stored), asdict(config)):
-        raise ValueError(
+        raise UserError(
             f"{folder} can't be resumed with other settings: {changes}. Leave them out, or begin a new run. "
             f"(A longer training is a new one too, since the learning rate falls over tokens.)"
         )
@@ -65,7 +67,7 @@ def check_same_corpus(corpus: Corpus, folder: Path) -> None:
     if (folder / FACTS).exists():
         before = read_json(folder / FACTS).get("corpus", {})
         if before.get("sha256") != corpus.sha256:
-            raise ValueError(
+            raise UserError(
                 f"{folder} was trained on {before.get('name')} ({before.get('source')}); the text from "
                 f"{corpus.source} is another. Name the same with data."
             )
@@ -83,12 +85,19 @@ def go_on(
     its state and how many records belong to it. Later records are cut off. Without any checkpoint, the
     training begins anew.
 
-    Raises ValueError where there are checkpoints, but none can be used.
+    Raises UserError where there are checkpoints, but none can be used, and OSError, with nothing changed,
+    where one can't be read, or not by all ranks.
     """
     ranks, checkpoints = ranks or Ranks(), folder / CHECKPOINTS
     if ranks.first:
         remove_leftovers(checkpoints)
-    names = ranks.everyones([path.name for path in numbered(checkpoints)])[0]
+    ranks.barrier()
+    names, *others = ranks.all_gather([path.name for path in numbered(checkpoints)])
+    if any(other != names for other in others):
+        raise OSError(
+            f"the processes see different checkpoints in {checkpoints}; nothing was changed. Try again when "
+            f"the file system shows all of them the same."
+        )
     if not names:
         return state, cut_metrics(folder, 0) if ranks.first else 0
     folders = [checkpoints / name for name in names]
@@ -98,8 +107,8 @@ def go_on(
         say_passed_over if ranks.first else lambda *_: None,
     )
     state = checkpoint.put(model, state.optimizer)
+    ranks.say(f"goes on at token {state.tokens:,}, from {path}")
     if ranks.first:
-        print(f"goes on at token {state.tokens:,}, from {path}")
         note_other_environment(path, model.device)
         for later in folders[: folders.index(path)]:
             set_aside(later)  # it would pass for the newest
@@ -108,14 +117,23 @@ def go_on(
 
 
 def alike_on_all(make: Callable[[], T], ranks: Ranks) -> T:
-    """What ``make`` gives; a ValueError that it raises on one rank is raised on all."""
-    made, problem = None, ""
+    """What ``make`` gives; a UserError that it raises on all ranks. Where a rank can't read, or only some
+    find something wrong, OSError on all: their file systems show different things, and nothing may be decided
+    from that."""
+    made, wrong, unread = None, "", ""
     try:
         made = make()
-    except ValueError as error:
-        problem = str(error)
-    if problems := [problem for problem in ranks.everyones(problem) if problem]:
-        raise ValueError(problems[0])
+    except UserError as error:
+        wrong = str(error)
+    except OSError as error:
+        unread = str(error)
+    found = ranks.all_gather((wrong, unread))
+    wrongs, unreads = ([said for said in kind if said] for kind in zip(*found, strict=True))
+    if unreads or 0 < len(wrongs) < ranks.size:
+        why = unreads[0] if unreads else f"only {len(wrongs)} of {ranks.size} processes find that {wrongs[0]}"
+        raise OSError(f"{why}; nothing was changed. Try again when the file system is well.")
+    if wrongs:
+        raise UserError(wrongs[0])
     assert made is not None
     return made
 
@@ -125,11 +143,11 @@ def read(
 ) -> tuple[Checkpoint, int]:
     """The checkpoint in ``path`` and how many records belong to it; ValueError for one that can't be used."""
     about = read_about(path)
-    made_with = config_from_dict(TrainConfig, about.config, str(path / ABOUT))
+    made_with = saved_config(about.config, str(path / ABOUT))
     if about.corpus_sha256 != corpus.sha256:
-        raise ValueError("it is of another text.")
+        raise UserError("it is of another text.")
     if changes := differences(asdict(made_with), asdict(config)):
-        raise ValueError(f"it is another training's: {changes}.")
+        raise UserError(f"it is another training's: {changes}.")
     return read_checkpoint(path, model, state.optimizer, config.batch_size, ranks), about.records
 
 
@@ -161,13 +179,16 @@ def cut_metrics(folder: Path, records: int) -> int:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """A block in which no other process trains in ``folder``; ValueError where one does already."""
+def alone_in(folder: Path, ranks: Ranks | None = None) -> Iterator[None]:
+    """A block in which no other training uses ``folder``; ValueError where one does already."""
+    if ranks and not ranks.first:
+        yield
+        return
     lock = FileLock(folder / ".lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise ValueError(f"{folder} is being trained by another process.") from None
+        raise UserError(f"{folder} is being trained by another process.") from None
     except NotImplementedError:  # how filelock says that a file system has no locks
         print(
             f"{folder} lies where files can't be locked; let no other process train there.", file=sys.stderr

@@ -1,7 +1,8 @@
 """A run: one training, from its config to its folder."""
 
+import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -9,23 +10,37 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from memformers.data.corpora import Corpus, load_corpus
+from memformers.common.devices import choose_device
+from memformers.common.environment import describe_environment
+from memformers.common.errors import UserError
+from memformers.common.files import read_json, write_json
+from memformers.data.corpora import load_corpus
 from memformers.data.streams import training_segments
-from memformers.environment import describe_environment
-from memformers.files import write_json
-from memformers.language_model import MemoryLM, ModelConfig
-from memformers.run_folder import CHECKPOINTS, CONFIG, FACTS, METRICS, RESULT
-from memformers.sealed import numbered
-from memformers.tracking import Tracking, find_dashboard
-from memformers.training.config import TrainConfig
-from memformers.training.loop import build_optimizer, train
+from memformers.models.config import ModelConfig
+from memformers.models.language_model import MemoryLM
+from memformers.runs.folder import (
+    CHECKPOINTS,
+    CONFIG,
+    FACTS,
+    METRICS,
+    OF_A_RUN,
+    RESULT,
+    check_named,
+    check_nothing_is_lost,
+)
+from memformers.runs.sealed import numbered
+from memformers.tracking.discovery import find_dashboard
+from memformers.tracking.recorder import Tracking
+from memformers.training.config import TrainConfig, read_train_config
+from memformers.training.loop import train
 from memformers.training.observer import Observer
+from memformers.training.optimizers import build_optimizer
 from memformers.training.randomness import seed_python_and_numpy
-from memformers.training.ranks import Ranks, joined, shard
+from memformers.training.ranks import Ranks, joined
 from memformers.training.resume import alone_in, check_same_config, check_same_corpus, go_on
 from memformers.training.signals import StopSignals
 from memformers.training.state import TrainingState
-from memformers.training.text import prepare
+from memformers.training.text import Text, prepare
 
 
 def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> Path:
@@ -37,90 +52,164 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
 
     SIGINT and SIGTERM end it after the step, with a checkpoint, by KeyboardInterrupt and SystemExit(143).
     Raises ValueError for a corpus or config that doesn't work, and for a folder in use or of another
-    training; :class:`memformers.training.loop.NotFiniteError` for a training that diverged, OSError where
+    training; [`memformers.training.loop.NotFiniteError`][] for a training that diverged, OSError where
     the folder can't be written, both with the last good checkpoint kept.
     """
-    with joined(config) as ranks:
-        return train_on(ranks, config, folder, dashboard, resume)
-
-
-def train_on(ranks: Ranks, config: TrainConfig, folder: Path, dashboard: str, resume: bool) -> Path:
-    """What :func:`train_run` does on each of ``ranks``."""
-    folder = ranks.everyones(folder)[0]
-    if ranks.first:
-        check_folder(config, folder, resume)
-    ranks.wait()
-    if resume and ranks.everyones((folder / RESULT).exists())[0]:
-        if ranks.first:
-            print(f"{folder} is finished; nothing is left to train.")
-        return folder
     find_dashboard(dashboard)
+    with joined(config) as ranks:
+        folder = ranks.all_gather(folder)[0]
+        ranks.first_alone(lambda: check_folder(config, folder, resume))
+        if resume and ranks.all_gather((folder / RESULT).exists())[0]:
+            ranks.say(f"{folder} is finished; nothing is left to train.")
+            return folder
+        text = read_text(config, folder, ranks)
+        config = with_vocabulary(config, text.tokenizer.vocab_size)
+        model = build_model(config, ranks)
+        state, records = TrainingState(build_optimizer(model, config)), 0
+
+        folder.mkdir(parents=True, exist_ok=True)
+        with alone_in(folder, ranks), StopSignals(alone=ranks.size == 1) as signals:
+            facts = describe_run(text, model)
+            announce(facts, config, folder, ranks)
+            if resume:
+                state, records = go_on(folder, model, state, config, text.corpus, ranks)
+            ranks.first_alone(lambda: write_down(config, facts, folder, state))
+            with (
+                recorder(folder, config, facts, dashboard, ranks) as write,
+                progress_bar(config, state, ranks) as bar,
+            ):
+                observer = Observer(folder, config, model, text, state, records, write, signals, bar, ranks)
+                segments = training_segments(
+                    text.train, config.batch_size, config.model.segment_len, state.position
+                )
+                with observer.plain_endings(state):
+                    progress = train(
+                        model,
+                        segments,
+                        config,
+                        record=observer.record,
+                        evaluate=observer.evaluate,
+                        maybe_checkpoint=observer.maybe_checkpoint,
+                        state=state,
+                        ranks=ranks,
+                    )
+                    observer.finish(progress)
+            ranks.barrier()  # until all is written
+    return folder
+
+
+def check_folder(config: TrainConfig, folder: Path, resume: bool) -> None:
+    """Raise UserError for a folder in use, of another training, or with files of something else."""
+    check_named(folder)
+    if resume and (folder / CONFIG).exists():
+        check_same_config(config, folder)
+    elif (folder / METRICS).exists() or numbered(folder / CHECKPOINTS):
+        raise UserError(f"{folder} already holds a run; name a new folder for this one, or resume it.")
+    elif not is_config_of(config, folder):  # as a comparison, or a start that failed, has left it
+        check_nothing_is_lost(folder, OF_A_RUN)
+
+
+def is_config_of(config: TrainConfig, folder: Path) -> bool:
+    """Whether the config in ``folder`` is this training's, but for the vocabulary, which the text gives."""
+    with contextlib.suppress(ValueError):
+        saved = read_train_config(folder)
+        size = config.model.vocab_size
+        return replace(saved, model=replace(saved.model, vocab_size=size)) == config
+    return False
+
+
+def read_text(config: TrainConfig, folder: Path, ranks: Ranks) -> Text:
+    """The text to train on, the same on all ``ranks`` and as it was when the run in ``folder`` began, if one
+    did; else ValueError."""
     corpus = ranks.in_turn(lambda: load_corpus(config.data))
     ranks.check_alike(
         corpus.sha256,
         f"the processes read different texts, this one {corpus.source}; name a file that all have with data.",
     )
-    if resume:
-        check_same_corpus(corpus, folder)
-    text = prepare(corpus, config)
+    check_same_corpus(corpus, folder)
+    return prepare(corpus, config)
+
+
+def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
+    """The config for a text of so many different tokens; ValueError where it asks for others."""
+    asked = config.model.vocab_size
+    if asked not in (ModelConfig().vocab_size, vocab_size):
+        raise UserError(f"vocab_size={asked}, but the text has {vocab_size}; leave vocab_size out.")
+    return replace(config, model=replace(config.model, vocab_size=vocab_size))
+
+
+def build_model(config: TrainConfig, ranks: Ranks | None = None) -> MemoryLM:
+    """A model on this rank's device whose weights are those of ``config.seed``, whatever was drawn before;
+    what is drawn from now on, each rank draws for itself."""
+    ranks = ranks or Ranks()
     device = choose_device(ranks.device_name(config.device))
     if config.compile:
         check_compiler(device)
-    config = with_vocabulary(config, text.tokenizer.vocab_size)
-    model = build_model(config).to(device)
-    if config.parallel == "fsdp":
-        shard(model, device)
+    model = MemoryLM(config.model)
+    torch.manual_seed(config.seed)
+    model.reset_parameters()
+    model.transformer.recompute = config.activation_checkpointing
+    ranks.place(model, device)
     seed_python_and_numpy(config.seed + ranks.rank)
     if ranks.size > 1:
-        torch.manual_seed(config.seed + ranks.rank)  # each drops out its own
-    state, records = TrainingState(build_optimizer(model, config)), 0
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with alone_in(folder) if ranks.first else nullcontext(), StopSignals(ranks.size == 1) as signals:
-        facts = describe_run(corpus, model, device)
-        if ranks.first:
-            announce(corpus, config, model, folder)
-        if resume:
-            state, records = go_on(folder, model, state, config, corpus, ranks)
-        if ranks.first:
-            write_json(folder / CONFIG, asdict(config))
-            if not state.tokens:
-                write_json(folder / FACTS, facts)
-        ranks.wait()
-        with (
-            recorder(ranks, folder, config, facts, dashboard) as write,
-            progress_bar(config, state, ranks) as bar,
-        ):
-            observer = Observer(folder, config, model, text, state, records, write, signals, bar, ranks)
-            with observer.plain_endings(state):
-                progress = train(
-                    model,
-                    training_segments(
-                        text.train, config.batch_size, config.model.segment_len, state.position
-                    ),
-                    config,
-                    record=observer.record,
-                    evaluate=observer.evaluate,
-                    state=state,
-                    between_steps=observer.between_steps,
-                    ranks=ranks,
-                )
-                observer.finish(progress)
-        ranks.wait()  # until all is written
-    return folder
+        torch.manual_seed(config.seed + ranks.rank)
+    return model
 
 
-def check_folder(config: TrainConfig, folder: Path, resume: bool) -> None:
-    """Raise ValueError for a folder in use, or of another training."""
-    if resume:
-        check_same_config(config, folder)
-    elif (folder / METRICS).exists() or numbered(folder / CHECKPOINTS):
-        raise ValueError(f"{folder} already holds a run; name a new folder for this one, or resume it.")
+def check_compiler(device: torch.device) -> None:
+    """Raise ValueError where torch.compile can't compile; on CPU it needs a C++ compiler."""
+    try:
+        torch.compile(torch.exp)(torch.zeros(2, device=device))
+    except Exception as error:  # whatever a compiler, a linker or a missing one may end in
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"compile=True can't be used here; leave it out. torch.compile says: {reason}"
+        ) from None
+
+
+def describe_run(text: Text, model: MemoryLM) -> dict[str, Any]:
+    """The facts of ``run.json``."""
+    corpus = text.corpus
+    return {
+        "corpus": {
+            "name": corpus.name,
+            "source": corpus.source,
+            "characters": len(corpus.text),
+            "sha256": corpus.sha256,
+            "stands_in_for_tiny_shakespeare": corpus.is_stand_in,
+        },
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "memory": {
+            "one_layer": model.config.remembered_positions,
+            "all_layers": model.config.remembered_positions * model.config.n_layers,
+        },
+        "environment": describe_environment(model.device),
+    }
+
+
+def announce(facts: dict[str, Any], config: TrainConfig, folder: Path, ranks: Ranks) -> None:
+    """Say on the screen what is about to be trained, on what, and where it is kept."""
+    network, corpus = config.model.model, facts["corpus"]
+    ranks.say(f"{network}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
+    ranks.say(f"corpus: {corpus['name']} ({corpus['source']})")
+
+
+def write_down(config: TrainConfig, facts: dict[str, Any], folder: Path, state: TrainingState) -> None:
+    """Keep the config and the facts; of a training that goes on where another machine or other versions left
+    it, all of its environments."""
+    write_json(folder / CONFIG, asdict(config))
+    if state.tokens:
+        before = read_json(folder / FACTS)
+        environments = before.get("environments", [before["environment"]])
+        if facts["environment"] not in environments:
+            before["environments"] = [*environments, facts["environment"]]
+        facts = before
+    write_json(folder / FACTS, facts)
 
 
 @contextmanager
 def recorder(
-    ranks: Ranks, folder: Path, config: TrainConfig, facts: dict[str, Any], dashboard: str
+    folder: Path, config: TrainConfig, facts: dict[str, Any], dashboard: str, ranks: Ranks
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
     """What takes the records of a training: the first rank's go to its folder and to labml."""
     if ranks.first:
@@ -140,68 +229,3 @@ def progress_bar(config: TrainConfig, state: TrainingState, ranks: Ranks) -> "tq
         desc=config.model.model,
         disable=not ranks.first,
     )
-
-
-def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
-    """The config for a text of so many different tokens; ValueError where it asks for others."""
-    asked = config.model.vocab_size
-    if asked not in (ModelConfig().vocab_size, vocab_size):
-        raise ValueError(f"vocab_size={asked}, but the text has {vocab_size}; leave vocab_size out.")
-    return replace(config, model=replace(config.model, vocab_size=vocab_size))
-
-
-def build_model(config: TrainConfig) -> MemoryLM:
-    """A model whose weights are those of ``config.seed``, whatever was drawn before."""
-    model = MemoryLM(config.model)
-    torch.manual_seed(config.seed)
-    model.reset_parameters()
-    model.transformer.recompute = config.activation_checkpointing
-    return model
-
-
-def choose_device(name: str) -> torch.device:
-    """The device called ``name``, checked by using it; ``auto`` is a GPU if there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return torch.zeros(1, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        first_line = str(error).splitlines()[0]
-        raise ValueError(f"device={name!r} can't be used here: {first_line}") from None
-
-
-def check_compiler(device: torch.device) -> None:
-    """Raise ValueError where torch.compile can't compile; on CPU it needs a C++ compiler."""
-    try:
-        torch.compile(torch.exp)(torch.zeros(2, device=device))
-    except Exception as error:  # whatever a compiler, a linker or a missing one may end in
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(
-            f"compile=True can't be used here; leave it out. torch.compile says: {reason}"
-        ) from None
-
-
-def describe_run(corpus: Corpus, model: MemoryLM, device: torch.device) -> dict[str, Any]:
-    """The facts of ``run.json``."""
-    return {
-        "corpus": {
-            "name": corpus.name,
-            "source": corpus.source,
-            "characters": len(corpus.text),
-            "sha256": corpus.sha256,
-            "stands_in_for_tiny_shakespeare": corpus.is_stand_in,
-        },
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "memory": {
-            "one_layer": model.config.remembered_positions,
-            "all_layers": model.config.remembered_positions * model.config.n_layers,
-        },
-        "environment": describe_environment(device),
-    }
-
-
-def announce(corpus: Corpus, config: TrainConfig, model: MemoryLM, folder: Path) -> None:
-    """Say on the screen what is about to be trained, on what, and where it is kept."""
-    parameters = sum(p.numel() for p in model.parameters())
-    print(f"{config.model.model}: {parameters:,} parameters, {config.tokens:,} tokens → {folder}")
-    print(f"corpus: {corpus.name} ({corpus.source})")

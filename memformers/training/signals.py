@@ -48,23 +48,23 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def check(self, ranks: Ranks) -> None:
-        """Raise :class:`Stopped` if a signal has come to any of ``ranks``, all of which must call this.
+    def check(self, ranks: Ranks | None = None) -> None:
+        """Raise [`Stopped`][] if a signal has come to any of ``ranks``, all of which must call this.
 
         Only what the ranks have told each other counts: a signal that comes while they do waits for the next
         call, since a rank that stopped by itself would leave the others waiting for it.
         """
-        if number := ranks.highest(self.received or 0):
+        if number := (ranks or Ranks()).highest(self.received or 0):
             raise Stopped(signal.Signals(number))
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """A block that a signal may end anywhere, by :class:`Stopped`; but not on several ranks, which can
-        only stop together, where they call :meth:`check`."""
+        """A block that a signal may end anywhere, by [`Stopped`][]; but not on several ranks, which can
+        only stop together, where they call [`check`][]."""
         self._at_once = self.alone
         try:
             if self.alone:
-                self.check(Ranks())
+                self.check()
             yield
         finally:
             self._at_once = False

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field, fields
 
 import torch
 
-from memformers.memory import Memory
+from memformers.common.errors import UserError
+from memformers.models.memory import Memory
 from memformers.training.gradients import Outcome
 
 
@@ -85,7 +86,7 @@ class TrainingState:
         for counted in fields(self):
             value = getattr(self, counted.name)
             if isinstance(value, int | float) and not value >= 0:
-                raise ValueError(f"{counted.name}={value} can't be; a training counts up from 0.")
+                raise UserError(f"{counted.name}={value} can't be; a training counts up from 0.")
 
     @property
     def progress(self) -> Progress:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from memformers.common.errors import UserError
 from memformers.data.corpora import Corpus
 from memformers.data.streams import check_length
 from memformers.data.tokenizers import Tokenizer, build_tokenizer
@@ -27,5 +28,5 @@ def prepare(corpus: Corpus, config: TrainConfig) -> Text:
     validation = tokenizer.encode(corpus.validation_text)
     check_length(len(train_tokens), config.batch_size, config.model.segment_len)
     if len(validation) < 2:
-        raise ValueError(f"{corpus.source} leaves {len(validation)} tokens to validate on.")
+        raise UserError(f"{corpus.source} leaves {len(validation)} tokens to validate on.")
     return Text(corpus, tokenizer, train_tokens, validation)

@@ -1,45 +1,41 @@
-"""A dashboard of the tests' own, in a process and in folders of its own, and a browser to look at it."""
+"""A dashboard of the tests' own, in folders of its own, and a browser to look at it."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
+import threading
 import urllib.request
+from array import array
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
 
+from tests.processes import program, wait_for
 from tests.processes import start as start_program
 
 pytest.importorskip("labml_app", reason="the dashboard's extra is not installed")
 
+import uvicorn
 
-class Dashboard:
-    """``memformers dashboard`` as a user starts it."""
+from memformers.dashboard.application import build, open_records
+from memformers.dashboard.server import listen
+from memformers.tracking.discovery import new_identity
 
-    def __init__(self, folder: Path, *arguments: str, port: int = 0):
-        command = [sys.executable, "-m", "memformers.cli", "dashboard", "--folder", str(folder)]
-        self.log = (folder.parent / f"{folder.name}.err").open("a+")
-        self.process = start_program(
-            [*command, "--port", str(port), *arguments], stdout=subprocess.PIPE, stderr=self.log
-        )
-        self.said = self.process.stdout.readline()
-        assert self.said, self.errors()
-        self.url = self.said.split()[1]
-        self.port = int(self.url.rpartition(":")[2])
 
-    def errors(self) -> str:
-        self.log.seek(0)
-        return self.log.read()
+class Client:
+    """What a page, or a training, asks of the dashboard at ``url``."""
 
-    def ask(self, path, question=None, headers=None):
+    url = ""
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def ask(self, path, question=None):
         body = None if question is None else json.dumps(question).encode()
-        request = urllib.request.Request(
-            self.url + path, body, {"Content-Type": "application/json"} | (headers or {})
-        )
+        request = urllib.request.Request(self.url + path, body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=20) as response:
             return json.loads(response.read())
 
@@ -48,14 +44,27 @@ class Dashboard:
 
     def curve(self, run, name="loss.train"):
         """The steps and values that labml's server has of a metric."""
-        from array import array
-        from base64 import b64decode
-
         for series in self.ask(f"/api/v1/metrics/{run}", {"get_all": True})["series"]:
             if series["name"] == name:
                 steps, values = (array("f", b64decode(series[key])) for key in ("step", "value"))
                 return dict(zip(steps, values, strict=True))
         return {}
+
+
+class Dashboard(Client):
+    """``memformers dashboard`` as a user starts it: in a process of its own."""
+
+    def __init__(self, folder: Path, *arguments: str, port: int = 0):
+        command = program("dashboard", "--folder", folder, "--port", port, *arguments)
+        self.log = (folder.parent / f"{folder.name}.err").open("a+")
+        self.process = start_program(command, stdout=subprocess.PIPE, stderr=self.log)
+        said = self.process.stdout.readline()
+        assert said, self.errors()
+        self.url = said.split()[1]
+
+    def errors(self) -> str:
+        self.log.seek(0)
+        return self.log.read()
 
     def stop(self, number=signal.SIGINT) -> int:
         if self.process.poll() is None:
@@ -67,13 +76,28 @@ class Dashboard:
             self.process.stdout.close()
 
 
-def wait_for(condition, seconds=60.0):
-    """What ``condition`` gives once it gives something."""
-    deadline = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < deadline, "it did not come in time"
-        time.sleep(0.05)
-    return result
+class DashboardHere(Client):
+    """The dashboard's application, served by a thread of this process, as a context: it starts in no time."""
+
+    def __init__(self, folder: Path):
+        self.said: list[str] = []
+        self.records = open_records(folder, self.said.append)
+        application, _ = build(new_identity(), frozenset({"workstation"}), self.records)
+        self.listener = listen("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        config = uvicorn.Config(application, log_config=None, access_log=False, server_header=False)
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, args=([self.listener],), daemon=True)
+
+    def __enter__(self):
+        self.thread.start()
+        wait_for(lambda: self.server.started)
+        return self
+
+    def __exit__(self, *_):
+        self.server.should_exit = True
+        self.thread.join()
+        self.listener.close()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -103,27 +127,14 @@ def start(tmp_path):
         dashboard.log.close()
 
 
-@pytest.fixture(scope="session")
-def chromium():
-    """The path of Debian's Chromium, installed if that can be done."""
-    pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    if not shutil.which("chromium"):
-        if not (shutil.which("apt-get") and os.geteuid() == 0):
-            pytest.skip("Chromium is not installed, and only root could install it with apt-get")
-        for command in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
-            result = subprocess.run(["apt-get", "-qq", *command], capture_output=True, text=True, check=False)
-        if not shutil.which("chromium"):
-            pytest.skip(f"Chromium can't be installed: {result.stderr[-200:]}")
-    return shutil.which("chromium")
-
-
 @pytest.fixture
-def page(chromium):
+def page():
     """A page of a browser that reaches the dashboard, and nothing else."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    if not (chromium := shutil.which("chromium")):
+        pytest.skip("Chromium is not installed; with it, this test looks at the dashboard in a browser")
+    with playwright.sync_playwright() as player:
+        browser = player.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 900, "height": 1000})
         page.route(lambda url: not url.startswith("http://127.0.0.1:"), lambda route: route.abort())
         yield page

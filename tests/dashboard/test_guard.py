@@ -6,17 +6,15 @@ import socket
 import pytest
 
 from memformers.dashboard.guard import is_here, refuse
-from tests.dashboard.conftest import Dashboard
+from tests.dashboard.conftest import DashboardHere
 
 NAMES = frozenset({"workstation"})
 
 
 @pytest.fixture(scope="module")
 def dashboard(tmp_path_factory):
-    dashboard = Dashboard(tmp_path_factory.mktemp("guarded"))
-    yield dashboard
-    dashboard.stop()
-    dashboard.log.close()
+    with DashboardHere(tmp_path_factory.mktemp("guarded")) as dashboard:
+        yield dashboard
 
 
 def send(dashboard, path, *headers, method="GET", body=b"", host="localhost"):
@@ -115,7 +113,7 @@ def test_no_answer_holds_a_stack_trace(dashboard, path, method, body):
     assert 400 <= status <= 500
     for inside in ("Traceback", "trace", ".py", "File", "Error:"):
         assert inside not in answer
-    assert dashboard.process.poll() is None
+    assert send(dashboard, "/")[0] == 200
 
 
 def test_data_that_is_no_run_s_is_refused_politely(dashboard):

@@ -35,7 +35,7 @@ for i in range(200):
 """
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
 def test_a_kill_in_the_middle_of_200_writes_leaves_every_record_readable(seed, tmp_path):
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -72,15 +72,12 @@ def test_what_a_run_sends_may_look_like_a_record_of_ours():
     assert JsonRecords().from_string(JsonRecords().to_string({"config": odd})) == {"config": odd}
 
 
-@pytest.mark.parametrize("text", ["", '{"half": ', "[1]", "\x00\x01", '{"$array": "!"}', "null"])
+@pytest.mark.parametrize("text", ["", '{"half": ', "[1]", "\x00\x01", '{"$array": "!"}'])
 def test_what_is_no_record_is_set_aside_and_said(text, tmp_path):
     said = []
     records = Records(tmp_path, said.append)
     path = tmp_path / "Run:1.json"
     path.write_text(text)
-    if text == "null":
-        assert records.read(path) is None
-        return
     assert records.read(path) is None
     assert not path.exists()
     assert (tmp_path / "unreadable" / "Run:1.json").read_text() == text

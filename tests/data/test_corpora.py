@@ -1,15 +1,14 @@
 import hashlib
 import os
-import socket
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from memformers.data import corpora
 from memformers.data.corpora import builtin_corpus, load_corpus
+from tests.processes import Server
 
 REAL = Path(os.environ.get("MEMFORMERS_DATA", "/nowhere")) / "tinyshakespeare" / "input.txt"
 FAKE = "Speak, speak.\n" * 50
@@ -31,28 +30,14 @@ def fake_is_real(monkeypatch):
 
 @pytest.fixture
 def serve(monkeypatch):
-    """Serve bytes at the corpus's address."""
-    servers = []
+    """Answer at the corpus's address."""
+    with ExitStack() as stack:
 
-    def start(body: bytes, length: int | None = None) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body) if length is None else length))
-                self.end_headers()
-                self.wfile.write(body)
+        def start(respond, length: int | None = None) -> None:
+            server = stack.enter_context(Server(respond, length))
+            monkeypatch.setattr(corpora, "TINY_SHAKESPEARE_URL", f"http://{server.host}/x")
 
-            def log_message(self, *_):
-                pass
-
-        server = HTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        monkeypatch.setattr(corpora, "TINY_SHAKESPEARE_URL", f"http://127.0.0.1:{server.server_port}/x")
-
-    yield start
-    for server in servers:
-        server.shutdown()
+        yield start
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason="Tiny Shakespeare is not at $MEMFORMERS_DATA")
@@ -90,7 +75,7 @@ def test_half_a_corpus_in_a_data_folder_is_an_error(tmp_path):
 
 @pytest.mark.usefixtures("fake_is_real")
 def test_a_download_is_checked_and_cached(serve, tmp_path):
-    serve(FAKE.encode())
+    serve(lambda *_: (200, FAKE.encode()))
     assert load_corpus().name == "Tiny Shakespeare"
     corpora.TINY_SHAKESPEARE_URL = "http://127.0.0.1:9/"  # not asked again
     assert load_corpus().source == str(tmp_path / "cache" / "tinyshakespeare" / "input.txt")
@@ -102,7 +87,7 @@ def test_a_broken_cache_is_downloaded_again(serve, tmp_path):
     cached = tmp_path / "cache" / "tinyshakespeare" / "input.txt"
     cached.parent.mkdir(parents=True)
     cached.write_text("half")
-    serve(FAKE.encode())
+    serve(lambda *_: (200, FAKE.encode()))
     with pytest.warns(UserWarning, match="Downloading it again"):
         assert load_corpus().text == FAKE
     assert cached.read_text() == FAKE
@@ -111,7 +96,7 @@ def test_a_broken_cache_is_downloaded_again(serve, tmp_path):
 @pytest.mark.usefixtures("fake_is_real")
 @pytest.mark.parametrize("length", [None, 5_000])
 def test_a_wrong_or_broken_download_leaves_the_built_in_play_and_no_cache(length, serve, tmp_path):
-    serve(b"<html>log in</html>", length)
+    serve(lambda *_: (200, b"<html>log in</html>"), length)
     with pytest.warns(UserWarning, match="the built-in play takes its place"):
         assert load_corpus().is_stand_in
     assert not (tmp_path / "cache").exists()
@@ -124,23 +109,18 @@ def test_without_network_the_built_in_play_stands_in_loudly():
     assert "built-in" in corpus.name
 
 
-def test_a_download_that_trickles_is_given_up_in_time(monkeypatch):
+def test_a_download_that_trickles_is_given_up_in_time(serve, monkeypatch):
     """Each byte comes within the socket's own limit; only the whole takes too long."""
-    listener = socket.create_server(("127.0.0.1", 0))
 
-    def trickle():
-        connection, _ = listener.accept()
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-        for _ in range(100):
+    def trickle(handler, _):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+        for _ in range(15):
             time.sleep(0.1)
-            try:
-                connection.sendall(b"x")
-            except OSError:
-                return
+            with suppress(OSError):  # the other side has gone
+                handler.wfile.write(b"x")
+        return 200, b""
 
-    threading.Thread(target=trickle, daemon=True).start()
-    address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-    monkeypatch.setattr(corpora, "TINY_SHAKESPEARE_URL", address)
+    serve(trickle)
     monkeypatch.setattr(corpora, "DOWNLOAD_SECONDS", 1.0)
     start = time.monotonic()
     with pytest.warns(UserWarning, match="no answer within 1 s"):
@@ -157,23 +137,11 @@ def test_a_folder_in_the_environment_without_the_corpus_is_passed_over(tmp_path,
         assert load_corpus().is_stand_in
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "holds no text"),
-        (b" \n", "holds no text"),
-        (b"abc\xff", "not UTF-8 text: byte 0xff at offset 3"),
-    ],
-)
-def test_a_file_that_is_no_text_is_an_error(content, message, tmp_path):
+@pytest.mark.parametrize("content", [b"", b" \n"])
+def test_a_file_without_text_is_an_error(content, tmp_path):
     (tmp_path / "x.txt").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="holds no text"):
         load_corpus(str(tmp_path / "x.txt"))
-
-
-def test_a_path_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match=r"--data=.*gone\.txt is neither"):
-        load_corpus(str(tmp_path / "gone.txt"))
 
 
 def test_repeats_of_the_validation_text_are_given_by_their_place_in_it():
@@ -186,7 +154,7 @@ def test_repeats_of_the_validation_text_are_given_by_their_place_in_it():
 
 @pytest.mark.usefixtures("fake_is_real")
 def test_a_download_that_cannot_be_cached_is_used_all_the_same(serve, tmp_path):
-    serve(FAKE.encode())
+    serve(lambda *_: (200, FAKE.encode()))
     (tmp_path / "cache").write_text("a file where the cache's folder would be")
     with pytest.warns(UserWarning, match="can't be kept in the cache"):
         corpus = load_corpus()

@@ -6,7 +6,8 @@ that follows one is what it prints.
 Of the lines of sh blocks, those that start with ``memformers`` are run as well, through the command's own
 ``main``. What they would train is made tiny by settings that are appended, ``book.txt`` is a short text,
 and ``runs/…`` is a run that was trained just before. A command that serves until it is stopped is only asked
-for its help. ``make`` must name a target. The few other commands that a page may show are listed here.
+for its help. ``make`` must name a target, and lines that start several processes are read as torchrun and the
+command read them. The few other commands that a page may show are listed here.
 """
 
 import contextlib
@@ -20,9 +21,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.run import get_args_parser
 
+from memformers import comparison
 from memformers.cli import main
+from memformers.commands.train import Train, parse_train
 from memformers.data.builtin import write_play
+from tests.processes import train_here
 
 ROOT = Path(__file__).parents[2]
 GENERATED = (ROOT / "docs/results").glob("*/report.md")
@@ -45,7 +50,7 @@ TINY = {
 SERVES = {"dashboard"}
 OTHERS = ("pip install ", "source .venv/bin/activate", ".venv/bin/python -m pytest")
 LAUNCHES = ("torchrun ", "srun torchrun ", "export ", "first=$(scontrol ")
-"""What starts several processes; tests/test_distributed_docs.py gives these lines to torchrun's parser."""
+"""What starts several processes."""
 
 
 def blocks(page):
@@ -123,9 +128,11 @@ def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypa
             assert printed.strip() in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("quick_runs")
 @pytest.mark.parametrize("page", pages_with("sh"), ids=name_of)
 def test_commands_run(page, workplace, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
+    monkeypatch.setattr(comparison, "run_module", train_here)
     for left in set(Path("runs").iterdir()) - {Path("runs/tiny")}:  # by the page before
         shutil.rmtree(left)
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
@@ -138,8 +145,32 @@ def test_commands_run(page, workplace, monkeypatch, capsys):
                 assert arguments[1] in targets, f"make {arguments[1]} is no target"
                 continue
             assert arguments[0] == "memformers", f"{line!r}: is it to be run, or to be listed here?"
-            monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
             run_command([a.replace("runs/…", "runs/tiny") for a in tiny(arguments[1:])])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [line[line.index("torchrun") :] for page in PAGES for language, code in blocks(page) if language == "sh"
+     for line in code.splitlines() if "torchrun --" in line],
+)  # fmt: skip
+def test_a_line_that_starts_several_processes_is_read_by_torchrun_and_by_the_command(
+    line, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    started = get_args_parser().parse_args(shlex.split(line)[1:])
+    assert (started.module, started.training_script) == (True, "memformers.cli")
+    command, *arguments = started.training_script_args
+    config = parse_train(arguments, Train()).config
+    assert (command, config.parallel in ("ddp", "fsdp")) == ("train", True)
+    assert config.batch_size % int(started.nproc_per_node) == 0
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_every_file_that_a_page_links_to_is_there(page):
+    """Links between pages of the documentation are checked when it is built."""
+    links = re.findall(r"\]\((?!http|#)([^)#]+)", (ROOT / page).read_text(encoding="utf-8"))
+    assert [link for link in links if not (ROOT / link).exists()] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from docs.building.drawings import DRAWINGS, reached, svg
-from memformers.language_model import MemoryLM, ModelConfig
-from memformers.memory import Memory
+from memformers.models.config import ModelConfig
+from memformers.models.language_model import MemoryLM
+from memformers.models.memory import Memory
 
 
 @pytest.mark.parametrize("model", ["transformer", "transformer-xl", "compressive"])

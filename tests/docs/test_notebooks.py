@@ -19,6 +19,7 @@ def outputs(notebook):
     return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
 
 
+@pytest.mark.long
 def test_all_notebooks_run_to_their_end_on_a_small_budget(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text(write_play(60_000)[0], encoding="utf-8")
     monkeypatch.setenv("MEMFORMERS_BUDGET", "0.01")
@@ -30,7 +31,6 @@ def test_all_notebooks_run_to_their_end_on_a_small_budget(tmp_path, monkeypatch)
         resources = {"metadata": {"path": str(tmp_path)}}
         return NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
 
-    assert len(NOTEBOOKS) == 4
     with ThreadPoolExecutor(2) as pool:
         for notebook in pool.map(run, NOTEBOOKS):
             assert any("image/png" in output.get("data", {}) for output in outputs(notebook))

@@ -27,7 +27,7 @@ def pages(site):
 
 
 def without_code(html):
-    return re.sub(r"<(code|pre)\b.*?</\1>", "", html, flags=re.DOTALL)
+    return re.sub(r"<(code|pre|script)\b.*?</\1>", "", html, flags=re.DOTALL)
 
 
 def test_nothing_is_loaded_from_elsewhere(site):
@@ -44,7 +44,8 @@ def test_every_picture_is_there(site):
     pictures = 0
     for name, html in pages(site).items():
         for source in re.findall(r'<img[^>]* src="([^"]+)"', html):
-            assert (site / name).parent.joinpath(source).is_file(), (name, source)
+            within = source.startswith("data:image/png;base64,")  # a figure of a notebook
+            assert within or (site / name).parent.joinpath(source).is_file(), (name, source[:99])
             pictures += 1
     assert pictures > 20
 
@@ -67,4 +68,4 @@ def test_every_public_module_has_a_page_of_the_reference(site):
         name = ".".join(module.relative_to(ROOT).with_suffix("").parts)
         html = (site / "api" / f"{name}.html").read_text(encoding="utf-8")
         assert f'id="{name}"' in html
-        assert not re.search(r":(func|class|meth|mod|attr):", without_code(html)), name
+        assert not re.search(r":(func|class|meth|mod|attr):|\]\[", without_code(html)), name

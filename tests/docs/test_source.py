@@ -8,10 +8,10 @@ from docs.building.source import ROOT, excerpt
 
 
 def test_an_excerpt_is_the_lines_as_they_stand_without_the_docstring():
-    found = excerpt("memformers.memory.newest")
+    found = excerpt("memformers.models.memory.newest")
     lines = (ROOT / found.path).read_text(encoding="utf-8").splitlines()
     head, *body = found.code.splitlines()
-    assert found.path == "memformers/memory.py"
+    assert found.path == "memformers/models/memory.py"
     assert (
         lines[found.first_line - 1] == head == "def newest(parts: Sequence[Tensor], length: int) -> Tensor:"
     )
@@ -22,21 +22,22 @@ def test_an_excerpt_is_the_lines_as_they_stand_without_the_docstring():
 
 
 def test_an_excerpt_may_be_some_lines_of_a_method():
-    found = excerpt("memformers.language_model.MemoryLM.reader", "if self.config", "return Rereader")
-    assert found.code.splitlines()[0] == 'if self.config.model == "transformer":'
-    assert found.code.splitlines()[-1].strip() == "return Rereader(self, batch)"
+    found = excerpt("memformers.models.language_model.MemoryLM.predict", "if isinstance", "return self.head")
+    head, body = found.code.splitlines()
+    assert head == "if isinstance(self.head, AdaptiveSoftmax):"
+    assert body == "    return self.head(hidden, self.embed)"
     lines = (ROOT / found.path).read_text(encoding="utf-8").splitlines()
-    assert "if self.config.model" in lines[found.first_line - 1]
+    assert lines[found.first_line - 1].strip() == head
 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("!source memformers.memory.gone", "there is no 'gone'"),
+        ("!source memformers.models.memory.gone", "there is no 'gone'"),
         ("!source memformers.gone.newest", "there is no 'gone'"),
-        ("!source memformers.memory", "is a module"),
-        ('!source memformers.memory.newest from "gone"', "no line with 'gone'"),
-        ('!source memformers.memory.newest from "return" to "def"', "no line with 'def'"),
+        ("!source memformers.models.memory", "is a module"),
+        ('!source memformers.models.memory.newest from "gone"', "no line with 'gone'"),
+        ('!source memformers.models.memory.newest from "return" to "def"', "no line with 'def'"),
     ],
 )
 def test_a_page_can_not_outlive_what_it_shows(line, reason):
@@ -45,10 +46,10 @@ def test_a_page_can_not_outlive_what_it_shows(line, reason):
 
 
 def test_a_page_shows_lines_with_their_file_and_number():
-    found = excerpt("memformers.memory.newest")
-    page = expanded("before\n\n!source memformers.memory.newest\n\nafter")
+    found = excerpt("memformers.models.memory.newest")
+    page = expanded("before\n\n!source memformers.models.memory.newest\n\nafter")
     lines = f"lines {found.first_line} to {found.last_line}"
-    fence = f'```python title="memformers/memory.py, {lines}"'
+    fence = f'```python title="memformers/models/memory.py, {lines}"'
     assert page == f"before\n\n{fence}\n{found.code}\n```\n\nafter"
 
 
@@ -72,6 +73,9 @@ def test_links_of_a_file_of_the_repository_lead_to_pages_or_are_text():
 
 
 def test_files_that_are_not_on_the_site_are_named():
-    text = "[a](../memformers/memory.py), [b](method.md#top), [c](https://c), [d](#d), [e](how-to/train.md)"
-    assert named(text, "page.md") == text.replace("[a](../memformers/memory.py)", "`memformers/memory.py`")
+    others = "[b](method.md#top), [c](https://c), [d](#d), [e](how-to/train.md)"
+    text = f"[a](../memformers/models/memory.py), {others}"
+    assert named(text, "page.md") == text.replace(
+        "[a](../memformers/models/memory.py)", "`memformers/models/memory.py`"
+    )
     assert named("[tests](../../tests)", "how-to/page.md") == "`tests`"

@@ -65,22 +65,6 @@ def test_nothing_is_kept_where_nothing_will_learn():
     torch.testing.assert_close(blocked.relative_attention(**inputs), naive.relative_attention(**inputs))
 
 
-@pytest.mark.parametrize("terms", [("u",), ("u", "v"), ("u", "s")])
-def test_either_scheme_of_positions_works_without_the_others_terms(terms):
-    inputs = tensors(2, 3, 5, 11, 7, torch.float64)
-    used = {n: t for n, t in inputs.items() if n in ("query", "key", "value", "r", *terms)}
-    compare(blocked.relative_attention, used, torch.float64)
-
-
-def test_any_memory_order_of_the_inputs_works():
-    """The attention module gives views whose memory is sequence first."""
-    inputs = tensors(2, 3, 5, 11, 7, torch.float64)
-    for name in ("query", "key", "value"):
-        t = inputs[name].detach().permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
-        inputs[name] = t.requires_grad_()
-    compare(blocked.relative_attention, inputs, torch.float64)
-
-
 @pytest.mark.parametrize("kept", [0, blocked.KEPT])
 @pytest.mark.parametrize("queries", [3, 256])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -1,10 +1,12 @@
+from itertools import product
+
 import pytest
 import torch
 
 from memformers import RelativeMultiHeadAttention
 from memformers.kernels import blocked, dispatch, naive
 from memformers.kernels.naive import causal_mask
-from memformers.language_model import ModelConfig
+from memformers.models.config import ModelConfig
 from tests.builders import fill_zeros
 
 
@@ -13,34 +15,28 @@ def attention(kernel, **options):
     return fill_zeros(RelativeMultiHeadAttention(2, 8, 0.0, kernel=kernel, **options))
 
 
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
-def test_the_fused_kernel_gives_the_same_attention_and_gradients(positions):
-    pytest.importorskip("triton", reason="Triton is not installed")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    x = torch.randn(11, 3, 8, device=device)
-    results = []
-    for kernel in ("naive", "fused"):
-        module = attention(kernel, positions=positions).to(device)
+@pytest.mark.parametrize(
+    ("kernel", "options"),
+    [
+        *product(["blocked", "auto", "fused"], [{"positions": p} for p in ("learned", "sinusoidal")]),
+        ("augmented", {"positions": "sinusoidal"}),
+        ("augmented", {"positions": "sinusoidal", "position_features": 4}),
+    ],
+)
+def test_every_kernel_gives_the_same_attention_and_gradients(kernel, options):
+    device, dtype, tolerance = "cpu", torch.float64, {"rtol": 0, "atol": 1e-11}
+    if kernel == "fused":  # which has no float64
+        pytest.importorskip("triton", reason="Triton is not installed")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        dtype, tolerance = torch.float32, {"rtol": 1e-4, "atol": 1e-5}
+    x, results = torch.randn(11, 3, 8, device=device, dtype=dtype), []
+    for name in ("naive", kernel):
+        module = attention(name, **options).to(device, dtype)
         output = module(query=x[-5:], key=x, value=x)
         output.square().sum().backward()
         results.append([output, *(p.grad for p in module.parameters())])
     for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
-def test_every_kernel_gives_the_same_attention_and_gradients(positions):
-    x = torch.randn(11, 3, 8)
-    results = {}
-    for kernel in ("naive", "blocked", "auto"):
-        module = attention(kernel, positions=positions)
-        output = module(query=x[-5:], key=x, value=x)
-        output.square().sum().backward()
-        results[kernel] = [output, *(p.grad for p in module.parameters())]
-    for kernel in ("blocked", "auto"):
-        for a, b in zip(results[kernel], results["naive"], strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+        torch.testing.assert_close(a, b, **tolerance)
 
 
 def calls(monkeypatch, x, module, **forward):

@@ -64,13 +64,6 @@ def test_fused_equals_naive_in_output_and_every_gradient(dtype, size):
     compare(fused.relative_attention, tensors(*size, dtype), dtype)
 
 
-@pytest.mark.parametrize("terms", [("u",), ("u", "v"), ("u", "s")])
-def test_either_scheme_of_positions_works_without_the_others_terms(terms):
-    inputs = tensors(2, 3, 5, 11, 7, torch.float32)
-    used = {n: t for n, t in inputs.items() if n in ("query", "key", "value", "r", *terms)}
-    compare(fused.relative_attention, used, torch.float32)
-
-
 def test_any_memory_order_of_the_inputs_works():
     """The attention module gives views whose memory is sequence first, and the first of its distances."""
     inputs = tensors(2, 3, 5, 11, 7, torch.float32)

@@ -12,14 +12,13 @@ import signal
 import sys
 import time
 import traceback
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from memformers import tracking
-from memformers.run_folder import METRICS
-from memformers.sealed import LEFTOVER, numbered
-from memformers.tracking import read_metrics
+from memformers.runs.metrics import read_metrics
+from memformers.runs.sealed import LEFTOVER, numbered
+from memformers.tracking import relay
+from memformers.training import observer
 from memformers.training import run as run_module
 from memformers.training.run import train_run
 from tests.builders import MODELS, small_training
@@ -35,27 +34,25 @@ def main(folder: Path, kills: int) -> None:
     """Kill so many trainings of all three models, in turn."""
     moments = random.Random(SEED)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    hits: Counter[str] = Counter()
-    undisturbed, seconds = {}, {}
+    undisturbed, seconds, killed = {}, {}, 0
     for model in MODELS:
         start = time.monotonic()
         assert finishes(model, folder / model)
         seconds[model] = time.monotonic() - start
         undisturbed[model] = outcome(folder / model)
     resumed = 0
-    while hits.total() < kills:
+    while killed < kills:
         model = MODELS[resumed % len(MODELS)]
         run = folder / f"{resumed}-{model}"
-        while hits.total() < kills or not finishes(model, run):
-            before = leftovers(run)
+        while killed < kills or not finishes(model, run):
             after = moments.uniform(0, seconds[model])
-            in_save = moments.uniform(0, SAVE_SECONDS) if hits.total() % 2 else None
+            in_save = moments.uniform(0, SAVE_SECONDS) if killed % 2 else None
             if finishes(model, run, after, in_save):
                 break
-            hits[where(run, before)] += 1
+            killed += 1
         assert outcome(run) == undisturbed[model], run
         resumed += 1
-    print(json.dumps({"kills": hits, "same": resumed}))
+    print(json.dumps({"kills": killed, "same": resumed}))
 
 
 def finishes(model: str, folder: Path, after: float | None = None, in_save: float | None = None) -> bool:
@@ -92,7 +89,8 @@ def train(model: str, folder: Path) -> None:
     """Train with dropout and a checkpoint at every other step; never returns."""
     try:
         # labml has nothing to do with it, and thirty of it would take longer than all the rest.
-        tracking.module_command = lambda *_: ["cat"]  # type: ignore[assignment]
+        relay.module_command = lambda *_: ["cat"]  # type: ignore[assignment]
+        observer.SAMPLE_CHARACTERS, observer.GLIMPSE_CHARACTERS = 30, 10
         run_module.load_corpus = lambda _: short_corpus()  # type: ignore[attr-defined]
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         config = small_training(model=model, tokens=64 * 40, checkpoint_every=128, log_every=3)
@@ -109,15 +107,6 @@ def outcome(folder: Path) -> list:
     newest = numbered(folder / "checkpoints")[0]
     files = [(newest / name).read_bytes() for name in SAME]
     return [*files, without_times(read_metrics(folder)), (folder / "sample.txt").read_bytes()]
-
-
-def where(folder: Path, before: set[str]) -> str:
-    """At what a training was killed, by what it left beside the leftovers of ``before``."""
-    if leftovers(folder) - before:
-        return "in a save"
-    if not (folder / METRICS).exists():
-        return "before the first step"
-    return "between saves" if numbered(folder / "checkpoints") else "before the first save"
 
 
 if __name__ == "__main__":

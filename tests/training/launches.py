@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from memformers.processes import module_environment
+from memformers.common.processes import module_environment
 from memformers.training.config import TrainConfig
 
 ARGUMENTS = [
@@ -17,10 +17,13 @@ ARGUMENTS = [
 """Sixteen steps; the first compresses nothing, since the memory has still room."""
 
 
-def command(folder: Path, *arguments: object, processes: int = 1) -> list[str]:
-    """The command line of a training into ``folder``."""
-    start = [*python(processes), "-m", "memformers.cli", "train"]
-    return [*start, *ARGUMENTS, "--out", str(folder), *map(str, arguments)]
+def start(folder: Path, *arguments: object, processes: int = 1) -> "subprocess.Popen[str]":
+    """Begin to train into ``folder``."""
+    command = [*python(processes), "-m", "memformers.cli", "train", *ARGUMENTS, "--out", folder, *arguments]
+    return subprocess.Popen(
+        list(map(str, command)),
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
 
 
 def python(processes: int) -> list[str]:
@@ -34,34 +37,13 @@ def environment() -> dict[str, str]:
     return module_environment() | {"OMP_NUM_THREADS": "1"}
 
 
-def launch(folder: Path, *arguments: object, processes: int = 1) -> subprocess.CompletedProcess[str]:
-    """Train to the end."""
-    return subprocess.run(
-        command(folder, *arguments, processes=processes),
-        env=environment(), capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-
-
-def start(folder: Path, *arguments: object, processes: int = 1) -> "subprocess.Popen[str]":
-    """Begin to train."""
-    return subprocess.Popen(
-        command(folder, *arguments, processes=processes),
-        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-
-
-def children(pid: int) -> list[int]:
-    """The processes that a process has started, on Linux."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
-
-
 def worker(torchrun: int, rank: int) -> int:
     """The process of a rank, of a torchrun whose process is given, on Linux."""
-    for pid in children(torchrun):
-        if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            return pid
-    raise LookupError(f"torchrun has no process of rank {rank}: {children(torchrun)}")
+    for task in Path(f"/proc/{torchrun}/task").glob("*/children"):
+        for pid in task.read_text().split():
+            if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                return int(pid)
+    raise LookupError(f"torchrun has no process of rank {rank}")
 
 
 def program(folder: Path, config: TrainConfig, processes: int) -> None:

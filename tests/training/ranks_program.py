@@ -4,33 +4,43 @@ Arguments: the folder to leave it in, and the training's config as JSON.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from memformers.files import config_from_dict
-from memformers.language_model import MemoryLM
+from memformers.common.files import config_from_dict
+from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig
-from memformers.training.loop import build_optimizer, train
-from memformers.training.ranks import joined, shard, whole
+from memformers.training.loop import train
+from memformers.training.optimizers import build_optimizer
+from memformers.training.ranks import full_tensor, joined
 from memformers.training.state import TrainingState
 from tests.builders import fill_zeros
 from tests.training.runs import segments_of
 
-folder = Path(sys.argv[1])
-config = config_from_dict(TrainConfig, json.loads(sys.argv[2]), "argument")
-with joined(config) as ranks:
-    torch.manual_seed(0)
-    model = fill_zeros(MemoryLM(config.model)).double()
-    if config.parallel == "fsdp":
-        shard(model, torch.device("cpu"))
-    state = TrainingState(build_optimizer(model, config))
-    losses = []
-    train(model, segments_of(config), config, record=lambda _, metrics: losses.append(metrics["loss.train"]),
-          evaluate=lambda _: None, state=state, ranks=ranks)  # fmt: skip
-    weights = {name: whole(tensor).contiguous() for name, tensor in model.state_dict().items()}
-    memory = {f"memory.{i}": mem for i, mem in enumerate(ranks.all_memory(state.memory).mem)}
-    losses = {"losses": torch.tensor(losses, dtype=torch.float64)}
-    save_file({**weights, **memory, **losses}, folder / f"{config.parallel}.{ranks.rank}.safetensors")
+
+def train_in_double(folder: Path, config: TrainConfig) -> None:
+    """Train, and write weights, memory and losses of this process into ``folder``."""
+    with joined(config) as ranks:
+        torch.manual_seed(0)
+        model = fill_zeros(MemoryLM(config.model)).double()
+        ranks.place(model, torch.device("cpu"))
+        state = TrainingState(build_optimizer(model, config))
+        losses = []
+        train(model, segments_of(config), config, record=lambda _, found: losses.append(found["loss.train"]),
+              evaluate=lambda _: None, state=state, ranks=ranks)  # fmt: skip
+        found = {name: full_tensor(tensor).contiguous() for name, tensor in model.state_dict().items()}
+        found |= {f"memory.{i}": mem for i, mem in enumerate(ranks.all_memory(state.memory).mem)}
+        found["losses"] = torch.tensor(losses, dtype=torch.float64)
+        save_file(found, folder / f"{config.parallel}.{ranks.rank}.safetensors")
+
+
+if __name__ == "__main__":
+    train_in_double(Path(sys.argv[1]), config_from_dict(TrainConfig, json.loads(sys.argv[2]), "argument"))
+    # FSDP keeps the process group until the interpreter ends, where PyTorch 2.13 now and then aborts when
+    # all is done: "terminate called without an active exception".
+    sys.stdout.flush()
+    os._exit(0)

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from memformers.common.files import read_json, write_json
 from memformers.data.corpora import Corpus, load_corpus
 from memformers.data.streams import training_segments
 from memformers.data.tokenizers import CharacterTokenizer
-from memformers.files import read_json, write_json
-from memformers.sealed import MANIFEST, checksum
+from memformers.runs.sealed import MANIFEST, checksum
 from memformers.training.checkpoints import About
 
 TEXT = torch.arange(4 * 125 + 1) ** 2 % 7
@@ -39,6 +39,15 @@ def about(**changes: Any) -> About:
     facts: dict[str, Any] = {"config": {}, "corpus_sha256": "", "environment": {}, "records": 0,
                              "validation_loss": None}  # fmt: skip
     return About(**(facts | changes))
+
+
+def poisoned(model, part, bad_steps):
+    """``model``, of which a part, in the forward passes of these numbers, gives no numbers."""
+    calls = iter(range(10**6))
+    getattr(model, part).register_forward_hook(
+        lambda module, inputs, output: output * float("nan") if next(calls) in bad_steps else output
+    )
+    return model
 
 
 def tensors_of(model):

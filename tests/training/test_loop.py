@@ -5,14 +5,11 @@ import torch
 
 from memformers.data.streams import training_segments
 from memformers.kernels import dispatch
-from memformers.training.loop import (
-    NotFiniteError,
-    build_optimizer,
-    learning_rate_schedule,
-    train,
-)
+from memformers.training.loop import NotFiniteError, train
+from memformers.training.optimizers import build_optimizer, learning_rate_schedule
 from memformers.training.run import build_model
 from tests.builders import MODELS, small_training
+from tests.training.runs import poisoned
 
 TEXT = torch.arange(3_000) % 7  # so regular that every model can learn it
 
@@ -37,29 +34,12 @@ def test_every_model_learns(model):
     assert records[-1][1]["loss.train"] < 0.1 < math.log(7) / 2 < records[0][1]["loss.train"]
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_the_same_seed_gives_the_same_run_bit_for_bit(model):
-    config = small_training(model=model)
-    config_with_dropout = small_training(model=model, seed=1)
-    first, second, other = run(config), run(config), run(config_with_dropout)
-    assert [m["loss.train"] for _, m in first[1]] == [m["loss.train"] for _, m in second[1]]
-    for a, b in zip(first[0].parameters(), second[0].parameters(), strict=True):
-        assert torch.equal(a, b)
-    assert first[1][-1][1]["loss.train"] != other[1][-1][1]["loss.train"]
-
-
 def test_records_and_evaluations_come_as_often_as_asked_for():
     config = small_training(tokens=64 * 23, evaluations=3, log_every=5)
     _, records, evaluations, end = run(config)
     assert [p.step for p, _ in records] == [5, 10, 15, 20, 23]
     assert [p.step for p in evaluations] == [8, 16, 23]
     assert (end.step, end.tokens) == (23, 64 * 23)
-
-
-def test_more_evaluations_than_steps_evaluates_at_every_step():
-    _, _, evaluations, end = run(small_training(tokens=64 * 3, evaluations=50))
-    assert [p.step for p in evaluations] == [1, 2, 3]
-    assert end.step == 3
 
 
 def test_the_memory_is_carried_and_forgotten_when_the_streams_start_over():
@@ -70,7 +50,7 @@ def test_the_memory_is_carried_and_forgotten_when_the_streams_start_over():
     model = build_model(config)
     lengths = []
     model.transformer.register_forward_pre_hook(
-        lambda _, args: lengths.append(len(args[1][0]) if args[1] else 0)
+        lambda _, args, named: lengths.append(len(named["mem"][0]) if named["mem"] else 0), with_kwargs=True
     )
     run(config, model, text)
     assert lengths == [0, 16, 16, 0, 16, 16, 0, 16]
@@ -96,14 +76,7 @@ def test_only_matrices_of_maps_decay():
 
 def test_a_loss_that_is_not_finite_stops_training_before_it_is_learned_from():
     config = small_training(tokens=64 * 10, log_every=1)
-    model = build_model(config)
-    calls = []
-
-    def poison(_, __, output):
-        calls.append(1)
-        return output * float("nan") if len(calls) == 4 else output
-
-    model.head.register_forward_hook(poison)
+    model = poisoned(build_model(config), "head", {3})
     with pytest.raises(NotFiniteError, match=r"the loss is nan at token 192 \(step 3\)"):
         run(config, model)
     assert all(p.isfinite().all() for p in model.parameters())

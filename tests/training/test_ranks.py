@@ -1,30 +1,35 @@
 """Several processes against one: the same losses, the same weights, and the same manners."""
 
 import os
-import re
 import signal
-import sys
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from memformers.evaluation import evaluate
-from memformers.files import write_json
-from memformers.memory import Memory
-from memformers.tracking import read_metrics
+from memformers.common.files import write_json
+from memformers.evaluation.evaluate import evaluate
+from memformers.models.memory import Memory
+from memformers.runs.metrics import read_metrics
 from memformers.training.checkpoints import own_randomness
-from memformers.training.config import TrainConfig
 from memformers.training.loop import train
 from memformers.training.ranks import Ranks
+from memformers.training.run import train_run
 from memformers.training.signals import Stopped, StopSignals
 from tests.builders import small_lm, small_training
-from tests.training.launches import launch, program, start, worker
+from tests.processes import run, wait_for
+from tests.training.launches import ARGUMENTS, program, start, worker
+from tests.training.ranks_program import train_in_double
 from tests.training.runs import segments_of, without_times
 
 TEXT = "".join(chr(97 + i * i % 23) for i in range(30_000))
+LONG = pytest.mark.long
+
+
+@pytest.fixture(autouse=True)
+def _short_runs(quick_runs):
+    """Here the text is a file, for all processes."""
 
 
 @pytest.fixture(scope="module")
@@ -34,34 +39,23 @@ def text(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory, text):
-    """Runs of one process, by model."""
-    runs = {}
-    for model in ("transformer-xl", "compressive"):
-        runs[model] = tmp_path_factory.mktemp("alone") / model
-        result = launch(runs[model], "--model", model, "--data", text)
-        assert result.returncode == 0, result.stderr
-    return runs
+IN_PARTS = {"accumulate": 2, "activation_checkpointing": True}
 
 
-def check_same_run(folder, reference):
-    """Losses to 1e-6, relative."""
-    wanted, got = (without_times(read_metrics(f)) for f in (reference, folder))
-    assert len(wanted) == len(got)
-    for a, b in zip(wanted, got, strict=True):
-        for name in a:  # of near ties, rounding may choose the other
-            tolerance = 0.01 if name.startswith("accuracy") else 2e-6
-            assert b[name] == pytest.approx(a[name], abs=tolerance, rel=tolerance)
-
-
-@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_ranks_end_with_one_processs_weights_memory_and_losses(model, parallel, tmp_path):
+@pytest.mark.parametrize(
+    ("parallel", "model", "changes"),
+    [
+        ("ddp", "transformer-xl", IN_PARTS),
+        ("fsdp", "compressive", IN_PARTS),
+        pytest.param("ddp", "compressive", {}, marks=LONG),
+        pytest.param("fsdp", "transformer-xl", {}, marks=LONG),
+    ],
+)
+def test_two_ranks_end_with_one_processs_weights_memory_and_losses(model, parallel, changes, tmp_path):
     """In float64: in float32, Adam turns the rounding errors of gradients that should be 0 into steps."""
     config = small_training(model=model, batch_size=4, tokens=4 * 16 * 10, log_every=1)
-    for processes, how in ((1, "single"), (2, parallel)):
-        program(tmp_path, replace(config, parallel=how), processes)
+    train_in_double(tmp_path, config)
+    program(tmp_path, replace(config, parallel=parallel, **changes), 2)
     one = load_file(tmp_path / "single.0.safetensors")
     ranks = [load_file(tmp_path / f"{parallel}.{rank}.safetensors") for rank in range(2)]
     for name, tensor in one.items():
@@ -69,63 +63,29 @@ def test_two_ranks_end_with_one_processs_weights_memory_and_losses(model, parall
         assert torch.equal(ranks[0][name], ranks[1][name])
 
 
-@pytest.mark.parametrize(
-    ("parallel", "model", "others"),
-    [
-        ("ddp", "compressive", []),
-        ("ddp", "transformer-xl", ["--accumulate", "2", "--activation-checkpointing"]),
-        ("fsdp", "compressive", ["--accumulate", "2", "--activation-checkpointing"]),
-        ("fsdp", "transformer-xl", []),
-    ],
-)
-def test_two_processes_train_as_one_does(alone, text, tmp_path, parallel, model, others):
-    result = launch(tmp_path / "run", "--model", model, "--data", text, "--parallel", parallel, *others,
-                    processes=2)  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("run: ") == 1
-    check_same_run(tmp_path / "run", alone[model])
-
-
-@pytest.mark.parametrize("processes", [(2, 1), (1, 2)])
-def test_a_run_goes_on_with_another_number_of_processes(alone, text, tmp_path, processes):
-    folder, (before, after) = tmp_path / "run", processes
-    options = ["--model", "compressive", "--data", text, "--checkpoint-every", "640"]
-    parallel = {1: "single", 2: "fsdp"}
+@pytest.mark.parametrize("processes", [(2, 1), pytest.param((1, 2), marks=LONG)])
+def test_a_run_that_a_signal_to_any_rank_stopped_goes_on_with_another_number(text, tmp_path, processes):
+    options, (before, after) = (
+        ["--model", "compressive", "--data", text, "--checkpoint-every", 640],
+        processes,
+    )
+    assert run("train", *ARGUMENTS, *options, "--out", tmp_path / "alone").code == 0
+    folder, (before, after), parallel = tmp_path / "run", processes, {1: "single", 2: "fsdp"}
     first = start(folder, *options, "--parallel", parallel[before], processes=before)
     wait_for(lambda: (folder / "checkpoints" / "000000000640").exists())
-    first.send_signal(signal.SIGTERM)
-    first.communicate(timeout=120)
-    result = launch(folder, *options, "--parallel", parallel[after], "--resume", processes=after)
-    assert result.returncode == 0, result.stderr
-    assert re.search("goes on at token|is finished", result.stdout)
-    check_same_run(folder, alone["compressive"])
-
-
-@pytest.fixture
-def two(text, tmp_path):
-    """A training of two ranks in ``run``, which records already."""
-    if sys.platform != "linux":
-        pytest.skip("a rank's process is found in /proc")
-    folder = tmp_path / "run"
-    process = start(folder, "--data", text, "--tokens", "10000000", "--parallel", "ddp", processes=2)
-    wait_for(lambda: (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_size > 0)
-    yield process
-    process.kill()
-
-
-def test_a_signal_to_any_rank_stops_all_with_a_checkpoint(two, tmp_path):
-    os.kill(worker(two.pid, rank=1), signal.SIGTERM)
-    output, _ = two.communicate(timeout=120)
-    assert two.returncode != 0
+    os.kill(worker(first.pid, rank=1) if before > 1 else first.pid, signal.SIGTERM)
+    output, _ = first.communicate(timeout=120)
+    assert first.returncode != 0
     assert "stopped by SIGTERM at token" in output
-    assert list((tmp_path / "run" / "checkpoints").glob("0*"))
-
-
-def test_a_process_that_dies_ends_the_others_within_30_seconds(two):
-    os.kill(worker(two.pid, rank=1), signal.SIGKILL)
-    output, _ = two.communicate(timeout=30)
-    assert two.returncode != 0
-    assert "SIGKILL" in output  # torchrun says which one, and of what
+    output, _ = start(
+        folder, *options, "--parallel", parallel[after], "--resume", processes=after
+    ).communicate()
+    assert "goes on at token" in output
+    wanted, got = (without_times(read_metrics(f)) for f in (tmp_path / "alone", folder))
+    for a, b in zip(wanted, got, strict=True):
+        for name in a:  # of near ties, rounding may choose the other
+            tolerance = 0.01 if name.startswith("accuracy") else 2e-6
+            assert b[name] == pytest.approx(a[name], abs=tolerance, rel=tolerance)
 
 
 def test_a_signal_that_comes_while_the_ranks_tell_each_other_waits_for_the_next_step():
@@ -159,16 +119,9 @@ def test_a_signal_ends_the_evaluation_of_several_ranks_between_two_segments():
     assert lm.training, "it is left in the mode it came in"
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_what_one_rank_alone_has_otherwise_is_an_error_on_all():
     class Two(Ranks):
-        def everyones(self, value):
+        def all_gather(self, value):
             return [value, "another"]
 
     with pytest.raises(ValueError, match="texts differ"):
@@ -176,36 +129,34 @@ def test_what_one_rank_alone_has_otherwise_is_an_error_on_all():
     Ranks().check_alike("one", "texts differ")
 
 
+@LONG
 def test_a_rank_whose_other_has_gone_says_so_in_one_line(text, tmp_path):
     (tmp_path / "metrics.jsonl").write_text("{}")
-    result = launch(tmp_path, "--data", text, "--parallel", "ddp", processes=2)
-    assert result.returncode != 0
-    assert f"error: {tmp_path} already holds a run" in result.stderr
-    assert "error: another process of this training has ended, so process 1 can't go on" in result.stderr
-    assert result.stderr.count("Traceback") == 1, "torchrun's own"
-
-
-def test_the_way_it_is_started_and_the_config_must_fit(text, tmp_path):
-    result = launch(tmp_path / "run", "--data", text, "--parallel", "ddp")
-    assert (result.returncode, "Traceback" in result.stderr) == (2, False)
-    assert "error: parallel='ddp' needs processes; start them with torchrun" in result.stderr
-    result = launch(tmp_path / "run", "--data", text, processes=2)
-    assert "error: torchrun started 2 processes, but parallel='single'" in result.stderr
-    assert not (tmp_path / "run").exists()
+    process = start(tmp_path, "--data", text, "--parallel", "ddp", processes=2)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert f"error: {tmp_path} already holds a run" in said
+    assert "error: another process of this training has ended, so process 1 can't go on" in said
+    assert said.count("Traceback") == 1, "torchrun's own"
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("processes", "by_torchrun", "changes", "message"),
     [
-        ({"parallel": "many"}, "parallel='many' is unknown"),
-        ({"parallel": "fsdp", "compile": True}, "compile=True can't be used with parallel='fsdp'"),
-        ({"accumulate": 0}, "accumulate=0 is too small"),
-        ({"accumulate": 3}, "batch_size=8 streams can't be cut into accumulate=3 equal parts"),
+        (1, False, {"parallel": "ddp"}, "parallel='ddp' needs processes; start them with torchrun"),
+        (2, True, {}, "torchrun started 2 processes, but parallel='single'"),
+        (3, True, {"parallel": "fsdp"}, "batch_size=4 streams can't be shared equally by 3 processes"),
     ],
 )
-def test_a_config_that_cannot_be_shared_is_an_error(changes, message):
+def test_the_way_it_is_started_and_the_config_must_fit(
+    processes, by_torchrun, changes, message, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    if by_torchrun:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "here")
     with pytest.raises(ValueError, match=message):
-        TrainConfig(**changes)
+        train_run(small_training(**changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("model", ["transformer", "transformer-xl", "compressive"])

@@ -1,95 +1,45 @@
 """A training that was stopped and goes on is the training that never stopped, bit for bit."""
 
 import json
-import random
 import shutil
 import signal
 from dataclasses import asdict, replace
 
-import numpy as np
 import pytest
-import torch
 
+from memformers.common.files import read_json, write_json
 from memformers.data.corpora import Corpus
-from memformers.files import read_json, write_json
-from memformers.run_folder import METRICS
-from memformers.sealed import numbered
-from memformers.tracking import read_metrics
+from memformers.runs.folder import METRICS
+from memformers.runs.metrics import read_metrics
+from memformers.runs.sealed import numbered
 from memformers.training import run as run_module
-from memformers.training.checkpoints import read_checkpoint, save_checkpoint
-from memformers.training.loop import build_optimizer, train
-from memformers.training.randomness import random_states, set_random_states
 from memformers.training.resume import cut_metrics, differences
-from memformers.training.run import build_model, train_run
+from memformers.training.run import train_run
 from memformers.training.signals import Stopped
-from memformers.training.state import TrainingState
 from tests.builders import MODELS, small_training
-from tests.training.runs import about, letters, reseal, segments_of, short_corpus, tensors_of, without_times
-
-STEPS = 19
-"""Two passes over the text, of eight segments each, and some of the next."""
-
-
-@pytest.fixture(autouse=True)
-def _short_corpus(monkeypatch):
-    monkeypatch.setattr(run_module, "load_corpus", lambda _: short_corpus())
-
-
-def with_dropout(model, **changes):
-    config = small_training(model=model, **changes)
-    return replace(config, model=replace(config.model, dropout=0.3))
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_stopping_at_any_step_changes_no_bit_of_losses_and_weights(model, tmp_path):
-    config = with_dropout(model, tokens=64 * STEPS, log_every=3, evaluations=4)
-    records, states = [], []
-
-    def keep(state):
-        path = tmp_path / f"{state.step}"
-        save_checkpoint(path, lm, letters(), state, about(records=len(records)))
-        states.append((path, state.step))
-
-    def record(progress, metrics):
-        records.append((progress.step, {k: v for k, v in metrics.items() if k != "tokens_per_second"}))
-
-    def evaluate(progress):
-        records.append((progress.step, "evaluated"))
-
-    hooks = {"record": record, "evaluate": evaluate}
-    lm = build_model(config)
-    train(lm, segments_of(config), config, **hooks, between_steps=keep)
-    whole, final = list(records), tensors_of(lm)
-    assert [step for _, step in states] == list(range(len(states)))
-    for path, step in states:
-        lm = build_model(replace(config, seed=9))
-        state = TrainingState(build_optimizer(lm, config))
-        torch.manual_seed(step)  # whatever the process drew before
-        state = read_checkpoint(path, lm, state.optimizer, config.batch_size).put(lm, state.optimizer)
-        records[:] = whole[: read_json(path / "training.json")["records"]]
-        train(lm, segments_of(config, state.position), config, **hooks, state=state)
-        assert records == whole, step
-        assert tensors_of(lm).keys() == final.keys()
-        assert all(torch.equal(tensor, final[name]) for name, tensor in tensors_of(lm).items()), step
+from tests.training.runs import reseal, short_corpus, without_times
 
 
 def stop_at(monkeypatch, step):
     """Let the next training be stopped after this step, as a signal does, without having kept it before."""
-    between_steps = run_module.Observer.between_steps
+    maybe_checkpoint = run_module.Observer.maybe_checkpoint
 
     def stop(self, state):
-        between_steps(self, state)
+        maybe_checkpoint(self, state)
         if state.step == step:
             raise Stopped(signal.SIGTERM)
 
-    monkeypatch.setattr(run_module.Observer, "between_steps", stop)
+    monkeypatch.setattr(run_module.Observer, "maybe_checkpoint", stop)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_resumed_run_has_the_same_records_sample_result_and_weights(model, tmp_path, monkeypatch):
-    config = with_dropout(model, log_every=4)
+    """With dropout, and a text so short that the streams start over in step 8 and each 8 steps."""
+    monkeypatch.setattr(run_module, "load_corpus", lambda _: Corpus("short", "", short_corpus().text[:550]))
+    config = small_training(model=model, log_every=4)
+    config = replace(config, model=replace(config.model, dropout=0.3))
     whole = train_run(config, tmp_path / "whole")
-    for step in (1, 16, 17, 30):  # before, at and after the evaluation at 16
+    for step in (0, 1, 7, 8, 9, 16, 17, 32):  # before, at and after a start, an evaluation, and the end
         with monkeypatch.context() as patch:
             stop_at(patch, step)
             with pytest.raises(SystemExit) as end:
@@ -131,19 +81,6 @@ def test_a_run_without_a_checkpoint_begins_anew_and_a_finished_one_is_left_alone
     train_run(config, tmp_path, resume=True)
     assert "is finished; nothing is left to train" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == files
-
-
-def test_a_run_killed_before_its_result_was_written_makes_the_same(tmp_path):
-    folder = train_run(small_training(), tmp_path)
-    result, sample = read_json(folder / "result.json"), (folder / "sample.txt").read_bytes()
-    (folder / "result.json").unlink()
-    (folder / "sample.txt").unlink()
-    train_run(small_training(), tmp_path, resume=True)
-    again = read_json(folder / "result.json")
-    assert {k: v for k, v in again.items() if k != "peak_memory_bytes"} == {
-        k: v for k, v in result.items() if k != "peak_memory_bytes"
-    }
-    assert (folder / "sample.txt").read_bytes() == sample
 
 
 @pytest.fixture(scope="module")
@@ -219,15 +156,6 @@ def test_a_resume_that_is_refused_leaves_the_config_as_it_was(stopped, tmp_path)
     with pytest.raises(ValueError, match="none that can be used"):
         train_run(small_training(skip_bad_steps=3), folder, resume=True)
     assert (folder / "config.json").read_bytes() == before
-
-
-def test_random_states_come_back():
-    states = json.loads(json.dumps(random_states()))
-    drawn = [(random.gauss(0, 1), np.random.randn(), torch.rand(3).tolist()) for _ in range(3)]
-    set_random_states(states)
-    assert [(random.gauss(0, 1), np.random.randn(), torch.rand(3).tolist()) for _ in range(3)] == drawn
-    with pytest.raises(ValueError, match="random states can't be used"):
-        set_random_states(states | {"torch": "00"})
 
 
 def test_two_processes_cannot_train_in_one_folder(tmp_path):

@@ -5,7 +5,7 @@ some heads of some streams are worked on at a time, in a few workspaces of 8 MiB
 products read queries, keys and values where they lie. The forward pass keeps the probabilities where
 they are not too many; else the backward pass computes a block's again.
 
-The relative shift costs nothing: see :mod:`memformers.kernels.blocked.tiling`.
+The relative shift costs nothing: see [`memformers.kernels.blocked.tiling`][].
 """
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from memformers.kernels.blocked.terms import Terms, ascending, exact
 from memformers.kernels.blocked.tiling import blocks, count_scores
 from memformers.kernels.layout import sequence_first
+from memformers.kernels.transforms import no_second_derivative
 
 KEPT = 1 << 24
 """Probabilities kept for the backward pass, at most: 64 MiB in float32. Beyond, a block's are computed
@@ -31,7 +32,7 @@ def relative_attention(
     s: Tensor | None = None,
     dropout_prob: float = 0.0,
 ) -> Tensor:
-    """:func:`memformers.kernels.naive.relative_attention`, causal: the same arguments and shapes, the same
+    """[`memformers.kernels.naive.relative_attention`][], causal: the same arguments and shapes, the same
     result ``[B, H, S, E]``, and the same gradients. Dropout draws other numbers, one seed from torch's
     generator."""
     inputs = [x for x in (query, key, value, r, u, v, s) if x is not None]
@@ -204,3 +205,4 @@ def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]
 
 
 blocked_attention.register_autograd(_backward, setup_context=_setup_context)
+blocked_attention_backward.register_autograd(no_second_derivative("blocked"))

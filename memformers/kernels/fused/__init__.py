@@ -2,7 +2,7 @@
 """Relative attention on GPU, tile by tile in fast memory: no S × K matrix is ever stored.
 
 Here is the operator, as PyTorch sees it, and how its kernels are launched; they are in
-:mod:`memformers.kernels.fused.passes`, made of the tiles of :mod:`memformers.kernels.fused.tiles`.
+[`memformers.kernels.fused.passes`][], made of the tiles of [`memformers.kernels.fused.tiles`][].
 """
 
 import math
@@ -15,6 +15,7 @@ from torch import Tensor
 from memformers.kernels.fused import passes
 from memformers.kernels.fused.tiles import Rows
 from memformers.kernels.layout import sequence_first
+from memformers.kernels.transforms import no_second_derivative
 
 PROGRAMS = 512
 """Programs that the streams are shared among, if there are enough, in the kernel by distance: a few
@@ -31,7 +32,7 @@ def relative_attention(
     v: Tensor | None = None,
     s: Tensor | None = None,
 ) -> Tensor:
-    """:func:`memformers.kernels.naive.relative_attention`, causal and without dropout: the same
+    """[`memformers.kernels.naive.relative_attention`][], causal and without dropout: the same
     arguments and shapes, the same result ``[B, H, S, E]``, and the same gradients. Raises ValueError for
     heads wider than 128 and for dtypes other than float32, float16 and bfloat16."""
     v = torch.zeros_like(u) if v is None else v
@@ -122,6 +123,7 @@ def _backward(ctx, grad, _):
 
 
 fused_attention.register_autograd(_backward, setup_context=_setup_context)
+fused_attention_backward.register_autograd(no_second_derivative("fused"))
 
 
 def choose_tiling(query: Tensor, *, backward: bool) -> dict[str, Any]:

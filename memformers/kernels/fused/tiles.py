@@ -4,10 +4,10 @@
 The band. N queries and N keys, row i and column j of a tile, are at 2N − 1 different distances,
 first + N − 1 + i − j. They lie in two tiles of N distances, a near one from ``first`` on and a far one
 after it. Row i needs each column c of just one of them: of the near one where c ≥ i, else of the far
-one (:func:`fold`).
+one ([`fold`][]).
 
 The skew. Column c, the distance first + c or first + N + c, belongs to key column j = (i − c − 1) mod N:
-a permutation of each row that is its own inverse (:func:`skew`), so the gradient goes back the same
+a permutation of each row that is its own inverse ([`skew`][]), so the gradient goes back the same
 way. And c ≥ i exactly where j ≥ i, so folding and skewing may change places.
 """
 

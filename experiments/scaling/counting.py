@@ -1,0 +1,198 @@
+"""What a training step computes and keeps, counted on the model itself with no numbers in it.
+
+Its tensors have shapes and types only: on PyTorch's meta device for operations, and as fake tensors of a CPU,
+which autocast knows, for bytes. A step is one of ``batch_size`` streams with full memories.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from memformers.models.language_model import MemoryLM
+from memformers.models.memory import Memory
+from memformers.training.config import TrainConfig
+
+Counts = Counter[str]
+"""Numbers by name."""
+
+
+@cache
+def over_layers(count: Callable[[TrainConfig], Counts], config: TrainConfig) -> Counts:
+    """``count(config)``, from what it gives for one layer and for two: layers are all alike."""
+    one, two = (count(replace(config, model=replace(config.model, n_layers=n))) for n in (1, 2))
+    return Counter({name: one[name] + (config.model.n_layers - 1) * (two[name] - one[name]) for name in two})
+
+
+def flops(config: TrainConfig) -> Counts:
+    """Floating-point operations of a step's matrix products, forward and backward, by the part of the model
+    that asks for them; a product of ``[m, k]`` and ``[k, n]`` has 2·m·k·n.
+
+    Counted with the naive kernel, which computes every score, also those that the causal mask hides; and the
+    reconstruction loss does its attention by plain products. Where layers are computed again, only the total
+    is right.
+    """
+    with torch.device("meta"), sdpa_kernel(SDPBackend.MATH):
+        lm = built(replace(config, model=replace(config.model, kernel="naive")))
+        inputs = full_inputs(lm, config.batch_size)
+        with FlopCounterMode(display=False) as counter, (parts := Parts(lm, counter.get_total_flops)):
+            with saved_tensors_hooks(lambda tensor: (tensor, parts.part), parts.take_back):
+                loss(lm, *inputs).backward()
+            parts.turn_to("")
+    return parts.flops
+
+
+PARTS = {"layers": "projections", "position": "positions", "feed_forward": "feed forward",
+         "compress": "compression", "head": "head"}  # fmt: skip
+"""What is computed in modules of these names, and in those in a list of such a name."""
+
+
+class Parts(TorchFunctionMode):
+    """Tells operations of ``lm`` by part; ``total`` gives all so far. In the backward pass, they belong to
+    the part that kept what is taken back."""
+
+    def __init__(self, lm: MemoryLM, total: Callable[[], int]):
+        super().__init__()
+        self.flops, self.total, self.counted = Counts(), total, 0
+        self.part = "reconstruction"  # which is in no module
+        for name, module in lm.named_modules():
+            if part := PARTS.get(name.rstrip(".0123456789").rpartition(".")[2]):
+                module.forward = self.within(part, module.forward)
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """In a layer, einsum is the kernel's, and what is projected without a gradient is remembered."""
+        if self.part == "projections" and function is torch.einsum:
+            function = self.within("scores", function)
+        elif self.part == "projections" and function is F.linear and not args[0].requires_grad:
+            function = self.within("memory projections", function)
+        return function(*args, **(kwargs or {}))
+
+    def within(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, as ``part``."""
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            before = self.turn_to(part)
+            result = function(*args, **kwargs)
+            self.turn_to(before)
+            return result
+
+        return counted
+
+    def turn_to(self, part: str) -> str:
+        """Let what comes belong to ``part``; returns the one before."""
+        before, total = self.part, self.total()
+        self.flops[before] += total - self.counted
+        self.part, self.counted = part, total
+        return before
+
+    def take_back(self, kept: tuple[Tensor, str]) -> Tensor:
+        """The tensor that a part kept."""
+        self.turn_to(kept[1])
+        return kept[0]
+
+
+def kept_bytes(config: TrainConfig) -> Counts:
+    """``kept``: bytes that the forward pass keeps for the backward pass, without the weights; with
+    ``activation_checkpointing`` also what one layer keeps while it is computed again. ``memories``: bytes of
+    those that the step begins with. A memory no longer than a segment holds all of that segment's inputs."""
+    rules = nullcontext() if config.device == "cpu" else OnGPU()
+    with torch.device("meta"):
+        lm = built(config)
+    # The fused kernel is refused on a CPU; of fake tensors it makes but fake ones.
+    allowed = patch("memformers.kernels.dispatch.what_fused_lacks", return_value="")
+    with allowed, FakeTensorMode(allow_non_fake_inputs=True), rules:
+        lm.to_empty(device="cpu")
+        inputs = full_inputs(lm, config.batch_size)
+        with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16"):
+            kept = kept_by(lm, lambda: loss(lm, *inputs))
+            if lm.transformer.recompute:
+                lm.transformer.recompute = False
+                kept += (kept_by(lm, lambda: loss(lm, *inputs)) - kept) // config.model.n_layers
+    return Counts(kept=kept, memories=held((*inputs[1].mem, *inputs[1].c_mem)))
+
+
+def kept_by(lm: MemoryLM, compute: Callable[[], Tensor]) -> int:
+    """Bytes that ``compute`` keeps for the backward pass of its result, beside the weights of ``lm``."""
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    def keep_input(layer: Any, args: Any, inputs: dict[str, Any]) -> None:
+        if lm.transformer.recompute:  # then no operation keeps it
+            keep(inputs["x"])
+
+    hooks = [x.register_forward_pre_hook(keep_input, with_kwargs=True) for x in lm.transformer.layers]
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        compute()
+    for hook in hooks:
+        hook.remove()
+    return held(kept, but=lm.parameters())
+
+
+def held(tensors: Iterable[Tensor], but: Iterable[Tensor] = ()) -> int:
+    """Bytes of the storages of ``tensors``, each once, and none of those of ``but``."""
+    storages = [{(s := t.untyped_storage())._cdata: s.nbytes() for t in of} for of in (tensors, but)]
+    return sum(size for at, size in storages[0].items() if at not in storages[1])
+
+
+class OnGPU(TorchFunctionMode):
+    """Keeps on a CPU what a GPU keeps under autocast: of softmax float32, and of dropout a byte a number."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call ``function`` with what a GPU would take."""
+        kwargs = kwargs or {}
+        if function is Tensor.softmax:
+            return function(args[0].float(), *args[1:], **kwargs)
+        if function is F.dropout and kwargs["training"] and kwargs["p"]:
+            return torch.native_dropout(args[0], kwargs["p"], True)[0]
+        return function(*args, **kwargs)
+
+
+def built(config: TrainConfig) -> MemoryLM:
+    """The model that is trained; where the kernel is ``auto``, with the naive one."""
+    kernel = "naive" if config.model.kernel == "auto" else config.model.kernel
+    lm = MemoryLM(replace(config.model, kernel=kernel))
+    lm.transformer.recompute = config.activation_checkpointing
+    return lm
+
+
+@torch.no_grad()
+def full_inputs(lm: MemoryLM, streams: int) -> tuple[Tensor, Memory]:
+    """Tokens ``[S, B]``, and the memory before them when nothing grows any more. Where ``compression_rate``
+    doesn't divide the lengths, they come round in a circle, and of that it is before the step that compresses
+    most."""
+    S, lengths = lm.config.segment_len, lm.config.lengths
+    memory, seen = Memory(()), dict[tuple[int, int], Memory]()
+    while (at := (memory.mem_len, memory.c_mem_len)) not in seen:
+        seen[at] = memory
+        inputs = [torch.empty(S, streams, lm.config.d_model) for _ in lm.transformer.layers]
+        memory, _ = lm.transformer.remember(memory, inputs, lengths)
+    circle = [memory for lengths, memory in seen.items()][list(seen).index(at) :]
+    full = max(circle, key=lambda m: (lm.transformer.leaving(m.mem_len + S, lengths).slots, m.mem_len))
+    return torch.zeros(S, streams, dtype=torch.int64), full
+
+
+def loss(lm: MemoryLM, tokens: Tensor, memory: Memory) -> Tensor:
+    """A step's loss, a scalar: the model's own forward pass, but for its check of the tokens' values, which
+    fake ones have not. The targets are a tensor of their own."""
+    hidden, inputs = lm.transform(tokens, memory)
+    _, auxiliary_loss = lm.transformer.remember(memory, inputs, lm.config.lengths)
+    return F.cross_entropy(lm.predict(hidden).flatten(0, 1), tokens.clone().flatten()) + auxiliary_loss

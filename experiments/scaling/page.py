@@ -1,0 +1,169 @@
+"""The page of tables: what two published models ask of 1, 8 and 64 GPUs, in a step."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from textwrap import fill
+
+from experiments.scaling.counting import flops, kept_bytes, over_layers
+from experiments.scaling.estimate import Estimate, estimate
+from memformers.common.errors import UserError
+from memformers.models.config import ModelConfig
+from memformers.training.config import Parallel, TrainConfig
+
+ENWIK8_LARGE = TrainConfig(
+    model=ModelConfig(
+        model="transformer-xl", vocab_size=205, d_model=1024, heads=8, n_layers=24, d_ff=3072, dropout=0.15,
+        kernel="naive", segment_len=768, mem_len=768,
+    ),
+    batch_size=64,
+    precision="bfloat16",
+    device="cuda",
+)  # fmt: skip
+PG_19 = TrainConfig(
+    model=ModelConfig(
+        model="compressive", vocab_size=32_000, d_model=1024, heads=16, n_layers=36, d_ff=4096,
+        kernel="naive", segment_len=512, mem_len=512, c_mem_len=512, compression_rate=2,
+    ),
+    batch_size=64,
+    precision="bfloat16",
+    device="cuda",
+)  # fmt: skip
+CASES = {
+    "Transformer-XL, enwik8, large": (
+        ENWIK8_LARGE,
+        "Dai et al. 2019 give 24 layers and 277 million parameters, as many as come out below. The script "
+        "that the authors released gives width 1,024, 8 heads, feed-forward width 3,072, segments and memory "
+        "of 768, batch 64 and dropout 0.15. Assumed: 205 characters, and embedding and head apart, as this "
+        "library has them.",
+    ),
+    "Compressive Transformer, PG-19": (
+        PG_19,
+        "Rae et al. 2020 give 36 layers, segments, memory and compressed memory of 512 each, compression "
+        "rate 2 and a vocabulary of 32,000. Assumed: width 1,024, 16 heads, feed-forward width 4,096, "
+        "batch 64, no dropout, and embedding and head apart.",
+    ),
+}
+SHARES: list[tuple[int, Parallel]] = [(1, "single"), (8, "ddp"), (8, "fsdp"), (64, "ddp"), (64, "fsdp")]
+PARTS = ("projections", "memory projections", "positions", "scores", "feed forward", "compression",
+         "reconstruction", "head")  # fmt: skip
+KEPT = ("naive", "naive, layers again", "fused", "fused, layers again")
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the hardware is taken to do."""
+
+    teraflops: float = 400.0
+    """TFLOP/s that a GPU reaches in bfloat16 in a whole step; less than its data sheet says."""
+    bandwidth: float = 50.0
+    """GB/s that each rank sends, 10⁹ bytes a second, while it receives as much."""
+    out: Path = Path(__file__).parents[2] / "docs" / "scaling.md"
+    """The file to write."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for rates that nothing can have."""
+        for name in ("teraflops", "bandwidth"):
+            if not getattr(self, name) > 0.0:
+                raise UserError(f"{name}={getattr(self, name)} must be above 0.")
+
+
+def page(rates: Rates) -> str:
+    """All of the file."""
+    parts = [
+        "# Scaling on paper",
+        "Counted by [experiments/scaling](../experiments/scaling/counting.py), written by `python -m "
+        "experiments.scaling`. Nobody has run these trainings with this library: the models are built with "
+        "one layer and with two, of tensors that have shapes and types but no numbers, and a training step "
+        "of each is counted by PyTorch's `FlopCounterMode` and by what autograd keeps. That small models "
+        "which do run on CPU compute, keep, hold and send as much was measured "
+        "([test](../tests/experiments/test_scaling.py)).",
+        f"A step is one optimizer step with full memories; the batch is the same on any number of ranks. Its "
+        f"time is the larger of compute at {rates.teraflops:g} TFLOP/s and communication at "
+        f"{rates.bandwidth:g} GB/s a rank, as if each hid the other entirely; "
+        f"loading, norms, softmax and the optimizer take no time here, nor does latency.",
+        'Training is in bfloat16 with the naive kernel, which is what `kernel="auto"` stands for on a GPU; '
+        "weights, gradients, moments and memories are float32. GiB are 2³⁰ bytes, GB 10⁹. Copies are DDP's "
+        "buckets and FSDP's gathered weights; the sum is without logits and temporaries. Activations are "
+        "what PyTorch keeps on CPU, but for two rules that are a GPU's and were not measured: softmax keeps "
+        "float32 under autocast, and dropout a byte a number.",
+    ]
+    for name, (config, source) in CASES.items():
+        parts += [f"## {name}", source, *tables(config, rates)]
+    return "\n\n".join(map(wrapped, parts)) + "\n"
+
+
+def wrapped(part: str) -> str:
+    """A paragraph in lines; a table as it is."""
+    return part if part.startswith("|") else fill(part, 115, break_long_words=False, break_on_hyphens=False)
+
+
+def tables(config: TrainConfig, rates: Rates) -> list[str]:
+    """A case: what ranks do in a step, what of it is which, and what keeps activations small."""
+    alone = estimate(config, 1)
+    steps = table(
+        "ranks", "parallel", "TFLOP a rank", "weights, gradients, AdamW (GiB)", "copies (GiB)",
+        "memories (GiB)", "activations (GiB)", "sum (GiB)", "sent (GB)", "compute (s)", "communication (s)",
+        "step (s)", "tokens/s",
+    )  # fmt: skip
+    steps += [step_row(replace(config, parallel=parallel), ranks, rates) for ranks, parallel in SHARES]
+    total = alone.flops.total()
+    shares = table("part", "TFLOP, all ranks", "share") + [
+        row(part, f"{count / 1e12:,.1f}", f"{count / total:.1%}")
+        for part in PARTS
+        if (count := alone.flops[part])
+    ]
+    again = over_layers(flops, replace(config, activation_checkpointing=True)).total() / total - 1
+    kept = table("ranks", *KEPT) + [row(ranks, *kept_by(config, ranks)) for ranks in (1, 8, 64)]
+    return [
+        f"{alone.parameters:,} parameters, {alone.tokens:,} tokens a step.",
+        "\n".join(steps),
+        "Where the arithmetic goes:",
+        "\n".join(shares),
+        f"Activations of a rank (GiB), by what is done to keep fewer. Computing layers again "
+        f"(`activation_checkpointing`) asks for {again:.0%} more arithmetic. The fused kernel has no "
+        f"dropout, so its columns are without, and has not been run on a GPU yet.",
+        "\n".join(kept),
+    ]
+
+
+def step_row(config: TrainConfig, ranks: int, rates: Rates) -> str:
+    """What each of the ``ranks`` does in a step."""
+    e = estimate(config, ranks)
+    compute, communication = seconds(e, rates)
+    step = max(compute, communication)
+    sizes = (e.state_bytes, e.copy_bytes, e.memory_bytes, e.activation_bytes, e.total_bytes)
+    return row(
+        ranks, config.parallel, f"{e.flops.total() / 1e12:,.1f}", *map(gibibytes, sizes),
+        f"{e.sent_bytes / 1e9:.2f}", f"{compute:.3f}", f"{communication:.3f}", f"{step:.3f}",
+        f"{e.tokens / step:,.0f}",
+    )  # fmt: skip
+
+
+def seconds(e: Estimate, rates: Rates) -> tuple[float, float]:
+    """Of a step's compute and communication."""
+    return e.flops.total() / (rates.teraflops * 1e12), e.sent_bytes / (rates.bandwidth * 1e9)
+
+
+def kept_by(config: TrainConfig, ranks: int) -> list[str]:
+    """Bytes of activations on each of so many ranks, by each of the ways of ``KEPT``."""
+    config = replace(config, batch_size=config.batch_size // ranks)
+    fused = replace(config, model=replace(config.model, kernel="fused", dropout=0.0))
+    ways = [
+        replace(way, activation_checkpointing=again) for way in (config, fused) for again in (False, True)
+    ]
+    return [gibibytes(over_layers(kept_bytes, way)["kept"]) for way in ways]
+
+
+def gibibytes(count: int) -> str:
+    """Bytes as GiB."""
+    return f"{count / 2**30:,.1f}"
+
+
+def table(*heads: str) -> list[str]:
+    """The first two lines of a table."""
+    return [row(*heads), row(*["---"] * len(heads))]
+
+
+def row(*cells: object) -> str:
+    """A row of a table."""
+    return "| " + " | ".join(map(str, cells)) + " |"

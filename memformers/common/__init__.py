@@ -1,0 +1,1 @@
+"""Files, network, processes, command line and environment: nothing of the subject."""

@@ -1,0 +1,83 @@
+"""Command lines: how they are parsed, and how a program of ours ends when something is wrong: with one
+line for what the user can mend."""
+
+import contextlib
+import io
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from memformers.common.errors import UserError
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """End the program with one line and exit code 2 for a mistake of the user's, 130 for Ctrl-C; with a
+    traceback, and a wish to hear of it, for a mistake of ours."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # one that can't show a character shows another
+            stream.reconfigure(errors="replace")
+    warnings.showwarning = lambda message, *_: print(f"NOTE: {message}", file=sys.stderr)
+    try:
+        yield
+    except BrokenPipeError:  # whoever read has gone, as with | head
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # Python flushes once more when it ends
+        sys.exit(128 + signal.SIGPIPE)
+    except (UserError, OSError, UnicodeEncodeError) as error:  # the last of a path that no file can have
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        if _is_out_of_memory(error):
+            said = (str(error) or "out of memory").splitlines()[0]
+            said = f"error: not enough memory; a smaller model, batch or segment needs less. ({said})"
+            print(said, file=sys.stderr)
+            sys.exit(2)
+        traceback.print_exc()
+        said = "error: this is a mistake in memformers and not yours; please report it with the lines above."
+        print(said, file=sys.stderr)
+        sys.exit(1)
+
+
+def flush_nowhere() -> None:
+    """Send standard output nowhere: whoever read it has gone, and Python flushes it once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def parse_arguments(
+    kind: Any, arguments: Sequence[str] | None = None, *, prog: str | None = None, default: Any = None
+) -> Any:
+    """The dataclass ``kind``, or one of a union, from the command line, on top of ``default``.
+
+    Where a config of ours refuses a value, its own UserError is raised again: it says more than tyro's box
+    around it. tyro itself answers --help and unknown options, and exits.
+    """
+    import tyro  # not above: --help and --version do without
+
+    said = io.StringIO()
+    extra = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(kind, args=arguments, prog=prog, **extra)
+    except SystemExit as end:
+        cause = end.__context__
+        while cause is not None:
+            if isinstance(cause, UserError):
+                raise cause from None
+            cause = cause.__context__
+        print(said.getvalue(), end="", file=sys.stderr)
+        raise
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether this is how Python, or PyTorch on CPU or GPU, say that memory is used up."""
+    words = ("allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)

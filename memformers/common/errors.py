@@ -1,0 +1,8 @@
+"""What went wrong by no fault of ours."""
+
+
+class UserError(ValueError):
+    """A mistake that the user can mend, said in one line: what was expected, what came, what to do.
+
+    Any other ValueError that reaches the command line is a mistake of ours, and shows its traceback.
+    """

@@ -1,0 +1,102 @@
+"""Files that appear whole or not at all, and JSON that is read strictly."""
+
+import difflib
+import json
+import os
+import stat
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import dacite
+
+from memformers.common.errors import UserError
+
+T = TypeVar("T")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path`` that takes its place when the block ends well.
+
+    The contents reach the disk before the name does, so a crash leaves the old file or the new. A link is
+    followed. A file that is there keeps its mode; a new one has the mode that the umask gives.
+    """
+    path = Path(os.path.realpath(path))
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        temporary.touch(exist_ok=False)
+        mode = (path if path.exists() else temporary).stat().st_mode
+        yield temporary
+        sync(temporary)
+        temporary.chmod(stat.S_IMODE(mode))  # whatever wrote it, as safetensors does, may have set another
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Return when the contents of a file, or the names in a folder, are on the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no folders
+    descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 ``text`` to ``path`` atomically."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write ``data`` to ``path`` as indented JSON, atomically."""
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``; UserError where there is none, or it is broken, OSError where it can't be
+    read."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise UserError(f"{path} was expected, but is missing.") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{path} can't be read as JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{path} holds a {type(data).__name__}; a JSON object was expected.")
+    return data
+
+
+def config_from_dict(config: type[T], data: Mapping[str, Any], source: str) -> T:
+    """The frozen dataclass ``config`` from a dict as ``asdict`` makes it; nothing unknown passes.
+
+    ``source`` names where the dict came from. Raises ValueError for unknown keys (with the nearest
+    known one), wrong types, and whatever the dataclass itself refuses.
+    """
+    try:
+        return dacite.from_dict(config, data, dacite.Config(strict=True, cast=[tuple]))
+    except dacite.UnexpectedDataError as error:
+        known = sorted(_keys(config))
+        unknown = sorted(error.keys)
+        near = difflib.get_close_matches(unknown[0], known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
+        raise UserError(f"{source}: unknown key {', '.join(map(repr, unknown))}; {hint}") from None
+    except (dacite.DaciteError, TypeError) as error:  # a tuple of no list is a TypeError
+        raise UserError(f"{source}: {error}") from None
+
+
+def _keys(config: Any) -> set[str]:
+    """The names of a dataclass's fields and of those of the dataclasses in it."""
+    keys = set()
+    for field in fields(config):
+        keys.add(field.name)
+        if is_dataclass(field.type):
+            keys |= _keys(field.type)
+    return keys

@@ -1,0 +1,37 @@
+"""Bytes to text and back, the same wherever a text comes from: a corpus, a prompt, standard input."""
+
+import codecs
+import re
+import sys
+from pathlib import Path
+
+from memformers.common.errors import UserError
+
+
+def text_of(raw: bytes) -> str:
+    """The text of UTF-8 ``raw``, line ends as they are, without a byte order mark. Bytes that are no UTF-8
+    become lone surrogates, which [`bytes_of`][] turns back; a model of bytes reads them like all others."""
+    return raw.removeprefix(codecs.BOM_UTF8).decode("utf-8", errors="surrogateescape")
+
+
+def bytes_of(text: str) -> bytes:
+    """The bytes that [`text_of`][] made ``text`` of."""
+    return text.encode("utf-8", errors="surrogateescape")
+
+
+def read_text(path: str) -> str:
+    """The text of a file, or of standard input for ``-``; UserError where it can't be read."""
+    try:
+        return text_of(sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes())
+    except OSError as error:
+        raise UserError(f"{path} can't be read: {error.strerror}; name a text file.") from None
+
+
+def check_utf8(text: str, source: str) -> None:
+    """Raise UserError for a text with bytes that are no UTF-8, which are no characters."""
+    if found := re.search("[\udc80-\udcff]", text):
+        at = len(bytes_of(text[: found.start()]))
+        raise UserError(
+            f"{source} is not UTF-8 text: byte {ord(found[0]) - 0xDC00:#04x} at offset {at}; convert it to "
+            f"UTF-8 first, or use tokenizer='byte'."
+        )

@@ -1,0 +1,1 @@
+"""What a trained model is worth: whole texts, effective context, attention by distance, recall."""

@@ -1,0 +1,102 @@
+"""How far back a model looks: its attention by distance, and by what it falls on."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from memformers.common.errors import UserError
+from memformers.data.streams import evaluation_segments
+from memformers.models.language_model import MemoryLM
+from memformers.models.memory import Memory
+from memformers.models.stack import eval_mode
+
+
+@dataclass(frozen=True)
+class AttentionMass:
+    """Mean attention probabilities, over all queries whose memories are full."""
+
+    by_place: list[list[list[float]]]
+    """For each layer and head: the parts that fall on compressed memory, memory and segment."""
+    nearest: list[int]
+    """Lower edges of distance bins, in positions of the text: 0, 1, 2, 4, …; each ends where the next
+    begins. A compressed slot counts at the middle of the positions it stands for."""
+    by_distance: list[list[list[float]]]
+    """For each layer and head: the part that falls into each bin."""
+
+
+@torch.no_grad()
+def attention_mass(model: MemoryLM, tokens: Tensor, *, streams: int = 8, segments: int = 8) -> AttentionMass:
+    """Where ``model`` looks when it reads the text ``tokens [n]`` as ``streams`` parallel ones, over
+    ``segments`` segments after its memories are full. Raises ValueError for a text too short for one."""
+    config, device = model.config, model.device
+    check_long_enough(model, tokens, streams)
+    filling = filling_segments(model)
+    places, distances, memory = [], [], Memory(())
+    with eval_mode(model):
+        for number, segment in enumerate(evaluation_segments(tokens, streams, config.segment_len)):
+            inputs = segment.inputs.to(device)  # [S, B]
+            whole = len(inputs) == config.segment_len
+            if not whole or number == filling + segments:
+                break
+            _, layer_inputs = model.transform(inputs, memory)
+            if number >= filling:
+                place, distance = mass_of_segment(model, layer_inputs, memory)
+                places.append(place)
+                distances.append(distance)
+            memory, _ = model.transformer.remember(memory, layer_inputs, config.lengths)
+    return AttentionMass(
+        by_place=torch.stack(places).mean(0).tolist(),
+        nearest=bin_edges(config.remembered_positions + config.segment_len),
+        by_distance=torch.stack(distances).mean(0).tolist(),
+    )
+
+
+def filling_segments(model: MemoryLM) -> int:
+    """After how many segments the memories of ``model`` are full."""
+    return -(-model.config.remembered_positions // model.config.segment_len)
+
+
+def check_long_enough(model: MemoryLM, tokens: Tensor, streams: int) -> None:
+    """Raise ValueError for a text ``tokens [n]`` in which ``streams`` never fill the memories."""
+    needed = streams * (filling_segments(model) + 1) * model.config.segment_len + 1
+    if len(tokens) < needed:
+        raise UserError(
+            f"{streams} streams of a text of {len(tokens):,} tokens never fill the memory, which takes "
+            f"{needed:,}; use a longer text or fewer streams."
+        )
+
+
+def mass_of_segment(model: MemoryLM, inputs: list[Tensor], memory: Memory) -> tuple[Tensor, Tensor]:
+    """Means over the queries of one segment, whose layers have these ``inputs [S, B, D]``: by place,
+    ``[layers, H, 3]``, and by distance bin, ``[layers, H, bins]``."""
+    config, S = model.config, len(inputs[0])
+    parts = memory.c_mem_len, memory.mem_len, S
+    edges = bin_edges(config.remembered_positions + config.segment_len)
+    bins = distance_bins(*parts, config.compression_rate)  # [S, K]
+    bins = bins.clamp(max=len(edges) - 1).to(inputs[0].device)
+    mask = model.visible(S, memory.mem_len)
+    places, distances = [], []
+    for i, layer in enumerate(model.transformer.memory_layers):
+        past = [of_layers[i] for of_layers in (memory.c_mem, memory.mem) if of_layers]
+        context = layer.attention_input(torch.cat((*past, inputs[i])))  # [K, B, D]
+        looks = layer.self_attn.probabilities(query=context[-S:], key=context, mask=mask)
+        mass = looks.mean(0)  # [H, S, K]
+        places.append(torch.stack([part.sum(-1).mean(-1) for part in mass.split(parts, dim=-1)], dim=-1))
+        empty = mass.new_zeros(len(mass), len(edges))
+        distances.append(empty.index_add(1, bins.flatten(), mass.flatten(1)) / S)
+    return torch.stack(places).double().cpu(), torch.stack(distances).double().cpu()
+
+
+def distance_bins(C: int, M: int, S: int, compression_rate: int) -> Tensor:
+    """The distance bin of each key for each query, int64 ``[S, K]``; that of a key in the future, which
+    gets no attention, is 0."""
+    key = torch.arange(-M, S).double()
+    slot = -M - compression_rate * torch.arange(C, 0, -1) + (compression_rate - 1) / 2
+    distance = torch.arange(S)[:, None] - torch.cat((slot, key))  # [S, K], in positions of the text
+    return (distance.clamp(min=0.5).log2().floor() + 1).long()
+
+
+def bin_edges(reach: int) -> list[int]:
+    """0, 1, 2, 4, … below ``reach``, the number of distances there are."""
+    return [0] + [2**k for k in range(max(reach - 1, 0).bit_length())]

@@ -1,0 +1,127 @@
+"""What memory is worth to the models of a comparison, measured from its checkpoints."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from memformers.common.errors import UserError
+from memformers.common.files import write_json
+from memformers.data.corpora import Corpus, load_corpus
+from memformers.evaluation.attention_mass import attention_mass, check_long_enough
+from memformers.evaluation.context import effective_context
+from memformers.evaluation.evaluate import evaluate
+from memformers.evaluation.recall import measure_recall
+from memformers.models.language_model import MemoryLM
+from memformers.pretrained.own import load_checkpoint
+from memformers.runs.finished import FinishedRun, newest_checkpoint, read_runs
+from memformers.runs.folder import PROBE
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    """How closely to look."""
+
+    step: int = 32
+    """Tokens by which contexts grow (Δ)."""
+    positions: int = 1000
+    """Tokens of the held-out text that are predicted with each context."""
+    longest: int = 2048
+    """The longest context, in tokens."""
+    streams: int = 8
+    """Parallel streams in which the held-out text is read for attention and recall."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, saying what doesn't fit."""
+        for name in ("step", "positions", "streams"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name}={getattr(self, name)} is too small; use at least 1.")
+        if self.longest < 2 * self.step:
+            raise UserError(
+                f"longest={self.longest} leaves no two contexts to compare, {self.step} tokens apart; "
+                f"use {2 * self.step} or more."
+            )
+
+
+def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
+    """Measure the models in ``folder``, a run's or a comparison's, on their held-out text, and write
+    ``probe.json`` into it; returns its path.
+
+    It holds the checkpoints that were measured, the effective context of each model, its attention by place
+    and distance, and on the built-in play its recall by distance. Runs without a checkpoint are left out.
+    Raises ValueError for a folder without any, for a text too short, and for runs on different texts or with
+    different vocabularies.
+    """
+    runs = [run for run in read_runs(folder) if has_checkpoint(run.folder)]
+    if not runs:
+        raise UserError(f"no run in {folder} has a checkpoint; train to the first evaluation at least.")
+    corpus = common_corpus(runs)
+    loaded = {run.folder.name: load_checkpoint(run.folder, device) for run in runs}
+    models = {name: model for name, (model, _) in loaded.items()}
+    tokens = common_tokens([tokenizer.encode(corpus.validation_text) for _, tokenizer in loaded.values()])
+    for model in models.values():
+        check_long_enough(model, tokens, config.streams)
+    with tqdm(unit="tok", unit_scale=True, desc="probing contexts") as bar:
+        context = effective_context(
+            models,
+            tokens,
+            step=config.step,
+            positions=config.positions,
+            longest=config.longest,
+            progress=bar.update,
+        )
+    results: dict[str, Any] = {
+        "checkpoints": {run.folder.name: newest_checkpoint(run.folder) for run in runs},
+        "effective_context": asdict(context),
+        "attention": {
+            name: asdict(attention_mass(model, tokens, streams=config.streams))
+            for name, model in models.items()
+        },
+        "recall": recalls(models, tokens, corpus, config.streams),
+    }
+    write_json(folder / PROBE, results)
+    return folder / PROBE
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run came far enough to leave a model."""
+    return bool(newest_checkpoint(folder)) or (folder / "model.safetensors").is_file()
+
+
+def common_corpus(runs: Sequence[FinishedRun]) -> Corpus:
+    """The text that all runs were trained on, as it was then; else ValueError."""
+    first = runs[0]
+    corpus = load_corpus(first.config["data"])
+    for run in runs:
+        if run.facts["corpus"]["sha256"] != corpus.sha256:
+            raise UserError(
+                f"{run.folder} was trained on {run.facts['corpus']['source']} of sha256 "
+                f"{run.facts['corpus']['sha256']}, but {corpus.source} has {corpus.sha256}; probe runs on "
+                f"one text together, and keep the text as it was."
+            )
+    return corpus
+
+
+def common_tokens(texts: Sequence[Tensor]) -> Tensor:
+    """The held-out text in tokens ``[n]``, which must be the same for all; else ValueError."""
+    if any(not torch.equal(text, texts[0]) for text in texts):
+        raise UserError("these runs cut the text into different tokens; probe them one by one.")
+    return texts[0]
+
+
+def recalls(
+    models: dict[str, MemoryLM], tokens: Tensor, corpus: Corpus, streams: int
+) -> dict[str, dict[str, Any]]:
+    """Recall by distance of each model on the text ``tokens [n]``; none for one whose repeats are not
+    known."""
+    repeats = corpus.validation_repeats
+    if not repeats or len(tokens) != len(corpus.validation_text):
+        return {}
+    return {
+        name: asdict(measure_recall(evaluate(model, tokens, streams), repeats))
+        for name, model in models.items()
+    }

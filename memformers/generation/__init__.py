@@ -1,0 +1,1 @@
+"""Text from a trained model: reading a prompt, sampling, and writing on."""

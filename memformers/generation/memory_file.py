@@ -1,0 +1,125 @@
+"""What a model remembers of a text, kept in a file and taken up again."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from memformers.common.errors import UserError
+from memformers.common.files import replacing
+from memformers.generation.decoding import Decoder, Reader, reader
+from memformers.models.config import written_before
+from memformers.models.language_model import MemoryLM
+from memformers.models.memory import memory_from_tensors, memory_tensors
+
+MODEL, SEAL = "model", "sha256"
+"""What the file says of itself: the fingerprint of its model, and the checksum of its tensors."""
+
+
+def check_target(model: MemoryLM, path: Path) -> None:
+    """Raise UserError where [`save_memory`][] could not write to ``path``, or would replace something that
+    is no saved memory; so that a user learns it before a long text is read."""
+    if model.config.model == "transformer":
+        raise UserError("model='transformer' has no memory to save; leave save_memory out.")
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise UserError(f"{path} can't be written: {target.parent} is no folder; make it first.")
+    if target.exists() and MODEL not in read_metadata(target):
+        raise UserError(f"{path} is there already and is no saved memory; name a new file.")
+    if not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise UserError(f"{path} can't be written: permission denied; name another file.")
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What a safetensors file says of itself; nothing where it is another kind of file, or no regular one."""
+    if not path.is_file():
+        return {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+    except (OSError, SafetensorError):
+        return {}
+
+
+def save_memory(reader: Reader, path: Path) -> None:
+    """Write what ``reader``'s model remembers of its one stream to a safetensors file, whole or not at all.
+    Raises UserError for a model without memory, before anything was read, and for a bad target."""
+    check_target(reader.model, path)
+    assert isinstance(reader, Decoder)
+    if reader.logits is None:
+        raise UserError("nothing was read yet, so there is no memory to save.")
+    tensors = memory_tensors(reader.memory())
+    tensors |= {"running": reader.running.contiguous(), "logits": reader.logits.contiguous()}
+    metadata = {MODEL: fingerprint(reader.model), SEAL: checksum(tensors)}
+    with replacing(path) as temporary:
+        save_file(tensors, temporary, metadata=metadata)
+
+
+def load_memory(model: MemoryLM, path: Path) -> Reader:
+    """What reads on where [`save_memory`][] left a text. Raises UserError for a file that is missing,
+    broken, changed since, or another model's."""
+    try:
+        with safe_open(path, framework="pt", device=str(model.device)) as file:
+            said = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} can't be read as a saved memory: {error}") from None
+    if said.get(MODEL) != fingerprint(model):
+        raise UserError(f"{path} is the memory of another model, or of other weights; use it with its own.")
+    if said.get(SEAL, checksum(tensors)) != checksum(tensors):  # version 0.1 wrote none
+        raise UserError(f"{path} is not what was written: its checksum differs.")
+    try:
+        running, logits = whole(tensors, model)
+        stream = reader(model, 1, memory_from_tensors(tensors, model.config.n_layers))
+        if len(running):
+            stream.read(running)
+    except UserError as error:
+        raise UserError(f"{path} is no whole memory: {error}") from None
+    stream.logits = logits
+    return stream
+
+
+def whole(tensors: dict[str, Tensor], model: MemoryLM) -> tuple[Tensor, Tensor]:
+    """The running segment ``[t, 1]`` and the logits ``[1, vocab_size]``, taken out of ``tensors``; UserError
+    where they are missing or can't be this model's, or where a number is not finite."""
+    config = model.config
+    for name, shape in (("running", "[t, 1]"), ("logits", f"[1, {config.vocab_size}]")):
+        if name not in tensors:
+            raise UserError(f"it has no {name}, {shape}.")
+    running, logits = tensors.pop("running"), tensors.pop("logits")
+    if running.dim() != 2 or running.shape[1] != 1 or len(running) >= config.segment_len:
+        raise UserError(f"running is {list(running.shape)}; [t, 1] of less than a segment was expected.")
+    if logits.shape != (1, config.vocab_size):
+        raise UserError(f"logits are {list(logits.shape)}; [1, {config.vocab_size}] was expected.")
+    if not_finite := [n for n, t in {**tensors, "logits": logits}.items() if not t.isfinite().all()]:
+        raise UserError(f"{not_finite[0]} holds numbers that are NaN or infinite.")
+    return running, logits
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of tensors with their names, dtypes and shapes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(in_bytes(tensor))
+    return digest.hexdigest()
+
+
+def fingerprint(model: MemoryLM) -> str:
+    """A checksum of config and weights: a memory means nothing to any other model."""
+    digest = hashlib.sha256(json.dumps(written_before(model.config), sort_keys=True).encode())
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(in_bytes(tensor))
+    return digest.hexdigest()
+
+
+def in_bytes(tensor: Tensor) -> bytes:
+    """The numbers of a tensor, of any shape, as they lie in memory."""
+    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,47 @@
+"""Relative attention of a single query over cached keys and values, as text is written token by token.
+
+The cache is one buffer in which keys lie in a few runs of columns. One product meets the whole buffer; the
+columns outside of the runs get a score of −∞. Values are transposed, and position terms are by descending
+distance, since a sum over positions then reads memory in order.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def relative_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    r: Tensor,
+    columns: Sequence[slice],
+    *,
+    u: Tensor,
+    v: Tensor | None = None,
+    s: Tensor | None = None,
+) -> Tensor:
+    """[`memformers.kernels.naive.relative_attention`][] of the newest position over the keys in
+    ``columns``, which follow each other in time, the query's own last.
+
+    Shapes: ``query [B, H, 1, E]``; ``key [B, H, T, E]`` and ``value [B, H, E, T]``, buffers of T columns;
+    ``r [H, K, E]`` and ``s [H, K, 1]`` by descending distance K−1 … 0, for as many distances as there are
+    keys or more; ``u``, ``v [H, 1, E]``. ``query``, ``u``, ``v`` and ``s`` are divided by √E already.
+    Returns ``[B, H, 1, E]``.
+    """
+    B, H, T, _ = key.shape
+    by_head = query if v is None else query + v
+    position = torch.bmm(r, by_head.squeeze(2).permute(1, 2, 0))  # [H, K, B]
+    position = (position if s is None else position + s).permute(2, 0, 1)  # [B, H, K]
+
+    scores = query.new_full((B, H, T), -math.inf)
+    begin = r.shape[1] - sum(run.stop - run.start for run in columns)
+    for run in columns:
+        end = begin + run.stop - run.start
+        scores[..., run], begin = position[..., begin:end], end
+    content = (query + u).flatten(0, 1).mT  # [B·H, E, 1]
+    scores = torch.baddbmm(scores.flatten(0, 1)[..., None], key.flatten(0, 1), content)  # [B·H, T, 1]
+    probabilities = scores.mT.softmax(-1)  # [B·H, 1, T]
+    return torch.bmm(value.flatten(0, 1), probabilities.mT).view_as(query)

@@ -1,0 +1,34 @@
+"""Whether PyTorch does more to a computation than run it and its backward pass."""
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def is_transformed(*tensors: Tensor | None) -> bool:
+    """Whether any of these tensors is within a transformation of ``torch.func``, such as ``vmap``, ``grad``
+    or ``jvp``, or carries a forward-mode derivative. A custom operator has no rules for these."""
+    if torch.compiler.is_compiling():
+        return False
+    in_forward_mode = forward_ad._current_level >= 0
+    return any(
+        torch._C._functorch.is_functorch_wrapped_tensor(x)
+        or (in_forward_mode and forward_ad.unpack_dual(x).tangent is not None)
+        for x in tensors
+        if x is not None
+    )
+
+
+def no_second_derivative(kernel: str) -> Callable[..., NoReturn]:
+    """The backward pass of a kernel's backward pass: an error that says what to do instead."""
+
+    def backward(*_: object) -> NoReturn:
+        raise NotImplementedError(
+            f"kernel={kernel!r}, which kernel='auto' may take by size, has no second derivative; build the "
+            f"model with kernel='naive' for it."
+        )
+
+    return backward

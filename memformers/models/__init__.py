@@ -1,0 +1,1 @@
+"""The models: attention, layers, memory, compression, and the language model around them."""

@@ -1,0 +1,199 @@
+"""Adaptive embedding and softmax: frequent words get wide vectors, rare words narrow ones, and the rare
+ones are predicted in two steps.
+
+Token ids are ordered by frequency, the most frequent first, and ``cutoffs`` divide them into clusters.
+Sources: the softmax, Grave et al. 2017 (arXiv 1609.04309); the embedding, Baevski and Auli 2019 (arXiv
+1809.10853); both in the form of the original Transformer-XL (repository kimiyoung/transformer-xl), whose
+softmax maps the hidden features to each cluster's width and can share vectors and maps with the embedding.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memformers.common.errors import UserError
+
+WORD_STD = 0.02
+"""Of the first word vectors, the original's."""
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """How a vocabulary is divided. Raises ValueError, when made, for cutoffs outside the vocabulary and
+    for clusters that are left no width."""
+
+    vocab_size: int
+    cutoffs: tuple[int, ...] = ()
+    """The first token id of each cluster but the first, ascending."""
+    div_val: int = 1
+    """Word vectors are so many times narrower in each cluster than in the one before."""
+    d_embed: int = 128
+    """Width of the first cluster's word vectors."""
+
+    def __post_init__(self) -> None:
+        check_clusters(self.cutoffs, self.div_val, self.d_embed)
+        if self.cutoffs and self.cutoffs[-1] >= self.vocab_size:
+            raise UserError(
+                f"cutoffs={self.cutoffs} leave the last cluster nothing of vocab_size={self.vocab_size}; "
+                f"each must be below it."
+            )
+
+    @property
+    def bounds(self) -> list[tuple[int, int]]:
+        """The first token id of each cluster, and the one after its last."""
+        return list(zip((0, *self.cutoffs), (*self.cutoffs, self.vocab_size), strict=True))
+
+    @property
+    def tables(self) -> list[tuple[int, int]]:
+        """Words and width of each table of word vectors: one a cluster, or one for all clusters where
+        they have one width."""
+        if self.div_val == 1:
+            return [(self.vocab_size, self.d_embed)]
+        return [(high - low, self.d_embed // self.div_val**i) for i, (low, high) in enumerate(self.bounds)]
+
+    def maps(self, d_model: int) -> bool:
+        """Whether word vectors are mapped to ``d_model`` features and back, even where widths agree."""
+        return self.div_val > 1 or self.d_embed != d_model
+
+
+class AdaptiveEmbedding(nn.Module):
+    """Tokens ``[S, B]`` to ``[S, B, D]``: √D · W_c e, for the word vector e in a table of its cluster c.
+
+    The factor √D is the original's, and part of this embedding. A cluster's map W_c ``[D, d_c]`` is left
+    out where all word vectors have D features.
+    """
+
+    def __init__(self, clusters: Clusters, d_model: int):
+        super().__init__()
+        self.clusters, self.d_model = clusters, d_model
+        tables = clusters.tables
+        self.tables = nn.ModuleList(nn.Embedding(words, width) for words, width in tables)
+        maps = tables if clusters.maps(d_model) else []
+        self.maps = nn.ModuleList(nn.Linear(width, d_model, bias=False) for _, width in maps)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw word vectors, and maps that keep their size."""
+        for table in self.tables:
+            nn.init.normal_(weight(table), std=WORD_STD)
+        for linear in self.maps:
+            nn.init.normal_(weight(linear), std=weight(linear).shape[1] ** -0.5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """``tokens [S, B]``, integers below ``vocab_size``."""
+        if len(self.tables) == 1:
+            x = self.mapped(0, tokens)
+        else:
+            # Each cluster looks at all tokens, so that nothing has to wait for how many are its own.
+            parts = []
+            for i, (low, high) in enumerate(self.clusters.bounds):
+                own = (tokens >= low) & (tokens < high)
+                parts.append(self.mapped(i, (tokens - low).clamp(0, high - low - 1)) * own[..., None])
+            x = torch.stack(parts).sum(0)
+        return x * math.sqrt(self.d_model)
+
+    def mapped(self, i: int, ids: Tensor) -> Tensor:
+        """Vectors ``[S, B, D]`` of the words ``ids [S, B]`` of table ``i``."""
+        vectors = self.tables[i](ids)
+        return self.maps[i](vectors) if len(self.maps) else vectors
+
+
+class AdaptiveSoftmax(nn.Module):
+    """Features ``[·, D]`` to log-probabilities ``[·, vocab_size]``, over the whole vocabulary:
+
+        log p(word of cluster 0) = log softmax([E₀; G] P₀ x + b)_word
+        log p(word of cluster c) = log softmax([E₀; G] P₀ x + b)_c + log softmax(E_c P_c x + b_c)_word
+
+    with the word vectors E_c of cluster c, the map P_c ``[d_c, D]`` to their width, and a row of G for
+    each cluster but the first. Log-probabilities are their own logits: cross-entropy, sampling and
+    ``argmax`` take them as they are.
+
+    ``tie_weights`` takes E_c from the embedding's tables; ``tie_projections`` takes the maps of all
+    clusters but the first from the embedding's, transposed. What is tied belongs to the embedding, and is
+    given with every call.
+    """
+
+    def __init__(self, clusters: Clusters, d_model: int, *, tie_weights: bool, tie_projections: bool):
+        super().__init__()
+        self.clusters = clusters
+        tables = clusters.tables
+        own_words = [] if tie_weights else tables
+        self.words = nn.ModuleList(nn.Linear(width, words, bias=False) for words, width in own_words)
+        self.bias = nn.Parameter(torch.empty(clusters.vocab_size))
+        rare = len(clusters.cutoffs)
+        self.rare = nn.Linear(clusters.d_embed, rare) if rare else None  # G
+        widths = [clusters.d_embed // clusters.div_val**i for i in range(1 + rare)]
+        own_maps = widths[:1] if tie_projections else widths
+        own_maps = own_maps if clusters.maps(d_model) else []
+        self.maps = nn.ModuleList(nn.Linear(d_model, width, bias=False) for width in own_maps)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start from near-equal odds within each cluster, and between them."""
+        nn.init.zeros_(self.bias)
+        for words in self.words:
+            nn.init.normal_(weight(words), std=WORD_STD)
+        for linear in self.maps:
+            nn.init.normal_(weight(linear), std=weight(linear).shape[1] ** -0.5)
+        if self.rare is not None:
+            nn.init.zeros_(self.rare.weight)
+            nn.init.zeros_(self.rare.bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """One of its weights, ``[vocab_size]`` or shorter, as every linear head has one: for its dtype and
+        device."""
+        return self.bias
+
+    def forward(self, x: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+        """``x [·, D]`` to ``[·, vocab_size]``, with what is tied from ``embedding``."""
+        clusters = []
+        for i, (low, high) in enumerate(self.clusters.bounds):
+            rows, bias = self.vectors(i, embedding), self.bias[low:high]
+            if i == 0 and self.rare is not None:
+                rows, bias = torch.cat((rows, self.rare.weight)), torch.cat((bias, self.rare.bias))
+            logits = F.linear(self.narrowed(i, x, embedding), rows, bias)
+            clusters.append(F.log_softmax(logits, dim=-1))
+        frequent, *others = clusters
+        frequent, of_cluster = frequent.split((self.clusters.bounds[0][1], len(others)), dim=-1)
+        tails = [tail + of_cluster[..., i : i + 1] for i, tail in enumerate(others)]
+        return torch.cat((frequent, *tails), dim=-1)
+
+    def vectors(self, i: int, embedding: AdaptiveEmbedding) -> Tensor:
+        """The word vectors of cluster ``i``, ``[words, d_i]``."""
+        tables = self.words if len(self.words) else embedding.tables
+        if self.clusters.div_val > 1:
+            return weight(tables[i])
+        low, high = self.clusters.bounds[i]
+        return weight(tables[0])[low:high]
+
+    def narrowed(self, i: int, x: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+        """``x [·, D]`` mapped to the width of cluster ``i``."""
+        if not len(self.maps):
+            return x
+        if i < len(self.maps):
+            return self.maps[i](x)
+        return F.linear(x, weight(embedding.maps[i if self.clusters.div_val > 1 else 0]).mT)
+
+
+def weight(module: nn.Module) -> Tensor:
+    """The weight of an embedding, ``[words, width]``, or of a linear map, ``[out, in]``."""
+    assert isinstance(module, nn.Embedding | nn.Linear)
+    return module.weight
+
+
+def check_clusters(cutoffs: tuple[int, ...], div_val: int, d_embed: int) -> None:
+    """Raise ValueError for clusters that no vocabulary can have."""
+    if any(low >= high for low, high in pairwise((0, *cutoffs))):
+        raise UserError(f"cutoffs={cutoffs} must ascend from 1 or more, each once.")
+    if div_val < 1 or d_embed < 1:
+        raise UserError(f"div_val={div_val} and d_embed={d_embed} must both be at least 1.")
+    if d_embed // div_val ** len(cutoffs) < 1:
+        raise UserError(
+            f"div_val={div_val} leaves the last of {1 + len(cutoffs)} clusters no width of d_embed={d_embed};"
+            f" use d_embed={div_val ** len(cutoffs)} or more, a smaller div_val, or fewer cutoffs."
+        )

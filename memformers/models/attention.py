@@ -1,0 +1,235 @@
+"""Multi-head attention over memory and segment, aware of distances and not of absolute positions."""
+
+from typing import get_args
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from memformers.common.errors import UserError
+from memformers.kernels import absorbed, augmented
+from memformers.kernels.dispatch import KernelName, relative_attention
+from memformers.kernels.naive import attention_probabilities, causal_mask
+from memformers.models.checks import (
+    Positions,
+    check_can_run,
+    check_clamp,
+    check_dropout,
+    check_features,
+    check_heads,
+    check_kernel,
+    check_mask,
+)
+from memformers.models.linear import Affine, fold, linear, standardized
+from memformers.models.positions import Sinusoids
+
+
+class RelativeMultiHeadAttention(nn.Module):
+    """Attention with relative positions, causal, over keys that may begin before the queries.
+
+    The last S of the K keys are the queries' own positions; everything before is memory. Source:
+    Transformer-XL (Dai et al. 2019, arXiv 1901.02860), section 3.3. Two position schemes:
+
+    - ``"learned"``: a learned vector r_d and scalar s_d for each head and distance d;
+    - ``"sinusoidal"``: r_d = W_R · sinusoid(d), and learned u and v for each head, as in the paper.
+
+    ``max_positions`` is how many distances 0 … max_positions−1 the learned scheme stores: at least
+    the longest K = C + M + S it will meet. The sinusoidal scheme stores none and knows no bound; its
+    sinusoids are ``position_features`` numbers P, by default ``d_model``, and beyond a distance of
+    ``clamp_len`` all the same.
+
+    ``kernel`` names what computes the scores and their softmax, ``"auto"`` the fastest that can.
+
+    Raises ValueError for a width that the heads don't divide, a dropout outside [0, 1), an unknown
+    scheme or kernel, no positions or features, and for a kernel that can't have these positions.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        d_model: int,
+        dropout_prob: float = 0.1,
+        *,
+        positions: Positions = "learned",
+        max_positions: int = 4096,
+        position_features: int | None = None,
+        clamp_len: int | None = None,
+        kernel: KernelName = "auto",
+    ):
+        super().__init__()
+        check_heads(heads, d_model)
+        check_kernel(kernel)
+        check_dropout(dropout_prob)
+        if positions not in get_args(Positions):
+            raise UserError(f"positions={positions!r} is unknown; use 'learned' or 'sinusoidal'.")
+        if max_positions < 1:
+            raise UserError(f"max_positions={max_positions} stores no distance; use at least 1.")
+        features = d_model if position_features is None else position_features
+        check_features(features, positions, kernel)
+        check_clamp(clamp_len, positions, kernel)
+        d_head = d_model // heads
+        self.heads = heads
+        self.d_model = d_model
+        self.dropout_prob = dropout_prob
+        self.positions = positions
+        self.max_positions = max_positions
+        self.clamp_len = clamp_len
+        self.kernel = kernel
+        self.query = nn.Linear(d_model, d_model, bias=False)
+        self.key = nn.Linear(d_model, d_model, bias=False)
+        self.value = nn.Linear(d_model, d_model)
+        self.output = nn.Linear(d_model, d_model)
+        self.u = nn.Parameter(torch.empty(heads, d_head))
+        if positions == "learned":
+            self.r = nn.Parameter(torch.empty(heads, max_positions, d_head))
+            self.s = nn.Parameter(torch.empty(heads, max_positions))
+        else:
+            self.position = nn.Linear(features, d_model, bias=False)  # W_R
+            self.sinusoids = Sinusoids(features, clamp_len)
+            self.v = nn.Parameter(torch.empty(heads, d_head))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start with no preference for any distance; the projections draw their own weights."""
+        for name in ("u", "v", "r", "s"):
+            if hasattr(self, name):
+                nn.init.zeros_(getattr(self, name))
+
+    def forward(self, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attend from ``query [S, B, D]`` to ``key``, ``value [K, B, D]``; returns ``[S, B, D]``.
+
+        ``mask`` is boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None means
+        causal with all memory visible. Raises ValueError for shapes that don't fit, for more keys
+        than learned positions, and for a mask that shows the future or hides everything.
+        """
+        self._check_shapes(query, key, value)
+        mask = checked(mask, len(query), len(key), query.shape[1])
+        query, key, value = self.query(query), self.key(key), self.value(value)
+        return self.attend(self.by_head(query), self.by_head(key), self.by_head(value), mask)
+
+    def over_memory(
+        self, x: Tensor, past: Tensor, norm: nn.LayerNorm | None, mask: Tensor | None = None
+    ) -> Tensor:
+        """What ``forward`` gives for ``query=norm(x)`` and ``key=value=norm([past; x])``, with less work.
+
+        ``x [S, B, D]`` and ``past [M, B, D]`` are not normalized yet, or stay as they are for a norm of
+        None; returns ``[S, B, D]``. Scale γ and shift β of ``norm`` are moved into the weights,
+        W(γ ∘ x̂ + β) = (W ∘ γ)x̂ + Wβ. So of the past only x̂ is needed, which has nothing to learn, and
+        no gradient is computed for every remembered position just to be summed into γ's and β's.
+        """
+        x, past = standardized(norm, x), standardized(norm, past)  # x̂
+        query = F.linear(x, *fold(norm, self.query))  # [S, B, D]
+        key_map, value_map = fold(norm, self.key), fold(norm, self.value)
+        if mask is None and self._worth_absorbing(x, past):
+            return self._absorbed(query, past, x, key_map, value_map)
+        mask = checked(mask, len(x), len(past) + len(x), x.shape[1])
+        key = torch.cat((F.linear(past, *key_map), F.linear(x, *key_map)))  # [K, B, D]
+        value = torch.cat((F.linear(past, *value_map), F.linear(x, *value_map)))  # [K, B, D]
+        return self.attend(self.by_head(query), self.by_head(key), self.by_head(value), mask)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attention of what is projected already, ``query [B, H, S, E]`` over ``key``, ``value
+        [B, H, K, E]``, and the output map: ``[S, B, D]``. ``mask`` is as the kernels take it."""
+        K = key.shape[2]
+        self._check_positions(K)
+        dropout_prob = self.dropout_prob if self._dropping else 0.0
+        check_can_run(self.kernel, query, mask, dropout_prob)
+        if self.kernel == "augmented":
+            context = self._augmented(query, key, value, dropout_prob)
+        else:
+            terms = self.distance_terms(K)
+            context = relative_attention(
+                query, key, value, **terms, mask=mask, dropout_prob=dropout_prob, kernel=self.kernel
+            )
+        return linear(self.output, rearrange(context, "b h s e -> s b (h e)"))
+
+    def by_head(self, x: Tensor) -> Tensor:
+        """``[t, B, D]`` as kernels take it, ``[B, H, t, E]``."""
+        return rearrange(x, "t b (h e) -> b h t e", h=self.heads)
+
+    @torch.no_grad()
+    def probabilities(self, *, query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
+        """How much each position of ``query [S, B, D]`` looks at each of ``key [K, B, D]``, by head:
+        ``[B, H, S, K]``, each row summing to 1. To look at, not to learn from: no gradient. ``mask`` and
+        errors are those of ``forward``."""
+        self._check_shapes(query, key, key)
+        self._check_positions(len(key))
+        mask = checked(mask, len(query), len(key), query.shape[1])
+        query, key = self.by_head(self.query(query)), self.by_head(self.key(key))
+        return attention_probabilities(query, key, **self.distance_terms(key.shape[2]), mask=mask)
+
+    def _worth_absorbing(self, x: Tensor, past: Tensor) -> bool:
+        """Whether to project the segment's queries instead of the memory's keys: for segments half as
+        short as a head is wide, over memories several times as long. Measured on CPU only, in float32;
+        autocast would round the scores."""
+        S, M = len(x), len(past)
+        short = 2 * S * self.heads <= self.d_model and M >= 4 * S
+        exact = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+        return short and exact and self.kernel == "auto" and not self._dropping
+
+    def _absorbed(self, query: Tensor, past: Tensor, x: Tensor, key_map: Affine, value_map: Affine) -> Tensor:
+        """Attention of ``query [S, B, D]`` over the unprojected ``past`` and ``x``. Every key has the same
+        bias, which a softmax doesn't notice; and every value, which is added once."""
+        K = len(past) + len(x)
+        self._check_positions(K)
+        w_key, w_value = (rearrange(w, "(h e) d -> h e d", h=self.heads) for w, _ in (key_map, value_map))
+        terms = self.distance_terms(K)
+        attended = absorbed.relative_attention(self.by_head(query), past, x, w_key, w_value, **terms)
+        return self.output(rearrange(attended, "b h s e -> s b (h e)") + value_map[1])
+
+    @property
+    def _dropping(self) -> bool:
+        return self.training and self.dropout_prob > 0.0
+
+    def _augmented(self, query: Tensor, key: Tensor, value: Tensor, dropout_prob: float) -> Tensor:
+        return augmented.relative_attention(
+            query,
+            key,
+            value,
+            self.sinusoids(key.shape[2], self.position.weight).to(query),
+            rearrange(self.position.weight, "(h e) p -> h e p", h=self.heads).to(query),
+            u=self.u.to(query),
+            v=self.v.to(query),
+            dropout_prob=dropout_prob,
+        )
+
+    def distance_terms(self, K: int) -> dict[str, Tensor]:
+        """The kernel's r ``[H, K, E]``, u, and the scheme's s ``[H, K]`` or v, for K distances."""
+        if self.positions == "learned":
+            return {"r": self.r[:, :K], "s": self.s[:, :K], "u": self.u}
+        features = self.position(self.sinusoids(K, self.position.weight))  # [K, D]
+        r = rearrange(features, "k (h e) -> h k e", h=self.heads)
+        return {"r": r, "u": self.u, "v": self.v}
+
+    def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        B, D = query.shape[1:] if query.dim() == 3 else (0, 0)
+        if self.d_model != D or key.shape[1:] != (B, D) or key.shape != value.shape:
+            raise UserError(
+                f"query [S, B, {self.d_model}] and key, value [K, B, {self.d_model}] were expected; "
+                f"{list(query.shape)}, {list(key.shape)} and {list(value.shape)} came."
+            )
+        S, K = query.shape[0], key.shape[0]
+        if K < S:
+            raise UserError(f"{K} keys for {S} queries; the last keys must be the queries' own.")
+
+    def _check_positions(self, K: int) -> None:
+        if self.positions == "learned" and self.max_positions < K:
+            raise UserError(
+                f"attention over {K} positions (memory and segment), but max_positions="
+                f"{self.max_positions} distances are stored; build with max_positions={K} or more, "
+                f"use positions='sinusoidal', or shorten the segment or the memory."
+            )
+
+
+def checked(mask: Tensor | None, S: int, K: int, B: int) -> Tensor | None:
+    """A boolean ``mask [S, K, B]`` or ``[S, K, 1]`` as kernels take it, ``[B, 1, S, K]`` or ``[1, 1, S, K]``;
+    ValueError for one that can't be."""
+    if mask is None:
+        return None
+    return rearrange(check_mask(mask, S, K, B), "s k b -> b 1 s k")
+
+
+def nearest_mask(S: int, K: int, span: int, device: torch.device) -> Tensor:
+    """Boolean ``[S, K]``: each query sees the ``span`` newest keys up to its own."""
+    return causal_mask(S, K, device).triu(K - S - span + 1)

@@ -1,0 +1,86 @@
+"""The modules of a language model from its config, and their first weights."""
+
+from torch import nn
+
+from memformers.models.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from memformers.models.attention import RelativeMultiHeadAttention
+from memformers.models.compression import Conv1dCompression
+from memformers.models.compressive import CompressiveTransformer
+from memformers.models.config import ModelConfig
+from memformers.models.feed_forward import FeedForward
+from memformers.models.layers import CompressiveTransformerLayer, TransformerXLLayer
+from memformers.models.stack import MemoryStack, reset_parameters
+from memformers.models.transformer_xl import TransformerXL
+
+
+def build_embedding(config: ModelConfig) -> nn.Embedding | AdaptiveEmbedding:
+    """Tokens ``[S, B]`` to ``[S, B, D]``."""
+    if config.embedding == "adaptive":
+        return AdaptiveEmbedding(config.clusters, config.d_model)
+    return nn.Embedding(config.vocab_size, config.d_model)
+
+
+def build_head(config: ModelConfig) -> nn.Linear | AdaptiveSoftmax:
+    """Features ``[·, D]`` to logits or log-probabilities ``[·, vocab_size]``."""
+    if config.embedding == "adaptive":
+        return AdaptiveSoftmax(
+            config.clusters,
+            config.d_model,
+            tie_weights=config.adaptive.tie_weights,
+            tie_projections=config.adaptive.tie_projections,
+        )
+    return nn.Linear(config.d_model, config.vocab_size)
+
+
+def initialise_vocabulary(embed: nn.Embedding | AdaptiveEmbedding, head: nn.Linear | AdaptiveSoftmax) -> None:
+    """Draw fresh weights of embedding and head, which starts from near-equal odds."""
+    if isinstance(embed, AdaptiveEmbedding):
+        embed.reset_parameters()
+    else:
+        nn.init.normal_(embed.weight, std=0.3)
+    if isinstance(head, AdaptiveSoftmax):
+        head.reset_parameters()
+    else:
+        nn.init.normal_(head.weight, std=0.02)
+        nn.init.zeros_(head.bias)
+
+
+def initialise_weights(transformer: nn.Module) -> None:
+    """Let every module draw its weights anew, the compression functions after all others."""
+    named = list(transformer.named_modules())
+    reset_parameters(module for name, module in named if "compress" not in name.split("."))
+    reset_parameters(module for name, module in named if "compress" in name.split("."))
+
+
+def build_transformer(config: ModelConfig) -> MemoryStack:
+    """The network of ``config``, without embedding and head; a transformer with no memory is a
+    Transformer-XL that is never given one."""
+    attention = RelativeMultiHeadAttention(
+        config.heads,
+        config.d_model,
+        config.dropout,
+        positions=config.positions,
+        max_positions=config.longest_attention,
+        position_features=config.position_features,
+        clamp_len=config.clamp_len,
+        kernel=config.kernel,
+    )
+    feed_forward = FeedForward(config.d_model, config.d_ff, config.dropout)
+    if config.model == "compressive":
+        compressive_layer = CompressiveTransformerLayer(
+            d_model=config.d_model,
+            self_attn=attention,
+            feed_forward=feed_forward,
+            dropout_prob=config.dropout,
+            compress=Conv1dCompression(config.compression_rate, config.d_model),
+            norm=config.norm,
+        )
+        return CompressiveTransformer(compressive_layer, config.n_layers)
+    layer = TransformerXLLayer(
+        d_model=config.d_model,
+        self_attn=attention,
+        feed_forward=feed_forward,
+        dropout_prob=config.dropout,
+        norm=config.norm,
+    )
+    return TransformerXL(layer, config.n_layers)

@@ -1,0 +1,84 @@
+"""A layer's attention over keys and values that are kept, as text is read and written token by token."""
+
+import math
+from typing import Protocol
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from memformers.kernels import single
+from memformers.models.attention import RelativeMultiHeadAttention, nearest_mask
+from memformers.models.linear import affine, fold, linear, standardized
+
+
+class KeyValueCache(Protocol):
+    """What keeps the keys and values of one layer."""
+
+    key: Tensor
+    """``[B, H, T, E]``, a buffer of T columns."""
+    value: Tensor
+    """``[B, H, E, T]``: transposed, since a sum over positions then reads memory in order."""
+
+    def append(self, inputs: Tensor, key: Tensor, value: Tensor) -> None:
+        """Take in the stream's next ``inputs [t, B, D]`` and their ``key``, ``value [B, H, t, E]``."""
+
+    def columns(self, newest: int | None) -> list[slice]:
+        """Where the keys lie, oldest first; only the ``newest`` of them unless that is None."""
+
+
+class CachedAttention:
+    """Attention of a layer whose weights don't change any more over ``cache``, as a function of the layer's
+    input ``x [t, B, D]``; it appends x with its keys and values.
+
+    The scale and shift of ``norm`` are folded into the projections, 1/√E into the queries', and the position
+    terms of all ``longest`` distances are computed once. With a ``span``, each position sees only so many of
+    the newest keys, its own among them.
+    """
+
+    def __init__(
+        self,
+        attention: RelativeMultiHeadAttention,
+        norm: nn.LayerNorm | None,
+        cache: KeyValueCache,
+        longest: int,
+        span: int | None = None,
+    ):
+        self.attention, self.norm, self.cache, self.span = attention, norm, cache, span
+        self.scale = 1 / math.sqrt(attention.d_model // attention.heads)
+        maps = [fold(norm, m) for m in (attention.query, attention.key, attention.value)]
+        (w_query, b_query), *_ = maps
+        maps[0] = w_query * self.scale, b_query * self.scale
+        self.projections = torch.cat([w for w, _ in maps]), torch.cat([b for _, b in maps])
+        terms = attention.distance_terms(longest)
+        # By descending distance, K−1 … 0, so that a shorter past takes the end of it.
+        self.terms = {"r": terms["r"].flip(1).contiguous()}  # [H, K, E]
+        self.terms |= {n: terms[n][:, None] * self.scale for n in ("u", "v") if n in terms}  # [H, 1, E]
+        if "s" in terms:
+            self.terms["s"] = terms["s"].flip(1)[..., None] * self.scale  # [H, K, 1]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``[t, B, D]`` to the same."""
+        query, key, value = self.project(x)
+        self.cache.append(x, key, value)
+        if x.shape[0] > 1:
+            return self.several(query)
+        columns = self.cache.columns(self.span)
+        context = single.relative_attention(
+            query, self.cache.key, self.cache.value, columns=columns, **self.terms
+        )
+        return linear(self.attention.output, rearrange(context, "b h t e -> t b (h e)"))
+
+    def project(self, x: Tensor) -> Tensor:
+        """Queries over √E, keys and values of ``x [t, B, D]``: ``[3, B, H, t, E]``."""
+        projected = affine(self.projections, standardized(self.norm, x))  # [t, B, 3 D]
+        return rearrange(projected, "t b (three h e) -> three b h t e", three=3, h=self.attention.heads)
+
+    def several(self, query: Tensor) -> Tensor:
+        """Causal attention of several positions, ``query [B, H, t, E]``, as in training: ``[t, B, D]``."""
+        columns = self.cache.columns(None)
+        key = torch.cat([self.cache.key[:, :, run] for run in columns], dim=2)
+        value = torch.cat([self.cache.value[..., run].mT for run in columns], dim=2)
+        S, K = query.shape[2], key.shape[2]
+        mask = None if self.span is None else nearest_mask(S, K, self.span, query.device)
+        return self.attention.attend(query / self.scale, key, value, mask)

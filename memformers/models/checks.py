@@ -1,0 +1,114 @@
+"""What attention can be built from and called with: each check raises ValueError for what it can't."""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from memformers.common.errors import UserError
+from memformers.kernels.dispatch import KernelName, obstacle
+from memformers.kernels.naive import causal_mask
+
+Positions = Literal["learned", "sinusoidal"]
+
+
+def check_features(features: int, positions: Positions, kernel: KernelName) -> None:
+    """Raise ValueError for position features that can't be, or not with this kernel."""
+    if features < 1:
+        raise UserError(f"position_features={features} tells no distances apart; use at least 1.")
+    if kernel == "augmented" and positions == "learned":
+        raise UserError(
+            "kernel='augmented' splits sines and cosines, and positions='learned' has none; use "
+            "positions='sinusoidal' or another kernel."
+        )
+    if kernel == "augmented" and features % 2:
+        raise UserError(
+            f"kernel='augmented' pairs each sine with its cosine; position_features={features} is odd."
+        )
+
+
+def check_clamp(clamp_len: int | None, positions: Positions, kernel: KernelName) -> None:
+    """Raise ValueError for a longest distance that can't be, or not with these positions or this kernel."""
+    if clamp_len is None:
+        return
+    if clamp_len < 1:
+        raise UserError(f"clamp_len={clamp_len} tells no distances apart; use at least 1, or leave it out.")
+    if positions == "learned":
+        raise UserError(
+            f"clamp_len={clamp_len} is for sinusoids, and positions='learned' has none; leave it out, or "
+            f"use positions='sinusoidal'."
+        )
+    if kernel == "augmented":
+        raise UserError(
+            f"kernel='augmented' splits distances into positions, which clamp_len={clamp_len} forbids; use "
+            f"kernel='auto', or leave clamp_len out."
+        )
+
+
+def check_kernel(kernel: str) -> None:
+    """Raise UserError for a kernel of another name."""
+    if kernel not in get_args(KernelName):
+        names = ", ".join(get_args(KernelName))
+        raise UserError(f"kernel={kernel!r} is unknown; use one of {names}.")
+
+
+def check_can_run(kernel: KernelName, query: Tensor, mask: Tensor | None, dropout_prob: float) -> None:
+    """Raise UserError, saying why, for a named kernel that can't compute this for ``query [B, H, S, E]``."""
+    if kernel not in ("auto", "naive") and (reason := obstacle(kernel, query, mask, dropout_prob)):
+        raise UserError(f"kernel='{kernel}' {reason}; use kernel='auto' or 'naive'.")
+
+
+def check_whole_numbers(config: object, names: Sequence[str]) -> None:
+    """Raise UserError for a setting that is neither an int nor None, such as True, 1.5 or NumPy's numbers."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and type(value) is not int:
+            raise UserError(f"{name}={value!r} is a {type(value).__name__}; give a whole number, an int.")
+
+
+def check_heads(heads: int, d_model: int) -> None:
+    """Raise ValueError, naming widths that fit, unless ``heads`` divides ``d_model``."""
+    if heads < 1 or d_model < 1:
+        raise UserError(f"heads={heads} and d_model={d_model} must both be at least 1.")
+    if d_model % heads:
+        below, above = d_model // heads * heads, -(-d_model // heads) * heads
+        such_as = f"{below} or {above}" if below else f"{above}"
+        raise UserError(
+            f"d_model={d_model} is not divisible by heads={heads}; "
+            f"use a multiple of {heads}, such as {such_as}."
+        )
+
+
+def check_dropout(dropout_prob: float) -> None:
+    """Raise ValueError unless ``dropout_prob`` is in [0, 1)."""
+    if not 0.0 <= dropout_prob < 1.0:
+        raise UserError(f"dropout_prob={dropout_prob} is outside [0, 1); use 0 for no dropout.")
+
+
+def check_mask(mask: Tensor, S: int, K: int, B: int) -> Tensor:
+    """A usable boolean ``mask [S, K, B]`` or ``[S, K, 1]``; ValueError for one that isn't.
+
+    On a GPU, which would have to be waited for, its values aren't read: keys of the future are hidden there,
+    since they have no distance.
+    """
+    if mask.dtype != torch.bool or tuple(mask.shape) not in {(S, K, B), (S, K, 1)}:
+        raise UserError(
+            f"a boolean mask [{S}, {K}, {B}] or [{S}, {K}, 1] (segment, keys, batch) was expected; "
+            f"this one is {mask.dtype} {list(mask.shape)}."
+        )
+    past = causal_mask(S, K, mask.device)[:, :, None]
+    if mask.device.type != "cpu" or torch.compiler.is_compiling():  # a graph can't read values either
+        return mask & past
+    future = mask & ~past
+    if future.any():
+        i, j, b = future.nonzero()[0].tolist()
+        raise UserError(
+            f"the mask lets query {i} of stream {b} see key {j}, which lies in its future (its own "
+            f"key is {K - S + i}); distances below 0 have no position, so hide those keys."
+        )
+    blind = ~mask.any(dim=1)
+    if blind.any():
+        i, b = blind.nonzero()[0].tolist()
+        raise UserError(f"the mask hides every key from query {i} of stream {b}; show it one.")
+    return mask

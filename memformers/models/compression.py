@@ -1,0 +1,105 @@
+"""Compression functions f_c, and the loss that they learn from (Rae et al. 2020, arXiv 1911.05507)."""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from memformers.common.errors import UserError
+from memformers.models.attention import RelativeMultiHeadAttention
+from memformers.models.layers import CompressiveTransformerLayer
+
+
+class Conv1dCompression(nn.Module):
+    """f_c as a 1D convolution whose kernel and stride are the compression rate (section 3.2): every
+    ``compression_rate`` positions become one slot, ``[n·c, B, D]`` to ``[n, B, D]``.
+
+    Raises ValueError for a rate below 1, or a length that is no multiple of it.
+    """
+
+    def __init__(self, compression_rate: int, d_model: int):
+        super().__init__()
+        if compression_rate < 1:
+            raise UserError(
+                f"compression_rate={compression_rate}: each slot stands for so many positions; "
+                f"use at least 1."
+            )
+        self.compression_rate = compression_rate
+        self.conv = nn.Conv1d(d_model, d_model, kernel_size=compression_rate, stride=compression_rate)
+
+    def forward(self, mem: Tensor) -> Tensor:
+        """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
+        if len(mem) % self.compression_rate:
+            raise UserError(
+                f"{len(mem)} memories don't fill whole slots of compression_rate="
+                f"{self.compression_rate}; compress a multiple of it and keep the rest."
+            )
+        # Kernels that don't overlap make the convolution one matrix product.
+        slots = rearrange(mem, "(n c) b d -> n b (d c)", c=self.compression_rate)
+        return F.linear(slots, self.conv.weight.flatten(1), self.conv.bias)  # [n, B, D]
+
+
+class AttentionReconstructionLoss:
+    """How much attention changes when memories give way to their compressions (section 3.2.1,
+    algorithm 2), summed over ``layers``; its gradient reaches each layer's f_c and nothing else.
+
+    For each layer, mean squared error between two content attentions (no positions) of the segment:
+    over the memories being compressed, and over their compressions.
+    """
+
+    def __init__(self, layers: Sequence[CompressiveTransformerLayer] | nn.ModuleList):
+        self.layers = cast(list[CompressiveTransformerLayer], list(layers))
+
+    def __call__(
+        self,
+        h: Sequence[Tensor],
+        mem: Sequence[Tensor],
+        c_mem: Sequence[Tensor] | None = None,
+    ) -> Tensor:
+        """``h [S, B, D]``, the inputs of each layer; ``mem [n·c, B, D]``, what each compresses;
+        ``c_mem [n, B, D]``, f_c of those where it is already at hand. Returns a scalar.
+
+        Raises ValueError unless there is one tensor a layer.
+        """
+        if not len(self.layers) == len(h) == len(mem):
+            raise UserError(
+                f"one h and one mem for each of {len(self.layers)} layers were expected; "
+                f"{len(h)} and {len(mem)} came."
+            )
+        if c_mem is None:
+            c_mem = [layer.compress(old.detach()) for layer, old in zip(self.layers, mem, strict=True)]
+        losses = [layer_loss(*one) for one in zip(self.layers, h, mem, c_mem, strict=True)]
+        return torch.stack(losses).sum()
+
+
+def layer_loss(layer: CompressiveTransformerLayer, h: Tensor, mem: Tensor, c_mem: Tensor) -> Tensor:
+    """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements, a scalar;
+    of ``h [S, B, D]``, ``mem [n·c, B, D]`` and ``c_mem [n, B, D]``."""
+    norm, attention = frozen(layer.norm_before_attention or nn.Identity()), layer.self_attn
+    query = project(attention, attention.query, norm(h.detach()))  # [B, H, S, E]
+    whole = content_attention(attention, query, norm(mem.detach()))  # [B, H, S, E]
+    compressed = content_attention(attention, query, norm(c_mem))  # [B, H, S, E]
+    return F.mse_loss(compressed, whole)
+
+
+def content_attention(attention: RelativeMultiHeadAttention, query: Tensor, context: Tensor) -> Tensor:
+    """Softmax(q·k / √E) of ``query [B, H, S, E]`` over all of ``context [·, B, D]``: ``[B, H, S, E]``,
+    with no positions, no mask, no output projection and frozen weights."""
+    key, value = (project(attention, linear, context) for linear in (attention.key, attention.value))
+    return F.scaled_dot_product_attention(query, key, value)
+
+
+def project(attention: RelativeMultiHeadAttention, linear: nn.Linear, z: Tensor) -> Tensor:
+    """``z [t, B, D]`` through one of the attention's maps, frozen, by heads: ``[B, H, t, E]``."""
+    return rearrange(frozen(linear)(z), "t b (h e) -> b h t e", h=attention.heads)
+
+
+def frozen(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The module as a function, of the same shapes ``[…, D]``, whose weights take no gradient, though its
+    input may."""
+    weights = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    return lambda x: functional_call(module, weights, (x,))

@@ -1,0 +1,59 @@
+"""Compressive Transformer (Rae et al. 2020, arXiv 1911.05507): the oldest memories are compressed,
+not forgotten, and each layer learns to compress so that attention notices little."""
+
+from collections.abc import Sequence
+from typing import cast
+
+from torch import Tensor, nn
+
+from memformers.models.compression import AttentionReconstructionLoss
+from memformers.models.layers import CompressiveTransformerLayer
+from memformers.models.memory import Leaving, Memory, MemoryLengths, compress_oldest, slots_to_compress
+from memformers.models.stack import MemoryStack
+
+
+class CompressiveTransformer(MemoryStack):
+    """``n_layers`` layers built like ``layer``, each with fresh weights, and in pre-norm a final norm."""
+
+    def __init__(self, layer: CompressiveTransformerLayer, n_layers: int):
+        super().__init__(layer, n_layers)
+
+    def forward(
+        self,
+        x: Tensor,
+        mem: Sequence[Tensor] | None,
+        c_mem: Sequence[Tensor] | None,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """``x [S, B, D]``; ``mem`` and ``c_mem``: None, empty, or a tensor ``[M, B, D]`` and
+        ``[C, B, D]`` a layer; ``mask [S, C + M + S, B]`` or ``[S, C + M + S, 1]``, None for causal.
+
+        Returns the output ``[S, B, D]`` and ``new_mem``: the detached input ``[S, B, D]`` of each
+        layer. Raises ValueError for a memory of another depth, batch, width, dtype or device.
+        """
+        return self.read(x, Memory(tuple(mem or ()), tuple(c_mem or ())), mask)
+
+    def arguments(self, memory: Memory) -> dict[str, tuple[Tensor, ...]]:
+        """``mem``, ``[M, B, D]`` a layer, and ``c_mem``, ``[C, B, D]`` a layer."""
+        return {"mem": memory.mem, "c_mem": memory.c_mem}
+
+    def leaving(self, length: int, lengths: MemoryLengths) -> Leaving:
+        """The oldest positions, which become slots."""
+        n = slots_to_compress(length, lengths.mem_len, lengths.compression_rate)
+        return Leaving(positions=n * lengths.compression_rate, slots=n)
+
+    def remember(
+        self, memory: Memory, inputs: Sequence[Tensor], lengths: MemoryLengths
+    ) -> tuple[Memory, Tensor]:
+        """Both memories after a segment with these layer inputs, ``[S, B, D]`` a layer, and the
+        attention-reconstruction loss of what was compressed, a scalar."""
+        memory, compressed = compress_oldest(memory, inputs, self.compressions, lengths)
+        if compressed is None:
+            return memory, inputs[0].new_zeros(())
+        layers = cast(list[CompressiveTransformerLayer], self.memory_layers)
+        return memory, AttentionReconstructionLoss(layers)(inputs, compressed.old, compressed.new)
+
+    @property
+    def compressions(self) -> list[nn.Module]:
+        """Each layer's f_c."""
+        return [cast(CompressiveTransformerLayer, layer).compress for layer in self.layers]

@@ -1,0 +1,182 @@
+"""A whole language model around a memory transformer: tokens and memory in, logits and memory out."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from memformers.common.errors import UserError
+from memformers.kernels.transforms import is_transformed
+from memformers.models.adaptive import AdaptiveSoftmax
+from memformers.models.attention import nearest_mask
+from memformers.models.building import (
+    build_embedding,
+    build_head,
+    build_transformer,
+    initialise_vocabulary,
+    initialise_weights,
+)
+from memformers.models.config import ModelConfig
+from memformers.models.linear import linear
+from memformers.models.memory import Memory, check_memory
+
+
+class LMOutput(NamedTuple):
+    """What [`MemoryLM`][] returns for a segment."""
+
+    logits: Tensor
+    """``[S, B, vocab_size]``, of each next token; from an adaptive softmax log-probabilities, which are
+    logits as well."""
+    memory: Memory
+    """To pass in with the streams' next segment."""
+    auxiliary_loss: Tensor
+    """Attention-reconstruction loss, a scalar to add to the loss; exactly 0 if nothing was
+    compressed in this segment."""
+
+
+class MemoryLM(nn.Module):
+    """Embedding, a memory transformer, and a head; built from one [`ModelConfig`][].
+
+    The language-model loss trains everything but the compression functions; the auxiliary loss
+    trains those alone. Memory is a value: nothing about the text is kept on the module.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.embed = build_embedding(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.transformer = build_transformer(config)
+        self.head = build_head(config)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw fresh weights, with a head that starts from near-equal odds.
+
+        The compression functions draw last: from the same seed, all three models start with the
+        same weights in everything they share.
+        """
+        initialise_vocabulary(self.embed, self.head)
+        initialise_weights(self.transformer)
+
+    def forward(self, tokens: Tensor, memory: Memory | None = None) -> LMOutput:
+        """``tokens [S, B]``, integers, with the memory that the last segment returned, or None.
+
+        Raises ValueError for tokens that aren't integers ``[S, B]`` with S ≥ 1, for a memory of
+        another model, batch, dtype or device, and for a segment longer than learned positions.
+        """
+        self.check_tokens(tokens)
+        if not isinstance(memory, Memory | None):
+            raise UserError(f"memory is a {type(memory).__name__}; a Memory or None was expected.")
+        memory = memory or Memory(())
+        self.config.lengths.check_kind(memory, self.config.model)
+        hidden, inputs = self.transform(tokens, memory)
+        memory, auxiliary_loss = self.transformer.remember(memory, inputs, self.config.lengths)
+        return LMOutput(self.predict(hidden), memory, auxiliary_loss)
+
+    def transform(self, tokens: Tensor, memory: Memory) -> tuple[Tensor, list[Tensor]]:
+        """``tokens [S, B]`` to the transformer's output ``[S, B, D]`` and each layer's input, likewise."""
+        x = self.dropout(self.embed(tokens))  # [S, B, D]
+        mask = self.visible(len(tokens), memory.mem_len)
+        return self.transformer(x, **self.transformer.arguments(memory), mask=mask)
+
+    def visible(self, S: int, M: int) -> Tensor | None:
+        """Where the queries of a segment may look, boolean ``[S, M + S, 1]``; None for all before them."""
+        span, K = self.config.span, M + S
+        if span is None or span >= K:
+            return None
+        return nearest_mask(S, K, span, self.device)[..., None]
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        """The transformer's output ``[·, D]`` to the logits ``[·, vocab_size]`` of the next token."""
+        if isinstance(self.head, AdaptiveSoftmax):
+            return self.head(hidden, self.embed)
+        return linear(self.head, hidden)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.head.weight.device
+
+    def check_tokens(self, tokens: Tensor, batch: int | None = None) -> None:
+        """Raise ValueError unless ``tokens`` is text of this vocabulary, ``[S, B]``, of ``batch`` streams."""
+        check_tokens(tokens, self.config.vocab_size)
+        if tokens.device != self.device:
+            raise UserError(f"tokens are on {tokens.device}, but the model is on {self.device}; move them.")
+        if batch is not None and tokens.shape[1] != batch:
+            raise UserError(f"tokens of {batch} streams were expected; {list(tokens.shape)} came.")
+
+    def check_memory(self, memory: Memory, batch: int) -> None:
+        """Raise ValueError unless ``memory`` is one that this model can have made of ``batch`` streams."""
+        self.config.lengths.check_fits(memory, self.config.model)
+        one = self.head.weight.new_empty(1, batch, self.config.d_model)
+        check_memory("mem", memory.mem, one, self.config.n_layers)
+        check_memory("c_mem", memory.c_mem, one, self.config.n_layers)
+
+    # The rooms above build on this one, so the methods below import them when they are called.
+
+    def generate(
+        self,
+        prompt: Tensor,
+        max_new_tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: int | None = None,
+        batch: int = 1,
+    ) -> Iterator[Tensor]:
+        """Continue ``prompt [P, B]``: yields int64 ``[B]``, the next token of each stream, as it comes.
+
+        The prompt is read as in training, by segments, each remembered when it is full, with keys and values
+        kept ([`memformers.generation.decoding.Decoder`][]). A model without memory reads the newest
+        ``segment_len`` tokens again for each new one. The same ``seed`` gives the same text; temperature
+        0 is greedy. It ends after ``max_new_tokens``, or when every stream has come to ``stop``.
+        ``batch`` continues a single prompt ``[P, 1]`` so many times.
+
+        Raises ValueError as [`memformers.generation.sampling.Sampling`][] does, for a prompt without tokens,
+        a negative ``max_new_tokens``, and a ``batch`` of several prompts.
+        """
+        from memformers.generation.decoding import generate
+        from memformers.generation.sampling import Sampling
+
+        sampling = Sampling(temperature, top_k, top_p)
+        return generate(self, prompt, max_new_tokens, sampling, seed=seed, stop=stop, batch=batch)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``config.json`` and ``model.safetensors``; each file appears whole or not at all. Raises
+        ValueError for a training's checkpoint, whose files belong together."""
+        from memformers.pretrained.own import save_model
+
+        save_model(self, Path(folder))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, device: str | torch.device = "cpu") -> "MemoryLM":
+        """The model that [`save_pretrained`][] wrote, in eval mode, on ``device``.
+
+        Nothing is unpickled. Raises ValueError for a missing, broken or mismatched file, and for one of a
+        training's checkpoint that has changed since.
+        """
+        from memformers.pretrained.own import load_model
+
+        return load_model(Path(folder), device)
+
+
+def check_tokens(tokens: Tensor, vocab_size: int) -> None:
+    """Raise ValueError unless ``tokens`` is a segment: integers ``[S, B]``, S and B at least 1, each
+    below ``vocab_size`` (on a GPU that is left to the embedding, so as not to wait for the values)."""
+    if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype not in (torch.int64, torch.int32):
+        raise UserError(
+            f"tokens were expected as int64 or int32 integers [segment, batch], at least one of each; "
+            f"{tokens.dtype} {list(tokens.shape)} came."
+        )
+    has_values = tokens.device.type == "cpu" and not torch.compiler.is_compiling()
+    if has_values and not is_transformed(tokens):
+        low, high = tokens.aminmax()
+        if low < 0 or high >= vocab_size:
+            raise UserError(
+                f"tokens from {low} to {high} came, but vocab_size={vocab_size} has 0 … {vocab_size - 1}."
+            )

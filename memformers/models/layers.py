@@ -1,0 +1,135 @@
+"""The layer that both memory transformers share: attention over what is remembered, then feed-forward."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from memformers.common.errors import UserError
+from memformers.models.attention import RelativeMultiHeadAttention
+from memformers.models.checks import check_dropout
+
+Norm = Literal["pre", "post"]
+Attend = Callable[[Tensor], Tensor]
+"""Attention of a layer's input ``[S, B, D]`` over whatever is remembered: ``[S, B, D]``."""
+
+
+class MemoryLayer(nn.Module):
+    """The one layer of every model here.
+
+    With ``norm="pre"`` normalization comes before each of the two, so that memories, which are a layer's
+    raw inputs, are normalized by the layer that reads them. With ``norm="post"``, the form of the
+    original Transformer-XL, it comes after each sum, and attention reads inputs and memories as they are.
+
+    ``feed_forward`` is any module from ``[S, B, D]`` to the same. A layer that adds up otherwise, with a gate
+    for instance, derives from a model's layer and says so in [`transform`][]; training, evaluation and
+    generation all come through there.
+    """
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        self_attn: RelativeMultiHeadAttention,
+        feed_forward: nn.Module,
+        dropout_prob: float,
+        norm: Norm = "pre",
+    ):
+        super().__init__()
+        check_dropout(dropout_prob)
+        check_norm(norm)
+        if self_attn.d_model != d_model:
+            raise UserError(f"d_model={d_model}, but self_attn was built for {self_attn.d_model}.")
+        self.d_model = d_model
+        self.norm = norm
+        self.self_attn = self_attn
+        self.feed_forward = feed_forward
+        self.dropout = nn.Dropout(dropout_prob)
+        self.norm_self_attn = nn.LayerNorm(d_model)
+        self.norm_ff = nn.LayerNorm(d_model)
+
+    def forward(
+        self,
+        *,
+        x: Tensor,
+        mem: Tensor | None = None,
+        c_mem: Tensor | None = None,
+        mask: Tensor | None = None,
+        cached: Attend | None = None,
+    ) -> Tensor:
+        """``x [S, B, D]`` to ``[S, B, D]``, after looking at ``c_mem [C, B, D]`` and ``mem [M, B, D]``.
+
+        ``mask`` is boolean ``[S, C + M + S, B]`` or ``[S, C + M + S, 1]``, true where a query may look, None
+        for causal. ``cached`` attends over keys and values that are computed already, in place of memories
+        and mask ([`memformers.models.cached_attention.CachedAttention`][]).
+        """
+        past = [memory for memory in (c_mem, mem) if memory is not None and len(memory)]
+        return self.transform(x, cached or partial(self.attend, past=past, mask=mask))
+
+    def transform(self, x: Tensor, attend: Attend) -> Tensor:
+        """``x [S, B, D]`` to ``[S, B, D]``: attention by ``attend``, then feed-forward, each added up."""
+        # Nothing is dropped out in eval mode, where a call of a module for nothing is felt at each token.
+        dropout = self.dropout if self.training else nothing_dropped
+        if self.norm == "post":
+            x = self.norm_self_attn(x + dropout(attend(x)))
+            return self.norm_ff(x + dropout(self.feed_forward(x)))
+        x = x + dropout(attend(x))
+        return x + dropout(self.feed_forward(self.norm_ff(x)))
+
+    def attend(self, x: Tensor, past: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+        """Attention of ``x [S, B, D]`` over ``past``, tensors ``[·, B, D]`` in order of time, and itself, all
+        normalized first in pre-norm: ``[S, B, D]``."""
+        if past:
+            return self.self_attn.over_memory(x, torch.cat(list(past)), self.norm_before_attention, mask)
+        z = self.attention_input(x)
+        return self.self_attn(query=z, key=z, value=z, mask=mask)
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        """What attention reads of the layer's input or memory ``x [·, B, D]``: ``[·, B, D]``."""
+        return x if self.norm == "post" else self.norm_self_attn(x)
+
+    @property
+    def norm_before_attention(self) -> nn.LayerNorm | None:
+        """The norm between the layer's input and attention; post-norm has none."""
+        return None if self.norm == "post" else self.norm_self_attn
+
+
+class TransformerXLLayer(MemoryLayer):
+    """The shared layer, attending over memory and segment (Dai et al. 2019, section 3.2)."""
+
+
+class CompressiveTransformerLayer(MemoryLayer):
+    """The shared layer, attending over compressed memory, memory and segment (Rae et al. 2020, section 3.1);
+    ``compress`` is its own f_c, ``[n·c, B, D]`` to ``[n, B, D]``."""
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        self_attn: RelativeMultiHeadAttention,
+        feed_forward: nn.Module,
+        dropout_prob: float,
+        compress: nn.Module,
+        norm: Norm = "pre",
+    ):
+        super().__init__(
+            d_model=d_model,
+            self_attn=self_attn,
+            feed_forward=feed_forward,
+            dropout_prob=dropout_prob,
+            norm=norm,
+        )
+        self.compress = compress
+
+
+def nothing_dropped(x: Tensor) -> Tensor:
+    """``x``, of any shape, as it is."""
+    return x
+
+
+def check_norm(norm: str) -> None:
+    """Raise ValueError for a place of the norm that isn't known."""
+    if norm not in get_args(Norm):
+        raise UserError(f"norm={norm!r} is unknown; use 'pre' or 'post'.")

@@ -1,0 +1,58 @@
+"""Linear maps: a layer's norm folded into them, and maps of one or two positions."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Affine = tuple[Tensor, Tensor]
+"""Weight ``[out, in]`` and bias ``[out]``."""
+
+
+def standardized(norm: nn.LayerNorm | None, x: Tensor) -> Tensor:
+    """x̂: ``x [·, B, D]`` as ``norm`` gives it before its scale and shift; ``x`` itself without a norm."""
+    return x if norm is None else F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
+
+
+def fold(norm: nn.LayerNorm | None, linear: nn.Linear) -> Affine:
+    """Weight and bias of ``linear`` after the scale and shift of ``norm``, if there is one, in one map."""
+    if norm is None:
+        none = linear.weight.new_zeros(linear.out_features)
+        return linear.weight, none if linear.bias is None else linear.bias
+    bias = linear.weight @ norm.bias
+    return linear.weight * norm.weight, bias if linear.bias is None else bias + linear.bias
+
+
+def linear(module: nn.Module, x: Tensor) -> Tensor:
+    """``module(x)`` for ``x [·, in]``, a linear map or any module in its place: ``[·, out]``."""
+    if type(module) is nn.Linear and module.bias is not None and is_worth_cutting(module.weight, x):
+        return affine((module.weight, module.bias), x)
+    return module(x)
+
+
+def affine(weights: Affine, x: Tensor) -> Tensor:
+    """``x [·, in]`` times the weight, plus the bias, ``[·, out]``; at the speed of memory for few rows.
+
+    PyTorch gives a matrix of one row to one core; as a batch of matrices, the weight is read by all.
+    """
+    weight, bias = weights
+    if not is_worth_cutting(weight, x):
+        return F.linear(x, weight, bias)
+    (features, inputs), rows = weight.shape, x.numel() // x.shape[-1]
+    columns = x.reshape(rows, inputs).t().expand(PARTS, inputs, rows)
+    out = torch.bmm(weight.view(PARTS, features // PARTS, inputs), columns)  # [PARTS, out / PARTS, rows]
+    return out.view(features, rows).t().reshape(*x.shape[:-1], features) + bias
+
+
+PARTS = 4
+"""How many matrices the weight is cut into for few rows."""
+LARGE = 1 << 17
+"""Numbers in a weight, from which on that is faster: half a MiB in float32, which no longer stays in a core's
+cache from one token to the next."""
+
+
+def is_worth_cutting(weight: Tensor, x: Tensor) -> bool:
+    """Whether a large weight ``[out, in]`` meets only one or two rows ``x [·, in]``, as when text is
+    generated, on CPU in float32."""
+    if torch.is_grad_enabled() or x.numel() > 2 * x.shape[-1] or weight.numel() < LARGE:
+        return False
+    return x.device.type == "cpu" and x.dtype == torch.float32 and weight.shape[0] % PARTS == 0

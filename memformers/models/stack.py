@@ -1,0 +1,116 @@
+"""A stack of layers that remembers: what Transformer-XL and the Compressive Transformer have in common."""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from memformers.common.errors import UserError
+from memformers.models.layers import MemoryLayer
+from memformers.models.memory import Leaving, Memory, MemoryLengths, check_memory
+from memformers.models.positions import Sinusoids
+
+
+class MemoryStack(nn.Module, ABC):
+    """``n_layers`` layers built like ``layer``, each with fresh weights, and in pre-norm a final norm.
+
+    Memory is passed in, and the inputs that each layer adds to it come back. A model derives from this and
+    says how its memory grows: [`leaving`][] and [`remember`][].
+    """
+
+    def __init__(self, layer: MemoryLayer, n_layers: int):
+        super().__init__()
+        if n_layers < 1:
+            raise UserError(f"n_layers={n_layers} makes no model; use at least 1.")
+        self.layers = nn.ModuleList(copied(layer) for _ in range(n_layers))
+        reset_parameters(self.layers.modules())
+        # In post-norm the last layer has normalized its sums already.
+        self.norm = nn.Identity() if layer.norm == "post" else nn.LayerNorm(layer.d_model)
+        self.recompute = False
+        """Whether layers are computed again in the backward pass, to save memory."""
+
+    def read(self, x: Tensor, memory: Memory, mask: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+        """A segment ``x [S, B, D]`` after ``memory``; ``mask [S, K, B]`` or ``[S, K, 1]``, None for causal.
+
+        Returns the output ``[S, B, D]``, and each layer's detached input ``[S, B, D]``, which is what this
+        segment adds to the memory. Raises ValueError for a memory of another depth, batch, width, dtype or
+        device.
+        """
+        check_memory("mem", memory.mem, x, len(self.layers))
+        check_memory("c_mem", memory.c_mem, x, len(self.layers))
+        inputs = []
+        for i, layer in enumerate(self.layers):
+            inputs.append(x.detach())
+            x = sparing(layer, self.recompute)(
+                x=x,
+                mem=memory.mem[i] if memory.mem else None,
+                c_mem=memory.c_mem[i] if memory.c_mem else None,
+                mask=mask,
+            )
+        return self.norm(x), inputs
+
+    @abstractmethod
+    def arguments(self, memory: Memory) -> dict[str, tuple[Tensor, ...]]:
+        """``memory`` as arguments of the model's forward pass, tensors ``[·, B, D]`` a layer each."""
+
+    @abstractmethod
+    def leaving(self, length: int, lengths: MemoryLengths) -> Leaving:
+        """What leaves a memory of ``length`` positions after a segment, to bring it back to its length."""
+
+    @abstractmethod
+    def remember(
+        self, memory: Memory, inputs: Sequence[Tensor], lengths: MemoryLengths
+    ) -> tuple[Memory, Tensor]:
+        """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and the loss of
+        compressing it, a scalar: 0 where nothing was compressed."""
+
+    @property
+    def memory_layers(self) -> list[MemoryLayer]:
+        """The layers, by their type."""
+        return cast(list[MemoryLayer], list(self.layers))
+
+    @property
+    def compressions(self) -> list[nn.Module]:
+        """Each layer's f_c, which is called beside the layers; none for a model that only forgets."""
+        return []
+
+
+def copied(layer: MemoryLayer) -> MemoryLayer:
+    """A copy with weights of its own, and with the same table of sinusoids."""
+    shared = {id(module): module for module in layer.modules() if isinstance(module, Sinusoids)}
+    return copy.deepcopy(layer, dict(shared))
+
+
+def reset_parameters(modules: Iterable[nn.Module]) -> None:
+    """Let each module that has a ``reset_parameters`` draw its weights anew; others keep theirs."""
+    for module in modules:
+        reset = getattr(module, "reset_parameters", None)
+        if callable(reset):
+            reset()
+
+
+def sparing(layer: nn.Module, recompute: bool) -> Callable[..., Tensor]:
+    """``layer``, from ``[S, B, D]`` to the same; or with ``recompute``, one that keeps only its inputs for
+    the backward pass and computes the rest again there (Chen et al. 2016, arXiv 1604.06174)."""
+    if recompute and torch.is_grad_enabled():
+        return partial(checkpoint, layer, use_reentrant=False)
+    return layer
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode within the block, and afterwards in the mode it came in."""
+    if not model.training:
+        yield
+        return
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()

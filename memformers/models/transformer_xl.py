@@ -1,0 +1,43 @@
+"""Transformer-XL (Dai et al. 2019, arXiv 1901.02860): a transformer that remembers the last segments."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from memformers.models.layers import TransformerXLLayer
+from memformers.models.memory import Leaving, Memory, MemoryLengths, keep_newest
+from memformers.models.stack import MemoryStack
+
+
+class TransformerXL(MemoryStack):
+    """``n_layers`` layers built like ``layer``, each with fresh weights, and in pre-norm a final norm."""
+
+    def __init__(self, layer: TransformerXLLayer, n_layers: int):
+        super().__init__(layer, n_layers)
+
+    def forward(
+        self, x: Tensor, mem: Sequence[Tensor] | None, mask: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """``x [S, B, D]`` and ``mem``, None, empty, or a tensor ``[M, B, D]`` a layer; ``mask [S, M + S, B]``
+        or ``[S, M + S, 1]``, true where a query may look, None for causal.
+
+        Returns the output ``[S, B, D]`` and ``new_mem``: the detached input ``[S, B, D]`` of each
+        layer, which is what this segment adds to the memory. Raises ValueError for a memory of
+        another depth, batch, width, dtype or device.
+        """
+        return self.read(x, Memory(tuple(mem or ())), mask)
+
+    def arguments(self, memory: Memory) -> dict[str, tuple[Tensor, ...]]:
+        """``mem``, ``[M, B, D]`` a layer."""
+        return {"mem": memory.mem}
+
+    def leaving(self, length: int, lengths: MemoryLengths) -> Leaving:
+        """The oldest positions, which are forgotten."""
+        return Leaving(positions=max(length - lengths.mem_len, 0), slots=0)
+
+    def remember(
+        self, memory: Memory, inputs: Sequence[Tensor], lengths: MemoryLengths
+    ) -> tuple[Memory, Tensor]:
+        """The newest positions after a segment with these layer inputs, ``[S, B, D]`` a layer; there is no
+        loss, a scalar 0."""
+        return keep_newest(memory, inputs, lengths.mem_len), inputs[0].new_zeros(())

@@ -1,0 +1,1 @@
+"""Weights and checkpoints in and out: our own, labml-nn's, and the original Transformer-XL's."""

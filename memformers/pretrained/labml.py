@@ -1,0 +1,53 @@
+"""Weights of labml-nn 0.5.1's Transformer-XL and Compressive Transformer, taken over."""
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from memformers.common.errors import UserError
+
+LABML_DISTANCES = 4096
+"""labml-nn stores 2 · 4,096 relative positions a layer; index 4,096 − d is distance d."""
+
+RENAMED = (
+    (r"^src_embed\.", "embed."),
+    (r"^generator\.", "head."),
+    (r"\.self_attn\.(query|key|value)\.linear\.", r".self_attn.\1."),
+    (r"\.self_attn\.query_pos_bias$", ".self_attn.u"),
+    (r"\.self_attn\.key_pos_embeddings$", ".self_attn.r"),
+    (r"\.self_attn\.key_pos_bias$", ".self_attn.s"),
+)
+
+
+def from_labml(
+    state_dict: Mapping[str, Tensor], *, max_positions: int = LABML_DISTANCES
+) -> dict[str, Tensor]:
+    """A labml-nn state dict as ours, for ``load_state_dict`` of the model of the same shape.
+
+    Takes ``TransformerXL`` and ``CompressiveTransformer``, and the language models of labml-nn's two
+    experiments (to [`memformers.MemoryLM`][]). ``max_positions`` is that of the attention to load into,
+    with learned positions; labml-nn's positions of the future, which a causal model never uses, are left
+    behind: ``[2 · 4096, H, E]`` becomes ``[H, max_positions, E]``. Raises ValueError for a state dict of
+    another model.
+    """
+    if not any(name.endswith("self_attn.key_pos_embeddings") for name in state_dict):
+        raise UserError(
+            "a state dict of labml-nn's TransformerXL or CompressiveTransformer was expected, with "
+            f"…self_attn.key_pos_embeddings; it has {', '.join(list(state_dict)[:4])}, …"
+        )
+    if not 1 <= max_positions <= LABML_DISTANCES:
+        raise UserError(
+            f"max_positions={max_positions}, but labml-nn has distances 0 … {LABML_DISTANCES - 1}; "
+            f"use 1 to {LABML_DISTANCES}."
+        )
+    ours = {}
+    for name, tensor in state_dict.items():
+        if name.endswith(("key_pos_embeddings", "key_pos_bias")):
+            by_distance = tensor[LABML_DISTANCES - torch.arange(max_positions)]
+            tensor = by_distance.transpose(0, 1)  # [H, max_positions, E] or [H, max_positions]
+        for pattern, replacement in RENAMED:
+            name = re.sub(pattern, replacement, name)
+        ours[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return ours

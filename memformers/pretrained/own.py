@@ -1,0 +1,79 @@
+"""Our own layout: ``config.json``, ``model.safetensors`` and, of a training, ``tokenizer.json``."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from memformers.common.errors import UserError
+from memformers.common.files import config_from_dict, read_json, replacing, write_json
+from memformers.data.tokenizers import Tokenizer, load_tokenizer
+from memformers.models.config import ModelConfig, upgraded
+from memformers.models.language_model import MemoryLM
+from memformers.runs.folder import CHECKPOINTS, FACTS, METRICS
+from memformers.runs.sealed import check_seal, is_sealed, newest_that_loads, numbered
+
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+
+
+def save_model(model: MemoryLM, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+    """What [`MemoryLM.save_pretrained`][] does; ``weights``, by name, are the whole ones of a
+    model of which each process holds a part."""
+    if is_sealed(folder):
+        raise UserError(f"{folder} is a training's checkpoint; name another folder.")
+    if any((folder / name).exists() for name in (METRICS, FACTS, CHECKPOINTS)):
+        raise UserError(f"{folder} is a run's folder, whose config would be replaced; name another.")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / CONFIG, asdict(model.config))
+    with replacing(folder / WEIGHTS) as temporary:
+        save_file(dict(model.state_dict() if weights is None else weights), temporary)
+
+
+def load_model(folder: Path, device: str | torch.device) -> MemoryLM:
+    """What [`MemoryLM.from_pretrained`][] does."""
+    if is_sealed(folder):
+        check_seal(folder, (CONFIG, WEIGHTS))
+    config, weights = read_config(folder), folder / WEIGHTS
+    if not weights.is_file():
+        raise UserError(f"{weights} was expected beside config.json, but is missing.")
+    model = MemoryLM(config)
+    try:
+        state = load_file(weights)
+        model.to(next(iter(state.values())).dtype).load_state_dict(state)
+    except (SafetensorError, RuntimeError, StopIteration, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{weights} doesn't hold this config's weights: {reason}") from error
+    return model.to(device).eval()
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The model's config in ``folder``, of any version; else ValueError."""
+    path = folder / CONFIG
+    return config_from_dict(ModelConfig, upgraded(read_json(path)), str(path))
+
+
+def load_checkpoint(folder: Path, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
+    """The model and tokenizer in ``folder``: a run's, of which the newest checkpoint that is whole counts,
+    a checkpoint's, or one that save_pretrained wrote with a tokenizer; else ValueError."""
+    if checkpoints := numbered(folder / CHECKPOINTS):
+        return newest_that_loads(checkpoints, lambda path: load_with_tokenizer(path, device))[1]
+    if not (folder / WEIGHTS).is_file():
+        raise UserError(f"{folder} holds no checkpoint; name a run's folder, or a checkpoint's.")
+    return load_with_tokenizer(folder, device)
+
+
+def load_with_tokenizer(folder: Path, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
+    """The model and tokenizer whose files are in ``folder`` itself; else ValueError."""
+    if is_sealed(folder):
+        check_seal(folder, (TOKENIZER,))
+    model, tokenizer = load_model(folder, device), load_tokenizer(folder)
+    if model.config.vocab_size != tokenizer.vocab_size:
+        raise UserError(
+            f"{folder} has a model of {model.config.vocab_size} tokens and a tokenizer of "
+            f"{tokenizer.vocab_size}; they belong to different trainings."
+        )
+    return model, tokenizer

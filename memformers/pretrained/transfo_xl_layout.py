@@ -1,0 +1,237 @@
+"""The names and shapes of a Transformer-XL state dict, as the original repository and Hugging Face's
+``transfo-xl`` have them, and the model they are of."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memformers.common.errors import UserError
+from memformers.models.config import AdaptiveConfig, ModelConfig
+from memformers.pretrained.weights_file import few
+
+Config = Mapping[str, Any]
+"""Of Hugging Face's ``config.json``, or the original's arguments."""
+WITHOUT_COUNTERPART = {
+    "attn_type": 0,
+    "pre_lnorm": False,
+    "ext_len": 0,
+    "layer_norm_epsilon": 1e-5,
+}
+"""Settings of theirs that have one value here."""
+
+
+def plain_names(state_dict: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
+    """The state dict without Hugging Face's prefix and without the fixed sinusoids' rates, and whether it
+    is of the original repository. Raises ValueError for another model's."""
+    prefixed = any(name.startswith("transformer.word_emb.") for name in state_dict)
+    state = {name.removeprefix("transformer.") if prefixed else name: t for name, t in state_dict.items()}
+    if not any(name.startswith("layers.") and ".dec_attn." in name for name in state):
+        raise UserError(
+            "a state dict of Transformer-XL was expected, with layers.0.dec_attn.… or transformer.layers.0."
+            f"dec_attn.…; this one has {few([str(name) for name in state_dict]) or 'nothing'}."
+        )
+    state.pop("pos_emb.inv_freq", None)
+    return state, not prefixed
+
+
+def with_shared(state: Mapping[str, Tensor], config: Config) -> dict[str, Tensor]:
+    """The state dict with every name of a tensor that has several, of which some formats keep one; and u
+    and v by layer, where all layers share them."""
+    state = dict(state)
+    clusters = range(1 + rare_clusters(state))
+    tables = [f"{i}.weight" for i in clusters]
+    if config.get("tie_weight", config.get("tie_word_embeddings", True)):
+        for i in tables:
+            share(state, [f"word_emb.emb_layers.{i}", f"crit.out_layers.{i}"])
+    tied = config.get("tie_projs", [False, *clusters])
+    if not isinstance(tied, list | tuple):
+        raise UserError(f"the config's tie_projs={tied!r} are no list of yes and no.")
+    several = "word_emb.emb_layers.1.weight" in state
+    maps = [[f"word_emb.emb_projs.{i}", f"crit.out_projs.{i}"] for i in clusters if any(tied[i : i + 1])]
+    one_map = ["word_emb.emb_projs.0", *(out for _, out in maps)]
+    for names in maps if several else [one_map]:
+        share(state, names)
+    for bias in ("r_w_bias", "r_r_bias"):
+        if bias in state or config.get("untie_r") is False:
+            share(state, [bias, *(f"layers.{i}.dec_attn.{bias}" for i in range(depth(state)))])
+            state.pop(bias, None)
+    return state
+
+
+def share(state: dict[str, Tensor], names: Sequence[str]) -> None:
+    """Give the tensor of the first name that is there to those that are not."""
+    there = [state[name] for name in names if name in state]
+    for name in names if there else ():
+        state.setdefault(name, there[0])
+
+
+def rare_clusters(state: Mapping[str, Tensor]) -> int:
+    """The number of clusters but the first."""
+    return state["crit.cluster_bias"].numel() if "crit.cluster_bias" in state else 0
+
+
+def depth(state: Mapping[str, Tensor]) -> int:
+    """The number of layers."""
+    return 1 + max(int(found[1]) for name in state if (found := re.match(r"layers\.(\d+)\.", name)))
+
+
+def config_of(state: Mapping[str, Tensor], config: Config) -> ModelConfig:
+    """Our config of the model that has this state dict. Raises ValueError where ``config`` says otherwise,
+    or asks for what isn't built here."""
+    for name, only in WITHOUT_COUNTERPART.items():
+        if config.get(name, only) != only:
+            raise UserError(f"{name}={config[name]} has no counterpart here; only {name}={only} has.")
+    _, d_embed = shape(state, "word_emb.emb_layers.0.weight", 2)
+    heads, d_head = shape(state, "layers.0.dec_attn.r_w_bias", 2)
+    (d_model,) = shape(state, "layers.0.dec_attn.layer_norm.weight", 1)
+    d_ff, _ = shape(state, "layers.0.pos_ff.CoreNet.0.weight", 2)
+    if heads * d_head != d_model:
+        raise UserError(f"{heads} heads of d_head={d_head} don't make d_model={d_model}, as ours do.")
+    vocab_size, cutoffs, div_val = clusters_of(state, config)
+    found = {
+        "vocab_size": vocab_size,
+        "n_token": vocab_size,
+        "d_model": d_model,
+        "d_embed": d_embed,
+        "d_inner": d_ff,
+        "d_head": d_head,
+        "n_head": heads,
+        "n_layer": depth(state),
+    }
+    for name, value in found.items():
+        if config.get(name, value) != value:
+            raise UserError(f"the config says {name}={config[name]}, but the weights have {value}.")
+    defaults, clamp_len = ModelConfig(), integer(config, "clamp_len", -1)
+    dropout = config.get("dropout", defaults.dropout)
+    if not isinstance(dropout, int | float):
+        raise UserError(f"the config's dropout={dropout!r} is no number.")
+    return ModelConfig(
+        model="transformer-xl",
+        vocab_size=vocab_size,
+        d_model=d_model,
+        heads=heads,
+        n_layers=depth(state),
+        d_ff=d_ff,
+        dropout=dropout,
+        norm="post",
+        positions="sinusoidal",
+        clamp_len=clamp_len if clamp_len > 0 else None,
+        segment_len=integer(config, "tgt_len", defaults.segment_len),
+        mem_len=integer(config, "mem_len", defaults.mem_len),
+        same_length=bool(config.get("same_length", False)),
+        embedding="adaptive",
+        adaptive=AdaptiveConfig(cutoffs=cutoffs, div_val=div_val, d_embed=d_embed),
+    )
+
+
+def integer(config: Config, name: str, default: int) -> int:
+    """A whole number of the config; else ValueError."""
+    value = config.get(name, default)
+    if not isinstance(value, int):
+        raise UserError(f"the config's {name}={value!r} is no whole number.")
+    return value
+
+
+def clusters_of(state: Mapping[str, Tensor], config: Config) -> tuple[int, tuple[int, ...], int]:
+    """Vocabulary, cutoffs and ``div_val``, from the tables of word vectors, or from ``config`` where all
+    have one width and so one table."""
+    tables: list[tuple[int, ...]] = []
+    while f"word_emb.emb_layers.{len(tables)}.weight" in state:
+        tables.append(shape(state, f"word_emb.emb_layers.{len(tables)}.weight", 2))
+    ends = torch.tensor([words for words, _ in tables]).cumsum(0).tolist()
+    vocab_size, widths = ends[-1], [width for _, width in tables]
+    given = config.get("cutoffs", ())
+    if not isinstance(given, list | tuple) or not all(isinstance(cutoff, int) for cutoff in given):
+        raise UserError(f"the config's cutoffs={given!r} are no list of token ids.")
+    given = tuple(cutoff for cutoff in given if cutoff != vocab_size)
+    if len(tables) > 1:
+        cutoffs = tuple(ends[:-1])
+        fitting = range(2, widths[0] + 1)
+        div_val = next((v for v in fitting if widths == [widths[0] // v**i for i in range(len(widths))]), 0)
+        if not div_val or config.get("div_val", div_val) != div_val:
+            raise UserError(f"word vectors of widths {widths} are of no div_val={config.get('div_val')}.")
+    else:
+        cutoffs = given
+        # Without clusters it shows only in that vectors are mapped which have the right width already.
+        square = "word_emb.emb_projs.0" in state and len(set(state["word_emb.emb_projs.0"].shape)) == 1
+        div_val = 2 if square else 1
+    rare = rare_clusters(state)
+    if len(cutoffs) != rare:
+        raise UserError(
+            f"the weights have {rare} clusters of rare words, and cutoffs={list(cutoffs)} make "
+            f"{len(cutoffs)}; give the model's own, as in config={{'cutoffs': [20000, 40000]}}."
+        )
+    if given and given != cutoffs:
+        raise UserError(f"the config says cutoffs={list(given)}, but the weights have {list(cutoffs)}.")
+    return vocab_size, cutoffs, div_val
+
+
+def shape(state: Mapping[str, Tensor], name: str, dims: int) -> tuple[int, ...]:
+    """The shape of a tensor that must be there, with so many dimensions; else ValueError."""
+    if name not in state:
+        raise UserError(f"the weights lack {name}, so this is no whole Transformer-XL.")
+    if state[name].dim() != dims:
+        raise UserError(f"{name} is {list(state[name].shape)}; a tensor of {dims} dimensions was expected.")
+    return tuple(state[name].shape)
+
+
+def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every name of a state dict of this model, as [`with_shared`][] gives it, with its shape."""
+    D, H, clusters = config.d_model, config.heads, config.clusters
+    rare, mapped = len(clusters.cutoffs), clusters.maps(D)
+    widths = [clusters.d_embed // clusters.div_val**i for i in range(1 + rare)]
+    found: dict[str, tuple[int, ...]] = {}
+    for i, (words, width) in enumerate(clusters.tables):
+        found[f"word_emb.emb_layers.{i}.weight"] = found[f"crit.out_layers.{i}.weight"] = (words, width)
+        found[f"crit.out_layers.{i}.bias"] = (words,)
+        if mapped:
+            found[f"word_emb.emb_projs.{i}"] = (D, width)
+    if mapped:
+        found |= {f"crit.out_projs.{i}": (D, width) for i, width in enumerate(widths)}
+    if rare:
+        found |= {"crit.cluster_weight": (rare, clusters.d_embed), "crit.cluster_bias": (rare,)}
+    for i in range(config.n_layers):
+        of_layer: dict[str, tuple[int, ...]] = {
+            "dec_attn.qkv_net.weight": (3 * D, D),
+            "dec_attn.r_net.weight": (D, D),
+            "dec_attn.o_net.weight": (D, D),
+            "dec_attn.r_w_bias": (H, D // H),
+            "dec_attn.r_r_bias": (H, D // H),
+            "pos_ff.CoreNet.0.weight": (config.d_ff, D),
+            "pos_ff.CoreNet.0.bias": (config.d_ff,),
+            "pos_ff.CoreNet.3.weight": (D, config.d_ff),
+            "pos_ff.CoreNet.3.bias": (D,),
+        }
+        norms = ("dec_attn.layer_norm", "pos_ff.layer_norm")
+        of_layer |= {f"{norm}.{part}": (D,) for norm in norms for part in ("weight", "bias")}
+        found |= {f"layers.{i}.{name}": size for name, size in of_layer.items()}
+    return found
+
+
+def check_shapes(state: Mapping[str, Tensor], config: ModelConfig) -> None:
+    """Raise ValueError, naming what differs, unless ``state`` has just the tensors of this model."""
+    wanted = shapes(config)
+    differing = {
+        "missing:": [name for name in wanted if name not in state],
+        "unexpected:": [name for name in state if name not in wanted],
+    }
+    other = [
+        f"{name} is {list(state[name].shape)}, not {list(size)}"
+        for name, size in wanted.items()
+        if name in state and tuple(state[name].shape) != size
+    ]
+    other += [
+        f"{name} is {tensor.dtype}, no floating-point tensor"
+        for name, tensor in state.items()
+        if name in wanted and not tensor.is_floating_point()
+    ]
+    problems = [f"{what} {few(names)}" for what, names in differing.items() if names]
+    problems += [few(other)] if other else []
+    if problems:
+        raise UserError(
+            f"these are not the weights of a Transformer-XL of {config.n_layers} layers with "
+            f"d_model={config.d_model}: {'; '.join(problems)}."
+        )

@@ -1,0 +1,63 @@
+"""Weights from a file that somebody else wrote: read as tensors, never run as code."""
+
+import re
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from memformers.common.errors import UserError
+
+
+def load_weights(path: str | Path) -> dict[str, Tensor]:
+    """The state dict in ``path``: safetensors, or what ``torch.save`` wrote of a plain state dict.
+
+    A pickle can call anything while it is loaded. Of those, PyTorch's weights-only reader takes tensors and
+    plain containers, and this raises ValueError for all others, as for a file that is missing, broken, or
+    holds something else.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path} was expected as a file of weights, but is missing.")
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{path} can't be read as safetensors: {one_line(error)}") from None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a broken or hostile pickle may end in
+        raise UserError(why_refused(path, error)) from None
+    if not isinstance(state, dict) or not state:
+        raise UserError(f"{path} holds a {type(state).__name__}; a state dict of tensors was expected.")
+    named = {name: isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()}
+    others = [str(name) for name, is_tensor in named.items() if not is_tensor]
+    if others:
+        raise UserError(
+            f"{path} holds more than tensors: {few(others)}; save the model's state_dict() alone."
+        )
+    return dict(state)
+
+
+def why_refused(path: Path, error: Exception) -> str:
+    """What to say of a file that PyTorch's weights-only reader refused."""
+    calls = re.search(r"GLOBAL (\S+)", str(error))
+    if calls:
+        return (
+            f"{path} is refused: loading it would run code ({calls[1]}). Ask for safetensors, or where you "
+            f"trust it, load it elsewhere and save its state_dict() alone."
+        )
+    return f"{path} can't be read as weights that torch.save wrote; it is broken or of another format."
+
+
+def few(names: list[str]) -> str:
+    """The first names of a list, and how many more there are."""
+    more = len(names) - 4
+    return ", ".join(names[:4]) + (f" and {more} more" if more > 0 else "")
+
+
+def one_line(error: Exception) -> str:
+    """An error's message without its line breaks."""
+    return " ".join(str(error).split())

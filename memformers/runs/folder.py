@@ -1,0 +1,37 @@
+"""A run is a folder that holds everything about one training:
+
+config.json      the TrainConfig
+run.json         corpus, parameters, hardware, versions
+metrics.jsonl    every record, as it came
+labml.json       what a dashboard knows it by
+labml.log        what labml said
+checkpoints/     from which it goes on after whatever happened; see memformers.training.checkpoints
+sample.txt       text written at the end
+result.json      the last evaluation, recall by distance, time and peak memory
+probe.json       what a probe measured; a comparison's is beside its runs' folders
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from memformers.common.errors import UserError
+
+CONFIG, FACTS, METRICS, CARD, LOG = "config.json", "run.json", "metrics.jsonl", "labml.json", "labml.log"
+CHECKPOINTS, SAMPLE, RESULT, PROBE = "checkpoints", "sample.txt", "result.json", "probe.json"
+REPORT, PAGE, FIGURES = "report.md", "report.html", "figures"
+OF_A_RUN = (CONFIG, FACTS, CARD, LOG, SAMPLE, RESULT, PROBE, REPORT, PAGE)
+OF_A_COMPARISON = (PROBE, REPORT, PAGE)
+
+
+def check_named(folder: Path) -> None:
+    """Raise UserError for an empty name, which is the current folder's."""
+    if folder == Path():
+        raise UserError("out='' is the current folder, where a run would be scattered; name a folder for it.")
+
+
+def check_nothing_is_lost(folder: Path, names: Sequence[str]) -> None:
+    """Raise UserError where files of these ``names`` are in ``folder`` already, which no run has written."""
+    if taken := [name for name in names if (folder / name).exists()]:
+        raise UserError(
+            f"{folder} has a {taken[0]} that is no run's, and it would be overwritten; name a new folder."
+        )

@@ -1,0 +1,24 @@
+"""A run's metrics, read, and nested settings made flat."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from memformers.runs.folder import METRICS
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested dicts as pairs of dotted names and plain values, for labml's flat configs."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """All whole records of a run; a last line that a crash cut short is left out."""
+    path = folder / METRICS
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]

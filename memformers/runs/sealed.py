@@ -1,0 +1,189 @@
+"""Folders that appear whole or not at all, and that know when a byte of theirs has changed.
+
+A sealed folder holds ``manifest.json`` with the size and SHA-256 of every other file. It is written under
+another name, brought to the disk, and renamed: a process or a machine that dies at any moment leaves the
+old folders as they were, and perhaps a leftover that no one mistakes for one of them.
+"""
+
+import hashlib
+import os
+import shutil
+import stat
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from memformers.common.errors import UserError
+from memformers.common.files import config_from_dict, read_json, sync, write_json
+
+T = TypeVar("T")
+MANIFEST = "manifest.json"
+FORMAT = 1
+LEFTOVER = ".unfinished-"
+"""What the name of a folder that is being written or deleted begins with."""
+REPLACED = ".replaced-"
+"""What the name of a folder begins with while another takes its name."""
+BROKEN = ".broken-"
+"""What the name of a folder that was set aside begins with."""
+
+
+@dataclass(frozen=True)
+class SealedFile:
+    """A file as it was when its folder was sealed."""
+
+    size: int
+    """In bytes."""
+    sha256: str
+    """In hexadecimal digits."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What ``manifest.json`` holds."""
+
+    format: int
+    """Of the folder's files; another number means another meaning."""
+    files: dict[str, SealedFile]
+    """By name."""
+
+
+@contextmanager
+def sealing(folder: Path) -> Iterator[Path]:
+    """A temporary folder beside ``folder``, sealed and given its name when the block ends well.
+
+    Another folder of this name is replaced. Raises OSError where the disk doesn't take it; then nothing is
+    left of it, and the other folders are as they were.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.parent / f"{LEFTOVER}{uuid.uuid4().hex}"
+    temporary.mkdir()
+    try:
+        yield temporary
+        paths = sorted(temporary.iterdir())
+        files = {path.name: SealedFile(path.stat().st_size, checksum(path)) for path in paths}
+        write_json(temporary / MANIFEST, asdict(Manifest(FORMAT, files)))
+        mode = stat.S_IMODE((temporary / MANIFEST).stat().st_mode)
+        for path in paths:
+            path.chmod(mode)  # safetensors gives its files another than the umask says
+            sync(path)
+        sync(temporary)
+        put_in_place(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def put_in_place(new: Path, folder: Path) -> None:
+    """Give ``new`` the name ``folder``; one that has it is out of the way only for two renames, and
+    [`remove_leftovers`][] brings it back if the process dies between them."""
+    old = folder.with_name(f"{REPLACED}{folder.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    try:
+        new.rename(folder)
+    except BaseException:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        raise
+    sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def check_seal(folder: Path, names: Sequence[str] | None = None) -> None:
+    """Raise ValueError unless the files called ``names``, by default all, are as they were when the folder
+    was sealed."""
+    source = f"{folder / MANIFEST}"
+    data = read_json(folder / MANIFEST)
+    if data.get("format") != FORMAT:
+        raise UserError(f"{source} is of format {data.get('format')!r}; this version reads format {FORMAT}.")
+    files = config_from_dict(Manifest, data, source).files
+    for name in files if names is None else names:
+        if name not in files:
+            raise UserError(f"{source} lists no {name}; a whole checkpoint has one.")
+        check_file(folder / name, files[name])
+
+
+def check_file(path: Path, sealed: SealedFile) -> None:
+    """Raise UserError unless the file at ``path`` is as it was, and OSError where it can't be read: then
+    nobody knows, and a file system that fails for a moment must not cost a checkpoint."""
+    try:
+        size = path.stat().st_size
+        if size != sealed.size:
+            raise UserError(f"{path} was written with {sealed.size:,} bytes and now has {size:,}.")
+        if checksum(path) != sealed.sha256:
+            raise UserError(f"{path} is not what was written: its checksum differs.")
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise UserError(f"{path} was expected, but is missing.") from None
+
+
+def numbered(parent: Path) -> list[Path]:
+    """The folders in ``parent`` whose names are numbers, the highest first."""
+    folders = [path for path in parent.glob("[0-9]*") if path.name.isdecimal() and path.is_dir()]
+    return sorted(folders, key=lambda path: int(path.name), reverse=True)
+
+
+def say_passed_over(folder: Path, why: str) -> None:
+    """Name a checkpoint that can't be used."""
+    print(f"checkpoint {folder} is passed over: {' '.join(why.split())}", file=sys.stderr)
+
+
+def newest_that_loads(
+    folders: Sequence[Path],
+    load: Callable[[Path], T],
+    say: Callable[[Path, str], None] = say_passed_over,
+) -> tuple[Path, T]:
+    """The first of ``folders`` that ``load`` doesn't raise UserError for, and what it gave; ``say`` is told
+    of those passed over, and why. Raises ValueError if there is none."""
+    for folder in folders:
+        try:
+            return folder, load(folder)
+        except UserError as error:
+            say(folder, str(error))
+    parent = folders[0].parent
+    raise UserError(f"{parent} has {len(folders)} checkpoints, and none that can be used.")
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder so that one dying half-way leaves no half of it under its name."""
+    temporary = folder.with_name(f"{LEFTOVER}{folder.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    folder.rename(temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Delete what processes left in ``parent`` that died while they wrote or deleted a folder; one that was
+    being replaced, and was not, gets its name back."""
+    for old in parent.glob(f"{REPLACED}*"):
+        folder = parent / old.name.removeprefix(REPLACED)
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(folder)
+    for path in parent.glob(f"{LEFTOVER}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def set_aside(folder: Path) -> None:
+    """Give ``folder`` a name by which no one takes it for one that can be used."""
+    aside = folder.with_name(f"{BROKEN}{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def is_sealed(folder: Path) -> bool:
+    """Whether ``folder`` has a manifest."""
+    return os.path.lexists(folder / MANIFEST)

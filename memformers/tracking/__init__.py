@@ -1,0 +1,1 @@
+"""The recorder of a run's metrics, and the relay that feeds labml and a dashboard from them."""

@@ -1,0 +1,130 @@
+"""Where a run is sent: to the address that was asked for, or to a dashboard that runs on this machine, which
+leaves a note by which trainings find it."""
+
+import contextlib
+import json
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import platformdirs
+
+from memformers.common.errors import UserError
+from memformers.common.files import write_json
+from memformers.common.network import ask_json, get
+
+AUTO, OFF = "auto", "off"
+WHO = "/memformers"
+"""Where a dashboard says who it is."""
+TOKEN = "default"
+"""Runs sent with this token appear on the runs page; it is also the one in labml's own examples."""
+ANSWER_SECONDS = 2.0
+DASHBOARD = "MEMFORMERS_DASHBOARD"
+"""The environment variable that tells a training, and its relay, which dashboard to use."""
+LABML_URL = "labml_app_url"
+"""The one by which labml itself finds its server."""
+
+
+def find_dashboard(wish: str) -> str:
+    """Where a run is sent: the labml server's address, ``http://host:port/api/v1/token``; "off"; or
+    "auto", to a dashboard that runs on this machine whenever there is one.
+
+    An empty wish is what the environment says, ours or labml's own, else "auto". ValueError for a word
+    that is none of these.
+    """
+    wish = wish or os.environ.get(DASHBOARD, "").strip() or os.environ.get(LABML_URL, "").strip() or AUTO
+    if wish not in (AUTO, OFF) and not wish.startswith(("http://", "https://")):
+        raise UserError(f"dashboard={wish!r} is no http:// or https:// address, nor auto or off.")
+    return wish
+
+
+def dashboard_page(dashboard: str) -> str:
+    """The page of the dashboard that a run now goes to, or an empty string."""
+    api = find_running() if dashboard == AUTO else "" if dashboard == OFF else dashboard
+    return page_address(api)
+
+
+def check_dashboard(url: str) -> str:
+    """What is wrong with the labml server at ``url``, or an empty string; within two seconds."""
+    try:
+        status, _ = get(url, ANSWER_SECONDS)
+    except OSError as error:
+        return f"doesn't answer ({error})"
+    # labml's address takes posts only, so "not found" is a good answer.
+    return f"answers with an error, {status}" if status >= 500 else ""
+
+
+def notes_folder() -> Path:
+    """Where running dashboards leave their notes."""
+    return platformdirs.user_state_path("memformers") / "dashboards"
+
+
+@contextlib.contextmanager
+def announced(url: str, identity: str) -> Iterator[None]:
+    """Let trainings find the dashboard at ``url``, which answers ``identity``, during the block."""
+    folder = notes_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.json"):
+        if is_gone(old):
+            old.unlink(missing_ok=True)
+    note = folder / f"{identity}.json"
+    write_json(note, {"url": url, "identity": identity})
+    try:
+        yield
+    finally:
+        note.unlink(missing_ok=True)
+
+
+def new_identity() -> str:
+    """A word by which a dashboard is told from whatever else may come to use its port."""
+    return uuid.uuid4().hex
+
+
+def find_running() -> str:
+    """The address for runs of the newest dashboard that runs on this machine, or an empty string."""
+    try:
+        notes = sorted(notes_folder().glob("*.json"), key=lambda note: note.stat().st_mtime, reverse=True)
+    except OSError:
+        return ""
+    for note in notes:
+        if url := is_running(note):
+            return api_address(url)
+    return ""
+
+
+def is_running(note: Path) -> str:
+    """The address in ``note`` if the dashboard that left it answers there, else an empty string."""
+    try:
+        said = json.loads(note.read_text(encoding="utf-8"))
+        if ask_json(said["url"] + WHO, ANSWER_SECONDS)["identity"] == said["identity"]:
+            return str(said["url"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return ""
+
+
+def is_gone(note: Path) -> bool:
+    """Whether nobody listens any more where ``note`` says. One that is only slow to answer is there."""
+    try:
+        address = urlsplit(json.loads(note.read_text(encoding="utf-8"))["url"])
+        socket.create_connection((address.hostname, address.port), ANSWER_SECONDS).close()
+    except TimeoutError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
+    return False
+
+
+def api_address(url: str) -> str:
+    """Where runs are sent, for the dashboard at ``url``."""
+    return f"{url}/api/v1/{TOKEN}"
+
+
+def page_address(api: str) -> str:
+    """The dashboard's page, for the address that runs are sent to; without a name or a password."""
+    root = api.partition("/api/")[0].rstrip("/")
+    scheme, mark, host = root.partition("://")
+    return scheme + mark + host.rpartition("@")[2]

@@ -1,0 +1,203 @@
+"""Sending a run to a dashboard, in labml's own protocol, from the run's ``metrics.jsonl``.
+
+That file is the queue: a dashboard that was away is asked how far it came, and gets what it missed. So
+nothing is kept in memory, and nothing is lost. Our dashboard leaves out what it has; labml's own server,
+which says the mean step of points that it melted into one, may draw the last of these twice.
+"""
+
+import base64
+import contextlib
+import json
+import math
+import platform
+import struct
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlencode
+
+from memformers.common.network import ask_json, get
+from memformers.runs.card import Card, read_card
+from memformers.runs.folder import METRICS
+
+SEND_SECONDS, RETRY_SECONDS = 2.0, 3.0
+"""How often a run is sent, and a dashboard that is away is tried."""
+POST_SECONDS = 30.0
+SHARE = 0.005
+"""Of one core's time: after each sending, its time (here and in the dashboard) is rested for 200-fold."""
+POINTS_A_POST = 30_000
+RECORDS_A_POLL = 100
+"""Of more records at once, so many are taken, evenly thinned; evaluations are never left out."""
+LAST = "<f"
+"""labml's server answers with steps as little-endian 32-bit numbers."""
+
+
+def feed(folder: Path, find: Callable[[], str], ended: threading.Event) -> bool:
+    """Send the run in ``folder`` to the dashboard that ``find`` gives the address of, as the run grows
+    and until it has ``ended``; whether that dashboard, if there ever was one, got everything."""
+    was_there, said = False, ""
+    while True:
+        last_try = ended.is_set()
+        if api := find():
+            was_there = True
+            try:
+                with Feed(folder, api) as dashboard:
+                    while True:
+                        is_over = ended.is_set()
+                        cost = dashboard.send(is_over)
+                        if is_over:
+                            return True
+                        ended.wait(max(SEND_SECONDS, cost / SHARE))
+            except OSError as error:
+                if str(error) != said:
+                    said = str(error)
+                    print(f"dashboard: {said}", flush=True)
+        if last_try:
+            return not was_there
+        ended.wait(RETRY_SECONDS)
+
+
+class Feed:
+    """One run on its way to one dashboard, as a context. Everything raises OSError where the dashboard
+    doesn't answer, or not as one."""
+
+    def __init__(self, folder: Path, api: str):
+        self.folder = folder
+        self.card = read_card(folder)
+        self.api = api.rstrip("/")
+        self.root = self.api.rpartition("/")[0]
+
+    def __enter__(self) -> "Feed":
+        self.known = self._last_steps()
+        self.series = set(self.known)
+        """What the dashboard should know by now; ours refuses what comes after something that it has not."""
+        self._post(introduction(self.card))
+        if self.card.compare_with:
+            with contextlib.suppress(OSError):
+                self._set_against(self.card.compare_with)
+        self.file = open(self.folder / METRICS, encoding="utf-8")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def send(self, is_over: bool) -> float:
+        """Send what the run recorded since the last time, and how it ended if it ``is_over``; returns
+        the seconds of work that this was, here and in the dashboard."""
+        begun = time.thread_time()
+        records = new_records(self.file)
+        most = max(RECORDS_A_POLL, POINTS_A_POST // max(map(len, records), default=1))
+        packet: dict[str, Any] = {
+            "track": tracks(thin(records, most), self.known),
+            "series": len(self.series),
+        }
+        self.series |= packet["track"].keys()
+        if is_over:
+            packet |= conclusion(read_card(self.folder))
+        elif not packet["track"]:
+            return 0.0
+        answer = self._post(packet)
+        return time.thread_time() - begun + float(answer.get("seconds", 0.0))
+
+    def _post(self, packet: Mapping[str, Any]) -> dict[str, Any]:
+        query = {"run_uuid": self.card.run, "labml_version": version("labml"), "rank": 0, "world_size": 0}
+        packets = [{"time": time.time(), "once": True, **packet}]
+        answer = ask_json(f"{self.api}/track?{urlencode(query)}", POST_SECONDS, packets)
+        if not isinstance(answer, dict):
+            raise OSError("it answers with something that labml's server doesn't")
+        if errors := [error for error in answer.get("errors", []) if "warning" not in error]:
+            raise OSError(f"it refuses the run: {errors[0].get('message', errors[0])}")
+        return answer
+
+    def _last_steps(self) -> dict[str, float]:
+        """The last step of each metric that the dashboard has already."""
+        status, _ = get(f"{self.root}/run/{self.card.run}", POST_SECONDS)
+        if status == 404:
+            return {}
+        answer = ask_json(f"{self.root}/metrics/{self.card.run}", POST_SECONDS, {"get_all": True})
+        try:
+            return {series["name"]: last_number(series["last_step"]) for series in answer["series"]}
+        except (KeyError, TypeError, ValueError, struct.error):
+            raise OSError("it answers with something that labml's server doesn't") from None
+
+    def _set_against(self, other: str) -> None:
+        """Let labml's comparison of this run be with the run ``other``, unless the user chose one."""
+        address = f"{self.root}/compare/preferences/{self.card.run}"
+        chosen = ask_json(address, POST_SECONDS)
+        if not chosen["base_experiment"]:
+            ask_json(address, POST_SECONDS, {**chosen, "base_experiment": other})
+
+
+def introduction(card: Card) -> dict[str, Any]:
+    """What labml's server is first told of a run."""
+    configs = {
+        name: {"name": name, "type": type(value).__name__, "value": value, "order": i, "options": [],
+               "computed": str(value), "is_hyperparam": None, "is_meta": None,
+               "is_explicitly_specified": False}
+        for i, (name, value) in enumerate(card.config.items())
+    }  # fmt: skip
+    return {
+        "name": card.name,
+        "comment": card.comment,
+        "tags": [card.name],
+        "computer": uuid.uuid5(uuid.NAMESPACE_DNS, platform.node() or "computer").hex,
+        "start_step": 0,
+        "started": card.started,
+        "configs": configs,
+        "status": {"rank": 0, "status": "in progress", "details": None, "time": card.started},
+    }
+
+
+def conclusion(card: Card) -> dict[str, Any]:
+    """What labml's server is told last; nothing where nobody knows how the run ended."""
+    if not card.status:
+        return {}
+    kind = {"completed": "completed", "crashed: KeyboardInterrupt": "interrupted"}
+    status = kind.get(card.status.strip(), "crashed")
+    return {"status": {"rank": 0, "status": status, "details": card.status, "time": card.ended}}
+
+
+def tracks(records: list[dict[str, float]], known: Mapping[str, float]) -> dict[str, dict[str, list[float]]]:
+    """Records as labml's series, without the steps that are ``known``; a record's step is its tokens."""
+    series: dict[str, dict[str, list[float]]] = {}
+    for record in records:
+        step = record["tokens"]
+        for name, value in record.items():
+            if name != "tokens" and math.isfinite(value) and rounded(step) > known.get(name, -math.inf):
+                one = series.setdefault(name, {"step": [], "value": []})
+                one["step"].append(step)
+                one["value"].append(value)
+    return series
+
+
+def rounded(step: float) -> float:
+    """A step as labml's server will answer it."""
+    return float(struct.unpack(LAST, struct.pack(LAST, step))[0])
+
+
+def last_number(binary: str) -> float:
+    """The last of the numbers that labml's server answers in base 64."""
+    data = base64.b64decode(binary)
+    return float(struct.unpack_from(LAST, data, len(data) - 4)[0]) if data else -math.inf
+
+
+def new_records(file: IO[str]) -> list[dict[str, float]]:
+    """The whole lines that were appended since the last call."""
+    records: list[dict[str, float]] = []
+    while True:
+        start = file.tell()
+        line = file.readline()
+        if not line.endswith("\n"):
+            file.seek(start)
+            return records
+        records.append(json.loads(line))
+
+
+def thin(records: list[dict[str, float]], most: int = RECORDS_A_POLL) -> list[dict[str, float]]:
+    """At most so many of the training's records, evenly spread, and all evaluations."""
+    stride = -(-len(records) // most) or 1
+    return [r for i, r in enumerate(records) if i % stride == 0 or "loss.valid" in r]

@@ -1,0 +1,88 @@
+"""Metrics of a run: kept in its folder, and shown by labml.
+
+``metrics.jsonl`` is the source of truth: one JSON object a line, flushed as it is recorded. labml and
+its dashboard get the same records from a process of its own ([`memformers.tracking.relay`][]).
+"""
+
+import contextlib
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from memformers.runs.card import close_card, open_card
+from memformers.runs.folder import LOG, METRICS
+from memformers.runs.metrics import flatten
+from memformers.tracking.discovery import (
+    AUTO,
+    OFF,
+    check_dashboard,
+    dashboard_page,
+    find_dashboard,
+    page_address,
+)
+from memformers.tracking.relay import UNSENT, start_relay, stop_relay
+
+
+class Tracking:
+    """Records a run's metrics, as a context: entered before the first step, left after the last.
+
+    ``folder`` is the run's, ``name`` what labml calls it, ``config`` its hyper-parameters as nested
+    dicts, ``dashboard`` what [`find_dashboard`][] takes. An address may hold a token: it is written
+    nowhere.
+    """
+
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any], dashboard: str = ""):
+        self.folder = folder
+        self.name = name
+        self.config = config
+        self.dashboard = find_dashboard(dashboard)
+
+    def __enter__(self) -> "Tracking":
+        if self.dashboard not in (AUTO, OFF) and (trouble := check_dashboard(self.dashboard)):
+            host = page_address(self.dashboard).partition("://")[2]
+            _say(f"the dashboard at {host} {trouble}; training goes on without waiting.")
+        self._file = open(self.folder / METRICS, "a", encoding="utf-8")
+        card = open_card(self.folder, self.name, dict(flatten(self.config)))
+        if page := dashboard_page(self.dashboard):
+            print(f"dashboard: {page}/run/{card.run}", flush=True)
+        self._relay = None
+        try:
+            self._relay = start_relay(self.folder, self.dashboard)
+        except OSError as error:  # there may be no process left for this user
+            _say(f"labml gets nothing, since no process could be started for it: {error}.")
+        return self
+
+    def record(self, values: Mapping[str, float]) -> None:
+        """Keep one record; ``tokens`` in it is the step that labml draws it at."""
+        self._file.write(json.dumps(values) + "\n")
+        self._file.flush()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(OSError):  # a full disk was said when the record was written
+            self._file.close()
+        status = "completed" if error is None else f"crashed: {kind.__name__ if kind else ''} {error}"
+        with contextlib.suppress(OSError, ValueError):
+            close_card(self.folder, status)
+        exit_code = stop_relay(self._relay, status) if self._relay else 0
+        if exit_code == UNSENT and self.dashboard != OFF:
+            _say(
+                f"not all metrics reached the dashboard; all are in {self._file.name}, and "
+                f"memformers dashboard --import {self.folder} brings them there."
+            )
+        elif exit_code not in (0, UNSENT):
+            log = self.folder / LOG
+            _say(
+                f"labml stopped with exit code {exit_code} (see {log}); all metrics are in {self._file.name}."
+            )
+
+
+def _say(message: str) -> None:
+    print(f"tracking: {message}", file=sys.stderr)

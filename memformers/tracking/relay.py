@@ -1,0 +1,126 @@
+"""The process that feeds labml, and any dashboard that runs, from a run's ``metrics.jsonl``.
+
+It is one of its own, so nothing that labml or a dashboard does (wait, retry, fail, keep a copy of all output)
+can stop, slow or crash a training; and when a training is killed, it ends by itself.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from memformers.common.processes import module_command, module_environment
+from memformers.runs.card import close_card, read_card
+from memformers.runs.folder import CARD, LOG, METRICS
+from memformers.tracking.discovery import AUTO, DASHBOARD, LABML_URL, OFF, find_running
+from memformers.tracking.feeding import SHARE, feed, new_records, thin
+
+DRAIN_SECONDS = 3.0
+"""How long labml may take after the last record; then the relay ends, whatever is left."""
+UNSENT = 3
+"""The relay's exit code when a dashboard didn't take everything in that time."""
+POLL_SECONDS = 1.0
+
+
+def start_relay(folder: Path, dashboard: str) -> "subprocess.Popen[str]":
+    """Start the process that feeds labml from ``folder``; its input's end is its sign to end. Raises OSError
+    where no process can be started."""
+    with open(folder / LOG, "a", encoding="utf-8") as log:
+        return subprocess.Popen(
+            module_command("memformers.tracking.relay", str(folder)),
+            env=module_environment() | {DASHBOARD: dashboard, LABML_URL: ""},
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for the training, which then ends the relay
+        )
+
+
+def stop_relay(process: "subprocess.Popen[str]", status: str) -> int:
+    """Tell the relay how the run ended, wait a few seconds; returns its exit code."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(status, timeout=DRAIN_SECONDS + 1.0)
+    if process.poll() is None:
+        process.kill()
+    return process.wait()
+
+
+def relay(folder: Path) -> None:
+    """Feed labml and a dashboard with a run's records until standard input ends, then end within
+    DRAIN_SECONDS; exits with UNSENT where a dashboard didn't take everything by then."""
+    ended, status = threading.Event(), ["killed"]
+
+    def wait_for_end() -> None:
+        status[0] = sys.stdin.read() or "killed"
+        if status[0] == "killed":  # else the training has said so itself
+            with contextlib.suppress(OSError, ValueError):
+                close_card(folder, status[0])
+        ended.set()
+        time.sleep(DRAIN_SECONDS)
+        os._exit(UNSENT)  # whatever labml is waiting for, it had its time
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
+    is_sent = [False]
+    sender = threading.Thread(target=send, args=(folder, os.environ[DASHBOARD], ended, is_sent), daemon=True)
+    sender.start()
+    give_labml_a_home(folder)
+
+    from labml import experiment, lab, tracker
+
+    card = read_card(folder)
+    lab.configure({"path": str(folder), "experiments_path": "labml", "check_repo_dirty": False})
+    experiment.create(name=card.name, writers={"file"}, python_file=str(folder / CARD))
+    experiment.configs(dict(card.config))
+    with contextlib.suppress(RunEndedBadly), experiment.start():
+        with open(folder / METRICS, encoding="utf-8") as file:
+            more, rest = True, 0.0
+            while more:
+                more = not ended.wait(max(POLL_SECONDS, rest))
+                begun = time.thread_time()
+                for record in thin(new_records(file)):
+                    tracker.save(int(record.pop("tokens")), record)
+                rest = (time.thread_time() - begun) / SHARE
+        if status[0] != "completed":
+            raise RunEndedBadly(status[0])  # labml marks the run as crashed, with this reason
+    for thread in [t for t in threading.enumerate() if t not in (threading.current_thread(), sender)]:
+        if not thread.daemon:
+            thread.join()  # labml's writer; the watchdog above bounds the wait
+    sender.join()
+    if not is_sent[0]:
+        os._exit(UNSENT)
+
+
+def send(folder: Path, dashboard: str, ended: threading.Event, is_sent: list[bool]) -> None:
+    """Feed a dashboard; ``is_sent`` tells, at the end, whether it got everything or there is none."""
+    find: Callable[[], str] = find_running if dashboard == AUTO else lambda: dashboard
+    is_sent[0] = dashboard == OFF or feed(folder, find, ended)
+
+
+class RunEndedBadly(Exception):
+    """Tells labml that the training didn't end well."""
+
+
+def give_labml_a_home(folder: Path) -> None:
+    """Let labml keep its ``~/.labml`` in the run's folder where the home can't be written."""
+    try:
+        (Path.home() / ".labml").mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        os.environ["HOME"] = str(folder / "labml")
+
+
+if __name__ == "__main__":
+    try:
+        relay(Path(sys.argv[1]))
+    except Exception:  # the training must not care; the log says it, and the exit code
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)

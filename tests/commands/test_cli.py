@@ -1,0 +1,151 @@
+"""The command as a user meets it; but for three processes of its own, in this one, where Python and PyTorch
+need not start each time."""
+
+import pytest
+
+from memformers.common.files import read_json
+from tests.builders import SMALL_RUN
+from tests.processes import finish, program, run
+
+
+@pytest.fixture(autouse=True)
+def _somewhere_else(tmp_path, monkeypatch):
+    """Where ``runs`` may come to be."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("", ["train", "compare", "generate", "report", "evaluate"]),
+        ("train", ["--learning-rate"]),
+        ("compare", ["--scale"]),
+        ("generate", ["--top-p"]),
+        ("evaluate", ["--mem-len"]),
+        ("report", ["FOLDER"]),
+    ],
+)
+def test_help_says_what_each_option_is_for(command, words):
+    ended = run(*command.split(), "--help")
+    assert ended.code == 0
+    assert "usage: memformers" in ended.out
+    assert all(word in ended.out for word in words)
+
+
+def test_train_then_generate_then_report_in_processes_of_their_own(tmp_path):
+    folder = tmp_path / "run"
+    trained = finish(program("train", "--model", "compressive", "--out", folder, *SMALL_RUN))
+    assert trained.returncode == 0, trained.stderr
+    assert f"run: {folder}" in trained.stdout
+    assert "corpus: built-in play" in trained.stdout
+    assert read_json(folder / "config.json")["model"]["model"] == "compressive"
+    text = finish(program("generate", "--checkpoint", folder, "--prompt", "BANQUO:", "--tokens", 30))
+    assert text.returncode == 0, text.stderr
+    assert text.stdout.startswith("BANQUO:")
+    assert len(text.stdout) == len("BANQUO:") + 30 + 1
+    assert run("report", folder).code == 0
+    assert (folder / "report.html").is_file()
+
+
+def test_a_mistake_ends_the_process_with_one_line_and_code_2():
+    result = finish(program("train", "--data", "/gone.txt"))
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+    assert result.stderr.startswith("error: --data=/gone.txt is neither a text file nor a folder")
+
+
+def test_resume_takes_the_newest_run_in_runs_with_its_own_settings_and_refuses_others(tmp_path):
+    assert run("train", *SMALL_RUN, "--learning-rate", "0.01").code == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.endswith("-transformer-xl")
+    (folder / "result.json").unlink()
+    other = run("train", "--resume", folder, "--learning-rate", "0.002")
+    assert other.said("can't be resumed with other settings: learning_rate 0.01 → 0.002")
+    resumed = run("train", "--resume", "--keep-checkpoints", 1)
+    assert resumed.code == 0, resumed.err
+    assert "goes on at token" in resumed.out
+    assert read_json(folder / "result.json")["tokens"] >= 1500
+    config = read_json(folder / "config.json")
+    assert (config["learning_rate"], config["keep_checkpoints"], config["batch_size"]) == (0.01, 1, 4)
+
+
+def test_resume_begins_a_run_where_there_is_none(tmp_path):
+    assert run("train", "--resume", "--out", "runs/first", *SMALL_RUN).code == 0
+    assert (tmp_path / "runs" / "first" / "result.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train --d-model 100 --heads 8", "d_model=100 is not divisible by heads=8"),
+        ("train --batch-size 500000 --data builtin", "too short for 500000 streams"),
+        ("train --vocab-size 7 --data builtin", "vocab_size=7, but the text has"),
+        ("train --dashboard nowhere", "no http:// or https:// address"),
+        ("train --device warp --data builtin", "device='warp' can't be used here"),
+        ("train --learnin-rate 1", "--learning-rate"),
+        ("train --tokens 1.5e6", "--tokens"),
+        ("train --resume", "error: runs holds no run to resume"),
+        ("train --resume /gone", "error: /gone is no run's folder"),
+        ("train --resume a --out b", "name one run to resume"),
+        ("compare --scale inf", "scale=inf must be above 0, and finite"),
+        ("compare --model compressive", "name them with models"),
+        ("compare --models transformer transformer", "must name each model once"),
+        ("generate --checkpoint /gone", "error: /gone holds no checkpoint"),
+        ("report /gone", "error: /gone holds no run"),
+        ("generate --prompt=", "the prompt is empty"),
+        ("generate --prompt ΩmegaΩ", "characters outside the vocabulary of 51: 'Ω' at 0 (2x)"),
+        ("generate --temperature -1", "temperature=-1.0"),
+        ("generate --tokens -1", "max_new_tokens=-1"),
+        ("generate --prompt-file /gone.txt", "/gone.txt can't be read: No such file"),
+        ("generate --load-memory /gone", "/gone can't be read as a saved memory"),
+        ("evaluate --text /gone.txt", "/gone.txt can't be read: No such file"),
+        ("evaluate --text - --streams 0", "streams=0 is too small"),
+        ("evaluate --text - --mem-len -1", "mem_len=-1 is negative"),
+        ("evaluate --text -", "a text of 0 tokens has nothing to predict"),
+    ],
+)
+def test_a_mistake_gets_a_clear_answer(arguments, message, trained, tmp_path):
+    command, *others = arguments.split()
+    needs_run = command in ("generate", "evaluate") and "--checkpoint" not in others
+    ended = run(command, *(["--checkpoint", trained] if needs_run else []), *others)
+    assert ended.said(message), ended.err
+    assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
+def test_generate_reads_a_book_keeps_its_memory_and_goes_on_from_there(trained, tmp_path):
+    book, memory = tmp_path / "book.txt", tmp_path / "memory.safetensors"
+    book.write_text("BANQUO: well met.\n" * 200)
+
+    def written(tokens, *options):
+        ended = run("generate", "--checkpoint", trained, "--tokens", tokens, "--temperature", 0, *options)
+        assert ended.code == 0, ended.err
+        return ended
+
+    first = written(20, "--prompt-file", book, "--save-memory", memory)
+    assert len(first.out) == 21
+    assert "prefill" in first.err
+    second = written(20, "--load-memory", memory)
+    assert written(40, "--prompt-file", book).out == first.out[:-1] + second.out
+
+
+def test_generate_reads_from_a_pipe_and_answers_line_by_line(trained):
+    options = ["generate", "--checkpoint", trained, "--tokens", 12, "--temperature", 0]
+    piped = run(*options, "--prompt-file", "-", input="BANQUO:")
+    assert piped.code == 0, piped.err
+    assert piped.out == run(*options, "--prompt", "BANQUO:").out.removeprefix("BANQUO:")
+    answers = run(*options, "--interactive", input="well met.\nwell met.\n")
+    assert answers.code == 0, answers.err
+    assert len(answers.out) == 2 * 13 + 1
+
+
+def test_evaluate_prints_and_writes_the_numbers_of_a_text(trained, tmp_path):
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text("BANQUO: well met.\n" * 100)
+    ended = run("evaluate", "--checkpoint", trained, "--text", text, "--streams", 2, "--mem-len", 40, "--out",
+                out)  # fmt: skip
+    assert ended.code == 0, ended.err
+    numbers = read_json(out / "evaluation.json")
+    assert f"{numbers['loss_nats']:.4f} ± " in ended.out
+    assert numbers["tokens"] == 1799
+    assert len(numbers["loss_in_segment"]) == 16
+    assert [group["positions_before"] for group in numbers["loss_by_memory"]] == [0, 16, 32, 40]
+    assert (out / "loss_by_position.png").stat().st_size > 10_000

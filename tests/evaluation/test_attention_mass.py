@@ -1,0 +1,76 @@
+"""Where attention falls, against one query at a time."""
+
+import math
+
+import pytest
+import torch
+
+from memformers.evaluation.attention_mass import attention_mass, bin_edges, distance_bins
+from memformers.models.memory import Memory
+from tests.builders import MODELS, SMALL, small_lm
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_attention_adds_up_to_one_by_place_and_by_distance(model):
+    lm = small_lm(model).train()
+    mass = attention_mass(lm, torch.randint(0, 11, (1000,)), streams=3, segments=4)
+    for parts in (mass.by_place, mass.by_distance):
+        sums = torch.tensor(parts).sum(-1)
+        assert sums.shape == (SMALL.n_layers, SMALL.heads)
+        torch.testing.assert_close(sums, torch.ones_like(sums))
+    compressed, memory, _ = torch.tensor(mass.by_place).mean((0, 1)).tolist()
+    assert (compressed > 0, memory > 0) == (model == "compressive", model != "transformer")
+    assert lm.training
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_mass_is_the_mean_over_full_memories_of_what_each_query_looks_at(norm):
+    lm, tokens = small_lm("compressive", norm=norm), torch.randint(0, 11, (100,))
+    mass = attention_mass(lm, tokens, streams=1, segments=3)
+    C, M, S, c = SMALL.c_mem_len, SMALL.mem_len, SMALL.segment_len, SMALL.compression_rate
+    filling, memory, places, bins, queries = -(-(M + C * c) // S), Memory(()), 0.0, 0.0, 0
+    for number, segment in enumerate(tokens[: (filling + 3) * S, None].split(S)):
+        _, inputs = lm.transform(segment, memory)
+        if number >= filling:
+            layer = lm.transformer.layers[1]
+            context = torch.cat((memory.c_mem[1], memory.mem[1], inputs[1]))
+            context = layer.norm_self_attn(context) if norm == "pre" else context
+            looks = layer.self_attn.probabilities(query=context[-S:], key=context)[0, 2]  # of one head
+            slots, kept = memory.c_mem_len, memory.mem_len
+            assert slots == C
+            for i in range(S):
+                queries += 1
+                parts = looks[i].split((slots, kept, S))
+                places += torch.stack([part.sum() for part in parts])
+                found = torch.zeros(len(mass.nearest), dtype=torch.float64)
+                for j in range(slots + kept + i + 1):
+                    distance = slots + kept + i - j
+                    if j < slots:  # the middle of c positions, older than all of the memory
+                        distance = kept + i + (slots - j) * c - (c - 1) / 2
+                    found[0 if distance < 1 else 1 + int(math.log2(distance))] += looks[i, j]
+                bins += found
+        memory, _ = lm.transformer.remember(memory, inputs, lm.config.lengths)
+    torch.testing.assert_close(torch.tensor(mass.by_place[1][2]), places / queries)
+    torch.testing.assert_close(torch.tensor(mass.by_distance[1][2]), bins / queries)
+
+
+def test_with_same_length_nothing_falls_beyond_the_newest_positions():
+    tokens = torch.randint(0, 11, (100,))
+    for same_length, beyond in ((True, False), (False, True)):
+        lm = small_lm("transformer-xl", mem_len=4, same_length=same_length)
+        mass = attention_mass(lm, tokens, streams=1, segments=3)
+        assert mass.nearest[:4] == [0, 1, 2, 4]
+        assert (torch.tensor(mass.by_distance)[..., 3:].sum() > 0) == beyond
+
+
+def test_bins_are_octaves_and_cover_every_distance():
+    assert bin_edges(1) == [0]
+    assert bin_edges(64) == [0, 1, 2, 4, 8, 16, 32]
+    assert bin_edges(65) == [0, 1, 2, 4, 8, 16, 32, 64]
+    assert distance_bins(0, 4, 2, 3).tolist() == [[3, 2, 2, 1, 0, 0], [3, 3, 2, 2, 1, 0]]
+
+
+def test_a_text_that_never_fills_the_memory_is_an_error():
+    with pytest.raises(ValueError, match="3 streams of a text of 50 tokens never fill the memory"):
+        attention_mass(small_lm("compressive"), torch.zeros(50, dtype=torch.long), streams=3)

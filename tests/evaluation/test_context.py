@@ -1,0 +1,72 @@
+"""Relative effective context length, against its definition spelled out."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from memformers.evaluation.context import (
+    effective_context,
+    losses_with_context,
+)
+from memformers.models.memory import Memory
+from tests.builders import MODELS, small_lm
+
+AT = torch.tensor([40, 41, 77, 199])
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("context", [1, 6, 7, 8, 20])
+def test_the_loss_with_a_context_is_that_of_a_text_which_begins_there(model, context):
+    lm, tokens = small_lm(model), torch.randint(0, 11, (200,))
+    got = losses_with_context(lm, tokens, AT, context)
+    for t, loss in zip(AT.tolist(), got.tolist(), strict=True):
+        text, memory = tokens[t - context : t, None], Memory(())
+        parts = [context % 7] * (context % 7 > 0) + [7] * (context // 7)
+        for segment in text.split(parts):
+            logits, memory, _ = lm(segment, memory)
+        assert loss == pytest.approx(F.cross_entropy(logits[-1], tokens[t, None]).item(), abs=1e-10)
+
+
+def spelled_out(losses, r, step):
+    """The paper's algorithm, loop by loop; ``losses[name][c]`` is a list."""
+    found = {}
+    for name in losses:
+        c = step
+        while True:
+            b = [min(losses[n][c][t] for n in losses) for t in range(len(losses[name][c]))]
+            hardest = sorted(range(len(b)), key=lambda t, b=b: -b[t])[: max(round(r * len(b)), 1)]
+            short = sum(b[t] for t in hardest) / len(hardest)
+            long = sum(min(b[t], losses[name][c + step][t]) for t in hardest) / len(hardest)
+            if (math.exp(short) - math.exp(long)) / math.exp(short) < 0.01:
+                found[name] = c
+                break
+            c += step
+    return found
+
+
+def test_a_group_is_measured_as_the_paper_says():
+    models = {"short": small_lm("transformer"), "long": small_lm("transformer-xl", mem_len=20)}
+    for model in models.values():
+        model.head.weight.data *= 20  # so that what was read makes a difference
+    tokens = torch.randint(0, 11, (400,))
+    result = effective_context(models, tokens, step=3, positions=50, longest=90)
+    at = torch.linspace(90, 399, 50).long()
+    assert result.positions == 50
+    losses = {
+        name: {c: losses_with_context(model, tokens, at, c).tolist() for c in range(3, 93, 3)}
+        for name, model in models.items()
+    }
+    for r in (0.1, 0.5, 1.0):
+        assert result.recl[str(r)] == spelled_out(losses, r, 3)
+    assert max(max(lengths.values()) for lengths in result.recl.values()) > 3  # something helped
+
+
+def test_a_text_too_short_and_other_mistakes_are_named():
+    models = {"none": small_lm("transformer")}
+    with pytest.raises(ValueError, match="100 tokens is too short to compare contexts of 32 and 64"):
+        effective_context(models, torch.zeros(100, dtype=torch.long))
+    with pytest.raises(ValueError, match="step=0"):
+        effective_context(models, torch.zeros(100, dtype=torch.long), step=0)

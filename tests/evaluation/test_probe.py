@@ -1,0 +1,72 @@
+"""The probe of a real comparison, and its part of the report."""
+
+import re
+import shutil
+
+import pytest
+import torch
+
+from memformers.cli import main
+from memformers.common.files import read_json, write_json
+from memformers.evaluation.probe import ProbeConfig, probe
+from tests.builders import MODELS
+
+QUICK = ProbeConfig(step=16, positions=20, longest=64, streams=2)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def copied(compared, tmp_path_factory):
+    """A comparison to probe."""
+    return shutil.copytree(compared, tmp_path_factory.mktemp("copied") / "compared", symlinks=True)
+
+
+def test_a_comparison_is_probed_and_its_report_shows_it(copied, capsys):
+    main(["probe", str(copied), "--step", "16", "--positions", "20", "--longest", "64"])
+    assert str(copied / "report.html") in capsys.readouterr().out
+    results = read_json(copied / "probe.json")
+    for part in ("attention", "recall"):
+        assert set(results[part]) == set(MODELS)
+    markdown = (copied / "report.md").read_text()
+    assert "## What context and memory are worth" in markdown
+    lengths = results["effective_context"]["recl"]
+    cells = [lengths[r]["compressive"] for r in ("0.1", "0.5", "1.0")]
+    assert "| Compressive Transformer | " + " | ".join(map(str, cells)) + " |" in markdown
+    for name in ("effective_context", "attention"):
+        assert (copied / "figures" / f"{name}.png").stat().st_size > 10_000
+        assert f"figures/{name}.png" in markdown
+    recall = results["recall"]["compressive"]
+    assert f"| first saying (chance) | {results['recall']['transformer']['chance']:.1%} |" in markdown
+    assert recall["chance"] != read_json(copied / "compressive" / "result.json")["recall"]["chance"]
+
+
+def test_a_single_run_is_probed_from_inside_its_folder(copied, monkeypatch):
+    monkeypatch.chdir(copied / "compressive")
+    main(["probe", ".", "--step", "16", "--positions", "10", "--longest", "32"])
+    assert set(read_json(copied / "compressive" / "probe.json")["attention"]) == {"compressive"}
+    assert re.search(
+        r"\| Compressive Transformer \|( (over )?\d+ \|){3}",
+        (copied / "compressive" / "report.md").read_text(),
+    )
+
+
+def test_runs_that_cannot_be_probed_together_are_named(copied, tmp_path):
+    shutil.copytree(copied, tmp_path / "runs")
+    facts = read_json(tmp_path / "runs" / "compressive" / "run.json")
+    facts["corpus"]["sha256"] = "0123"
+    write_json(tmp_path / "runs" / "compressive" / "run.json", facts)
+    with pytest.raises(ValueError, match=r"compressive was trained on .* of sha256 0123, but"):
+        probe(tmp_path / "runs", QUICK, CPU)
+    for checkpoints in (tmp_path / "runs").glob("*/checkpoints"):
+        shutil.rmtree(checkpoints)
+    with pytest.raises(ValueError, match=r"no run in .* has a checkpoint"):
+        probe(tmp_path / "runs", QUICK, CPU)
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [({"step": 0}, "step=0"), ({"positions": 0}, "positions=0"), ({"longest": 40}, "use 64 or more")],
+)
+def test_a_config_that_measures_nothing_is_an_error(field, message):
+    with pytest.raises(ValueError, match=message):
+        ProbeConfig(**field)

@@ -1,0 +1,82 @@
+"""The benchmarks' own arithmetic, checks and report; nothing is timed here."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.benchmarks import attention, parity, peers, training
+from experiments.benchmarks.cases import MODELS, Case
+from experiments.benchmarks.report import report, write_report
+from experiments.benchmarks.training import BFLOAT16, COMPILED, LABML_FUSED, OURS
+from experiments.scaling.counting import flops
+from memformers import ModelConfig
+from memformers.kernels import naive
+from memformers.training.config import TrainConfig
+
+
+def tiny(model="transformer-xl", **changes):
+    sizes = {"d_model": 12, "heads": 3, "d_ff": 20, "n_layers": 2, "segment_len": 8, "mem_len": 8}
+    sizes |= {"c_mem_len": 6, "compression_rate": 2, "vocab_size": 65, "positions": "learned"}
+    return Case("tiny", ModelConfig(model=model, **sizes | changes), 3, 2, (1.0, 1.0))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_labml_nn_agrees_with_ours_and_a_wrong_peer_is_caught(model):
+    case = tiny(model)
+    batches = training.random_batches(case)
+    ours, theirs = parity.two_alike(case)
+    assert parity.check_parity(ours, theirs, batches) < parity.TOLERANCE
+    with torch.no_grad():
+        theirs.transformer.layers[1].self_attn.key_pos_bias += torch.randn(8192, 3)
+    with pytest.raises(ValueError, match="ours and labml-nn differ"):
+        parity.check_parity(ours, theirs, batches)
+
+
+def test_a_wrong_gradient_of_the_compression_is_caught():
+    case = tiny("compressive")
+    ours, theirs = parity.two_alike(case)
+    theirs.transformer.layers[0].compress.requires_grad_(False)
+    with pytest.raises(ValueError, match="in the gradient"):
+        parity.check_parity(ours, theirs, training.random_batches(case))
+
+
+def test_sdpa_with_a_bias_agrees_with_the_definition_and_a_wrong_attention_is_caught():
+    inputs = attention.random_inputs(13, queries=7)
+    expected = attention.forward_and_backward(naive.relative_attention, inputs)
+    assert attention.check_parity(attention.sdpa, inputs, expected) < attention.TOLERANCE
+    with pytest.raises(ValueError, match="differs from the definition"):
+        attention.check_parity(
+            lambda *q, u, s, **kv: attention.sdpa(*q, u=u, s=0 * s, **kv), inputs, expected
+        )
+
+
+def test_a_case_is_measured(monkeypatch):
+    monkeypatch.setattr(training, "measure_in_child", lambda *_: 2**30)
+    case = tiny("compressive")
+    result = training.measure(case, quick=True)
+    assert result["flops"] == flops(TrainConfig(case.config, batch_size=case.batch_size)).total()
+    assert {OURS, BFLOAT16, peers.LABML, LABML_FUSED} <= set(result["seconds"])
+    assert sum(result["profile"].values()) == pytest.approx(1.0)
+    assert result["peak memory"][OURS] == 2**30
+    assert COMPILED in result["not run"]
+
+
+def test_the_report_has_the_numbers_that_were_measured_and_a_figure(tmp_path):
+    kept = Path(attention.__file__).parent
+    results = json.loads((kept / "results.json").read_text(encoding="utf-8"))
+    write_report(results, tmp_path)
+    rows = [
+        [line for line in (folder / "RESULTS.md").read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+        for folder in (kept, tmp_path)
+    ]
+    assert rows[0] == rows[1] != []
+    assert (tmp_path / "figures" / "attention.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_report_of_a_part_has_only_that_part():
+    results = json.loads((Path(attention.__file__).parent / "results.json").read_text(encoding="utf-8"))
+    whole, part = report(results), report({name: results[name] for name in results if name != "training"})
+    headings = [[line for line in text.splitlines() if line.startswith("## ")] for text in (whole, part)]
+    assert headings[1] == [heading for heading in headings[0] if "Attention alone" in heading]

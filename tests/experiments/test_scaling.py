@@ -1,0 +1,257 @@
+"""What is counted on models without numbers, against what models compute, keep, hold and send that run."""
+
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from experiments.scaling.counting import built, flops, full_inputs, held, kept_by, kept_bytes, over_layers
+from experiments.scaling.estimate import estimate
+from experiments.scaling.page import Rates, page
+from memformers import MemoryLM, ModelConfig
+from memformers.models.memory import Memory
+from memformers.training.config import TrainConfig
+from memformers.training.gradients import backward
+from memformers.training.optimizers import build_optimizer
+from memformers.training.ranks import Ranks
+from tests.builders import MODELS
+
+SIZES = ModelConfig(
+    vocab_size=37, d_model=24, heads=3, n_layers=2, d_ff=41, kernel="naive", segment_len=16, mem_len=20,
+    c_mem_len=10, compression_rate=4,
+)  # fmt: skip
+EVERY_MODEL = [(model, positions) for model in MODELS for positions in ("learned", "sinusoidal")]
+
+
+def training(streams=6, precision="float32", parallel="single", again=False, device="cpu", **changes):
+    """A TrainConfig with changes of its model."""
+    return TrainConfig(
+        model=replace(SIZES, **changes), batch_size=streams, device=device, precision=precision,
+        parallel=parallel, activation_checkpointing=again,
+    )  # fmt: skip
+
+
+def tokens(config, streams=None):
+    return torch.randint(config.model.vocab_size, (config.model.segment_len, streams or config.batch_size))
+
+
+def with_full_memories(lm, config):
+    """The memory of real text with the lengths that are counted with."""
+    with torch.device("meta"):
+        _, full = full_inputs(built(config), config.batch_size)
+    memory = Memory(())
+    for _ in range(60):
+        if (memory.mem_len, memory.c_mem_len) == (full.mem_len, full.c_mem_len):
+            return memory
+        with torch.no_grad():
+            memory = lm(tokens(config), memory).memory
+    raise AssertionError("such memories never came")
+
+
+def test_the_parts_are_those_worked_out_by_hand():
+    """A product of ``[m, k]`` and ``[k, n]`` has 2·m·k·n, and behind it one more for each that learns."""
+    L, B, S, M, C, c, D, F_, V = 2, 6, 16, 20, 10, 4, 24, 41, 37
+    K, n = C + M + S, 4
+    square = 2 * B * D * D  # of one position
+    old, new = 2 * 2 * B * S * n * c * D, 2 * 2 * B * S * n * D
+    assert flops(training(model="compressive")) == {
+        "projections": L * 3 * 4 * S * square,
+        "memory projections": L * 2 * 2 * (C + M) * square,
+        "positions": L * 2 * 2 * K * D * D,
+        "scores": L * 3 * 3 * 2 * B * S * K * D,
+        "feed forward": L * 3 * 2 * 2 * B * S * D * F_,
+        "compression": L * 2 * n * c * square,
+        # The query; keys and values of old and new, whose gradient goes to the new alone, and so the scores'.
+        "reconstruction": L * ((S + 2 * n * c + 4 * n) * square + old + new + new * 3 // 2),
+        "head": 3 * 2 * B * S * D * V,
+    }
+
+
+def test_kept_is_what_a_linear_map_and_an_attention_keep_worked_out_by_hand():
+    lm, x = MemoryLM(SIZES), torch.randn(5, 24)
+    assert kept_by(lm, lambda: lm.head(x)) == 5 * 24 * 4  # its input, for the gradient of its weight
+    q, k, v = (torch.randn(2, 7, 3, requires_grad=True) for _ in range(3))
+    scores = 2 * 7 * 7 * 4
+    kept = kept_by(lm, lambda: torch.bmm(torch.bmm(q, k.mT).softmax(-1), v))
+    assert kept == q.nbytes + k.nbytes + v.nbytes + scores
+
+
+def test_a_gpu_keeps_softmax_in_float32_and_of_dropout_a_byte_a_number():
+    a, b = (
+        kept_bytes(training(precision="bfloat16", dropout=0.1, device=device)) for device in ("cuda", "cpu")
+    )
+    L, B, H, S, K, D, F_ = 2, 6, 3, 16, 36, 24, 41
+    masks = B * H * S * K + 2 * S * B * D + S * B * F_  # of 2 bytes on CPU
+    assert a["kept"] - b["kept"] == L * (2 * B * H * S * K - masks) - 3 * S * B * D
+
+
+FLOPS = [
+    *({"model": model, "positions": positions} for model, positions in EVERY_MODEL),
+    {"model": "compressive", "again": True},
+    {"model": "compressive", "again": True, "dropout": 0.1},
+    {"model": "compressive", "compression_rate": 3},
+    {"model": "compressive", "compression_rate": 5, "segment_len": 3, "position_features": 10},
+]
+
+
+@pytest.mark.parametrize("changes", FLOPS)
+def test_operations_are_those_of_a_step_that_runs(changes):
+    config = training(**changes)
+    lm = built(config)
+    memory = with_full_memories(lm, config)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        backward(lm, tokens(config), tokens(config), memory, config, Ranks())
+    assert flops(config).total() == counter.get_total_flops()
+
+
+KEPT = [
+    {"model": model, "positions": positions, "precision": precision, "dropout": dropout}
+    for model, positions in EVERY_MODEL
+    for precision, dropout in (("float32", 0.0), ("bfloat16", 0.0), ("bfloat16", 0.1))
+]
+
+
+def check_kept(config):
+    """Against the model's own forward pass, and what it keeps where layers are computed again."""
+    lm = built(config)
+    memory = with_full_memories(lm, config)
+
+    def loss():
+        with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16"):
+            output = lm(tokens(config), memory)
+            return (
+                F.cross_entropy(output.logits.flatten(0, 1), tokens(config).flatten()) + output.auxiliary_loss
+            )
+
+    kept = kept_by(lm, loss)
+    counted = kept_bytes(replace(config, activation_checkpointing=False))
+    assert counted == {"kept": kept, "memories": held((*memory.mem, *memory.c_mem))}
+    lm.transformer.recompute = True
+    inputs = kept_by(lm, loss)
+    again = kept_bytes(replace(config, activation_checkpointing=True))
+    assert again["kept"] == inputs + (kept - inputs) // config.model.n_layers
+
+
+@pytest.mark.parametrize("changes", KEPT)
+def test_activations_are_those_that_autograd_keeps_of_a_step_that_runs(changes):
+    check_kept(training(**changes))
+
+
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+def test_the_fused_kernel_keeps_no_scores(positions):
+    pytest.importorskip("triton")
+    check_kept(training(2, positions=positions, precision="bfloat16", kernel="fused"))
+
+
+@pytest.mark.parametrize(("rate", "segment_len", "c_mem_len"), [(3, 16, 10), (5, 3, 10), (4, 24, 3)])
+def test_memories_take_as_many_bytes_as_those_of_text(rate, segment_len, c_mem_len):
+    check_kept(
+        training(model="compressive", compression_rate=rate, segment_len=segment_len, c_mem_len=c_mem_len)
+    )
+
+
+@pytest.mark.parametrize("count", [flops, kept_bytes])
+@pytest.mark.parametrize("again", [False, True])
+def test_all_layers_follow_from_one_and_two(count, again):
+    config = training(model="compressive", n_layers=5, again=again, precision="bfloat16", dropout=0.1)
+    assert over_layers(count, config).total() == count(config).total()
+
+
+class Sent(TorchDispatchMode):
+    """Counts what the collective operations of a rank send, in rings."""
+
+    def __init__(self, ranks):
+        super().__init__()
+        self.ranks, self.bytes = ranks, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        part = {torch.ops.c10d._allgather_base_.default: 1, torch.ops.c10d._reduce_scatter_base_.default: 0}
+        if function in part:
+            self.bytes += (self.ranks - 1) * args[part[function]].nbytes  # passed on by all but one
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def group(backend, ranks, store):
+    dist.init_process_group(backend, rank=0, world_size=ranks, store=store)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def bytes_after_a_step(config, ranks, watch, prepare=lambda forward: None):
+    """A step of the first rank; returns the bytes of its weights, gradients and AdamW's state."""
+    lm, alone = built(config), Ranks(parallel=config.parallel)
+    alone.place(lm, torch.device("cpu"))
+    optimizer, forward = build_optimizer(lm, config), alone.forward_of(lm, compile=False)
+    prepare(forward)
+    x = tokens(config, config.batch_size // ranks)
+    with watch:
+        backward(forward, x, x, Memory(()), config, alone)
+    optimizer.step()
+    moments = [t for state in optimizer.state.values() for t in state.values()]
+    tensors = [*lm.parameters(), *(p.grad for p in lm.parameters()), *moments]
+    return sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in tensors)
+
+
+@pytest.mark.parametrize("ranks", [4, 5, 7])
+def test_a_rank_of_fsdp_holds_and_sends_what_is_estimated(ranks):
+    """On PyTorch's fake processes: what a rank sends goes nowhere, but it is sent."""
+    config = training(4 * ranks, parallel="fsdp")
+    sent, guess = Sent(ranks), estimate(config, ranks)
+    with group("fake", ranks, FakeStore()):
+        assert guess.state_bytes == bytes_after_a_step(config, ranks, sent)
+    assert guess.sent_bytes == sent.bytes
+
+
+def test_a_rank_of_ddp_reduces_each_gradient_once():
+    config, reduced = training(8, parallel="ddp"), []
+
+    def count(_, bucket):
+        reduced.append(bucket.buffer().nbytes)
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    guess = estimate(config, 4)
+    with group("gloo", 1, dist.HashStore()):
+        state = bytes_after_a_step(
+            config, 1, nullcontext(), lambda forward: forward.register_comm_hook(None, count)
+        )
+    assert guess.state_bytes == state
+    assert sum(reduced) == guess.copy_bytes == 4 * guess.parameters
+    assert guess.sent_bytes == 2 * 3 * guess.copy_bytes // 4
+
+
+def test_one_process_sends_nothing_and_copies_nothing():
+    guess = estimate(training(), 1)
+    assert (guess.sent_bytes, guess.copy_bytes, guess.tokens) == (0, 0, 6 * 16)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "ranks", "message"),
+    [
+        ("single", 2, "2 ranks can't train with parallel='single'"),
+        ("ddp", 0, "0 ranks can't train"),
+        ("ddp", 4, "batch_size=6 streams in accumulate=1 parts came for 4 ranks"),
+    ],
+)
+def test_what_cannot_be_shared_is_an_error(parallel, ranks, message):
+    with pytest.raises(ValueError, match=message):
+        estimate(training(parallel=parallel), ranks)
+
+
+def test_the_page_has_both_models():
+    pytest.importorskip("triton")
+    text = " ".join(page(Rates(teraflops=100)).split())
+    for part in ("## Transformer-XL, enwik8, large", "## Compressive Transformer, PG-19", "at 100 TFLOP/s"):
+        assert part in text

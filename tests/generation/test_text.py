@@ -1,0 +1,65 @@
+"""Text read and written in a stream, and the memory of it saved and taken up again."""
+
+import pytest
+import torch
+
+from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer
+from memformers.generation.memory_file import load_memory, save_memory
+from memformers.generation.sampling import Sampling, seeded
+from memformers.generation.text import TextStream, continue_text, incremental_decoder
+from tests.builders import small_lm
+
+LETTERS = CharacterTokenizer("abcdefghij\n")
+GREEDY = Sampling(temperature=0.0)
+
+
+def written(stream, n, **options):
+    return "".join(stream.write(n, GREEDY, seeded(0, stream.device), **options))
+
+
+@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
+@pytest.mark.parametrize("read", [1, 6, 7, 8, 40, 42])
+def test_a_saved_memory_goes_on_as_if_nothing_had_happened(model, read, tmp_path):
+    lm = small_lm(model).eval()
+    text = "abcdefghij\n" * 4
+    first = TextStream(lm, LETTERS)
+    first.read(text[:read])
+    save_memory(first.reader, tmp_path / "memory.safetensors")
+    second = TextStream(lm, LETTERS)
+    second.reader = load_memory(lm, tmp_path / "memory.safetensors")
+    torch.testing.assert_close(second.reader.logits, first.reader.logits)
+    assert written(first, 40) == written(second, 40) == continue_text(lm, LETTERS, text[:read], 40, GREEDY)
+
+
+def test_a_memory_of_another_model_or_a_broken_one_is_an_error(tmp_path):
+    path = tmp_path / "memory.safetensors"
+    stream = TextStream(small_lm("transformer-xl"), LETTERS)
+    with pytest.raises(ValueError, match="nothing was read yet"):
+        save_memory(stream.reader, path)
+    stream.read("abc")
+    save_memory(stream.reader, path)
+    other = small_lm("transformer-xl")  # the same shape, but other weights
+    with pytest.raises(ValueError, match="memory of another model, or of other weights"):
+        load_memory(other, path)
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(ValueError, match="can't be read as a saved memory"):
+        load_memory(stream.model, path)
+    with pytest.raises(ValueError, match="can't be read as a saved memory"):
+        load_memory(stream.model, tmp_path / "gone")
+    without = TextStream(small_lm("transformer"), LETTERS)
+    without.read("abc")
+    with pytest.raises(ValueError, match="has no memory to save"):
+        save_memory(without.reader, path)
+
+
+def test_writing_ends_with_the_stop():
+    lm = small_lm("transformer-xl").eval()
+    text = continue_text(lm, LETTERS, "abc", 200, Sampling(), seed=3)
+    stop = text[20:23]
+    shorter = continue_text(lm, LETTERS, "abc", 200, Sampling(), seed=3, stop=stop)
+    assert shorter == text[: text.index(stop) + 3]
+
+
+def test_a_character_of_several_bytes_comes_when_it_is_whole():
+    decode = incremental_decoder(ByteTokenizer())
+    assert [decode(byte) for byte in "aß€".encode()] == ["a", "", "ß", "", "", "€"]

@@ -1,0 +1,222 @@
+import json
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+
+from memformers.models.config import ModelConfig
+from memformers.models.language_model import MemoryLM
+from tests.builders import MODELS, SMALL, small_lm
+
+
+def tokens(S: int, B: int = 2) -> torch.Tensor:
+    return torch.randint(0, SMALL.vocab_size, (S, B))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+def test_shapes_and_memory_bounds_over_many_segments(model, positions):
+    lm, memory = small_lm(model, positions=positions), None
+    for S in (7, 7, 1, 3, 7, 7, 7):
+        logits, memory, auxiliary_loss = lm(tokens(S), memory)
+        assert logits.shape == (S, 2, 11)
+        assert auxiliary_loss.shape == ()
+    lengths = {"transformer": (0, 0), "transformer-xl": (5, 0), "compressive": (3, 4)}
+    assert (memory.mem_len, memory.c_mem_len) == lengths[model]
+    assert (model == "compressive") == (auxiliary_loss.item() > 0)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("segment_len", [1, 7, 64])
+@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+def test_segments_with_unlimited_memory_equal_one_pass(model, segment_len, norm, positions):
+    lm = small_lm(model, mem_len=1000, norm=norm, positions=positions)
+    text, memory, logits = tokens(100), None, []
+    for segment in text.split(segment_len):
+        output = lm(segment, memory)
+        memory = output.memory
+        logits.append(output.logits)
+    torch.testing.assert_close(torch.cat(logits), lm(text).logits, rtol=0, atol=1e-10)
+
+
+def test_the_transformer_forgets_between_segments():
+    lm, text = small_lm("transformer"), tokens(14)
+    memory = lm(text[:7]).memory
+    torch.testing.assert_close(lm(text[7:], memory).logits, lm(text[7:]).logits)
+
+
+def test_learned_positions_are_exactly_as_many_as_the_model_can_meet():
+    stored = {
+        m: small_lm(m, positions="learned").transformer.layers[0].self_attn.max_positions for m in MODELS
+    }
+    assert stored == {"transformer": 7, "transformer-xl": 5 + 7, "compressive": 4 + 5 + 7}
+    lm, memory = small_lm("compressive", positions="learned", mem_len=1, compression_rate=4), None
+    for _ in range(9):  # up to 3 positions wait for a slot, more than mem_len: they count too
+        memory = lm(tokens(7), memory).memory
+
+
+def test_the_same_seed_gives_all_models_the_same_shared_weights():
+    states = {}
+    for model in MODELS:
+        lm = MemoryLM(replace(SMALL, model=model))
+        torch.manual_seed(3)
+        lm.reset_parameters()
+        states[model] = lm.state_dict()
+    shared = set(states["transformer"])
+    assert set(states["transformer-xl"]) == shared
+    assert {n for n in set(states["compressive"]) - shared if ".compress." not in n} == set()
+    for name in shared:
+        for model in MODELS[1:]:
+            assert torch.equal(states["transformer"][name], states[model][name]), (model, name)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_saved_model_comes_back_the_same(model, dtype, tmp_path):
+    lm = small_lm(model).eval().to(dtype)
+    lm.save_pretrained(tmp_path / "model")
+    again = MemoryLM.from_pretrained(tmp_path / "model")
+    assert again.config == lm.config
+    assert not again.training
+    text = tokens(7)
+    assert torch.equal(again(text).logits, lm(text).logits)
+    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+
+
+NO_WEIGHTS = "doesn't hold this config's weights"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("config.json", None, r"config\.json was expected, but is missing"),
+        ("config.json", {"mem_lem": 3}, "unknown key 'mem_lem'; did you mean 'mem_len'"),
+        ("config.json", {"mem_len": "long"}, "mem_len"),
+        ("config.json", b"{", "can't be read as JSON"),
+        ("config.json", {"n_layers": 1}, NO_WEIGHTS),
+        ("model.safetensors", b"\x88\x13", NO_WEIGHTS),
+        ("model.safetensors", pickle.dumps({"weight": 0}), NO_WEIGHTS),
+        ("model.safetensors", None, r"model\.safetensors was expected"),
+    ],
+)
+def test_broken_files_are_named_and_nothing_is_unpickled(name, change, message, tmp_path):
+    small_lm("transformer-xl").save_pretrained(tmp_path)
+    path = tmp_path / name
+    if isinstance(change, dict):
+        change = json.dumps(json.loads(path.read_text()) | change).encode()
+    path.unlink()
+    if change is not None:
+        path.write_bytes(change)
+    with pytest.raises(ValueError, match=message):
+        MemoryLM.from_pretrained(tmp_path)
+
+
+def test_a_save_that_fails_leaves_the_old_model(tmp_path, monkeypatch):
+    lm = small_lm("transformer")
+    lm.save_pretrained(tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+
+    def disk_full(_, path):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("memformers.pretrained.own.save_file", disk_full)
+    with pytest.raises(OSError, match="No space left"):
+        small_lm("transformer").save_pretrained(tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "lstm"}, "model='lstm' is unknown; use one of transformer, transformer-xl"),
+        ({"d_model": 100, "heads": 8}, "d_model=100 is not divisible by heads=8"),
+        ({"compression_rate": 0}, "compression_rate=0 is too small"),
+        ({"mem_len": -1}, "mem_len=-1 is negative; use 0 for none"),
+        ({"c_mem_len": -1}, "c_mem_len=-1 is negative"),
+        ({"segment_len": 0}, "segment_len=0"),
+        ({"dropout": -0.1}, "dropout_prob=-0.1"),
+        ({"same_length": True, "model": "compressive"}, "same_length=True is for model='transformer-xl'"),
+        ({"same_length": True, "mem_len": 0}, "with a memory; model='transformer-xl' and mem_len=0 came"),
+        ({"same_length": True, "kernel": "blocked"}, "takes kernel='auto' or 'naive'; kernel='blocked'"),
+        ({"norm": "both"}, "norm='both' is unknown; use 'pre' or 'post'"),
+    ],
+)
+def test_a_config_that_cannot_work_is_an_error(changes, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**changes)
+
+
+OUTSIDE = torch.tensor([[3], [11]]), "tokens from 3 to 11 came, but vocab_size=11 has 0 … 10"
+SHAPES = torch.zeros(3), torch.zeros(3, 2), torch.zeros(0, 2).long(), torch.zeros(3, 0).long()
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"), [OUTSIDE, *((bad, r"integers \[segment, batch\]") for bad in SHAPES)]
+)
+def test_what_is_no_segment_is_an_error(bad, message):
+    with pytest.raises(ValueError, match=message):
+        small_lm("transformer")(bad)
+
+
+def test_a_memory_of_another_kind_of_model_is_an_error():
+    with_both, with_mem = (
+        small_lm("compressive")(tokens(14)).memory,
+        small_lm("transformer-xl")(tokens(7)).memory,
+    )
+    with pytest.raises(ValueError, match="memory of 5 positions was given to a model='transformer'"):
+        small_lm("transformer")(tokens(7), with_mem)
+    with pytest.raises(
+        ValueError, match=r"compressed memory of \d slots was given to a model='transformer-xl'"
+    ):
+        small_lm("transformer-xl")(tokens(7), with_both)
+
+
+class TestGenerate:
+    def test_the_same_seed_writes_the_same_text_and_another_seed_does_not(self):
+        lm, prompt = small_lm("transformer-xl"), tokens(3)
+        first = generated(lm, prompt, 30, seed=1)
+        assert torch.equal(first, generated(lm, prompt, 30, seed=1))
+        assert not torch.equal(first, generated(lm, prompt, 30, seed=2))
+
+    def test_one_prompt_can_be_continued_in_several_ways(self):
+        lm, prompt = small_lm("transformer-xl"), tokens(3)[:, :1]
+        text = generated(lm, prompt, 30, seed=1, batch=3)
+        assert text.shape == (33, 3)
+        assert not torch.equal(text[:, 0], text[:, 1])
+
+    def test_it_ends_when_every_stream_has_come_to_the_stop(self):
+        lm, prompt = small_lm("transformer-xl"), tokens(3)
+        text = generated(lm, prompt, 500, seed=1)
+        stop = 4
+        ends = [int((text[3:, b] == stop).nonzero()[0]) for b in range(2)]
+        stopped = generated(lm, prompt, 500, seed=1, stop=stop)
+        assert len(stopped) == 3 + max(ends) + 1 < 503
+        assert torch.equal(stopped, text[: len(stopped)])
+
+    @pytest.mark.parametrize("model", MODELS)
+    def test_the_model_stays_in_the_mode_it_was_in_and_drops_nothing(self, model):
+        lm, prompt = small_lm(model, dropout=0.5).train(), tokens(3)
+        text = generated(lm, prompt, 5, temperature=0.0)
+        assert lm.training
+        assert torch.equal(text, generated(lm.eval(), prompt, 5, temperature=0.0))
+
+    def test_bad_input_is_an_error_at_once(self):
+        lm = small_lm("transformer-xl")
+        with pytest.raises(ValueError, match="at least one of each"):
+            lm.generate(torch.zeros(0, 1, dtype=torch.long), 3)
+        with pytest.raises(ValueError, match="max_new_tokens=-1"):
+            lm.generate(tokens(3), -1)
+        with pytest.raises(ValueError, match="temperature=-1"):
+            lm.generate(tokens(3), 1, temperature=-1)
+        with pytest.raises(ValueError, match="batch=2 for 2 prompts"):
+            lm.generate(tokens(3), 1, batch=2)
+
+
+def generated(lm, prompt, *arguments, **options):
+    """Prompt and continuation, ``[T, B]``."""
+    new = list(lm.generate(prompt, *arguments, **options))
+    return torch.cat((prompt.expand(-1, len(new[0])), torch.stack(new)))

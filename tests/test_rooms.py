@@ -1,0 +1,75 @@
+"""Imports run one way between the rooms of the package."""
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "memformers"
+BELOW_TRAINING = {"common", "data", "models", "runs", "generation", "pretrained", "evaluation"}
+MAY_IMPORT = {
+    "common": set(),
+    "kernels": set(),
+    "runs": {"common"},
+    "data": {"common"},
+    "models": {"kernels", "common"},
+    "tracking": {"runs", "common"},
+    "dashboard": {"tracking", "runs", "common"},
+    "report": {"runs", "common"},  # never a model
+    "generation": {"models", "data", "common"},
+    "pretrained": {"models", "data", "runs", "common"},
+    "evaluation": BELOW_TRAINING - {"evaluation"},
+    "training": BELOW_TRAINING | {"tracking"},
+    "comparison": BELOW_TRAINING | {"tracking", "training", "report"},
+    "commands": BELOW_TRAINING | {"tracking", "training", "report", "comparison", "dashboard"},
+    "cli": {"commands", "common"},
+}
+"""Which rooms each room may import."""
+WHEN_CALLED = {("models", "generation"), ("models", "pretrained")}
+"""Rooms that :class:`memformers.MemoryLM` imports inside of its methods ``generate``, ``save_pretrained`` and
+``from_pretrained``, so that they are there for people who have a model."""
+OF_KERNELS = {"torch", "triton"}
+
+
+def imports(path):
+    """Every module that a file imports anywhere, and whether it does so when it is imported itself."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inside = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+    for node in ast.walk(tree):
+        at_once = id(node) not in inside
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, at_once) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports here name the whole module"
+            yield node.module, at_once
+
+
+def files():
+    for path in PACKAGE.rglob("*.py"):
+        inside = path.relative_to(PACKAGE)
+        if inside.parts != ("__init__.py",):  # the public names, imported when they are used
+            yield path, inside.with_suffix("").parts[0]
+
+
+def test_each_room_imports_only_those_below_it():
+    wrong = []
+    for path, room in files():
+        for module, at_once in imports(path):
+            root, _, rest = module.partition(".")
+            other = rest.partition(".")[0]
+            allowed = other in MAY_IMPORT[room] | {room} or (not at_once and (room, other) in WHEN_CALLED)
+            if root == "memformers" and other and not allowed:
+                wrong.append(f"{path.relative_to(PACKAGE)} imports {module}")
+    assert wrong == []
+
+
+def test_no_room_is_reached_from_one_that_it_imports():
+    for room, below in MAY_IMPORT.items():
+        reached = set(below)
+        while more := {other for name in reached for other in MAY_IMPORT[name]} - reached:
+            reached |= more
+        assert room not in reached
+
+
+def test_kernels_need_nothing_but_torch_and_triton():
+    standard = {"math", "os", "collections", "dataclasses", "typing", "importlib"}
+    roots = {m.partition(".")[0] for p, room in files() if room == "kernels" for m, _ in imports(p)}
+    assert roots - standard - {"memformers"} == OF_KERNELS
