@@ -1,0 +1,115 @@
+"""``memformers generate`` loses no memory, however it ends, and overwrites nothing else."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.processes import finish, program, run, start, wait_for
+
+TEXT = "BANQUO: well met.\n"
+
+
+@pytest.fixture
+def memory(tmp_path):
+    """Where a memory is to be saved."""
+    return tmp_path / "memory.safetensors"
+
+
+def test_a_character_that_the_model_does_not_know_is_said_and_the_memory_saved(trained, memory):
+    ended = run("generate", "--checkpoint", trained, "--tokens", 3, "--interactive", "--save-memory", memory,
+                input="well met.\nwell € met.\nwell met.\n")  # fmt: skip
+    assert ended.code == 0
+    assert "error: characters outside the vocabulary" in ended.err
+    assert len(ended.out) == 2 * (3 + 1) + 1  # two answers, and the end of the line
+    assert memory.is_file()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("while_reading", [True, False])
+def test_a_signal_saves_what_was_read_and_written_so_far(number, while_reading, trained, memory, tmp_path):
+    book = tmp_path / "book.txt"
+    book.write_text(TEXT * (20_000 if while_reading else 1))
+    command = program("generate", "--checkpoint", trained, "--prompt-file", book, "--tokens", 10_000_000,
+                      "--save-memory", memory)  # fmt: skip
+    with start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        if while_reading:
+            assert process.stderr.read(1)  # the bar
+        else:
+            assert process.stdout.read(5)
+        process.send_signal(number)
+        process.stdout.read()
+    assert process.returncode == (143 if number == signal.SIGTERM else 0)
+    layers = {name: len(t) for name, t in load_file(memory).items() if name.startswith("mem.")}
+    assert len(set(layers.values())) == 1
+    assert run("generate", "--checkpoint", trained, "--load-memory", memory, "--tokens", 2).code == 0
+
+
+def test_a_reader_that_has_gone_costs_no_memory(trained, memory):
+    command = program("generate", "--checkpoint", trained, "--tokens", 100_000, "--save-memory", memory)
+    with start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        wait_for(lambda: process.poll() is not None)
+    assert process.returncode == 128 + signal.SIGPIPE
+    assert memory.is_file()
+
+
+def test_what_is_no_saved_memory_is_never_replaced(trained, tmp_path):
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text(TEXT)
+    weights = sorted((trained / "checkpoints").glob("*/model.safetensors"))[0]
+    before = weights.read_bytes()
+    for target in (prompt, weights, "/dev/null"):
+        ended = run("generate", "--checkpoint", trained, "--prompt-file", prompt, "--save-memory", target)
+        assert ended.said(f"{target} is there already and is no saved memory; name a new file")
+        assert ended.out == ""  # before anything was written
+    assert prompt.read_text() == TEXT
+    assert weights.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [("gone/memory", "is no folder; make it first"), (".", "is there already and is no saved memory")],
+)
+def test_a_place_where_nothing_can_be_saved_is_said_at_once(target, message, trained, tmp_path):
+    ended = run("generate", "--checkpoint", trained, "--save-memory", tmp_path / target)
+    assert ended.said(message), ended.err
+    assert ended.out == ""
+
+
+def test_a_saved_memory_is_replaced_through_a_link_and_keeps_its_mode(trained, memory, tmp_path):
+    options = ["generate", "--checkpoint", trained, "--tokens", 2, "--prompt", "BANQUO"]
+    umask = os.umask(0o027)
+    try:
+        assert run(*options, "--save-memory", memory).code == 0
+    finally:
+        os.umask(umask)
+    assert memory.stat().st_mode & 0o777 == 0o640
+    memory.chmod(0o600)
+    link = tmp_path / "link"
+    link.symlink_to(memory)
+    before = memory.read_bytes()
+    assert run(*options, "--load-memory", memory, "--save-memory", link).code == 0
+    assert link.is_symlink()
+    assert memory.read_bytes() != before
+    assert memory.stat().st_mode & 0o777 == 0o600
+
+
+def test_two_flipped_bits_of_a_saved_memory_are_noticed(trained, memory):
+    options = ["generate", "--checkpoint", trained, "--tokens", 2]
+    assert run(*options, "--prompt", "BANQUO", "--save-memory", memory).code == 0
+    data = bytearray(memory.read_bytes())
+    data[-3] ^= 0b11
+    memory.write_bytes(data)
+    assert run(*options, "--load-memory", memory).said("is not what was written: its checksum differs")
+
+
+def test_a_terminal_that_knows_ascii_alone_shows_what_it_can(trained):
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    ended = finish(program("generate", "--checkpoint", trained, "--prompt", "x→y"), env=environment)
+    assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) == 1

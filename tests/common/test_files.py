@@ -1,0 +1,46 @@
+"""Files that appear whole, where and with the mode that a user expects."""
+
+import os
+
+import pytest
+
+from memformers.common.files import replacing, write_text
+from memformers.runs.sealed import sealing
+
+
+@pytest.fixture
+def _private_umask():
+    before = os.umask(0o027)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("_private_umask")
+def test_a_new_file_has_the_mode_of_the_umask_and_one_that_is_there_keeps_its_own(tmp_path):
+    new, old = tmp_path / "new", tmp_path / "old"
+    old.write_text("old")
+    old.chmod(0o604)
+    for path in (new, old):
+        with replacing(path) as temporary:
+            temporary.unlink()
+            temporary.write_text("text")
+            temporary.chmod(0o600)  # as safetensors does
+    assert [path.stat().st_mode & 0o777 for path in (new, old)] == [0o640, 0o604]
+
+
+@pytest.mark.usefixtures("_private_umask")
+def test_a_sealed_folder_and_its_files_have_the_modes_of_the_umask(tmp_path):
+    with sealing(tmp_path / "sealed") as temporary:
+        (temporary / "weights").touch(mode=0o600)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "sealed").iterdir()}
+    assert set(modes.values()) == {0o640}
+    assert (tmp_path / "sealed").stat().st_mode & 0o777 == 0o750
+
+
+def test_a_link_is_followed(tmp_path):
+    (tmp_path / "there").write_text("old")
+    (tmp_path / "link").symlink_to("there")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there").read_text() == "new"
+    assert len(list(tmp_path.iterdir())) == 2

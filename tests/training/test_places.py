@@ -1,0 +1,143 @@
+"""A training overwrites nothing that is no run's, and a resume decides nothing from what it can't read."""
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+
+from memformers.common.environment import describe_environment
+from memformers.common.files import read_json
+from memformers.comparison import CompareConfig, compare
+from memformers.report.document import write_report
+from memformers.runs import sealed
+from memformers.runs.folder import METRICS
+from memformers.tracking import recorder
+from memformers.training import run as run_module
+from memformers.training.observer import in_one_line
+from memformers.training.ranks import Ranks
+from memformers.training.resume import alike_on_all
+from memformers.training.run import check_folder, train_run
+from tests.builders import small_lm, small_training
+
+CONFIG = small_training()
+
+
+@pytest.mark.parametrize("name", ["config.json", "sample.txt", "report.md", "result.json", "report.html"])
+def test_a_file_that_is_no_runs_is_not_overwritten(name, tmp_path):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ValueError, match=f"has a {name} that is no run's, and it would be overwritten"):
+        train_run(CONFIG, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_saved_model_and_a_run_do_not_take_each_others_place(tmp_path):
+    small_lm("compressive").save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"has a config\.json that is no run's"):
+        train_run(CONFIG, tmp_path / "model")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / METRICS).touch()
+    with pytest.raises(ValueError, match="is a run's folder, whose config would be replaced"):
+        small_lm("compressive").save_pretrained(tmp_path / "run")
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_is_not_scattered_over_the_current_folder(resume):
+    with pytest.raises(ValueError, match="out='' is the current folder"):
+        check_folder(CONFIG, Path(), resume)
+    with pytest.raises(ValueError, match="out='' is the current folder"):
+        compare(CompareConfig(CONFIG), Path(), resume=resume)
+
+
+def test_a_comparison_does_not_overwrite_a_report_of_something_else(tmp_path):
+    (tmp_path / "report.md").write_text("mine")
+    with pytest.raises(ValueError, match=r"has a report\.md that is no run's"):
+        compare(CompareConfig(CONFIG), tmp_path)
+
+
+@pytest.fixture
+def run_of_its_own(tmp_path):
+    """A run that a test may change."""
+    return train_run(small_training(tokens=512), tmp_path / "run")
+
+
+def test_a_read_error_ends_the_resume_with_nothing_changed(run_of_its_own, monkeypatch):
+    """A file system that fails for a moment, as a network's does."""
+    (run_of_its_own / "result.json").unlink()
+    before = {p: p.stat().st_mtime_ns for p in run_of_its_own.rglob("*") if p.name != ".lock"}
+    real, failing = sealed.checksum, max((run_of_its_own / "checkpoints").glob("0*")).name
+
+    def checksum(path):
+        if failing in path.parts:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path)
+
+    config = small_training(tokens=512)
+    with monkeypatch.context() as patch:
+        patch.setattr(sealed, "checksum", checksum)
+        with pytest.raises(OSError, match="Input/output error; nothing was changed"):
+            train_run(config, run_of_its_own, resume=True)
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    train_run(config, run_of_its_own, resume=True)
+    assert (run_of_its_own / "result.json").is_file()
+
+
+class TwoRanks(Ranks):
+    """Two processes, the other of which says ``other``."""
+
+    def __init__(self, other):
+        super().__init__(size=2)
+        self.other = other
+
+    def all_gather(self, value):
+        return [value, self.other]
+
+
+def test_what_only_one_process_finds_wrong_ends_the_resume():
+    def broken():
+        sealed.check_seal(Path("/gone"))
+
+    with pytest.raises(OSError, match=r"only 1 of 2 processes find that .* nothing was changed"):
+        alike_on_all(broken, TwoRanks(("", "")))
+    with pytest.raises(OSError, match="stale file handle; nothing was changed"):
+        alike_on_all(lambda: 1, TwoRanks(("", "stale file handle")))
+    with pytest.raises(ValueError, match="was expected, but is missing"):
+        alike_on_all(broken, TwoRanks(("/gone was expected, but is missing.", "")))
+    assert alike_on_all(lambda: 1, TwoRanks(("", ""))) == 1
+
+
+def test_a_sample_cannot_write_to_the_terminal():
+    assert in_one_line("a\nb\x1b[2J\x07\r€") == "a⏎b�[2J��€"
+
+
+@pytest.mark.parametrize(("minutes", "tokens"), [(1e-9, [1280, 960, 640, 320]), (0.0, [1280])])
+def test_a_checkpoint_is_kept_when_the_last_one_is_minutes_old(minutes, tokens, tmp_path):
+    config = small_training(
+        tokens=1280, evaluations=1, log_every=5, checkpoint_minutes=minutes, keep_checkpoints=99
+    )
+    train_run(config, tmp_path / "run")
+    assert [int(path.name) for path in sealed.numbered(tmp_path / "run" / "checkpoints")] == tokens
+
+
+def test_a_resume_on_another_machine_is_seen_in_the_run_and_in_its_report(tmp_path, monkeypatch):
+    config, folder = small_training(tokens=512), tmp_path / "run"
+    train_run(config, folder)
+    assert "environments" not in read_json(folder / "run.json")
+    (folder / "result.json").unlink()
+    here = describe_environment(torch.device("cpu"))
+    monkeypatch.setattr(run_module, "describe_environment", lambda device: here | {"device": "another CPU"})
+    train_run(config, folder, resume=True)
+    assert [e["device"] for e in read_json(folder / "run.json")["environments"]][1:] == ["another CPU"]
+    assert "Not all runs were made on the same machine" in write_report(folder).with_suffix(".md").read_text()
+
+
+def test_a_training_goes_on_where_no_process_can_be_started_for_labml(tmp_path, monkeypatch, capsys):
+    def none_left(*_, **__):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(recorder, "start_relay", none_left)
+    with recorder.Tracking(tmp_path, "run", {}, "off") as tracking:
+        tracking.record({"tokens": 1.0})
+    assert (tmp_path / METRICS).read_text() == '{"tokens": 1.0}\n'
+    assert "labml gets nothing, since no process could be started for it" in capsys.readouterr().err
