@@ -58,8 +58,8 @@ watched."""
 
 
 def sending_shares(metrics: int, past: int = PAST, seconds: float = WATCHED_SECONDS) -> tuple[float, float]:
-    """Of one core's time, what the run's relay and what the dashboard take late in a run whose records have
-    so many metrics."""
+    """The shares of one core's time that the run's relay and the dashboard take late in a run, whose records
+    have this number of ``metrics`` each."""
     values = {f"metric_{i}.train": 1.0 + i for i in range(metrics)}
     with TemporaryDirectory() as folder, running(Dashboard(Path(folder) / "records")) as dashboard:
         run = Path(folder) / "run"

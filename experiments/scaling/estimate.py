@@ -44,7 +44,7 @@ class Estimate:
 
 
 def estimate(config: TrainConfig, ranks: int) -> Estimate:
-    """What a training by ``config``, whose batch is taken in one part, asks of each of so many ``ranks``.
+    """What a training by ``config``, whose batch is taken in one part, asks of each of its ``ranks``.
     Raises UserError for ranks that can't share the batch."""
     if ranks < 1 or (ranks > 1 and config.parallel == "single"):
         raise UserError(f"{ranks} ranks can't train with parallel={config.parallel!r}; use ddp or fsdp.")

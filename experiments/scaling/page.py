@@ -145,7 +145,7 @@ def seconds(e: Estimate, rates: Rates) -> tuple[float, float]:
 
 
 def kept_by(config: TrainConfig, ranks: int) -> list[str]:
-    """Bytes of activations on each of so many ranks, by each of the ways of ``KEPT``."""
+    """Bytes of activations on each of the ``ranks``, by each of the ways of ``KEPT``."""
     config = replace(config, batch_size=config.batch_size // ranks)
     fused = replace(config, model=replace(config.model, kernel="fused", dropout=0.0))
     ways = [

@@ -1,1 +1,1 @@
-"""A training on two processes to which something happens every so many steps."""
+"""A training on two processes with a fault at regular intervals."""

@@ -1,4 +1,4 @@
-"""A training on two processes to which something happens every so many steps: it must end as if nothing had.
+"""A training on two processes with a fault at regular intervals: it must end as the undisturbed one.
 
 Run it with ``python -m experiments.soak``, on Linux; it writes docs/soak.md. It trains the Compressive
 Transformer with dropout, first undisturbed, then with faults at random moments: SIGKILL and SIGTERM to a

@@ -22,7 +22,7 @@ class Soak:
     steps: int = 2000
     """Training steps in all."""
     every: int = 100
-    """One fault in each so many steps."""
+    """One fault in each interval of steps."""
     seed: int = 0
     """Chooses the moments, the order of the kinds, and the ranks."""
     out: Path = Path(__file__).parents[2] / "docs" / "soak.md"
