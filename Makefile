@@ -2,16 +2,22 @@
 PYTHON ?= python3
 # Multiplies the comparison's token budget: make compare SCALE=0.1
 SCALE ?= 1
+# Trains every model from so many seeds; intervals need at least 2: make compare SEEDS=5
+SEEDS ?= 1
 # A text file or folder to use instead of Tiny Shakespeare: make compare DATA=book.txt
 DATA ?=
 
 BIN := .venv/bin
 PIP := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: compare dashboard test test-long docs bench bench-decoding lint format clean
+.PHONY: compare recall dashboard test test-long docs bench bench-decoding lint format clean
 
 compare: .venv/ready
-	$(BIN)/memformers compare --scale $(SCALE) $(if $(DATA),--data "$(DATA)")
+	$(BIN)/memformers compare --scale $(SCALE) --seeds $(SEEDS) $(if $(DATA),--data "$(DATA)")
+
+# What each memory recalls, by distance. RECALL="--quick" is a glimpse; RECALL=--help lists what there is.
+recall: .venv/ready
+	$(BIN)/memformers recall $(RECALL)
 
 # labml's dashboard, which every training finds. DASHBOARD="--open --port 5006" gives it settings.
 dashboard: .venv/ready-for-dashboard

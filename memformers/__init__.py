@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from memformers.models.attention import RelativeMultiHeadAttention as RelativeMultiHeadAttention
     from memformers.models.compression import AttentionReconstructionLoss as AttentionReconstructionLoss
     from memformers.models.compression import Conv1dCompression as Conv1dCompression
+    from memformers.models.compression import MeanCompression as MeanCompression
     from memformers.models.compressive import CompressiveTransformer as CompressiveTransformer
     from memformers.models.config import AdaptiveConfig as AdaptiveConfig
     from memformers.models.config import ModelConfig as ModelConfig
@@ -33,6 +34,7 @@ _HOMES = {
     "Decoder": "generation.decoding",
     "FeedForward": "models.feed_forward",
     "LMOutput": "models.language_model",
+    "MeanCompression": "models.compression",
     "Memory": "models.memory",
     "MemoryLM": "models.language_model",
     "ModelConfig": "models.config",

@@ -1,4 +1,4 @@
-"""The ``memformers`` command: train, compare, generate, evaluate, probe, report, dashboard."""
+"""The ``memformers`` command: train, compare, recall, generate, evaluate, probe, report, dashboard."""
 
 import argparse
 import sys
@@ -11,6 +11,7 @@ ABOUT = "Train, compare and use memory transformers: Transformer-XL and the Comp
 COMMANDS = {
     "train": "Train one model on a text.",
     "compare": "Train several models alike, one after the other, and write a report.",
+    "recall": "Measure what each memory recalls, by distance, at equal keys and over seeds.",
     "generate": "Continue a text with a trained model.",
     "evaluate": "Measure how well a trained model predicts a text.",
     "probe": "Measure what context and memory are worth to trained models.",

@@ -1,6 +1,7 @@
-"""Several models trained alike, one after the other, and the report that sets them side by side."""
+"""Several arms trained alike, one after the other, and the report that sets them side by side."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -18,37 +19,51 @@ from memformers.report.document import write_report
 from memformers.runs.card import new_run_id, plan_run
 from memformers.runs.folder import (
     CARD,
+    COMPARISON,
     CONFIG,
     OF_A_COMPARISON,
     RESULT,
     check_named,
     check_nothing_is_lost,
 )
+from memformers.runs.plan import Plan, Planned, PlannedArm, baseline_of, compared_with, read_plan, runs_of
 from memformers.tracking.discovery import DASHBOARD, dashboard_page, find_dashboard
-from memformers.training.config import TrainConfig
-from memformers.training.resume import check_same_config, check_same_corpus
+from memformers.training.arms import arms_of_models, check_arms, read_arms, training_of
+from memformers.training.config import TrainConfig, saved_config
+from memformers.training.resume import alone_in, check_same_config, check_same_corpus, differences
 
-PROBED = 500
-"""Tokens that are predicted with each context when a comparison is probed, so that it takes seconds."""
+PROBED, LONGEST = 250, 256
+"""Tokens that are predicted with each context when a comparison is probed, and the longest context, so that
+it takes seconds."""
 
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """A comparison: the same training for each model."""
+    """A comparison: the same training for each arm, from each seed."""
 
     train: TrainConfig = field(default_factory=TrainConfig)
-    """What all models share."""
+    """What all arms share."""
     models: tuple[ModelName, ...] = ("transformer", "transformer-xl", "compressive")
-    """Which models to train, in this order."""
+    """Which models to train, in this order: an arm each, called as the model."""
+    arms: tuple[str, ...] = ()
+    """Other arms beside them: a name and the settings that differ, such as
+    "long: model=transformer-xl mem_len=320"; or a file with an arm a line."""
+    equal_keys: bool = True
+    """Whether Transformer-XL's memory, beside the Compressive Transformer, is as long as that one's memory
+    and compressed memory together, so that both attend to as many keys."""
+    seeds: int = 1
+    """How many seeds each arm is trained from: seed, seed + 1 and so on. Intervals need at least 2."""
     scale: float = 1.0
-    """Multiplies the token budget of each model: 0.1 for a glimpse, 10 for a long comparison."""
+    """Multiplies the token budget of each arm: 0.1 for a glimpse, 10 for a long comparison."""
 
     def __post_init__(self) -> None:
         """Raise ValueError, saying what doesn't fit."""
         if not 0.0 < self.scale < math.inf:
             raise UserError(f"scale={self.scale} must be above 0, and finite.")
-        if not self.models or len(set(self.models)) < len(self.models):
-            raise UserError(f"models={self.models} must name each model once, and at least one.")
+        if len(set(self.models)) < len(self.models):
+            raise UserError(f"models={' '.join(self.models)} must name each model once.")
+        if self.seeds < 1:
+            raise UserError(f"seeds={self.seeds} is too small; use at least 1.")
         if self.train.model.model != TrainConfig().model.model:
             raise UserError("a comparison trains several models; name them with models, not model.")
         if self.train.parallel != "single":
@@ -56,82 +71,139 @@ class CompareConfig:
                 f"parallel={self.train.parallel!r} can't be used in a comparison, which starts its trainings "
                 f"one by one; train each with torchrun, and let memformers report set them side by side."
             )
+        check_arms(self.planned_arms(), self.shared)
 
-    def run_config(self, model: ModelName) -> TrainConfig:
-        """The training of one of the models."""
-        network = replace(self.train.model, model=model)
-        return replace(self.train, model=network, tokens=max(round(self.train.tokens * self.scale), 1))
+    @property
+    def shared(self) -> TrainConfig:
+        """The training that all arms share, of the first seed."""
+        return replace(self.train, tokens=max(round(self.train.tokens * self.scale), 1))
+
+    def planned_arms(self, beside: Sequence[str] = ()) -> list[PlannedArm]:
+        """The arms; ``beside`` are names of models that are in the comparison already."""
+        equal_keys = self.equal_keys and "compressive" in (*beside, *self.models)
+        return arms_of_models(self.models, self.train, equal_keys) + read_arms(self.arms, self.shared)
 
 
 def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> Path:
-    """Train every model into a sub-folder of ``folder``, probe them and write the report; returns its
-    page.
+    """Train every arm from every seed, each into a sub-folder of ``folder``, probe them and write the report;
+    returns its page.
 
-    With ``resume``, trainings that were stopped go on, and finished ones are left alone.
+    With ``resume``, trainings that were stopped go on, finished ones are left alone, and arms and seeds that
+    ``folder`` doesn't have are added to those that it has.
 
-    A model whose training fails doesn't stop the others: the report is written, and says so. Raises
+    A training that fails doesn't stop the others: the report is written, and says so. Raises
     ValueError for a folder that already holds runs (with ``resume``: of other settings), for what no
     training could start from, and when a training failed.
     """
-    if not resume and next(folder.glob(f"*/{CONFIG}"), None):
-        raise UserError(f"{folder} already holds runs; name a new folder for this comparison, or resume it.")
     check_named(folder)
     if not resume:
+        if (folder / COMPARISON).exists() or next(folder.glob(f"*/{CONFIG}"), None):
+            raise UserError(
+                f"{folder} already holds runs; name a new folder for this comparison, or resume it."
+            )
         check_nothing_is_lost(folder, OF_A_COMPARISON)
     dashboard = find_dashboard(dashboard)
     corpus = load_corpus(config.train.data)
-    for model in config.models:
-        check_same_corpus(corpus, folder / model)
+    plan = united(config, folder)
+    trainings = trainings_of(plan, config.train)
+    for name, training in trainings.items():
+        check_same_corpus(corpus, folder / name)
+        check_same_config(training, folder / name)
     folder.mkdir(parents=True, exist_ok=True)
-    data = pin_corpus(corpus, folder)
-    trainings = {model: replace(config.run_config(model), data=data) for model in config.models}
-    for model, training in trainings.items():
-        check_same_config(training, folder / model)
-    ids = plan_runs(config.models, folder)
-    failed = []
-    print_links(ids, dashboard)
-    for i, model in enumerate(config.models, 1):
-        print(f"\n── {i} of {len(config.models)} ──", flush=True)
-        run = folder / model
-        if not (run / RESULT).exists():
-            write_json(run / CONFIG, asdict(trainings[model]))
-        arguments = [str(run), *(["--resume"] if resume else [])]
-        if run_module("memformers.training", *arguments, environment={DASHBOARD: dashboard}):
-            failed.append(model)
-    if len(failed) == len(config.models):
-        raise UserError(f"no training ended well, so there is nothing to report; see {folder}.")
-    with monit.section("Report"):
-        report = write_report(folder)  # before the probe too, whatever that meets
-    try:
-        probe(folder, ProbeConfig(positions=PROBED), choose_device(config.train.device))
-        report = write_report(folder)
-    except ValueError as error:
-        print(f"NOTE: not probed: {error}")
+    with alone_in(folder):
+        data = pin_corpus(corpus, folder)
+        trainings = {name: replace(training, data=data) for name, training in trainings.items()}
+        write_json(folder / COMPARISON, asdict(plan))
+        ids = plan_runs(plan.runs, folder)
+        print_links(plan.runs, ids, dashboard)
+        failed = train_all(trainings, folder, dashboard, resume)
+        if not any((folder / name / RESULT).exists() for name in trainings):
+            raise UserError(f"no training ended well, so there is nothing to report; see {folder}.")
+        with monit.section("Report"):
+            report = write_report(folder)  # before the probe too, whatever that meets
+        try:
+            device = choose_device(config.train.device)
+            probe(folder, ProbeConfig(positions=PROBED, longest=LONGEST), device)
+            report = write_report(folder)
+        except ValueError as error:
+            print(f"NOTE: not probed: {error}")
     if failed:
         raise UserError(f"the training of {', '.join(failed)} failed; the others are in {report}.")
-    print_links(ids, dashboard)
+    print_links(plan.runs, ids, dashboard)
     return report
 
 
-def plan_runs(models: tuple[ModelName, ...], folder: Path) -> dict[ModelName, str]:
-    """Folders for the runs, and the ids by which a dashboard will know them as one group: under one
-    comment, the first model compared with the second, and each other one with the first."""
-    cards = {model: folder / model / CARD for model in models}
-    ids = {m: read_json(card)["run"] if card.exists() else new_run_id() for m, card in cards.items()}
-    for model in models:
-        (folder / model).mkdir(exist_ok=True)
-        other = next((ids[m] for m in models if m != model), "")
-        if not cards[model].exists():  # one that is resumed keeps its own
-            plan_run(folder / model, ids[model], f"comparison {folder.resolve().name}", other)
+def united(config: CompareConfig, folder: Path) -> Plan:
+    """What ``config`` asks for, and what the comparison in ``folder`` was begun for, if there is one;
+    ValueError for one of other settings."""
+    saved = read_plan(folder) or Plan(asdict(config.shared), ())
+    before = saved_config(saved.train, str(folder / COMPARISON))
+    if changes := differences(asdict(before), asdict(config.shared)):
+        raise UserError(
+            f"{folder} is a comparison of other settings: {changes}. Leave them out, or name a new folder."
+        )
+    arms = {arm.name: arm for arm in saved.arms}
+    for arm in config.planned_arms(beside=list(arms)):
+        old, new = (training_of(a, config.shared) for a in (arms.setdefault(arm.name, arm), arm))
+        if changes := differences(asdict(old), asdict(new)):
+            raise UserError(
+                f"{folder} has an arm {arm.name} of other settings: {changes}. Give it another name, or name "
+                f"a new folder. (Beside the Compressive Transformer, Transformer-XL's memory is longer, but "
+                f"with --no-equal-keys.)"
+            )
+    check_arms(list(arms.values()), config.shared)
+    seeds = max(config.seeds, len({run.seed for run in saved.runs.values()}))
+    first = config.train.seed
+    return Plan(saved.train, tuple(arms.values()), runs_of(list(arms), range(first, first + seeds)))
+
+
+def trainings_of(plan: Plan, train: TrainConfig) -> dict[str, TrainConfig]:
+    """Each run's training, by the run's name; of settings that a resumed training may have otherwise, those
+    of ``train``."""
+    shared = replace(train, tokens=plan.train["tokens"])
+    arms = {arm.name: training_of(arm, shared) for arm in plan.arms}
+    return {name: replace(arms[run.arm], seed=run.seed) for name, run in plan.runs.items()}
+
+
+def train_all(trainings: dict[str, TrainConfig], folder: Path, dashboard: str, resume: bool) -> list[str]:
+    """Run what isn't finished, one after the other; returns the names of those that failed."""
+    failed = []
+    for i, (name, training) in enumerate(trainings.items(), 1):
+        run = folder / name
+        if (run / RESULT).exists():
+            print(f"{i} of {len(trainings)}: {name} is finished", flush=True)
+            continue
+        print(f"\n── {i} of {len(trainings)}: {name} ──", flush=True)
+        write_json(run / CONFIG, asdict(training))
+        arguments = [str(run), *(["--resume"] if resume else [])]
+        if run_module("memformers.training", *arguments, environment={DASHBOARD: dashboard}):
+            failed.append(name)
+    return failed
+
+
+def plan_runs(runs: Mapping[str, Planned], folder: Path) -> dict[str, str]:
+    """Folders for the runs, and the ids by which a dashboard will know them as one group: under one comment,
+    each compared with the baseline of its seed."""
+    cards = {name: folder / name / CARD for name in runs}
+    ids = {n: read_json(card)["run"] if card.exists() else new_run_id() for n, card in cards.items()}
+    for name in runs:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        other = ids.get(compared_with(runs, name), "")
+        if not cards[name].exists():  # one that is resumed keeps its own
+            plan_run(folder / name, ids[name], f"comparison {folder.resolve().name}", other, name)
     return ids
 
 
-def print_links(ids: dict[ModelName, str], dashboard: str) -> None:
-    """Say where labml's comparison shows the runs, each beside the first, if a dashboard runs."""
+def print_links(runs: Mapping[str, Planned], ids: Mapping[str, str], dashboard: str) -> None:
+    """Say where labml's comparison shows the arms of the first seed, each beside the baseline, if a dashboard
+    runs."""
     page = dashboard_page(dashboard)
-    first, *others = ids
-    for model in others if page else ():
-        print(f"dashboard: {page}/run/{ids[model]}/compare  ({model} beside {first})", flush=True)
+    first = next(iter(runs.values())).seed
+    names = [name for name, run in runs.items() if run.seed == first]
+    base = baseline_of(names)
+    for name in names if page else ():
+        if name != base:
+            print(f"dashboard: {page}/run/{ids[name]}/compare  ({name} beside {base})", flush=True)
 
 
 def pin_corpus(corpus: Corpus, folder: Path) -> str:

@@ -19,6 +19,7 @@ from memformers import (
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.models.layers import Norm
+from memformers.recall.arms import SETTINGS, Setting
 from memformers.training.config import TrainConfig
 
 SMALL = ModelConfig(
@@ -105,3 +106,17 @@ def small_training(**changes: Any) -> TrainConfig:
     if isinstance(model, str):
         changes["model"] = replace(defaults.model, model=model)
     return replace(defaults, **changes)
+
+
+NEAR = SETTINGS["near"]
+
+
+def tiny_recall() -> Setting:
+    """A recall experiment of moments, with memories like those of the near setting."""
+    model = replace(NEAR.train.model, d_model=8, heads=2, d_ff=16, n_layers=1, segment_len=32)
+    train = replace(
+        NEAR.train, model=model, tokens=256, batch_size=4, evaluations=1, log_every=1, device="cpu"
+    )
+    lengths = {0: 0, 64: 32, 128: 64, 320: 160}
+    arms = (replace(a, mem_len=lengths[a.mem_len], c_mem_len=lengths[a.c_mem_len]) for a in NEAR.arms)
+    return replace(NEAR, arms=tuple(arms), train=train, evaluated=32)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 import pytest
 
 from memformers import cli
+from memformers.recall.config import read_run
+from memformers.recall.training import train_arm
 from memformers.training.config import read_train_config
 from memformers.training.run import train_run
 
@@ -67,6 +69,15 @@ class Ended:
         return self.code == 2 and message in " ".join(self.err.split())
 
 
+def check_plain(ended: Ended) -> None:
+    """It went well, or it said in one line (or, where tyro did, in a few that name --help) what was wrong."""
+    assert "Traceback" not in ended.err, ended.err
+    assert ended.code in (0, 2), ended.err
+    if ended.code:
+        ours = [line for line in ended.err.splitlines() if line.startswith("error: ")]
+        assert len(ours) == 1 or (not ours and ("--help" in ended.err or "usage: " in ended.err)), ended.err
+
+
 def run(*arguments: Any, input: str | bytes = "") -> Ended:
     """The command, in this process; whatever isn't SystemExit goes through, and fails the test."""
     return ended(lambda: cli.main([*map(str, arguments)]), input)
@@ -80,8 +91,9 @@ def run_module(module: str, *arguments: Any) -> Ended:
 
 
 def ended(do: Callable[[], object], input: str | bytes = "") -> Ended:
-    """How ``do`` ends a program that is given ``input``."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
+    """How ``do`` ends a program that is given ``input``; it writes UTF-8, as to a pipe."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    code = 0
     given = io.TextIOWrapper(io.BytesIO(input if isinstance(input, bytes) else input.encode()))
     with pytest.MonkeyPatch.context() as patch:
         for name, stream in (("stdout", out), ("stderr", err), ("stdin", given)):
@@ -90,7 +102,7 @@ def ended(do: Callable[[], object], input: str | bytes = "") -> Ended:
             do()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    return Ended(code, out.getvalue(), err.getvalue())
+    return Ended(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
 
 
 def train_here(module: str, folder: str, *arguments: str, environment: Any) -> int:
@@ -100,6 +112,17 @@ def train_here(module: str, folder: str, *arguments: str, environment: Any) -> i
     with contextlib.redirect_stderr(io.StringIO()):
         train_run(read_train_config(Path(folder)), Path(folder), resume="--resume" in arguments)
     return 0
+
+
+def recall_here(
+    commands: Sequence[Sequence[str]], jobs: int, *, environment: Any
+) -> Iterator[tuple[int, int]]:
+    """Takes the place of ``run_modules`` in a recall experiment, likewise."""
+    for number, (module, folder) in enumerate(commands):
+        assert module == "memformers.recall"
+        with contextlib.redirect_stdout(io.StringIO()):
+            train_arm(read_run(Path(folder)), Path(folder), "off")
+        yield number, 0
 
 
 class Server:

@@ -11,7 +11,7 @@ from memformers.common.files import read_json
 from memformers.tracking import discovery
 from memformers.training.config import TrainConfig
 from tests.builders import SMALL_RUN
-from tests.processes import Ended, run
+from tests.processes import check_plain, run
 
 MANY = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 FEW = settings(MANY, max_examples=40)
@@ -23,15 +23,6 @@ WORDS = [
     "\ud800",
 ]  # fmt: skip
 FLAGS = [None, "x"]
-
-
-def check_plain(ended: Ended) -> None:
-    """It went well, or it said in one line (or, where tyro did, in a few that name --help) what was wrong."""
-    assert "Traceback" not in ended.err
-    assert ended.code in (0, 2)
-    if ended.code:
-        ours = [line for line in ended.err.splitlines() if line.startswith("error: ")]
-        assert len(ours) == 1 or (not ours and ("--help" in ended.err or "usage: " in ended.err)), ended.err
 
 
 def options(**kinds: list) -> st.SearchStrategy[list[str]]:
@@ -51,7 +42,8 @@ TRAINING = options(
     clamp_len=INTEGERS, tokens=INTEGERS,
     batch_size=INTEGERS, learning_rate=NUMBERS, warmup=NUMBERS, weight_decay=NUMBERS, max_grad_norm=NUMBERS,
     seed=INTEGERS, device=WORDS, precision=WORDS, compile=FLAGS, parallel=WORDS, accumulate=INTEGERS,
-    evaluations=INTEGERS, log_every=INTEGERS, checkpoint_every=INTEGERS, keep_checkpoints=INTEGERS,
+    evaluations=INTEGERS, evaluation_share=NUMBERS, log_every=INTEGERS, checkpoint_every=INTEGERS,
+    keep_checkpoints=INTEGERS,
     skip_bad_steps=INTEGERS, activation_checkpointing=FLAGS, resume=WORDS, dashboard=WORDS, data=WORDS,
     no_such_option=WORDS,
 )  # fmt: skip

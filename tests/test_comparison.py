@@ -1,36 +1,80 @@
 import os
+import re
 import shutil
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from memformers import comparison as module
-from memformers.common.files import read_json
+from memformers.common.files import read_json, write_json
 from memformers.comparison import CompareConfig, compare, pin_corpus
 from memformers.data import corpora
 from memformers.data.corpora import Corpus, builtin_corpus, load_corpus
 from memformers.runs.metrics import read_metrics
+from memformers.runs.plan import runs_of
 from memformers.runs.sealed import numbered
 from tests.builders import MODELS, small_training
 from tests.processes import program, start, train_here, wait_for
 
 
-def small_comparison(**changes):
-    return CompareConfig(train=small_training(tokens=1_024, **changes))
+def small_comparison(train=None, **changes):
+    return CompareConfig(train=small_training(tokens=1_024, **(train or {})), **changes)
+
+
+@pytest.fixture
+def pretended(compared, monkeypatch):
+    """The names of runs in the order in which comparisons of this test begin them: each leaves what one of
+    ``compared`` has left, at once, but for those whose names are added to ``failing``."""
+    begun, failing = [], set()
+
+    def pretend(name, folder, *arguments, environment):
+        run = Path(folder)
+        begun.append(run.name)
+        if run.name in failing:
+            return 1
+        model = read_json(run / "config.json")["model"]["model"]
+        for name in ("run.json", "metrics.jsonl", "result.json", "sample.txt"):
+            shutil.copy(compared / model / name, run)
+        return 0
+
+    monkeypatch.setattr(module, "run_module", pretend)
+    return begun, failing
 
 
 def test_a_comparison_trains_each_model_and_ends_with_a_report(compared):
     for model in MODELS:
         assert read_json(compared / model / "result.json")["tokens"] == 1_024
-    assert "Compressive Transformer is at" in (compared / "report.md").read_text()
+    assert "| Compressive Transformer | 1 |" in (compared / "report.md").read_text()
     assert (compared / "report.html").is_file()
+
+
+def test_arms_have_equal_keys(compared):
+    """S 16, M 16 and C 4, c 3: Transformer-XL remembers M + C, and sees back less far than M + c · C."""
+    facts = {model: read_json(compared / model / "run.json") for model in MODELS}
+    assert [facts[model]["keys"] for model in MODELS] == [0, 20, 20]
+    assert [facts[model]["memory"]["one_layer"] for model in MODELS] == [0, 20, 28]
+    assert len({facts[model]["attention_operations"] for model in MODELS[1:]}) == 1
+    assert "| Transformer-XL | 20 | 20 / 40 |" in (compared / "report.md").read_text()
+
+
+def test_keys_are_as_given_where_that_is_asked_for_or_nothing_is_compressed():
+    def mem_len(**changes):
+        return {a.name: a.settings for a in small_comparison(**changes).planned_arms()}["transformer-xl"].get(
+            "model.mem_len"
+        )
+
+    assert mem_len() == 20
+    assert mem_len(equal_keys=False) is None
+    assert mem_len(models=("transformer", "transformer-xl")) is None
 
 
 def test_only_the_memory_differs(compared):
     configs = [read_json(compared / model / "config.json") for model in MODELS]
     for config in configs:
         config["model"].pop("model")
+        config["model"].pop("mem_len")
     assert configs[0] == configs[1] == configs[2]
     steps = [[r["tokens"] for r in read_metrics(compared / model)] for model in MODELS]
     assert steps[0] == steps[1] == steps[2]
@@ -38,7 +82,7 @@ def test_only_the_memory_differs(compared):
 
 def test_the_scale_multiplies_every_budget():
     config = CompareConfig(scale=0.25)
-    assert config.run_config("compressive").tokens == config.train.tokens / 4
+    assert config.shared.tokens == config.train.tokens / 4
 
 
 def test_a_folder_with_runs_is_an_error(compared):
@@ -46,17 +90,68 @@ def test_a_folder_with_runs_is_an_error(compared):
         compare(small_comparison(), compared)
 
 
-@pytest.mark.usefixtures("quick_runs")
-def test_a_model_that_fails_does_not_take_the_others_down(tmp_path, monkeypatch):
-    def fail_one(name, folder, *, environment):
-        return 1 if folder.endswith("transformer-xl") else train_here(name, folder, environment=environment)
-
-    monkeypatch.setattr(module, "run_module", fail_one)
-    with pytest.raises(ValueError, match="training of transformer-xl failed; the others are in"):
-        compare(small_comparison(), tmp_path)
+def test_a_run_that_fails_does_not_take_the_others_down(pretended, tmp_path):
+    _, failing = pretended
+    failing.add("transformer-xl-seed1")
+    config = small_comparison(models=("transformer-xl", "compressive"), seeds=2)
+    with pytest.raises(ValueError, match="training of transformer-xl-seed1 failed; the others are in"):
+        compare(config, tmp_path)
     markdown = (tmp_path / "report.md").read_text()
-    assert "**transformer-xl failed before its first step**" in markdown
-    assert "Compressive Transformer is at" in markdown
+    assert "**transformer-xl-seed1 failed before its first step**" in markdown
+    assert "| Compressive Transformer | 2 |" in markdown
+    failing.clear()
+    compare(config, tmp_path, resume=True)
+    assert "| Transformer-XL | 2 |" in (tmp_path / "report.md").read_text()
+
+
+def test_seeds_and_arms_are_added_to_those_that_a_comparison_has(pretended, tmp_path):
+    begun, _ = pretended
+    xl = {"models": ("transformer-xl",), "train": {"seed": 3}}
+    compare(small_comparison(**xl, arms=("long: model=transformer-xl mem_len=32",)), tmp_path)
+    assert begun == ["transformer-xl", "long"]
+    compare(small_comparison(**xl, seeds=3), tmp_path, resume=True)
+    assert begun[2:] == ["transformer-xl-seed4", "long-seed4", "transformer-xl-seed5", "long-seed5"]
+    compare(small_comparison(models=("transformer",), train={"seed": 3}), tmp_path, resume=True)
+    assert begun[6:] == ["transformer", "transformer-seed4", "transformer-seed5"]
+    config = read_json(tmp_path / "long-seed4" / "config.json")
+    assert (config["model"]["mem_len"], config["seed"]) == (32, 4)
+    markdown = (tmp_path / "report.md").read_text()
+    assert "over 3 seeds; ± is half of a 95 % interval by Student's t" in markdown
+
+
+def test_a_dashboard_finds_all_runs_together_each_beside_the_baseline_of_its_seed(pretended, tmp_path):
+    compare(small_comparison(models=("transformer-xl", "compressive"), seeds=2), tmp_path)
+    cards = {path.parent.name: read_json(path) for path in tmp_path.glob("*/labml.json")}
+    assert len(cards) == 4
+    assert {card["comment"] for card in cards.values()} == {f"comparison {tmp_path.name}"}
+    assert {card["name"] for card in cards.values()} == set(cards)
+    for arm, other in (("compressive", "transformer-xl"), ("transformer-xl", "compressive")):
+        for ending in ("", "-seed1"):
+            assert cards[arm + ending]["compare_with"] == cards[other + ending]["run"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": {"seed": 1}}, "is a comparison of other settings: seed 0 → 1. Leave them out, or name"),
+        ({"scale": 2.0}, "is a comparison of other settings: tokens 1024 → 2048"),
+        ({"equal_keys": False}, "has an arm transformer-xl of other settings: model.mem_len 20 → 16"),
+        ({"arms": ("long: model=transformer-xl mem_len=99",)}, "arm long of other settings: model.mem_len"),
+    ],
+)  # fmt: skip
+def test_a_comparison_of_other_settings_is_refused_and_nothing_is_lost(changes, message, compared, tmp_path):
+    folder = shutil.copytree(compared, tmp_path / "again", symlinks=True)
+    plan = read_json(folder / "compare.json")
+    long = {"name": "long", "settings": {"model.model": "transformer-xl", "model.mem_len": 32}}
+    write_json(folder / "compare.json", plan | {"arms": [*plan["arms"], long]})
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        compare(small_comparison(**changes), folder, resume=True)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_all_arms_of_a_seed_are_trained_before_the_next_seed():
+    assert list(runs_of(["a", "b"], [5, 6])) == ["a", "b", "a-seed6", "b-seed6"]
 
 
 @pytest.mark.usefixtures("quick_runs")
@@ -67,13 +162,21 @@ def test_a_comparison_goes_on_where_a_training_of_it_stopped(compared, tmp_path,
     (folder / "compressive" / "result.json").unlink()
     (folder / "report.html").unlink()
     finished = (folder / "transformer" / "result.json").stat().st_mtime_ns
-    with pytest.raises(ValueError, match=r"transformer can't be resumed with other settings: seed 0 → 1"):
-        compare(small_comparison(seed=1), folder, resume=True)
     report = compare(small_comparison(), folder, resume=True)
     assert report.exists()
     losses = [read_json(f / "compressive" / "result.json")["loss"] for f in (compared, folder)]
     assert losses[0] == losses[1]
     assert (folder / "transformer" / "result.json").stat().st_mtime_ns == finished
+
+
+def test_seeds_are_added_to_a_comparison_that_has_no_plan(pretended, compared, tmp_path):
+    """As earlier versions left them."""
+    begun, _ = pretended
+    folder = shutil.copytree(compared, tmp_path / "again", symlinks=True)
+    (folder / "compare.json").unlink()
+    compare(small_comparison(seeds=2), folder, resume=True)
+    assert begun == [f"{model}-seed1" for model in MODELS]
+    assert "| Transformer, no memory | 2 |" in (folder / "report.md").read_text()
 
 
 def test_all_models_get_the_very_same_corpus(tmp_path):
@@ -122,4 +225,4 @@ def test_ctrl_c_ends_a_comparison_within_seconds(started, tmp_path):
 
 def test_several_processes_are_for_one_training():
     with pytest.raises(ValueError, match="parallel='ddp' can't be used in a comparison"):
-        small_comparison(parallel="ddp")
+        small_comparison(train={"parallel": "ddp"})

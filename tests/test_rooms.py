@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "evaluation": BELOW_TRAINING - {"evaluation"},
     "training": BELOW_TRAINING | {"tracking"},
     "comparison": BELOW_TRAINING | {"tracking", "training", "report"},
-    "commands": BELOW_TRAINING | {"tracking", "training", "report", "comparison", "dashboard"},
+    "recall": BELOW_TRAINING | {"tracking", "training", "report"},
+    "commands": BELOW_TRAINING | {"tracking", "training", "report", "comparison", "recall", "dashboard"},
     "cli": {"commands", "common"},
 }
 """Which rooms each room may import."""
@@ -70,6 +71,6 @@ def test_no_room_is_reached_from_one_that_it_imports():
 
 
 def test_kernels_need_nothing_but_torch_and_triton():
-    standard = {"math", "os", "collections", "dataclasses", "typing", "importlib"}
+    standard = {"math", "os", "collections", "dataclasses", "typing", "importlib", "functools", "time"}
     roots = {m.partition(".")[0] for p, room in files() if room == "kernels" for m, _ in imports(p)}
     assert roots - standard - {"memformers"} == OF_KERNELS

@@ -7,6 +7,8 @@ import torch
 from experiments.scaling.counting import Counts, built, flops, kept_bytes, over_layers
 from memformers.common.errors import UserError
 from memformers.training.config import TrainConfig
+from memformers.training.muon import Muon
+from memformers.training.optimizers import build_optimizers
 
 FLOAT32 = 4
 """Bytes of a number: of weights, gradients and moments in either precision."""
@@ -27,7 +29,8 @@ class Estimate:
     flops: Counts
     """Operations by part of the model, without those of layers that are computed again."""
     state_bytes: int
-    """This rank's weights, their gradients, AdamW's two moments of them, and a count for each tensor."""
+    """This rank's weights, their gradients, and what the optimizers keep: AdamW two moments and a count for
+    each tensor, Muon one moment."""
     copy_bytes: int
     """The gradient once more in the buckets that DDP sends; the whole weights that FSDP gathers."""
     memory_bytes: int
@@ -63,7 +66,7 @@ def estimate(config: TrainConfig, ranks: int) -> Estimate:
         parameters=weights["whole"],
         tokens=config.batch_size * config.model.segment_len,
         flops=over_layers(flops, streams),
-        state_bytes=4 * own + weights["tensors"] * FLOAT32,
+        state_bytes=2 * own + (weights["moments"] + weights["tensors"]) * FLOAT32,
         copy_bytes={"single": 0, "ddp": whole, "fsdp": own * ranks}[config.parallel],
         memory_bytes=kept["memories"],
         activation_bytes=kept["kept"],
@@ -72,11 +75,23 @@ def estimate(config: TrainConfig, ranks: int) -> Estimate:
 
 
 def own_weights(config: TrainConfig, ranks: int) -> Counts:
-    """Of the ``tensors`` of weights how many numbers there are in the ``whole`` model, and how many of them
-    the first rank's ``own``: with FSDP a part of each, cut along its first axis, of which the first ranks get
-    whole rows until there are no more."""
+    """How many numbers there are in the ``whole`` model, and how many of them the first rank's ``own``: with
+    FSDP a part of each tensor, cut along its first axis, of which the first ranks get whole rows until there
+    are no more. And how many ``moments`` the optimizers keep of them, and for how many ``tensors`` AdamW
+    keeps a count."""
     parts = ranks if config.parallel == "fsdp" else 1
     with torch.device("meta"):
-        weights = list(built(config).parameters())
-    own = sum(-(-len(weight) // parts) * weight[0].numel() for weight in weights)
-    return Counts(tensors=len(weights), whole=sum(weight.numel() for weight in weights), own=own)
+        model = built(config)
+        moments = {
+            weight: 1 if isinstance(optimizer, Muon) else 2
+            for optimizer in build_optimizers(model, config)
+            for group in optimizer.param_groups
+            for weight in group["params"]
+        }
+    own = {weight: -(-len(weight) // parts) * weight[0].numel() for weight in moments}
+    return Counts(
+        tensors=sum(kept == 2 for kept in moments.values()),
+        whole=sum(weight.numel() for weight in moments),
+        own=sum(own.values()),
+        moments=sum(kept * own[weight] for weight, kept in moments.items()),
+    )

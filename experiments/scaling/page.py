@@ -16,6 +16,7 @@ ENWIK8_LARGE = TrainConfig(
         kernel="naive", segment_len=768, mem_len=768,
     ),
     batch_size=64,
+    optimizer="adamw",
     precision="bfloat16",
     device="cuda",
 )  # fmt: skip
@@ -25,6 +26,7 @@ PG_19 = TrainConfig(
         kernel="naive", segment_len=512, mem_len=512, c_mem_len=512, compression_rate=2,
     ),
     batch_size=64,
+    optimizer="adamw",
     precision="bfloat16",
     device="cuda",
 )  # fmt: skip

@@ -59,9 +59,12 @@ def differences(folder: Path, undisturbed: Path) -> list[str]:
     return names + (["the records"] if records[0] != records[1] else [])
 
 
+TIMES = {"seconds", "evaluation_seconds", "tokens_per_second"}
+
+
 def without_times(record: dict[str, float]) -> dict[str, float]:
     """A record's values but those of the clock."""
-    return {name: value for name, value in record.items() if name not in ("seconds", "tokens_per_second")}
+    return {name: value for name, value in record.items() if name not in TIMES}
 
 
 if __name__ == "__main__":

@@ -15,13 +15,16 @@ class Compare:
     """Train several models alike, one after the other, and write a report.
 
     Example: memformers compare --scale 0.1
+
+    Example: memformers compare --seeds 5 --out runs/seeds
     """
 
     config: tyro.conf.OmitArgPrefixes[CompareConfig] = field(default_factory=CompareConfig)
     out: Path | None = None
     """Folder of the comparison; by default runs/, the date and "compare"."""
     resume: bool = False
-    """Go on with the comparison in --out, of the same settings: finish what was stopped."""
+    """Go on with the comparison in --out, of the same settings: finish what was stopped, and add arms and
+    seeds that it doesn't have."""
     dashboard: str = ""
     """Where to show it live: the address of a labml server, such as http://localhost:5005/api/v1/default,
     or off. Empty: labml's own $labml_app_url, else a dashboard that runs on this machine, if one does."""

@@ -43,11 +43,15 @@ class Evaluate:
         """Print the numbers; write them and the figure if asked to."""
         if self.streams < 1:
             raise UserError(f"streams={self.streams} is too small; use at least 1.")
+        if self.out == Path():
+            raise UserError("out='' is the current folder; name a folder for the numbers and the figure.")
         model, tokenizer = load_checkpoint(self.checkpoint, choose_device(self.device))
         model = with_lengths(
             model, segment_len=self.segment_len, mem_len=self.mem_len, c_mem_len=self.c_mem_len
         )
         text = read_text(self.text)
+        if self.out:  # before a long text is read
+            self.out.mkdir(parents=True, exist_ok=True)
         start = time.perf_counter()
         evaluation = evaluate(model, tokenizer.encode(text), self.streams)
         seconds = time.perf_counter() - start
@@ -63,7 +67,6 @@ class Evaluate:
         if self.out:
             in_segment = evaluation.by_position(model.config.segment_len)
             by_memory = evaluation.by_memory(model.config.segment_len, model.config.remembered_positions)
-            self.out.mkdir(parents=True, exist_ok=True)
             details = {
                 "loss_in_segment": in_segment,
                 "loss_by_memory": [

@@ -7,12 +7,14 @@ from typing import Annotated
 import tyro
 
 from memformers.commands.places import say_report
+from memformers.common.errors import UserError
 from memformers.report.document import write_report
+from memformers.runs.folder import PLAN
 
 
 @dataclass(frozen=True)
 class Report:
-    """Write the report of a run or a comparison, again or for the first time.
+    """Write the report of a run, a comparison or a recall experiment, again or for the first time.
 
     Example: memformers report runs/…
     """
@@ -22,4 +24,11 @@ class Report:
 
     def run(self) -> None:
         """Write it, then say where it is."""
+        if (self.folder / PLAN).is_file():
+            from memformers.recall.experiment import write_report as write_recall_report
+
+            say_report(write_recall_report(self.folder))
+            return
+        if (self.folder.parent / PLAN).is_file():
+            raise UserError(f"{self.folder} is a part of a recall experiment; name {self.folder.parent}.")
         say_report(write_report(self.folder))

@@ -4,11 +4,13 @@ line for what the user can mend."""
 import contextlib
 import io
 import os
+import re
 import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
 from memformers.common.errors import UserError
@@ -57,15 +59,31 @@ def parse_arguments(
 ) -> Any:
     """The dataclass ``kind``, or one of a union, from the command line, on top of ``default``.
 
-    Where a config of ours refuses a value, its own UserError is raised again: it says more than tyro's box
-    around it. tyro itself answers --help and unknown options, and exits.
+    A whole number may be written as 1e6. Where a config of ours refuses a value, its own UserError is raised
+    again: it says more than tyro's box around it. tyro itself answers --help and unknown options, and exits.
     """
-    import tyro  # not above: --help and --version do without
+    # Not above: --help and --version do without.
+    import tyro
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+    whole_numbers = ConstructorRegistry()
+
+    @whole_numbers.primitive_rule
+    def rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+        if kind.type is not int:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="INT",
+            instance_from_str=lambda words: whole_number(words[0]),
+            is_instance=lambda value: isinstance(value, int),
+            str_from_instance=lambda value: [str(value)],
+        )
 
     said = io.StringIO()
     extra = {} if default is None else {"default": default}
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(said), whole_numbers:
             return tyro.cli(kind, args=arguments, prog=prog, **extra)
     except SystemExit as end:
         cause = end.__context__
@@ -75,6 +93,18 @@ def parse_arguments(
             cause = cause.__context__
         print(said.getvalue(), end="", file=sys.stderr)
         raise
+
+
+def whole_number(text: str) -> int:
+    """The whole number that ``text`` is, as Python writes it, or as 1e6 or 2000.0; else ValueError."""
+    with contextlib.suppress(ValueError):
+        return int(text)
+    if not re.fullmatch(r"[+-]?\d+(\.\d*)?([eE][+-]?\d{1,2})?", text):
+        raise ValueError(f"{text!r} is no whole number; write one such as 1000 or 1e6")
+    number = Fraction(text)  # exact, as a float is not
+    if number.denominator != 1:
+        raise ValueError(f"{text} is no whole number; write one such as 1000 or 1e6")
+    return int(number)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

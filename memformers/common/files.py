@@ -38,6 +38,14 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def check_utf8_name(path: Path) -> None:
+    """Raise UserError for a name that is not UTF-8: safetensors would write such a file, and not read it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{str(path)!r} is a name that is not UTF-8; name another place.") from None
+
+
 def sync(path: Path) -> None:
     """Return when the contents of a file, or the names in a folder, are on the disk."""
     if os.name == "nt" and path.is_dir():

@@ -1,28 +1,21 @@
-"""The built-in corpus: a play made by code, in which what a memory reaches can be measured.
+"""The built-in corpus: a play made by code, for where no other text can be had.
 
-Its characters sing refrains and swear oaths of invented words, drawn afresh each time. A refrain is
-sung twice in one breath, 16, 32 or 64 characters apart; an oath is said again, word for word, 64 to
-4,096 characters later. Nothing but the first saying foretells the second, so the accuracy on second
-sayings, against their distance, shows how far a model remembers; the accuracy on first sayings is
-what chance gives.
-
-The refrains are there so that a small model learns to copy at all within a few minutes: at a fixed
-distance it soon finds where to look. With distances all drawn at random, models of two and four
-layers were still at chance after two million characters.
+Its characters sing refrains and swear oaths of invented words, drawn afresh each time. A refrain is sung
+twice in one breath, 16, 32 or 64 characters apart; an oath is said again, word for word, up to 4,096
+characters later. So there is something that only a memory foretells.
 """
 
 import heapq
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from memformers.common.errors import UserError
 
 T = TypeVar("T")
 
-NEAREST, FARTHEST = 16, 4096
-"""Distances between the starts of two sayings, in characters."""
+NEAREST_OATH, FARTHEST_OATH = 64, 4096
+"""Distances between the starts of an oath's two sayings, in characters."""
 REFRAIN_DISTANCES = (16, 16, 32, 32, 64)
 OATH_LENGTH = 30
 """Characters of an oath."""
@@ -36,22 +29,8 @@ REMINDERS = ("Again", "Once more", "You said", "I still hear")
 CONSONANTS, VOWELS = "bcdfghjklmnpqrstvwxz", "aeiouy"
 
 
-@dataclass(frozen=True)
-class Repeat:
-    """A phrase said at ``first`` and, word for word, again at ``second``: offsets in characters."""
-
-    first: int
-    second: int
-    length: int
-
-    @property
-    def distance(self) -> int:
-        """From the start of one saying to the start of the other, in characters."""
-        return self.second - self.first
-
-
-def write_play(length: int, seed: int = 0) -> tuple[str, tuple[Repeat, ...]]:
-    """``length`` characters of the play of ``seed``, and its repeats in order of their second saying.
+def write_play(length: int, seed: int = 0) -> str:
+    """``length`` characters of the play of ``seed``.
 
     The same arguments give the same text on every machine and Python. Raises ValueError for a
     length below 1.
@@ -60,7 +39,6 @@ def write_play(length: int, seed: int = 0) -> tuple[str, tuple[Repeat, ...]]:
         raise UserError(f"a play of {length} characters was asked for; use at least 1.")
     rng = random.Random(seed)
     parts: list[str] = []
-    repeats: list[Repeat] = []
     due: list[tuple[int, int, str]] = []  # when to say again, where it was first said, the oath
     end = 0
 
@@ -76,32 +54,24 @@ def write_play(length: int, seed: int = 0) -> tuple[str, tuple[Repeat, ...]]:
         for _ in range(1 + int(rng.random() * 3)):
             kind = rng.random()
             if due and due[0][0] <= end:
-                _, first, oath = heapq.heappop(due)
-                say(f"{pick(rng, REMINDERS)}: ")
-                repeats.append(Repeat(first, say(oath), len(oath)))
-                say(".\n")
+                _, _, oath = heapq.heappop(due)
+                say(f"{pick(rng, REMINDERS)}: {oath}.\n")
             elif kind < 0.7:
                 refrain = invent_phrase(rng, pick(rng, REFRAIN_DISTANCES) - len(", "))
-                say("Now sing: ")
-                first = say(refrain)
-                say(", ")
-                repeats.append(Repeat(first, say(refrain), len(refrain)))
-                say("!\n")
+                say(f"Now sing: {refrain}, {refrain}!\n")
             elif kind < 0.95:
                 oath = invent_phrase(rng, OATH_LENGTH)
                 say(f"{pick(rng, OATHS)}: ")
                 first = say(oath)
                 say("!\n")
                 # It waits for the end of a line and for its reminder; so it is asked for earlier.
-                distance = 64 * (FARTHEST / 64) ** rng.random()
+                distance = NEAREST_OATH * (FARTHEST_OATH / NEAREST_OATH) ** rng.random()
                 heapq.heappush(due, (first + round(distance) - 20, first, oath))
             else:
                 statement = " ".join(pick(rng, part) for part in (SUBJECTS, VERBS, OBJECTS))
                 say(f"{statement[0].upper()}{statement[1:]}.\n")
         say("\n")
-    # The few that waited until they were too far, or past the end, don't count.
-    counted = (r for r in repeats if r.distance <= FARTHEST and r.second + r.length <= length)
-    return "".join(parts)[:length], tuple(counted)
+    return "".join(parts)[:length]
 
 
 def pick(rng: random.Random, items: Sequence[T]) -> T:

@@ -12,7 +12,7 @@ import platformdirs
 from memformers.common.errors import UserError
 from memformers.common.files import replacing
 from memformers.common.network import get
-from memformers.data.builtin import Repeat, write_play
+from memformers.data.builtin import write_play
 from memformers.data.text_files import bytes_of, text_of
 
 TINY_SHAKESPEARE_URL = (
@@ -36,8 +36,6 @@ class Corpus:
     source: str
     """The path it was read from, or how it was made."""
     text: str
-    repeats: tuple[Repeat, ...] = ()
-    """Phrases said twice; known for the built-in corpus only."""
     is_builtin: bool = False
     """Whether it is the built-in play."""
     is_stand_in: bool = False
@@ -62,15 +60,6 @@ class Corpus:
     def validation_text(self) -> str:
         """The last 10 %."""
         return self.text[self.split :]
-
-    @property
-    def validation_repeats(self) -> tuple[Repeat, ...]:
-        """The repeats wholly in the validation text, by their offsets there."""
-        return tuple(
-            Repeat(r.first - self.split, r.second - self.split, r.length)
-            for r in self.repeats
-            if r.first >= self.split
-        )
 
 
 def load_corpus(data: str = "") -> Corpus:
@@ -104,10 +93,10 @@ def load_corpus(data: str = "") -> Corpus:
 
 
 def builtin_corpus(length: int = BUILTIN_LENGTH, seed: int = 0, is_stand_in: bool = False) -> Corpus:
-    """The play that [`memformers.data.builtin`][] writes, with its repeats."""
-    text, repeats = write_play(length, seed)
+    """The play that [`memformers.data.builtin`][] writes."""
+    text = write_play(length, seed)
     source = f"made by code: {length:,} characters, seed {seed}"
-    return Corpus(f"built-in play (seed {seed})", source, text, repeats, True, is_stand_in)
+    return Corpus(f"built-in play (seed {seed})", source, text, True, is_stand_in)
 
 
 def read_text_file(path: Path) -> Corpus:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -24,26 +25,58 @@ class Segment:
     """Whether the streams begin here: forget everything before."""
     end: int
     """Where the next segment begins, in tokens of a stream."""
+    epoch: int
+    """How many times the text was read before."""
 
 
 def training_segments(
-    tokens: Tensor, batch_size: int, segment_len: int, position: int = 0
+    tokens: Tensor,
+    batch_size: int,
+    segment_len: int,
+    place: tuple[int, int] = (0, 0),
+    *,
+    stretch: int = 0,
+    seed: int = 0,
 ) -> Iterator[Segment]:
-    """Segments of ``tokens [n]`` without end, from ``position`` of the streams on: when the streams end
-    (all at once, within one stream's rest of fewer than B tokens), they start over.
+    """Segments of ``tokens [n]`` without end, from ``place`` on, an epoch and a position in its streams. When
+    the streams of an epoch end, all at once, those of the next begin.
+
+    With ``stretch=0`` each stream is one part of the text, the same in every epoch, and fewer than B tokens
+    are left over. Else they are made of stretches of so many tokens (or of a whole part of the text, where
+    that is shorter), in an order drawn from ``seed`` and the epoch ([`stretches`][]).
 
     Raises ValueError for a text with less than one segment for each stream, and for a position outside
     of them.
     """
-    length = (len(tokens) - 1) // batch_size
     check_length(len(tokens), batch_size, segment_len)
-    inputs = tokens[: length * batch_size].view(batch_size, length).T.contiguous()
-    targets = tokens[1 : length * batch_size + 1].view(batch_size, length).T.contiguous()
-    if not 0 <= position <= length:
-        raise UserError(f"position={position:,} is outside of streams of {length:,} tokens.")
-    yield from cut(inputs, targets, segment_len, position)
+    epoch, position = place
     while True:
-        yield from cut(inputs, targets, segment_len)
+        starts, length = stretches(len(tokens), batch_size, stretch, seed, epoch)
+        if not 0 <= position <= len(starts) * length:
+            raise UserError(
+                f"position={position:,} is outside of streams of {len(starts) * length:,} tokens."
+            )
+        at = (starts[:, None] + torch.arange(length)[:, None]).flatten(0, 1)  # [length of a stream, B]
+        yield from cut(tokens[at], tokens[at + 1], segment_len, position, epoch)
+        epoch, position = epoch + 1, 0
+
+
+def stretches(n_tokens: int, batch_size: int, stretch: int, seed: int, epoch: int) -> tuple[Tensor, int]:
+    """Where the stretches of an epoch begin in a text, ``[rounds, B]``, in the order in which each stream
+    reads them, and how long each of them is.
+
+    The first begins where the epoch's draw says, so that the cuts lie elsewhere in each epoch; what is left
+    over, before it and after the last round, is less than a round and a stretch.
+    """
+    part = (n_tokens - 1) // batch_size
+    if not stretch or stretch >= part:
+        return (torch.arange(batch_size) * part)[None], part
+    generator = torch.Generator().manual_seed((seed + epoch * 0x9E3779B97F4A7C15) % 2**63)
+    left = n_tokens - 1 - stretch * batch_size
+    first = int(torch.randint(min(stretch, left + 1), (), generator=generator))
+    count = (n_tokens - 1 - first) // stretch
+    order = torch.randperm(count, generator=generator)[: count // batch_size * batch_size]
+    return first + stretch * order.view(-1, batch_size), stretch
 
 
 def evaluation_segments(tokens: Tensor, batch_size: int, segment_len: int) -> Iterator[Segment]:
@@ -67,11 +100,13 @@ def stream_length(n_tokens: int, batch_size: int) -> int:
     return -(-(n_tokens - 1) // batch_size)
 
 
-def cut(inputs: Tensor, targets: Tensor, segment_len: int, position: int = 0) -> Iterator[Segment]:
+def cut(
+    inputs: Tensor, targets: Tensor, segment_len: int, position: int = 0, epoch: int = 0
+) -> Iterator[Segment]:
     """Consecutive segments of ``[length, B]`` from ``position`` on; the last may be shorter."""
     for start in range(position, len(inputs), segment_len):
         end = min(start + segment_len, len(inputs))
-        yield Segment(inputs[start:end], targets[start:end], starts_over=start == 0, end=end)
+        yield Segment(inputs[start:end], targets[start:end], starts_over=start == 0, end=end, epoch=epoch)
 
 
 def check_length(n_tokens: int, batch_size: int, segment_len: int) -> None:

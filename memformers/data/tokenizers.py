@@ -11,7 +11,7 @@ from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json
 from memformers.data.text_files import bytes_of, check_utf8
 
-TokenizerName = Literal["character", "byte"]
+TokenizerName = Literal["character", "frequency", "byte"]
 
 
 class CharacterTokenizer:
@@ -67,13 +67,27 @@ Tokenizer = CharacterTokenizer | ByteTokenizer
 
 
 def build_tokenizer(name: TokenizerName, text: str) -> Tokenizer:
-    """The tokenizer called ``name`` for ``text``: its own characters, sorted, or any bytes."""
+    """The tokenizer called ``name`` for ``text``: its own characters, sorted (``"character"``) or the most
+    frequent first (``"frequency"``), or any bytes."""
     if name not in get_args(TokenizerName):
-        raise UserError(f"tokenizer={name!r} is unknown; use 'character' or 'byte'.")
+        raise UserError(f"tokenizer={name!r} is unknown; use 'character', 'frequency' or 'byte'.")
     if name == "byte":
         return ByteTokenizer()
     check_utf8(text, "the text")
-    return CharacterTokenizer("".join(sorted(set(text))))
+    vocabulary = sorted(set(text))
+    if name == "frequency":
+        counts = Counter(text)
+        vocabulary.sort(key=lambda character: -counts[character])
+    return CharacterTokenizer("".join(vocabulary))
+
+
+def check_order(name: TokenizerName, cutoffs: tuple[int, ...]) -> None:
+    """Raise UserError for cutoffs between tokens that aren't numbered by how often they occur."""
+    if cutoffs and name != "frequency":
+        raise UserError(
+            f"cutoffs={cutoffs} divide tokens that are numbered by how often they occur, and those of "
+            f"tokenizer={name!r} are not; use tokenizer='frequency', or leave the cutoffs out."
+        )
 
 
 def line_break(tokenizer: Tokenizer) -> str:

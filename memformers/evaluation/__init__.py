@@ -1,1 +1,1 @@
-"""What a trained model is worth: whole texts, effective context, attention by distance, recall."""
+"""What a trained model is worth: whole texts, effective context, attention by distance, and recall."""

@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.evaluation.evaluate import in_full
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
+from memformers.models.scores import in_full
 from memformers.models.stack import eval_mode
 
 THRESHOLD = 0.01
@@ -115,6 +115,8 @@ def losses_with_context(model: MemoryLM, tokens: Tensor, at: Tensor, context: in
     """The loss of the tokens at ``at [n]`` when only the ``context`` tokens before each were read, in
     nats, float64 ``[n]``. Read as always: by segments, the last one whole and ending there."""
     device, segment_len = model.device, model.config.segment_len
+    if not model.config.remembered_positions:
+        context = min(context, segment_len)  # nothing of the segments before is known in the last one
     first = context % segment_len
     lengths = [first] * (first > 0) + [segment_len] * (context // segment_len)
     found = []

@@ -3,15 +3,15 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.data.streams import IGNORED, evaluation_segments, stream_length
-from memformers.data.text_files import bytes_of
+from memformers.data.streams import IGNORED, evaluation_segments
 from memformers.evaluation.intervals import half_width
+from memformers.evaluation.units import bits_per_byte, bits_per_character
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 from memformers.models.stack import eval_mode
@@ -28,8 +28,8 @@ class Evaluation:
     """Mean over all predictions, in nats a token."""
     accuracy: float
     """Fraction of tokens that were the likeliest prediction."""
-    reconstruction_loss: float | None
-    """Mean attention-reconstruction loss of the segments in which something was compressed."""
+    reconstruction_losses: tuple[float, ...]
+    """The attention-reconstruction loss of each segment; 0 where nothing was compressed."""
     losses: Tensor
     """float32 ``[n - 1]``: the loss of token 1, 2, … of the text, in nats."""
     correct: Tensor
@@ -37,9 +37,17 @@ class Evaluation:
     stream_length: int
     """Tokens a stream; token t of the text is in stream ⌊(t − 1) / stream_length⌋."""
 
-    def bits_per_character(self, characters: int) -> float:
-        """The whole text's loss in bits, spread over its number of characters."""
-        return self.loss / math.log(2) * len(self.correct) / characters
+    @property
+    def reconstruction_loss(self) -> float | None:
+        """Mean attention-reconstruction loss of the segments in which something was compressed."""
+        compressed = [loss for loss in self.reconstruction_losses if loss > 0]
+        return sum(compressed) / len(compressed) if compressed else None
+
+    def beginning(self, segments: int, segment_len: int) -> "Evaluation":
+        """That of the first ``segments`` of each stream, as if no others had been read."""
+        length = min(segments * segment_len, self.stream_length)
+        read = torch.arange(len(self.losses)) % self.stream_length < length
+        return summed_up(self.losses[read], self.correct[read], self.reconstruction_losses[:segments], length)
 
     def perplexity(self, words: int) -> float:
         """Per word: e to the whole text's loss in nats, spread over its number of words."""
@@ -77,6 +85,20 @@ class Evaluation:
         return found
 
 
+def summed_up(
+    losses: Tensor, correct: Tensor, reconstruction_losses: tuple[float, ...], stream_length: int
+) -> Evaluation:
+    """The evaluation that found ``losses [n]`` and ``correct [n]``, in the order of the text."""
+    return Evaluation(
+        loss=losses.double().mean().item(),
+        accuracy=correct.double().mean().item(),
+        reconstruction_losses=reconstruction_losses,
+        losses=losses,
+        correct=correct,
+        stream_length=stream_length,
+    )
+
+
 def group_means(values: Tensor, group: Tensor) -> Tensor:
     """The mean of ``values [n]`` in each group 0, 1, …, float64."""
     sums = torch.zeros(int(group.max()) + 1, dtype=torch.float64).index_add(0, group, values.double())
@@ -89,53 +111,41 @@ def evaluate(
     tokens: Tensor,
     batch_size: int,
     between_segments: Callable[[], None] = lambda: None,
+    segments: int | None = None,
 ) -> Evaluation:
     """Predict ``tokens [n]`` once over, in ``batch_size`` parallel streams of segments as long as
     in training; the model is left in the mode it came in.
 
     Fewer streams are stricter and slower: each begins with nothing remembered. ``between_segments`` may end
-    it by raising what it likes.
+    it by raising what it likes. With ``segments``, only the first so many of each stream are read, and the
+    evaluation is that of the tokens in them.
     """
     batch_size = min(batch_size, len(tokens) - 1)
     device = model.device
-    losses, hits, reconstruction, memory = [], [], [], Memory(())
+    losses, hits, reconstruction, memory, predicted = [], [], [], Memory(()), 0
     with eval_mode(model):
-        for segment in evaluation_segments(tokens, batch_size, model.config.segment_len):
+        parts = evaluation_segments(tokens, batch_size, model.config.segment_len)
+        for segment in islice(parts, segments):
             between_segments()
             targets = segment.targets.to(device)
-            logits, memory, auxiliary_loss = model(segment.inputs.to(device), memory)
-            loss = F.cross_entropy(
-                in_full(logits).flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
-            )
-            losses.append(loss.view_as(targets).cpu())  # [S, B]
-            hits.append((logits.argmax(-1) == targets).cpu())  # [S, B]
-            if auxiliary_loss > 0:
-                reconstruction.append(auxiliary_loss.item())
-    correct, of_each = (torch.cat(x).T.flatten()[: len(tokens) - 1] for x in (hits, losses))
-    return Evaluation(
-        loss=of_each.double().mean().item(),
-        accuracy=correct.double().mean().item(),
-        reconstruction_loss=sum(reconstruction) / len(reconstruction) if reconstruction else None,
-        losses=of_each,
-        correct=correct,
-        stream_length=stream_length(len(tokens), batch_size),
-    )
-
-
-def in_full(logits: Tensor) -> Tensor:
-    """Logits, of any shape, in float32 where they are in half precision, so that losses are not rounded
-    to it."""
-    return logits.float() if logits.element_size() < 4 else logits
+            scores, memory, auxiliary_loss = model(segment.inputs.to(device), memory, targets)
+            losses.append(scores.losses.cpu())  # [S, B]
+            hits.append(scores.correct.cpu())  # [S, B]
+            reconstruction.append(float(auxiliary_loss))
+            predicted += int((segment.targets != IGNORED).sum())  # what is ignored ends the last streams
+    correct, of_each = (torch.cat(x).T.flatten()[:predicted] for x in (hits, losses))
+    return summed_up(of_each, correct, tuple(reconstruction), stream_length=sum(map(len, losses)))
 
 
 def summary(evaluation: Evaluation, text: str) -> dict[str, float]:
     """The numbers that papers compare, for the ``text`` that was evaluated. All but the first token are
-    predicted; a word is what white space separates."""
+    predicted; a word is what white space separates, and a character counts where all of it was predicted
+    ([`memformers.evaluation.units`][])."""
     return {
         "loss_nats": evaluation.loss,
         "uncertainty_nats": evaluation.uncertainty,
-        "bits_per_character": evaluation.bits_per_character(max(len(text) - 1, 1)),
-        "bits_per_byte": evaluation.bits_per_character(max(len(bytes_of(text)) - 1, 1)),
+        "bits_per_character": bits_per_character(evaluation.losses, text),
+        "bits_per_byte": bits_per_byte(evaluation.losses, text),
         "word_perplexity": evaluation.perplexity(max(len(text.split()), 1)),
         "accuracy": evaluation.accuracy,
         "tokens": len(evaluation.losses),

@@ -14,11 +14,8 @@ from memformers.common.files import write_json
 from memformers.data.corpora import Corpus, load_corpus
 from memformers.evaluation.attention_mass import attention_mass, check_long_enough
 from memformers.evaluation.context import effective_context
-from memformers.evaluation.evaluate import evaluate
-from memformers.evaluation.recall import measure_recall
-from memformers.models.language_model import MemoryLM
 from memformers.pretrained.own import load_checkpoint
-from memformers.runs.finished import FinishedRun, newest_checkpoint, read_runs
+from memformers.runs.finished import FinishedRun, newest_checkpoint, one_of_each_arm, read_runs
 from memformers.runs.folder import PROBE
 
 
@@ -33,7 +30,7 @@ class ProbeConfig:
     longest: int = 2048
     """The longest context, in tokens."""
     streams: int = 8
-    """Parallel streams in which the held-out text is read for attention and recall."""
+    """Parallel streams in which the held-out text is read for attention."""
 
     def __post_init__(self) -> None:
         """Raise ValueError, saying what doesn't fit."""
@@ -51,12 +48,14 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
     """Measure the models in ``folder``, a run's or a comparison's, on their held-out text, and write
     ``probe.json`` into it; returns its path.
 
-    It holds the checkpoints that were measured, the effective context of each model, its attention by place
-    and distance, and on the built-in play its recall by distance. Runs without a checkpoint are left out.
+    It holds the checkpoints that were measured, the effective context of each model, and its attention by
+    place and distance. Runs without a checkpoint are left out; of several seeds, the
+    first of each arm is measured.
+
     Raises ValueError for a folder without any, for a text too short, and for runs on different texts or with
     different vocabularies.
     """
-    runs = [run for run in read_runs(folder) if has_checkpoint(run.folder)]
+    runs = one_of_each_arm([run for run in read_runs(folder) if has_checkpoint(run.folder)])
     if not runs:
         raise UserError(f"no run in {folder} has a checkpoint; train to the first evaluation at least.")
     corpus = common_corpus(runs)
@@ -81,7 +80,6 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
             name: asdict(attention_mass(model, tokens, streams=config.streams))
             for name, model in models.items()
         },
-        "recall": recalls(models, tokens, corpus, config.streams),
     }
     write_json(folder / PROBE, results)
     return folder / PROBE
@@ -111,17 +109,3 @@ def common_tokens(texts: Sequence[Tensor]) -> Tensor:
     if any(not torch.equal(text, texts[0]) for text in texts):
         raise UserError("these runs cut the text into different tokens; probe them one by one.")
     return texts[0]
-
-
-def recalls(
-    models: dict[str, MemoryLM], tokens: Tensor, corpus: Corpus, streams: int
-) -> dict[str, dict[str, Any]]:
-    """Recall by distance of each model on the text ``tokens [n]``; none for one whose repeats are not
-    known."""
-    repeats = corpus.validation_repeats
-    if not repeats or len(tokens) != len(corpus.validation_text):
-        return {}
-    return {
-        name: asdict(measure_recall(evaluate(model, tokens, streams), repeats))
-        for name, model in models.items()
-    }

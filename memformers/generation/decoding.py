@@ -57,6 +57,7 @@ class Decoder:
         config, lengths = model.config, model.config.lengths
         if config.model == "transformer":
             raise UserError("model='transformer' keeps no memory; read with a Rereader.")
+        check_batch(batch)
         self.model, self.config, self.batch = model, config, batch
         self.running = torch.empty(0, batch, dtype=torch.long, device=model.device)
         """Tokens ``[t, B]`` of the running segment, which are not memory yet."""
@@ -139,6 +140,7 @@ class Rereader:
     S tokens, all again, since each of them would see a little farther back otherwise."""
 
     def __init__(self, model: MemoryLM, batch: int):
+        check_batch(batch)
         self.model, self.batch = model, batch
         self.text = torch.empty(0, batch, dtype=torch.long, device=model.device)
         self.logits: Tensor | None = None
@@ -158,8 +160,15 @@ class Rereader:
 Reader = Decoder | Rereader
 
 
+def check_batch(batch: int) -> None:
+    """Raise UserError unless ``batch`` is a number of streams."""
+    if type(batch) is not int or batch < 1:
+        raise UserError(f"batch={batch!r} is no number of streams; use a whole number, at least 1.")
+
+
 def reader(model: MemoryLM, batch: int, memory: Memory | None = None) -> Reader:
     """What reads ``batch`` streams token by token, from ``memory`` or from nothing remembered."""
+    check_batch(batch)
     if model.config.model == "transformer":
         model.check_memory(memory or Memory(()), batch)
         return Rereader(model, batch)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.common.files import replacing
+from memformers.common.files import check_utf8_name, replacing
 from memformers.generation.decoding import Decoder, Reader, reader
 from memformers.models.config import written_before
 from memformers.models.language_model import MemoryLM
@@ -28,6 +28,7 @@ def check_target(model: MemoryLM, path: Path) -> None:
     if model.config.model == "transformer":
         raise UserError("model='transformer' has no memory to save; leave save_memory out.")
     target = Path(os.path.realpath(path))
+    check_utf8_name(target)
     if not target.parent.is_dir():
         raise UserError(f"{path} can't be written: {target.parent} is no folder; make it first.")
     if target.exists() and MODEL not in read_metadata(target):
@@ -122,4 +123,4 @@ def fingerprint(model: MemoryLM) -> str:
 
 def in_bytes(tensor: Tensor) -> bytes:
     """The numbers of a tensor, of any shape, as they lie in memory."""
-    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes()

@@ -31,12 +31,17 @@ class Sampling:
 
     def draw(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """One token for each row of ``logits [B, vocab]``: int64 ``[B]``."""
-        if logits.isnan().any():
-            raise UserError("the model's logits are NaN, so nothing can be drawn; are its weights finite?")
+        highest = logits.amax(-1, keepdim=True)
+        if not highest.isfinite().all():
+            what = "NaN" if highest.isnan().any() else "infinite"
+            raise UserError(
+                f"the model's logits are {what}, so nothing can be drawn; are its weights finite?"
+            )
         if self.temperature == 0.0:
             return logits.argmax(-1)
         # Shifted to at most 0, so that a small temperature gives -inf and never inf − inf.
-        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
+        numbers = torch.finfo(logits.dtype)  # a temperature beyond them would be 0 or infinite
+        logits = (logits - highest) / min(max(self.temperature, numbers.tiny), numbers.max)
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             kept = torch.zeros_like(logits, dtype=torch.bool).scatter(
                 -1, logits.topk(self.top_k).indices, True
@@ -52,12 +57,19 @@ def keep_nucleus(logits: Tensor, top_p: float) -> Tensor:
     descending, order = logits.sort(stable=True, dim=-1, descending=True)
     probabilities = descending.softmax(-1)
     likelier = probabilities.cumsum(-1) - probabilities  # of all before it, itself not counted
-    outside = (likelier >= top_p).scatter(-1, order, likelier >= top_p)
-    return logits.masked_fill(outside, -math.inf)
+    outside = likelier >= top_p
+    outside[..., 0] = False  # also where top_p is too small for the dtype, and so 0
+    return logits.masked_fill(outside.scatter(-1, order, outside), -math.inf)
 
 
 def seeded(seed: int | None, device: torch.device) -> torch.Generator:
-    """A generator of random numbers: from ``seed``, or of other ones each time."""
+    """A generator of random numbers: from ``seed``, or of other ones each time. Raises UserError for a seed
+    of more than 64 bits."""
     generator = torch.Generator(device)
-    generator.seed() if seed is None else generator.manual_seed(seed)
+    if seed is None:
+        generator.seed()
+    elif not -(2**63) <= seed < 2**64:
+        raise UserError(f"seed={seed} has more than 64 bits; use a number from 0 to 2⁶⁴ − 1.")
+    else:
+        generator.manual_seed(seed)
     return generator

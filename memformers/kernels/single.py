@@ -8,8 +8,9 @@ distance, since a sum over positions then reads memory in order.
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
+
+from memformers.kernels.products import products
 
 
 def relative_attention(
@@ -27,21 +28,20 @@ def relative_attention(
     ``columns``, which follow each other in time, the query's own last.
 
     Shapes: ``query [B, H, 1, E]``; ``key [B, H, T, E]`` and ``value [B, H, E, T]``, buffers of T columns;
-    ``r [H, K, E]`` and ``s [H, K, 1]`` by descending distance K−1 … 0, for as many distances as there are
+    ``r [H, K, E]`` and ``s [H, 1, K]`` by descending distance K−1 … 0, for as many distances as there are
     keys or more; ``u``, ``v [H, 1, E]``. ``query``, ``u``, ``v`` and ``s`` are divided by √E already.
     Returns ``[B, H, 1, E]``.
     """
     B, H, T, _ = key.shape
     by_head = query if v is None else query + v
-    position = torch.bmm(r, by_head.squeeze(2).permute(1, 2, 0))  # [H, K, B]
-    position = (position if s is None else position + s).permute(2, 0, 1)  # [B, H, K]
+    position = products(r, by_head.squeeze(2).transpose(0, 1))  # [H, B, K]
+    position = (position if s is None else position + s).transpose(0, 1)  # [B, H, K]
 
     scores = query.new_full((B, H, T), -math.inf)
     begin = r.shape[1] - sum(run.stop - run.start for run in columns)
     for run in columns:
         end = begin + run.stop - run.start
         scores[..., run], begin = position[..., begin:end], end
-    content = (query + u).flatten(0, 1).mT  # [B·H, E, 1]
-    scores = torch.baddbmm(scores.flatten(0, 1)[..., None], key.flatten(0, 1), content)  # [B·H, T, 1]
-    probabilities = scores.mT.softmax(-1)  # [B·H, 1, T]
-    return torch.bmm(value.flatten(0, 1), probabilities.mT).view_as(query)
+    content = products(key.flatten(0, 1), (query + u).flatten(0, 1))  # [B·H, 1, T]
+    probabilities = scores.flatten(0, 1)[:, None].add_(content).softmax(-1)  # [B·H, 1, T]
+    return products(value.flatten(0, 1), probabilities).view_as(query)

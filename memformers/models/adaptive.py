@@ -110,7 +110,8 @@ class AdaptiveSoftmax(nn.Module):
 
     with the word vectors E_c of cluster c, the map P_c ``[d_c, D]`` to their width, and a row of G for
     each cluster but the first. Log-probabilities are their own logits: cross-entropy, sampling and
-    ``argmax`` take them as they are.
+    ``argmax`` take them as they are. To learn from targets, their losses are enough, for which
+    [`memformers.models.adaptive_scores`][] computes much less.
 
     ``tie_weights`` takes E_c from the embedding's tables; ``tie_projections`` takes the maps of all
     clusters but the first from the embedding's, transposed. What is tied belongs to the embedding, and is
@@ -151,17 +152,20 @@ class AdaptiveSoftmax(nn.Module):
 
     def forward(self, x: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """``x [·, D]`` to ``[·, vocab_size]``, with what is tied from ``embedding``."""
-        clusters = []
-        for i, (low, high) in enumerate(self.clusters.bounds):
-            rows, bias = self.vectors(i, embedding), self.bias[low:high]
-            if i == 0 and self.rare is not None:
-                rows, bias = torch.cat((rows, self.rare.weight)), torch.cat((bias, self.rare.bias))
-            logits = F.linear(self.narrowed(i, x, embedding), rows, bias)
-            clusters.append(F.log_softmax(logits, dim=-1))
-        frequent, *others = clusters
+        clusters = range(len(self.clusters.bounds))
+        frequent, *others = (F.log_softmax(self.cluster_logits(i, x, embedding), dim=-1) for i in clusters)
         frequent, of_cluster = frequent.split((self.clusters.bounds[0][1], len(others)), dim=-1)
         tails = [tail + of_cluster[..., i : i + 1] for i, tail in enumerate(others)]
         return torch.cat((frequent, *tails), dim=-1)
+
+    def cluster_logits(self, i: int, x: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+        """``x [·, D]`` to the logits of the words of cluster ``i``, and in the first of all other clusters:
+        ``[·, words]``."""
+        low, high = self.clusters.bounds[i]
+        rows, bias = self.vectors(i, embedding), self.bias[low:high]
+        if i == 0 and self.rare is not None:
+            rows, bias = torch.cat((rows, self.rare.weight)), torch.cat((bias, self.rare.bias))
+        return F.linear(self.narrowed(i, x, embedding), rows, bias)
 
     def vectors(self, i: int, embedding: AdaptiveEmbedding) -> Tensor:
         """The word vectors of cluster ``i``, ``[words, d_i]``."""

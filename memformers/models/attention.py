@@ -65,8 +65,7 @@ class RelativeMultiHeadAttention(nn.Module):
             raise UserError(f"positions={positions!r} is unknown; use 'learned' or 'sinusoidal'.")
         if max_positions < 1:
             raise UserError(f"max_positions={max_positions} stores no distance; use at least 1.")
-        features = d_model if position_features is None else position_features
-        check_features(features, positions, kernel)
+        check_features(position_features, d_model, positions, kernel)
         check_clamp(clamp_len, positions, kernel)
         d_head = d_model // heads
         self.heads = heads
@@ -85,6 +84,7 @@ class RelativeMultiHeadAttention(nn.Module):
             self.r = nn.Parameter(torch.empty(heads, max_positions, d_head))
             self.s = nn.Parameter(torch.empty(heads, max_positions))
         else:
+            features = d_model if position_features is None else position_features
             self.position = nn.Linear(features, d_model, bias=False)  # W_R
             self.sinusoids = Sinusoids(features, clamp_len)
             self.v = nn.Parameter(torch.empty(heads, d_head))

@@ -4,7 +4,7 @@ from torch import nn
 
 from memformers.models.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from memformers.models.attention import RelativeMultiHeadAttention
-from memformers.models.compression import Conv1dCompression
+from memformers.models.compression import Conv1dCompression, MeanCompression
 from memformers.models.compressive import CompressiveTransformer
 from memformers.models.config import ModelConfig
 from memformers.models.feed_forward import FeedForward
@@ -52,6 +52,13 @@ def initialise_weights(transformer: nn.Module) -> None:
     reset_parameters(module for name, module in named if "compress" in name.split("."))
 
 
+def build_compression(config: ModelConfig) -> Conv1dCompression | MeanCompression:
+    """A layer's f_c, ``[n·c, B, D]`` to ``[n, B, D]``."""
+    if config.compression == "mean":
+        return MeanCompression(config.compression_rate)
+    return Conv1dCompression(config.compression_rate, config.d_model, config.compression_start)
+
+
 def build_transformer(config: ModelConfig) -> MemoryStack:
     """The network of ``config``, without embedding and head; a transformer with no memory is a
     Transformer-XL that is never given one."""
@@ -72,7 +79,7 @@ def build_transformer(config: ModelConfig) -> MemoryStack:
             self_attn=attention,
             feed_forward=feed_forward,
             dropout_prob=config.dropout,
-            compress=Conv1dCompression(config.compression_rate, config.d_model),
+            compress=build_compression(config),
             norm=config.norm,
         )
         return CompressiveTransformer(compressive_layer, config.n_layers)

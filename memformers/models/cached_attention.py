@@ -55,7 +55,7 @@ class CachedAttention:
         self.terms = {"r": terms["r"].flip(1).contiguous()}  # [H, K, E]
         self.terms |= {n: terms[n][:, None] * self.scale for n in ("u", "v") if n in terms}  # [H, 1, E]
         if "s" in terms:
-            self.terms["s"] = terms["s"].flip(1)[..., None] * self.scale  # [H, K, 1]
+            self.terms["s"] = terms["s"].flip(1)[:, None] * self.scale  # [H, 1, K]
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[t, B, D]`` to the same."""

@@ -13,15 +13,22 @@ from memformers.kernels.naive import causal_mask
 Positions = Literal["learned", "sinusoidal"]
 
 
-def check_features(features: int, positions: Positions, kernel: KernelName) -> None:
-    """Raise ValueError for position features that can't be, or not with this kernel."""
-    if features < 1:
-        raise UserError(f"position_features={features} tells no distances apart; use at least 1.")
+def check_features(features: int | None, d_model: int, positions: Positions, kernel: KernelName) -> None:
+    """Raise ValueError for position features, or those of ``d_model`` for want of any, that can't be, or not
+    with these positions or this kernel."""
     if kernel == "augmented" and positions == "learned":
         raise UserError(
             "kernel='augmented' splits sines and cosines, and positions='learned' has none; use "
             "positions='sinusoidal' or another kernel."
         )
+    if features is not None and features < 1:
+        raise UserError(f"position_features={features} tells no distances apart; use at least 1.")
+    if features is not None and positions == "learned":
+        raise UserError(
+            f"position_features={features} is for sinusoids, and positions='learned' has none; leave it "
+            f"out, or use positions='sinusoidal'."
+        )
+    features = d_model if features is None else features
     if kernel == "augmented" and features % 2:
         raise UserError(
             f"kernel='augmented' pairs each sine with its cosine; position_features={features} is odd."

@@ -1,11 +1,11 @@
 """Compression functions f_c, and the loss that they learn from (Rae et al. 2020, arXiv 1911.05507)."""
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
+from einops import rearrange, reduce
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -13,34 +13,78 @@ from memformers.common.errors import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.layers import CompressiveTransformerLayer
 
+CompressionName = Literal["conv", "mean"]
+CompressionStart = Literal["random", "mean"]
+
 
 class Conv1dCompression(nn.Module):
     """f_c as a 1D convolution whose kernel and stride are the compression rate (section 3.2): every
     ``compression_rate`` positions become one slot, ``[n·c, B, D]`` to ``[n, B, D]``.
 
-    Raises ValueError for a rate below 1, or a length that is no multiple of it.
+    It starts as PyTorch draws a convolution, or with ``start="mean"`` as the mean of a slot's positions, from
+    which it learns on. Raises ValueError for a rate below 1, or a length that is no multiple of it.
     """
 
-    def __init__(self, compression_rate: int, d_model: int):
+    def __init__(self, compression_rate: int, d_model: int, start: CompressionStart = "random"):
         super().__init__()
-        if compression_rate < 1:
-            raise UserError(
-                f"compression_rate={compression_rate}: each slot stands for so many positions; "
-                f"use at least 1."
-            )
+        check_rate(compression_rate)
         self.compression_rate = compression_rate
-        self.conv = nn.Conv1d(d_model, d_model, kernel_size=compression_rate, stride=compression_rate)
+        convolution = AveragingConv1d if start == "mean" else nn.Conv1d
+        self.conv = convolution(d_model, d_model, kernel_size=compression_rate, stride=compression_rate)
 
     def forward(self, mem: Tensor) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
-        if len(mem) % self.compression_rate:
-            raise UserError(
-                f"{len(mem)} memories don't fill whole slots of compression_rate="
-                f"{self.compression_rate}; compress a multiple of it and keep the rest."
-            )
+        check_whole_slots(mem, self.compression_rate)
         # Kernels that don't overlap make the convolution one matrix product.
         slots = rearrange(mem, "(n c) b d -> n b (d c)", c=self.compression_rate)
         return F.linear(slots, self.conv.weight.flatten(1), self.conv.bias)  # [n, B, D]
+
+
+class AveragingConv1d(nn.Conv1d):
+    """A convolution that starts as the mean of what its kernel covers: I / c at each of c taps, no bias."""
+
+    def reset_parameters(self) -> None:
+        """Make the weight ``[D, D, c]`` and the bias ``[D]`` those of the mean."""
+        nn.init.zeros_(self.weight)
+        with torch.no_grad():
+            self.weight.diagonal(dim1=0, dim2=1).fill_(1 / self.kernel_size[0])
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class MeanCompression(nn.Module):
+    """f_c as mean pooling (section 3.2): the mean of every ``compression_rate`` positions becomes one slot,
+    ``[n·c, B, D]`` to ``[n, B, D]``. There is nothing in it to learn.
+
+    Raises ValueError for a rate below 1, or a length that is no multiple of it.
+    """
+
+    def __init__(self, compression_rate: int):
+        super().__init__()
+        check_rate(compression_rate)
+        self.compression_rate = compression_rate
+
+    def forward(self, mem: Tensor) -> Tensor:
+        """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
+        check_whole_slots(mem, self.compression_rate)
+        return reduce(mem, "(n c) b d -> n b d", "mean", c=self.compression_rate)
+
+
+def check_rate(compression_rate: int) -> None:
+    """Raise ValueError for a rate that makes no slots."""
+    if compression_rate < 1:
+        raise UserError(
+            f"compression_rate={compression_rate}: each slot stands for so many positions; use at least 1."
+        )
+
+
+def check_whole_slots(mem: Tensor, compression_rate: int) -> None:
+    """Raise ValueError unless the positions of ``mem [·, B, D]`` fill whole slots."""
+    if len(mem) % compression_rate:
+        raise UserError(
+            f"{len(mem)} memories don't fill whole slots of compression_rate={compression_rate}; compress a "
+            f"multiple of it and keep the rest."
+        )
 
 
 class AttentionReconstructionLoss:

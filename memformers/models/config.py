@@ -16,6 +16,7 @@ from memformers.models.checks import (
     check_kernel,
     check_whole_numbers,
 )
+from memformers.models.compression import CompressionName, CompressionStart
 from memformers.models.layers import Norm, check_norm
 from memformers.models.memory import MemoryLengths
 
@@ -66,8 +67,9 @@ class ModelConfig:
     dropout: float = 0.0
     """Probability of dropping an activation while training."""
     norm: Norm = "pre"
-    """Normalization before attention and feed-forward network (pre), or after each of their sums (post), as
-    in the original Transformer-XL."""
+    """Normalization before attention and feed-forward network, and of the last layer's output (pre), the same
+    but for the output, as the original Transformer-XL has it with pre_lnorm (pre-without-final), or after
+    each of their sums (post), the original's usual form."""
     positions: Positions = "sinusoidal"
     """The paper's fixed sinusoids (sinusoidal), or a learned vector for each distance (learned)."""
     kernel: KernelName = "auto"
@@ -90,6 +92,10 @@ class ModelConfig:
     """Compressed memory length C, in slots (compressive)."""
     compression_rate: int = 4
     """Positions a compressed slot stands for, c (compressive)."""
+    compression: CompressionName = "conv"
+    """What makes a slot of them: a convolution that learns (conv), or their mean (compressive)."""
+    compression_start: CompressionStart = "random"
+    """What the convolution is before it has learned anything: drawn (random), or the mean (compressive)."""
 
     embedding: EmbeddingName = "plain"
     """A vector for each token and a linear head (plain), or adaptive embedding and softmax, with vectors
@@ -107,8 +113,7 @@ class ModelConfig:
         check_dropout(self.dropout)
         check_norm(self.norm)
         check_kernel(self.kernel)
-        if self.position_features is not None:
-            check_features(self.position_features, self.positions, self.kernel)
+        check_features(self.position_features, self.d_model, self.positions, self.kernel)
         check_clamp(self.clamp_len, self.positions, self.kernel)
         self.check_embedding()
         for name in ("vocab_size", "n_layers", "d_ff", "segment_len", "compression_rate"):
@@ -117,7 +122,22 @@ class ModelConfig:
         for name in ("mem_len", "c_mem_len"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name}={getattr(self, name)} is negative; use 0 for none.")
+        self.check_compression()
         self.check_same_length()
+
+    def check_compression(self) -> None:
+        """Raise ValueError for a compression that isn't known, or can't start like that."""
+        if self.compression not in get_args(CompressionName):
+            raise UserError(f"compression={self.compression!r} is unknown; use 'conv' or 'mean'.")
+        if self.compression_start not in get_args(CompressionStart):
+            raise UserError(
+                f"compression_start={self.compression_start!r} is unknown; use 'random' or 'mean'."
+            )
+        if self.compression == "mean" and self.compression_start == "mean":
+            raise UserError(
+                "compression_start='mean' is for compression='conv'; compression='mean' has nothing that "
+                "starts, so leave it out."
+            )
 
     def check_same_length(self) -> None:
         """Raise ValueError where queries can't be made to see equally many positions."""
@@ -186,9 +206,10 @@ class ModelConfig:
 
 def upgraded(saved: Mapping[str, Any]) -> dict[str, Any]:
     """A saved [`ModelConfig`][] of any version, as a dict of this one: older ones had the settings of an
-    adaptive embedding among all others, and called ``same_length`` ``equal_spans``."""
+    adaptive embedding among all others, called ``same_length`` ``equal_spans``, and had one compression."""
     names = {field.name for field in fields(AdaptiveConfig)}
-    now = {name: value for name, value in saved.items() if name not in names | {"equal_spans"}}
+    now: dict[str, Any] = {"compression": "conv", "compression_start": "random"}
+    now |= {name: value for name, value in saved.items() if name not in names | {"equal_spans"}}
     if "equal_spans" in saved:
         now["same_length"] = saved["equal_spans"]
     if adaptive := {name: saved[name] for name in names if name in saved}:
@@ -199,4 +220,7 @@ def upgraded(saved: Mapping[str, Any]) -> dict[str, Any]:
 def written_before(config: ModelConfig) -> dict[str, Any]:
     """The config as version 0.1 wrote it, which saved memories are known by."""
     flat = asdict(config)
+    flat.pop("compression_start")  # tells nothing about the weights that have been learned since
+    if flat["compression"] == "conv":  # there was no other
+        flat.pop("compression")
     return {**flat.pop("adaptive"), "equal_spans": flat.pop("same_length"), **flat}

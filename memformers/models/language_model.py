@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from memformers.common.errors import UserError
 from memformers.kernels.transforms import is_transformed
-from memformers.models.adaptive import AdaptiveSoftmax
+from memformers.models.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from memformers.models.adaptive_scores import adaptive_scores
 from memformers.models.attention import nearest_mask
 from memformers.models.building import (
     build_embedding,
@@ -21,6 +22,7 @@ from memformers.models.building import (
 from memformers.models.config import ModelConfig
 from memformers.models.linear import linear
 from memformers.models.memory import Memory, check_memory
+from memformers.models.scores import Scores, check_targets, scores_of_logits
 
 
 class LMOutput(NamedTuple):
@@ -34,6 +36,17 @@ class LMOutput(NamedTuple):
     auxiliary_loss: Tensor
     """Attention-reconstruction loss, a scalar to add to the loss; exactly 0 if nothing was
     compressed in this segment."""
+
+
+class LMScores(NamedTuple):
+    """What [`MemoryLM`][] returns for a segment whose next tokens are given."""
+
+    scores: Scores
+    """Loss, and each token's."""
+    memory: Memory
+    """As in [`LMOutput`][]."""
+    auxiliary_loss: Tensor
+    """As in [`LMOutput`][]."""
 
 
 class MemoryLM(nn.Module):
@@ -61,19 +74,29 @@ class MemoryLM(nn.Module):
         initialise_vocabulary(self.embed, self.head)
         initialise_weights(self.transformer)
 
-    def forward(self, tokens: Tensor, memory: Memory | None = None) -> LMOutput:
+    def forward(
+        self, tokens: Tensor, memory: Memory | None = None, targets: Tensor | None = None
+    ) -> LMOutput | LMScores:
         """``tokens [S, B]``, integers, with the memory that the last segment returned, or None.
 
+        With ``targets [S, B]``, each token's next one, or −100 where there is none, losses come back in
+        place of logits; an adaptive softmax then computes only what the targets need.
+
         Raises ValueError for tokens that aren't integers ``[S, B]`` with S ≥ 1, for a memory of
-        another model, batch, dtype or device, and for a segment longer than learned positions.
+        another model, batch, dtype or device, for a segment longer than learned positions, and for targets
+        of another shape.
         """
         self.check_tokens(tokens)
-        if not isinstance(memory, Memory | None):
+        if targets is not None:
+            check_targets(targets, tokens)
+        if memory is not None and not isinstance(memory, Memory):
             raise UserError(f"memory is a {type(memory).__name__}; a Memory or None was expected.")
         memory = memory or Memory(())
         self.config.lengths.check_kind(memory, self.config.model)
         hidden, inputs = self.transform(tokens, memory)
         memory, auxiliary_loss = self.transformer.remember(memory, inputs, self.config.lengths)
+        if targets is not None:
+            return LMScores(self.score(hidden, targets), memory, auxiliary_loss)
         return LMOutput(self.predict(hidden), memory, auxiliary_loss)
 
     def transform(self, tokens: Tensor, memory: Memory) -> tuple[Tensor, list[Tensor]]:
@@ -94,6 +117,15 @@ class MemoryLM(nn.Module):
         if isinstance(self.head, AdaptiveSoftmax):
             return self.head(hidden, self.embed)
         return linear(self.head, hidden)
+
+    def score(self, hidden: Tensor, targets: Tensor) -> Scores:
+        """How well the transformer's output ``[S, B, D]`` predicts ``targets [S, B]``."""
+        # How many targets a cluster has is a value, of which graphs and transformations know nothing.
+        has_values = not torch.compiler.is_compiling() and not is_transformed(hidden, targets)
+        if isinstance(self.head, AdaptiveSoftmax) and has_values:
+            assert isinstance(self.embed, AdaptiveEmbedding)
+            return adaptive_scores(self.head, self.embed, hidden, targets)
+        return scores_of_logits(self.predict(hidden), targets)
 
     @property
     def device(self) -> torch.device:

@@ -11,7 +11,7 @@ from memformers.common.errors import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.checks import check_dropout
 
-Norm = Literal["pre", "post"]
+Norm = Literal["pre", "pre-without-final", "post"]
 Attend = Callable[[Tensor], Tensor]
 """Attention of a layer's input ``[S, B, D]`` over whatever is remembered: ``[S, B, D]``."""
 
@@ -20,8 +20,9 @@ class MemoryLayer(nn.Module):
     """The one layer of every model here.
 
     With ``norm="pre"`` normalization comes before each of the two, so that memories, which are a layer's
-    raw inputs, are normalized by the layer that reads them. With ``norm="post"``, the form of the
-    original Transformer-XL, it comes after each sum, and attention reads inputs and memories as they are.
+    raw inputs, are normalized by the layer that reads them; ``norm="pre-without-final"`` is the same layer in
+    a stack that doesn't normalize its output. With ``norm="post"``, the form of the original
+    Transformer-XL, it comes after each sum, and attention reads inputs and memories as they are.
 
     ``feed_forward`` is any module from ``[S, B, D]`` to the same. A layer that adds up otherwise, with a gate
     for instance, derives from a model's layer and says so in [`transform`][]; training, evaluation and
@@ -132,4 +133,4 @@ def nothing_dropped(x: Tensor) -> Tensor:
 def check_norm(norm: str) -> None:
     """Raise ValueError for a place of the norm that isn't known."""
     if norm not in get_args(Norm):
-        raise UserError(f"norm={norm!r} is unknown; use 'pre' or 'post'.")
+        raise UserError(f"norm={norm!r} is unknown; use 'pre', 'pre-without-final' or 'post'.")

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from memformers.kernels.products import products
+
 Affine = tuple[Tensor, Tensor]
 """Weight ``[out, in]`` and bias ``[out]``."""
 
@@ -38,9 +40,9 @@ def affine(weights: Affine, x: Tensor) -> Tensor:
     if not is_worth_cutting(weight, x):
         return F.linear(x, weight, bias)
     (features, inputs), rows = weight.shape, x.numel() // x.shape[-1]
-    columns = x.reshape(rows, inputs).t().expand(PARTS, inputs, rows)
-    out = torch.bmm(weight.view(PARTS, features // PARTS, inputs), columns)  # [PARTS, out / PARTS, rows]
-    return out.view(features, rows).t().reshape(*x.shape[:-1], features) + bias
+    of_each = x.reshape(rows, inputs).expand(PARTS, rows, inputs)
+    out = products(weight.view(PARTS, features // PARTS, inputs), of_each)  # [PARTS, rows, out / PARTS]
+    return out.transpose(0, 1).reshape(*x.shape[:-1], features) + bias
 
 
 PARTS = 4

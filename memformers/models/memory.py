@@ -57,6 +57,12 @@ class MemoryLengths:
 
     def check_kind(self, memory: Memory, model: str) -> None:
         """Raise ValueError for a ``memory`` of a kind that ``model`` doesn't keep."""
+        for name, mem in (("mem", memory.mem), ("c_mem", memory.c_mem)):
+            if mem and mem[0].dim() != 3:  # which may have no length at all
+                raise UserError(
+                    f"{name} of layer 0 was expected as [length, batch, d_model]; it is "
+                    f"{list(mem[0].shape)}. Use a memory as the model gives it."
+                )
         for came, limit, memory_of in self._limits(memory):
             if came and not limit:
                 raise UserError(

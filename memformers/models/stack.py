@@ -31,7 +31,7 @@ class MemoryStack(nn.Module, ABC):
         self.layers = nn.ModuleList(copied(layer) for _ in range(n_layers))
         reset_parameters(self.layers.modules())
         # In post-norm the last layer has normalized its sums already.
-        self.norm = nn.Identity() if layer.norm == "post" else nn.LayerNorm(layer.d_model)
+        self.norm = nn.LayerNorm(layer.d_model) if layer.norm == "pre" else nn.Identity()
         self.recompute = False
         """Whether layers are computed again in the backward pass, to save memory."""
 

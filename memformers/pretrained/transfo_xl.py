@@ -41,7 +41,13 @@ def from_transfo_xl(state_dict: Mapping[str, Tensor], config: Mapping[str, Any] 
     [`memformers.load_weights`][] reads their files. ``config`` is the model's own, by the names in
     Hugging Face's ``config.json`` or the original's arguments. The weights alone don't show ``mem_len``,
     ``tgt_len`` (our ``segment_len``), ``clamp_len``, ``same_length`` and ``dropout``, for which our defaults
-    stand in, nor ``cutoffs`` where ``div_val`` is 1, which are then asked for.
+    stand in; nor ``pre_lnorm``, which is asked for in the original's layout and is false in Hugging Face's
+    where it isn't said; nor ``cutoffs`` where ``div_val`` is 1, which are then asked for. With ``pre_lnorm``
+    memories hold what a layer was given, before its norm, and nothing normalizes the last layer's output.
+
+    Outputs agree in eval mode. Trained further, the original also drops sinusoids and the last layer's output
+    out, and attention's probabilities by a rate of their own, ``dropatt``; ours drops those by ``dropout``,
+    and warns where the config has another ``dropatt``.
 
     Ours can learn more in three places, which changes no output before it is trained further: attention's
     values and output have biases, here 0; u and v are each layer's own, here equal where the original
@@ -65,7 +71,7 @@ def converted(
     """The state dict and config of [`from_transfo_xl`][]'s model."""
     theirs, is_original = plain_names(state_dict)
     theirs = with_shared(theirs, config)
-    ours_config = config_of(theirs, config)
+    ours_config = config_of(theirs, config, is_original)
     check_shapes(theirs, ours_config)
     ours_config = with_ties(theirs, ours_config)
     ours = vocabulary(theirs, ours_config, is_original)

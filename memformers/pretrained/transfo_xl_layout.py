@@ -2,6 +2,7 @@
 ``transfo-xl`` have them, and the model they are of."""
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,13 +11,13 @@ from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.models.config import AdaptiveConfig, ModelConfig
+from memformers.models.layers import Norm
 from memformers.pretrained.weights_file import few
 
 Config = Mapping[str, Any]
 """Of Hugging Face's ``config.json``, or the original's arguments."""
 WITHOUT_COUNTERPART = {
     "attn_type": 0,
-    "pre_lnorm": False,
     "ext_len": 0,
     "layer_norm_epsilon": 1e-5,
 }
@@ -78,9 +79,10 @@ def depth(state: Mapping[str, Tensor]) -> int:
     return 1 + max(int(found[1]) for name in state if (found := re.match(r"layers\.(\d+)\.", name)))
 
 
-def config_of(state: Mapping[str, Tensor], config: Config) -> ModelConfig:
+def config_of(state: Mapping[str, Tensor], config: Config, is_original: bool) -> ModelConfig:
     """Our config of the model that has this state dict. Raises ValueError where ``config`` says otherwise,
-    or asks for what isn't built here."""
+    asks for what isn't built here, or leaves out what the weights don't show. Warns of a ``dropatt`` that
+    training would not follow."""
     for name, only in WITHOUT_COUNTERPART.items():
         if config.get(name, only) != only:
             raise UserError(f"{name}={config[name]} has no counterpart here; only {name}={only} has.")
@@ -108,6 +110,12 @@ def config_of(state: Mapping[str, Tensor], config: Config) -> ModelConfig:
     dropout = config.get("dropout", defaults.dropout)
     if not isinstance(dropout, int | float):
         raise UserError(f"the config's dropout={dropout!r} is no number.")
+    if config.get("dropatt", dropout) != dropout:
+        warnings.warn(
+            f"dropatt={config['dropatt']} is left out: in further training, attention drops its "
+            f"probabilities by dropout={dropout}, as all else; outputs in eval mode are the original's.",
+            stacklevel=4,
+        )
     return ModelConfig(
         model="transformer-xl",
         vocab_size=vocab_size,
@@ -116,7 +124,7 @@ def config_of(state: Mapping[str, Tensor], config: Config) -> ModelConfig:
         n_layers=depth(state),
         d_ff=d_ff,
         dropout=dropout,
-        norm="post",
+        norm=norm_of(config, is_original),
         positions="sinusoidal",
         clamp_len=clamp_len if clamp_len > 0 else None,
         segment_len=integer(config, "tgt_len", defaults.segment_len),
@@ -125,6 +133,20 @@ def config_of(state: Mapping[str, Tensor], config: Config) -> ModelConfig:
         embedding="adaptive",
         adaptive=AdaptiveConfig(cutoffs=cutoffs, div_val=div_val, d_embed=d_embed),
     )
+
+
+def norm_of(config: Config, is_original: bool) -> Norm:
+    """Where the model normalizes, which no weight shows: the original's ``pre_lnorm``. Hugging Face's format
+    always says it, and means post-norm where it doesn't; the original's files of weights say nothing, so
+    that leaving it out there is a UserError."""
+    pre_lnorm = config.get("pre_lnorm", None if is_original else False)
+    if not isinstance(pre_lnorm, bool):
+        came = f"the config's pre_lnorm={pre_lnorm!r}" if "pre_lnorm" in config else "no pre_lnorm"
+        raise UserError(
+            f"the weights don't show whether this model normalizes before each sublayer (pre_lnorm=True) or "
+            f"after each sum (False), and {came} came; give its own, as in config={{'pre_lnorm': False}}."
+        )
+    return "pre-without-final" if pre_lnorm else "post"
 
 
 def integer(config: Config, name: str, default: int) -> int:

@@ -1,29 +1,29 @@
 """Run folders to a report: ``report.md`` with PNG figures, and one self-contained ``report.html``."""
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from memformers.common.files import write_text
 from memformers.report import probe_figures
-from memformers.report.figures import LABELS, Curves, save_figures
+from memformers.report.arms import Arm, arms_of, base_of
+from memformers.report.curves import curves_of, looks_of
+from memformers.report.evidence import costs_table, on_one_machine, results_table, verdict
+from memformers.report.figures import save_figures
+from memformers.report.markdown import fenced, pictured, table
 from memformers.report.page import plain, render_html
 from memformers.runs.finished import FinishedRun, read_probe, read_runs
 from memformers.runs.folder import CONFIG, FACTS, FIGURES, PAGE, PROBE, REPORT
 from memformers.runs.metrics import flatten
+from memformers.runs.plan import read_plan
 
 CAPTIONS = {
-    "validation_tokens": "Validation loss over the whole held-out text, memory carried, against the "
-    "training tokens seen.",
-    "validation_time": "The same against training time, evaluations not counted.",
+    "validation_tokens": "Validation loss over {}, memory carried, against the training tokens seen.",
+    "differences": "The same validation loss, less that of {} from the same seed: below zero is better.",
+    "validation_time": "Validation loss against training time, evaluations not counted.",
     "reconstruction_loss": "How much attention changes when memories give way to their compressions.",
     "tokens_per_second": "Training speed.",
-    "recall": "Accuracy on phrases said again word for word, against the distance to their first "
-    "saying. Without memory of the first saying only chance is left. Vertical lines: the farthest that "
-    "one layer of each model can look, from the end of its segment.",
 }
 
 
@@ -33,12 +33,13 @@ def write_report(folder: Path) -> Path:
     Raises ValueError for a folder without a run.
     """
     runs = read_runs(folder)
-    curves = [Curves(run.model, run.metrics, run.recall, run.sees_back) for run in runs]
-    figures = save_figures(curves, folder / FIGURES)
+    arms = arms_of(runs)
+    base = base_of(arms)
+    figures = save_figures(curves_of(arms, base), folder / FIGURES)
     probe = read_probe(folder)
-    parts = compose(runs, figures, folder)
+    parts = compose(arms, base, figures, folder)
     if probe:
-        parts[-1:-1] = probe_section(runs, probe, folder)  # before how it was made
+        parts[-1:-1] = probe_section(arms, probe, folder)  # before how it was made
     elif (folder / PROBE).exists():
         parts.insert(1, "> **The probe was left out**: it is of other runs or checkpoints. Probe them again.")
     markdown = "\n\n".join(parts) + "\n"
@@ -47,41 +48,66 @@ def write_report(folder: Path) -> Path:
     return folder / PAGE
 
 
-def compose(runs: Sequence[FinishedRun], figures: dict[str, Path], folder: Path) -> list[str]:
+def compose(arms: Sequence[Arm], base: Arm, figures: dict[str, Path], folder: Path) -> list[str]:
     """The report as paragraphs of Markdown."""
-    corpus = runs[0].facts["corpus"]
-    fair = only_memory_differs(runs)
-    parts = [f"# {title(corpus)}", *warnings(runs, never_started(folder), fair)]
-    parts += [*(verdict(runs) if fair else []), results_table(runs)]
-    parts += [pictured(path, CAPTIONS[name], folder) for name, path in figures.items()]
-    if any(run.recall for run in runs):
-        parts.append(recall_table(runs))
+    runs = [run for arm in arms for run in arm.runs]
+    others = differing_settings(arms, base)
+    parts = [f"# {title(runs[0].facts['corpus'])}", *warnings(arms, missing(folder), others)]
+    if len({(run.facts["corpus"]["sha256"], run.config["tokens"]) for run in runs}) == 1:
+        parts += verdict(arms, base)
+    parts += [results_table(arms, base), *drawn(arms, base, figures, folder)]
+    parts += ["## What each arm costs", costs_table(arms, base)]
     parts.append("## Samples\n\nThe same prompt, from the held-out text, temperature 0.8.")
-    parts += [f"### {LABELS[run.model]}\n\n{fenced(run.sample)}" for run in runs if run.sample]
-    parts.append(how_it_was_made(runs, fair))
+    parts += [f"### {plain(arm.label)}\n\n{fenced(arm.first.sample)}" for arm in arms if arm.first.sample]
+    parts.append(how_it_was_made(arms, others))
     return parts
 
 
-def pictured(path: Path, caption: str, folder: Path) -> str:
-    """A figure with its caption."""
-    return f"![{caption}]({path.relative_to(folder).as_posix()})\n\n{caption}"
+def drawn(arms: Sequence[Arm], base: Arm, figures: dict[str, Path], folder: Path) -> list[str]:
+    """The figures with their captions."""
+    over = {"validation_tokens": what_curves_are_over(arms), "differences": plain(base.label)}
+    counts = sorted({len(arm.counted) for arm in arms})
+    seeds = " or ".join(map(str, counts))
+    bands = f" Means over {seeds} seeds; bands: 95 % intervals, by Student's t." if counts[-1] > 1 else ""
+    captions = {name: CAPTIONS[name].format(over.get(name, "")) + bands for name in figures}
+    return [pictured(path, captions[name], folder) for name, path in figures.items()]
 
 
-def probe_section(runs: Sequence[FinishedRun], probe: dict[str, Any], folder: Path) -> list[str]:
+def what_curves_are_over(arms: Sequence[Arm]) -> str:
+    """How much of the held-out text the evaluations read that validation curves are drawn from; all of it,
+    unless a record says its number of tokens and the result another."""
+    parts = {}
+    for arm in arms:
+        records = [record for run in arm.counted for record in run.metrics]
+        read = {r.get("evaluated_tokens") for r in records if "loss.valid" in r} or {None}
+        whole = (arm.first.result or {}).get("evaluated_tokens")
+        told = [f"{int(n):,} tokens" for n in sorted(n for n in read if n is not None and n != whole)]
+        parts[plain(arm.label)] = " or ".join(told + ["all"] * bool(read & {whole, None}))
+    if set(parts.values()) == {"all"}:
+        return "the whole held-out text"
+    if len(set(parts.values())) == 1:
+        return f"the same {next(iter(parts.values()))} of the held-out text (the table: all of it)"
+    said = ", ".join(f"{name}: {part}" for name, part in parts.items())
+    return f"unequal parts of the held-out text ({said}; the table: all of it)"
+
+
+def probe_section(arms: Sequence[Arm], probe: dict[str, Any], folder: Path) -> list[str]:
     """What a probe found: how much context helps each model, and where its attention falls."""
-    models = {run.folder.name: run.model for run in runs}
+    labels = {run.folder.name: arm.label for arm in arms for run in arm.runs}
+    looks_by_arm = looks_of([arm.name for arm in arms])
+    looks = {run.folder.name: looks_by_arm[arm.name] for arm in arms for run in arm.runs}
     context = probe["effective_context"]
     rows = [
-        [LABELS[models[name]], *(effective_length(context, r, name) for r in context["recl"])]
+        [labels[name], *(effective_length(context, r, name) for r in context["recl"])]
         for name in probe["attention"]
     ]
-    head = ["model"] + [f"r = {r}" for r in context["recl"]]
-    drawn = probe_figures.save_probe_figures(probe, models, folder / FIGURES)
+    head = ["arm"] + [f"r = {r}" for r in context["recl"]]
+    drawn = probe_figures.save_probe_figures(probe, labels, looks, folder / FIGURES)
     return [
         "## What context and memory are worth",
         "Relative effective context length in tokens (Dai et al. 2019, section 4.3), of the fraction r of "
         f"tokens that are the hardest to predict from a short context; contexts in steps of "
-        f"{context['step']}, {context['positions']:,} tokens of the held-out text:",
+        f"{context['step']}, {context['positions']:,} tokens of the held-out text, one seed of each arm:",
         table(head, rows),
         *(pictured(path, probe_figures.CAPTIONS[name], folder) for name, path in drawn.items()),
     ]
@@ -100,111 +126,62 @@ def title(corpus: dict[str, Any]) -> str:
     return f"What memory buys: transformers compared on {plain(name)}"
 
 
-def never_started(folder: Path) -> list[str]:
-    """The names of a comparison's runs that failed before their first step."""
-    return [p.parent.name for p in folder.glob(f"*/{CONFIG}") if not (p.parent / FACTS).exists()]
+def missing(folder: Path) -> list[str]:
+    """The names of a comparison's runs that have nothing to show, each with the reason."""
+    planned = plan.runs if (plan := read_plan(folder)) else {}
+    names = dict.fromkeys([*planned, *(path.parent.name for path in folder.glob(f"*/{CONFIG}"))])
+    return [
+        f"{name} {'failed before its first step' if (folder / name / CONFIG).exists() else 'was not begun'}"
+        for name in names
+        if not (folder / name / FACTS).exists()
+    ]
 
 
-def only_memory_differs(runs: Sequence[FinishedRun]) -> bool:
-    """Whether the runs are a fair comparison: each model once, all else alike but the memory."""
-    alike = {
-        json.dumps([shared_settings(run), run.facts["corpus"]["sha256"]], sort_keys=True) for run in runs
-    }
-    return len(alike) == 1 and len({run.model for run in runs}) == len(runs)
+def differing_settings(arms: Sequence[Arm], base: Arm) -> list[str]:
+    """What the arms differ in beside their memory; seeds only where an arm shares none with ``base``."""
+    settings = [shared_settings(run) for arm in arms for run in arm.runs]
+    names = dict.fromkeys(name for config in settings for name in config)
+    found = [name for name in names if len({json.dumps(config.get(name)) for config in settings}) > 1]
+    if len({run.facts["corpus"]["sha256"] for arm in arms for run in arm.runs}) > 1:
+        found.append("text")
+    if not all({run.seed for run in arm.runs} & {run.seed for run in base.runs} for arm in arms):
+        found.append("seed")
+    return found
 
 
-def warnings(runs: Sequence[FinishedRun], absent: Sequence[str], fair: bool) -> list[str]:
-    """What a reader must know before trusting the numbers."""
+def warnings(arms: Sequence[Arm], absent: Sequence[str], others: Sequence[str]) -> list[str]:
+    """What a reader must know before trusting the numbers; ``others`` are the settings beside the memory in
+    which the arms differ."""
     found = []
+    runs = [run for arm in arms for run in arm.runs]
     if runs[0].facts["corpus"]["stands_in_for_tiny_shakespeare"]:
         found.append(
             "> **The text is the built-in play.** Tiny Shakespeare was neither found nor "
             "downloadable. Losses here can't be set beside published ones."
         )
-    for run in runs:
-        if run.result is None:
-            found.append(f"> **{LABELS[run.model]} did not finish**; its curves end where it stopped.")
-    found += [f"> **{plain(name)} failed before its first step** and is missing here." for name in absent]
-    environments = [e for run in runs for e in run.facts.get("environments", [run.facts["environment"]])]
-    if len({json.dumps(environment, sort_keys=True) for environment in environments}) > 1:
+    for arm in arms:
+        for run in arm.runs:
+            if run.result is None:
+                which = f", seed {run.seed}," if len(arm.runs) > 1 else ""
+                left = (
+                    "it counts in no mean and no curve" if arm.results else "its curves end where it stopped"
+                )
+                found.append(f"> **{plain(arm.label)}{which} did not finish**; {left}.")
+    found += [f"> **{plain(name)}** and is missing here." for name in absent]
+    if not on_one_machine(runs):
         found.append("> **Not all runs were made on the same machine and versions**: don't compare times.")
-    if not fair:
-        found.append("> **These runs differ in more than their memory**; see the settings below.")
+    if others:
+        found.append(
+            f"> **These runs differ in more than their memory**: {plain(', '.join(others))}; see the "
+            f"settings below."
+        )
     return found
 
 
-def verdict(runs: Sequence[FinishedRun]) -> list[str]:
-    """What the memory was worth, in a sentence for each memory model."""
-    results = {run.model: run.result for run in runs if run.result}
-    base = results.get("transformer")
-    if base is None or len(results) < 2:
-        return []
-    lines = [
-        f"After {base['tokens']:,} tokens each, the transformer without memory predicts the held-out "
-        f"text at {base['bits_per_character']:.4f} bits per character."
-    ]
-    for model, result in results.items():
-        if model != "transformer":
-            gain = base["bits_per_character"] - result["bits_per_character"]
-            lines.append(
-                f"{LABELS[model]} is at {result['bits_per_character']:.4f}: its memory "
-                f"{'saves' if gain >= 0 else 'costs'} {abs(gain):.4f} bits per character "
-                f"({abs(gain) / base['bits_per_character']:.1%}), and takes "
-                f"{result['seconds'] / base['seconds']:.2f} times the training time."
-            )
-    return [" ".join(lines)]
-
-
-def results_table(runs: Sequence[FinishedRun]) -> str:
-    """One row a model."""
-    rows = []
-    for run in runs:
-        result = run.result or {}
-        speeds = [r["tokens_per_second"] for r in run.metrics if "tokens_per_second" in r]
-        one, all_layers = run.facts["memory"]["one_layer"], run.facts["memory"]["all_layers"]
-        rows.append(
-            [
-                LABELS[run.model],
-                f"{run.facts['parameters']:,}",
-                f"{one:,} / {all_layers:,}",
-                number(result.get("loss"), ".4f"),
-                number(result.get("bits_per_character"), ".4f"),
-                number(result.get("accuracy"), ".1%"),
-                f"{median(speeds):,.0f}" if speeds else "–",
-                number(result.get("seconds"), ",.0f", " s"),
-                number((result.get("peak_memory_bytes") or 0) / 2**20 or None, ",.0f", " MiB"),
-            ]
-        )
-    head = [
-        "model",
-        "parameters",
-        "memory reach, one layer / all layers (positions)",
-        "validation loss (nats)",
-        "bits per character",
-        "accuracy",
-        "tokens/s (median)",
-        "training time",
-        "peak memory",
-    ]
-    return table(head, rows)
-
-
-def recall_table(runs: Sequence[FinishedRun]) -> str:
-    """Recall by distance, a column a model."""
-    measured = [(run, run.recall) for run in runs if run.recall]
-    rows = []
-    for i, near in enumerate(measured[0][1]["nearest"]):
-        row = [f"{near:,} – {2 * near - 1:,}"]
-        rows.append(row + [number(recall["accuracy"][i], ".1%") for _, recall in measured])
-    rows.append(["first saying (chance)"] + [number(r["chance"], ".1%") for _, r in measured])
-    head = ["distance (characters)"] + [LABELS[run.model] for run, _ in measured]
-    return "Characters right on the second saying:\n\n" + table(head, rows)
-
-
-def how_it_was_made(runs: Sequence[FinishedRun], fair: bool) -> str:
+def how_it_was_made(arms: Sequence[Arm], others: Sequence[str]) -> str:
     """Everything needed to make the report again."""
-    first = runs[0]
-    corpus, environment = first.facts["corpus"], first.facts["environment"]
+    runs = [arm.first for arm in arms]
+    corpus, environment = runs[0].facts["corpus"], runs[0].facts["environment"]
     packages = ", ".join(f"{name} {v}" for name, v in environment["packages"].items())
     facts = [
         ["corpus", f"{corpus['name']}: {corpus['source']}"],
@@ -213,47 +190,36 @@ def how_it_was_made(runs: Sequence[FinishedRun], fair: bool) -> str:
         ["system", f"{environment['platform']}, Python {environment['python']}"],
         ["packages", packages],
     ]
-    names = list(dict.fromkeys(key for run in runs for key, _ in flatten(run.config)))
     configs = [dict(flatten(run.config)) for run in runs]
+    for arm, config in zip(arms, configs, strict=True):
+        config["seed"] = ", ".join(str(run.seed) for run in arm.runs)
+    names = list(dict.fromkeys(name for config in configs for name in config))
     settings = [[name, *(str(config.get(name, "–")) for config in configs)] for name in names]
     return "\n\n".join(
         [
             "## How it was made",
-            (FAIRNESS if fair and len(runs) > 1 else "")
-            + "Validation is contiguous, in eval mode, over the whole held-out text, from an empty memory "
-            "that is then carried.",
+            (FAIRNESS if not others and len(arms) > 1 else "")
+            + "Validation is contiguous, in eval mode, from an empty memory that is then carried; the "
+            "table's is over the whole held-out text. Attention operations are of one token with full "
+            "memories, a multiply-add counted as two, scores that the causal mask hides among them.",
             table(["", "value"], facts),
-            table(["setting", *(LABELS[run.model] for run in runs)], settings),
+            table(["setting", *(arm.label for arm in arms)], settings),
         ]
     )
 
 
 FAIRNESS = (
-    "Same text, seed, order of segments, token budget, optimizer, width and depth; from the same seed "
-    "all models start with the same weights in everything they share. "
+    "Same text, seeds, order of segments, token budget, optimizer, width and depth; from the same seed "
+    "all arms start with the same weights in everything they share. "
 )
+OF_THE_MEMORY = {
+    f"model.{name}" for name in ("model", "mem_len", "c_mem_len", "compression_rate", "compression",
+                                 "compression_start")
+}  # fmt: skip
 
 
 def shared_settings(run: FinishedRun) -> dict[str, Any]:
-    """A run's config without what a comparison may vary: the memory."""
-    memory = {"model.model", "model.mem_len", "model.c_mem_len", "model.compression_rate"}
-    return {name: value for name, value in flatten(run.config) if name not in memory}
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table that shows the cells as they are."""
-    lines = [[plain(cell) for cell in line] for line in (head, *rows)]
-    lines.insert(1, ["---"] * len(head))
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def number(value: float | None, form: str, unit: str = "") -> str:
-    """A value in a table, or a dash."""
-    return "–" if value is None else f"{value:{form}}{unit}"
-
-
-def fenced(text: str) -> str:
-    """A code block that no text inside can end."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{text.rstrip()}\n{fence}"
+    """A run's config without what a comparison may vary, the memory and the seed, and without where the text
+    lay, which is known by its checksum."""
+    vary = OF_THE_MEMORY | {"seed", "data"}
+    return {name: value for name, value in flatten(run.config) if name not in vary}

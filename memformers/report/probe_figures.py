@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from memformers.report.figures import LABELS, LOOKS, finish, save, thousands
+from memformers.report.curves import drawn
+from memformers.report.figures import finish, save, thousands
 
 PLACES = {"compressed memory": "#009E73", "memory": "#D55E00", "segment": "#0072B2"}
 """In order of time, with their colours."""
@@ -24,22 +25,26 @@ CAPTIONS = {
 }
 
 
-def save_probe_figures(probe: Mapping[str, Any], models: Mapping[str, str], folder: Path) -> dict[str, Path]:
-    """Draw a probe into ``folder``: paths by name. ``models`` are the runs' models by the runs' names."""
+def save_probe_figures(
+    probe: Mapping[str, Any], labels: Mapping[str, str], looks: Mapping[str, dict[str, Any]], folder: Path
+) -> dict[str, Path]:
+    """Draw a probe into ``folder``: paths by name. ``labels`` and ``looks`` are by the runs' names."""
     folder.mkdir(parents=True, exist_ok=True)
     return {
-        "effective_context": save_gains(probe["effective_context"], models, folder),
-        "attention": save_attention(probe["attention"], models, folder),
+        "effective_context": save_gains(probe["effective_context"], labels, looks, folder),
+        "attention": save_attention(probe["attention"], labels, folder),
     }
 
 
-def save_gains(context: Mapping[str, Any], models: Mapping[str, str], folder: Path) -> Path:
+def save_gains(
+    context: Mapping[str, Any], labels: Mapping[str, str], looks: Mapping[str, dict[str, Any]], folder: Path
+) -> Path:
     """The gain of each context over the one before, over all tokens."""
     figure = Figure(figsize=(6.4, 4.0), dpi=160, layout="constrained")
     axes = figure.add_subplot()
     for run, gains in context["gains"]["1.0"].items():
         lengths = [context["step"] * (i + 1) for i in range(len(gains))]
-        axes.plot(lengths, [100 * gain for gain in gains], label=LABELS[models[run]], **LOOKS[models[run]])
+        axes.plot(lengths, [100 * gain for gain in gains], label=drawn(labels[run]), **looks[run])
     axes.axhline(100 * GAIN_BELOW, color="#888888", linewidth=0.8)
     axes.set(
         xlabel="context (tokens)",
@@ -53,14 +58,14 @@ def save_gains(context: Mapping[str, Any], models: Mapping[str, str], folder: Pa
     return path
 
 
-def save_attention(attention: Mapping[str, Any], models: Mapping[str, str], folder: Path) -> Path:
+def save_attention(attention: Mapping[str, Any], labels: Mapping[str, str], folder: Path) -> Path:
     """A row of two panels for each model."""
     figure = Figure(figsize=(9.0, 2.6 * len(attention)), dpi=160, layout="constrained")
     panels = figure.subplots(len(attention), 2, squeeze=False)
     for (run, mass), (left, right) in zip(attention.items(), panels, strict=True):
         by_place(left, mass)
         by_distance(right, mass)
-        left.set_title(LABELS[models[run]], loc="left", fontsize="medium")
+        left.set_title(drawn(labels[run]), loc="left", fontsize="medium")
     patches = [Patch(color=color, label=place) for place, color in PLACES.items()]
     figure.legend(handles=patches, frameon=False, ncols=3, loc="outside upper left")
     path = folder / "attention.png"

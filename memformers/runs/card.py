@@ -36,16 +36,18 @@ def new_run_id() -> str:
     return uuid.uuid4().hex
 
 
-def plan_run(folder: Path, run: str, comment: str, compare_with: str) -> None:
-    """Decide, before a training into ``folder`` starts, what the dashboard will know it by."""
-    write_json(folder / CARD, {"run": run, "comment": comment, "compare_with": compare_with})
+def plan_run(folder: Path, run: str, comment: str, compare_with: str, name: str = "") -> None:
+    """Decide, before a training into ``folder`` starts, what the dashboard will know it by; without a
+    ``name``, the training gives one."""
+    planned = {"run": run, "comment": comment, "compare_with": compare_with}
+    write_json(folder / CARD, planned | ({"name": name} if name else {}))
 
 
 def open_card(folder: Path, name: str, config: Mapping[str, Any]) -> Card:
     """The card of a training that starts, or goes on, in ``folder``."""
     planned = read_json(folder / CARD) if (folder / CARD).exists() else {}
     fresh = {"run": new_run_id(), "comment": folder.resolve().name, "started": time.time()}
-    data = {**fresh, **planned, "name": name, "config": dict(config)}
+    data = {**fresh, "name": name, **planned, "config": dict(config)}
     data.pop("status", None)
     write_json(folder / CARD, data)
     return read_card(folder)

@@ -1,6 +1,7 @@
 """What runs left in their folders, read."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from memformers.common.errors import UserError
 from memformers.common.files import read_json
 from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, PROBE, RESULT, SAMPLE
 from memformers.runs.metrics import read_metrics
+from memformers.runs.plan import read_plan
 from memformers.runs.sealed import numbered
 
 
@@ -22,8 +24,8 @@ class FinishedRun:
     result: dict[str, Any] | None
     """None for a run that didn't end well."""
     sample: str
-    recall: dict[str, Any] | None
-    """Its recall by distance, if it was measured: by a probe, else at the training's end."""
+    arm: str
+    """What it is called among the runs beside it: an arm of a comparison, which has a run from each seed."""
 
     @property
     def model(self) -> str:
@@ -31,24 +33,35 @@ class FinishedRun:
         return str(self.config["model"]["model"])
 
     @property
-    def sees_back(self) -> int:
-        """The farthest position that one layer can attend to, its segment and all it remembers."""
-        return int(self.facts["memory"]["one_layer"] + self.config["model"]["segment_len"])
+    def seed(self) -> int:
+        """Of its initial weights."""
+        return int(self.config["seed"])
 
 
 def read_runs(folder: Path) -> list[FinishedRun]:
-    """The run in ``folder``, or those in its sub-folders, the least memory first."""
+    """The run in ``folder``, or those in its sub-folders: of a comparison all arms of one seed, then of the
+    next; else the least memory first. Runs that were not compared are called as their models, if these
+    differ."""
     places = [folder] if (folder / FACTS).is_file() else [p.parent for p in folder.glob(f"*/{FACTS}")]
-    recalls = (read_probe(folder) or {}).get("recall", {})
-    runs = [read_run(place, recalls.get(place.name)) for place in map(Path.resolve, places)]
+    runs = [read_run(place) for place in map(Path.resolve, places)]
     if not runs:
         raise UserError(f"{folder} holds no run: {FACTS} is neither in it nor in a sub-folder.")
-    return sorted(runs, key=lambda run: (run.facts["memory"]["one_layer"], run.folder))
+    runs.sort(key=lambda run: (run.facts["memory"]["one_layer"], run.folder))
+    if plan := read_plan(folder):
+        order = list(plan.runs)
+        runs.sort(key=lambda run: order.index(run.folder.name) if run.folder.name in order else len(order))
+        return [replace(r, arm=plan.runs[r.folder.name].arm) if r.folder.name in order else r for r in runs]
+    differ = len({run.model for run in runs}) == len(runs)
+    return [replace(run, arm=run.model) for run in runs] if differ else runs
 
 
-def read_run(folder: Path, recall: dict[str, Any] | None = None) -> FinishedRun:
-    """What a run left behind, with a probe's ``recall``; one that was stopped half-way has no result and
-    no sample."""
+def one_of_each_arm(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
+    """The first of each arm's ``runs``."""
+    return list({run.arm: run for run in reversed(runs)}.values())[::-1]
+
+
+def read_run(folder: Path) -> FinishedRun:
+    """What a run left behind; one that was stopped half-way has no result and no sample."""
     sample = folder / SAMPLE
     result = read_json(folder / RESULT) if (folder / RESULT).exists() else None
     return FinishedRun(
@@ -58,7 +71,7 @@ def read_run(folder: Path, recall: dict[str, Any] | None = None) -> FinishedRun:
         metrics=read_metrics(folder),
         result=result,
         sample=sample.read_text(encoding="utf-8") if sample.exists() else "",
-        recall=recall or (result["recall"] if result else None),
+        arm=folder.name,
     )
 
 

@@ -7,7 +7,7 @@ labml.json       what a dashboard knows it by
 labml.log        what labml said
 checkpoints/     from which it goes on after whatever happened; see memformers.training.checkpoints
 sample.txt       text written at the end
-result.json      the last evaluation, recall by distance, time and peak memory
+result.json      the last evaluation, time and peak memory
 probe.json       what a probe measured; a comparison's is beside its runs' folders
 """
 
@@ -15,16 +15,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from memformers.common.errors import UserError
+from memformers.common.files import check_utf8_name
 
 CONFIG, FACTS, METRICS, CARD, LOG = "config.json", "run.json", "metrics.jsonl", "labml.json", "labml.log"
 CHECKPOINTS, SAMPLE, RESULT, PROBE = "checkpoints", "sample.txt", "result.json", "probe.json"
+PLAN = "recall.json"
+"""In the folder of a recall experiment: what it is made of."""
+COMPARISON = "compare.json"
+"""In the folder of a comparison: its arms and seeds."""
 REPORT, PAGE, FIGURES = "report.md", "report.html", "figures"
 OF_A_RUN = (CONFIG, FACTS, CARD, LOG, SAMPLE, RESULT, PROBE, REPORT, PAGE)
 OF_A_COMPARISON = (PROBE, REPORT, PAGE)
 
 
 def check_named(folder: Path) -> None:
-    """Raise UserError for an empty name, which is the current folder's."""
+    """Raise UserError for an empty name, which is the current folder's, and for one that is not UTF-8."""
+    check_utf8_name(folder)
     if folder == Path():
         raise UserError("out='' is the current folder, where a run would be scattered; name a folder for it.")
 

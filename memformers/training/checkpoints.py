@@ -2,7 +2,7 @@
 
 checkpoints/000000204800/     named after the tokens seen
   config.json, model.safetensors, tokenizer.json     the model, as from_pretrained takes it
-  optimizer.safetensors       what AdamW remembers, each tensor under its parameter's name
+  optimizer.safetensors       what the optimizers remember, each tensor under its parameter's name
   memory.safetensors          memory and compressed memory of the streams, a tensor a layer
   state.json                  steps, tokens, the streams' position, the sums of the next record
   random.json                 random states
@@ -14,6 +14,7 @@ Nothing in them is a pickle, and nothing is ever unpickled.
 """
 
 import contextlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -31,12 +32,21 @@ from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
 from memformers.pretrained.own import read_config, save_model
 from memformers.runs.sealed import LEFTOVER, check_seal, numbered, remove, sealing
+from memformers.training.muon import Muon
+from memformers.training.optimizers import Optimizers
 from memformers.training.randomness import check_random_states, random_states, set_random_states
 from memformers.training.ranks import Ranks, full_tensor, placed_like
 from memformers.training.state import TrainingState
 
 BEST = "best"
 OPTIMIZER, MEMORY = "optimizer.safetensors", "memory.safetensors"
+KEPT: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
+    torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "step"),
+    Muon: ("momentum",),
+}
+"""What each optimizer remembers of a parameter."""
+SETTINGS = ("betas", "eps", "momentum", "weight_decay")
+"""Of a group of parameters, as far as its optimizer has them."""
 STATE, RANDOM, ABOUT = "state.json", "random.json", "training.json"
 FILES = ("config.json", "model.safetensors", "tokenizer.json", OPTIMIZER, MEMORY, STATE, RANDOM, ABOUT)
 
@@ -54,6 +64,8 @@ class About:
     """How many lines of metrics.jsonl belong to the training so far."""
     validation_loss: float | None
     """In nats a token; None where no evaluation was due."""
+    peak_memory_bytes: int | None = None
+    """The most memory that any process of the run has held; None where the system doesn't tell."""
 
 
 def save_checkpoint(
@@ -71,7 +83,7 @@ def save_checkpoint(
     """
     ranks = ranks or Ranks()
     weights = {name: full_tensor(tensor) for name, tensor in model.state_dict().items()}
-    moments = optimizer_tensors(model, state.optimizer)
+    moments = optimizer_tensors(model, state.optimizers)
     memory = memory_tensors(ranks.all_memory(state.memory))
     randomness = ranks.all_gather(random_states())
     if not ranks.first:
@@ -99,17 +111,20 @@ class Checkpoint:
     state: TrainingState
     """The state it was made in, with the memory of this rank's streams."""
 
-    def put(self, model: MemoryLM, optimizer: torch.optim.AdamW) -> TrainingState:
-        """Put weights, optimizer and random states back; returns the state. Of several ranks, all must call
+    def put(self, model: MemoryLM, optimizers: Optimizers) -> TrainingState:
+        """Put weights, optimizers and random states back; returns the state. Of several ranks, all must call
         this."""
         parameters, learning = model.state_dict(), dict(model.named_parameters())
         model.load_state_dict(
             {name: placed_like(tensor, parameters[name]) for name, tensor in self.weights.items()}
         )
-        optimizer.state.clear()
+        learner = learners(optimizers)
+        for optimizer in optimizers:
+            optimizer.state.clear()
         for key, tensor in self.moments.items():
             name, _, what = key.rpartition("/")
-            optimizer.state[learning[name]][what] = placed_like(tensor, learning[name])
+            parameter = learning[name]
+            learner[parameter].state[parameter][what] = placed_like(tensor, parameter)
         set_random_states(self.randomness)
         return self.state
 
@@ -117,11 +132,11 @@ class Checkpoint:
 def read_checkpoint(
     folder: Path,
     model: MemoryLM,
-    optimizer: torch.optim.AdamW,
+    optimizers: Optimizers,
     batch_size: int,
     ranks: Ranks | None = None,
 ) -> Checkpoint:
-    """The checkpoint in ``folder`` of a training of ``model`` with ``optimizer``, checked.
+    """The checkpoint in ``folder`` of a training of ``model`` with ``optimizers``, checked.
 
     Raises ValueError for one that was changed since, or that is another model's or version's, and with
     dropout, which is random on each rank, for one of another number of ``ranks``.
@@ -131,13 +146,13 @@ def read_checkpoint(
     if (config := read_config(folder)) != model.config:
         raise UserError(f"{folder} is of another model: {config}")
     numbers = read_json(folder / STATE)
-    if numbers.pop("optimizer", None) != describe_optimizer(model, optimizer):
+    if numbers.pop("optimizer", None) != json.loads(json.dumps(describe_optimizers(model, optimizers))):
         raise UserError(f"{folder / STATE} is of another optimizer.")
     weights, moments = load_tensors(folder / "model.safetensors"), load_tensors(folder / OPTIMIZER)
     check_shapes(weights, shapes(model.state_dict()), folder / "model.safetensors")
-    check_shapes(moments, moment_shapes(model, moments), folder / OPTIMIZER)
+    check_shapes(moments, moment_shapes(model, optimizers, moments), folder / OPTIMIZER)
     memory = ranks.own_memory(load_memory(folder / MEMORY, model, batch_size))
-    held = {"optimizer": optimizer, "memory": memory}
+    held = {"optimizers": optimizers, "memory": memory}
     state = config_from_dict(TrainingState, numbers | held, str(folder / STATE))
     randomness = own_randomness(folder / RANDOM, ranks, model.config.dropout)
     check_random_states(randomness)
@@ -195,42 +210,51 @@ def link(path: Path, target: str) -> None:
 
 def state_numbers(model: MemoryLM, state: TrainingState) -> dict[str, Any]:
     """All of ``state`` that is no tensor."""
-    numbers = {f.name: getattr(state, f.name) for f in fields(state) if f.name not in ("optimizer", "memory")}
-    optimizer = describe_optimizer(model, state.optimizer)
-    return {**numbers, "window": asdict(state.window), "optimizer": optimizer}
+    numbers = {
+        f.name: getattr(state, f.name) for f in fields(state) if f.name not in ("optimizers", "memory")
+    }
+    learning = describe_optimizers(model, state.optimizers)
+    return {**numbers, "window": asdict(state.window), "optimizer": learning}
 
 
-def describe_optimizer(model: MemoryLM, optimizer: torch.optim.AdamW) -> list[dict[str, Any]]:
-    """Its settings and the names of its parameters, a dict a group; the learning rate is left out, since
+def describe_optimizers(model: MemoryLM, optimizers: Optimizers) -> list[dict[str, Any]]:
+    """Their settings and the names of their parameters, a dict a group; the learning rate is left out, since
     every step sets it."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     return [
         {
-            "betas": list(group["betas"]),
-            "eps": group["eps"],
-            "weight_decay": group["weight_decay"],
+            **{name: group[name] for name in SETTINGS if name in group},
             "parameters": [names[parameter] for parameter in group["params"]],
         }
+        for optimizer in optimizers
         for group in optimizer.param_groups
     ]
 
 
-def optimizer_tensors(model: MemoryLM, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
-    """What it remembers, as ``parameter/what``; of a parameter that had no gradient yet, nothing."""
+def learners(optimizers: Optimizers) -> dict[Tensor, torch.optim.Optimizer]:
+    """Which of them takes each parameter, of any shape."""
+    return {p: optimizer for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
+
+
+def optimizer_tensors(model: MemoryLM, optimizers: Optimizers) -> dict[str, Tensor]:
+    """What they remember, as ``parameter/what``; of a parameter that had no gradient yet, nothing."""
+    learner = learners(optimizers)
     return {
         f"{name}/{what}": full_tensor(tensor)
         for name, parameter in model.named_parameters()
-        for what, tensor in optimizer.state.get(parameter, {}).items()
+        for what, tensor in learner[parameter].state.get(parameter, {}).items()
     }
 
 
-def moment_shapes(model: MemoryLM, kept: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """The shapes of what AdamW keeps, for all parameters of which it has kept anything."""
-    known = {key.rpartition("/")[0] for key in kept}
+def moment_shapes(
+    model: MemoryLM, optimizers: Optimizers, kept: Mapping[str, Tensor]
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of what the optimizers keep, for all parameters of which anything was kept."""
+    known, learner = {key.rpartition("/")[0] for key in kept}, learners(optimizers)
     return {
         f"{name}/{what}": () if what == "step" else tuple(parameter.shape)
         for name, parameter in model.named_parameters()
-        for what in ("exp_avg", "exp_avg_sq", "step")
+        for what in KEPT[type(learner[parameter])]
         if name in known
     }
 

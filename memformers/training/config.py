@@ -13,6 +13,7 @@ from memformers.runs.folder import CONFIG
 
 Precision = Literal["float32", "bfloat16"]
 Parallel = Literal["single", "ddp", "fsdp"]
+OptimizerName = Literal["muon", "adamw"]
 
 
 @dataclass(frozen=True)
@@ -25,21 +26,34 @@ class TrainConfig:
     """A text file, or a folder with Tiny Shakespeare, or "builtin". Empty: Tiny Shakespeare from
     $MEMFORMERS_DATA, the user's cache, or its public address, else the built-in corpus."""
     tokenizer: TokenizerName = "character"
-    """One token a character, or one a byte."""
+    """One token a character, numbered in the order of the alphabet (character) or of how often the text has
+    it (frequency), or one a byte."""
     tokens: int = 1_200_000
     """How long to train: the number of tokens seen."""
-    batch_size: int = 8
+    batch_size: int = 32
     """Parallel streams of text, B."""
-    learning_rate: float = 2e-3
+    stretch: int = 4096
+    """The training text is cut into stretches of so many tokens, which are read in an order drawn from the
+    seed, anew in each epoch; memory runs on from one to the next. 0 reads the text from front to back."""
+    optimizer: OptimizerName = "muon"
+    """muon for the matrices of the layers, beside AdamW for all else; or adamw for everything."""
+    learning_rate: float = 4e-3
     """AdamW's learning rate at its peak, after warm-up; it then falls to 0 in a straight line."""
+    muon_learning_rate: float | None = None
+    """Muon's learning rate at its peak; 0.04 if not given (muon)."""
+    beta2: float = 0.99
+    """How slowly AdamW's mean of squared gradients changes."""
     warmup: float = 0.03
     """Fraction of the training over which the learning rate rises from 0."""
     weight_decay: float = 0.1
-    """AdamW's decay of weight matrices."""
+    """Decay of weight matrices, relative to the learning rate."""
     max_grad_norm: float = 1.0
-    """Gradients longer than this are shortened to it."""
+    """Gradients longer than this are shortened to it; the compression functions', of another loss, apart."""
     evaluations: int = 6
-    """How often the whole validation text is evaluated, evenly spread, the last at the end."""
+    """How often the held-out text is evaluated, evenly spread, the last at the end and over all of it."""
+    evaluation_share: float = 0.03
+    """The part of the training's work that the evaluations before the last may take together; each reads
+    as much of the held-out text as that allows, always the same. 0: each reads all of it."""
     log_every: int = 10
     """Steps between two training records."""
     checkpoint_every: int = 0
@@ -73,16 +87,28 @@ class TrainConfig:
             raise UserError(f"precision={self.precision!r} is unknown; use 'float32' or 'bfloat16'.")
         if self.parallel not in get_args(Parallel):
             raise UserError(f"parallel={self.parallel!r} is unknown; use 'single', 'ddp' or 'fsdp'.")
+        if self.optimizer not in get_args(OptimizerName):
+            raise UserError(f"optimizer={self.optimizer!r} is unknown; use 'muon' or 'adamw'.")
+        if self.optimizer != "muon" and self.muon_learning_rate is not None:
+            raise UserError(
+                f"muon_learning_rate={self.muon_learning_rate} was given to optimizer={self.optimizer!r}, "
+                f"which has learning_rate alone; leave it out, or use optimizer='muon'."
+            )
+        if 0 < self.stretch < self.model.segment_len:
+            raise UserError(
+                f"stretch={self.stretch} is shorter than a segment of {self.model.segment_len}; use at least "
+                f"{self.model.segment_len}, or 0 to read the text from front to back."
+            )
         if self.compile and self.parallel == "fsdp":
             raise UserError("compile=True can't be used with parallel='fsdp'; use parallel='ddp'.")
         for name in ("tokens", "batch_size", "accumulate", "evaluations", "log_every", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)} is too small; use at least 1.")
-        for name in ("checkpoint_every", "skip_bad_steps"):
+        for name in ("stretch", "checkpoint_every", "skip_bad_steps"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name}={getattr(self, name)} is negative; use 0 for none.")
-        for name in ("learning_rate", "max_grad_norm"):
-            if not getattr(self, name) > 0.0:
+        for name in ("learning_rate", "muon_learning_rate", "max_grad_norm"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0.0:
                 raise UserError(f"{name}={getattr(self, name)} must be above 0.")
         if self.batch_size % self.accumulate:
             raise UserError(
@@ -92,10 +118,19 @@ class TrainConfig:
         for name in ("weight_decay", "checkpoint_minutes"):
             if not getattr(self, name) >= 0.0:
                 raise UserError(f"{name}={getattr(self, name)} is negative; use 0 for none.")
+        if not 0.0 <= self.evaluation_share <= 1.0:
+            raise UserError(f"evaluation_share={self.evaluation_share} is a part of the work, in [0, 1].")
         if not 0.0 <= self.warmup < 1.0:
             raise UserError(f"warmup={self.warmup} is a fraction of the training, in [0, 1).")
+        if not 0.0 <= self.beta2 < 1.0:
+            raise UserError(f"beta2={self.beta2} is outside [0, 1); AdamW takes 0.9 to 0.999 as a rule.")
         if not 0 <= self.seed < 2**63:
             raise UserError(f"seed={self.seed} is outside 0 … 2⁶³ − 1.")
+
+    @property
+    def matrix_learning_rate(self) -> float:
+        """Muon's learning rate at its peak."""
+        return 0.04 if self.muon_learning_rate is None else self.muon_learning_rate
 
 
 def read_train_config(folder: Path) -> TrainConfig:
@@ -108,5 +143,8 @@ def saved_config(data: Mapping[str, Any], source: str) -> TrainConfig:
     """The config that any version has saved as ``data``; ``source`` names where it came from. ValueError for
     anything else."""
     model = data.get("model")
-    now = {**data, "model": upgraded(model)} if isinstance(model, dict) else data
+    # What a config of an earlier version doesn't say is what that version did.
+    now = {"optimizer": "adamw", "beta2": 0.99, "stretch": 0, "evaluation_share": 0.0, **data}
+    if isinstance(model, dict):
+        now["model"] = upgraded(model)
     return config_from_dict(TrainConfig, now, source)

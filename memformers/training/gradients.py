@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 from memformers.training.config import TrainConfig
-from memformers.training.ranks import Forward, Ranks, averaging
+from memformers.training.ranks import Forward, Ranks, averaging, full_tensor
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,26 @@ def backward(
     for number, (x, y, past) in enumerate(in_parts(inputs, targets, memory, parts), 1):
         with averaging(forward, last=number == parts):
             with torch.autocast(x.device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
-                output = forward(x, past)
-                part_loss = F.cross_entropy(output.logits.flatten(0, 1), y.flatten())
-            ((part_loss + output.auxiliary_loss) / parts).backward()
-        loss += part_loss.item() / parts
-        auxiliary_loss += output.auxiliary_loss.item() / parts
-        correct += int((output.logits.detach().argmax(-1) == y).sum())
-        memories.append(output.memory)
+                scores, memory, part_auxiliary_loss = forward(x, past, y)
+            ((scores.loss + part_auxiliary_loss) / parts).backward()
+        loss += scores.loss.item() / parts
+        auxiliary_loss += part_auxiliary_loss.item() / parts
+        correct += int(scores.correct.sum())
+        memories.append(memory)
     loss, auxiliary_loss, share = ranks.means(loss, auxiliary_loss, correct)
     return Outcome(loss, auxiliary_loss, round(share * ranks.size), joined_streams(memories))
+
+
+def clip(model: MemoryLM, max_norm: float) -> tuple[float, float]:
+    """Shorten the gradients of the two losses, each by itself, to ``max_norm``: that of the compression
+    functions, which learn from the reconstruction loss, and that of all else. Returns the norms that they
+    had, of all else first; 0 for compression functions without a gradient."""
+    compressing = {id(p) for compress in model.transformer.compressions for p in compress.parameters()}
+    others = [p for p in model.parameters() if id(p) not in compressing]
+    of_compressions = [p for p in model.parameters() if id(p) in compressing]
+    norms = (nn.utils.clip_grad_norm_(ps, max_norm) for ps in (others, of_compressions))
+    norm, compression_norm = (full_tensor(norm).item() for norm in norms)
+    return norm, compression_norm
 
 
 def in_parts(

@@ -5,16 +5,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 
-from torch import nn
-
 from memformers.common.errors import UserError
 from memformers.data.streams import Segment
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 from memformers.training.config import TrainConfig
-from memformers.training.gradients import backward
-from memformers.training.optimizers import build_optimizer, learning_rate_schedule
-from memformers.training.ranks import Ranks, full_tensor
+from memformers.training.gradients import backward, clip
+from memformers.training.optimizers import build_optimizers, learning_rate_schedule, set_learning_rates
+from memformers.training.ranks import Ranks
 from memformers.training.state import Progress, TrainingState, Window
 
 
@@ -49,8 +47,8 @@ def train(
     """
     device, ranks = next(model.parameters()).device, ranks or Ranks()
     forward = ranks.forward_of(model, compile=config.compile)
-    state = state or TrainingState(build_optimizer(model, config))
-    optimizer, learning_rate = state.optimizer, learning_rate_schedule(config)
+    state = state or TrainingState(build_optimizers(model, config))
+    learning_rate = learning_rate_schedule(config)
     model.train()
     clock = time.perf_counter()
     while True:
@@ -58,6 +56,7 @@ def train(
         if evaluations_due(state.tokens, config) > state.evaluations:
             evaluate(state.progress)
             state.evaluations = evaluations_due(state.tokens, config)
+            state.evaluation_seconds += time.perf_counter() - pause
         maybe_checkpoint(state)
         clock += time.perf_counter() - pause
         if state.tokens >= config.tokens:
@@ -66,30 +65,30 @@ def train(
         segment = next(segments)
         tokens = segment.inputs.numel()
         inputs, targets = (ranks.own(t).to(device) for t in (segment.inputs, segment.targets))  # [S, B]
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(state.tokens + tokens // 2)
+        set_learning_rates(state.optimizers, learning_rate(state.tokens + tokens // 2))
 
         memory = Memory(()) if segment.starts_over else state.memory
-        optimizer.zero_grad()
+        model.zero_grad()
         outcome = backward(forward, inputs, targets, memory, config, ranks)
-        grad_norm = full_tensor(nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)).item()
+        norms = clip(model, config.max_grad_norm)
 
-        if problem := what_is_not_finite(outcome.loss, outcome.auxiliary_loss, grad_norm):
+        if problem := what_is_not_finite(outcome.loss, outcome.auxiliary_loss, *norms):
             skip(problem, state, config)
             state.memory = memory  # what the segment left may be poisoned
         else:
-            optimizer.step()
+            for optimizer in state.optimizers:
+                optimizer.step()
             state.memory = outcome.memory
-            state.window.add(outcome, tokens, grad_norm)
+            state.window.add(outcome, tokens, *norms)
 
         state.step, state.tokens = state.step + 1, state.tokens + tokens
-        state.position = segment.end
+        state.epoch, state.position = segment.epoch, segment.end
         now = time.perf_counter()
         state.seconds, clock = state.seconds + now - clock, now
         if state.step % config.log_every == 0 or state.tokens >= config.tokens:
             if state.window.steps:
                 metrics = state.window.metrics(state.seconds)
-                record(state.progress, metrics | {"learning_rate": optimizer.param_groups[0]["lr"]})
+                record(state.progress, metrics | {"learning_rate": state.optimizers[0].param_groups[0]["lr"]})
             state.window = Window(state.seconds)
 
 
@@ -98,12 +97,13 @@ def evaluations_due(tokens: int, config: TrainConfig) -> int:
     return tokens * config.evaluations // config.tokens
 
 
-def what_is_not_finite(loss: float, auxiliary_loss: float, grad_norm: float) -> str:
+def what_is_not_finite(loss: float, auxiliary_loss: float, norm: float, compression_norm: float) -> str:
     """Which of them is no finite number, in words; empty if all are."""
     for name, value in (
         ("the loss", loss),
         ("the reconstruction loss", auxiliary_loss),
-        ("the gradient's norm", grad_norm),
+        ("the gradient's norm", norm),
+        ("the norm of the compression functions' gradient", compression_norm),
     ):
         if not math.isfinite(value):
             return f"{name} is {value}"
@@ -115,8 +115,8 @@ def skip(problem: str, state: TrainingState, config: TrainConfig) -> None:
     where = f"{problem} at token {state.tokens:,} (step {state.step:,})"
     if state.skipped == config.skip_bad_steps:
         raise NotFiniteError(
-            f"{where}; training stopped before learning from it. A lower learning_rate or max_grad_norm "
-            f"may help, or a larger skip_bad_steps."
+            f"{where}; training stopped before learning from it. A lower learning_rate, "
+            f"muon_learning_rate or max_grad_norm may help, or a larger skip_bad_steps."
         )
     state.skipped += 1
     left = f"{state.skipped} of {config.skip_bad_steps}"

@@ -1,7 +1,7 @@
 """What happens beside the training steps: records, evaluations, checkpoints, samples."""
 
+import contextlib
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,26 +9,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from memformers.common.environment import describe_environment, peak_memory
 from memformers.common.files import sync, write_json, write_text
-from memformers.evaluation.evaluate import Evaluation, evaluate
-from memformers.evaluation.recall import measure_recall
+from memformers.evaluation.evaluate import Evaluation
 from memformers.generation.sampling import Sampling
 from memformers.generation.text import continue_text
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
 from memformers.runs.sealed import numbered
-from memformers.training.checkpoints import About, keep_best_and_newest, save_checkpoint
+from memformers.training.bar import Bar
+from memformers.training.checkpoints import About, keep_best_and_newest, read_about, save_checkpoint
 from memformers.training.config import TrainConfig
 from memformers.training.loop import NotFiniteError
 from memformers.training.ranks import Ranks, unsharded
 from memformers.training.signals import Stopped, StopSignals
 from memformers.training.state import Progress, TrainingState
 from memformers.training.text import Text
+from memformers.training.validation import Validation
 
-EVALUATION_STREAMS = 16
 SAMPLE_CHARACTERS, GLIMPSE_CHARACTERS = 400, 80
 PROMPT_CHARACTERS = 100
 SAMPLE_SEED = 0
@@ -49,7 +47,7 @@ class Observer:
         records: int,
         write: Callable[[dict[str, Any]], None],
         signals: StopSignals,
-        bar: "tqdm[Any]",
+        bar: Bar,
         ranks: Ranks,
     ):
         self.folder = folder
@@ -62,42 +60,43 @@ class Observer:
         self.bar = bar
         self.ranks = ranks
         self.saved, self.saved_at = (state.tokens, state.evaluations), time.monotonic()
+        self.validation = Validation(text, config)
         self.evaluation: Evaluation | None = None
+        """Of the whole held-out text, at the end."""
+        self.validation_loss: float | None = None
+        """In nats a token, over the part that every evaluation reads."""
         self.characters_a_token = len(text.corpus.train_text) / len(text.train)
         self.evaluated = 0
-        """Tokens seen before [`evaluation`][]."""
+        """Tokens seen before [`validation_loss`][] was measured."""
+        self.peak_before = peak_memory_before(folder) if ranks.first else 0
 
     def record(self, progress: Progress, metrics: dict[str, float]) -> None:
         """Track training metrics, and show them."""
         metrics["bits_per_character.train"] = self._bits_per_character(metrics["loss.train"])
         self._write(progress, metrics)
-        self.bar.update(progress.tokens - self.bar.n)
-        self.bar.set_postfix_str(f"loss {metrics['loss.train']:.3f} nats", refresh=False)
+        self.bar.show(progress, metrics["loss.train"])
 
     def evaluate(self, progress: Progress) -> None:
-        """Evaluate the whole validation text, and show a glimpse of a sample; a signal ends it at once,
-        with nothing recorded."""
+        """Evaluate the held-out text, at the end all of it, and show a glimpse of a sample; a signal ends it
+        at once, with nothing recorded.
+
+        Every record is over the same part of the text, the last one too; the whole is in the result.
+        """
+        begun, is_last = time.perf_counter(), progress.tokens >= self.config.tokens
         with self.signals.at_once(), unsharded(self.model):
-            result = self._evaluation()
+            result = self._evaluation(is_last)
             if not math.isfinite(result.loss):
                 raise NotFiniteError(f"validation loss is {result.loss} at token {progress.tokens:,}.")
             glimpse = in_one_line(self._sample(GLIMPSE_CHARACTERS))
-        bits = self._bits_of(result)
-        metrics = {
-            "loss.valid": result.loss,
-            "bits_per_character.valid": bits,
-            "accuracy.valid": result.accuracy,
-        }
-        if result.reconstruction_loss is not None:
-            metrics["reconstruction_loss.valid"] = result.reconstruction_loss
-        self._write(progress, metrics)
-        self.evaluation, self.evaluated = result, progress.tokens
-        if not self.ranks.first:
-            return
-        self.bar.write(
-            f"{progress.tokens:>12,} tokens  validation {result.loss:.4f} nats, {bits:.4f} bits a "
-            f"character  │ {glimpse}",
-            file=sys.stderr,
+        part = self.validation.part(result)
+        seconds = progress.evaluation_seconds + time.perf_counter() - begun
+        self._write(progress, {**self.validation.metrics(part), "evaluation_seconds": seconds})
+        self.evaluation = result if is_last else None
+        self.validation_loss, self.evaluated = part.loss, progress.tokens
+        self.bar.say(
+            f"{progress.tokens:>12,} tokens  validation {result.loss:.4f} nats, "
+            f"{self.validation.bits_per_character(result):.4f} bits a character, over "
+            f"{'all ' if is_last else ''}{len(result.losses):,} held-out tokens  │ {glimpse}"
         )
 
     def maybe_checkpoint(self, state: TrainingState) -> None:
@@ -113,19 +112,20 @@ class Observer:
         """Keep a checkpoint of ``state``, if it isn't kept already."""
         if (state.tokens, state.evaluations) == self.saved:
             return
-        evaluated = self.evaluation if self.evaluated == state.tokens else None
         about = About(
             config=asdict(self.config),
             corpus_sha256=self.text.corpus.sha256,
             environment=describe_environment(self.model.device),
             records=self.records,
-            validation_loss=evaluated.loss if evaluated else None,
+            validation_loss=self.validation_loss if self.evaluated == state.tokens else None,
+            peak_memory_bytes=self._peak_memory(),
         )
         checkpoints = self.folder / CHECKPOINTS
         if self.ranks.first:
             sync(self.folder / METRICS)
         new = checkpoints / f"{state.tokens:012}"
-        save_checkpoint(new, self.model, self.text.tokenizer, state, about, self.ranks)
+        with self.bar.standing():
+            save_checkpoint(new, self.model, self.text.tokenizer, state, about, self.ranks)
         self.saved, self.saved_at = (state.tokens, state.evaluations), time.monotonic()
         if self.ranks.first:
             keep_best_and_newest(checkpoints, self.config.keep_checkpoints)
@@ -133,18 +133,16 @@ class Observer:
     def finish(self, progress: Progress) -> None:
         """Write the sample and the result; a signal ends it at once."""
         with self.signals.at_once(), unsharded(self.model):
-            evaluation = self.evaluation or self._evaluation()
+            evaluation = self.evaluation or self._evaluation(whole=True)
             sample = self._sample(SAMPLE_CHARACTERS)
-            repeats = self.text.corpus.validation_repeats
-            recall = asdict(measure_recall(evaluation, repeats)) if repeats else None
         result: dict[str, Any] = {
             **asdict(progress),
             "loss": evaluation.loss,
-            "bits_per_character": self._bits_of(evaluation),
+            "bits_per_character": self.validation.bits_per_character(evaluation),
             "accuracy": evaluation.accuracy,
+            "evaluated_tokens": len(evaluation.losses),
             "reconstruction_loss": evaluation.reconstruction_loss,
-            "peak_memory_bytes": peak_memory(self.model.device),
-            "recall": recall,
+            "peak_memory_bytes": self._peak_memory(),
         }
         if self.ranks.first:
             write_text(self.folder / SAMPLE, sample + "\n")
@@ -159,9 +157,7 @@ class Observer:
                 yield
             except Stopped as stopped:
                 self.save(state)
-                if self.ranks.first:
-                    said = f"{stopped} at token {state.tokens:,}; --resume goes on."
-                    self.bar.write(said, file=sys.stderr)
+                self.bar.say(f"{stopped} at token {state.tokens:,}; --resume goes on.")
                 raise stopped.conventional() from None
         except NotFiniteError as error:
             raise NotFiniteError(f"{error} {self._newest_checkpoint()}") from None
@@ -185,17 +181,19 @@ class Observer:
         self.write({"tokens": progress.tokens, "seconds": progress.seconds, **metrics})
         self.records += 1
 
-    def _evaluation(self) -> Evaluation:
-        return evaluate(
-            self.model,
-            self.text.validation,
-            EVALUATION_STREAMS,
-            between_segments=lambda: self.signals.check(self.ranks),
-        )
+    def _evaluation(self, whole: bool) -> Evaluation:
+        with self.bar.standing() as show:
 
-    def _bits_of(self, evaluation: Evaluation) -> float:
-        """Bits per character of the held-out text, whose first one isn't predicted."""
-        return evaluation.bits_per_character(max(len(self.text.corpus.validation_text) - 1, 1))
+            def done(fraction: float) -> None:
+                self.signals.check(self.ranks)
+                show(f"evaluating, {fraction:.0%}")
+
+            return self.validation.evaluate(self.model, whole, done)
+
+    def _peak_memory(self) -> int | None:
+        """The most bytes that any process of the run has held, on any rank and before a resume; every rank
+        must ask. None where the system doesn't tell."""
+        return max(self.ranks.highest(peak_memory(self.model.device) or 0), self.peak_before) or None
 
     def _bits_per_character(self, loss: float) -> float:
         return loss / math.log(2) / self.characters_a_token
@@ -203,9 +201,20 @@ class Observer:
     def _sample(self, characters: int) -> str:
         first_line, newline, _ = self.text.corpus.validation_text.partition("\n")
         prompt = (first_line + newline)[-PROMPT_CHARACTERS:]
-        return continue_text(
-            self.model, self.text.tokenizer, prompt, characters, Sampling(0.8), seed=SAMPLE_SEED
-        )
+        with self.bar.standing() as show:
+            show("writing a sample")
+            return continue_text(
+                self.model, self.text.tokenizer, prompt, characters, Sampling(0.8), seed=SAMPLE_SEED
+            )
+
+
+def peak_memory_before(folder: Path) -> int:
+    """The most bytes that the processes which trained in ``folder`` before have held, as their newest
+    checkpoint says; 0 where none does."""
+    with contextlib.suppress(ValueError):
+        for newest in numbered(folder / CHECKPOINTS)[:1]:
+            return read_about(newest).peak_memory_bytes or 0
+    return 0
 
 
 def in_one_line(text: str) -> str:

@@ -4,30 +4,57 @@ from collections.abc import Callable
 
 import torch
 from labml_helpers.schedule import RelativePiecewise
-from torch import nn
+from torch import Tensor, nn
 
+from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig
+from memformers.training.muon import Muon
+
+Optimizers = tuple[torch.optim.Optimizer, ...]
+"""Which together take every parameter of a model once."""
 
 
-def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW; only the matrices of linear maps and convolutions decay, since nothing pulls an
-    embedding, a bias, a norm or a position towards zero by right."""
-    maps = (m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv1d))
-    decaying = {id(m.weight): m.weight for m in maps}
-    others = [p for p in model.parameters() if id(p) not in decaying]
-    return torch.optim.AdamW(
+def build_optimizers(model: MemoryLM, config: TrainConfig) -> Optimizers:
+    """AdamW for all parameters; or with ``optimizer="muon"``, Muon for the matrices of the layers and AdamW
+    for the others: vocabulary, positions, biases, norms and compression functions.
+
+    Only the weights of linear maps and convolutions decay, since nothing pulls an embedding, a bias, a norm
+    or a position towards zero by right.
+    """
+    matrices = layer_matrices(model) if config.optimizer == "muon" else []
+    taken = {id(matrix) for matrix in matrices}
+    maps = (module.weight for module in model.modules() if isinstance(module, nn.Linear | nn.Conv1d))
+    decaying = {id(weight): weight for weight in maps if id(weight) not in taken}
+    others = [p for p in model.parameters() if id(p) not in taken and id(p) not in decaying]
+    adamw = torch.optim.AdamW(
         [
             {"params": list(decaying.values()), "weight_decay": config.weight_decay},
             {"params": others, "weight_decay": 0.0},
         ],
         lr=config.learning_rate,
-        betas=(0.9, 0.99),
+        betas=(0.9, config.beta2),
         fused=True,
     )
+    if not matrices:
+        return (adamw,)
+    return adamw, Muon(matrices, lr=config.matrix_learning_rate, weight_decay=config.weight_decay)
+
+
+def layer_matrices(model: MemoryLM) -> list[Tensor]:
+    """The weights of the linear maps within the layers, ``[out, in]`` each. Those of the vocabulary are none
+    of them: each row is a token's own."""
+    return [module.weight for module in model.transformer.modules() if isinstance(module, nn.Linear)]
 
 
 def learning_rate_schedule(config: TrainConfig) -> Callable[[int], float]:
-    """The learning rate at a number of tokens: up from 0, then down to 0, both in straight lines."""
+    """The part of its peak that each learning rate has at a number of tokens: up from 0, then down to 0, both
+    in straight lines."""
     shape = [(0.0, 0.0), (config.warmup, 1.0), (1.0, 0.0)]
-    factor = RelativePiecewise(shape if config.warmup else shape[1:], config.tokens)
-    return lambda tokens: config.learning_rate * factor(tokens)
+    return RelativePiecewise(shape if config.warmup else shape[1:], config.tokens)
+
+
+def set_learning_rates(optimizers: Optimizers, part: float) -> None:
+    """Let each learn at this part of its peak."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = part * optimizer.defaults["lr"]

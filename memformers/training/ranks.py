@@ -8,26 +8,29 @@ state. Memory is never a part of the model, so nobody shares or broadcasts it.
 
 import contextlib
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from memformers.common.errors import UserError
-from memformers.models.language_model import LMOutput, MemoryLM
+from memformers.models.language_model import LMScores, MemoryLM
 from memformers.models.memory import Memory
 from memformers.training.config import Parallel, TrainConfig
 
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
 T = TypeVar("T")
-Forward = Callable[[Tensor, Memory], LMOutput]
+Forward = Callable[[Tensor, Memory, Tensor], LMScores]
+"""A model, or what stands for it in a training step: tokens, memory and targets to losses and memory."""
 
 
 class Ranks:
@@ -200,6 +203,9 @@ def shard(model: MemoryLM, device: torch.device) -> None:
     Weights are whole from the forward pass to the end of the backward pass, since the reconstruction loss
     reads those of every layer once more.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard  # not above: it takes most of a second
+
     # It warns that outputs are views; nothing here writes into one.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
@@ -211,7 +217,7 @@ def shard(model: MemoryLM, device: torch.device) -> None:
 @contextmanager
 def averaging(forward: Any, last: bool) -> Iterator[None]:
     """A block in which gradients are only summed up here, unless this is the ``last`` part of a step."""
-    if isinstance(forward, FSDPModule):
+    if is_sharded(forward):
         forward.set_requires_gradient_sync(last)
         yield
     else:
@@ -222,7 +228,7 @@ def averaging(forward: Any, last: bool) -> Iterator[None]:
 @contextmanager
 def unsharded(model: nn.Module) -> Iterator[None]:
     """A block in which every rank has all of the weights, to be read; all must enter it."""
-    shards = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    shards = [module for module in model.modules() if is_sharded(module)]
     for module in shards:
         module.unshard()
     try:
@@ -232,15 +238,49 @@ def unsharded(model: nn.Module) -> Iterator[None]:
             module.reshard()
 
 
+def is_sharded(module: nn.Module) -> "TypeGuard[FSDPModule]":
+    """Whether [`shard`][] let each rank hold a part of this module's weights."""
+    if "torch.distributed.fsdp" not in sys.modules:  # nobody has sharded, and importing it takes long
+        return False
+    from torch.distributed.fsdp import FSDPModule
+
+    return isinstance(module, FSDPModule)
+
+
+def is_part(tensor: Tensor) -> "TypeGuard[DTensor]":
+    """Whether each rank holds a part of this tensor, of any shape."""
+    if "torch.distributed.tensor" not in sys.modules:  # nobody has sharded, and importing it takes long
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
 def full_tensor(tensor: Tensor) -> Tensor:
     """A weight or a moment of any shape, of which each rank may hold a part; then every rank must ask."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_part(tensor) else tensor
 
 
 def placed_like(tensor: Tensor, parameter: Tensor) -> Tensor:
     """``tensor``, of any shape, which all ranks have whole, kept as ``parameter`` is: on its device, in its
     parts."""
     tensor = tensor.to(parameter.device)
-    if isinstance(parameter, DTensor) and tensor.dim():
+    if is_part(parameter) and tensor.dim():
+        from torch.distributed.tensor import distribute_tensor
+
         return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
     return tensor
+
+
+def held_of(parameter: Tensor) -> Tensor:
+    """What this rank holds of a weight of any shape, to be changed in place."""
+    return parameter.to_local() if is_part(parameter) else parameter
+
+
+def rows_like(parameter: Tensor, whole: Tensor) -> Tensor:
+    """The rows of ``whole [rows, …]`` that this rank holds of the weight ``parameter [rows, …]``."""
+    if not is_part(parameter):
+        return whole
+    # As torch.chunk cuts, with fewer parts than ranks where rows are few, FSDP2 has cut the weight.
+    first = sum(map(len, whole.chunk(dist.get_world_size())[: dist.get_rank()]))
+    return whole[first : first + len(parameter.to_local())]

@@ -81,7 +81,7 @@ def go_on(
     corpus: Corpus,
     ranks: Ranks | None = None,
 ) -> tuple[TrainingState, int]:
-    """The newest usable checkpoint of ``folder``, put into ``model`` and the optimizer of ``state``; returns
+    """The newest usable checkpoint of ``folder``, put into ``model`` and the optimizers of ``state``; returns
     its state and how many records belong to it. Later records are cut off. Without any checkpoint, the
     training begins anew.
 
@@ -106,7 +106,7 @@ def go_on(
         lambda path: alike_on_all(lambda: read(path, model, state, config, corpus, ranks), ranks),
         say_passed_over if ranks.first else lambda *_: None,
     )
-    state = checkpoint.put(model, state.optimizer)
+    state = checkpoint.put(model, state.optimizers)
     ranks.say(f"goes on at token {state.tokens:,}, from {path}")
     if ranks.first:
         note_other_environment(path, model.device)
@@ -148,7 +148,7 @@ def read(
         raise UserError("it is of another text.")
     if changes := differences(asdict(made_with), asdict(config)):
         raise UserError(f"it is another training's: {changes}.")
-    return read_checkpoint(path, model, state.optimizer, config.batch_size, ranks), about.records
+    return read_checkpoint(path, model, state.optimizers, config.batch_size, ranks), about.records
 
 
 def note_other_environment(path: Path, device: torch.device) -> None:

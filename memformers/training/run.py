@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
+from memformers.common.allocator import keep_freed_memory
 from memformers.common.devices import choose_device
 from memformers.common.environment import describe_environment
 from memformers.common.errors import UserError
@@ -17,6 +17,7 @@ from memformers.common.files import read_json, write_json
 from memformers.data.corpora import load_corpus
 from memformers.data.streams import training_segments
 from memformers.models.config import ModelConfig
+from memformers.models.costs import memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import (
     CHECKPOINTS,
@@ -31,10 +32,11 @@ from memformers.runs.folder import (
 from memformers.runs.sealed import numbered
 from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
+from memformers.training.bar import Bar
 from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.loop import train
 from memformers.training.observer import Observer
-from memformers.training.optimizers import build_optimizer
+from memformers.training.optimizers import build_optimizers
 from memformers.training.randomness import seed_python_and_numpy
 from memformers.training.ranks import Ranks, joined
 from memformers.training.resume import alone_in, check_same_config, check_same_corpus, go_on
@@ -55,6 +57,7 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
     training; [`memformers.training.loop.NotFiniteError`][] for a training that diverged, OSError where
     the folder can't be written, both with the last good checkpoint kept.
     """
+    keep_freed_memory()
     find_dashboard(dashboard)
     with joined(config) as ranks:
         folder = ranks.all_gather(folder)[0]
@@ -65,7 +68,7 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
         text = read_text(config, folder, ranks)
         config = with_vocabulary(config, text.tokenizer.vocab_size)
         model = build_model(config, ranks)
-        state, records = TrainingState(build_optimizer(model, config)), 0
+        state, records = TrainingState(build_optimizers(model, config)), 0
 
         folder.mkdir(parents=True, exist_ok=True)
         with alone_in(folder, ranks), StopSignals(alone=ranks.size == 1) as signals:
@@ -76,11 +79,16 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
             ranks.first_alone(lambda: write_down(config, facts, folder, state))
             with (
                 recorder(folder, config, facts, dashboard, ranks) as write,
-                progress_bar(config, state, ranks) as bar,
+                Bar(config, state.progress, shown=ranks.first) as bar,
             ):
                 observer = Observer(folder, config, model, text, state, records, write, signals, bar, ranks)
                 segments = training_segments(
-                    text.train, config.batch_size, config.model.segment_len, state.position
+                    text.train,
+                    config.batch_size,
+                    config.model.segment_len,
+                    (state.epoch, state.position),
+                    stretch=config.stretch,
+                    seed=config.seed,
                 )
                 with observer.plain_endings(state):
                     progress = train(
@@ -179,10 +187,7 @@ def describe_run(text: Text, model: MemoryLM) -> dict[str, Any]:
             "stands_in_for_tiny_shakespeare": corpus.is_stand_in,
         },
         "parameters": sum(p.numel() for p in model.parameters()),
-        "memory": {
-            "one_layer": model.config.remembered_positions,
-            "all_layers": model.config.remembered_positions * model.config.n_layers,
-        },
+        **memory_facts(model.config),
         "environment": describe_environment(model.device),
     }
 
@@ -217,15 +222,3 @@ def recorder(
             yield tracking.record
     else:
         yield lambda record: None
-
-
-def progress_bar(config: TrainConfig, state: TrainingState, ranks: Ranks) -> "tqdm[Any]":
-    """A bar that shows the tokens seen."""
-    return tqdm(
-        total=config.tokens,
-        initial=state.tokens,
-        unit="tok",
-        unit_scale=True,
-        desc=config.model.model,
-        disable=not ranks.first,
-    )

@@ -17,6 +17,8 @@ class Progress:
     tokens: int
     seconds: float
     """Of training alone: evaluations and checkpoints don't count."""
+    evaluation_seconds: float = 0.0
+    """Of evaluations, and of the samples beside them."""
 
 
 @dataclass
@@ -33,16 +35,18 @@ class Window:
     loss: float = 0.0
     reconstruction_loss: float = 0.0
     grad_norm: float = 0.0
+    compression_grad_norm: float = 0.0
     mem_len: int = 0
     c_mem_len: int = 0
 
-    def add(self, outcome: Outcome, tokens: int, grad_norm: float) -> None:
+    def add(self, outcome: Outcome, tokens: int, grad_norm: float, compression_grad_norm: float) -> None:
         """Count one step of so many tokens."""
         self.steps += 1
         self.tokens += tokens
         self.correct += outcome.correct
         self.loss += outcome.loss
         self.grad_norm += grad_norm
+        self.compression_grad_norm += compression_grad_norm
         self.compressions += outcome.auxiliary_loss > 0
         self.reconstruction_loss += outcome.auxiliary_loss
         self.mem_len, self.c_mem_len = outcome.memory.mem_len, outcome.memory.c_mem_len
@@ -59,6 +63,7 @@ class Window:
         }
         if self.compressions:
             metrics["reconstruction_loss.train"] = self.reconstruction_loss / self.compressions
+            metrics["gradient_norm.compression"] = self.compression_grad_norm / self.compressions
         return metrics
 
 
@@ -66,15 +71,18 @@ class Window:
 class TrainingState:
     """With the weights and the random states, all that the next step depends on."""
 
-    optimizer: torch.optim.AdamW
+    optimizers: tuple[torch.optim.Optimizer, ...]
     memory: Memory = field(default_factory=lambda: Memory(()))
     """What the streams' next segment may look back at."""
+    epoch: int = 0
+    """How many times the text has been read before."""
     position: int = 0
     """Where the next segment begins, in tokens of a stream."""
     step: int = 0
     tokens: int = 0
     """Seen in all streams together."""
     seconds: float = 0.0
+    evaluation_seconds: float = 0.0
     evaluations: int = 0
     """How many are done."""
     skipped: int = 0
@@ -91,4 +99,4 @@ class TrainingState:
     @property
     def progress(self) -> Progress:
         """How far it has come."""
-        return Progress(self.step, self.tokens, self.seconds)
+        return Progress(self.step, self.tokens, self.seconds, self.evaluation_seconds)

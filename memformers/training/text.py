@@ -7,7 +7,7 @@ from torch import Tensor
 from memformers.common.errors import UserError
 from memformers.data.corpora import Corpus
 from memformers.data.streams import check_length
-from memformers.data.tokenizers import Tokenizer, build_tokenizer
+from memformers.data.tokenizers import Tokenizer, build_tokenizer, check_order
 from memformers.training.config import TrainConfig
 
 
@@ -23,6 +23,7 @@ class Text:
 
 def prepare(corpus: Corpus, config: TrainConfig) -> Text:
     """The corpus as tokens, long enough for ``config`` to train and validate on; else ValueError."""
+    check_order(config.tokenizer, config.model.adaptive.cutoffs)
     tokenizer = build_tokenizer(config.tokenizer, corpus.text)
     train_tokens = tokenizer.encode(corpus.train_text)
     validation = tokenizer.encode(corpus.validation_text)

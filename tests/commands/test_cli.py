@@ -1,6 +1,8 @@
 """The command as a user meets it; but for three processes of its own, in this one, where Python and PyTorch
 need not start each time."""
 
+import sys
+
 import pytest
 
 from memformers.common.files import read_json
@@ -30,6 +32,17 @@ def test_help_says_what_each_option_is_for(command, words):
     assert ended.code == 0
     assert "usage: memformers" in ended.out
     assert all(word in ended.out for word in words)
+
+
+def test_no_command_imports_what_only_several_processes_or_a_compiler_need():
+    """Each of them takes half a second or more, before anything is shown."""
+    program = (
+        "import sys, memformers.commands.train, memformers.commands.generate\n"
+        "late = 'torch.distributed.fsdp', 'torch.distributed.tensor', 'torch._dynamo', 'matplotlib'\n"
+        "sys.exit(', '.join(name for name in late if name in sys.modules) or 0)"
+    )
+    ended = finish([sys.executable, "-c", program])
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_train_then_generate_then_report_in_processes_of_their_own(tmp_path):
@@ -79,10 +92,13 @@ def test_resume_begins_a_run_where_there_is_none(tmp_path):
         ("train --d-model 100 --heads 8", "d_model=100 is not divisible by heads=8"),
         ("train --batch-size 500000 --data builtin", "too short for 500000 streams"),
         ("train --vocab-size 7 --data builtin", "vocab_size=7, but the text has"),
+        ("train --embedding adaptive --cutoffs 9 --data builtin", "use tokenizer='frequency', or leave"),
         ("train --dashboard nowhere", "no http:// or https:// address"),
         ("train --device warp --data builtin", "device='warp' can't be used here"),
         ("train --learnin-rate 1", "--learning-rate"),
-        ("train --tokens 1.5e6", "--tokens"),
+        ("train --tokens 1.5", "--tokens: 1.5 is no whole number; write one such as 1000 or"),
+        ("train --device meta --data builtin", "device='meta' can't be used here: it keeps shapes"),
+        ("generate --device meta", "device='meta' can't be used here: it keeps shapes and no numbers"),
         ("train --resume", "error: runs holds no run to resume"),
         ("train --resume /gone", "error: /gone is no run's folder"),
         ("train --resume a --out b", "name one run to resume"),
@@ -98,6 +114,8 @@ def test_resume_begins_a_run_where_there_is_none(tmp_path):
         ("generate --prompt-file /gone.txt", "/gone.txt can't be read: No such file"),
         ("generate --load-memory /gone", "/gone can't be read as a saved memory"),
         ("evaluate --text /gone.txt", "/gone.txt can't be read: No such file"),
+        ("evaluate --text - --out=", "out='' is the current folder; name a folder for the numbers"),
+        ("generate --seed 1e30", "seed=1000000000000000000000000000000 has more than 64 bits"),
         ("evaluate --text - --streams 0", "streams=0 is too small"),
         ("evaluate --text - --mem-len -1", "mem_len=-1 is negative"),
         ("evaluate --text -", "a text of 0 tokens has nothing to predict"),

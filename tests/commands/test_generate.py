@@ -73,7 +73,11 @@ def test_what_is_no_saved_memory_is_never_replaced(trained, tmp_path):
 
 @pytest.mark.parametrize(
     ("target", "message"),
-    [("gone/memory", "is no folder; make it first"), (".", "is there already and is no saved memory")],
+    [
+        ("gone/memory", "is no folder; make it first"),
+        (".", "is there already and is no saved memory"),
+        ("\udcff", "is a name that is not UTF-8; name another place"),
+    ],
 )
 def test_a_place_where_nothing_can_be_saved_is_said_at_once(target, message, trained, tmp_path):
     ended = run("generate", "--checkpoint", trained, "--save-memory", tmp_path / target)

@@ -1,10 +1,11 @@
 """What ends a program, and what it says."""
 
 import io
+from dataclasses import dataclass
 
 import pytest
 
-from memformers.common.command_line import plain_errors
+from memformers.common.command_line import parse_arguments, plain_errors, whole_number
 from memformers.common.errors import UserError
 from tests.processes import ended
 
@@ -42,3 +43,26 @@ def test_a_stream_that_cannot_show_a_character_shows_another(monkeypatch):
     with plain_errors():
         print("a → b", flush=True)
     assert raw.getvalue() == b"a ? b\n"
+
+
+@dataclass
+class Options:
+    tokens: int = 1
+    top_k: int | None = None
+    cutoffs: tuple[int, ...] = ()
+    scale: float = 1.0
+
+
+def test_a_whole_number_may_be_written_with_an_exponent():
+    given = ["--tokens", "1e6", "--top-k", "1.5e1", "--cutoffs", "1e3", "20", "--scale", "1e-1"]
+    assert parse_arguments(Options, given) == Options(1_000_000, 15, (1000, 20), 0.1)
+    assert whole_number("9007199254740993e0") == 9007199254740993, "which no float is"
+
+
+@pytest.mark.parametrize("text", ["1.5", "1e-1", "x", "", "inf", "1e999999999", "1/2", "0x10", "."])
+def test_what_is_no_whole_number_is_said_and_an_example_given(text, capsys):
+    with pytest.raises(ValueError, match="is no whole number; write one such as 1000 or 1e6"):
+        whole_number(text)
+    with pytest.raises(SystemExit):
+        parse_arguments(Options, ["--tokens", text])
+    assert "is no whole number" in capsys.readouterr().err

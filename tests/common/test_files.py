@@ -4,7 +4,9 @@ import os
 
 import pytest
 
+from memformers.common.errors import UserError
 from memformers.common.files import replacing, write_text
+from memformers.runs.folder import check_named
 from memformers.runs.sealed import sealing
 
 
@@ -35,6 +37,11 @@ def test_a_sealed_folder_and_its_files_have_the_modes_of_the_umask(tmp_path):
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "sealed").iterdir()}
     assert set(modes.values()) == {0o640}
     assert (tmp_path / "sealed").stat().st_mode & 0o777 == 0o750
+
+
+def test_a_run_is_given_no_name_that_safetensors_cannot_read(tmp_path):
+    with pytest.raises(UserError, match="is a name that is not UTF-8; name another place"):
+        check_named(tmp_path / "\udcff")
 
 
 def test_a_link_is_followed(tmp_path):

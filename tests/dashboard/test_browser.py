@@ -12,6 +12,7 @@ from memformers.dashboard.page import fetch_copies
 from memformers.dashboard.server import bring_in
 from memformers.runs.card import read_card
 from memformers.runs.metrics import read_metrics
+from memformers.runs.plan import runs_of
 from memformers.tracking.recorder import Tracking
 from tests.builders import SMALL_RUN
 from tests.dashboard.conftest import DashboardHere
@@ -89,7 +90,7 @@ def check_pages(page, dashboard, folder):
 
 
 def test_two_runs_that_are_compared_are_listed_and_drawn(copies, page, quick_runs, tmp_path):
-    plan_runs(MODELS, tmp_path)
+    plan_runs(runs_of(MODELS, [0]), tmp_path)
     for model in MODELS:
         with Tracking(tmp_path / model, model, {}, "off") as tracking:
             for step in range(1, 31):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memformers.data import corpora
-from memformers.data.corpora import builtin_corpus, load_corpus
+from memformers.data.corpora import load_corpus
 from tests.processes import Server
 
 REAL = Path(os.environ.get("MEMFORMERS_DATA", "/nowhere")) / "tinyshakespeare" / "input.txt"
@@ -142,14 +142,6 @@ def test_a_file_without_text_is_an_error(content, tmp_path):
     (tmp_path / "x.txt").write_bytes(content)
     with pytest.raises(ValueError, match="holds no text"):
         load_corpus(str(tmp_path / "x.txt"))
-
-
-def test_repeats_of_the_validation_text_are_given_by_their_place_in_it():
-    corpus = builtin_corpus(100_000)
-    text = corpus.validation_text
-    assert len(corpus.validation_repeats) > 20
-    for r in corpus.validation_repeats:
-        assert text[r.first : r.first + r.length] == text[r.second : r.second + r.length]
 
 
 @pytest.mark.usefixtures("fake_is_real")

@@ -50,7 +50,7 @@ def test_streams_start_over_together_after_the_last_segment():
 def test_streams_go_on_from_where_a_segment_ended(n, B, S, skipped):
     whole = training_segments(torch.arange(max(n, B * S + 1)), B, S)
     position = [0, *(next(whole).end for _ in range(skipped))][-1]
-    resumed = training_segments(torch.arange(max(n, B * S + 1)), B, S, position)
+    resumed = training_segments(torch.arange(max(n, B * S + 1)), B, S, (0, position))
     for expected, came in itertools.islice(zip(whole, resumed, strict=False), 30):
         assert torch.equal(came.inputs, expected.inputs)
         assert torch.equal(came.targets, expected.targets)
@@ -59,7 +59,7 @@ def test_streams_go_on_from_where_a_segment_ended(n, B, S, skipped):
 
 def test_a_position_outside_of_the_streams_is_an_error():
     with pytest.raises(ValueError, match="position=11 is outside of streams of 10 tokens"):
-        next(training_segments(torch.arange(21), 2, 4, 11))
+        next(training_segments(torch.arange(21), 2, 4, (0, 11)))
 
 
 def test_a_short_text_is_an_error_that_says_what_to_do():
@@ -67,3 +67,52 @@ def test_a_short_text_is_an_error_that_says_what_to_do():
         next(training_segments(torch.arange(37), 16, 64))
     with pytest.raises(ValueError, match="1 tokens has nothing to predict"):
         stream_length(1, 2)
+
+
+@given(
+    n=st.integers(40, 200), B=st.integers(1, 4), stretch=st.integers(3, 30), seed=st.integers(0, 2**63 - 1)
+)
+def test_stretches_are_read_once_an_epoch_each_in_one_piece(n, B, stretch, seed):
+    S = 3
+    segments = training_segments(torch.arange(n), B, S, stretch=stretch, seed=seed)
+    epochs = [
+        list(g)
+        for _, g in itertools.takewhile(lambda e: e[0] < 3, itertools.groupby(segments, lambda s: s.epoch))
+    ]
+    for epoch in epochs:
+        inputs = torch.cat([s.inputs for s in epoch])  # [length of a stream, B]
+        targets = torch.cat([s.targets for s in epoch])
+        assert torch.equal(targets, inputs + 1)
+        assert len(inputs.unique()) == inputs.numel()
+        length = min(stretch, (n - 1) // B)
+        pieces = inputs.T.reshape(-1, length)
+        assert torch.equal(pieces, pieces[:, :1] + torch.arange(length))
+        left = n - 1 - inputs.numel()
+        assert 0 <= left < length * (B + 1)
+
+
+def test_the_order_of_stretches_is_the_seeds_and_new_in_each_epoch():
+    def epochs(seed):
+        segments = training_segments(torch.arange(4_001), 2, 10, stretch=100, seed=seed)
+        both = itertools.takewhile(lambda s: s.epoch < 2, segments)
+        return [
+            torch.cat([s.inputs for s in g]).flatten().tolist()
+            for _, g in itertools.groupby(both, lambda s: s.epoch)
+        ]
+
+    first, second = epochs(1)
+    assert first != second
+    assert epochs(1) == [first, second]
+    assert epochs(2)[0] != first
+
+
+def test_streams_of_stretches_go_on_from_any_place():
+    whole = list(itertools.islice(training_segments(torch.arange(500), 2, 7, stretch=20, seed=3), 60))
+    assert whole[-1].epoch > 0
+    for i, segment in enumerate(whole[:-1]):
+        place = (segment.epoch, segment.end)
+        resumed = next(training_segments(torch.arange(500), 2, 7, place, stretch=20, seed=3))
+        assert torch.equal(resumed.inputs, whole[i + 1].inputs)
+        assert (resumed.epoch, resumed.end, resumed.starts_over) == (
+            whole[i + 1].epoch, whole[i + 1].end, whole[i + 1].starts_over,
+        )  # fmt: skip

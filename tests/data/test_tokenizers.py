@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from memformers.data.tokenizers import build_tokenizer, load_tokenizer, save_tokenizer
+from memformers.data.tokenizers import build_tokenizer, check_order, load_tokenizer, save_tokenizer
 
 TEXT = "To be, or not to be — naïve?\n"
 
 
-@pytest.mark.parametrize("name", ["character", "byte"])
+@pytest.mark.parametrize("name", ["character", "frequency", "byte"])
 def test_text_survives_encoding_saving_and_decoding(name, tmp_path):
     tokenizer = build_tokenizer(name, TEXT)
     save_tokenizer(tokenizer, tmp_path)
@@ -21,6 +21,24 @@ def test_text_survives_encoding_saving_and_decoding(name, tmp_path):
 def test_one_token_a_character_or_one_a_byte():
     assert len(build_tokenizer("character", TEXT).encode(TEXT)) == len(TEXT)
     assert len(build_tokenizer("byte", TEXT).encode(TEXT)) == len(TEXT.encode())
+
+
+def test_characters_are_numbered_by_how_often_the_text_has_them_when_asked_for(tmp_path):
+    tokenizer = build_tokenizer("frequency", "banana bonanza")
+    assert tokenizer.vocabulary == "anb oz"  # of those that are as frequent, as sorted
+    save_tokenizer(tokenizer, tmp_path)
+    assert load_tokenizer(tmp_path).vocabulary == "anb oz"
+    assert build_tokenizer("character", "banana bonanza").vocabulary == " abnoz"
+
+
+@pytest.mark.parametrize("name", ["character", "byte"])
+def test_cutoffs_between_tokens_that_are_in_no_order_of_frequency_are_an_error(name):
+    with pytest.raises(
+        ValueError, match=rf"^cutoffs=\(3,\) .* of tokenizer='{name}' .*tokenizer='frequency'"
+    ):
+        check_order(name, (3,))
+    check_order(name, ())
+    check_order("frequency", (3,))
 
 
 def test_unknown_characters_are_named_with_their_places():

@@ -27,7 +27,10 @@ from memformers import comparison
 from memformers.cli import main
 from memformers.commands.train import Train, parse_train
 from memformers.data.builtin import write_play
-from tests.processes import train_here
+from memformers.recall import experiment
+from memformers.recall.arms import SETTINGS
+from tests.builders import tiny_recall
+from tests.processes import recall_here, train_here
 
 ROOT = Path(__file__).parents[2]
 GENERATED = (ROOT / "docs/results").glob("*/report.md")
@@ -95,7 +98,7 @@ def _one_thread():
 def workplace(tmp_path_factory):
     """A folder with two texts and a finished run."""
     folder = tmp_path_factory.mktemp("pages")
-    text = string.printable + write_play(30_000)[0]
+    text = string.printable + write_play(30_000)
     for name in ("book.txt", "other.txt"):
         (folder / name).write_text(text, encoding="utf-8")
     places = ["--data", str(folder / "book.txt"), "--out", str(folder / "runs/tiny")]
@@ -108,6 +111,8 @@ def tiny(arguments):
     command = arguments[0]
     if command in SERVES:
         return [command, "--help"]
+    if command == "recall":  # its settings are tiny here
+        return arguments if "--quick" not in arguments else [*arguments, "--tokens", "300"]
     if "--help" in arguments or "--resume" in arguments:
         return arguments
     data = ["--data", "book.txt"] if command in ("train", "compare") and "--data" not in arguments else []
@@ -133,6 +138,8 @@ def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypa
 def test_commands_run(page, workplace, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
     monkeypatch.setattr(comparison, "run_module", train_here)
+    monkeypatch.setattr(experiment, "run_modules", recall_here)
+    monkeypatch.setitem(SETTINGS, "near", tiny_recall())
     for left in set(Path("runs").iterdir()) - {Path("runs/tiny")}:  # by the page before
         shutil.rmtree(left)
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)

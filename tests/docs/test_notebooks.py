@@ -21,7 +21,7 @@ def outputs(notebook):
 
 @pytest.mark.long
 def test_all_notebooks_run_to_their_end_on_a_small_budget(tmp_path, monkeypatch):
-    (tmp_path / "text.txt").write_text(write_play(60_000)[0], encoding="utf-8")
+    (tmp_path / "text.txt").write_text(write_play(60_000), encoding="utf-8")
     monkeypatch.setenv("MEMFORMERS_BUDGET", "0.01")
     monkeypatch.setenv("MEMFORMERS_DATA", str(tmp_path / "text.txt"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -30,6 +30,14 @@ def test_the_loss_with_a_context_is_that_of_a_text_which_begins_there(model, con
         assert loss == pytest.approx(F.cross_entropy(logits[-1], tokens[t, None]).item(), abs=1e-10)
 
 
+def test_a_model_without_memory_reads_its_last_segment_alone():
+    lm, read = small_lm("transformer"), []
+    lm.register_forward_pre_hook(lambda _, arguments: read.append(len(arguments[0])))
+    losses = losses_with_context(lm, torch.randint(0, 11, (200,)), AT, 40)
+    assert read == [7]
+    assert len(losses) == len(AT)
+
+
 def spelled_out(losses, r, step):
     """The paper's algorithm, loop by loop; ``losses[name][c]`` is a list."""
     found = {}

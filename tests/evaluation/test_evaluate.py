@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from memformers.common.intervals import t_quantile
 from memformers.evaluation.evaluate import BLOCK, Evaluation, evaluate, summary, with_lengths
-from memformers.evaluation.intervals import t_quantile
 from tests.builders import MODELS, small_lm
 
 
@@ -44,6 +44,21 @@ def test_every_token_counts_once_however_many_streams(streams):
         assert torch.equal(result.correct[b : b + length], torch.cat(hits) == targets)
 
 
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("tokens", "streams"), [(101, 1), (100, 3), (99, 7), (20, 16)])
+@pytest.mark.parametrize("segments", [1, 2, 4, 50])
+def test_the_beginning_of_an_evaluation_is_the_evaluation_of_the_beginning(model, tokens, streams, segments):
+    lm, text = small_lm(model), torch.randint(0, 11, (tokens,))
+    whole = evaluate(lm, text, streams)
+    beginning, alone = whole.beginning(segments, 7), evaluate(lm, text, streams, segments=segments)
+    assert torch.equal(beginning.losses, alone.losses)
+    assert torch.equal(beginning.correct, alone.correct)
+    for name in ("loss", "accuracy", "reconstruction_loss", "stream_length"):
+        assert getattr(beginning, name) == getattr(alone, name)
+    assert len(alone.losses) <= min(tokens - 1, streams * segments * 7)
+    assert (alone.loss == whole.loss) == (segments * 7 >= whole.stream_length)
+
+
 def test_losses_are_those_of_each_token_and_their_mean_is_the_loss():
     lm, text = small_lm("transformer-xl"), torch.randint(0, 11, (101,))
     result = evaluate(lm, text, batch_size=3)
@@ -58,7 +73,7 @@ def test_losses_are_those_of_each_token_and_their_mean_is_the_loss():
 
 def test_losses_are_grouped_by_what_was_read_before_up_to_what_is_remembered():
     losses = torch.rand(100)
-    result = Evaluation(0.0, 0.0, None, losses, losses > 0, 34)  # 3 streams of 34, 34 and 32
+    result = Evaluation(0.0, 0.0, (), losses, losses > 0, 34)  # 3 streams of 34, 34 and 32
     found = result.by_memory(7, reach=10)
     streams = [stream.double() for stream in losses.split(34)]
     groups = {0: [s[:7] for s in streams], 7: [s[7:14] for s in streams], 10: [s[14:] for s in streams]}
@@ -67,7 +82,7 @@ def test_losses_are_grouped_by_what_was_read_before_up_to_what_is_remembered():
         of_streams = [part.mean().item() for part in groups[before]]
         assert mean == pytest.approx(torch.cat(groups[before]).mean().item())
         assert width == pytest.approx(4.303 * statistics.stdev(of_streams) / math.sqrt(3), rel=1e-3)
-    one = Evaluation(0.0, 0.0, None, losses[:7], losses[:7] > 0, 7).by_memory(7, reach=0)
+    one = Evaluation(0.0, 0.0, (), losses[:7], losses[:7] > 0, 7).by_memory(7, reach=0)
     assert len(one) == 1
     assert math.isnan(one[0][2])
 
@@ -88,10 +103,10 @@ def test_the_uncertainty_covers_the_truth_about_95_times_in_100():
         draws = (
             torch.randn(20 * BLOCK).add_(torch.randn(20).repeat_interleave(BLOCK)) + 3.0
         )  # alike in blocks
-        result = Evaluation(draws.mean().item(), 0.0, None, draws, draws > 0, len(draws))
+        result = Evaluation(draws.mean().item(), 0.0, (), draws, draws > 0, len(draws))
         covered += abs(result.loss - 3.0) <= result.uncertainty
     assert 0.90 <= covered / 400 <= 0.98
-    assert math.isnan(Evaluation(0.0, 0.0, None, draws[:BLOCK], draws > 0, BLOCK).uncertainty)
+    assert math.isnan(Evaluation(0.0, 0.0, (), draws[:BLOCK], draws > 0, BLOCK).uncertainty)
 
 
 @pytest.mark.parametrize(

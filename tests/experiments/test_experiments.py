@@ -6,10 +6,21 @@ from pathlib import Path
 import pytest
 
 from memformers import comparison
-from tests.builders import SMALL_RUN
-from tests.processes import finish, run_module, train_here
+from memformers.recall import experiment
+from memformers.recall.arms import SETTINGS
+from tests.builders import SMALL_RUN, tiny_recall
+from tests.processes import finish, recall_here, run_module, train_here
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_the_recall_experiment_ends_with_a_report(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "run_modules", recall_here)
+    monkeypatch.setitem(SETTINGS, "near", tiny_recall())
+    ended = run_module("experiments.recall", "--arms", "compressive", "--seeds", 1, "--out", tmp_path / "run")
+    assert ended.code == 0, ended.err
+    assert f"report: {tmp_path / 'run' / 'report.html'}" in ended.out
 
 
 @pytest.mark.usefixtures("quick_runs")

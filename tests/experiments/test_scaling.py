@@ -20,7 +20,7 @@ from memformers import MemoryLM, ModelConfig
 from memformers.models.memory import Memory
 from memformers.training.config import TrainConfig
 from memformers.training.gradients import backward
-from memformers.training.optimizers import build_optimizer
+from memformers.training.optimizers import build_optimizers
 from memformers.training.ranks import Ranks
 from tests.builders import MODELS
 
@@ -189,16 +189,17 @@ def group(backend, ranks, store):
 
 
 def bytes_after_a_step(config, ranks, watch, prepare=lambda forward: None):
-    """A step of the first rank; returns the bytes of its weights, gradients and AdamW's state."""
+    """A step of the first rank; returns the bytes of its weights, gradients and optimizers' state."""
     lm, alone = built(config), Ranks(parallel=config.parallel)
     alone.place(lm, torch.device("cpu"))
-    optimizer, forward = build_optimizer(lm, config), alone.forward_of(lm, compile=False)
+    optimizers, forward = build_optimizers(lm, config), alone.forward_of(lm, compile=False)
     prepare(forward)
     x = tokens(config, config.batch_size // ranks)
     with watch:
         backward(forward, x, x, Memory(()), config, alone)
-    optimizer.step()
-    moments = [t for state in optimizer.state.values() for t in state.values()]
+    for optimizer in optimizers:
+        optimizer.step()
+    moments = [t for o in optimizers for state in o.state.values() for t in state.values()]
     tensors = [*lm.parameters(), *(p.grad for p in lm.parameters()), *moments]
     return sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in tensors)
 

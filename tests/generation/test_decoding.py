@@ -109,6 +109,10 @@ def test_a_model_without_memory_reads_its_newest_segment_again():
 def test_what_cannot_be_decoded_is_an_error():
     with pytest.raises(ValueError, match="model='transformer' keeps no memory; read with a Rereader"):
         Decoder(small_lm("transformer"), 1)
+    for kind in MODELS:
+        for batch in (0, -1, 1.5, True):
+            with pytest.raises(ValueError, match=rf"batch={batch} is no number of streams; use a whole"):
+                reader(small_lm(kind), batch)
     lm = small_lm("transformer-xl")
     _, memory = read_by_segments(lm, torch.randint(11, (14, 2)))
     with pytest.raises(ValueError, match=r"mem of layer 0 was expected as \[length, batch, d_model\]"):

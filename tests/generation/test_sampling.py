@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from memformers.generation.sampling import Sampling, keep_nucleus
+from memformers.common.errors import UserError
+from memformers.generation.sampling import Sampling, keep_nucleus, seeded
 
 LOGITS = torch.tensor([[0.1, 0.5, 0.3, 0.06, 0.04]]).log()
 
@@ -40,6 +41,29 @@ def test_top_p_keeps_the_likeliest_that_reach_it_and_the_one_that_crosses():
     close(frequencies(Sampling(top_p=0.81)), [1 / 9, 5 / 9, 3 / 9, 0.0, 0.0])
     close(frequencies(Sampling(top_p=1.0)), [0.1, 0.5, 0.3, 0.06, 0.04])
     assert keep_nucleus(LOGITS, 1e-9).isfinite().tolist() == [[False, True, False, False, False]]
+
+
+def test_settings_beyond_the_numbers_of_float32_are_the_last_within():
+    close(frequencies(Sampling(temperature=5e-324)), [0.0, 1.0, 0.0, 0.0, 0.0])
+    close(frequencies(Sampling(top_p=5e-324)), [0.0, 1.0, 0.0, 0.0, 0.0])
+    close(frequencies(Sampling(temperature=1e308), 40_000), [0.2, 0.2, 0.2, 0.2, 0.2])
+
+
+def test_logits_that_are_infinite_draw_no_token():
+    for row in ([float("inf"), 0.0], [-float("inf"), -float("inf")]):
+        for temperature in (0.0, 1.0):
+            with pytest.raises(UserError, match="the model's logits are infinite, so nothing can be drawn"):
+                Sampling(temperature).draw(torch.tensor([row]))
+    assert Sampling().draw(torch.tensor([[-float("inf"), 0.0]])).tolist() == [1], (
+        "one that is ruled out may be"
+    )
+
+
+def test_a_seed_of_more_than_64_bits_is_an_error():
+    for seed in (2**64, -(2**63) - 1):
+        with pytest.raises(UserError, match=f"^seed={seed} has more than 64 bits; use a number from 0 to"):
+            seeded(seed, torch.device("cpu"))
+    assert seeded(2**64 - 1, torch.device("cpu")).initial_seed()
 
 
 @pytest.mark.parametrize(

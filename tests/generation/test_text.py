@@ -2,11 +2,21 @@
 
 import pytest
 import torch
+from safetensors.torch import load, save_file
 
+from memformers.common.errors import UserError
 from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer
-from memformers.generation.memory_file import load_memory, save_memory
+from memformers.generation.memory_file import (
+    MODEL,
+    SEAL,
+    checksum,
+    fingerprint,
+    load_memory,
+    save_memory,
+)
 from memformers.generation.sampling import Sampling, seeded
 from memformers.generation.text import TextStream, continue_text, incremental_decoder
+from memformers.models.memory import Memory
 from tests.builders import small_lm
 
 LETTERS = CharacterTokenizer("abcdefghij\n")
@@ -50,6 +60,22 @@ def test_a_memory_of_another_model_or_a_broken_one_is_an_error(tmp_path):
     without.read("abc")
     with pytest.raises(ValueError, match="has no memory to save"):
         save_memory(without.reader, path)
+
+
+@pytest.mark.parametrize("tensor", [torch.tensor(3.0), torch.zeros(0), torch.zeros(4, 1)])
+def test_a_memory_of_another_number_of_dimensions_is_an_error(tensor, tmp_path):
+    path, lm = tmp_path / "memory.safetensors", small_lm("transformer-xl")
+    stream = TextStream(lm, LETTERS)
+    stream.read("abcdefghij")
+    save_memory(stream.reader, path)
+    tensors = {**load(path.read_bytes()), "mem.0": tensor}
+    save_file(tensors, path, metadata={MODEL: fingerprint(lm), SEAL: checksum(tensors)})
+    with pytest.raises(
+        UserError, match=r"is no whole memory: mem of layer 0 was expected as \[length, batch, d_"
+    ):
+        load_memory(lm, path)
+    with pytest.raises(UserError, match=r"mem of layer 0 was expected as \[length, batch, d_model\]"):
+        lm(torch.zeros(3, 1, dtype=torch.long), Memory((tensor, tensor)))
 
 
 def test_writing_ends_with_the_stop():

@@ -48,6 +48,7 @@ def test_dropout_drops_whole_probabilities_and_keeps_the_mean():
         ({"positions": "learned", "kernel": "augmented"}, "kernel='augmented' splits sines and cosines"),
         ({"position_features": 3, "kernel": "augmented"}, "position_features=3 is odd"),
         ({"position_features": -1}, "position_features=-1 tells no distances apart"),
+        ({"position_features": 4, "positions": "learned"}, "position_features=4 is for sinusoids, and"),
     ],
 )
 def test_what_cannot_be_split_is_an_error(options, message):

@@ -15,7 +15,7 @@ from tests.builders import Bomb
 from tests.pretrained.transfo_xl_reference import Reference
 
 VOCABULARIES = list(itertools.product([(), (3, 7)], [1, 2], [12, 8], [False, True]))
-LAYOUTS = list(itertools.product([False, True], [False, True]))
+LAYOUTS = list(itertools.product([False, True], repeat=3))
 
 
 def close(ours, theirs):
@@ -39,11 +39,11 @@ def compare_gradients(model, reference, gradients):
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(("cutoffs", "div_val", "d_embed", "tied"), VOCABULARIES)
-@pytest.mark.parametrize(("untie_r", "original"), LAYOUTS)
+@pytest.mark.parametrize(("untie_r", "original", "pre_lnorm"), LAYOUTS)
 def test_outputs_memories_and_gradients_agree_over_four_segments(
-    cutoffs, div_val, d_embed, tied, untie_r, original
+    cutoffs, div_val, d_embed, tied, untie_r, original, pre_lnorm
 ):
-    reference = Reference(cutoffs, div_val, d_embed, tied, untie_r, original)
+    reference = Reference(cutoffs, div_val, d_embed, tied, untie_r, original, pre_lnorm=pre_lnorm)
     weights = reference.weights()
     model = from_transfo_xl(reference.named(weights), reference.config)
     shared, maps = model.config.adaptive, div_val > 1 or d_embed != 12
@@ -69,10 +69,12 @@ def test_outputs_memories_and_gradients_agree_over_four_segments(
 @pytest.mark.parametrize("clamp_len", [4, 100])
 @pytest.mark.parametrize("same_length", [False, True])
 @pytest.mark.parametrize("mem_len", [8, 3])
+@pytest.mark.parametrize("pre_lnorm", [False, True])
 def test_distances_are_clamped_and_cut_as_the_config_says_by_segment_and_by_token(
-    clamp_len, same_length, mem_len
+    clamp_len, same_length, mem_len, pre_lnorm
 ):
-    reference = Reference((3, 7), 2, tied=True, clamp_len=clamp_len, same_length=same_length, mem_len=mem_len)
+    lengths = {"clamp_len": clamp_len, "same_length": same_length, "mem_len": mem_len}
+    reference = Reference((3, 7), 2, tied=True, pre_lnorm=pre_lnorm, **lengths)
     weights = reference.weights()
     model = from_transfo_xl(reference.named(weights), reference.config)
     one_by_one, in_portions, mems, memory = Decoder(model, 2), Decoder(model, 2), [], None
@@ -116,8 +118,29 @@ def test_memory_and_segment_lengths_are_the_configs_or_our_defaults():
     state = reference.named(reference.weights())
     config = from_transfo_xl(state, reference.config).config
     assert (config.mem_len, config.segment_len) == (8, 5)
-    config = from_transfo_xl(state).config
+    config = from_transfo_xl(state, {"pre_lnorm": False}).config
     assert (config.mem_len, config.segment_len, config.adaptive.cutoffs) == (64, 64, (3, 7))
+
+
+def test_weights_of_the_original_are_not_taken_without_saying_where_they_normalize():
+    reference = Reference(cutoffs=(3, 7), div_val=2)
+    state = reference.named(reference.weights())
+    said = {name: value for name, value in reference.config.items() if name != "pre_lnorm"}
+    with pytest.raises(ValueError, match=r"no pre_lnorm came; give its own, as in config=\{'pre_lnorm'"):
+        from_transfo_xl(state, said)
+    with pytest.raises(ValueError, match="the config's pre_lnorm='no' came"):
+        from_transfo_xl(state, said | {"pre_lnorm": "no"})
+    assert from_transfo_xl(state, said | {"pre_lnorm": True}).config.norm == "pre-without-final"
+    theirs = Reference(cutoffs=(3, 7), div_val=2, original=False)
+    assert from_transfo_xl(theirs.named(theirs.weights()), said).config.norm == "post"
+
+
+def test_a_dropout_of_attention_that_is_not_taken_over_is_said():
+    reference = Reference(cutoffs=(3, 7), div_val=2)
+    state, config = reference.named(reference.weights()), reference.config | {"dropout": 0.1}
+    with pytest.warns(UserWarning, match=r"dropatt=0\.0 is left out: .* by dropout=0\.1, as all else"):
+        from_transfo_xl(state, config | {"dropatt": 0.0})
+    from_transfo_xl(state, config | {"dropatt": 0.1})
 
 
 def test_weights_that_do_not_fit_are_named():
@@ -143,7 +166,7 @@ def test_weights_that_do_not_fit_are_named():
     ):
         changed = {name: t for name, t in (state | change).items() if t is not None}
         with pytest.raises(ValueError, match=message) as error:
-            from_transfo_xl(changed)
+            from_transfo_xl(changed, {"pre_lnorm": False})
         assert "\n" not in str(error.value)
 
 
@@ -155,7 +178,6 @@ def test_weights_that_do_not_fit_are_named():
         ({"cutoffs": 3}, "the config's cutoffs=3 are no list of token ids"),
         ({"n_head": 4}, "the config says n_head=4, but the weights have 3"),
         ({"tie_projs": True}, "the config's tie_projs=True are no list of yes and no"),
-        ({"pre_lnorm": True}, "pre_lnorm=True has no counterpart here; only pre_lnorm=False has"),
         ({"attn_type": 2}, "attn_type=2 has no counterpart here"),
         ({"mem_len": "long"}, "the config's mem_len='long' is no whole number"),
         ({"mem_len": -1}, "mem_len=-1 is negative"),
@@ -166,7 +188,8 @@ def test_a_config_of_another_model_is_an_error(config, message):
     reference = Reference(cutoffs=(3, 7))
     with pytest.raises(ValueError, match=message):
         from_transfo_xl(
-            reference.named(reference.weights()), ({"cutoffs": [3, 7]} | config) if config else config
+            reference.named(reference.weights()),
+            {"pre_lnorm": False} | (({"cutoffs": [3, 7]} | config) if config else config),
         )
 
 

@@ -25,6 +25,8 @@ class Reference:
     """Names and order of clusters are the original repository's, not Hugging Face's."""
     clamp_len: int = -1
     same_length: bool = False
+    pre_lnorm: bool = False
+    """Norms stand before each sublayer, and none after the last layer."""
     mem_len: int = 8
     V: int = 11
     D: int = 12
@@ -41,6 +43,7 @@ class Reference:
             "tgt_len": 5,
             "clamp_len": self.clamp_len,
             "same_length": self.same_length,
+            "pre_lnorm": self.pre_lnorm,
         }
 
     @property
@@ -135,11 +138,23 @@ class Reference:
     def layer(self, w: dict[str, Tensor], x: Tensor, h: Tensor) -> Tensor:
         D, H = self.D, self.H
         E, S, K = D // H, len(x), len(h)
+
+        def norm(name: str, x: Tensor) -> Tensor:
+            return F.layer_norm(x, (D,), w[f"{name}.layer_norm.weight"], w[f"{name}.layer_norm.bias"])
+
+        def before(name: str, x: Tensor) -> Tensor:
+            return norm(name, x) if self.pre_lnorm else x
+
+        def after(name: str, x: Tensor) -> Tensor:
+            return x if self.pre_lnorm else norm(name, x)
+
+        # What is remembered, h, is not normalized; the norm is applied to memory and segment together.
+        read = before("dec_attn", h)
         w_q, w_k, w_v = w["dec_attn.qkv_net.weight"].view(3, H, E, D)
         w_r = w["dec_attn.r_net.weight"].view(H, E, D)
-        q = torch.einsum("hed,ibd->bhie", w_q, x)
-        k = torch.einsum("hed,jbd->bhje", w_k, h)
-        v = torch.einsum("hed,jbd->bhje", w_v, h)
+        q = torch.einsum("hed,ibd->bhie", w_q, read[K - S :])
+        k = torch.einsum("hed,jbd->bhje", w_k, read)
+        v = torch.einsum("hed,jbd->bhje", w_v, read)
         d = K - S + torch.arange(S)[:, None] - torch.arange(K)  # [S, K]
         clamped = d.clamp(0, self.clamp_len if self.clamp_len > 0 else K)
         rates = 1 / 10_000 ** (torch.arange(0, D, 2) / D)
@@ -154,12 +169,11 @@ class Reference:
         visible = (d >= 0) & (d < self.mem_len) if self.same_length else d >= 0
         scores = ((a + b + c + d_term) / math.sqrt(E)).masked_fill(~visible, -math.inf)
         o = torch.einsum("bhij,bhje->ibhe", scores.softmax(-1), v).flatten(2)
-        x = x + torch.einsum("dc,ibc->ibd", w["dec_attn.o_net.weight"], o)
-        x = F.layer_norm(x, (D,), w["dec_attn.layer_norm.weight"], w["dec_attn.layer_norm.bias"])
-        hidden = torch.einsum("fd,ibd->ibf", w["pos_ff.CoreNet.0.weight"], x) + w["pos_ff.CoreNet.0.bias"]
+        x = after("dec_attn", x + torch.einsum("dc,ibc->ibd", w["dec_attn.o_net.weight"], o))
+        z = before("pos_ff", x)
+        hidden = torch.einsum("fd,ibd->ibf", w["pos_ff.CoreNet.0.weight"], z) + w["pos_ff.CoreNet.0.bias"]
         out = torch.einsum("df,ibf->ibd", w["pos_ff.CoreNet.3.weight"], hidden.clamp(min=0))
-        x = x + out + w["pos_ff.CoreNet.3.bias"]
-        return F.layer_norm(x, (D,), w["pos_ff.layer_norm.weight"], w["pos_ff.layer_norm.bias"])
+        return after("pos_ff", x + out + w["pos_ff.CoreNet.3.bias"])
 
     def predict(self, w: dict[str, Tensor], x: Tensor) -> Tensor:
         def logits(i: int, rows: Tensor, bias: Tensor) -> Tensor:

@@ -1,55 +1,20 @@
 import base64
 import html
-import json
 import re
-from dataclasses import asdict
 
 import pytest
 
 from memformers.common.files import write_json
-from memformers.report.document import fenced, table, write_report
-from tests.builders import MODELS, small_training
-
-FACTS = {
-    "corpus": {
-        "name": "Tiny Shakespeare", "source": "input.txt", "characters": 1115394, "sha256": "86c4",
-        "stands_in_for_tiny_shakespeare": False,
-    },
-    "parameters": 12345,
-    "memory": {"one_layer": 64, "all_layers": 256},
-    "environment": {
-        "python": "3.11", "platform": "Linux", "packages": {"torch": "2.13.0"}, "device": "a CPU",
-        "cores": 2, "threads": 2,
-    },
-}  # fmt: skip
-RECALL = {"nearest": [16, 32], "accuracy": [0.75, None], "characters": [100, 0], "chance": 0.125}
-
-
-def fake_run(folder, model, bits, *, recall=None, finished=True, facts=FACTS, **changes):
-    folder.mkdir(parents=True)
-    config = asdict(small_training(model=model, **changes))
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "run.json").write_text(json.dumps(facts))
-    with open(folder / "metrics.jsonl", "w") as file:
-        for i in range(1, 11):
-            train = {"loss.train": 3.0 / i, "tokens_per_second": 1000.0 + i}
-            if model == "compressive":
-                train["reconstruction_loss.train"] = 0.1 / i
-            file.write(json.dumps({"tokens": 100 * i, "seconds": i, **train}) + "\n")
-            valid = {"loss.valid": 0.7 * bits, "bits_per_character.valid": bits + 1 / i}
-            file.write(json.dumps({"tokens": 100 * i, "seconds": i, **valid}) + "\n")
-    if finished:
-        result = {"step": 10, "tokens": 1000, "seconds": 10.0, "loss": 0.7 * bits, "accuracy": 0.5}
-        result |= {"bits_per_character": bits, "reconstruction_loss": None, "recall": recall}
-        result |= {"peak_memory_bytes": 300 * 2**20}
-        (folder / "result.json").write_text(json.dumps(result))
-        (folder / "sample.txt").write_text(f"A sample of {model} with ``` and <b>tags</b>\n")
+from memformers.report.document import write_report
+from memformers.report.markdown import fenced, table
+from tests.builders import MODELS
+from tests.report.fake_runs import FACTS, fake_run
 
 
 @pytest.fixture
 def comparison(tmp_path):
     for model, bits in zip(MODELS, (2.5, 2.4, 2.3), strict=True):
-        fake_run(tmp_path / model, model, bits, recall=RECALL)
+        fake_run(tmp_path / model, model, bits)
     return tmp_path
 
 
@@ -57,22 +22,43 @@ def test_a_comparison_becomes_markdown_html_and_figures(comparison):
     page = write_report(comparison)
     markdown = (comparison / "report.md").read_text()
     assert markdown.startswith("# What memory buys: transformers compared on Tiny Shakespeare\n")
-    assert "Transformer-XL is at 2.4000: its memory saves 0.1000 bits per character (4.0%)" in markdown
-    assert (
-        "| Transformer-XL | 12,345 | 64 / 256 | 1.6800 | 2.4000 | 50.0% | 1,006 | 10 s | 300 MiB |"
-        in markdown
-    )
-    assert "| 16 – 31 | 75.0% | 75.0% | 75.0% |" in markdown
+    assert "| Transformer-XL | 1 | 1.6800 | 2.4000 | 50.0% |" in markdown
+    assert "| Transformer-XL | – | 64 / 256 | – | 12,345 | 1,006 | 10 s | – | 300 MiB |" in markdown
     assert "differ in more than their memory" not in markdown
     images = re.findall(r"\]\((figures/.*?)\)", markdown)
-    assert len(images) == 5
+    assert len(images) == 4
     for image in images:
         assert (comparison / image).read_bytes().startswith(b"\x89PNG")
     text = page.read_text()
-    assert text.count('src="data:image/png;base64,') == 5
+    assert text.count('src="data:image/png;base64,') == 4
     assert not re.search(r'(src|href)="(?!data:)', text)
     assert "&lt;b&gt;tags&lt;/b&gt;" in text
     assert "<b>tags" not in text
+
+
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        ((None, None), "Validation loss over the whole held-out text, memory carried"),
+        ((9_000, None), "Validation loss over the whole held-out text, memory carried"),
+        (
+            (2_048, 2_048),
+            "Validation loss over the same 2,048 tokens of the held-out text (the table: all of it)",
+        ),
+        (
+            (2_048, 9_000),
+            "over unequal parts of the held-out text (Transformer, no memory: 2,048 tokens, "
+            "Transformer-XL: all; the table: all of it)",
+        ),
+    ],
+)
+def test_curves_say_how_much_of_the_held_out_text_they_are_over(read, said, tmp_path):
+    for model, tokens in zip(MODELS, read, strict=False):
+        fake_run(tmp_path / model, model, 2.5, read=tokens)
+    write_report(tmp_path)
+    markdown = (tmp_path / "report.md").read_text()
+    assert said in markdown
+    assert ("| 10 s | 12 s | 300 MiB |" in markdown) == any(read)
 
 
 def test_a_stand_in_corpus_is_said_in_the_title_and_on_top(tmp_path):
@@ -89,7 +75,7 @@ def test_a_run_that_stopped_half_way_is_reported_as_such(comparison):
     write_report(comparison)
     markdown = (comparison / "report.md").read_text()
     assert "**Compressive Transformer did not finish**" in markdown
-    assert re.search(r"\| Compressive Transformer \| .* \| – \| – \|", markdown)
+    assert "| Compressive Transformer | 0 | – | – | – |" in markdown
 
 
 def test_runs_that_differ_in_more_than_memory_are_called_out(comparison, tmp_path):
@@ -126,7 +112,7 @@ def test_a_name_is_shown_as_it_is_and_reads_no_file(name, tmp_path):
 
 
 def test_a_probe_of_other_runs_is_left_out_and_said_to_be(comparison):
-    write_json(comparison / "probe.json", {"checkpoints": {"gone": "000000000100"}, "recall": {}})
+    write_json(comparison / "probe.json", {"checkpoints": {"gone": "000000000100"}})
     write_report(comparison)
     markdown = (comparison / "report.md").read_text()
     assert "**The probe was left out**" in markdown

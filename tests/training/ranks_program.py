@@ -15,7 +15,7 @@ from memformers.common.files import config_from_dict
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig
 from memformers.training.loop import train
-from memformers.training.optimizers import build_optimizer
+from memformers.training.optimizers import build_optimizers
 from memformers.training.ranks import full_tensor, joined
 from memformers.training.state import TrainingState
 from tests.builders import fill_zeros
@@ -28,7 +28,7 @@ def train_in_double(folder: Path, config: TrainConfig) -> None:
         torch.manual_seed(0)
         model = fill_zeros(MemoryLM(config.model)).double()
         ranks.place(model, torch.device("cpu"))
-        state = TrainingState(build_optimizer(model, config))
+        state = TrainingState(build_optimizers(model, config))
         losses = []
         train(model, segments_of(config), config, record=lambda _, found: losses.append(found["loss.train"]),
               evaluate=lambda _: None, state=state, ranks=ranks)  # fmt: skip

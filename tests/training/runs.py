@@ -21,13 +21,12 @@ TEXT = torch.arange(4 * 125 + 1) ** 2 % 7
 def short_corpus() -> Corpus:
     """A part of the built-in play that trains within seconds."""
     whole = load_corpus("builtin")
-    repeats = tuple(r for r in whole.repeats if r.second + r.length <= 30_000)
-    return Corpus(whole.name, whole.source, whole.text[:30_000], repeats)
+    return Corpus(whole.name, whole.source, whole.text[:30_000])
 
 
 def segments_of(config, position=0):
     """TEXT, as ``config`` reads it."""
-    return training_segments(TEXT, config.batch_size, config.model.segment_len, position)
+    return training_segments(TEXT, config.batch_size, config.model.segment_len, (0, position))
 
 
 def letters():
@@ -54,8 +53,11 @@ def tensors_of(model):
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
+TIMES = {"seconds", "evaluation_seconds", "tokens_per_second"}
+
+
 def without_times(records):
-    return [{k: v for k, v in r.items() if k not in ("seconds", "tokens_per_second")} for r in records]
+    return [{k: v for k, v in r.items() if k not in TIMES} for r in records]
 
 
 def reseal(folder: Path) -> None:

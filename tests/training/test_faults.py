@@ -20,6 +20,7 @@ from memformers.training import run as run_module
 from memformers.training.loop import NotFiniteError, train
 from memformers.training.observer import Observer
 from memformers.training.run import build_model, train_run
+from memformers.training.validation import Validation
 from tests.builders import MODELS, SMALL_RUN, small_training
 from tests.processes import finish, program, start, wait_for
 from tests.training.runs import poisoned, segments_of, tensors_of, without_times
@@ -60,7 +61,7 @@ def test_a_signal_in_an_evaluation_ends_it_at_once_and_it_is_made_again(tmp_path
     config = small_training(log_every=4)
     whole = train_run(config, tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(Observer, "_evaluation", lambda _: signal.raise_signal(signal.SIGTERM) or 1 / 0)
+        patch.setattr(Observer, "_evaluation", lambda *_: signal.raise_signal(signal.SIGTERM) or 1 / 0)
         with pytest.raises(SystemExit) as end:
             train_run(config, tmp_path / "run")
     assert end.value.code == 143
@@ -153,8 +154,8 @@ def test_a_folder_that_cannot_be_written_is_one_line(place, tmp_path, capsys):
 
 def test_only_the_newest_and_the_best_checkpoints_are_kept(tmp_path, monkeypatch):
     losses = iter([3.0, 1.0, 2.0, 2.5])
-    evaluation = Observer._evaluation
-    monkeypatch.setattr(Observer, "_evaluation", lambda self: replace(evaluation(self), loss=next(losses)))
+    part = Validation.part
+    monkeypatch.setattr(Validation, "part", lambda self, read: replace(part(self, read), loss=next(losses)))
     config = small_training(tokens=64 * 32, evaluations=4, checkpoint_every=64 * 3, keep_checkpoints=3)
     folder = train_run(config, tmp_path) / "checkpoints"
     assert [int(path.name) // 64 for path in numbered(folder)] == [32, 30, 27, 16]

@@ -5,8 +5,9 @@ import torch
 
 from memformers.data.streams import training_segments
 from memformers.kernels import dispatch
+from memformers.training.gradients import clip
 from memformers.training.loop import NotFiniteError, train
-from memformers.training.optimizers import build_optimizer, learning_rate_schedule
+from memformers.training.optimizers import build_optimizers, learning_rate_schedule
 from memformers.training.run import build_model
 from tests.builders import MODELS, small_training
 from tests.training.runs import poisoned
@@ -66,7 +67,8 @@ def test_the_learning_rate_rises_from_zero_and_falls_to_zero_in_straight_lines()
 
 def test_only_matrices_of_maps_decay():
     model = build_model(small_training(model="compressive"))
-    decaying, others = build_optimizer(model, small_training()).param_groups
+    (adamw,) = build_optimizers(model, small_training(optimizer="adamw"))
+    decaying, others = adamw.param_groups
     names = {id(p): name for name, p in model.named_parameters()}
     assert {names[id(p)].split(".")[-1] for p in decaying["params"]} == {"weight"}
     assert "embed.weight" in {names[id(p)] for p in others["params"]}
@@ -112,3 +114,17 @@ def test_bfloat16_learns_as_float32_does_and_keeps_weights_and_memory_in_float32
     assert dtypes == {torch.float32}
     assert losses["bfloat16"] != losses["float32"], "nothing was rounded"
     assert losses["bfloat16"][-1] == pytest.approx(losses["float32"][-1], abs=0.02)
+
+
+def test_the_gradients_of_the_two_losses_are_shortened_apart():
+    model = build_model(small_training(model="compressive"))
+    f_c = {id(p) for compress in model.transformer.compressions for p in compress.parameters()}
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 3.0 if id(p) in f_c else 1e-6)
+    before = {id(p): p.grad.clone() for p in model.parameters()}
+    norm, compression_norm = clip(model, 1.0)
+    of_both = [[p.grad for p in model.parameters() if (id(p) in f_c) == own] for own in (False, True)]
+    assert norm == pytest.approx(1e-6 * sum(g.numel() for g in of_both[0]) ** 0.5)
+    assert compression_norm == pytest.approx(3 * sum(g.numel() for g in of_both[1]) ** 0.5)
+    assert all(torch.equal(p.grad, before[id(p)]) for p in model.parameters() if id(p) not in f_c)
+    assert torch.cat([g.flatten() for g in of_both[1]]).norm() == pytest.approx(1.0, rel=1e-4)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from memformers import AdaptiveConfig
 from memformers.common.files import write_json
 from memformers.evaluation.evaluate import evaluate
 from memformers.models.memory import Memory
@@ -61,6 +62,23 @@ def test_two_ranks_end_with_one_processs_weights_memory_and_losses(model, parall
     for name, tensor in one.items():
         torch.testing.assert_close(ranks[0][name], tensor, rtol=0, atol=1e-10)
         assert torch.equal(ranks[0][name], ranks[1][name])
+
+
+@LONG
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_ranks_learn_as_one_process_where_a_cluster_has_targets_on_none_or_one_of_them(
+    parallel, tied, tmp_path
+):
+    config = small_training(batch_size=4, tokens=4 * 16 * 10, log_every=1)
+    clusters = AdaptiveConfig((1, 3, 4, 100), 2, 16, tied, tied)
+    config = replace(config, model=replace(config.model, embedding="adaptive", adaptive=clusters))
+    train_in_double(tmp_path, config)
+    program(tmp_path, replace(config, parallel=parallel, **IN_PARTS), 2)
+    one = load_file(tmp_path / "single.0.safetensors")
+    for rank in range(2):
+        for name, tensor in load_file(tmp_path / f"{parallel}.{rank}.safetensors").items():
+            torch.testing.assert_close(tensor, one[name], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("processes", [(2, 1), pytest.param((1, 2), marks=LONG)])

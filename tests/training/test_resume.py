@@ -12,7 +12,9 @@ from memformers.data.corpora import Corpus
 from memformers.runs.folder import METRICS
 from memformers.runs.metrics import read_metrics
 from memformers.runs.sealed import numbered
+from memformers.training import observer
 from memformers.training import run as run_module
+from memformers.training.checkpoints import read_about
 from memformers.training.resume import cut_metrics, differences
 from memformers.training.run import train_run
 from memformers.training.signals import Stopped
@@ -34,9 +36,11 @@ def stop_at(monkeypatch, step):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_resumed_run_has_the_same_records_sample_result_and_weights(model, tmp_path, monkeypatch):
-    """With dropout, and a text so short that the streams start over in step 8 and each 8 steps."""
+    """With Muon, dropout, and a text so short that a new order of its stretches begins in step 8 and each 8
+    steps."""
     monkeypatch.setattr(run_module, "load_corpus", lambda _: Corpus("short", "", short_corpus().text[:550]))
-    config = small_training(model=model, log_every=4)
+    config = small_training(model=model, log_every=4, stretch=40)
+    assert config.optimizer == "muon"
     config = replace(config, model=replace(config.model, dropout=0.3))
     whole = train_run(config, tmp_path / "whole")
     for step in (0, 1, 7, 8, 9, 16, 17, 32):  # before, at and after a start, an evaluation, and the end
@@ -49,7 +53,7 @@ def test_a_resumed_run_has_the_same_records_sample_result_and_weights(model, tmp
     assert without_times(read_metrics(folder)) == without_times(read_metrics(whole))
     for name in ("sample.txt", "config.json", "run.json"):
         assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
-    changing = {"seconds", "peak_memory_bytes"}
+    changing = {"seconds", "evaluation_seconds", "peak_memory_bytes"}
     first, second = ({k: v for k, v in read_json(f / "result.json").items() if k not in changing}
                      for f in (whole, folder))  # fmt: skip
     assert first == second
@@ -57,6 +61,30 @@ def test_a_resumed_run_has_the_same_records_sample_result_and_weights(model, tmp
     for name in ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json"):
         assert (newest[0] / name).read_bytes() == (newest[1] / name).read_bytes(), name
     assert not list((folder / "checkpoints").glob(".*"))
+
+
+def test_peak_memory_is_the_highest_of_all_processes_and_ranks(tmp_path, monkeypatch):
+    here, of_another_rank = [0], 75
+    monkeypatch.setattr(observer, "peak_memory", lambda device: here[0])
+    monkeypatch.setattr(
+        run_module.Ranks,
+        "highest",
+        lambda ranks, number: max(number, of_another_rank) if number > 1 else number,
+    )
+    config = small_training(tokens=64 * 8, evaluations=2)  # checkpoints after steps 4 and 8
+
+    def kept():
+        return read_about(numbered(tmp_path / "checkpoints")[0]).peak_memory_bytes
+
+    for step, here[0], highest in ((2, 70, 75), (3, 80, 80), (5, 900, 900)):
+        with monkeypatch.context() as patch:
+            stop_at(patch, step)
+            with pytest.raises(SystemExit):
+                train_run(config, tmp_path, resume=True)
+        assert kept() == highest
+    here[0] = 60
+    train_run(config, tmp_path, resume=True)
+    assert kept() == read_json(tmp_path / "result.json")["peak_memory_bytes"] == 900
 
 
 def test_records_after_the_checkpoint_are_cut_off(tmp_path):
@@ -98,7 +126,7 @@ def stopped(tmp_path_factory):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"learning_rate": 1.0, "seed": 4}, r"learning_rate 0.002 → 1.0, seed 0 → 4"),
+        ({"learning_rate": 1.0, "seed": 4}, r"learning_rate 0.004 → 1.0, seed 0 → 4"),
         ({"tokens": 9_000}, r"tokens 2000 → 9000.*the learning rate falls over tokens"),
         ({"model": "compressive"}, r"model.model transformer-xl → compressive"),
         ({"batch_size": 5}, "batch_size 4 → 5"),

@@ -4,7 +4,7 @@ from dataclasses import asdict
 import pytest
 
 from memformers.common.files import config_from_dict
-from memformers.training.config import TrainConfig
+from memformers.training.config import TrainConfig, saved_config
 from tests.builders import small_training
 
 
@@ -18,6 +18,7 @@ from tests.builders import small_training
         ({"tokens": 0}, "tokens=0 is too small"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"evaluations": 0}, "evaluations=0"),
+        ({"evaluation_share": 1.5}, "evaluation_share=1.5"),
         ({"keep_checkpoints": 0}, "keep_checkpoints=0 is too small"),
         ({"checkpoint_every": -1}, "checkpoint_every=-1 is negative; use 0 for none"),
         ({"skip_bad_steps": -1}, "skip_bad_steps=-1 is negative"),
@@ -29,6 +30,15 @@ from tests.builders import small_training
         ({"seed": -1}, "seed=-1"),
         ({"precision": "float16"}, "precision='float16' is unknown; use 'float32' or 'bfloat16'"),
         ({"seed": 2**64}, "seed=18446744073709551616 is outside"),
+        ({"optimizer": "sgd"}, "optimizer='sgd' is unknown; use 'muon' or 'adamw'"),
+        (
+            {"optimizer": "adamw", "muon_learning_rate": 0.02},
+            "muon_learning_rate=0.02 was given to optimizer='adamw', .* leave it out, or use",
+        ),
+        ({"muon_learning_rate": 0.0}, "muon_learning_rate=0.0 must be above 0"),
+        ({"beta2": 1.0}, r"beta2=1.0 is outside \[0, 1\)"),
+        ({"stretch": 63}, "stretch=63 is shorter than a segment of 64; use at least 64, or 0 to read"),
+        ({"stretch": -1}, "stretch=-1 is negative"),
     ],
 )
 def test_a_config_that_cannot_work_is_an_error(changes, message):
@@ -48,3 +58,11 @@ def test_unknown_keys_are_errors_with_the_nearest_known_one():
     data["model"]["deep"] = 3
     with pytest.raises(ValueError, match="unknown key 'deep'"):
         config_from_dict(TrainConfig, data, "here")
+
+
+def test_a_config_of_the_version_without_muon_is_read_as_what_it_did():
+    saved = asdict(small_training())
+    for name in ("optimizer", "muon_learning_rate", "beta2", "stretch"):
+        del saved[name]
+    config = saved_config(saved, "here")
+    assert (config.optimizer, config.beta2, config.stretch) == ("adamw", 0.99, 0)

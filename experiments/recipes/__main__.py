@@ -1,0 +1,95 @@
+"""Train by every recipe for equally long, and set the losses side by side.
+
+Run it on a quiet machine with ``python -m experiments.recipes --data FILE --out FOLDER``. First it measures
+how many tokens a second each recipe trains, in turn; then each gets as many tokens as ``--seconds`` allow,
+over ``--seeds`` seeds. What is finished is kept, so that it can be stopped and gone on with.
+"""
+
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean, median
+
+import torch
+import tyro
+
+from experiments.recipes.candidates import CANDIDATES
+from experiments.recipes.figure import DRAWN, draw
+from experiments.recipes.trial import result_of, speed, train_one
+from memformers.common.command_line import plain_errors
+from memformers.common.files import read_json, write_json, write_text
+from memformers.evaluation.intervals import half_width
+
+
+@dataclass(frozen=True)
+class Search:
+    """Which recipes to try, and how long."""
+
+    out: Path = Path("runs/recipes")
+    """Folder of the results."""
+    data: str = ""
+    """The text, as for training."""
+    recipes: tuple[str, ...] = tuple(CANDIDATES)
+    """Which of the recipes."""
+    seconds: float = 125.0
+    """Of training by each recipe, on all of the machine's cores."""
+    seeds: int = 1
+    """How many trainings by each recipe."""
+    jobs: int = 2
+    """Trainings at a time: what a training is given is counted in tokens."""
+    threads: int = 1
+    """Threads of each."""
+
+
+def main(search: Search) -> None:
+    """Measure, train and write the table."""
+    search.out.mkdir(parents=True, exist_ok=True)
+    speeds = read_json(search.out / "speeds.json") if (search.out / "speeds.json").exists() else {}
+    if missing := [name for name in search.recipes if name not in speeds]:
+        speeds |= measured_speeds(missing, search.data)
+        write_json(search.out / "speeds.json", speeds)
+    wanted = [(name, seed) for seed in range(search.seeds) for name in search.recipes]
+    todo = [one for one in wanted if not result_of(search.out, *one).exists()]
+    with get_context("spawn").Pool(search.jobs, maxtasksperchild=1) as pool:
+        jobs = [
+            pool.apply_async(
+                train_one,
+                (search.out, search.data, *one, round(speeds[one[0]] * search.seconds), search.threads),
+            )
+            for one in todo
+        ]
+        for job in jobs:
+            print(job.get(), flush=True)
+    write_text(search.out / "table.md", table(search, speeds))
+    drawn = {name: result_of(search.out, name, 0) for name in DRAWN}
+    if all(path.exists() for path in drawn.values()):
+        draw(
+            {n: read_json(p)["losses"] for n, p in drawn.items()}, speeds, search.out / "time_to_quality.png"
+        )
+
+
+def measured_speeds(names: list[str], data: str) -> dict[str, float]:
+    """Tokens a second by each recipe: the median of three rounds, in turn."""
+    rounds = [{name: speed(name, data) for name in names} for _ in range(3)]
+    return {name: median(one[name] for one in rounds) for name in names}
+
+
+def table(search: Search, speeds: dict[str, float]) -> str:
+    """The recipes, best first, as Markdown; the loss with its 95 % interval over seeds."""
+    rows = []
+    for name in search.recipes:
+        files = [result_of(search.out, name, seed) for seed in range(search.seeds)]
+        losses = [read_json(file)["loss"] for file in files if file.exists()]
+        if losses:
+            interval = f" ± {half_width(torch.tensor(losses)):.3f}" if len(losses) > 1 else ""
+            tokens = speeds[name] * search.seconds / 1e6
+            rows.append(
+                (mean(losses), f"| {name} | {tokens:.2f} M | {mean(losses):.3f}{interval} | {len(losses)} |")
+            )
+    head = "| recipe | tokens | validation loss (nats) | seeds |\n|---|---|---|---|\n"
+    return head + "\n".join(line for _, line in sorted(rows)) + "\n"
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main(tyro.cli(Search, description=__doc__))

@@ -1,0 +1,85 @@
+"""One recipe: how fast it trains, and what it reaches."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from experiments.recipes.candidates import CANDIDATES
+from experiments.recipes.figure import DRAWN
+from memformers.common.allocator import keep_freed_memory
+from memformers.common.files import write_json
+from memformers.data.corpora import load_corpus
+from memformers.data.streams import training_segments
+from memformers.evaluation.evaluate import evaluate
+from memformers.training.config import TrainConfig
+from memformers.training.loop import train
+from memformers.training.run import build_model, with_vocabulary
+from memformers.training.state import Progress, TrainingState
+from memformers.training.text import prepare
+
+TIMED_STEPS, WARM_UP = 10, 3
+EVALUATION_STREAMS = 16
+EVALUATIONS_DRAWN = 10
+"""Of the recipes whose loss is drawn against seconds."""
+
+
+class Enough(Exception):
+    """So many steps are timed."""
+
+
+def speed(name: str, data: str) -> float:
+    """Tokens a second by this recipe, of the median step."""
+    times: list[float] = []
+
+    def look(state: TrainingState) -> None:
+        times.append(time.perf_counter())
+        if state.step == WARM_UP + TIMED_STEPS:
+            raise Enough
+
+    config = CANDIDATES[name].config(tokens=10**9, seed=0, data=data)
+    keep_freed_memory()
+    try:
+        trained(config, maybe_checkpoint=look)
+    except Enough:
+        steps = [after - before for before, after in zip(times[WARM_UP:], times[WARM_UP + 1 :], strict=False)]
+    return config.batch_size * config.model.segment_len / median(steps)
+
+
+def train_one(folder: Path, data: str, name: str, seed: int, tokens: int, threads: int) -> str:
+    """Train by the recipe called ``name``, in a process of its own, and keep the result in ``folder``.
+    Returns a line that says it."""
+    keep_freed_memory()
+    torch.set_num_threads(threads)
+    config = CANDIDATES[name].config(tokens, seed, data)
+    drawn = name in DRAWN and seed == 0
+    losses = trained(replace(config, evaluations=EVALUATIONS_DRAWN if drawn else 1))
+    result = {"recipe": name, "seed": seed, "tokens": tokens, "loss": losses[-1][1], "losses": losses}
+    write_json(result_of(folder, name, seed), result)
+    return f"{name}, seed {seed}: {losses[-1][1]:.4f} nats after {tokens:,} tokens"
+
+
+def trained(config: TrainConfig, **hooks: Any) -> list[tuple[int, float]]:
+    """Train as ``config`` says; returns the loss on the whole held-out text, in nats a token, after so many
+    tokens, the last in the end."""
+    text = prepare(load_corpus(config.data), config)
+    config = with_vocabulary(config, text.tokenizer.vocab_size)
+    model = build_model(config)
+    segments = training_segments(
+        text.train, config.batch_size, config.model.segment_len, stretch=config.stretch, seed=config.seed
+    )
+    losses = []
+
+    def look(progress: Progress) -> None:
+        losses.append((progress.tokens, evaluate(model, text.validation, EVALUATION_STREAMS).loss))
+
+    train(model, segments, config, record=lambda *_: None, evaluate=look, **hooks)
+    return losses
+
+
+def result_of(folder: Path, name: str, seed: int) -> Path:
+    """Where the result of a training is kept."""
+    return folder / f"{name.replace(' ', '_').replace(',', '')}.{seed}.json"

@@ -1,0 +1,57 @@
+"""Memories that are changed before a trained model reads them, to see what each part is worth to it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from memformers.models.memory import Memory, MemoryLengths
+
+Control = Callable[[Memory], Memory]
+"""What a model is given in place of its memory; it may change what is in it, never its shape."""
+
+
+def untouched(memory: Memory) -> Memory:
+    """The memory as it is."""
+    return memory
+
+
+def slots_zeroed(memory: Memory) -> Memory:
+    """A compressed memory of zeros, ``[C, B, D]`` a layer as before."""
+    return replace(memory, c_mem=zeroed(memory.c_mem))
+
+
+def slots_swapped(memory: Memory) -> Memory:
+    """Each stream has the compressed memory of the stream before it."""
+    return replace(memory, c_mem=swapped(memory.c_mem))
+
+
+def memory_zeroed(memory: Memory) -> Memory:
+    """A memory of zeros, ``[M, B, D]`` a layer as before."""
+    return replace(memory, mem=zeroed(memory.mem))
+
+
+def memory_swapped(memory: Memory) -> Memory:
+    """Each stream has the memory of the stream before it."""
+    return replace(memory, mem=swapped(memory.mem))
+
+
+def zeroed(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Zeros of the same shapes, ``[·, B, D]``."""
+    return tuple(map(torch.zeros_like, tensors))
+
+
+def swapped(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """``[·, B, D]`` each, its streams moved on by one; the last one's goes to the first."""
+    return tuple(tensor.roll(1, dims=1) for tensor in tensors)
+
+
+def controls_of(lengths: MemoryLengths) -> dict[str, Control]:
+    """The controls that change something of a memory of such lengths, by name."""
+    controls: dict[str, Control] = {}
+    if lengths.c_mem_len:
+        controls |= {"slots zeroed": slots_zeroed, "slots swapped": slots_swapped}
+    if lengths.mem_len:
+        controls |= {"memory zeroed": memory_zeroed, "memory swapped": memory_swapped}
+    return controls

@@ -1,0 +1,46 @@
+"""How well the tokens of a segment were predicted.
+
+A target of −100 is none, as in PyTorch's own losses: it is left out of the mean.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from memformers.common.errors import UserError
+
+
+class Scores(NamedTuple):
+    """Of the predictions of a segment, with targets ``[S, B]``."""
+
+    loss: Tensor
+    """Mean cross-entropy, a scalar in nats a token, to learn from."""
+    losses: Tensor
+    """``[S, B]``: that of each token, without gradient; 0 where there is no target."""
+    correct: Tensor
+    """bool ``[S, B]``: whether the target was the likeliest token."""
+
+
+def scores_of_logits(logits: Tensor, targets: Tensor) -> Scores:
+    """Of ``logits [S, B, vocab_size]`` for ``targets [S, B]``."""
+    # What F.cross_entropy computes, in two steps, so that a mean and the losses share a normalization.
+    log_probs, flat = F.log_softmax(in_full(logits).flatten(0, 1), dim=-1), targets.flatten()
+    loss, losses = F.nll_loss(log_probs, flat), F.nll_loss(log_probs.detach(), flat, reduction="none")
+    return Scores(loss, losses.view_as(targets), logits.detach().argmax(-1) == targets)
+
+
+def in_full(logits: Tensor) -> Tensor:
+    """Logits, of any shape, in float32 where they are in half precision, so that losses are not rounded
+    to it."""
+    return logits.float() if logits.element_size() < 4 else logits
+
+
+def check_targets(targets: Tensor, tokens: Tensor) -> None:
+    """Raise UserError unless ``targets`` can be the next tokens of ``tokens [S, B]``."""
+    if targets.shape != tokens.shape or targets.dtype != torch.int64 or targets.device != tokens.device:
+        raise UserError(
+            f"targets were expected as int64 {list(tokens.shape)} on {tokens.device}, a next token for each; "
+            f"{targets.dtype} {list(targets.shape)} on {targets.device} came."
+        )

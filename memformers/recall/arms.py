@@ -1,0 +1,140 @@
+"""What the recall experiment sets side by side: memories of one network, and what each of them costs."""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from memformers.common.errors import UserError
+from memformers.data.recall_stream import RecallStream
+from memformers.models.compression import CompressionName, CompressionStart
+from memformers.models.config import ModelConfig, ModelName
+from memformers.training.config import TrainConfig
+
+Reach = Literal["near", "far"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One memory. All else about the network and its training is the setting's."""
+
+    name: str
+    """As the command line and folders have it."""
+    label: str
+    """As figures and tables have it, before its lengths."""
+    model: ModelName
+    mem_len: int = 0
+    c_mem_len: int = 0
+    compression_rate: int = 1
+    compression: CompressionName = "conv"
+    compression_start: CompressionStart = "random"
+    frozen: bool = False
+    """Whether f_c stays as it was drawn."""
+
+    def network(self, shared: ModelConfig) -> ModelConfig:
+        """The network ``shared`` with this memory."""
+        return replace(
+            shared,
+            model=self.model,
+            mem_len=self.mem_len,
+            c_mem_len=self.c_mem_len,
+            compression_rate=self.compression_rate,
+            compression=self.compression,
+            compression_start=self.compression_start,
+        )
+
+    @property
+    def keys(self) -> int:
+        """Keys a layer has beside its segment's: M + C."""
+        return self.mem_len + self.c_mem_len
+
+    @property
+    def title(self) -> str:
+        """Its label, with its lengths."""
+        lengths = {"M": self.mem_len, "C": self.c_mem_len, "c": self.c_mem_len and self.compression_rate}
+        given = [f"{letter} = {length}" for letter, length in lengths.items() if length]
+        return ", ".join([self.label, *given])
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all arms of an experiment share: the stream, the network, how it is trained and measured."""
+
+    arms: tuple[Arm, ...]
+    stream: RecallStream = field(default_factory=RecallStream)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    """Of the first seed; its network has everything but the memory."""
+    growing: float = 0.0
+    """The fraction of the training in which the longest distance that is asked for grows, by equal factors
+    in equal times, from a segment to twice the longest reach; after that there is no limit. 0: never any."""
+    evaluated: int = 2048
+    """Positions of each stream that are measured in the end, after those that fill the memories."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError, saying what doesn't fit."""
+        if not 0.0 <= self.growing <= 1.0:
+            raise UserError(f"growing={self.growing} is a fraction of the training, in [0, 1].")
+        if self.evaluated < 1:
+            raise UserError(f"evaluated={self.evaluated} positions are too few; use at least 1.")
+
+    def arm(self, name: str) -> Arm:
+        """The arm called ``name``; else ValueError."""
+        for arm in self.arms:
+            if arm.name == name:
+                return arm
+        known = ", ".join(arm.name for arm in self.arms)
+        raise UserError(f"arm {name!r} is unknown; this reach has {known}.")
+
+    def sees_back(self, arm: Arm) -> int:
+        """The farthest position that one layer of ``arm`` can look at, from the end of its segment."""
+        return arm.mem_len + arm.c_mem_len * arm.compression_rate + self.train.model.segment_len
+
+    @property
+    def reach(self) -> int:
+        """The longest of any arm."""
+        return max(map(self.sees_back, self.arms))
+
+
+def compressive_arms(mem_len: int, c_mem_len: int, rate: int) -> tuple[Arm, ...]:
+    """The Compressive Transformer of these lengths, and its trained controls."""
+    lengths = (mem_len, c_mem_len, rate)
+    return (
+        Arm("compressive", "Compressive", "compressive", *lengths, compression_start="mean"),
+        Arm("frozen", "Compressive, f_c as drawn", "compressive", *lengths, frozen=True),
+        Arm("mean", "Compressive, mean pooling", "compressive", *lengths, compression="mean"),
+    )
+
+
+NETWORK = ModelConfig(d_model=64, heads=4, n_layers=2, d_ff=256, segment_len=64, positions="sinusoidal")
+TRAINING = TrainConfig(
+    model=NETWORK,
+    tokens=2_000_000,
+    batch_size=32,
+    stretch=0,
+    optimizer="muon",
+    learning_rate=3e-3,
+    muon_learning_rate=0.02,
+    evaluations=8,
+    log_every=20,
+)
+NO_MEMORY = Arm("no-memory", "No memory", "transformer")
+SETTINGS: dict[Reach, Setting] = {
+    "near": Setting(
+        arms=(
+            NO_MEMORY,
+            Arm("transformer-xl", "Transformer-XL", "transformer-xl", mem_len=128),
+            *compressive_arms(64, 64, 4),
+            Arm("ceiling", "Transformer-XL, ceiling", "transformer-xl", mem_len=320),
+        ),
+        train=TRAINING,
+    ),
+    "far": Setting(
+        arms=(
+            NO_MEMORY,
+            Arm("transformer-xl", "Transformer-XL", "transformer-xl", mem_len=256),
+            *compressive_arms(128, 128, 15),
+        ),
+        stream=RecallStream(set_probability=16 / 600),
+        train=TRAINING,
+        evaluated=4096,
+    ),
+}
+"""By how far they look back: 384 positions, or more than 2,048."""

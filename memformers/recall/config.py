@@ -1,0 +1,147 @@
+"""What a recall experiment is asked for, and what one of its trainings is made from."""
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from memformers.common.errors import UserError
+from memformers.common.files import config_from_dict, read_json, write_json
+from memformers.data.recall_stream import RecallStream
+from memformers.evaluation.recall_by_distance import distance_edges
+from memformers.recall.arms import SETTINGS, Arm, Reach, Setting
+from memformers.runs.folder import CONFIG
+from memformers.training.config import TrainConfig, saved_config
+
+QUICK_TOKENS, QUICK_EVALUATED = 65_536, 256
+RECALL = "recall"
+"""Where a run's config has what is not in a [`TrainConfig`][memformers.training.config.TrainConfig]."""
+
+
+@dataclass(frozen=True)
+class RecallConfig:
+    """A recall experiment."""
+
+    reach: Reach = "near"
+    """How far the memories look back: near is 384 positions, far is more than 2,048."""
+    seeds: int = 2
+    """How many times each arm is trained, from other weights and on another stream each."""
+    quick: bool = False
+    """Whether to show in a minute or two that all of it runs: one seed, and too few tokens to learn much."""
+    tokens: int | None = None
+    """Tokens that each training sees, in place of the setting's own number."""
+    arms: tuple[str, ...] = ()
+    """Which arms to train; all of them if none is named."""
+    jobs: int = min(os.cpu_count() or 1, 2)
+    """Trainings at a time, each with --threads of its own."""
+    threads: int = 1
+    """Threads of each training. Models of this size are hardly faster on two."""
+    device: str = "auto"
+    """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError, saying what doesn't fit."""
+        if self.reach not in get_args(Reach):
+            raise UserError(f"reach={self.reach!r} is unknown; use near or far.")
+        for name in ("seeds", "jobs", "threads", "tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name}={value} is too small; use at least 1.")
+        if len(set(self.arms)) < len(self.arms):
+            raise UserError(f"arms={' '.join(self.arms)} must name each arm once.")
+        for name in self.arms:
+            self.base.arm(name)
+
+    @property
+    def base(self) -> Setting:
+        """The setting of this reach, as it stands."""
+        return SETTINGS[self.reach]
+
+    @property
+    def setting(self) -> Setting:
+        """What all arms share."""
+        base = self.base
+        tokens = self.tokens or (QUICK_TOKENS if self.quick else base.train.tokens)
+        train = replace(base.train, tokens=tokens, device=self.device)
+        if self.quick:
+            return replace(base, train=replace(train, evaluations=1, log_every=5), evaluated=QUICK_EVALUATED)
+        return replace(base, train=train)
+
+    @property
+    def chosen(self) -> tuple[Arm, ...]:
+        """The arms to train, in their order."""
+        return tuple(arm for arm in self.base.arms if not self.arms or arm.name in self.arms)
+
+    @property
+    def n_seeds(self) -> int:
+        """How many seeds there are."""
+        return 1 if self.quick else self.seeds
+
+
+@dataclass(frozen=True)
+class OfAnArm:
+    """What one training has beside its TrainConfig."""
+
+    arm: str
+    title: str
+    frozen: bool
+    """Whether f_c stays as it was drawn."""
+    growing: float
+    evaluated: int
+    reach: int
+    """The longest of any arm, in positions, from which distance bins follow."""
+    jobs: int
+    """Trainings that run at the same time."""
+    stream: RecallStream = field(default_factory=RecallStream)
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """Of the distance bins, the same for all arms."""
+        return distance_edges(self.reach)
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """One arm's training from one seed."""
+
+    train: TrainConfig
+    more: OfAnArm
+
+    def longest(self) -> Callable[[int], int] | None:
+        """The longest distance that is asked for in a segment, by the position where it begins in its stream;
+        None where there is no limit."""
+        S, top = self.train.model.segment_len, 2 * self.more.reach
+        grown = self.more.growing * self.train.tokens / self.train.batch_size
+        if not grown:
+            return None
+        return lambda start: round(S * (top / S) ** (start / grown)) if start < grown else 2**60
+
+    def save(self, folder: Path) -> None:
+        """Write it as the config of the run in ``folder``."""
+        write_json(folder / CONFIG, {**asdict(self.train), RECALL: asdict(self.more)})
+
+
+def run_of(setting: Setting, arm: Arm, seed: int, jobs: int) -> ArmRun:
+    """The training of ``arm`` from ``seed``."""
+    network = replace(arm.network(setting.train.model), vocab_size=setting.stream.vocab_size)
+    more = OfAnArm(
+        arm=arm.name,
+        title=arm.title,
+        frozen=arm.frozen,
+        growing=setting.growing,
+        evaluated=setting.evaluated,
+        reach=setting.reach,
+        jobs=jobs,
+        stream=setting.stream,
+    )
+    return ArmRun(replace(setting.train, model=network, seed=seed), more)
+
+
+def read_run(folder: Path) -> ArmRun:
+    """The training that [`ArmRun.save`][] wrote into ``folder``; else ValueError."""
+    path = folder / CONFIG
+    data: dict[str, Any] = read_json(path)
+    if not isinstance(more := data.pop(RECALL, None), dict):
+        raise UserError(f"{path} is no config of a recall experiment: it has no {RECALL!r}.")
+    return ArmRun(saved_config(data, str(path)), config_from_dict(OfAnArm, more, str(path)))

@@ -1,0 +1,128 @@
+"""One arm, trained from one seed and measured, into a run's folder."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from memformers.common.environment import describe_environment, peak_memory
+from memformers.common.files import write_json
+from memformers.data.recall_stream import NOTHING, recall_segments
+from memformers.data.streams import Segment
+from memformers.evaluation.controls import controls_of
+from memformers.evaluation.recall_by_distance import UNTOUCHED, Recall, recall_by_distance
+from memformers.models.costs import memory_facts
+from memformers.models.language_model import MemoryLM
+from memformers.recall.config import ArmRun
+from memformers.runs.folder import FACTS, RESULT
+from memformers.tracking.recorder import Tracking
+from memformers.training.loop import train
+from memformers.training.run import build_model
+from memformers.training.state import Progress
+
+MODEL = "model"
+"""The folder, in a run's, of the trained model."""
+HELD_OUT_SEED = 2**62
+"""Of the stream that is measured, the same for all arms and seeds."""
+GLIMPSE = 4
+"""Segments of it that are measured during a training, after those that fill the memories."""
+
+
+def train_arm(run: ArmRun, folder: Path, dashboard: str = "") -> None:
+    """Train as ``run`` says into ``folder``, which exists; keep the model, and write ``result.json`` when it
+    is measured.
+
+    Raises [`memformers.training.loop.NotFiniteError`][] for a training that diverged.
+    """
+    model = build_model(run.train)
+    if run.more.frozen:
+        for compress in model.transformer.compressions:
+            compress.requires_grad_(False)
+    facts = describe(run, model)
+    run.save(folder)
+    write_json(folder / FACTS, facts)
+    name = f"{run.more.arm}, seed {run.train.seed}"
+    with Tracking(
+        folder, name, {**asdict(run.train), "recall": asdict(run.more), **facts}, dashboard
+    ) as track:
+        segments = CountedAsks(run)
+
+        def record(progress: Progress, metrics: dict[str, float]) -> None:
+            metrics["accuracy.train"] *= segments.tokens_an_ask()
+            track.record({"tokens": progress.tokens, "seconds": progress.seconds, **metrics})
+
+        def evaluate(progress: Progress) -> None:
+            recall = measure(model, run, GLIMPSE * run.train.model.segment_len)[UNTOUCHED]
+            track.record({"tokens": progress.tokens, "seconds": progress.seconds, **curves(recall)})
+            print(
+                f"{name}: {progress.tokens / run.train.tokens:.0%}, {progress.seconds:.0f} s, "
+                f"{recall.within_reach or 0.0:.1%} right within its reach",
+                flush=True,
+            )
+
+        progress = train(model, segments, run.train, record=record, evaluate=evaluate)
+        peak = peak_memory(model.device)
+        found = measure(model, run, run.more.evaluated, controls=True)
+    result = {**asdict(progress), "peak_memory_bytes": peak, "recall": asdict(found[UNTOUCHED])}
+    result["within_reach"] = found[UNTOUCHED].within_reach
+    result["controls"] = {name: asdict(recall) for name, recall in found.items() if name != UNTOUCHED}
+    (folder / MODEL).mkdir(exist_ok=True)
+    model.save_pretrained(folder / MODEL)
+    write_json(folder / RESULT, result)
+
+
+class CountedAsks(Iterator[Segment]):
+    """The segments that ``run`` is trained on; it knows how many of the tokens since it was last asked had
+    something to predict."""
+
+    def __init__(self, run: ArmRun):
+        network, config = run.train.model, run.train
+        self.segments = recall_segments(
+            run.more.stream, config.batch_size, network.segment_len, config.seed, longest=run.longest()
+        )
+        self.tokens = self.asks = 0
+
+    def __next__(self) -> Segment:
+        segment, distances = next(self.segments)
+        self.tokens += distances.numel()
+        self.asks += int((distances != NOTHING).sum())
+        return segment
+
+    def tokens_an_ask(self) -> float:
+        """Tokens for each ask since the last call."""
+        tokens, asks = self.tokens, self.asks
+        self.tokens = self.asks = 0
+        return tokens / max(asks, 1)
+
+
+def measure(model: MemoryLM, run: ArmRun, positions: int, *, controls: bool = False) -> dict[str, Recall]:
+    """What ``model`` recalls in ``positions`` of each held-out stream, after as many as the longest reach."""
+    S = run.train.model.segment_len
+    before, counted = (-(-length // S) for length in (run.more.reach, positions))
+    segments = recall_segments(run.more.stream, run.train.batch_size, S, HELD_OUT_SEED)
+    changes = controls_of(model.config.lengths) if controls else {}
+    return recall_by_distance(
+        model, islice(segments, before + counted), run.more.edges, warm_up=before * S, controls=changes
+    )
+
+
+def curves(recall: Recall) -> dict[str, float]:
+    """What a record says of an evaluation."""
+    bins = zip(recall.edges, recall.accuracy, strict=False)
+    right = {f"recall.from_{edge:05}": share for edge, share in bins if share is not None}
+    asks = sum(recall.asks_by_place.values())
+    correct = sum((recall.by_place[p] or 0.0) * n for p, n in recall.asks_by_place.items())
+    return {"loss.valid": recall.loss, "accuracy.valid": correct / max(asks, 1), **right}
+
+
+def describe(run: ArmRun, model: MemoryLM) -> dict[str, Any]:
+    """The facts of ``run.json``."""
+    facts = memory_facts(model.config)
+    return {
+        "corpus": {"name": "recall stream", "source": "drawn while it is read"},
+        "parameters": sum(p.numel() for p in model.parameters()),
+        **facts,
+        "sees_back": facts["memory"]["one_layer"] + model.config.segment_len,
+        "environment": describe_environment(model.device),
+    }

@@ -1,0 +1,161 @@
+"""What a comparison found, and what it doesn't know: claims, results and costs of its arms."""
+
+import json
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from memformers.common.intervals import Mean
+from memformers.report.arms import Arm, Result, paired
+from memformers.report.markdown import number, table
+from memformers.report.page import plain
+from memformers.runs.finished import FinishedRun
+
+STEADY = 1.5
+"""A run whose speed varied by more than this factor shared its machine with other work."""
+ROUNDING = 0.02
+"""Nats by which rounding alone, the same sums in another order, has moved final losses."""
+
+
+def verdict(arms: Sequence[Arm], base: Arm) -> list[str]:
+    """What the seeds allow to be claimed of each arm against ``base``, as paragraphs of Markdown: a
+    difference only where its interval leaves out zero."""
+    others = [arm for arm in arms if arm is not base]
+    if not others:
+        return []
+    if not base.results:
+        return [f"No run of {plain(base.label)} has finished, so nothing is compared with it."]
+    found = {plain(arm.label): paired(arm, base, more_bits) for arm in others}
+    if not any(difference and difference.n > 1 for difference in found.values()):
+        return [ONE_SEED]
+    n = max(difference.n for difference in found.values() if difference)
+    intro = (
+        f"Bits per character of the held-out text against those of {plain(base.label)}, seed by seed, over "
+        f"{n} seeds; ± is half of a 95 % interval by Student's t:"
+    )
+    mean = base.mean("bits_per_character")
+    assert mean is not None  # a result has it
+    return [intro, "\n".join(f"- {claim(label, d, base, mean.mean)}" for label, d in found.items())]
+
+
+ONE_SEED = (
+    f"**One seed, so nothing is claimed about which is better.** Rounding alone has moved final losses by "
+    f"{ROUNDING} nats. `memformers compare --seeds 5 --resume`, with this comparison's folder as `--out` and "
+    f"its settings, trains four seeds more of each arm and gives paired differences with their intervals."
+)
+
+
+def claim(label: str, difference: Mean | None, base: Arm, level: float) -> str:
+    """What is claimed of one arm; ``level`` is the baseline's bits per character."""
+    if difference is None or math.isnan(difference.half_width):
+        return f"{label}: fewer than two seeds in common with {plain(base.label)}, so nothing is claimed."
+    seeds = f" ({difference.n} seeds)"
+    if difference.leaves_out_zero:
+        kind = "worse" if difference.mean > 0 else "better"
+        amount = f"{abs(difference.mean):.4f} ± {difference.half_width:.4f}"
+        return f"**{label} is {kind} by {amount}**, or {abs(difference.mean) / level:.1%}{seeds}."
+    return (
+        f"{label}: **no difference was seen**: {signed(difference)}, where below zero is better{seeds}. A "
+        f"difference of up to {difference.half_width:.4f} could have hidden."
+    )
+
+
+def more_bits(ours: Result, theirs: Result) -> float:
+    """How many bits per character more one run needs than the other."""
+    return float(ours["bits_per_character"] - theirs["bits_per_character"])
+
+
+def results_table(arms: Sequence[Arm], base: Arm) -> str:
+    """How well each arm predicts the held-out text, a row an arm."""
+    differences = [paired(arm, base, more_bits) if arm is not base else None for arm in arms]
+    show = any(difference and difference.n > 1 for difference in differences)
+    rows = [
+        [
+            arm.label,
+            f"{len(arm.results)}",
+            over_seeds(arm.mean("loss"), ".4f"),
+            over_seeds(arm.mean("bits_per_character"), ".4f"),
+            over_seeds(arm.mean("accuracy"), ".1%"),
+            *([signed(difference) if difference else "–"] if show else []),
+        ]
+        for arm, difference in zip(arms, differences, strict=True)
+    ]
+    head = ["arm", "seeds", "validation loss (nats)", "bits per character", "accuracy"]
+    against = [f"bits per character, less those of {base.label}"]
+    return table(head + against * show, rows)
+
+
+def costs_table(arms: Sequence[Arm], base: Arm) -> str:
+    """What each arm costs and how far it sees, a row an arm; below it, why there are no ratios of time, if
+    there are none."""
+    why_not = no_ratios(arms, base)
+    rows = []
+    for arm in arms:
+        facts = arm.first.facts
+        speeds = [
+            r["tokens_per_second"] for run in arm.counted for r in run.metrics if "tokens_per_second" in r
+        ]
+        peak = max((result.get("peak_memory_bytes") or 0 for result in arm.results.values()), default=0)
+        ratio = None if arm is base else paired(arm, base, lambda ours, b: ours["seconds"] / b["seconds"])
+        rows.append(
+            [
+                arm.label,
+                number(facts.get("keys"), ",d"),
+                f"{facts['memory']['one_layer']:,} / {facts['memory']['all_layers']:,}",
+                number(facts.get("attention_operations"), ",d"),
+                f"{facts['parameters']:,}",
+                f"{median(speeds):,.0f}" if speeds else "–",
+                over_seeds(arm.mean("seconds"), ",.0f", " s"),
+                *([] if why_not else [over_seeds(ratio, ".2f")]),
+                over_seeds(arm.mean("evaluation_seconds"), ",.0f", " s"),
+                number(peak / 2**20 or None, ",.0f", " MiB"),
+            ]
+        )
+    head = ["arm", "keys a layer, beside the segment's", "memory reach, one layer / all layers (positions)",
+            "attention operations a token", "parameters", "tokens/s (median)", "training time",
+            *([] if why_not else [f"time, of that of {base.label}"]), "evaluation time",
+            "peak memory"]  # fmt: skip
+    note = f"\n\nRatios of training time are left out: {why_not}." if why_not and len(arms) > 1 else ""
+    return table(head, rows) + note
+
+
+def no_ratios(arms: Sequence[Arm], base: Arm) -> str:
+    """Why training times can't be set against each other, in words; empty if they can."""
+    runs = [run for arm in arms for run in arm.runs]
+    if not on_one_machine(runs):
+        return "not all runs were made on the same machine and versions"
+    for run in runs:
+        if (factor := variation(run)) > STEADY:
+            return (
+                f"the speed of {run.folder.name} varied by a factor of {factor:.1f}, as it does where other "
+                f"programs compute beside it"
+            )
+    ratios = [paired(arm, base, more_bits) for arm in arms if arm is not base]
+    if not any(ratio and ratio.n > 1 for ratio in ratios):
+        return "they need their spread over several seeds"
+    return ""
+
+
+def on_one_machine(runs: Sequence[FinishedRun]) -> bool:
+    """Whether all runs, from beginning to end, had the same hardware and versions."""
+    environments = [e for run in runs for e in run.facts.get("environments", [run.facts["environment"]])]
+    return len({json.dumps(environment, sort_keys=True) for environment in environments}) == 1
+
+
+def variation(run: FinishedRun) -> float:
+    """The fastest over the slowest speed among a run's records but the first, in which it warms up."""
+    speeds = [r["tokens_per_second"] for r in run.metrics if "tokens_per_second" in r][1:]
+    return max(speeds) / min(speeds) if speeds and min(speeds) > 0 else 1.0
+
+
+def over_seeds(value: Mean | None, form: str, unit: str = "") -> str:
+    """A mean in a table, with its interval if there is one."""
+    if value is None:
+        return "–"
+    half = "" if math.isnan(value.half_width) else f" ± {value.half_width:{form}}"
+    return f"{value.mean:{form}}{half}{unit}"
+
+
+def signed(difference: Mean) -> str:
+    """A difference with its sign and its interval, if there is one."""
+    return over_seeds(difference, "+.4f").replace("± +", "± ").replace("-", "−")

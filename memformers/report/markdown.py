@@ -1,0 +1,31 @@
+"""Pieces of a report in Markdown."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from memformers.report.page import plain
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table that shows the cells as they are."""
+    lines = [[plain(cell) for cell in line] for line in (head, *rows)]
+    lines.insert(1, ["---"] * len(head))
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def number(value: float | None, form: str, unit: str = "") -> str:
+    """A value in a table, or a dash."""
+    return "–" if value is None else f"{value:{form}}{unit}"
+
+
+def fenced(text: str) -> str:
+    """A code block that no text inside can end."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text.rstrip()}\n{fence}"
+
+
+def pictured(path: Path, caption: str, folder: Path) -> str:
+    """A figure with its caption."""
+    return f"![{caption}]({path.relative_to(folder).as_posix()})\n\n{caption}"

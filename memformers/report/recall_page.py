@@ -1,0 +1,203 @@
+"""The report of a recall experiment: ``report.md`` with its figures, and a self-contained ``report.html``."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from memformers.common.files import write_text
+from memformers.report.markdown import number, pictured, table
+from memformers.report.page import render_html
+from memformers.report.recall_figures import save_recall_figures
+from memformers.runs.folder import FIGURES, PAGE, REPORT
+from memformers.runs.metrics import flatten
+
+FEWEST_TOKENS = 500_000
+"""Trainings on fewer show that all of it runs, and not what a memory is worth."""
+BANDS = "Bands: 95 % intervals over {} seeds, by Student's t. "
+CAPTIONS = {
+    "accuracy": "The share of answers that are right, by how many positions ago the value was set. Vertical "
+    "lines and the bars above: the farthest that one layer of each arm looks back, from the end of its "
+    "segment. {}",
+    "controls": "The same models, not trained again, given a memory that was changed before each segment: "
+    "zeroed, or swapped with another stream's. Grey: distances at which one layer has only slots to look "
+    "at. {}",
+}
+PLACES = ("segment", "memory", "slots", "beyond")
+
+
+def write_recall_report(summary: Mapping[str, Any], folder: Path) -> Path:
+    """Write the report of ``summary``, as ``results.json`` has it, into ``folder``; returns its page."""
+    figures = save_recall_figures(summary, folder / FIGURES)
+    band = BANDS.format(summary["seeds"]) if summary["seeds"] > 1 else "One seed, so there are no bands. "
+    parts = ["# Recall by distance: what each memory is worth at equal keys", *warnings(summary)]
+    parts += [claim(summary), how_it_is_asked(summary)]
+    parts += [pictured(path, CAPTIONS[name].format(band).strip(), folder) for name, path in figures.items()]
+    parts += ["## What each arm costs", costs(summary), "## Answers right, by distance", by_distance(summary)]
+    if any(arm["controls"] for arm in summary["arms"]):
+        parts += ["## Causal controls, by where the value was", CONTROLS, by_place(summary)]
+    parts += ["## How it was made", how_it_was_made(summary)]
+    markdown = "\n\n".join(parts) + "\n"
+    write_text(folder / REPORT, markdown)
+    write_text(folder / PAGE, render_html(markdown, folder))
+    return folder / PAGE
+
+
+CONTROLS = (
+    "The value that is asked for was set in the segment that is read, in its memory, in its compressed "
+    "slots, or farther back than one layer looks. A control changes the memory that a segment is given, and "
+    "that alone: the memory that is carried on is the untouched one."
+)
+
+
+def warnings(summary: Mapping[str, Any]) -> list[str]:
+    """What a reader must know before trusting the numbers."""
+    found = []
+    if missing := "; ".join(summary["missing"]):
+        found.append(f"> **Missing here**, since they failed or were not finished: {missing}.")
+    if (tokens := summary["setting"]["train"]["tokens"]) < FEWEST_TOKENS:
+        found.append(
+            f"> **Only {tokens:,} tokens each**: too few to learn to recall. It shows that all of it runs."
+        )
+    environments = {json.dumps(e, sort_keys=True) for arm in summary["arms"] for e in arm["environments"]}
+    if len(environments) > 1 or len({jobs for arm in summary["arms"] for jobs in arm["jobs"]}) > 1:
+        found.append(
+            "> **Not all arms ran on the same machine in the same way**: don't compare their seconds."
+        )
+    return found
+
+
+def claim(summary: Mapping[str, Any]) -> str:
+    """What the slots are worth, if the seeds say so."""
+    found = summary["headline"]
+    if found is None:
+        return "Without both Transformer-XL and the Compressive Transformer there is nothing to claim."
+    titles = {arm["name"]: arm["title"] for arm in summary["arms"]}
+    both = (
+        f"At {found['from']:,} to {found['to']:,} positions back, {titles['transformer-xl']}, is right in "
+        f"{percent(found['transformer-xl'])}, and {titles['compressive']}, in "
+        f"{percent(found['compressive'])}; chance is {100 * summary['chance']:.0f} %. One layer of the first "
+        f"doesn't reach so far; one of the second does."
+    )
+    difference = found["difference"]
+    if difference["half_width"] is None:
+        return f"{both} That is one seed, from which nothing is claimed; --seeds 5 gives an interval."
+    mean, half = 100 * difference["mean"], 100 * difference["half_width"]
+    said = (
+        f"{both} The paired difference over {len(found['seeds'])} seeds is {mean:+.1f} points, with a 95 % "
+        f"interval from {mean - half:+.1f} to {mean + half:+.1f} by Student's t"
+    )
+    if abs(mean) > half:
+        return f"{said}."
+    return f"{said}. It holds zero: no difference was seen, and one of {abs(mean) + half:.1f} may be there."
+
+
+def how_it_is_asked(summary: Mapping[str, Any]) -> str:
+    """The task, in a paragraph."""
+    stream = summary["setting"]["stream"]
+    return (
+        f"In a stream of symbols, a token sets one of {stream['keys']} keys to one of {stream['values']} "
+        f"values, with probability {stream['set_probability']:.3g}, or asks for a key; after an ask, the "
+        f"value that was last set is to be predicted. An ask draws a band of distances first (below 64 "
+        f"positions, and then each octave), then a key in it. The streams that are measured are the same for "
+        f"all arms and seeds, and nothing was trained on them."
+    )
+
+
+def costs(summary: Mapping[str, Any]) -> str:
+    """A row an arm."""
+    head = ["arm", "keys a layer, beside the segment's", "one layer looks back (positions)",
+            "attention operations a token", "parameters", "training time", "peak memory",
+            "right within its reach"]  # fmt: skip
+    return table(
+        head,
+        [
+            [
+                arm["title"],
+                f"{arm['keys']:,}",
+                f"{arm['sees_back']:,}",
+                f"{arm['attention_operations']:,}",
+                f"{arm['parameters']:,}",
+                number(arm["seconds"]["mean"], ",.0f", " s"),
+                number((arm["peak_memory_bytes"] or 0) / 2**20 or None, ",.0f", " MiB"),
+                percent(arm["within_reach"]),
+            ]
+            for arm in summary["arms"]
+        ],
+    )
+
+
+def by_distance(summary: Mapping[str, Any]) -> str:
+    """A row a bin, a column an arm."""
+    edges, arms = summary["edges"], summary["arms"]
+    return table(
+        ["positions since it was set", *(arm["title"] for arm in arms)],
+        [
+            [f"{edges[i]:,} – {edges[i + 1] - 1:,}", *(percent(arm["recall"]["accuracy"][i]) for arm in arms)]
+            for i in range(len(edges) - 1)
+        ],
+    )
+
+
+def by_place(summary: Mapping[str, Any]) -> str:
+    """A row for each control of each arm, a column a place."""
+    lines = [
+        [arm["title"], name, *(percent(recall["by_place"][place]) for place in PLACES)]
+        for arm in summary["arms"]
+        for name, recall in {"untouched": arm["recall"], **arm["controls"]}.items()
+        if arm["controls"]
+    ]
+    return table(["arm", "its memory", *PLACES], lines)
+
+
+def percent(value: Mapping[str, float | None]) -> str:
+    """A mean with its interval, in per cent."""
+    if value["mean"] is None:
+        return "–"
+    half = value["half_width"]
+    return f"{100 * value['mean']:.1f} %" + ("" if half is None else f" ± {100 * half:.1f}")
+
+
+ARM_SETTINGS = (
+    "model",
+    "mem_len",
+    "c_mem_len",
+    "compression_rate",
+    "compression",
+    "compression_start",
+    "frozen",
+)
+OF_AN_ARM = (
+    "train.model.model", "train.model.vocab_size", "train.model.mem_len", "train.model.c_mem_len",
+    "train.model.compression", "train.model.adaptive", "train.seed", "train.data", "train.tokenizer",
+    "train.stretch", "train.evaluation_share", "train.checkpoint", "train.keep_checkpoints", "train.parallel",
+)  # fmt: skip
+"""How settings begin that each arm or seed has of its own, or that mean nothing here."""
+
+
+def how_it_was_made(summary: Mapping[str, Any]) -> str:
+    """Everything needed to make it again."""
+    first = summary["arms"][0]
+    environment = first["environments"][0]
+    jobs = sorted({jobs for arm in summary["arms"] for jobs in arm["jobs"]})
+    facts = [
+        ["seeds", f"{summary['seeds']}"],
+        ["trainings at a time", ", ".join(map(str, jobs))],
+        ["threads of each", str(environment["threads"])],
+        ["device", environment["device"]],
+        ["system", f"{environment['platform']}, Python {environment['python']}"],
+        ["packages", ", ".join(f"{name} {version}" for name, version in environment["packages"].items())],
+    ]
+    settings = [[n, str(v)] for n, v in flatten(summary["setting"]) if not n.startswith(OF_AN_ARM)]
+    of_arms = [[arm["title"], *(str(arm[name]) for name in ARM_SETTINGS)] for arm in summary["arms"]]
+    interval = "± is half the width of a 95 % interval over seeds, by Student's t. "
+    return "\n\n".join(
+        [
+            f"{interval if summary['seeds'] > 1 else ''}Seconds are of training alone. Attention operations "
+            f"are of one token with full memories, a multiply-add counted as two, scores that the causal "
+            f"mask hides among them.",
+            table(["", "value"], facts),
+            table(["arm", *ARM_SETTINGS], of_arms),
+            table(["setting", "of all arms"], settings),
+        ]
+    )

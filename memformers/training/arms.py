@@ -1,0 +1,135 @@
+"""Arms of a comparison: a name, and the settings in which a training differs from what all arms share."""
+
+import contextlib
+import difflib
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from memformers.common.errors import UserError
+from memformers.common.files import config_from_dict
+from memformers.models.config import ModelName
+from memformers.runs.folder import FIGURES
+from memformers.runs.metrics import flatten
+from memformers.runs.plan import PlannedArm
+from memformers.training.config import TrainConfig
+
+HOW = "write an arm as NAME: setting=value …, such as 'long: model=transformer-xl mem_len=320'"
+OF_ALL = {"seed": "seed and seeds", "data": "data", "tokens": "tokens and scale", "parallel": "parallel"}
+"""Settings that arms can't have of their own, and what sets them for all."""
+
+
+def arms_of_models(models: Sequence[ModelName], train: TrainConfig, equal_keys: bool) -> list[PlannedArm]:
+    """An arm for each model.
+
+    With ``equal_keys``, Transformer-XL remembers M + C positions, as many as a Compressive Transformer of M
+    positions and C slots has keys.
+    """
+    arms = [PlannedArm(model, {"model.model": model}) for model in models]
+    for arm in arms:
+        if equal_keys and arm.name == "transformer-xl":
+            arm.settings["model.mem_len"] = train.model.mem_len + train.model.c_mem_len
+    return arms
+
+
+def read_arms(given: Sequence[str], train: TrainConfig) -> list[PlannedArm]:
+    """The arms that ``given`` describes: each text is an arm, or the path of a file with an arm a line, in
+    which # begins a comment. ValueError for one that can't be."""
+    arms = []
+    for text in given:
+        if ":" in text or not Path(text).is_file():
+            arms.append(parse_arm(text, train))
+            continue
+        try:
+            lines = [line.partition("#")[0].strip() for line in Path(text).read_text("utf-8").splitlines()]
+        except UnicodeDecodeError as error:
+            raise UserError(f"arms: {text} is no text in UTF-8: {error}; {HOW}, one a line.") from None
+        arms += [parse_arm(line, train) for line in lines if line]
+    return arms
+
+
+def parse_arm(text: str, train: TrainConfig) -> PlannedArm:
+    """The arm ``NAME: setting=value …``; settings are those of a training, without or with the dataclass that
+    they are in (``mem_len`` or ``model.mem_len``), and values are as in JSON, or words."""
+    name, colon, rest = text.partition(":")
+    name = name.strip()
+    if not colon:
+        raise UserError(f"arms: {text!r} has no colon, and is no file; {HOW}.")
+    check_name(name)
+    try:
+        words = [word.partition("=") for word in shlex.split(rest)]
+    except ValueError as error:
+        raise UserError(f"arm {name!r}: {rest.strip()!r} can't be read: {error}; {HOW}.") from None
+    known, settings = dict(flatten(asdict(train))), {}
+    for key, equals, value in words:
+        if not equals:
+            raise UserError(f"arm {name!r}: {key!r} is no setting=value; {HOW}.")
+        dotted = full_name(key.replace("-", "_"), known, name)
+        settings[dotted] = value_of(value, known[dotted])
+    return PlannedArm(name, settings)
+
+
+def check_name(name: str) -> None:
+    """Raise UserError for a name that a folder of runs can't have."""
+    if not re.fullmatch(r"\w[\w+-]{,49}", name) or re.search(r"-seed\d+$", name) or name.lower() == FIGURES:
+        raise UserError(
+            f"arm {name!r} can't be called so, since its folder is; use up to 50 letters, digits, -, + and "
+            f"_, and neither {FIGURES!r} nor an ending such as '-seed1'."
+        )
+
+
+def full_name(key: str, known: Mapping[str, Any], arm: str) -> str:
+    """The dotted name of the setting ``key``; UserError for one that there isn't, or that all arms share."""
+    found = next((name for name in known if name == key or name.endswith(f".{key}")), None)
+    if found is None:
+        near = difflib.get_close_matches(key, [name.rpartition(".")[2] for name in known], 1)
+        hint = f"did you mean {near[0]!r}?" if near else "memformers compare --help lists them."
+        raise UserError(f"arm {arm!r}: there is no setting {key!r}; {hint}")
+    if found in OF_ALL:
+        raise UserError(f"arm {arm!r}: {key} is the same for all arms; set it with {OF_ALL[found]}.")
+    return found
+
+
+def value_of(word: str, before: Any) -> Any:
+    """The value that ``word`` means for a setting that was ``before``."""
+    value: Any = word
+    with contextlib.suppress(ValueError):
+        value = json.loads(word.lower())  # True and None too
+    if isinstance(before, float) and type(value) is int:
+        return float(value)
+    if type(before) is int and isinstance(value, float) and value.is_integer():
+        return int(value)  # 1e6
+    return value
+
+
+def training_of(arm: PlannedArm, train: TrainConfig) -> TrainConfig:
+    """The training of ``arm`` where ``train`` is what all share; else UserError."""
+    data = asdict(train)
+    for name, value in arm.settings.items():
+        *path, last = name.split(".")
+        place = data
+        for part in path:
+            place = place[part]
+        place[last] = value
+    try:
+        return config_from_dict(TrainConfig, data, "its settings")
+    except UserError as error:
+        raise UserError(f"arm {arm.name!r}: {error}") from None
+
+
+def check_arms(arms: Sequence[PlannedArm], train: TrainConfig) -> None:
+    """Raise UserError unless there are arms, all of them can be, and no two are of one name or the same."""
+    if not arms:
+        raise UserError("a comparison needs an arm; name a model with models, or describe one with arms.")
+    names: set[str] = set()
+    seen: dict[TrainConfig, str] = {}
+    for arm in arms:
+        if arm.name.lower() in names:  # some file systems don't tell them apart
+            raise UserError(f"models and arms must name each arm once; {arm.name!r} came twice.")
+        names.add(arm.name.lower())
+        if (other := seen.setdefault(training_of(arm, train), arm.name)) != arm.name:
+            raise UserError(f"arms {other!r} and {arm.name!r} are the same training; leave one of them out.")

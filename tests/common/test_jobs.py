@@ -1,0 +1,58 @@
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from memformers.common import jobs
+from memformers.common.jobs import run_modules
+from tests.processes import start, wait_for
+
+WELL, BADLY = ["timeit", "-n1", "-r1"], ["timeit", "--no-such-option"]
+
+
+def test_each_module_runs_and_its_exit_code_comes_with_its_number(capfd):
+    ended = dict(run_modules([WELL, BADLY, WELL], 2, environment={}))
+    assert ended == {0: 0, 1: 2, 2: 0}
+    assert capfd.readouterr().out.count("best of 1") == 2
+
+
+def test_no_more_than_so_many_run_at_a_time(monkeypatch):
+    running, most = [], []
+
+    class Process:
+        returncode = 0
+
+        def __init__(self, command, env):
+            running.append(self)
+            most.append(len(running))
+            self.polls = 0
+
+        def poll(self):
+            self.polls += 1
+            if self.polls < 2:
+                return None
+            running.remove(self)
+            return 0
+
+        def kill(self):
+            raise AssertionError("all had ended")
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr(jobs, "LOOK_SECONDS", 0.0)
+    assert sorted(run_modules([WELL] * 5, 2, environment={})) == [(n, 0) for n in range(5)]
+    assert max(most) == 2
+
+
+def test_what_runs_is_ended_with_the_program_and_waited_for(tmp_path):
+    child = f"import os, time; open(r'{tmp_path}/' + str(os.getpid()), 'w').close(); time.sleep(60)"
+    commands = [["timeit", "-n1", "-r1", child]] * 2
+    program = f"from memformers.common.jobs import run_modules as r; list(r({commands}, 2, environment={{}}))"
+    process = start([sys.executable, "-c", program])
+    wait_for(lambda: len(os.listdir(tmp_path)) == 2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 143
+    for path in tmp_path.iterdir():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.name), 0)

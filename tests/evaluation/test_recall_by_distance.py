@@ -1,0 +1,148 @@
+from itertools import islice, pairwise
+
+import pytest
+import torch
+from einops import rearrange
+from torch import nn
+
+from memformers.data.recall_stream import RecallStream, recall_segments
+from memformers.evaluation.controls import controls_of
+from memformers.evaluation.recall_by_distance import distance_edges, recall_by_distance
+from memformers.models.config import ModelConfig
+from memformers.models.language_model import LMScores
+from memformers.models.memory import Memory, compress_oldest
+from memformers.models.scores import Scores
+from tests.builders import small_lm
+
+STREAM = RecallStream(keys=6, values=4, set_probability=0.15)
+S, M, C, RATE = 8, 16, 5, 4
+EDGES = (0, 8, 16, 24, 32, 40, 48, 96)
+
+
+class Copies(nn.Module):
+    """Stands for a model whose memory is its tokens, and whose slots hold ``RATE`` tokens each: it answers
+    with what was last set in what it is given, and with nothing where that isn't in it."""
+
+    device = torch.device("cpu")
+
+    def __init__(self):
+        super().__init__()
+        self.config = ModelConfig(
+            model="compressive", segment_len=S, mem_len=M, c_mem_len=C, compression_rate=RATE
+        )
+
+    def forward(self, tokens, memory, targets):
+        slots = [rearrange(x, "n b c -> (n c) b") for x in memory.c_mem]
+        past = torch.cat([*slots, *(x[..., 0] for x in memory.mem), tokens])
+        start = len(past) - len(tokens)
+        answers = torch.full_like(tokens, -1)
+        for b in range(tokens.shape[1]):
+            known = {}
+            for place, token in enumerate(past[:, b].tolist()):
+                first_ask = STREAM.values * (1 + STREAM.keys)
+                if STREAM.values <= token < first_ask:
+                    known[token // STREAM.values - 1] = token % STREAM.values
+                elif token >= first_ask and place >= start:
+                    answers[place - start, b] = known.get(token - first_ask, -1)
+        inputs = torch.zeros(*tokens.shape, RATE, dtype=torch.long)
+        inputs[..., 0] = tokens
+        compress = [lambda old: rearrange(old[..., 0], "(n c) b -> n b c", c=RATE)]
+        memory, _ = compress_oldest(memory, [inputs], compress, self.config.lengths)
+        scores = Scores(torch.zeros(()), torch.ones(tokens.shape), answers == targets)
+        return LMScores(scores, memory, torch.zeros(()))
+
+
+def heard(segments=60, seed=3):
+    return islice(recall_segments(STREAM, 4, S, seed), segments)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    model = Copies()
+    controls = controls_of(model.config.lengths)
+    return recall_by_distance(model, heard(), EDGES, warm_up=10 * S, controls=controls)
+
+
+def test_a_model_that_copies_recalls_all_that_it_holds_and_nothing_else(measured):
+    recall = measured["untouched"]
+    assert recall.by_place == {"segment": 1.0, "memory": 1.0, "slots": 1.0, "beyond": 0.0}
+    assert recall.accuracy[:4] == (1.0, 1.0, 1.0, 1.0)  # nothing nearer than M + RATE · C is beyond
+    assert recall.accuracy[-1] == 0.0
+    assert recall.within_reach == 1.0
+    assert recall.loss == 1.0
+
+
+@pytest.mark.parametrize(
+    ("control", "kept"),
+    [
+        ("slots zeroed", ["segment", "memory"]),
+        ("slots swapped", ["segment", "memory"]),
+        ("memory zeroed", ["segment", "slots"]),
+        ("memory swapped", ["segment"]),  # what another stream set later hides what slots hold
+    ],
+)
+def test_a_control_loses_the_part_that_it_touches_and_nothing_else(control, kept, measured):
+    by_place = measured[control].by_place
+    assert all(by_place[place] == 1.0 for place in kept)
+    assert by_place[control.split()[0]] < 0.4  # what is older, or another stream's, is right by chance
+
+
+def test_swapped_slots_lose_exactly_the_distances_that_only_slots_cover(measured):
+    names = ("untouched", "slots swapped", "slots zeroed")
+    untouched, swapped, zeroed = (measured[name].accuracy for name in names)
+    assert swapped[:2] == zeroed[:2] == untouched[:2] == (1.0, 1.0)  # up to M
+    assert zeroed[3] == 0.0  # from M + S on
+    assert max(swapped[3:5]) < 0.5
+    assert untouched[3] == 1.0
+
+
+def test_what_a_control_loses_in_one_segment_is_there_in_the_next():
+    """Memory that is zeroed must not become slots of zeros."""
+    model = Copies()
+    recall = recall_by_distance(
+        model, heard(), EDGES, warm_up=10 * S, controls=controls_of(model.config.lengths)
+    )["memory zeroed"]
+    assert recall.by_place["slots"] == 1.0
+
+
+def test_asks_are_counted_after_the_warm_up_alone():
+    segments = list(heard(12))
+    recall = recall_by_distance(Copies(), segments, EDGES, warm_up=10 * S)["untouched"]
+    late = torch.cat([distances for _, distances in segments[10:]])
+    assert sum(recall.asks_by_place.values()) == int((late >= 0).sum())
+    bins = [int(((late >= a) & (late < b)).sum()) for a, b in pairwise(EDGES)]
+    assert list(recall.asks) == bins
+
+
+def test_bins_reach_beyond_what_a_model_sees():
+    assert distance_edges(384) == (0, 64, 128, 192, 256, 320, 384, 448, 512, 1024)
+    assert distance_edges(2112) == (0, 64, 128, *range(256, 2817, 256), 5632)
+    assert distance_edges(20) == (0, 64, 128)
+
+
+@pytest.mark.parametrize("model", ["transformer", "transformer-xl", "compressive"])
+def test_a_model_of_ours_is_measured_and_left_as_it_came(model):
+    lm = small_lm(model, vocab_size=STREAM.vocab_size).train()
+    controls = controls_of(lm.config.lengths)
+    assert len(controls) == {"transformer": 0, "transformer-xl": 2, "compressive": 4}[model]
+    found = recall_by_distance(lm, heard(10), EDGES, controls=controls)
+    assert list(found) == ["untouched", *controls]
+    assert lm.training
+    assert found["untouched"].loss > 0
+
+
+def test_controls_need_two_streams():
+    one = islice(recall_segments(STREAM, 1, S, 0), 2)
+    with pytest.raises(ValueError, match="read 2 at least"):
+        recall_by_distance(Copies(), one, EDGES, controls=controls_of(Copies().config.lengths))
+
+
+def test_a_control_keeps_shapes_and_touches_one_part_alone():
+    memory = Memory((torch.randn(3, 2, 4),), (torch.randn(5, 2, 4),))
+    for name, control in controls_of(Copies().config.lengths).items():
+        changed = control(memory)
+        kept, touched = ("mem", "c_mem") if name.startswith("slots") else ("c_mem", "mem")
+        assert getattr(changed, kept) is getattr(memory, kept)
+        (before,), (after,) = getattr(memory, touched), getattr(changed, touched)
+        assert before.shape == after.shape
+        assert torch.equal(after, before.flip(1) if name.endswith("swapped") else 0 * before)

@@ -1,0 +1,75 @@
+"""Bits a character and a byte, counted by hand: each loss is a power of ten, so sums show what is in them."""
+
+import math
+
+import pytest
+import torch
+
+from memformers.data.text_files import bytes_of, text_of
+from memformers.data.tokenizers import build_tokenizer
+from memformers.evaluation.evaluate import evaluate, summary
+from memformers.evaluation.units import bits_per_byte, bits_per_character
+from tests.builders import small_lm
+
+BIT = math.log(2)
+
+
+def losses_of(n_tokens):
+    return BIT * torch.tensor([10.0**i for i in range(n_tokens - 1)], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("raw", "bits", "characters"),
+    [
+        (b"abcd", 111, 3),
+        ("aéb".encode(), 111, 2),
+        ("éab".encode(), 110, 2),  # of é only the rest is predicted
+        ("é€b".encode()[1:], 1111, 2),  # begins with the last byte of é
+        ("€éb".encode()[1:], 1110, 2),  # the second byte of € is given, and the third is its rest
+        ("😀éb".encode()[1:], 11100, 2),
+        ("ab€".encode()[:-1], 1, 1),  # ends within €
+        ("ab😀".encode()[:-1], 1, 1),
+        ("😀aé😀".encode()[2:-1], 1110, 2),
+        (b"a\xffb", 11, 2),  # a byte that is no UTF-8 is a character of its own
+        (b"a\xff\xfe", 11, 2),
+    ],
+)
+def test_a_character_of_a_byte_model_counts_with_the_loss_of_all_its_bytes_or_not_at_all(
+    raw, bits, characters
+):
+    text = text_of(raw)
+    assert bytes_of(text) == raw
+    losses = losses_of(len(raw))
+    assert bits_per_character(losses, text) == pytest.approx(bits / characters)
+    assert bits_per_byte(losses, text) == pytest.approx(losses.sum().item() / BIT / (len(raw) - 1))
+
+
+def test_characters_of_a_character_model_count_one_by_one_and_its_bytes_without_the_first_ones():
+    losses = losses_of(4)
+    assert bits_per_character(losses, "é€ab") == pytest.approx(111 / 3)
+    assert bits_per_byte(losses, "é€ab") == pytest.approx(111 / 5)
+
+
+def test_a_text_with_no_whole_character_to_predict_has_no_bits_a_character():
+    for raw in ("€".encode(), b"\x82\xac", b"a\xe2\x82"):
+        assert math.isnan(bits_per_character(losses_of(len(raw)), text_of(raw)))
+
+
+def test_losses_of_another_text_are_an_error():
+    with pytest.raises(ValueError, match="losses of 3 tokens came for a text of 3 characters and 5 bytes"):
+        bits_per_character(losses_of(4), "aéé")
+
+
+def test_a_slice_of_a_text_is_as_hard_a_character_as_its_characters_however_it_is_cut():
+    """A model of bytes that gives all the same loss takes as many bits a character as these have bytes."""
+    lm = small_lm("transformer", vocab_size=256)
+    torch.nn.init.zeros_(lm.head.weight)
+    torch.nn.init.zeros_(lm.head.bias)
+    raw = ("€" * 20).encode()
+    for start in range(3):
+        for stop in range(len(raw) - 2, len(raw) + 1):
+            text = text_of(raw[start:stop])
+            result = evaluate(lm, build_tokenizer("byte", text).encode(text), 1)
+            numbers = summary(result, text)
+            assert numbers["bits_per_character"] == pytest.approx(3 * 8)
+            assert numbers["bits_per_byte"] == pytest.approx(8)

@@ -1,0 +1,133 @@
+"""The loss of an adaptive softmax, against cross-entropy of the whole vocabulary's log-probabilities."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from memformers import AdaptiveConfig
+from memformers.data.streams import IGNORED
+from memformers.evaluation.evaluate import evaluate
+from memformers.models import adaptive_scores
+from memformers.models.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Clusters
+from memformers.models.memory import Memory
+from memformers.training.gradients import backward
+from memformers.training.ranks import Ranks
+from tests.builders import fill_zeros, small_lm, small_training
+
+D, V = 13, 37
+CUTOFFS = [(), (1,), (5, 11, 29), (5, 6, 36)]
+TIED = [(False, False), (True, False), (True, True)]
+
+
+def vocabulary(clusters, tie_weights=False, tie_projections=False):
+    embedding = AdaptiveEmbedding(clusters, D)
+    head = AdaptiveSoftmax(clusters, D, tie_weights=tie_weights, tie_projections=tie_projections)
+    for module in (embedding, head):
+        fill_zeros(module)
+        for parameter in module.parameters():
+            nn.init.normal_(parameter, std=0.7)
+    return embedding, head
+
+
+def gradients(loss, x, *modules):
+    parameters = [p for module in modules for p in module.parameters()]
+    return torch.autograd.grad(loss, [x, *parameters], allow_unused=True)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("cutoffs", CUTOFFS)
+@pytest.mark.parametrize("tied", TIED)
+@pytest.mark.parametrize(("div_val", "d_embed"), [(1, D), (1, 9), (2, 17)])
+def test_loss_and_every_gradient_are_those_of_the_whole_vocabulary(cutoffs, tied, div_val, d_embed):
+    embedding, head = vocabulary(Clusters(V, cutoffs, div_val, d_embed), *tied)
+    x = torch.randn(7, 11, D, requires_grad=True)
+    targets = torch.randint(0, V, (7, 11))
+    targets[2, 3] = IGNORED
+    dense = head(x, embedding)
+    loss = F.cross_entropy(dense.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    scores = adaptive_scores.adaptive_scores(head, embedding, x, targets)
+    torch.testing.assert_close(scores.loss, loss, rtol=0, atol=1e-10)
+    each = F.cross_entropy(dense.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
+    torch.testing.assert_close(scores.losses, each.detach(), rtol=0, atol=1e-10)
+    assert torch.equal(scores.correct, dense.argmax(-1) == targets)
+    found = gradients(scores.loss, x, embedding, head)
+    for ours, wanted in zip(found, gradients(loss, x, embedding, head), strict=True):
+        assert (ours is None) == (wanted is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-10)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("rows_at_once", [1, 1000])
+def test_the_likeliest_token_is_that_of_the_whole_vocabulary_whichever_cluster_it_is_in(
+    rows_at_once, monkeypatch
+):
+    monkeypatch.setattr(adaptive_scores, "AT_ONCE", 10 * rows_at_once)
+    embedding, head = vocabulary(Clusters(V, (5, 11, 29), 2, 16))
+    assert head.rare is not None
+    nn.init.constant_(head.rare.bias, 3.0)  # clusters are likely, and their words less so than some others
+    x = torch.randn(50, 40, D)
+    likeliest = head(x, embedding).argmax(-1)
+    assert torch.bucketize(likeliest, torch.tensor([5, 11, 29]), right=True).unique().tolist() == [0, 1, 2, 3]
+    targets = torch.where(torch.rand(50, 40) < 0.7, likeliest, torch.randint(0, V, (50, 40)))
+    scores = adaptive_scores.adaptive_scores(head, embedding, x, targets)
+    assert torch.equal(scores.correct, likeliest == targets)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_cluster_without_targets_has_gradients_that_are_zero(tied):
+    embedding, head = vocabulary(Clusters(V, (5, 11, 29), 2, 16), tied, tied)
+    x, targets = torch.randn(3, 2, D), torch.randint(0, 11, (3, 2))
+    adaptive_scores.adaptive_scores(head, embedding, x, targets).loss.backward()
+    assert all(p.grad is not None for p in head.parameters())
+    assert not head.bias.grad[11:].any()
+    tables = embedding.tables if tied else head.words
+    assert [bool(table.weight.grad.any()) for table in tables] == [True, True, False, False]
+
+
+class LargestTensor(TorchDispatchMode):
+    """Of all that is computed within."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        sizes = [t.numel() for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        self.numbers = max([self.numbers, *sizes])
+        return result
+
+
+ADAPTIVE = {"vocab_size": 4001, "embedding": "adaptive", "norm": "post",
+            "adaptive": AdaptiveConfig((40, 400), 2, None, True, True)}  # fmt: skip
+
+
+@pytest.mark.parametrize("reading", ["training", "evaluation"])
+def test_the_whole_vocabulary_is_never_computed_for_all_targets(reading):
+    lm = small_lm("transformer-xl", **ADAPTIVE)
+    text = torch.randint(0, 40, (7, 41))
+    text[3, 5] = 2000  # the one target of the rarest cluster
+    with LargestTensor() as largest:
+        if reading == "training":
+            config = small_training(batch_size=41)
+            backward(lm, text, text, Memory(()), config, Ranks())
+        else:
+            evaluate(lm, text.flatten(), 41)
+    assert largest.numbers < 100_000  # of all words for all targets there are 7 · 41 · 4001 = 1,148,287
+
+
+def test_a_compiled_model_has_the_same_loss():
+    torch.compiler.reset()
+    lm = small_lm("transformer-xl", **ADAPTIVE, n_layers=1)
+    tokens, targets = torch.randint(0, 4001, (2, 7, 3))
+    compiled = torch.compile(lm, fullgraph=True, backend="aot_eager")
+    for ours, wanted in zip(compiled(tokens, None, targets)[0], lm(tokens, None, targets)[0], strict=True):
+        torch.testing.assert_close(ours, wanted)
+
+
+def test_targets_that_are_none_for_these_tokens_are_an_error():
+    lm, tokens = small_lm("transformer-xl"), torch.zeros(7, 2, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"expected as int64 \[7, 2\] on cpu, .* \[6, 2\] on cpu"):
+        lm(tokens, None, tokens[1:])

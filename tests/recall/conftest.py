@@ -1,0 +1,43 @@
+"""A recall experiment that takes a moment."""
+
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from memformers.recall import experiment
+from memformers.recall.arms import SETTINGS
+from memformers.recall.config import RecallConfig
+from memformers.recall.experiment import recall
+from memformers.tracking import relay
+from tests.builders import tiny_recall
+from tests.processes import recall_here
+
+
+def make_tiny(patch):
+    """Settings of a moment, trainings in this process, and nothing in the place of labml's relay."""
+    patch.setitem(SETTINGS, "near", tiny_recall())
+    patch.setattr(experiment, "run_modules", recall_here)
+    patch.setattr(relay, "module_command", lambda *_: ["cat"])
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    make_tiny(monkeypatch)
+
+
+@pytest.fixture
+def unreported(monkeypatch):
+    """Figures take longer than tiny trainings."""
+    monkeypatch.setattr(experiment, "write_report", lambda folder: folder / "report.html")
+
+
+@pytest.fixture(scope="session")
+def done(for_all):
+    """The folder of an experiment of all arms from two seeds; to be read only."""
+    folder: Path = for_all / "recall"
+    with FileLock(for_all / "recall.lock"), pytest.MonkeyPatch.context() as patch:
+        make_tiny(patch)
+        if not (folder / "report.html").exists():
+            recall(RecallConfig(), folder)
+    return folder

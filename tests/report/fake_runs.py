@@ -1,0 +1,58 @@
+"""Folders of runs that were never trained, and of comparisons of them."""
+
+import json
+from dataclasses import asdict
+
+from memformers.common.files import write_json
+from memformers.runs.plan import Plan, PlannedArm, runs_of
+from tests.builders import MODELS, small_training
+
+FACTS = {
+    "corpus": {
+        "name": "Tiny Shakespeare", "source": "input.txt", "characters": 1115394, "sha256": "86c4",
+        "stands_in_for_tiny_shakespeare": False,
+    },
+    "parameters": 12345,
+    "memory": {"one_layer": 64, "all_layers": 256},
+    "environment": {
+        "python": "3.11", "platform": "Linux", "packages": {"torch": "2.13.0"}, "device": "a CPU",
+        "cores": 2, "threads": 2,
+    },
+}  # fmt: skip
+
+
+def fake_run(folder, model, bits, *, finished=True, facts=FACTS, read=None, **changes):
+    """A run of ``model`` that came to ``bits`` per character."""
+    folder.mkdir(parents=True)
+    config = asdict(small_training(model=model, **changes))
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "run.json").write_text(json.dumps(facts))
+    with open(folder / "metrics.jsonl", "w") as file:
+        for i in range(1, 11):
+            train = {"loss.train": 3.0 / i, "tokens_per_second": 1000.0 + i}
+            if model == "compressive":
+                train["reconstruction_loss.train"] = 0.1 / i
+            file.write(json.dumps({"tokens": 100 * i, "seconds": i, **train}) + "\n")
+            valid = {"loss.valid": 0.7 * bits, "bits_per_character.valid": bits + 1 / i}
+            valid |= {"evaluated_tokens": read, "evaluation_seconds": i} if read else {}
+            file.write(json.dumps({"tokens": 100 * i, "seconds": i, **valid}) + "\n")
+    if finished:
+        result = {"step": 10, "tokens": 1000, "seconds": 10.0, "loss": 0.7 * bits, "accuracy": 0.5}
+        result |= {"bits_per_character": bits, "reconstruction_loss": None}
+        result |= {"peak_memory_bytes": 300 * 2**20}
+        result |= {"evaluated_tokens": 9_000, "evaluation_seconds": 12.3} if read else {}
+        (folder / "result.json").write_text(json.dumps(result))
+        (folder / "sample.txt").write_text(f"A sample of {model} with ``` and <b>tags</b>\n")
+
+
+def fake_comparison(folder, bits, seeds=None):
+    """A comparison whose runs came to ``bits`` per character: those of an arm's seeds, in order, by the arm's
+    name; None for a run that isn't there."""
+    seeds = seeds or max(map(len, bits.values()))
+    plan = Plan({}, tuple(PlannedArm(arm, {}) for arm in bits), runs_of(list(bits), range(seeds)))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "compare.json", asdict(plan))
+    for name, run in plan.runs.items():
+        if run.seed < len(bits[run.arm]) and (value := bits[run.arm][run.seed]) is not None:
+            model = run.arm if run.arm in MODELS else "transformer-xl"
+            fake_run(folder / name, model, value, seed=run.seed)

@@ -1,0 +1,356 @@
+"""Hostile inputs of ``generate``, of ``evaluate`` and of saved memories: each does its work or ends with a
+plain error, and no file is lost or changed but the one that was named as the output.
+
+``make test`` tries a few hundred. ``MEMFORMERS_FUZZ=10000 .venv/bin/python -m pytest tests/test_fuzz.py``
+tries so many, within some ten minutes.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from memformers.common.files import read_json
+from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, save_tokenizer
+from memformers.generation.memory_file import MODEL, SEAL, checksum, read_metadata
+from tests.builders import small_lm
+from tests.processes import check_plain, run
+
+INPUTS = int(os.environ.get("MEMFORMERS_FUZZ", "240"))
+"""How many inputs all of this module tries."""
+LETTERS = "abcdefghij\n"
+MODELS = {
+    "transformer": {"model": "transformer"},
+    "xl": {"model": "transformer-xl", "positions": "learned"},
+    "compressive": {"model": "compressive"},
+    "bytes": {"model": "compressive", "vocab_size": 256},
+    "post-norm": {"model": "transformer-xl", "norm": "post", "same_length": True, "clamp_len": 3},
+}  # fmt: skip
+
+
+def share(part: float) -> settings:
+    """Settings that try this part of the inputs."""
+    return settings(
+        max_examples=max(round(INPUTS * part), 1),
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=set(Phase) - {Phase.explain},
+    )
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """The folder of small models, with a memory of each that keeps one."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, options in MODELS.items():
+        small_lm(**options).save_pretrained(folder / name)
+        byte = "vocab_size" in options
+        save_tokenizer(ByteTokenizer() if byte else CharacterTokenizer(LETTERS), folder / name)
+        if name != "transformer":
+            ended = run("generate", "--checkpoint", folder / name, "--prompt", "abcdefgh" * 4, "--tokens", 3,
+                        "--save-memory", folder / f"{name}.memory")  # fmt: skip
+            assert ended.code == 0, ended.err
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+class Place:
+    """The current folder, filled anew with a user's files, and the models beside it."""
+
+    def __init__(self, models: Path):
+        for path in Path().iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        Path("notes.txt").write_text("abc\nabc\n" * 20)
+        Path("folder").mkdir()
+        Path("folder", "evaluation.json").write_text("{}")
+        shutil.copy(models / "compressive.memory", "memory")
+        shutil.copy(models / "xl.memory", "other")
+        Path("link").symlink_to("memory")
+        Path("dangling").symlink_to("nowhere")
+        self.models = models
+        self.before = self.files()
+
+    def files(self) -> dict[str, bytes]:
+        """What is in each file here and of the models."""
+        found = [path for folder in (Path(), self.models) for path in folder.rglob("*") if path.is_file()]
+        return {os.path.realpath(path): path.read_bytes() for path in found}
+
+    def check_nothing_lost(self, *outputs: str) -> None:
+        """Every file is as it was but the ``outputs``, which are whole."""
+        after, may = self.files(), {os.path.realpath(path) for path in outputs if path}
+        for path, content in self.before.items():
+            if path not in may:
+                assert after.get(path) == content, f"{path} was changed"
+        for path in after:
+            assert path in self.before or path in may, f"{path} was left"
+        for path in may & set(self.before):
+            assert path in after, f"{path} was lost"
+
+
+PLACES = [
+    "notes.txt", "memory", "other", "link", "dangling", "new", "folder", "gone/new", "notes.txt/new", "",
+    "-x", ".", "/dev/null", "/proc/no", "/proc/self/mem", "\udcff", "a" * 300, "🙂",
+]  # fmt: skip
+WHOLE = [
+    "-1", "0", "1", "2", "3", "5", "7", "1e1", "1e-1", "1.5", "007", "+3", "1_0", " 2", "²", "nan", "inf", "",
+    "x", "None", "True", "--", "9" * 30, "9" * 5000, "-" + "9" * 30, "1e99", "1e999", str(2**31),
+    str(2**63 - 1), str(2**63), str(2**64), str(-(2**63) - 1),
+]  # fmt: skip
+NUMBERS = [
+    "-1", "0", "-0.0", "0.5", "1", "2.0", "nan", "-inf", "inf", "1e999", "1e-999", "5e-324", "1e308", "", "x",
+    "0x10", "None", "1_0",
+]  # fmt: skip
+DEVICES = [
+    "cpu",
+    "auto",
+    "cpu:0",
+    "cpu:7",
+    "meta",
+    "mps",
+    "cuda:99",
+    "xla",
+    "hpu",
+    "opengl",
+    "",
+    "x",
+    "🙂",
+    "\udcff",
+]
+FEW = ["-1", "0", "1", "3", "1e1", "1.5", "x", "", "nan"]
+"""Numbers of tokens to write; those written one after the other have no end at 1e99."""
+
+HOSTILE = st.one_of(
+    st.text(st.characters(exclude_characters="\0"), max_size=30),  # lone surrogates and controls among them
+    st.text(LETTERS, max_size=60),
+    st.sampled_from(
+        ["\x1b[31m\x07", "\r\n", "\ufeffabc", "\udcff", "\ud800", "a\u0301", "𝄞", "--", "-x", "\x7f\x9b"]
+    ),
+    st.integers(0, 600).map(lambda n: "ab" * n),
+)
+CONTENT = st.one_of(
+    st.binary(max_size=200),
+    st.text(LETTERS, max_size=200).map(str.encode),
+    st.text(st.characters(), max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass")),
+    st.text(min_size=1, max_size=20).map(lambda text: text.encode("utf-16")),
+    st.text(LETTERS + "\r", max_size=60).map(str.encode),
+    st.binary(max_size=4).map(lambda tail: b"abcdefgh\r\n" * 30 + tail),
+    st.integers(0, 1500).map(lambda n: b"a" * n),
+    st.sampled_from(
+        [b"", b"\n", b"\0" * 90, b"\xef\xbb\xbf" + b"abc" * 30, b"\xff" * 50, b"\r" * 50, b"\x1a", b"a"]
+    ),
+)
+
+
+@st.composite
+def options(draw, **kinds):
+    """Some of the options of these names, with values of their kind: ``(name, value)``; a value of None is a
+    flag."""
+    names = draw(st.lists(st.sampled_from(sorted(kinds)), max_size=4))
+    return [(name, draw(kinds[name])) for name in names]
+
+
+def words(chosen):
+    """Options as the command line has them."""
+    return [f"--{name.replace('_', '-')}" + ("" if value is None else f"={value}") for name, value in chosen]
+
+
+def values(chosen, name):
+    """Those that were given to an option."""
+    return [value for other, value in chosen if other == name]
+
+
+of = st.sampled_from
+GENERATE = options(
+    prompt=HOSTILE, prompt_file=of([*PLACES, "-"]), tokens=of(FEW), temperature=of(NUMBERS), top_k=of(WHOLE),
+    top_p=of(NUMBERS), stop=HOSTILE, seed=of(WHOLE), interactive=st.none(), load_memory=of(PLACES),
+    save_memory=of(PLACES), device=of(DEVICES),
+)  # fmt: skip
+EVALUATE = options(
+    streams=of(WHOLE), segment_len=of(WHOLE), mem_len=of(WHOLE), c_mem_len=of(WHOLE),
+    out=of([place for place in PLACES if place not in ("/dev/null",)]), device=of(DEVICES),
+)  # fmt: skip
+CHECKPOINTS = of([*MODELS] * 4 + ["", "xl/config.json", "gone", "../..", "🙂", "\udcff"])
+
+
+@share(0.45)
+@given(model=CHECKPOINTS, chosen=GENERATE, content=CONTENT)
+def test_generate_writes_or_is_a_plain_error_and_changes_nothing_but_its_memory(
+    model, chosen, content, models
+):
+    place = Place(models)
+    given = words([("checkpoint", models / model), ("tokens", 3), *chosen])
+    saved = [path for path in values(chosen, "save_memory") if is_free_or_a_memory(place, path)]
+    check_plain(run("generate", *given, input=content))
+    place.check_nothing_lost(*saved)
+    for path in saved:
+        assert not os.path.isfile(path) or MODEL in read_metadata(Path(path)), "it is a whole memory"
+
+
+def is_free_or_a_memory(place: Place, path: str) -> bool:
+    """Whether a memory may be saved there: nothing was there before, or a memory."""
+    return not os.path.exists(path) or b'"sha256"' in place.before.get(os.path.realpath(path), b"")
+
+
+@share(0.15)
+@given(
+    model=CHECKPOINTS,
+    chosen=EVALUATE,
+    content=CONTENT,
+    source=of(["text", "text", "-", "notes.txt", *PLACES]),
+)
+def test_evaluate_measures_or_is_a_plain_error_and_changes_no_file_but_its_own(
+    model, chosen, content, source, models
+):
+    place = Place(models)
+    Path("text").write_bytes(content)
+    place.before = place.files()
+    given = words([("checkpoint", models / model), ("text", source), *chosen])
+    ended = run("evaluate", *given, input=content)
+    check_plain(ended)
+    outs = values(chosen, "out")
+    place.check_nothing_lost(
+        *(f"{out}/{name}" for out in outs if out for name in ("evaluation.json", "loss_by_position.png"))
+    )
+    if outs and ended.code == 0:
+        read_json(Path(outs[-1], "evaluation.json"))
+
+
+@st.composite
+def broken(draw, whole: bytes):
+    """A memory's file of which bytes are flipped, cut off, added, moved or taken from elsewhere."""
+    data = bytearray(whole)
+    header = 8 + int.from_bytes(whole[:8], "little")
+    anywhere = st.one_of(st.integers(0, header - 1), st.integers(0, len(data) - 1))
+    for how in draw(st.lists(of(["flip", "cut", "add", "move", "fill"]), min_size=1, max_size=3)):
+        at = min(draw(anywhere), len(data) - 1)
+        length = draw(st.integers(1, 64))
+        if how == "flip":
+            data[at : at + 1] = bytes([data[at] ^ draw(st.integers(1, 255))])
+        elif how == "cut":
+            del data[at : at + (length if draw(st.booleans()) else len(data))]
+        elif how == "add":
+            data[at:at] = draw(st.binary(min_size=1, max_size=length))
+        elif how == "move":
+            part, to = data[at : at + length], draw(anywhere)
+            data[to : to + len(part)] = part
+        else:
+            data[at : at + length] = bytes([draw(of([0, 255, 0x7F, ord("9"), ord('"')]))]) * length
+        if not data:
+            break
+    return bytes(data)
+
+
+DTYPES = [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
+LENGTHS = st.integers(0, 30)
+
+
+def other_tensor(draw, tensor):
+    """What may stand in the place of a tensor: other numbers, another shape, another dtype."""
+    how = draw(
+        of(
+            [
+                "nan",
+                "inf",
+                "huge",
+                "dtype",
+                "shape",
+                "longer",
+                "shorter",
+                "flat",
+                "empty",
+                "number",
+                "negative",
+            ]
+        )
+    )
+    if how in ("nan", "inf", "huge"):
+        number = {"nan": float("nan"), "inf": float("inf"), "huge": 3e38}[how]
+        changed = tensor.clone() if tensor.is_floating_point() else tensor.float()
+        changed.flatten()[: draw(st.integers(1, 3))] = number
+        return changed
+    if how == "dtype":
+        return tensor.to(draw(of(DTYPES)))
+    if how == "shape":
+        return torch.zeros(draw(st.lists(st.integers(0, 13), max_size=4)), dtype=tensor.dtype)
+    if how in ("longer", "shorter", "empty"):
+        length = {"longer": len(tensor) + draw(LENGTHS), "shorter": len(tensor) // 2, "empty": 0}[how]
+        return torch.ones(length, *tensor.shape[1:], dtype=tensor.dtype)
+    if how == "flat":
+        return tensor.flatten()
+    return torch.tensor(3) if how == "number" else torch.full_like(tensor, -5)
+
+
+@st.composite
+def forged(draw, path: Path):
+    """A memory whose tensors are others, swapped, missing or too many, sealed as if written so."""
+    tensors = load_file(path)
+    with safe_open(path, framework="pt") as file:
+        said = dict(file.metadata())
+    for how in draw(
+        st.lists(of(["other", "other", "swap", "all", "drop", "rename", "add"]), min_size=1, max_size=3)
+    ):
+        if not tensors:
+            break
+        name, another = draw(of(sorted(tensors))), draw(of(sorted(tensors)))
+        if how == "other":
+            tensors[name] = other_tensor(draw, tensors[name])
+        elif how == "swap":
+            tensors[name], tensors[another] = tensors[another], tensors[name]
+        elif how == "all":
+            dtype = draw(of(DTYPES))
+            tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+        elif how == "drop":
+            del tensors[name]
+        elif how == "rename":
+            tensors[draw(of(["mem.00", "mem.-1", "mem.9", "c_mem.x", "", "🙂", "logits"]))] = tensors.pop(
+                name
+            )
+        else:
+            tensors[draw(of(["mem.2", "c_mem.0", "c_mem.7", "x", "__metadata__"]))] = tensors[name].clone()
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    said[SEAL] = checksum(tensors)
+    for key in draw(st.lists(of([MODEL, SEAL]), max_size=1)):
+        if draw(st.booleans()):
+            said.pop(key)
+        else:
+            said[key] = draw(HOSTILE).encode("utf-8", "replace").decode()
+    return tensors, said
+
+
+@share(0.2)
+@given(model=of([*MODELS]), of_model=of([*MODELS][1:]), data=st.data())
+def test_a_broken_memory_is_a_plain_error_and_stays_as_it_is(model, of_model, data, models):
+    place = Place(models)
+    whole = (models / f"{of_model}.memory").read_bytes()
+    content = data.draw(broken(whole))
+    Path("broken").write_bytes(content)
+    place.before = place.files()
+    ended = run("generate", "--checkpoint", models / model, "--tokens", 2, "--load-memory", "broken")
+    check_plain(ended)
+    place.check_nothing_lost()
+    if ended.code == 0:  # only what means the same passes
+        assert model == of_model
+        assert {n: t.tolist() for n, t in load_file("broken").items()} == {
+            n: t.tolist() for n, t in load_file(models / f"{of_model}.memory").items()
+        }
+
+
+@share(0.2)
+@given(model=of([*MODELS][1:]), data=st.data())
+def test_a_forged_memory_is_a_plain_error_or_one_that_the_model_can_have(model, data, models):
+    place = Place(models)
+    tensors, said = data.draw(forged(models / f"{model}.memory"))
+    save_file(tensors, "forged", metadata=said)
+    place.before = place.files()
+    check_plain(run("generate", "--checkpoint", models / model, "--tokens", 9, "--load-memory", "forged"))
+    place.check_nothing_lost()

@@ -1,0 +1,43 @@
+import time
+
+from memformers.training.bar import Bar
+from memformers.training.state import Progress
+from tests.builders import small_training
+
+
+def test_the_clock_and_the_speed_of_the_bar_count_training_alone():
+    with Bar(small_training(tokens=100_000), Progress(0, 0, 0.0)) as bar:
+        for step in range(1, 4):
+            time.sleep(0.15)
+            bar.show(Progress(step, 1_000 * step, 0.0), 2.5)
+            with bar.standing() as show:
+                time.sleep(0.4)
+                show("evaluating, 50%")
+        said = bar.tqdm.format_dict
+        assert 0.45 <= said["elapsed"] < 0.8
+        assert 1_000 / 0.25 < said["rate"] < 1_000 / 0.14
+
+
+def test_the_bar_shows_how_far_an_evaluation_is_and_then_the_loss_again(capsys):
+    with Bar(small_training(), Progress(0, 0, 0.0)) as bar:
+        bar.show(Progress(1, 500, 0.0), 2.5)
+        with bar.standing() as show:
+            show("evaluating, 0%")
+            show("evaluating, 1%")  # at once, so it isn't drawn
+            time.sleep(bar.tqdm.mininterval)
+            show("evaluating, 70%")
+            said = capsys.readouterr().err
+            assert "evaluating, 0%" in said
+            assert "evaluating, 1%" not in said
+            assert said.rstrip().endswith("evaluating, 70%]")
+        bar.tqdm.refresh()
+        assert capsys.readouterr().err.rstrip().endswith("loss 2.500 nats]")
+
+
+def test_a_bar_that_is_not_shown_says_nothing(capsys):
+    with Bar(small_training(), Progress(0, 0, 0.0), shown=False) as bar:
+        bar.show(Progress(1, 500, 0.0), 2.5)
+        bar.say("a line")
+        with bar.standing() as show:
+            show("evaluating, 0%")
+    assert capsys.readouterr().err == ""

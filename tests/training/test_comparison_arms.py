@@ -1,0 +1,75 @@
+import pytest
+
+from memformers.common.errors import UserError
+from memformers.comparison import CompareConfig
+from memformers.training.arms import parse_arm, read_arms, training_of
+from tests.builders import small_training
+
+TRAIN = small_training()
+
+
+def test_an_arm_is_a_name_and_the_settings_that_differ():
+    arm = parse_arm("long: model=transformer-xl mem-len=320 model.d_ff=1e3 learning_rate=1", TRAIN)
+    assert arm.name == "long"
+    assert arm.settings == {
+        "model.model": "transformer-xl", "model.mem_len": 320, "model.d_ff": 1000, "learning_rate": 1.0
+    }  # fmt: skip
+    training = training_of(arm, TRAIN)
+    assert (training.model.mem_len, training.model.d_model) == (320, TRAIN.model.d_model)
+    assert (training.learning_rate, training.tokens) == (1.0, TRAIN.tokens)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [("compile=true", "compile", True), ("compile=False", "compile", False),
+     ("clamp_len=9", "model.clamp_len", 9), ("clamp_len=none", "model.clamp_len", "none"),
+     ("clamp_len=null", "model.clamp_len", None),
+     ("cutoffs=[5,9]", "model.adaptive.cutoffs", [5, 9]), ("compression=mean", "model.compression", "mean")],
+)  # fmt: skip
+def test_values_are_as_in_json_or_words(words, name, value):
+    assert parse_arm(f"a: {words}", TRAIN).settings == {name: value}
+
+
+def test_a_file_has_an_arm_a_line(tmp_path):
+    path = tmp_path / "arms.txt"
+    path.write_text("# longer\nlong: mem_len=320  # positions\n\nwide: d_ff=512\n", encoding="utf-8")
+    arms = read_arms([str(path), "deep: n_layers=9"], TRAIN)
+    assert [(arm.name, arm.settings) for arm in arms] == [
+        ("long", {"model.mem_len": 320}), ("wide", {"model.d_ff": 512}), ("deep", {"model.n_layers": 9})
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arms", "message"),
+    [
+        (("long: mem_lem=320",), "arm 'long': there is no setting 'mem_lem'; did you mean 'mem_len'?"),
+        (("long: mem_len=-1",), "arm 'long': mem_len=-1 is negative; use 0 for none."),
+        (("long: mem_len=x",), "arm 'long': its settings: wrong value type for field"),
+        (("long: model=lstm",), "arm 'long': its settings: wrong value type for field"),
+        (("long: heads=5",), "arm 'long': d_model=16 is not divisible by heads=5"),
+        (("a: mem_len=7", "a: mem_len=8"), "models and arms must name each arm once; 'a' came twice."),
+        (("Compressive: mem_len=7",), "must name each arm once; 'Compressive' came twice."),
+        (("a: mem_len=7", "b: mem_len=7"), "arms 'a' and 'b' are the same training; leave one of them out."),
+        (("a: seed=7",), "arm 'a': seed is the same for all arms; set it with seed and seeds."),
+        (("a: data=x",), "arm 'a': data is the same for all arms; set it with data."),
+        (("a: mem_len",), "arm 'a': 'mem_len' is no setting=value; write an arm as NAME: setting=value"),
+        (("a: mem_len='7",), "arm 'a': \"mem_len='7\" can't be read: No closing quotation"),
+        (("long",), "arms: 'long' has no colon, and is no file; write an arm as NAME: setting=value"),
+        (("../a: mem_len=7",), "arm '../a' can't be called so, since its folder is"),
+        ((": mem_len=7",), "arm '' can't be called so"),
+        (("figures: mem_len=7",), "arm 'figures' can't be called so"),
+        (("a-seed1: mem_len=7",), "nor an ending such as '-seed1'"),
+    ],
+)
+def test_an_arm_that_cannot_be_gets_one_line(arms, message):
+    with pytest.raises(UserError) as raised:
+        CompareConfig(train=TRAIN, arms=arms)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_comparison_of_nothing_or_of_no_seed_is_refused():
+    with pytest.raises(UserError, match="a comparison needs an arm; name a model with models"):
+        CompareConfig(train=TRAIN, models=())
+    with pytest.raises(UserError, match="seeds=0 is too small"):
+        CompareConfig(train=TRAIN, seeds=0)

@@ -1,0 +1,90 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from memformers.models.language_model import MemoryLM
+from memformers.training.muon import COEFFICIENTS, STEPS, Muon, orthogonalized
+from memformers.training.optimizers import build_optimizers
+from tests.builders import MODELS, small_training
+
+
+def quintic(x):
+    a, b, c = COEFFICIENTS
+    for _ in range(STEPS):
+        x = a * x + b * x**3 + c * x**5
+    return x
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (2, 7, 5), (1, 4, 4), (2, 1, 6)])
+def test_orthogonalizing_applies_the_quintic_to_the_singular_values(shape):
+    matrices = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    u, sigma, v = torch.linalg.svd(matrices, full_matrices=False)
+    expected = u @ (quintic(sigma / sigma.norm(dim=1, keepdim=True))[:, :, None] * v)
+    torch.testing.assert_close(orthogonalized(matrices), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_orthogonalized_matrices_have_singular_values_of_about_one():
+    matrices = torch.randn(4, 24, 60, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    sigma = torch.linalg.svdvals(orthogonalized(matrices))
+    assert 0.6 < sigma.min() < sigma.max() < 1.3
+
+
+def test_a_gradient_of_zeros_changes_nothing():
+    weight = nn.Parameter(torch.ones(3, 4))
+    weight.grad = torch.zeros(3, 4)
+    Muon([weight], lr=0.1).step()
+    assert torch.equal(weight, torch.ones(3, 4))
+
+
+def steps_of(optimizer, weights, count=4):
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(count):
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=generator).to(weight)
+        optimizer.step()
+    return [weight.detach().clone() for weight in weights]
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="PyTorch has Muon since 2.9")
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+def test_the_steps_are_those_of_pytorchs_muon(weight_decay):
+    """Which rounds to bfloat16 within a step, so that its direction is precise to some 1e-2 alone."""
+    weights = [nn.Parameter(torch.randn(shape)) for shape in [(6, 9), (9, 6), (6, 9), (5, 5)]]
+    others = copy.deepcopy(weights)
+    ours = steps_of(Muon(weights, lr=0.02, momentum=0.9, weight_decay=weight_decay), weights)
+    theirs = torch.optim.Muon(others, lr=0.02, momentum=0.9, weight_decay=weight_decay)
+    for before, a, b in zip(copy.deepcopy(others), ours, steps_of(theirs, others), strict=True):
+        way, their_way = a - before, b - before
+        assert (way - their_way).norm() < 0.03 * their_way.norm()
+
+
+def test_matrices_of_one_shape_learn_as_if_each_were_alone():
+    together = [nn.Parameter(torch.randn(5, 3, dtype=torch.float64)) for _ in range(3)]
+    alone = copy.deepcopy(together)
+    for weight, other in zip(together, alone, strict=True):
+        weight.grad = torch.randn(5, 3, dtype=torch.float64)
+        other.grad = weight.grad.clone()
+    Muon(together, lr=0.1, weight_decay=0.1).step()
+    for weight, other in zip(together, alone, strict=True):
+        Muon([other], lr=0.1, weight_decay=0.1).step()
+        torch.testing.assert_close(weight, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_muon_takes_the_maps_within_layers_and_adamw_all_else(model):
+    config = small_training(model=model)
+    lm = MemoryLM(config.model)
+    adamw, muon = build_optimizers(lm, config)
+    names = {id(p): name for name, p in lm.named_parameters()}
+    takes = {
+        optimizer: {names[id(p)] for group in optimizer.param_groups for p in group["params"]}
+        for optimizer in (adamw, muon)
+    }
+    assert takes[adamw] | takes[muon] == set(names.values())
+    assert not takes[adamw] & takes[muon]
+    kinds = ("query", "key", "value", "output", "position", "layer1", "layer2")
+    assert takes[muon] == {
+        name for name in names.values() if name.endswith(".weight") and name.split(".")[-2] in kinds
+    }

@@ -1,0 +1,122 @@
+import pytest
+import torch
+
+from memformers.common.files import read_json
+from memformers.data.corpora import Corpus
+from memformers.data.streams import stream_length
+from memformers.data.tokenizers import ByteTokenizer
+from memformers.evaluation.units import bits_per_character
+from memformers.runs.metrics import read_metrics
+from memformers.training import run as run_module
+from memformers.training.config import saved_config
+from memformers.training.run import build_model, train_run
+from memformers.training.text import Text
+from memformers.training.validation import (
+    EVALUATED_A_TRAINED,
+    EVALUATION_STREAMS,
+    FEWEST_SEGMENTS,
+    Validation,
+)
+from tests.builders import small_training
+from tests.training.runs import short_corpus, without_times
+
+
+def validation(characters=100_000, **changes):
+    """That of a text of bytes, a tenth of which is held out."""
+    corpus, tokenizer = Corpus("x", "x", "to be, or nöt to be? " * (characters // 21)), ByteTokenizer()
+    train, held_out = (tokenizer.encode(t) for t in (corpus.train_text, corpus.validation_text))
+    return Validation(Text(corpus, tokenizer, train, held_out), small_training(**changes))
+
+
+@pytest.mark.parametrize("tokens", [6_000, 40_000, 123_457])
+@pytest.mark.parametrize("evaluations", [2, 6, 20])
+def test_evaluations_before_the_last_take_no_more_than_their_share_of_the_work(tokens, evaluations):
+    part = validation(tokens=tokens, evaluations=evaluations, evaluation_share=0.1)
+    read = part.segments * part.segment_len * EVALUATION_STREAMS
+    if part.segments > FEWEST_SEGMENTS:
+        assert (evaluations - 1) * read / EVALUATED_A_TRAINED <= 0.1 * tokens
+    if part.segments < part.all_segments:
+        more = read + part.segment_len * EVALUATION_STREAMS
+        assert (evaluations - 1) * more / EVALUATED_A_TRAINED > 0.1 * tokens, "it could have read more"
+
+
+def test_all_is_read_where_there_is_work_enough_or_no_limit():
+    for changes in ({"tokens": 10**9}, {"evaluation_share": 0.0}, {"evaluations": 1}):
+        part = validation(**changes)
+        length = stream_length(len(part.text.validation), part.streams)
+        assert (part.segments - 1) * part.segment_len < length <= part.segments * part.segment_len
+
+
+def test_the_part_is_the_beginning_of_each_stream_of_the_whole():
+    part = validation()
+    model = build_model(small_training(model="compressive"))
+    told = {True: [], False: []}
+    whole, alone = (part.evaluate(model, is_whole, told[is_whole].append) for is_whole in (True, False))
+    assert len(whole.losses) == len(part.text.validation) - 1 > len(alone.losses)
+    assert part.metrics(part.part(whole)) == part.metrics(alone)
+    assert part.metrics(alone)["evaluated_tokens"] == len(alone.losses)
+    assert len(told[True]) == part.all_segments
+    assert told[False] == [i / part.segments for i in range(part.segments)]
+
+
+def test_bits_per_character_of_the_whole_are_those_of_its_loss_and_characters():
+    part = validation()
+    whole = part.evaluate(build_model(small_training()), True, lambda fraction: None)
+    text = part.text.corpus.validation_text
+    assert len(whole.losses) > len(text) - 1, "some characters are of two bytes"
+    assert part.bits_per_character(whole) == bits_per_character(whole.losses, text)
+    beginning = part.part(whole)
+    same_rate = part.bits_per_character(beginning) / part.bits_per_character(whole)
+    assert same_rate == pytest.approx(beginning.loss / whole.loss, rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run that reads part of the held-out text until its end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_module, "load_corpus", lambda _: short_corpus())
+        return train_run(small_training(evaluations=3), tmp_path_factory.mktemp("run") / "run")
+
+
+def test_every_record_is_over_the_same_tokens_and_the_result_over_all(run):
+    evaluated = [r for r in read_metrics(run) if "loss.valid" in r]
+    result = read_json(run / "result.json")
+    assert len(evaluated) == 3
+    assert {r["evaluated_tokens"] for r in evaluated} == {FEWEST_SEGMENTS * 16 * EVALUATION_STREAMS}
+    assert result["evaluated_tokens"] == 2_999
+    assert result["loss"] != evaluated[-1]["loss.valid"]
+
+
+def test_the_best_checkpoint_is_chosen_by_losses_over_the_same_tokens(run):
+    losses = {r["tokens"]: r["loss.valid"] for r in read_metrics(run) if "loss.valid" in r}
+    for folder in run.glob("checkpoints/0*"):
+        assert read_json(folder / "training.json")["validation_loss"] == losses[int(folder.name)]
+
+
+def test_the_seconds_of_evaluations_are_counted_apart(run):
+    records, result = read_metrics(run), read_json(run / "result.json")
+    seconds = [r["evaluation_seconds"] for r in records if "loss.valid" in r]
+    assert 0 < seconds[0] < seconds[1] < seconds[2] <= result["evaluation_seconds"]
+    assert result["seconds"] == records[-1]["seconds"]
+
+
+def test_evaluations_change_nothing_that_is_learned(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "load_corpus", lambda _: short_corpus())
+    config = small_training(evaluations=3, evaluation_share=0.0)
+    folder = train_run(config, tmp_path / "run")
+    trained = [[r for r in without_times(read_metrics(f)) if "loss.train" in r] for f in (run, folder)]
+    assert trained[0] == trained[1]
+    wholes = [r for r in read_metrics(folder) if "loss.valid" in r]
+    assert wholes[-1]["loss.valid"] == read_json(run / "result.json")["loss"]
+    assert wholes[-1]["evaluated_tokens"] == 2_999
+
+
+def test_a_config_from_before_evaluations_had_a_share_reads_all():
+    assert saved_config({"tokens": 10}, "config.json").evaluation_share == 0.0
+    assert saved_config({"evaluation_share": 0.5}, "config.json").evaluation_share == 0.5
+
+
+def test_a_text_of_a_few_tokens_is_evaluated(monkeypatch):
+    part = validation(characters=21)
+    model = build_model(small_training())
+    assert torch.isfinite(part.evaluate(model, True, lambda fraction: None).losses).all()
