@@ -2,7 +2,7 @@
 
 !source memformers.models.memory.keep_newest         a function, method or class, without its docstring
 !source memformers.models.memory.newest from "a" to "b"  its lines from the one with a to the one with b
-!table docs/results/built_in_play/report.md 2         the second table of a Markdown file
+!table docs/results/tiny_shakespeare/report.md 2         the second table of a Markdown file
 """
 
 import re

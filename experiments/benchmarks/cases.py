@@ -23,6 +23,9 @@ class Case:
     """Whether torch.compile is measured too; compiling takes half a minute or more."""
     lucidrains: bool = False
     """Whether compressive-transformer-pytorch is measured too."""
+    equal_keys: bool = False
+    """Whether Transformer-XL remembers as many positions as the Compressive Transformer has keys beside its
+    segment's, M + C."""
 
     @property
     def tokens(self) -> int:
@@ -44,7 +47,8 @@ class Case:
 
     def of(self, model: ModelName) -> "Case":
         """The same case for ``model``."""
-        return replace(self, config=replace(self.config, model=model))
+        longer = self.config.c_mem_len if self.equal_keys and model == "transformer-xl" else 0
+        return replace(self, config=replace(self.config, model=model, mem_len=self.config.mem_len + longer))
 
 
 def shape(**sizes: int) -> ModelConfig:
@@ -58,6 +62,18 @@ CASES = {
         shape(d_model=128, heads=4, d_ff=256, n_layers=6, segment_len=8, mem_len=8, c_mem_len=128,
               compression_rate=2),
         batch_size=32, steps=40, targets=(4.5, 4.5), compiled=True, lucidrains=True,
+    ),
+    "compare": Case(
+        "compare",
+        shape(d_model=128, heads=4, d_ff=512, n_layers=4, segment_len=64, mem_len=64, c_mem_len=64,
+              compression_rate=4),
+        batch_size=16, steps=16, targets=(2.5, 2.5), equal_keys=True,
+    ),
+    "recall": Case(
+        "recall",
+        shape(d_model=64, heads=4, d_ff=256, n_layers=2, segment_len=64, mem_len=64, c_mem_len=64,
+              compression_rate=4),
+        batch_size=32, steps=24, targets=(2.5, 2.5), equal_keys=True,
     ),
     "mid": Case(
         "mid",

@@ -40,7 +40,7 @@ def record_interval() -> float:
     """Seconds of default Transformer-XL training between two records."""
     text = builtin_corpus(200_000).text
     tokenizer = build_tokenizer("character", text)
-    config = with_vocabulary(TrainConfig(tokens=512 * 100), tokenizer.vocab_size)
+    config = with_vocabulary(TrainConfig(batch_size=8, tokens=512 * 100), tokenizer.vocab_size)
     times: list[float] = []
     train(
         build_model(config),

@@ -62,7 +62,7 @@ class Setting:
     stream: RecallStream = field(default_factory=RecallStream)
     train: TrainConfig = field(default_factory=TrainConfig)
     """Of the first seed; its network has everything but the memory."""
-    growing: float = 0.0
+    growing: float = 0.5
     """The fraction of the training in which the longest distance that is asked for grows, by equal factors
     in equal times, from a segment to twice the longest reach; after that there is no limit. 0: never any."""
     evaluated: int = 2048
@@ -106,7 +106,7 @@ def compressive_arms(mem_len: int, c_mem_len: int, rate: int) -> tuple[Arm, ...]
 NETWORK = ModelConfig(d_model=64, heads=4, n_layers=2, d_ff=256, segment_len=64, positions="sinusoidal")
 TRAINING = TrainConfig(
     model=NETWORK,
-    tokens=2_000_000,
+    tokens=4_000_000,
     batch_size=32,
     stretch=0,
     optimizer="muon",

@@ -56,7 +56,7 @@ def claim(label: str, difference: Mean | None, base: Arm, level: float) -> str:
         return f"**{label} is {kind} by {amount}**, or {abs(difference.mean) / level:.1%}{seeds}."
     return (
         f"{label}: **no difference was seen**: {signed(difference)}, where below zero is better{seeds}. A "
-        f"difference of up to {difference.half_width:.4f} could have hidden."
+        f"difference of up to {abs(difference.mean) + difference.half_width:.4f} could have hidden."
     )
 
 

@@ -28,9 +28,9 @@ class TrainConfig:
     tokenizer: TokenizerName = "character"
     """One token a character, numbered in the order of the alphabet (character) or of how often the text has
     it (frequency), or one a byte."""
-    tokens: int = 1_200_000
+    tokens: int = 1_600_000
     """How long to train: the number of tokens seen."""
-    batch_size: int = 32
+    batch_size: int = 64
     """Parallel streams of text, B."""
     stretch: int = 4096
     """The training text is cut into stretches of so many tokens, which are read in an order drawn from the

@@ -51,7 +51,12 @@ TINY = {
     "probe": ["--positions", "20", "--device", "cpu"],
 }
 SERVES = {"dashboard"}
-OTHERS = ("pip install ", "source .venv/bin/activate", ".venv/bin/python -m pytest")
+OTHERS = (
+    "python -m experiments.recipes ",
+    "pip install ",
+    "source .venv/bin/activate",
+    ".venv/bin/python -m pytest",
+)
 LAUNCHES = ("torchrun ", "srun torchrun ", "export ", "first=$(scontrol ")
 """What starts several processes."""
 
