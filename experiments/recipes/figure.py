@@ -10,8 +10,8 @@ DRAWN = {"first version": ("#D55E00", "s", "--"), "default": ("#0072B2", "o", "-
 
 
 def draw(losses: Mapping[str, Sequence[tuple[int, float]]], speeds: Mapping[str, float], path: Path) -> None:
-    """Draw ``losses`` in nats, each after so many tokens, against seconds, at ``speeds`` in tokens a
-    second."""
+    """Draw the losses of each recipe against training time. ``losses`` holds pairs of a number of tokens and
+    the loss in nats after them; ``speeds`` is in tokens a second."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for name, (colour, marker, line) in DRAWN.items():

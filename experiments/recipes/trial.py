@@ -63,8 +63,8 @@ def train_one(folder: Path, data: str, name: str, seed: int, tokens: int, thread
 
 
 def trained(config: TrainConfig, **hooks: Any) -> list[tuple[int, float]]:
-    """Train as ``config`` says; returns the loss on the whole held-out text, in nats a token, after so many
-    tokens, the last in the end."""
+    """Train as ``config`` says. Returns pairs of a number of tokens seen and the loss on the whole held-out
+    text after them, in nats a token; the last pair is the end."""
     text = prepare(load_corpus(config.data), config)
     config = with_vocabulary(config, text.tokenizer.vocab_size)
     model = build_model(config)

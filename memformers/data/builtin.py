@@ -2,7 +2,7 @@
 
 Its characters sing refrains and swear oaths of invented words, drawn afresh each time. A refrain is sung
 twice in one breath, 16, 32 or 64 characters apart; an oath is said again, word for word, up to 4,096
-characters later. So there is something that only a memory foretells.
+characters later. So a model needs a memory to predict some of its text.
 """
 
 import heapq

@@ -32,7 +32,7 @@ class RecallStream:
     keys: int = 16
     """How many keys there are."""
     values: int = 4
-    """How many values; chance is one in so many."""
+    """How many values; a guess is right with probability 1 / ``values``."""
     set_probability: float = 1 / 8
     """The share of tokens that set; a key's value is, on average, ``keys / set_probability`` positions old
     when it is set again."""

@@ -42,8 +42,8 @@ def training_segments(
     the streams of an epoch end, all at once, those of the next begin.
 
     With ``stretch=0`` each stream is one part of the text, the same in every epoch, and fewer than B tokens
-    are left over. Else they are made of stretches of so many tokens (or of a whole part of the text, where
-    that is shorter), in an order drawn from ``seed`` and the epoch ([`stretches`][]).
+    are left over. Otherwise each stream is a sequence of stretches of ``stretch`` tokens, in an order drawn
+    from ``seed`` and the epoch ([`stretches`][]). A stretch is never longer than 1 / B of the text.
 
     Raises ValueError for a text with less than one segment for each stream, and for a position outside
     of them.

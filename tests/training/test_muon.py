@@ -47,7 +47,6 @@ def steps_of(optimizer, weights, count=4):
     return [weight.detach().clone() for weight in weights]
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="PyTorch has Muon since 2.9")
 @pytest.mark.parametrize("weight_decay", [0.0, 0.3])
 def test_the_steps_are_those_of_pytorchs_muon(weight_decay):
     """Which rounds to bfloat16 within a step, so that its direction is precise to some 1e-2 alone."""
