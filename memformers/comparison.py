@@ -30,11 +30,12 @@ from memformers.runs.plan import Plan, Planned, PlannedArm, baseline_of, compare
 from memformers.tracking.discovery import DASHBOARD, dashboard_page, find_dashboard
 from memformers.training.arms import arms_of_models, check_arms, read_arms, training_of
 from memformers.training.config import TrainConfig, saved_config
+from memformers.training.precision import with_precision
 from memformers.training.resume import alone_in, check_same_config, check_same_corpus, differences
 
-PROBED, LONGEST = 250, 256
-"""Tokens that are predicted with each context when a comparison is probed, and the longest context, so that
-it takes seconds."""
+PROBED, LONGEST, WITH_CHANGES = 250, 256, 16_384
+"""Tokens that are predicted with each context when a comparison is probed, the longest context, and tokens
+that are predicted with each part of the memory changed, so that it takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume:
             )
         check_nothing_is_lost(folder, OF_A_COMPARISON)
     dashboard = find_dashboard(dashboard)
-    corpus = load_corpus(config.train.data)
+    corpus = load_corpus(config.train.data, config.train.document_separator)
+    config = in_one_precision(config, folder)
     plan = united(config, folder)
     trainings = trainings_of(plan, config.train)
     for name, training in trainings.items():
@@ -111,7 +113,7 @@ def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume:
         check_same_config(training, folder / name)
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
-        data = pin_corpus(corpus, folder)
+        data = pin_corpus(corpus, folder, config.train.document_separator)
         trainings = {name: replace(training, data=data) for name, training in trainings.items()}
         write_json(folder / COMPARISON, asdict(plan))
         ids = plan_runs(plan.runs, folder)
@@ -123,7 +125,7 @@ def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume:
             report = write_report(folder)  # before the probe too, whatever that meets
         try:
             device = choose_device(config.train.device)
-            probe(folder, ProbeConfig(positions=PROBED, longest=LONGEST), device)
+            probe(folder, ProbeConfig(positions=PROBED, longest=LONGEST, tokens=WITH_CHANGES), device)
             report = write_report(folder)
         except ValueError as error:
             print(f"NOTE: not probed: {error}")
@@ -131,6 +133,15 @@ def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume:
         raise UserError(f"the training of {', '.join(failed)} failed; the others are in {report}.")
     print_links(plan.runs, ids, dashboard)
     return report
+
+
+def in_one_precision(config: CompareConfig, folder: Path) -> CompareConfig:
+    """``config`` with a precision that all arms share, if it leaves it open: that of the comparison in
+    ``folder``, if there is one, or what the device computes fastest."""
+    saved, train = read_plan(folder), config.train
+    if saved and train.precision == "auto":
+        train = replace(train, precision=saved_config(saved.train, str(folder / COMPARISON)).precision)
+    return replace(config, train=with_precision(train, choose_device(train.device)))
 
 
 def united(config: CompareConfig, folder: Path) -> Plan:
@@ -206,15 +217,17 @@ def print_links(runs: Mapping[str, Planned], ids: Mapping[str, str], dashboard: 
             print(f"dashboard: {page}/run/{ids[name]}/compare  ({name} beside {base})", flush=True)
 
 
-def pin_corpus(corpus: Corpus, folder: Path) -> str:
-    """What each training is to load so that all get this very corpus, whatever the network or a
-    cache would give them: a word for the built-in play, else a file."""
+def pin_corpus(corpus: Corpus, folder: Path, document_separator: str = "") -> str:
+    """What each training is to load, with the ``document_separator``, so that all get this very corpus,
+    whatever the network or a cache would give them: a word for the built-in play, else a file or folder."""
     if corpus.is_stand_in:
         return STAND_IN
     if corpus.is_builtin:
         return BUILTIN
-    if not Path(corpus.source).is_file():
+    if not Path(corpus.source).exists():
+        documents = corpus.documents_between(0, len(corpus.text))
+        text = "".join(f"{document}{document_separator}" for document in documents) or corpus.text
         with replacing(folder / "corpus.txt") as temporary:
-            temporary.write_bytes(bytes_of(corpus.text))  # as text, some systems would change its lines
+            temporary.write_bytes(bytes_of(text))  # as text, some systems would change its lines
         return str((folder / "corpus.txt").resolve())
     return str(Path(corpus.source).resolve())

@@ -62,6 +62,7 @@ def quick_runs(monkeypatch):
     monkeypatch.setattr(observer, "SAMPLE_CHARACTERS", 30)
     monkeypatch.setattr(observer, "GLIMPSE_CHARACTERS", 10)
     monkeypatch.setattr(comparison, "PROBED", 5)
+    monkeypatch.setattr(comparison, "WITH_CHANGES", 64)
 
 
 @pytest.fixture(scope="session")

@@ -202,6 +202,7 @@ def is_free_or_a_memory(place: Place, path: str) -> bool:
 
 
 @share(0.15)
+@pytest.mark.filterwarnings("default:.*left out")  # files of a folder that are no text
 @given(
     model=CHECKPOINTS,
     chosen=EVALUATE,

@@ -22,25 +22,28 @@ class Recipe:
         return replace(TrainConfig(tokens=tokens, seed=seed, data=data), model=model, **self.train)
 
 
-FIRST = {"optimizer": "adamw", "learning_rate": 2e-3, "batch_size": 8, "stretch": 0, "beta2": 0.99}
+FIRST = {
+    "optimizer": "adamw", "learning_rate": 2e-3, "batch_size": 8, "stretch": 0, "beta2": 0.99,
+    "precision": "float32",
+}  # fmt: skip
 """The recipe of the first version."""
-
-SMALLER = {"batch_size": 32}
 
 CANDIDATES = {
     "default": Recipe(),
     "first version": Recipe(FIRST),
-    "32 streams": Recipe(SMALLER),
-    "16 streams": Recipe({"batch_size": 16}),
-    "32 streams, AdamW for everything": Recipe({**SMALLER, "optimizer": "adamw"}),
-    "32 streams, text from front to back": Recipe({**SMALLER, "stretch": 0}),
-    "32 streams, Muon 0.03, AdamW's part 2e-3": Recipe(
-        {**SMALLER, "muon_learning_rate": 0.03, "learning_rate": 2e-3}
-    ),
-    "Muon 0.06, AdamW's part 6e-3": Recipe({"muon_learning_rate": 0.06, "learning_rate": 6e-3}),
-    "width 96": Recipe(network={"d_model": 96, "d_ff": 384}),
+    "float32": Recipe({"precision": "float32"}),
+    "AdamW for everything": Recipe({"optimizer": "adamw"}),
+    "32 streams": Recipe({"batch_size": 32}),
+    "Muon 0.02, AdamW's part 2e-3": Recipe({"muon_learning_rate": 0.02, "learning_rate": 2e-3}),
+    "warm-up 10 %": Recipe({"warmup": 0.1}),
+    "β₂ 0.999": Recipe({"beta2": 0.999}),
     "no weight decay": Recipe({"weight_decay": 0.0}),
+    "dropout 0.05": Recipe(network={"dropout": 0.05}),
+    "memory of 32": Recipe(network={"mem_len": 32}),
     "memory of 128": Recipe(network={"mem_len": 128}),
-    "6 layers of width 96": Recipe(network={"d_model": 96, "d_ff": 384, "n_layers": 6}),
+    "segments of 128": Recipe({"batch_size": 32}, network={"segment_len": 128}),
+    "width 192": Recipe(network={"d_model": 192, "d_ff": 768, "heads": 6}),
+    "6 layers": Recipe(network={"n_layers": 6}),
+    "text from front to back": Recipe({"stretch": 0}),
 }
 """By a short name, as the table has it."""

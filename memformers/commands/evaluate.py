@@ -4,11 +4,14 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from memformers.common.devices import choose_device
 from memformers.common.errors import UserError
 from memformers.common.files import write_json
+from memformers.data.documents import JSON_LINES, Document, check_not_cut, read_documents, split_at
 from memformers.data.text_files import read_text
+from memformers.evaluation.documents import evaluate_texts, losses_of_documents, summary_of_documents
 from memformers.evaluation.evaluate import evaluate, summary, with_lengths
 from memformers.pretrained.own import load_checkpoint
 from memformers.report.figures import save_loss_by_position
@@ -24,10 +27,13 @@ class Evaluate:
     checkpoint: Path
     """Folder of a run, or a folder that save_pretrained wrote with its tokenizer."""
     text: str
-    """A text file; - is standard input."""
+    """A text file; - is standard input. Or documents: a folder of texts, or a .jsonl file with a "text" in
+    each line; each is read from an empty memory."""
+    document_separator: str = ""
+    """What stands between the documents of a text file; empty: the file is one text."""
     streams: int = 16
     """Parallel streams that the text is cut into; fewer are stricter and slower, since each begins with
-    nothing remembered."""
+    nothing remembered. Of documents, how many are read side by side, which changes no result."""
     segment_len: int | None = None
     """Segment length S, where it should differ from training's."""
     mem_len: int | None = None
@@ -49,13 +55,19 @@ class Evaluate:
         model = with_lengths(
             model, segment_len=self.segment_len, mem_len=self.mem_len, c_mem_len=self.c_mem_len
         )
-        text = read_text(self.text)
+        documents = self.documents()
+        text = "" if documents else read_text(self.text)
         if self.out:  # before a long text is read
             self.out.mkdir(parents=True, exist_ok=True)
         start = time.perf_counter()
-        evaluation = evaluate(model, tokenizer.encode(text), self.streams)
+        if documents:
+            texts = [document.text for document in documents]
+            evaluation = evaluate_texts(model, [tokenizer.encode(t) for t in texts], self.streams)
+            numbers = summary_of_documents(evaluation, texts)
+        else:
+            evaluation = evaluate(model, tokenizer.encode(text), self.streams)
+            numbers = summary(evaluation, text)
         seconds = time.perf_counter() - start
-        numbers = summary(evaluation, text)
         print(
             f"loss            {numbers['loss_nats']:.4f} ± {numbers['uncertainty_nats']:.4f} nats a token\n"
             f"per character   {numbers['bits_per_character']:.4f} bits\n"
@@ -63,21 +75,37 @@ class Evaluate:
             f"per word        perplexity {numbers['word_perplexity']:,.1f}\n"
             f"accuracy        {numbers['accuracy']:.1%}\n"
             f"                {numbers['tokens']:,} tokens, {numbers['tokens'] / seconds:,.0f} a second"
+            f"{f', in {len(documents):,} documents' if documents else ''}"
         )
         if self.out:
             in_segment = evaluation.by_position(model.config.segment_len)
             by_memory = evaluation.by_memory(model.config.segment_len, model.config.remembered_positions)
-            details = {
+            details: dict[str, Any] = {
                 "loss_in_segment": in_segment,
                 "loss_by_memory": [
                     {"positions_before": before, "loss": loss, "uncertainty": or_none(uncertainty)}
                     for before, loss, uncertainty in by_memory
                 ],
             }
+            if documents:
+                details["documents"] = [
+                    {"name": document.name, "tokens": len(losses), "loss": or_none(losses.mean().item())}
+                    for document, losses in zip(documents, losses_of_documents(evaluation), strict=True)
+                ]
             finite = {name: or_none(value) for name, value in numbers.items()}
             write_json(self.out / "evaluation.json", {**finite, **details})
             save_loss_by_position(in_segment, by_memory, self.out / "loss_by_position.png")
             print(f"written to {self.out}")
+
+    def documents(self) -> list[Document]:
+        """Those that are to be evaluated; none where it is a single text."""
+        path = Path(self.text)
+        if self.text not in ("", "-") and (path.is_dir() or path.suffix.lower() == JSON_LINES):
+            check_not_cut(self.document_separator, self.text)
+            return read_documents(path)
+        if self.document_separator:
+            return split_at(read_text(self.text), self.document_separator, path.name)
+        return []
 
 
 def or_none(value: float) -> float | None:

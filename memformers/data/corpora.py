@@ -1,10 +1,12 @@
-"""Where the text comes from: a file of the user's, Tiny Shakespeare, or the built-in play."""
+"""Where the text comes from: files of the user's, Tiny Shakespeare, or the built-in play."""
 
 import hashlib
 import os
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 
 import platformdirs
@@ -13,6 +15,7 @@ from memformers.common.errors import UserError
 from memformers.common.files import replacing
 from memformers.common.network import get
 from memformers.data.builtin import write_play
+from memformers.data.documents import JSON_LINES, Document, check_not_cut, read_documents, split_at
 from memformers.data.text_files import bytes_of, text_of
 
 TINY_SHAKESPEARE_URL = (
@@ -29,7 +32,8 @@ BUILTIN_LENGTH = 1_000_000
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text: the first 90 % of its characters are for training, the last 10 % for validation."""
+    """A text: the first 90 % of its characters are for training, the last 10 % for validation. Of documents,
+    those in which the last 10 % lie, as nearly as whole documents can."""
 
     name: str
     """For titles: "Tiny Shakespeare", "built-in play (seed 0)" or the file's name."""
@@ -40,16 +44,25 @@ class Corpus:
     """Whether it is the built-in play."""
     is_stand_in: bool = False
     """Whether it stands in for Tiny Shakespeare, which was neither found nor downloadable."""
+    documents: tuple[int, ...] = ()
+    """Of documents: how many characters each has, in the order in which they are joined in ``text``. Empty
+    for a plain text."""
 
     @cached_property
     def sha256(self) -> str:
-        """Of the text in UTF-8, in hexadecimal."""
-        return hashlib.sha256(bytes_of(self.text)).hexdigest()
+        """Of the text in UTF-8, and of where its documents end if it has any; in hexadecimal."""
+        of_text = hashlib.sha256(bytes_of(self.text))
+        if self.documents:
+            of_text = hashlib.sha256(of_text.digest() + repr(self.documents).encode())
+        return of_text.hexdigest()
 
-    @property
+    @cached_property
     def split(self) -> int:
-        """Where validation starts, in characters."""
-        return len(self.text) * 9 // 10
+        """Where validation starts, in characters: where a document does, but for a single one, which is cut
+        like a plain text."""
+        length = len(self.text)
+        ends = list(accumulate(self.documents))[:-1]
+        return min(ends, key=lambda end: abs(10 * end - 9 * length)) if ends else length * 9 // 10
 
     @cached_property
     def train_text(self) -> str:
@@ -61,25 +74,58 @@ class Corpus:
         """The last 10 %."""
         return self.text[self.split :]
 
+    @cached_property
+    def train_documents(self) -> tuple[str, ...]:
+        """Those for training; none of a plain text."""
+        return tuple(self.documents_between(0, self.split))
 
-def load_corpus(data: str = "") -> Corpus:
+    @cached_property
+    def validation_documents(self) -> tuple[str, ...]:
+        """Those for validation; none of a plain text."""
+        return tuple(self.documents_between(self.split, len(self.text)))
+
+    def documents_between(self, start: int, stop: int) -> Iterator[str]:
+        """The documents that lie between two characters of the text, or the parts of them that do."""
+        ends = list(accumulate(self.documents))
+        for end, length in zip(ends, self.documents, strict=True):
+            if text := self.text[max(end - length, start) : min(end, stop)]:
+                yield text
+
+
+def load_corpus(data: str = "", document_separator: str = "") -> Corpus:
     """The corpus to train on: the file or folder ``data``, the built-in play for the words
     ``"builtin"`` and ``"stand-in"`` (which says that it stands in for the real one), or where it is
     empty Tiny Shakespeare, from ``$MEMFORMERS_DATA``, the user's cache, or its public address.
 
-    Where Tiny Shakespeare can't be had, the built-in corpus takes its place with a warning. Raises
-    ValueError for a ``data`` that isn't there, an empty text, or one that isn't UTF-8.
+    A folder, unless it is Tiny Shakespeare's, and a file of JSON lines are documents
+    ([`memformers.data.documents.read_documents`][]); another text is, where ``document_separator`` stands
+    between them. Where Tiny Shakespeare can't be had, the built-in corpus takes its place with a warning.
+    Raises ValueError for a ``data`` that isn't there, an empty text, and documents that can't be read.
     """
+    corpus = _load(data)
+    if not document_separator:
+        return corpus
+    if corpus.documents:
+        check_not_cut(document_separator, corpus.source)
+    text, documents = joined(split_at(corpus.text, document_separator, corpus.name))
+    return replace(corpus, text=text, documents=documents)
+
+
+def _load(data: str) -> Corpus:
     if data in (BUILTIN, STAND_IN):
         return builtin_corpus(is_stand_in=data == STAND_IN)
     if data:
-        return _from_path(Path(data), asked_by="--data")
+        path = Path(data)
+        if not path.exists():
+            raise UserError(f"--data={path} is neither a text file nor a folder of texts.")
+        is_documents = path.is_dir() and not any((path / name).is_file() for name in IN_FOLDER)
+        return documents_corpus(path) if is_documents else _from_path(path, asked_by="--data")
     named = os.environ.get("MEMFORMERS_DATA", "")
     if named:
         try:
             return _from_path(Path(named), asked_by="MEMFORMERS_DATA")
         except ValueError as error:
-            warnings.warn(f"{error} Looking further.", stacklevel=2)
+            warnings.warn(f"{error} Looking further.", stacklevel=3)
     try:
         return _tiny_shakespeare()
     except OSError as error:
@@ -87,7 +133,7 @@ def load_corpus(data: str = "") -> Corpus:
             f"Tiny Shakespeare was neither found nor downloadable ({TINY_SHAKESPEARE_URL}: {error}): "
             f"the built-in play "
             f"takes its place. To use the real corpus, give --data or MEMFORMERS_DATA its path.",
-            stacklevel=2,
+            stacklevel=3,
         )
         return builtin_corpus(is_stand_in=True)
 
@@ -97,6 +143,17 @@ def builtin_corpus(length: int = BUILTIN_LENGTH, seed: int = 0, is_stand_in: boo
     text = write_play(length, seed)
     source = f"made by code: {length:,} characters, seed {seed}"
     return Corpus(f"built-in play (seed {seed})", source, text, True, is_stand_in)
+
+
+def documents_corpus(path: Path) -> Corpus:
+    """The documents in a folder, or in a file of JSON lines, as a corpus."""
+    text, documents = joined(read_documents(path))
+    return Corpus(path.resolve().name, str(path), text, documents=documents)
+
+
+def joined(documents: Sequence[Document]) -> tuple[str, tuple[int, ...]]:
+    """The text of all ``documents``, one after the other with nothing between, and the length of each."""
+    return "".join(d.text for d in documents), tuple(len(d.text) for d in documents)
 
 
 def read_text_file(path: Path) -> Corpus:
@@ -113,9 +170,9 @@ def _from_bytes(raw: bytes, name: str, source: str) -> Corpus:
 
 
 def _from_path(path: Path, asked_by: str) -> Corpus:
-    """The corpus in a file, any text, or in a folder, which must be Tiny Shakespeare whole."""
+    """The corpus in a file, any text or JSON lines, or in a folder, which must be Tiny Shakespeare whole."""
     if path.is_file():
-        return read_text_file(path)
+        return documents_corpus(path) if path.suffix.lower() == JSON_LINES else read_text_file(path)
     for name in IN_FOLDER:
         if (path / name).is_file():
             _check_tiny_shakespeare(path / name)
@@ -130,8 +187,8 @@ def _check_tiny_shakespeare(path: Path) -> None:
     if found != TINY_SHAKESPEARE_SHA256:
         raise UserError(
             f"{path} was expected to be Tiny Shakespeare, sha256 {TINY_SHAKESPEARE_SHA256}, but its "
-            f"{len(raw):,} bytes have {found}: half a download, or another text? Remove it, or "
-            f"name the file itself to train on it as it is."
+            f"{len(raw):,} bytes have {found}: half a download, or another text? Remove it, rename it to "
+            f"read all files of the folder as documents, or name the file itself to train on it as it is."
         )
 
 

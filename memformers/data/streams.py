@@ -1,6 +1,6 @@
-"""A text read as B parallel streams, each contiguous, segment after segment."""
+"""A text, or many documents, read as B parallel streams, each contiguous, segment after segment."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +27,13 @@ class Segment:
     """Where the next segment begins, in tokens of a stream."""
     epoch: int
     """How many times the text was read before."""
+    starts: Tensor | None = None
+    """``[S, B]``, boolean: where a stream's new document begins; None for a plain text."""
+
+    @property
+    def predictions(self) -> int:
+        """How many positions have a target."""
+        return int((self.targets != IGNORED).sum())
 
 
 def training_segments(
@@ -37,6 +44,7 @@ def training_segments(
     *,
     stretch: int = 0,
     seed: int = 0,
+    documents: Sequence[int] = (),
 ) -> Iterator[Segment]:
     """Segments of ``tokens [n]`` without end, from ``place`` on, an epoch and a position in its streams. When
     the streams of an epoch end, all at once, those of the next begin.
@@ -45,20 +53,65 @@ def training_segments(
     are left over. Otherwise each stream is a sequence of stretches of ``stretch`` tokens, in an order drawn
     from ``seed`` and the epoch ([`stretches`][]). A stretch is never longer than 1 / B of the text.
 
+    With ``documents``, the lengths of those that make up the text, in tokens, each epoch joins them in an
+    order drawn from ``seed`` and the epoch, and each stream is one part of that ([`shuffled`][]); stretches
+    play no part.
+
     Raises ValueError for a text with less than one segment for each stream, and for a position outside
     of them.
     """
     check_length(len(tokens), batch_size, segment_len)
+    if documents and sum(documents) != len(tokens):
+        raise UserError(f"documents of {sum(documents):,} tokens in all came for {len(tokens):,} tokens.")
     epoch, position = place
     while True:
-        starts, length = stretches(len(tokens), batch_size, stretch, seed, epoch)
-        if not 0 <= position <= len(starts) * length:
-            raise UserError(
-                f"position={position:,} is outside of streams of {len(starts) * length:,} tokens."
-            )
-        at = (starts[:, None] + torch.arange(length)[:, None]).flatten(0, 1)  # [length of a stream, B]
-        yield from cut(tokens[at], tokens[at + 1], segment_len, position, epoch)
+        inputs, targets, starts = (
+            shuffled(tokens, documents, batch_size, seed, epoch)
+            if documents
+            else ordered(tokens, batch_size, stretch, seed, epoch)
+        )
+        if not 0 <= position <= len(inputs):
+            raise UserError(f"position={position:,} is outside of streams of {len(inputs):,} tokens.")
+        yield from cut(inputs, targets, segment_len, position, epoch, starts)
         epoch, position = epoch + 1, 0
+
+
+def ordered(
+    tokens: Tensor, batch_size: int, stretch: int, seed: int, epoch: int
+) -> tuple[Tensor, Tensor, None]:
+    """The streams of an epoch of a plain text ``tokens [n]``: inputs and targets ``[length, B]``, and no
+    starts."""
+    starts, length = stretches(len(tokens), batch_size, stretch, seed, epoch)
+    at = (starts[:, None] + torch.arange(length)[:, None]).flatten(0, 1)  # [length of a stream, B]
+    return tokens[at], tokens[at + 1], None
+
+
+def shuffled(
+    tokens: Tensor, documents: Sequence[int], batch_size: int, seed: int, epoch: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The streams of an epoch of ``documents``, the lengths of those that make up ``tokens [n]``: inputs,
+    targets and starts, ``[⌊n / B⌋, B]`` each.
+
+    The documents are joined in an order drawn from ``seed`` and ``epoch`` and cut into B equal streams, so a
+    document may begin in one stream and end in the next; fewer than B tokens fall off at the end. A start is
+    each document's first token and each stream's. A document's last token has no target, since what follows
+    it is another document.
+    """
+    lengths = torch.tensor(documents)
+    order = torch.randperm(len(lengths), generator=generator_of(seed, epoch))
+    first, length = (lengths.cumsum(0) - lengths)[order], lengths[order]  # where it stood, and how long it is
+    end = length.cumsum(0)  # where it ends now
+    n = len(tokens) // batch_size * batch_size
+    at = torch.repeat_interleave(first - (end - length), length) + torch.arange(len(tokens))
+    starts = torch.zeros(len(tokens), dtype=torch.bool)
+    starts[end - length] = True
+    targets = torch.full_like(tokens, IGNORED)
+    targets[:-1] = torch.where(starts[1:], IGNORED, tokens[at[1:]])
+    inputs, targets, starts = (
+        x[:n].view(batch_size, -1).T.contiguous() for x in (tokens[at], targets, starts)
+    )
+    starts[0] = True
+    return inputs, targets, starts
 
 
 def stretches(n_tokens: int, batch_size: int, stretch: int, seed: int, epoch: int) -> tuple[Tensor, int]:
@@ -71,12 +124,17 @@ def stretches(n_tokens: int, batch_size: int, stretch: int, seed: int, epoch: in
     part = (n_tokens - 1) // batch_size
     if not stretch or stretch >= part:
         return (torch.arange(batch_size) * part)[None], part
-    generator = torch.Generator().manual_seed((seed + epoch * 0x9E3779B97F4A7C15) % 2**63)
+    generator = generator_of(seed, epoch)
     left = n_tokens - 1 - stretch * batch_size
     first = int(torch.randint(min(stretch, left + 1), (), generator=generator))
     count = (n_tokens - 1 - first) // stretch
     order = torch.randperm(count, generator=generator)[: count // batch_size * batch_size]
     return first + stretch * order.view(-1, batch_size), stretch
+
+
+def generator_of(seed: int, epoch: int) -> torch.Generator:
+    """What draws the order of an epoch."""
+    return torch.Generator().manual_seed((seed + epoch * 0x9E3779B97F4A7C15) % 2**63)
 
 
 def evaluation_segments(tokens: Tensor, batch_size: int, segment_len: int) -> Iterator[Segment]:
@@ -101,12 +159,24 @@ def stream_length(n_tokens: int, batch_size: int) -> int:
 
 
 def cut(
-    inputs: Tensor, targets: Tensor, segment_len: int, position: int = 0, epoch: int = 0
+    inputs: Tensor,
+    targets: Tensor,
+    segment_len: int,
+    position: int = 0,
+    epoch: int = 0,
+    starts: Tensor | None = None,
 ) -> Iterator[Segment]:
-    """Consecutive segments of ``[length, B]`` from ``position`` on; the last may be shorter."""
+    """Consecutive segments of streams ``[length, B]`` from ``position`` on; the last may be shorter."""
     for start in range(position, len(inputs), segment_len):
         end = min(start + segment_len, len(inputs))
-        yield Segment(inputs[start:end], targets[start:end], starts_over=start == 0, end=end, epoch=epoch)
+        yield Segment(
+            inputs[start:end],
+            targets[start:end],
+            starts_over=start == 0,
+            end=end,
+            epoch=epoch,
+            starts=None if starts is None else starts[start:end],
+        )
 
 
 def check_length(n_tokens: int, batch_size: int, segment_len: int) -> None:

@@ -75,12 +75,12 @@ def mass_of_segment(model: MemoryLM, inputs: list[Tensor], memory: Memory) -> tu
     edges = bin_edges(config.remembered_positions + config.segment_len)
     bins = distance_bins(*parts, config.compression_rate)  # [S, K]
     bins = bins.clamp(max=len(edges) - 1).to(inputs[0].device)
-    mask = model.visible(S, memory.mem_len)
+    first = model.transformer.first_seen(inputs[0], memory, None, config.span)
     places, distances = [], []
     for i, layer in enumerate(model.transformer.memory_layers):
         past = [of_layers[i] for of_layers in (memory.c_mem, memory.mem) if of_layers]
         context = layer.attention_input(torch.cat((*past, inputs[i])))  # [K, B, D]
-        looks = layer.self_attn.probabilities(query=context[-S:], key=context, mask=mask)
+        looks = layer.self_attn.probabilities(query=context[-S:], key=context, first=first)
         mass = looks.mean(0)  # [H, S, K]
         places.append(torch.stack([part.sum(-1).mean(-1) for part in mass.split(parts, dim=-1)], dim=-1))
         empty = mass.new_zeros(len(mass), len(edges))

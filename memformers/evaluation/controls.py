@@ -1,20 +1,19 @@
 """Memories that are changed before a trained model reads them, to see what each part is worth to it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from memformers.common.errors import UserError
+from memformers.data.streams import Segment
+from memformers.models.language_model import LMScores, MemoryLM
 from memformers.models.memory import Memory, MemoryLengths
+from memformers.models.scores import Scores
 
 Control = Callable[[Memory], Memory]
 """What a model is given in place of its memory; it may change what is in it, never its shape."""
-
-
-def untouched(memory: Memory) -> Memory:
-    """The memory as it is."""
-    return memory
 
 
 def slots_zeroed(memory: Memory) -> Memory:
@@ -55,3 +54,20 @@ def controls_of(lengths: MemoryLengths) -> dict[str, Control]:
     if lengths.mem_len:
         controls |= {"memory zeroed": memory_zeroed, "memory swapped": memory_swapped}
     return controls
+
+
+def scores_under(
+    model: MemoryLM, segment: Segment, memory: Memory, controls: Mapping[str, Control]
+) -> tuple[LMScores, dict[str, Scores]]:
+    """Read ``segment``, of ``[S, B]`` tokens, with the memory as it is, and once more under each of the
+    ``controls``; returns what the first gives, and the scores of the others by name.
+
+    The memory to carry on is the first's, so nothing that is lost in a segment is lost in the next. Raises
+    ValueError where there is but one stream, since controls exchange the memories of streams.
+    """
+    if controls and segment.inputs.shape[1] < 2:
+        raise UserError("controls exchange the memories of streams; read 2 at least.")
+    inputs, targets = segment.inputs.to(model.device), segment.targets.to(model.device)
+    read = model(inputs, memory, targets)
+    changed = {name: model(inputs, control(memory), targets).scores for name, control in controls.items()}
+    return read, changed

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.data.streams import IGNORED, evaluation_segments
-from memformers.evaluation.intervals import half_width
+from memformers.evaluation.intervals import half_width, mean_over_streams
 from memformers.evaluation.units import bits_per_byte, bits_per_character
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
@@ -36,6 +36,9 @@ class Evaluation:
     """bool ``[n - 1]``: whether token 1, 2, … of the text was the likeliest prediction."""
     stream_length: int
     """Tokens a stream; token t of the text is in stream ⌊(t − 1) / stream_length⌋."""
+    documents: tuple[int, ...] = ()
+    """Where documents were evaluated, each is a stream of its own: how many tokens of each were predicted.
+    They follow each other in ``losses`` and ``correct``."""
 
     @property
     def reconstruction_loss(self) -> float | None:
@@ -44,7 +47,7 @@ class Evaluation:
         return sum(compressed) / len(compressed) if compressed else None
 
     def beginning(self, segments: int, segment_len: int) -> "Evaluation":
-        """That of the first ``segments`` of each stream, as if no others had been read."""
+        """That of the first ``segments`` of each stream of a plain text, as if no others had been read."""
         length = min(segments * segment_len, self.stream_length)
         read = torch.arange(len(self.losses)) % self.stream_length < length
         return summed_up(self.losses[read], self.correct[read], self.reconstruction_losses[:segments], length)
@@ -58,13 +61,17 @@ class Evaluation:
     def uncertainty(self) -> float:
         """Half the width of a 95 % confidence interval of the loss, in nats a token, for other texts of
         this kind and length; from means over blocks, since neighbouring tokens are alike in difficulty.
-        NaN for a text of fewer than two blocks."""
+        NaN for a text of fewer than two blocks. For other documents, from those that were evaluated; NaN for
+        a single one."""
+        if self.documents:
+            stream, _ = self._streams_and_places()
+            return self._width(torch.ones_like(stream, dtype=torch.bool), stream)
         blocks = self.losses[: len(self.losses) // BLOCK * BLOCK].view(-1, BLOCK).double().mean(1)
         return half_width(blocks)
 
     def by_position(self, segment_len: int) -> list[float]:
         """Mean loss at each position of a segment, in nats a token."""
-        place = torch.arange(len(self.losses)) % self.stream_length
+        _, place = self._streams_and_places()
         return group_means(self.losses, place % segment_len).tolist()
 
     def by_memory(self, segment_len: int, reach: int) -> list[tuple[int, float, float]]:
@@ -74,19 +81,38 @@ class Evaluation:
 
         A stream counts as one observation, since its neighbouring segments are alike in difficulty.
         """
-        stream = torch.arange(len(self.losses)) // self.stream_length
-        place = torch.arange(len(self.losses)) % self.stream_length
+        stream, place = self._streams_and_places()
         before = (place // segment_len * segment_len).clamp(max=reach)
         found = []
         for length in before.unique().tolist():
             same = before == length
-            of_streams = group_means(self.losses[same], stream[same])
-            found.append((length, self.losses[same].double().mean().item(), half_width(of_streams)))
+            found.append((length, self.losses[same].double().mean().item(), self._width(same, stream)))
         return found
+
+    def _width(self, counted: Tensor, stream: Tensor) -> float:
+        """Half the width of the interval of the mean of those losses that are ``counted [n]``."""
+        losses, stream = self.losses[counted], stream[counted]
+        if not self.documents:
+            return half_width(group_means(losses, stream))
+        sums, counts = stream.bincount(losses.double()), stream.bincount()
+        return mean_over_streams(sums, counts).half_width  # they are not of equal length
+
+    def _streams_and_places(self) -> tuple[Tensor, Tensor]:
+        """Of each loss: the number of its stream, and its place there."""
+        at = torch.arange(len(self.losses))
+        if not self.documents:
+            return at // self.stream_length, at % self.stream_length
+        lengths = torch.tensor(self.documents)
+        first = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+        return torch.arange(len(lengths)).repeat_interleave(lengths), at - first
 
 
 def summed_up(
-    losses: Tensor, correct: Tensor, reconstruction_losses: tuple[float, ...], stream_length: int
+    losses: Tensor,
+    correct: Tensor,
+    reconstruction_losses: tuple[float, ...],
+    stream_length: int,
+    documents: tuple[int, ...] = (),
 ) -> Evaluation:
     """The evaluation that found ``losses [n]`` and ``correct [n]``, in the order of the text."""
     return Evaluation(
@@ -96,6 +122,7 @@ def summed_up(
         losses=losses,
         correct=correct,
         stream_length=stream_length,
+        documents=documents,
     )
 
 
@@ -141,12 +168,21 @@ def summary(evaluation: Evaluation, text: str) -> dict[str, float]:
     """The numbers that papers compare, for the ``text`` that was evaluated. All but the first token are
     predicted; a word is what white space separates, and a character counts where all of it was predicted
     ([`memformers.evaluation.units`][])."""
+    per_character, per_byte = (
+        bits_per_character(evaluation.losses, text),
+        bits_per_byte(evaluation.losses, text),
+    )
+    return numbers_of(evaluation, per_character, per_byte, len(text.split()))
+
+
+def numbers_of(evaluation: Evaluation, per_character: float, per_byte: float, words: int) -> dict[str, float]:
+    """Those of [`summary`][], of a text of so many ``words``, predicted with so many bits."""
     return {
         "loss_nats": evaluation.loss,
         "uncertainty_nats": evaluation.uncertainty,
-        "bits_per_character": bits_per_character(evaluation.losses, text),
-        "bits_per_byte": bits_per_byte(evaluation.losses, text),
-        "word_perplexity": evaluation.perplexity(max(len(text.split()), 1)),
+        "bits_per_character": per_character,
+        "bits_per_byte": per_byte,
+        "word_perplexity": evaluation.perplexity(max(words, 1)),
         "accuracy": evaluation.accuracy,
         "tokens": len(evaluation.losses),
     }

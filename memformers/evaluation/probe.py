@@ -14,6 +14,8 @@ from memformers.common.files import write_json
 from memformers.data.corpora import Corpus, load_corpus
 from memformers.evaluation.attention_mass import attention_mass, check_long_enough
 from memformers.evaluation.context import effective_context
+from memformers.evaluation.rarity import word_occurrences
+from memformers.evaluation.worth import worth
 from memformers.pretrained.own import load_checkpoint
 from memformers.runs.finished import FinishedRun, newest_checkpoint, one_of_each_arm, read_runs
 from memformers.runs.folder import PROBE
@@ -31,10 +33,13 @@ class ProbeConfig:
     """The longest context, in tokens."""
     streams: int = 8
     """Parallel streams in which the held-out text is read for attention."""
+    tokens: int = 65_536
+    """About how many tokens of the held-out text are predicted with memory as it is, and with each part of it
+    changed; longer texts give narrower intervals."""
 
     def __post_init__(self) -> None:
         """Raise ValueError, saying what doesn't fit."""
-        for name in ("step", "positions", "streams"):
+        for name in ("step", "positions", "streams", "tokens"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)} is too small; use at least 1.")
         if self.longest < 2 * self.step:
@@ -48,9 +53,9 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
     """Measure the models in ``folder``, a run's or a comparison's, on their held-out text, and write
     ``probe.json`` into it; returns its path.
 
-    It holds the checkpoints that were measured, the effective context of each model, and its attention by
-    place and distance. Runs without a checkpoint are left out; of several seeds, the
-    first of each arm is measured.
+    It holds the checkpoints that were measured, the effective context of each model, its attention by place
+    and distance, and what each part of its memory is worth; null for the last where the text is too short.
+    Runs without a checkpoint are left out; of several seeds, the first of each arm is measured.
 
     Raises ValueError for a folder without any, for a text too short, and for runs on different texts or with
     different vocabularies.
@@ -73,6 +78,9 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
             longest=config.longest,
             progress=bar.update,
         )
+    occurrences = word_occurrences(corpus.validation_text, corpus.train_text, len(tokens))
+    with tqdm(unit="tok", unit_scale=True, desc="probing memory") as bar:
+        found = worth(models, tokens, occurrences, tokens=config.tokens, progress=bar.update)
     results: dict[str, Any] = {
         "checkpoints": {run.folder.name: newest_checkpoint(run.folder) for run in runs},
         "effective_context": asdict(context),
@@ -80,6 +88,7 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
             name: asdict(attention_mass(model, tokens, streams=config.streams))
             for name, model in models.items()
         },
+        "worth": asdict(found) if found else None,
     }
     write_json(folder / PROBE, results)
     return folder / PROBE
@@ -93,7 +102,7 @@ def has_checkpoint(folder: Path) -> bool:
 def common_corpus(runs: Sequence[FinishedRun]) -> Corpus:
     """The text that all runs were trained on, as it was then; else ValueError."""
     first = runs[0]
-    corpus = load_corpus(first.config["data"])
+    corpus = load_corpus(first.config["data"], first.config.get("document_separator", ""))
     for run in runs:
         if run.facts["corpus"]["sha256"] != corpus.sha256:
             raise UserError(

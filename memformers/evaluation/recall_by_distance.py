@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from memformers.common.errors import UserError
 from memformers.data.recall_stream import NOTHING
 from memformers.data.streams import Segment
-from memformers.evaluation.controls import Control, untouched
+from memformers.evaluation.controls import Control, scores_under
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 from memformers.models.stack import eval_mode
@@ -77,24 +76,16 @@ def recall_by_distance(
 
     Raises ValueError where there is but one stream, since controls exchange them.
     """
-    arms = {UNTOUCHED: untouched, **(controls or {})}
-    counts = {name: Counts(edges) for name in arms}
+    counts = {name: Counts(edges) for name in (UNTOUCHED, *(controls or {}))}
     memory, position, rate = Memory(()), 0, model.config.lengths.compression_rate
     with eval_mode(model):
         for segment, distances in segments:
-            if controls and segment.inputs.shape[1] < 2:
-                raise UserError("controls exchange the memories of streams; read 2 at least.")
-            inputs, targets = segment.inputs.to(model.device), segment.targets.to(model.device)
             ends = (0, memory.mem_len, rate * memory.c_mem_len)
-            goes_on = memory
-            for name, control in arms.items():
-                if name != UNTOUCHED and position < warm_up:
-                    continue
-                scores, after, _ = model(inputs, control(memory), targets)
-                goes_on = after if name == UNTOUCHED else goes_on
-                if position >= warm_up:
-                    counts[name].add(distances, ends, scores.correct.cpu(), scores.losses.cpu())
-            memory, position = goes_on, position + len(inputs)
+            counted = position >= warm_up
+            read, changed = scores_under(model, segment, memory, (controls or {}) if counted else {})
+            for name, scores in ({UNTOUCHED: read.scores} | changed).items() if counted else ():
+                counts[name].add(distances, ends, scores.correct.cpu(), scores.losses.cpu())
+            memory, position = read.memory, position + len(segment.inputs)
     return {name: count.recall() for name, count in counts.items()}
 
 

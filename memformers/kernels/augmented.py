@@ -17,6 +17,12 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from memformers.kernels.naive import causal_mask, from_first
+
+QUERIES = 256
+"""Queries in a block, at most, where each sees the keys from another one on."""
 
 
 def relative_attention(
@@ -28,13 +34,14 @@ def relative_attention(
     *,
     u: Tensor,
     v: Tensor,
+    first: Tensor | None = None,
     dropout_prob: float = 0.0,
 ) -> Tensor:
     """[`memformers.kernels.naive.relative_attention`][], causal, for ``r = w_r · sinusoids``.
 
     Shapes: ``query [B, H, S, E]``; ``key``, ``value [B, H, K, E]``; ``sinusoids [K, P]``, the sines and
-    then the cosines of the positions 0 … K−1; ``w_r [H, E, P]``; ``u``, ``v [H, E]``. Returns
-    ``[B, H, S, E]``.
+    then the cosines of the positions 0 … K−1; ``w_r [H, E, P]``; ``u``, ``v [H, E]``; ``first
+    [B, S]``. Returns ``[B, H, S, E]``.
     """
     from torch.nn.attention.bias import causal_lower_right  # not above: it imports torch.compile, in a second
 
@@ -45,6 +52,35 @@ def relative_attention(
     of_key = torch.cat((key, sinusoids.expand(B, H, K, P)), dim=-1)  # [B, H, K, E + P]
     # One width for all three is what the fast implementations ask for.
     padded = F.pad(value, (0, P))
-    mask = causal_lower_right(S, K)
     scale = 1.0 / math.sqrt(E)
+    if first is not None:
+        return in_blocks(of_query, of_key, padded, first, dropout_prob, scale)[..., :E]
+    mask = causal_lower_right(S, K)
     return F.scaled_dot_product_attention(of_query, of_key, padded, mask, dropout_prob, scale=scale)[..., :E]
+
+
+def in_blocks(
+    query: Tensor, key: Tensor, value: Tensor, first: Tensor, dropout_prob: float, scale: float
+) -> Tensor:
+    """Plain causal attention of ``query [B, H, S, W]`` over ``key``, ``value [B, H, K, W]`` from key
+    ``first [B, S]`` on: ``[B, H, S, W]``.
+
+    It takes a mask, which the heads share. The mask is made for some queries at a time and not kept: the
+    backward pass makes it and these queries' outputs again.
+    """
+    S, K = query.shape[2], key.shape[2]
+    parts = []
+    for start in range(0, S, QUERIES):
+        rows, k = slice(start, start + QUERIES), min(K - S + start + QUERIES, K)
+        inputs = query[:, :, rows], key[:, :, :k], value[:, :, :k], first[:, rows], dropout_prob, scale
+        learns = torch.is_grad_enabled()
+        parts.append(checkpoint(masked, *inputs, use_reentrant=False) if learns else masked(*inputs))
+    return torch.cat(parts, dim=2)
+
+
+def masked(
+    query: Tensor, key: Tensor, value: Tensor, first: Tensor, dropout_prob: float, scale: float
+) -> Tensor:
+    """As [`in_blocks`][] says, of ``query [B, H, s, W]`` over ``key [B, H, k, W]`` in one piece."""
+    visible = causal_mask(query.shape[2], key.shape[2], query.device) & from_first(first, key.shape[2])
+    return F.scaled_dot_product_attention(query, key, value, visible, dropout_prob, scale=scale)

@@ -27,6 +27,7 @@ def relative_attention(
     v: Tensor | None = None,
     s: Tensor | None = None,
     mask: Tensor | None = None,
+    first: Tensor | None = None,
     dropout_prob: float = 0.0,
     kernel: KernelName = "auto",
 ) -> Tensor:
@@ -39,7 +40,7 @@ def relative_attention(
         kernel = "naive" if transformed else fastest(query, key, mask, dropout_prob)
     if kernel == "naive":
         return naive.relative_attention(
-            query, key, value, r, u=u, v=v, s=s, mask=mask, dropout_prob=dropout_prob
+            query, key, value, r, u=u, v=v, s=s, mask=mask, first=first, dropout_prob=dropout_prob
         )
     reason = obstacle(kernel, query, mask, dropout_prob)
     if transformed and kernel != "augmented":
@@ -49,10 +50,12 @@ def relative_attention(
     if kernel == "augmented":
         raise ValueError("kernel='augmented' takes sinusoids, not r; name it when building the attention.")
     if kernel == "blocked":
-        return blocked.relative_attention(query, key, value, r, u=u, v=v, s=s, dropout_prob=dropout_prob)
+        return blocked.relative_attention(
+            query, key, value, r, u=u, v=v, s=s, first=first, dropout_prob=dropout_prob
+        )
     from memformers.kernels import fused  # not above: Triton is there for GPUs, and not on every machine
 
-    return fused.relative_attention(query, key, value, r, u=u, v=v, s=s)
+    return fused.relative_attention(query, key, value, r, u=u, v=v, s=s, first=first)
 
 
 def fastest(query: Tensor, key: Tensor, mask: Tensor | None, dropout_prob: float) -> KernelName:

@@ -17,6 +17,7 @@ def relative_attention(
     v: Tensor | None = None,
     s: Tensor | None = None,
     mask: Tensor | None = None,
+    first: Tensor | None = None,
     dropout_prob: float = 0.0,
 ) -> Tensor:
     """Softmax attention whose scores know the distance d = K − S + i − j from query i to key j.
@@ -29,10 +30,12 @@ def relative_attention(
     Shapes: ``query [B, H, S, E]``; ``key``, ``value [B, H, K, E]`` with K ≥ S; ``r [H, K, E]``, the
     vector of each distance 0 … K−1; ``u``, ``v [H, E]``; ``s [H, K]``, the scalar of each distance;
     ``mask`` boolean, broadcastable to ``[B, H, S, K]``, true where a query may look (default: causal,
-    d ≥ 0; it may hide more than that, but show no key with d < 0, which has no distance here).
+    d ≥ 0; it may hide more than that, but show no key with d < 0, which has no distance here);
+    ``first [B, S]``, int64, the index of the first key that each query sees, from 0 to its own, K − S + i
+    (default: 0), beside what the mask hides.
     ``dropout_prob`` drops attention probabilities. Returns ``[B, H, S, E]``.
     """
-    probabilities = attention_probabilities(query, key, r, u=u, v=v, s=s, mask=mask)
+    probabilities = attention_probabilities(query, key, r, u=u, v=v, s=s, mask=mask, first=first)
     probabilities = F.dropout(probabilities, dropout_prob) if dropout_prob else probabilities
     return torch.einsum("bhij,bhje->bhie", probabilities, value)
 
@@ -46,6 +49,7 @@ def attention_probabilities(
     v: Tensor | None = None,
     s: Tensor | None = None,
     mask: Tensor | None = None,
+    first: Tensor | None = None,
 ) -> Tensor:
     """How much each query looks at each key, ``[B, H, S, K]``: the softmax of the scores above."""
     S, K, E = query.shape[2], key.shape[2], query.shape[3]
@@ -57,6 +61,8 @@ def attention_probabilities(
     scores = (content + relative_shift(position)) / math.sqrt(E)  # [B, H, S, K]
 
     visible = causal_mask(S, K, query.device) if mask is None else mask
+    if first is not None:
+        visible = visible & from_first(first, K)
     return scores.masked_fill(~visible, -math.inf).softmax(dim=-1)
 
 
@@ -75,3 +81,8 @@ def relative_shift(position: Tensor) -> Tensor:
 def causal_mask(S: int, K: int, device: torch.device) -> Tensor:
     """Boolean ``[S, K]``: query i sees every key up to its own, which stands at index K − S + i."""
     return torch.ones(S, K, dtype=torch.bool, device=device).tril(K - S)
+
+
+def from_first(first: Tensor, K: int) -> Tensor:
+    """Boolean ``[B, 1, S, K]``: query i of a stream sees the keys from ``first [B, S]`` on."""
+    return torch.arange(K, device=first.device) >= first[:, None, :, None]

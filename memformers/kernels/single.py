@@ -8,6 +8,7 @@ distance, since a sum over positions then reads memory in order.
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from memformers.kernels.products import products
@@ -23,14 +24,15 @@ def relative_attention(
     u: Tensor,
     v: Tensor | None = None,
     s: Tensor | None = None,
+    first: Tensor | None = None,
 ) -> Tensor:
     """[`memformers.kernels.naive.relative_attention`][] of the newest position over the keys in
     ``columns``, which follow each other in time, the query's own last.
 
     Shapes: ``query [B, H, 1, E]``; ``key [B, H, T, E]`` and ``value [B, H, E, T]``, buffers of T columns;
     ``r [H, K, E]`` and ``s [H, 1, K]`` by descending distance K−1 … 0, for as many distances as there are
-    keys or more; ``u``, ``v [H, 1, E]``. ``query``, ``u``, ``v`` and ``s`` are divided by √E already.
-    Returns ``[B, H, 1, E]``.
+    keys or more; ``u``, ``v [H, 1, E]``. ``query``, ``u``, ``v`` and ``s`` are divided by √E already;
+    ``first [B, 1]`` counts the keys in the order of ``columns``. Returns ``[B, H, 1, E]``.
     """
     B, H, T, _ = key.shape
     by_head = query if v is None else query + v
@@ -42,6 +44,18 @@ def relative_attention(
     for run in columns:
         end = begin + run.stop - run.start
         scores[..., run], begin = position[..., begin:end], end
+    if first is not None:
+        hide(scores, columns, first)
     content = products(key.flatten(0, 1), (query + u).flatten(0, 1))  # [B·H, 1, T]
     probabilities = scores.flatten(0, 1)[:, None].add_(content).softmax(-1)  # [B·H, 1, T]
     return products(value.flatten(0, 1), probabilities).view_as(query)
+
+
+def hide(scores: Tensor, columns: Sequence[slice], first: Tensor) -> None:
+    """Write −∞ to ``scores [B, H, T]`` for the keys in ``columns`` that come before key ``first [B, 1]``."""
+    begin = 0
+    for run in columns:
+        end = begin + run.stop - run.start
+        keys = torch.arange(begin, end, device=first.device)
+        scores[..., run].masked_fill_(keys < first[:, :, None], -math.inf)
+        begin = end

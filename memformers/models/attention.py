@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from memformers.common.errors import UserError
 from memformers.kernels import absorbed, augmented
 from memformers.kernels.dispatch import KernelName, relative_attention
-from memformers.kernels.naive import attention_probabilities, causal_mask
+from memformers.kernels.naive import attention_probabilities
 from memformers.models.checks import (
     Positions,
     check_can_run,
@@ -19,7 +19,7 @@ from memformers.models.checks import (
     check_features,
     check_heads,
     check_kernel,
-    check_mask,
+    checked,
 )
 from memformers.models.linear import Affine, fold, linear, standardized
 from memformers.models.positions import Sinusoids
@@ -96,20 +96,34 @@ class RelativeMultiHeadAttention(nn.Module):
             if hasattr(self, name):
                 nn.init.zeros_(getattr(self, name))
 
-    def forward(self, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        *,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        first: Tensor | None = None,
+    ) -> Tensor:
         """Attend from ``query [S, B, D]`` to ``key``, ``value [K, B, D]``; returns ``[S, B, D]``.
 
         ``mask`` is boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None means
-        causal with all memory visible. Raises ValueError for shapes that don't fit, for more keys
-        than learned positions, and for a mask that shows the future or hides everything.
+        causal with all memory visible. ``first``, int64 ``[B, S]``, is the index of the first key that each
+        query may see, at most its own, K − S + i; None means 0. Raises ValueError for shapes that don't fit,
+        for more keys than learned positions, and for a mask that shows the future or hides everything.
         """
         self._check_shapes(query, key, value)
-        mask = checked(mask, len(query), len(key), query.shape[1])
+        mask, first = checked(mask, first, len(query), len(key), query.shape[1])
         query, key, value = self.query(query), self.key(key), self.value(value)
-        return self.attend(self.by_head(query), self.by_head(key), self.by_head(value), mask)
+        return self.attend(self.by_head(query), self.by_head(key), self.by_head(value), mask, first)
 
     def over_memory(
-        self, x: Tensor, past: Tensor, norm: nn.LayerNorm | None, mask: Tensor | None = None
+        self,
+        x: Tensor,
+        past: Tensor,
+        norm: nn.LayerNorm | None,
+        mask: Tensor | None = None,
+        first: Tensor | None = None,
     ) -> Tensor:
         """What ``forward`` gives for ``query=norm(x)`` and ``key=value=norm([past; x])``, with less work.
 
@@ -122,25 +136,40 @@ class RelativeMultiHeadAttention(nn.Module):
         query = F.linear(x, *fold(norm, self.query))  # [S, B, D]
         key_map, value_map = fold(norm, self.key), fold(norm, self.value)
         if mask is None and self._worth_absorbing(x, past):
-            return self._absorbed(query, past, x, key_map, value_map)
-        mask = checked(mask, len(x), len(past) + len(x), x.shape[1])
+            return self._absorbed(query, past, x, key_map, value_map, first)
+        mask, first = checked(mask, first, len(x), len(past) + len(x), x.shape[1])
         key = torch.cat((F.linear(past, *key_map), F.linear(x, *key_map)))  # [K, B, D]
         value = torch.cat((F.linear(past, *value_map), F.linear(x, *value_map)))  # [K, B, D]
-        return self.attend(self.by_head(query), self.by_head(key), self.by_head(value), mask)
+        return self.attend(self.by_head(query), self.by_head(key), self.by_head(value), mask, first)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        first: Tensor | None = None,
+    ) -> Tensor:
         """Attention of what is projected already, ``query [B, H, S, E]`` over ``key``, ``value
-        [B, H, K, E]``, and the output map: ``[S, B, D]``. ``mask`` is as the kernels take it."""
+        [B, H, K, E]``, and the output map: ``[S, B, D]``. ``mask`` and ``first [B, S]`` are as the kernels
+        take them."""
         K = key.shape[2]
         self._check_positions(K)
         dropout_prob = self.dropout_prob if self._dropping else 0.0
         check_can_run(self.kernel, query, mask, dropout_prob)
         if self.kernel == "augmented":
-            context = self._augmented(query, key, value, dropout_prob)
+            context = self._augmented(query, key, value, first, dropout_prob)
         else:
             terms = self.distance_terms(K)
             context = relative_attention(
-                query, key, value, **terms, mask=mask, dropout_prob=dropout_prob, kernel=self.kernel
+                query,
+                key,
+                value,
+                **terms,
+                mask=mask,
+                first=first,
+                dropout_prob=dropout_prob,
+                kernel=self.kernel,
             )
         return linear(self.output, rearrange(context, "b h s e -> s b (h e)"))
 
@@ -149,15 +178,18 @@ class RelativeMultiHeadAttention(nn.Module):
         return rearrange(x, "t b (h e) -> b h t e", h=self.heads)
 
     @torch.no_grad()
-    def probabilities(self, *, query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
+    def probabilities(
+        self, *, query: Tensor, key: Tensor, mask: Tensor | None = None, first: Tensor | None = None
+    ) -> Tensor:
         """How much each position of ``query [S, B, D]`` looks at each of ``key [K, B, D]``, by head:
-        ``[B, H, S, K]``, each row summing to 1. To look at, not to learn from: no gradient. ``mask`` and
-        errors are those of ``forward``."""
+        ``[B, H, S, K]``, each row summing to 1. To look at, not to learn from: no gradient. ``mask``,
+        ``first [B, S]`` and errors are those of ``forward``."""
         self._check_shapes(query, key, key)
         self._check_positions(len(key))
-        mask = checked(mask, len(query), len(key), query.shape[1])
+        mask, first = checked(mask, first, len(query), len(key), query.shape[1])
         query, key = self.by_head(self.query(query)), self.by_head(self.key(key))
-        return attention_probabilities(query, key, **self.distance_terms(key.shape[2]), mask=mask)
+        terms = self.distance_terms(key.shape[2])
+        return attention_probabilities(query, key, **terms, mask=mask, first=first)
 
     def _worth_absorbing(self, x: Tensor, past: Tensor) -> bool:
         """Whether to project the segment's queries instead of the memory's keys: for segments half as
@@ -168,21 +200,33 @@ class RelativeMultiHeadAttention(nn.Module):
         exact = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
         return short and exact and self.kernel == "auto" and not self._dropping
 
-    def _absorbed(self, query: Tensor, past: Tensor, x: Tensor, key_map: Affine, value_map: Affine) -> Tensor:
+    def _absorbed(
+        self,
+        query: Tensor,
+        past: Tensor,
+        x: Tensor,
+        key_map: Affine,
+        value_map: Affine,
+        first: Tensor | None,
+    ) -> Tensor:
         """Attention of ``query [S, B, D]`` over the unprojected ``past`` and ``x``. Every key has the same
         bias, which a softmax doesn't notice; and every value, which is added once."""
         K = len(past) + len(x)
         self._check_positions(K)
         w_key, w_value = (rearrange(w, "(h e) d -> h e d", h=self.heads) for w, _ in (key_map, value_map))
         terms = self.distance_terms(K)
-        attended = absorbed.relative_attention(self.by_head(query), past, x, w_key, w_value, **terms)
+        attended = absorbed.relative_attention(
+            self.by_head(query), past, x, w_key, w_value, **terms, first=first
+        )
         return self.output(rearrange(attended, "b h s e -> s b (h e)") + value_map[1])
 
     @property
     def _dropping(self) -> bool:
         return self.training and self.dropout_prob > 0.0
 
-    def _augmented(self, query: Tensor, key: Tensor, value: Tensor, dropout_prob: float) -> Tensor:
+    def _augmented(
+        self, query: Tensor, key: Tensor, value: Tensor, first: Tensor | None, dropout_prob: float
+    ) -> Tensor:
         return augmented.relative_attention(
             query,
             key,
@@ -191,6 +235,7 @@ class RelativeMultiHeadAttention(nn.Module):
             rearrange(self.position.weight, "(h e) p -> h e p", h=self.heads).to(query),
             u=self.u.to(query),
             v=self.v.to(query),
+            first=first,
             dropout_prob=dropout_prob,
         )
 
@@ -220,16 +265,3 @@ class RelativeMultiHeadAttention(nn.Module):
                 f"{self.max_positions} distances are stored; build with max_positions={K} or more, "
                 f"use positions='sinusoidal', or shorten the segment or the memory."
             )
-
-
-def checked(mask: Tensor | None, S: int, K: int, B: int) -> Tensor | None:
-    """A boolean ``mask [S, K, B]`` or ``[S, K, 1]`` as kernels take it, ``[B, 1, S, K]`` or ``[1, 1, S, K]``;
-    ValueError for one that can't be."""
-    if mask is None:
-        return None
-    return rearrange(check_mask(mask, S, K, B), "s k b -> b 1 s k")
-
-
-def nearest_mask(S: int, K: int, span: int, device: torch.device) -> Tensor:
-    """Boolean ``[S, K]``: each query sees the ``span`` newest keys up to its own."""
-    return causal_mask(S, K, device).triu(K - S - span + 1)

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.kernels.dispatch import KernelName, obstacle
-from memformers.kernels.naive import causal_mask
+from memformers.kernels.naive import causal_mask, from_first
 
 Positions = Literal["learned", "sinusoidal"]
 
@@ -119,3 +120,51 @@ def check_mask(mask: Tensor, S: int, K: int, B: int) -> Tensor:
         i, b = blind.nonzero()[0].tolist()
         raise UserError(f"the mask hides every key from query {i} of stream {b}; show it one.")
     return mask
+
+
+def checked(
+    mask: Tensor | None, first: Tensor | None, S: int, K: int, B: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """A boolean ``mask [S, K, B]`` or ``[S, K, 1]`` and ``first [B, S]`` as kernels take them. A mask becomes
+    ``[B, 1, S, K]`` or ``[1, 1, S, K]``, and takes in what ``first`` hides. ValueError for those
+    that can't be."""
+    if first is not None and (first.dtype != torch.int64 or first.shape != (B, S)):
+        raise UserError(
+            f"first was expected as int64 [{B}, {S}], the first key that each query may see; {first.dtype} "
+            f"{list(first.shape)} came."
+        )
+    if mask is None:
+        return None, first
+    mask = check_mask(mask, S, K, B)
+    if first is not None:
+        mask = check_mask(mask & rearrange(from_first(first, K), "b 1 s k -> s k b"), S, K, B)
+    return rearrange(mask, "s k b -> b 1 s k"), None
+
+
+def check_memory(name: str, mem: Sequence[Tensor], x: Tensor, n_layers: int) -> None:
+    """Raise ValueError unless ``mem``, empty or one tensor a layer, fits the input ``x [S, B, D]``."""
+    if not mem:
+        return
+    if len(mem) != n_layers:
+        raise UserError(
+            f"{name} of {n_layers} layers was expected, one tensor each; this one has {len(mem)}. "
+            f"Is it another model's?"
+        )
+    for layer, tensor in enumerate(mem):
+        expected, came = ["·", *x.shape[1:]], list(tensor.shape)
+        if came[1:] != expected[1:] or len(came) != 3:
+            raise UserError(
+                f"{name} of layer {layer} was expected as [length, batch, d_model] = "
+                f"[·, {x.shape[1]}, {x.shape[2]}]; it is {came}. Start from no memory for another "
+                f"batch, and use a memory with the model that made it."
+            )
+        if tensor.dtype != x.dtype or tensor.device != x.device:
+            raise UserError(
+                f"{name} of layer {layer} is {tensor.dtype} on {tensor.device}, but the model works "
+                f"in {x.dtype} on {x.device}; move it there, or start from no memory."
+            )
+        if len(tensor) != len(mem[0]):
+            raise UserError(
+                f"{name} has {len(mem[0])} positions in layer 0 and {len(tensor)} in layer {layer}; "
+                f"every layer remembers the same positions."
+            )

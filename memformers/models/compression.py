@@ -103,9 +103,12 @@ class AttentionReconstructionLoss:
         h: Sequence[Tensor],
         mem: Sequence[Tensor],
         c_mem: Sequence[Tensor] | None = None,
+        left_out: Tensor | None = None,
     ) -> Tensor:
         """``h [S, B, D]``, the inputs of each layer; ``mem [n·c, B, D]``, what each compresses;
-        ``c_mem [n, B, D]``, f_c of those where it is already at hand. Returns a scalar.
+        ``c_mem [n, B, D]``, f_c of those where it is already at hand. ``left_out [B]`` says how many of the
+        oldest slots, with their positions, don't count in each stream; a stream without any that counts
+        is left out of the mean, which is 0 without streams. Returns a scalar.
 
         Raises ValueError unless there is one tensor a layer.
         """
@@ -116,25 +119,49 @@ class AttentionReconstructionLoss:
             )
         if c_mem is None:
             c_mem = [layer.compress(old.detach()) for layer, old in zip(self.layers, mem, strict=True)]
-        losses = [layer_loss(*one) for one in zip(self.layers, h, mem, c_mem, strict=True)]
+        losses = [layer_loss(*one, left_out) for one in zip(self.layers, h, mem, c_mem, strict=True)]
         return torch.stack(losses).sum()
 
 
-def layer_loss(layer: CompressiveTransformerLayer, h: Tensor, mem: Tensor, c_mem: Tensor) -> Tensor:
+def layer_loss(
+    layer: CompressiveTransformerLayer,
+    h: Tensor,
+    mem: Tensor,
+    c_mem: Tensor,
+    left_out: Tensor | None = None,
+) -> Tensor:
     """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements, a scalar;
-    of ``h [S, B, D]``, ``mem [n·c, B, D]`` and ``c_mem [n, B, D]``."""
+    of ``h [S, B, D]``, ``mem [n·c, B, D]`` and ``c_mem [n, B, D]``, without the ``left_out [B]`` oldest slots
+    and their positions."""
     norm, attention = frozen(layer.norm_before_attention or nn.Identity()), layer.self_attn
     query = project(attention, attention.query, norm(h.detach()))  # [B, H, S, E]
-    whole = content_attention(attention, query, norm(mem.detach()))  # [B, H, S, E]
-    compressed = content_attention(attention, query, norm(c_mem))  # [B, H, S, E]
-    return F.mse_loss(compressed, whole)
+    if left_out is None:
+        whole = content_attention(attention, query, norm(mem.detach()))  # [B, H, S, E]
+        compressed = content_attention(attention, query, norm(c_mem))  # [B, H, S, E]
+        return F.mse_loss(compressed, whole)
+    counts = left_out < len(c_mem)  # [B]
+    first = left_out * counts  # a softmax over nothing has no value
+    whole = content_attention(attention, query, norm(mem.detach()), first * (len(mem) // len(c_mem)))
+    compressed = content_attention(attention, query, norm(c_mem), first)
+    errors = F.mse_loss(compressed, whole, reduction="none").where(counts[:, None, None, None], 0.0)
+    return errors.sum() / (counts.sum() * errors[0].numel()).clamp(min=1)
 
 
-def content_attention(attention: RelativeMultiHeadAttention, query: Tensor, context: Tensor) -> Tensor:
-    """Softmax(q·k / √E) of ``query [B, H, S, E]`` over all of ``context [·, B, D]``: ``[B, H, S, E]``,
-    with no positions, no mask, no output projection and frozen weights."""
+def content_attention(
+    attention: RelativeMultiHeadAttention, query: Tensor, context: Tensor, first: Tensor | None = None
+) -> Tensor:
+    """Softmax(q·k / √E) of ``query [B, H, S, E]`` over ``context [·, B, D]``, from ``first [B]`` on or all:
+    ``[B, H, S, E]``, with no positions, not causal, no output projection and frozen weights."""
     key, value = (project(attention, linear, context) for linear in (attention.key, attention.value))
-    return F.scaled_dot_product_attention(query, key, value)
+    visible = None
+    if first is not None:
+        visible = torch.arange(len(context), device=first.device) >= first[:, None, None, None]
+    if query.device.type != "cpu":
+        return F.scaled_dot_product_attention(query, key, value, visible)
+    # In bfloat16, which autocast would choose, the backward pass takes several times as long on a CPU.
+    query, key, value = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (query, key, value))
+    with torch.autocast("cpu", enabled=False):
+        return F.scaled_dot_product_attention(query, key, value, visible)
 
 
 def project(attention: RelativeMultiHeadAttention, linear: nn.Linear, z: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from memformers.common.errors import UserError
 from memformers.models.compression import AttentionReconstructionLoss
 from memformers.models.layers import CompressiveTransformerLayer
 from memformers.models.memory import Leaving, Memory, MemoryLengths, compress_oldest, slots_to_compress
@@ -24,18 +25,27 @@ class CompressiveTransformer(MemoryStack):
         mem: Sequence[Tensor] | None,
         c_mem: Sequence[Tensor] | None,
         mask: Tensor | None = None,
+        *,
+        starts: Tensor | None = None,
+        valid: Tensor | None = None,
+        span: int | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """``x [S, B, D]``; ``mem`` and ``c_mem``: None, empty, or a tensor ``[M, B, D]`` and
         ``[C, B, D]`` a layer; ``mask [S, C + M + S, B]`` or ``[S, C + M + S, 1]``, None for causal.
 
-        Returns the output ``[S, B, D]`` and ``new_mem``: the detached input ``[S, B, D]`` of each
-        layer. Raises ValueError for a memory of another depth, batch, width, dtype or device.
-        """
-        return self.read(x, Memory(tuple(mem or ()), tuple(c_mem or ())), mask)
+        ``starts [S, B]`` is true where a new document begins, and ``valid [B]`` says how many of the newest
+        positions belong to the running one, where a slot stands for c of them, None for all; a query sees no
+        other document. With a ``span``, it sees so many of the newest keys, its own among them.
 
-    def arguments(self, memory: Memory) -> dict[str, tuple[Tensor, ...]]:
-        """``mem``, ``[M, B, D]`` a layer, and ``c_mem``, ``[C, B, D]`` a layer."""
-        return {"mem": memory.mem, "c_mem": memory.c_mem}
+        Returns the output ``[S, B, D]`` and ``new_mem``: the detached input ``[S, B, D]`` of each
+        layer. Raises ValueError for a memory of another depth, batch, width, dtype or device, and for starts
+        or valid that don't fit.
+        """
+        return self.read(x, Memory(tuple(mem or ()), tuple(c_mem or ()), valid), mask, starts, span)
+
+    def arguments(self, memory: Memory) -> dict[str, tuple[Tensor, ...] | Tensor | None]:
+        """``mem``, ``[M, B, D]`` a layer, ``c_mem``, ``[C, B, D]`` a layer, and ``valid [B]``."""
+        return {"mem": memory.mem, "c_mem": memory.c_mem, "valid": memory.valid}
 
     def leaving(self, length: int, lengths: MemoryLengths) -> Leaving:
         """The oldest positions, which become slots."""
@@ -43,15 +53,31 @@ class CompressiveTransformer(MemoryStack):
         return Leaving(positions=n * lengths.compression_rate, slots=n)
 
     def remember(
-        self, memory: Memory, inputs: Sequence[Tensor], lengths: MemoryLengths
+        self,
+        memory: Memory,
+        inputs: Sequence[Tensor],
+        lengths: MemoryLengths,
+        starts: Tensor | None = None,
     ) -> tuple[Memory, Tensor]:
-        """Both memories after a segment with these layer inputs, ``[S, B, D]`` a layer, and the
-        attention-reconstruction loss of what was compressed, a scalar."""
-        memory, compressed = compress_oldest(memory, inputs, self.compressions, lengths)
+        """Both memories after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``starts
+        [S, B]``; and the attention-reconstruction loss of what was compressed, a scalar."""
+        memory, compressed = compress_oldest(memory, inputs, self.compressions, lengths, starts)
         if compressed is None:
             return memory, inputs[0].new_zeros(())
         layers = cast(list[CompressiveTransformerLayer], self.memory_layers)
-        return memory, AttentionReconstructionLoss(layers)(inputs, compressed.old, compressed.new)
+        loss = AttentionReconstructionLoss(layers)
+        return memory, loss(inputs, compressed.old, compressed.new, compressed.left_out)
+
+    @property
+    def compression_rate(self) -> int:
+        """How many positions f_c makes one slot of. Raises ValueError for a module that doesn't say so."""
+        rate = getattr(self.compressions[0], "compression_rate", None)
+        if rate is None:
+            raise UserError(
+                f"{type(self.compressions[0]).__name__} doesn't say how many positions a slot stands for, "
+                f"which boundaries of documents need; give it a compression_rate."
+            )
+        return int(rate)
 
     @property
     def compressions(self) -> list[nn.Module]:

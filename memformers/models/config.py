@@ -87,7 +87,7 @@ class ModelConfig:
     """Memory length M, in positions (transformer-xl, compressive)."""
     same_length: bool = False
     """Whether each query sees just the mem_len newest positions, its own among them, and so all equally
-    many, rather than the whole memory (transformer-xl, by the naive kernel)."""
+    many, rather than the whole memory (transformer-xl)."""
     c_mem_len: int = 64
     """Compressed memory length C, in slots (compressive)."""
     compression_rate: int = 4
@@ -146,8 +146,6 @@ class ModelConfig:
                 f"same_length=True is for model='transformer-xl' with a memory; model={self.model!r} and "
                 f"mem_len={self.mem_len} came."
             )
-        if self.same_length and self.kernel not in ("auto", "naive"):
-            raise UserError(f"same_length=True takes kernel='auto' or 'naive'; kernel={self.kernel!r} came.")
 
     def check_embedding(self) -> None:
         """Raise ValueError for an embedding that can't be. Cutoffs meet the vocabulary when a model is

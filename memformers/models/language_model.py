@@ -1,17 +1,18 @@
 """A whole language model around a memory transformer: tokens and memory in, logits and memory out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import _register_namedtuple
 
 from memformers.common.errors import UserError
 from memformers.kernels.transforms import is_transformed
 from memformers.models.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from memformers.models.adaptive_scores import adaptive_scores
-from memformers.models.attention import nearest_mask
+from memformers.models.boundaries import check_valid
 from memformers.models.building import (
     build_embedding,
     build_head,
@@ -19,9 +20,10 @@ from memformers.models.building import (
     initialise_vocabulary,
     initialise_weights,
 )
+from memformers.models.checks import check_memory
 from memformers.models.config import ModelConfig
 from memformers.models.linear import linear
-from memformers.models.memory import Memory, check_memory
+from memformers.models.memory import Memory
 from memformers.models.scores import Scores, check_targets, scores_of_logits
 
 
@@ -36,6 +38,10 @@ class LMOutput(NamedTuple):
     auxiliary_loss: Tensor
     """Attention-reconstruction loss, a scalar to add to the loss; exactly 0 if nothing was
     compressed in this segment."""
+
+
+# So that torch.export.save can write a program that returns it.
+_register_namedtuple(LMOutput, serialized_type_name="memformers.LMOutput")
 
 
 class LMScores(NamedTuple):
@@ -75,16 +81,23 @@ class MemoryLM(nn.Module):
         initialise_weights(self.transformer)
 
     def forward(
-        self, tokens: Tensor, memory: Memory | None = None, targets: Tensor | None = None
+        self,
+        tokens: Tensor,
+        memory: Memory | None = None,
+        targets: Tensor | None = None,
+        starts: Tensor | None = None,
     ) -> LMOutput | LMScores:
         """``tokens [S, B]``, integers, with the memory that the last segment returned, or None.
 
         With ``targets [S, B]``, each token's next one, or −100 where there is none, losses come back in
         place of logits; an adaptive softmax then computes only what the targets need.
 
+        ``starts``, boolean ``[S, B]``, is true where a stream's new document begins: its tokens see
+        nothing of what came before, neither in the segment nor in memory.
+
         Raises ValueError for tokens that aren't integers ``[S, B]`` with S ≥ 1, for a memory of
         another model, batch, dtype or device, for a segment longer than learned positions, and for targets
-        of another shape.
+        or starts of another shape or dtype.
         """
         self.check_tokens(tokens)
         if targets is not None:
@@ -93,24 +106,20 @@ class MemoryLM(nn.Module):
             raise UserError(f"memory is a {type(memory).__name__}; a Memory or None was expected.")
         memory = memory or Memory(())
         self.config.lengths.check_kind(memory, self.config.model)
-        hidden, inputs = self.transform(tokens, memory)
-        memory, auxiliary_loss = self.transformer.remember(memory, inputs, self.config.lengths)
+        hidden, inputs = self.transform(tokens, memory, starts)
+        memory, auxiliary_loss = self.transformer.remember(memory, inputs, self.config.lengths, starts)
         if targets is not None:
             return LMScores(self.score(hidden, targets), memory, auxiliary_loss)
         return LMOutput(self.predict(hidden), memory, auxiliary_loss)
 
-    def transform(self, tokens: Tensor, memory: Memory) -> tuple[Tensor, list[Tensor]]:
-        """``tokens [S, B]`` to the transformer's output ``[S, B, D]`` and each layer's input, likewise."""
+    def transform(
+        self, tokens: Tensor, memory: Memory, starts: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """``tokens [S, B]``, with ``starts [S, B]``, to the transformer's output ``[S, B, D]`` and each
+        layer's input, likewise."""
         x = self.dropout(self.embed(tokens))  # [S, B, D]
-        mask = self.visible(len(tokens), memory.mem_len)
-        return self.transformer(x, **self.transformer.arguments(memory), mask=mask)
-
-    def visible(self, S: int, M: int) -> Tensor | None:
-        """Where the queries of a segment may look, boolean ``[S, M + S, 1]``; None for all before them."""
-        span, K = self.config.span, M + S
-        if span is None or span >= K:
-            return None
-        return nearest_mask(S, K, span, self.device)[..., None]
+        past = self.transformer.arguments(memory)
+        return self.transformer(x, **past, starts=starts, span=self.config.span)
 
     def predict(self, hidden: Tensor) -> Tensor:
         """The transformer's output ``[·, D]`` to the logits ``[·, vocab_size]`` of the next token."""
@@ -146,12 +155,13 @@ class MemoryLM(nn.Module):
         one = self.head.weight.new_empty(1, batch, self.config.d_model)
         check_memory("mem", memory.mem, one, self.config.n_layers)
         check_memory("c_mem", memory.c_mem, one, self.config.n_layers)
+        check_valid(memory.valid, one)
 
     # The rooms above build on this one, so the methods below import them when they are called.
 
     def generate(
         self,
-        prompt: Tensor,
+        prompt: Tensor | Sequence[Tensor],
         max_new_tokens: int,
         *,
         temperature: float = 1.0,
@@ -163,6 +173,9 @@ class MemoryLM(nn.Module):
     ) -> Iterator[Tensor]:
         """Continue ``prompt [P, B]``: yields int64 ``[B]``, the next token of each stream, as it comes.
 
+        Prompts of different lengths are given as a sequence of tensors ``[P_i]``. Each stream is then
+        read and written exactly as it would be alone ([`memformers.generation.prompts`][]).
+
         The prompt is read as in training, by segments, each remembered when it is full, with keys and values
         kept ([`memformers.generation.decoding.Decoder`][]). A model without memory reads the newest
         ``segment_len`` tokens again for each new one. The same ``seed`` gives the same text; temperature
@@ -172,8 +185,8 @@ class MemoryLM(nn.Module):
         Raises ValueError as [`memformers.generation.sampling.Sampling`][] does, for a prompt without tokens,
         a negative ``max_new_tokens``, and a ``batch`` of several prompts.
         """
-        from memformers.generation.decoding import generate
         from memformers.generation.sampling import Sampling
+        from memformers.generation.writing import generate
 
         sampling = Sampling(temperature, top_k, top_p)
         return generate(self, prompt, max_new_tokens, sampling, seed=seed, stop=stop, batch=batch)

@@ -6,12 +6,17 @@ forgotten from the far end.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
+from memformers.models.boundaries import EVERYTHING, slots_left_out, valid_afterwards
+
+if TYPE_CHECKING:
+    from memformers.models.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -22,10 +27,55 @@ class Memory:
     ``[C, B, D]`` a layer, where each slot stands for ``compression_rate`` inputs older than all of
     ``mem``; it is empty for a model that doesn't compress. Both carry no gradient, but may be views of
     what a backward pass still needs: don't change them in place.
+
+    ``valid``, int64 ``[B]``, says how many of each stream's newest positions belong to its running document,
+    where a slot stands for ``compression_rate`` of them; None says all. What came before is hidden from
+    queries ([`memformers.models.boundaries`][]).
     """
 
     mem: tuple[Tensor, ...]
     c_mem: tuple[Tensor, ...] = ()
+    valid: Tensor | None = None
+
+    @classmethod
+    def empty(
+        cls,
+        config: "ModelConfig",
+        batch: int,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> "Memory":
+        """A memory of nothing that is as long as a full one: zeros that no query sees.
+
+        A model starts from it as from no memory; but shapes are then the same in every segment, where
+        ``segment_len`` is a multiple of ``compression_rate``. It holds as many of ``mem_len`` positions as
+        make whole slots, so that the first document begins at the edge of a slot. ``dtype`` and ``device``
+        are torch's defaults if not given.
+        """
+        lengths, slots = config.lengths, config.model == "compressive"
+        positions = lengths.mem_len - lengths.mem_len % lengths.compression_rate
+
+        def zeros(length: int) -> tuple[Tensor, ...]:
+            shape = length, batch, config.d_model
+            return tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.n_layers))
+
+        valid = torch.zeros(batch, dtype=torch.int64, device=device)
+        return cls(zeros(positions), zeros(lengths.c_mem_len) if slots else (), valid)
+
+    def reset(self, done: Tensor) -> "Memory":
+        """The memory in which the streams that are ``done``, boolean ``[B]``, remember nothing: what
+        comes next is a new document. Raises ValueError for ``done`` of another shape, dtype or device."""
+        if not self.mem:
+            return self  # nothing is remembered of any stream
+        batch, device = self.mem[0].shape[1], self.mem[0].device
+        if done.dtype != torch.bool or done.shape != (batch,) or done.device != device:
+            raise UserError(
+                f"done was expected as boolean [{batch}] on {device}, true for each stream that starts over; "
+                f"{done.dtype} {list(done.shape)} on {done.device} came."
+            )
+        valid = torch.full_like(done, EVERYTHING, dtype=torch.int64) if self.valid is None else self.valid
+        return Memory(self.mem, self.c_mem, valid.masked_fill(done, 0))
 
     @property
     def mem_len(self) -> int:
@@ -36,6 +86,16 @@ class Memory:
     def c_mem_len(self) -> int:
         """C, in slots."""
         return len(self.c_mem[0]) if self.c_mem else 0
+
+    def positions(self, rate: int) -> int:
+        """How many positions are remembered, where a slot stands for ``rate`` of them."""
+        return self.mem_len + rate * self.c_mem_len
+
+
+# So that torch.export takes a memory as input and output, and loads a program with an example of one; it is
+# tensors and nothing else.
+torch.export.register_dataclass(Memory, serialized_type_name="memformers.Memory")
+torch.serialization.add_safe_globals([Memory])
 
 
 @dataclass(frozen=True)
@@ -98,10 +158,13 @@ class Leaving:
     """How many compressed slots they become; with 0 they are forgotten."""
 
 
-def keep_newest(memory: Memory, inputs: Sequence[Tensor], mem_len: int) -> Memory:
-    """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer: the newest ``mem_len``
-    positions of both; Transformer-XL forgets the others (section 3.2)."""
-    return Memory(tuple(newest(parts, mem_len) for parts in followed_by(memory.mem, inputs)), memory.c_mem)
+def keep_newest(
+    memory: Memory, inputs: Sequence[Tensor], mem_len: int, starts: Tensor | None = None
+) -> Memory:
+    """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``starts [S, B]``: the
+    newest ``mem_len`` positions of both; Transformer-XL forgets the others (section 3.2)."""
+    mem = tuple(newest(parts, mem_len) for parts in followed_by(memory.mem, inputs))
+    return followed(memory, Memory(mem, memory.c_mem), starts, len(inputs[0]))
 
 
 def slots_to_compress(length: int, mem_len: int, compression_rate: int) -> int:
@@ -118,6 +181,9 @@ class Compressed:
 
     old: tuple[Tensor, ...]
     new: tuple[Tensor, ...]
+    left_out: Tensor | None = None
+    """How many of each stream's oldest new slots the reconstruction loss leaves out, int64 ``[B]``; None for
+    none."""
 
 
 def compress_oldest(
@@ -125,25 +191,35 @@ def compress_oldest(
     inputs: Sequence[Tensor],
     compress: Sequence[Callable[[Tensor], Tensor]],
     lengths: MemoryLengths,
+    starts: Tensor | None = None,
 ) -> tuple[Memory, Compressed | None]:
-    """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, of which what overflows
-    has become compressed slots, by each layer's own f_c, ``[n·c, B, D]`` to ``[n, B, D]``.
+    """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``starts [S, B]``, of
+    which what overflows has become compressed slots, by each layer's own f_c, ``[n·c, B, D]`` to
+    ``[n, B, D]``.
 
     Returns it and what was compressed, or None where nothing overflowed. Slots are remembered without
     gradient, since f_c learns from its own loss. Source: Compressive Transformer (Rae et al. 2020, arXiv
     1911.05507), section 3.1 and algorithm 1.
     """
-    past = followed_by(memory.mem, inputs)
-    length, c = memory.mem_len + len(inputs[0]), lengths.compression_rate
+    past, S = followed_by(memory.mem, inputs), len(inputs[0])
+    length, c = memory.mem_len + S, lengths.compression_rate
     n = slots_to_compress(length, lengths.mem_len, c)
     mem = tuple(newest(parts, length - n * c) for parts in past)
     if n == 0:
-        return Memory(mem, memory.c_mem), None
+        return followed(memory, Memory(mem, memory.c_mem), starts, S, c), None
     old = tuple(cut(parts, 0, n * c) for parts in past)
     # In the memory's dtype, whatever autocast made of it.
     new = tuple(f_c(x).to(x.dtype) for f_c, x in zip(compress, old, strict=True))
     slots = followed_by(memory.c_mem, [x.detach() for x in new])
-    return Memory(mem, tuple(newest(parts, lengths.c_mem_len) for parts in slots)), Compressed(old, new)
+    after = Memory(mem, tuple(newest(parts, lengths.c_mem_len) for parts in slots))
+    left_out = slots_left_out(memory.valid, starts, memory.mem_len, n, c)
+    return followed(memory, after, starts, S, c), Compressed(old, new, left_out)
+
+
+def followed(before: Memory, after: Memory, starts: Tensor | None, segment_len: int, rate: int = 1) -> Memory:
+    """``after`` with its ``valid``, where it follows ``before`` by a segment with ``starts [S, B]``."""
+    remembered = before.positions(rate), after.positions(rate)
+    return replace(after, valid=valid_afterwards(before.valid, starts, segment_len, *remembered))
 
 
 def followed_by(past: Sequence[Tensor], new: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
@@ -171,44 +247,16 @@ def cut(parts: Sequence[Tensor], start: int, stop: int) -> Tensor:
 
 
 def memory_tensors(memory: Memory) -> dict[str, Tensor]:
-    """A memory as ``mem.0``, …, ``c_mem.0``, …, as files have it."""
+    """A memory as ``mem.0``, …, ``c_mem.0``, …, and ``valid`` where it has one, as files have it."""
     tensors = {f"mem.{i}": mem.contiguous() for i, mem in enumerate(memory.mem)}
-    return tensors | {f"c_mem.{i}": c_mem.contiguous() for i, c_mem in enumerate(memory.c_mem)}
+    tensors |= {f"c_mem.{i}": c_mem.contiguous() for i, c_mem in enumerate(memory.c_mem)}
+    return tensors if memory.valid is None else tensors | {"valid": memory.valid.contiguous()}
 
 
 def memory_from_tensors(tensors: Mapping[str, Tensor], n_layers: int) -> Memory:
     """The memory of so many layers that [`memory_tensors`][] gives; ValueError for anything else."""
     kinds = {kind: [f"{kind}.{i}" for i in range(n_layers)] for kind in ("mem", "c_mem")}
     mem, c_mem = (tuple(tensors[n] for n in names if n in tensors) for names in kinds.values())
-    if others := sorted(set(tensors) - {name for names in kinds.values() for name in names}):
+    if others := sorted(set(tensors) - {"valid"} - {name for names in kinds.values() for name in names}):
         raise UserError(f"it holds {', '.join(others)}, which this model has not.")
-    return Memory(mem, c_mem)
-
-
-def check_memory(name: str, mem: Sequence[Tensor], x: Tensor, n_layers: int) -> None:
-    """Raise ValueError unless ``mem``, empty or one tensor a layer, fits the input ``x [S, B, D]``."""
-    if not mem:
-        return
-    if len(mem) != n_layers:
-        raise UserError(
-            f"{name} of {n_layers} layers was expected, one tensor each; this one has {len(mem)}. "
-            f"Is it another model's?"
-        )
-    for layer, tensor in enumerate(mem):
-        expected, came = ["·", *x.shape[1:]], list(tensor.shape)
-        if came[1:] != expected[1:] or len(came) != 3:
-            raise UserError(
-                f"{name} of layer {layer} was expected as [length, batch, d_model] = "
-                f"[·, {x.shape[1]}, {x.shape[2]}]; it is {came}. Start from no memory for another "
-                f"batch, and use a memory with the model that made it."
-            )
-        if tensor.dtype != x.dtype or tensor.device != x.device:
-            raise UserError(
-                f"{name} of layer {layer} is {tensor.dtype} on {tensor.device}, but the model works "
-                f"in {x.dtype} on {x.device}; move it there, or start from no memory."
-            )
-        if len(tensor) != len(mem[0]):
-            raise UserError(
-                f"{name} has {len(mem[0])} positions in layer 0 and {len(tensor)} in layer {layer}; "
-                f"every layer remembers the same positions."
-            )
+    return Memory(mem, c_mem, tensors.get("valid"))

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from memformers.common.errors import UserError
+from memformers.models.boundaries import check_starts, check_valid, first_of_document, first_within_span
+from memformers.models.checks import check_memory
 from memformers.models.layers import MemoryLayer
-from memformers.models.memory import Leaving, Memory, MemoryLengths, check_memory
+from memformers.models.memory import Leaving, Memory, MemoryLengths
 from memformers.models.positions import Sinusoids
 
 
@@ -35,15 +37,28 @@ class MemoryStack(nn.Module, ABC):
         self.recompute = False
         """Whether layers are computed again in the backward pass, to save memory."""
 
-    def read(self, x: Tensor, memory: Memory, mask: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+    def read(
+        self,
+        x: Tensor,
+        memory: Memory,
+        mask: Tensor | None = None,
+        starts: Tensor | None = None,
+        span: int | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
         """A segment ``x [S, B, D]`` after ``memory``; ``mask [S, K, B]`` or ``[S, K, 1]``, None for causal.
+
+        ``starts [S, B]`` is true where a new document begins: its queries see no key before. With a ``span``,
+        each query sees so many of the newest keys, its own among them.
 
         Returns the output ``[S, B, D]``, and each layer's detached input ``[S, B, D]``, which is what this
         segment adds to the memory. Raises ValueError for a memory of another depth, batch, width, dtype or
-        device.
+        device, and for starts of another shape, dtype or device.
         """
         check_memory("mem", memory.mem, x, len(self.layers))
         check_memory("c_mem", memory.c_mem, x, len(self.layers))
+        check_valid(memory.valid, x)
+        check_starts(starts, x)
+        first = self.first_seen(x, memory, starts, span)
         inputs = []
         for i, layer in enumerate(self.layers):
             inputs.append(x.detach())
@@ -52,12 +67,31 @@ class MemoryStack(nn.Module, ABC):
                 mem=memory.mem[i] if memory.mem else None,
                 c_mem=memory.c_mem[i] if memory.c_mem else None,
                 mask=mask,
+                first=first,
             )
         return self.norm(x), inputs
 
+    def first_seen(self, x: Tensor, memory: Memory, starts: Tensor | None, span: int | None) -> Tensor | None:
+        """The first key that each query of ``x [S, B, ·]`` may see, int64 ``[B, S]``, for the arguments of
+        [`read`][]; None where every query sees all keys up to its own."""
+        (S, B), M, C = x.shape[:2], memory.mem_len, memory.c_mem_len
+        # What a slot stands for is asked of a compression only where it matters.
+        rate = self.compression_rate if C and memory.valid is not None else 1
+        first = first_of_document(starts, memory.valid, S, M, C, rate)
+        if span is None or span >= C + M + S:
+            return first
+        nearest = first_within_span(S, C + M + S, span, x.device).expand(B, S)
+        return nearest if first is None else torch.maximum(first, nearest)
+
+    @property
+    def compression_rate(self) -> int:
+        """How many positions a slot of the compressed memory stands for."""
+        return 1
+
     @abstractmethod
-    def arguments(self, memory: Memory) -> dict[str, tuple[Tensor, ...]]:
-        """``memory`` as arguments of the model's forward pass, tensors ``[·, B, D]`` a layer each."""
+    def arguments(self, memory: Memory) -> dict[str, tuple[Tensor, ...] | Tensor | None]:
+        """``memory`` as arguments of the model's forward pass: tensors ``[·, B, D]`` a layer each, and
+        ``valid [B]``."""
 
     @abstractmethod
     def leaving(self, length: int, lengths: MemoryLengths) -> Leaving:
@@ -65,10 +99,14 @@ class MemoryStack(nn.Module, ABC):
 
     @abstractmethod
     def remember(
-        self, memory: Memory, inputs: Sequence[Tensor], lengths: MemoryLengths
+        self,
+        memory: Memory,
+        inputs: Sequence[Tensor],
+        lengths: MemoryLengths,
+        starts: Tensor | None = None,
     ) -> tuple[Memory, Tensor]:
-        """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and the loss of
-        compressing it, a scalar: 0 where nothing was compressed."""
+        """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``starts [S, B]``;
+        and the loss of compressing it, a scalar: 0 where nothing was compressed."""
 
     @property
     def memory_layers(self) -> list[MemoryLayer]:

@@ -16,28 +16,43 @@ class TransformerXL(MemoryStack):
         super().__init__(layer, n_layers)
 
     def forward(
-        self, x: Tensor, mem: Sequence[Tensor] | None, mask: Tensor | None = None
+        self,
+        x: Tensor,
+        mem: Sequence[Tensor] | None,
+        mask: Tensor | None = None,
+        *,
+        starts: Tensor | None = None,
+        valid: Tensor | None = None,
+        span: int | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """``x [S, B, D]`` and ``mem``, None, empty, or a tensor ``[M, B, D]`` a layer; ``mask [S, M + S, B]``
         or ``[S, M + S, 1]``, true where a query may look, None for causal.
 
+        ``starts [S, B]`` is true where a new document begins, and ``valid [B]`` says how many of the newest
+        positions of ``mem`` belong to the running one, None for all; a query sees no other document. With a
+        ``span``, it sees so many of the newest positions, its own among them.
+
         Returns the output ``[S, B, D]`` and ``new_mem``: the detached input ``[S, B, D]`` of each
         layer, which is what this segment adds to the memory. Raises ValueError for a memory of
-        another depth, batch, width, dtype or device.
+        another depth, batch, width, dtype or device, and for starts or valid that don't fit.
         """
-        return self.read(x, Memory(tuple(mem or ())), mask)
+        return self.read(x, Memory(tuple(mem or ()), valid=valid), mask, starts, span)
 
-    def arguments(self, memory: Memory) -> dict[str, tuple[Tensor, ...]]:
-        """``mem``, ``[M, B, D]`` a layer."""
-        return {"mem": memory.mem}
+    def arguments(self, memory: Memory) -> dict[str, tuple[Tensor, ...] | Tensor | None]:
+        """``mem``, ``[M, B, D]`` a layer, and ``valid [B]``."""
+        return {"mem": memory.mem, "valid": memory.valid}
 
     def leaving(self, length: int, lengths: MemoryLengths) -> Leaving:
         """The oldest positions, which are forgotten."""
         return Leaving(positions=max(length - lengths.mem_len, 0), slots=0)
 
     def remember(
-        self, memory: Memory, inputs: Sequence[Tensor], lengths: MemoryLengths
+        self,
+        memory: Memory,
+        inputs: Sequence[Tensor],
+        lengths: MemoryLengths,
+        starts: Tensor | None = None,
     ) -> tuple[Memory, Tensor]:
-        """The newest positions after a segment with these layer inputs, ``[S, B, D]`` a layer; there is no
-        loss, a scalar 0."""
-        return keep_newest(memory, inputs, lengths.mem_len), inputs[0].new_zeros(())
+        """The newest positions after a segment with these layer inputs, ``[S, B, D]`` a layer, and
+        ``starts [S, B]``; there is no loss, a scalar 0."""
+        return keep_newest(memory, inputs, lengths.mem_len, starts), inputs[0].new_zeros(())

@@ -114,6 +114,7 @@ TRAINING = TrainConfig(
     muon_learning_rate=0.02,
     evaluations=8,
     log_every=20,
+    precision="float32",  # on a network of this size, casts would cost what faster products save
 )
 NO_MEMORY = Arm("no-memory", "No memory", "transformer")
 SETTINGS: dict[Reach, Setting] = {

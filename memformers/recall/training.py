@@ -1,6 +1,5 @@
 """One arm, trained from one seed and measured, into a run's folder."""
 
-from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -8,8 +7,7 @@ from typing import Any
 
 from memformers.common.environment import describe_environment, peak_memory
 from memformers.common.files import write_json
-from memformers.data.recall_stream import NOTHING, recall_segments
-from memformers.data.streams import Segment
+from memformers.data.recall_stream import recall_segments
 from memformers.evaluation.controls import controls_of
 from memformers.evaluation.recall_by_distance import UNTOUCHED, Recall, recall_by_distance
 from memformers.models.costs import memory_facts
@@ -46,10 +44,15 @@ def train_arm(run: ArmRun, folder: Path, dashboard: str = "") -> None:
     with Tracking(
         folder, name, {**asdict(run.train), "recall": asdict(run.more), **facts}, dashboard
     ) as track:
-        segments = CountedAsks(run)
+        segments = recall_segments(
+            run.more.stream,
+            run.train.batch_size,
+            run.train.model.segment_len,
+            run.train.seed,
+            longest=run.longest(),
+        )
 
         def record(progress: Progress, metrics: dict[str, float]) -> None:
-            metrics["accuracy.train"] *= segments.tokens_an_ask()
             track.record({"tokens": progress.tokens, "seconds": progress.seconds, **metrics})
 
         def evaluate(progress: Progress) -> None:
@@ -61,7 +64,7 @@ def train_arm(run: ArmRun, folder: Path, dashboard: str = "") -> None:
                 flush=True,
             )
 
-        progress = train(model, segments, run.train, record=record, evaluate=evaluate)
+        progress = train(model, (s for s, _ in segments), run.train, record=record, evaluate=evaluate)
         peak = peak_memory(model.device)
         found = measure(model, run, run.more.evaluated, controls=True)
     result = {**asdict(progress), "peak_memory_bytes": peak, "recall": asdict(found[UNTOUCHED])}
@@ -70,30 +73,6 @@ def train_arm(run: ArmRun, folder: Path, dashboard: str = "") -> None:
     (folder / MODEL).mkdir(exist_ok=True)
     model.save_pretrained(folder / MODEL)
     write_json(folder / RESULT, result)
-
-
-class CountedAsks(Iterator[Segment]):
-    """The segments that ``run`` is trained on; it knows how many of the tokens since it was last asked had
-    something to predict."""
-
-    def __init__(self, run: ArmRun):
-        network, config = run.train.model, run.train
-        self.segments = recall_segments(
-            run.more.stream, config.batch_size, network.segment_len, config.seed, longest=run.longest()
-        )
-        self.tokens = self.asks = 0
-
-    def __next__(self) -> Segment:
-        segment, distances = next(self.segments)
-        self.tokens += distances.numel()
-        self.asks += int((distances != NOTHING).sum())
-        return segment
-
-    def tokens_an_ask(self) -> float:
-        """Tokens for each ask since the last call."""
-        tokens, asks = self.tokens, self.asks
-        self.tokens = self.asks = 0
-        return tokens / max(asks, 1)
 
 
 def measure(model: MemoryLM, run: ArmRun, positions: int, *, controls: bool = False) -> dict[str, Recall]:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from memformers.common.files import write_text
-from memformers.report import probe_figures
 from memformers.report.arms import Arm, arms_of, base_of
-from memformers.report.curves import curves_of, looks_of
+from memformers.report.curves import curves_of
 from memformers.report.evidence import costs_table, on_one_machine, results_table, verdict
 from memformers.report.figures import save_figures
 from memformers.report.markdown import fenced, pictured, table
 from memformers.report.page import plain, render_html
+from memformers.report.probe_section import probe_section
 from memformers.runs.finished import FinishedRun, read_probe, read_runs
 from memformers.runs.folder import CONFIG, FACTS, FIGURES, PAGE, PROBE, REPORT
 from memformers.runs.metrics import flatten
@@ -89,34 +89,6 @@ def what_curves_are_over(arms: Sequence[Arm]) -> str:
         return f"the same {next(iter(parts.values()))} of the held-out text (the table: all of it)"
     said = ", ".join(f"{name}: {part}" for name, part in parts.items())
     return f"unequal parts of the held-out text ({said}; the table: all of it)"
-
-
-def probe_section(arms: Sequence[Arm], probe: dict[str, Any], folder: Path) -> list[str]:
-    """What a probe found: how much context helps each model, and where its attention falls."""
-    labels = {run.folder.name: arm.label for arm in arms for run in arm.runs}
-    looks_by_arm = looks_of([arm.name for arm in arms])
-    looks = {run.folder.name: looks_by_arm[arm.name] for arm in arms for run in arm.runs}
-    context = probe["effective_context"]
-    rows = [
-        [labels[name], *(effective_length(context, r, name) for r in context["recl"])]
-        for name in probe["attention"]
-    ]
-    head = ["arm"] + [f"r = {r}" for r in context["recl"]]
-    drawn = probe_figures.save_probe_figures(probe, labels, looks, folder / FIGURES)
-    return [
-        "## What context and memory are worth",
-        "Relative effective context length in tokens (Dai et al. 2019, section 4.3), of the fraction r of "
-        f"tokens that are the hardest to predict from a short context; contexts in steps of "
-        f"{context['step']}, {context['positions']:,} tokens of the held-out text, one seed of each arm:",
-        table(head, rows),
-        *(pictured(path, probe_figures.CAPTIONS[name], folder) for name, path in drawn.items()),
-    ]
-
-
-def effective_length(context: dict[str, Any], r: str, name: str) -> str:
-    """A model's RECL, or the longest that was tried."""
-    length = context["recl"][r][name]
-    return f"{length:,}" if length else f"over {context['step'] * len(context['gains'][r][name]):,}"
 
 
 def title(corpus: dict[str, Any]) -> str:

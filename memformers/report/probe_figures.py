@@ -1,4 +1,4 @@
-"""The figures of a probe: what context gains, and where attention falls."""
+"""The figures of a probe: what context gains, what memory is worth, and where attention falls."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from memformers.report.curves import drawn
 from memformers.report.figures import finish, save, thousands
+from memformers.report.worth_figure import save_worth
 
 PLACES = {"compressed memory": "#009E73", "memory": "#D55E00", "segment": "#0072B2"}
 """In order of time, with their colours."""
@@ -30,10 +31,13 @@ def save_probe_figures(
 ) -> dict[str, Path]:
     """Draw a probe into ``folder``: paths by name. ``labels`` and ``looks`` are by the runs' names."""
     folder.mkdir(parents=True, exist_ok=True)
-    return {
+    paths = {
         "effective_context": save_gains(probe["effective_context"], labels, looks, folder),
         "attention": save_attention(probe["attention"], labels, folder),
     }
+    if worth := probe.get("worth"):
+        paths |= save_worth(worth, labels, looks, folder)
+    return paths
 
 
 def save_gains(

@@ -11,7 +11,7 @@ from memformers.data.tokenizers import TokenizerName
 from memformers.models.config import ModelConfig, upgraded
 from memformers.runs.folder import CONFIG
 
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["auto", "float32", "bfloat16"]
 Parallel = Literal["single", "ddp", "fsdp"]
 OptimizerName = Literal["muon", "adamw"]
 
@@ -23,8 +23,11 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     """The network."""
     data: str = ""
-    """A text file, or a folder with Tiny Shakespeare, or "builtin". Empty: Tiny Shakespeare from
-    $MEMFORMERS_DATA, the user's cache, or its public address, else the built-in corpus."""
+    """A text file; or documents: a folder of texts, or a .jsonl file with a "text" in each line; or
+    "builtin". Empty: Tiny Shakespeare from $MEMFORMERS_DATA, the user's cache, or its public address, else
+    the built-in corpus."""
+    document_separator: str = ""
+    """What stands between the documents of a text file; empty: the file is one text."""
     tokenizer: TokenizerName = "character"
     """One token a character, numbered in the order of the alphabet (character) or of how often the text has
     it (frequency), or one a byte."""
@@ -34,7 +37,8 @@ class TrainConfig:
     """Parallel streams of text, B."""
     stretch: int = 4096
     """The training text is cut into stretches of so many tokens, which are read in an order drawn from the
-    seed, anew in each epoch; memory runs on from one to the next. 0 reads the text from front to back."""
+    seed, anew in each epoch; memory runs on from one to the next. 0 reads the text from front to back.
+    Documents are not cut: whatever this is, they are read in an order drawn from the seed."""
     optimizer: OptimizerName = "muon"
     """muon for the matrices of the layers, beside AdamW for all else; or adamw for everything."""
     learning_rate: float = 4e-3
@@ -68,9 +72,10 @@ class TrainConfig:
     """Of the initial weights and of dropout."""
     device: str = "auto"
     """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
-    precision: Precision = "float32"
-    """Of matrix products in training steps; bfloat16 is autocast, with weights, memory, norms and losses
-    in float32. Evaluations are in float32 in either."""
+    precision: Precision = "auto"
+    """Of matrix products in training steps; bfloat16 is autocast, with weights, memory, norms, attention
+    scores and losses in float32; auto takes it where the device multiplies it faster, else float32.
+    Evaluations are in float32 in either."""
     compile: bool = False
     """Whether torch.compile builds the training step's forward and backward; takes minutes at first."""
     parallel: Parallel = "single"
@@ -84,7 +89,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Raise ValueError, saying what doesn't fit."""
         if self.precision not in get_args(Precision):
-            raise UserError(f"precision={self.precision!r} is unknown; use 'float32' or 'bfloat16'.")
+            raise UserError(f"precision={self.precision!r} is unknown; use 'auto', 'float32' or 'bfloat16'.")
         if self.parallel not in get_args(Parallel):
             raise UserError(f"parallel={self.parallel!r} is unknown; use 'single', 'ddp' or 'fsdp'.")
         if self.optimizer not in get_args(OptimizerName):

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from memformers.data.streams import IGNORED
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
+from memformers.models.memory_streams import joined_streams, some_streams
 from memformers.training.config import TrainConfig
 from memformers.training.ranks import Forward, Ranks, averaging, full_tensor
 
@@ -17,7 +19,7 @@ class Outcome:
     """What a step's forward passes gave, over the streams of all ranks."""
 
     loss: float
-    """Mean, in nats a token."""
+    """Mean, in nats a token that is predicted."""
     auxiliary_loss: float
     correct: int
     """Tokens that were the likeliest prediction."""
@@ -26,26 +28,45 @@ class Outcome:
 
 
 def backward(
-    forward: Forward, inputs: Tensor, targets: Tensor, memory: Memory, config: TrainConfig, ranks: Ranks
+    forward: Forward,
+    inputs: Tensor,
+    targets: Tensor,
+    memory: Memory,
+    config: TrainConfig,
+    ranks: Ranks,
+    *,
+    starts: Tensor | None = None,
+    predictions: int | None = None,
 ) -> Outcome:
     """Add the gradient of a segment's mean loss to the parameters, averaged over ``ranks``.
 
-    ``inputs``, ``targets`` ``[S, B]`` and ``memory`` are those of this rank. They are taken in
-    ``config.accumulate`` parts of the streams, one after the other, which takes less memory.
+    ``inputs``, ``targets``, ``starts`` ``[S, B]`` and ``memory`` are those of this rank. They are taken in
+    ``config.accumulate`` parts of the streams, one after the other, which takes less memory. All ranks
+    together have so many ``predictions``, or as many as inputs if it isn't given: each of them counts alike,
+    whatever the part it is in. (The reconstruction loss is the mean over the parts.)
     """
     loss = auxiliary_loss = 0.0
     correct, memories, parts = 0, [], config.accumulate
-    for number, (x, y, past) in enumerate(in_parts(inputs, targets, memory, parts), 1):
+    in_each = (inputs.numel() * ranks.size if predictions is None else predictions) / (ranks.size * parts)
+    for number, (x, y, past, begins) in enumerate(in_parts(inputs, targets, memory, starts, parts), 1):
         with averaging(forward, last=number == parts):
             with torch.autocast(x.device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
-                scores, memory, part_auxiliary_loss = forward(x, past, y)
-            ((scores.loss + part_auxiliary_loss) / parts).backward()
-        loss += scores.loss.item() / parts
+                scores, memory, part_auxiliary_loss = forward(x, past, y, begins)
+            part_loss = weighted(scores.loss, y, in_each)
+            ((part_loss + part_auxiliary_loss) / parts).backward()
+        loss += part_loss.item() / parts
         auxiliary_loss += part_auxiliary_loss.item() / parts
         correct += int(scores.correct.sum())
         memories.append(memory)
     loss, auxiliary_loss, share = ranks.means(loss, auxiliary_loss, correct)
     return Outcome(loss, auxiliary_loss, round(share * ranks.size), joined_streams(memories))
+
+
+def weighted(loss: Tensor, targets: Tensor, expected: float) -> Tensor:
+    """A part's mean ``loss``, a scalar, in proportion to how many of its ``targets [S, B]`` there are, where
+    ``expected`` weigh 1; without any, when the mean is not a number, 0."""
+    weight = (targets != IGNORED).sum().to(loss.dtype) / expected
+    return torch.where(weight > 0, loss * weight, 0.0)
 
 
 def clip(model: MemoryLM, max_norm: float) -> tuple[float, float]:
@@ -61,17 +82,11 @@ def clip(model: MemoryLM, max_norm: float) -> tuple[float, float]:
 
 
 def in_parts(
-    inputs: Tensor, targets: Tensor, memory: Memory, parts: int
-) -> Iterator[tuple[Tensor, Tensor, Memory]]:
-    """So many equal parts of the streams of ``inputs``, ``targets`` ``[S, B]`` and ``memory``."""
-    pieces = [[t.chunk(parts, dim=1) for t in tensors] for tensors in (memory.mem, memory.c_mem)]
-    for i, (x, y) in enumerate(zip(inputs.chunk(parts, dim=1), targets.chunk(parts, dim=1), strict=True)):
-        yield x, y, Memory(*(tuple(chunks[i] for chunks in tensors) for tensors in pieces))
-
-
-def joined_streams(memories: list[Memory]) -> Memory:
-    """The memory of all parts' streams."""
-    if len(memories) == 1:
-        return memories[0]
-    kinds = zip(*((memory.mem, memory.c_mem) for memory in memories), strict=True)
-    return Memory(*(tuple(torch.cat(t, dim=1) for t in zip(*parts, strict=True)) for parts in kinds))
+    inputs: Tensor, targets: Tensor, memory: Memory, starts: Tensor | None, parts: int
+) -> Iterator[tuple[Tensor, Tensor, Memory, Tensor | None]]:
+    """So many equal parts of the streams of ``inputs``, ``targets``, ``starts`` ``[S, B]`` and ``memory``."""
+    size = inputs.shape[1] // parts
+    for i in range(parts):
+        own = slice(i * size, (i + 1) * size)
+        begins = None if starts is None else starts[:, own]
+        yield inputs[:, own], targets[:, own], some_streams(memory, own), begins

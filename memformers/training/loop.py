@@ -12,6 +12,7 @@ from memformers.models.memory import Memory
 from memformers.training.config import TrainConfig
 from memformers.training.gradients import backward, clip
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule, set_learning_rates
+from memformers.training.precision import with_precision
 from memformers.training.ranks import Ranks
 from memformers.training.state import Progress, TrainingState, Window
 
@@ -46,6 +47,7 @@ def train(
     ``config.skip_bad_steps`` of such steps are left out with a warning instead.
     """
     device, ranks = next(model.parameters()).device, ranks or Ranks()
+    config = with_precision(config, device, ranks)
     forward = ranks.forward_of(model, compile=config.compile)
     state = state or TrainingState(build_optimizers(model, config))
     learning_rate = learning_rate_schedule(config)
@@ -64,22 +66,28 @@ def train(
 
         segment = next(segments)
         tokens = segment.inputs.numel()
+        predictions = segment.predictions
         inputs, targets = (ranks.own(t).to(device) for t in (segment.inputs, segment.targets))  # [S, B]
+        starts = None if segment.starts is None else ranks.own(segment.starts).to(device)  # [S, B]
         set_learning_rates(state.optimizers, learning_rate(state.tokens + tokens // 2))
 
         memory = Memory(()) if segment.starts_over else state.memory
         model.zero_grad()
-        outcome = backward(forward, inputs, targets, memory, config, ranks)
+        outcome = backward(
+            forward, inputs, targets, memory, config, ranks, starts=starts, predictions=predictions
+        )
         norms = clip(model, config.max_grad_norm)
 
         if problem := what_is_not_finite(outcome.loss, outcome.auxiliary_loss, *norms):
             skip(problem, state, config)
-            state.memory = memory  # what the segment left may be poisoned
+            # What the segment left may be poisoned; and what was before it is of other documents where it
+            # had a start.
+            state.memory = memory if starts is None else memory.reset(starts.any(0))
         else:
             for optimizer in state.optimizers:
                 optimizer.step()
             state.memory = outcome.memory
-            state.window.add(outcome, tokens, *norms)
+            state.window.add(outcome, tokens, predictions, *norms)
 
         state.step, state.tokens = state.step + 1, state.tokens + tokens
         state.epoch, state.position = segment.epoch, segment.end

@@ -28,8 +28,9 @@ class Muon(torch.optim.Optimizer):
         m ← μ m + (1 − μ) G
         W ← (1 − lr · weight_decay) W − lr · √max(1, rows / columns) · orthogonal(μ m + (1 − μ) G)
 
-    where ``orthogonal`` is [`orthogonalized`][]. Matrices of one shape are computed together. Where each rank
-    holds some rows of a matrix (FSDP), every rank gathers and computes the whole one, and applies its rows.
+    where ``orthogonal`` is [`orthogonalized`][], computed in ``dtype`` (None: the matrices' own); bfloat16 is
+    precise enough. Matrices of one shape are computed together. Where each rank holds some rows of a matrix
+    (FSDP), every rank gathers and computes the whole one, and applies its rows.
     """
 
     def __init__(
@@ -38,8 +39,10 @@ class Muon(torch.optim.Optimizer):
         lr: float,
         momentum: float = 0.95,
         weight_decay: float = 0.0,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -67,23 +70,19 @@ class Muon(torch.optim.Optimizer):
         matrices = torch.stack(directions)  # [n, rows, columns]
         rows, columns = matrices.shape[1:]
         step = lr * max(1.0, rows / columns) ** 0.5
-        for parameter, update in zip(parameters, orthogonalized(matrices), strict=True):
+        updates = orthogonalized(matrices.to(self.dtype or matrices.dtype)).to(matrices)
+        for parameter, update in zip(parameters, updates, strict=True):
             parameter.mul_(1 - lr * weight_decay)
             held_of(parameter).sub_(rows_like(parameter, update.reshape(parameter.shape)), alpha=step)
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
     """U Vᵀ, nearly, of each matrix U Σ Vᵀ of ``matrices [n, rows, columns]``, by Newton–Schulz iteration of
-    X → aX + b(XXᵀ)X + c(XXᵀ)²X; a matrix of zeros stays one.
-
-    In the matrices' own dtype on CPU, and in bfloat16, which is precise enough, on a GPU.
-    """
+    X → aX + b(XXᵀ)X + c(XXᵀ)²X; a matrix of zeros stays one."""
     a, b, c = COEFFICIENTS
     wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
-    x = wide if wide.device.type == "cpu" else wide.bfloat16()
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # no singular value is above 1
+    x = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # no singular value is above 1
     for _ in range(STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    x = x if wide is matrices else x.mT
-    return x.to(matrices.dtype)
+    return x if wide is matrices else x.mT

@@ -37,7 +37,9 @@ def build_optimizers(model: MemoryLM, config: TrainConfig) -> Optimizers:
     )
     if not matrices:
         return (adamw,)
-    return adamw, Muon(matrices, lr=config.matrix_learning_rate, weight_decay=config.weight_decay)
+    dtype = torch.bfloat16 if config.precision == "bfloat16" else None
+    muon = Muon(matrices, lr=config.matrix_learning_rate, weight_decay=config.weight_decay, dtype=dtype)
+    return adamw, muon
 
 
 def layer_matrices(model: MemoryLM) -> list[Tensor]:

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from memformers.common.errors import UserError
 from memformers.models.language_model import LMScores, MemoryLM
 from memformers.models.memory import Memory
+from memformers.models.memory_streams import with_streams
 from memformers.training.config import Parallel, TrainConfig
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
-Forward = Callable[[Tensor, Memory, Tensor], LMScores]
-"""A model, or what stands for it in a training step: tokens, memory and targets to losses and memory."""
+Forward = Callable[[Tensor, Memory, Tensor, Tensor | None], LMScores]
+"""A model, or what stands for it in a training step: tokens, memory, targets and starts to losses and
+memory."""
 
 
 class Ranks:
@@ -75,11 +77,11 @@ class Ranks:
 
     def own_memory(self, memory: Memory) -> Memory:
         """This rank's part of the memory of all streams."""
-        return Memory(*(tuple(map(self.own, tensors)) for tensors in (memory.mem, memory.c_mem)))
+        return with_streams(memory, self.own)
 
     def all_memory(self, memory: Memory) -> Memory:
         """The memory of all ranks' streams, from each rank's own; every rank must ask."""
-        return Memory(*(tuple(map(self._gather, tensors)) for tensors in (memory.mem, memory.c_mem)))
+        return with_streams(memory, self._gather)
 
     def means(self, *numbers: float) -> list[float]:
         """The mean of each number over the ranks."""

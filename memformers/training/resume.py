@@ -28,8 +28,8 @@ from memformers.training.state import TrainingState
 
 T = TypeVar("T")
 MAY_DIFFER = {
-    "data", "device", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints", "skip_bad_steps",
-    "parallel", "accumulate", "activation_checkpointing",
+    "data", "document_separator", "device", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints",
+    "skip_bad_steps", "parallel", "accumulate", "activation_checkpointing",
 }  # fmt: skip
 """Settings that a resumed training may have otherwise: none changes what is learned from a good step but by
 rounding, and the text itself is compared, not where it lies. With dropout, ``accumulate`` may not: other
@@ -59,6 +59,8 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)} - may_differ
     if ModelConfig().vocab_size in (old.get("model.vocab_size"), new.get("model.vocab_size")):
         names.discard("model.vocab_size")  # left to the text
+    if "auto" in (old.get("precision"), new.get("precision")):
+        names.discard("precision")  # left to the device
     return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in sorted(names))
 
 

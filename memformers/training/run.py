@@ -37,6 +37,7 @@ from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.loop import train
 from memformers.training.observer import Observer
 from memformers.training.optimizers import build_optimizers
+from memformers.training.precision import with_precision
 from memformers.training.randomness import seed_python_and_numpy
 from memformers.training.ranks import Ranks, joined
 from memformers.training.resume import alone_in, check_same_config, check_same_corpus, go_on
@@ -61,12 +62,14 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
     find_dashboard(dashboard)
     with joined(config) as ranks:
         folder = ranks.all_gather(folder)[0]
+        config = in_its_precision(config, folder)
         ranks.first_alone(lambda: check_folder(config, folder, resume))
         if resume and ranks.all_gather((folder / RESULT).exists())[0]:
             ranks.say(f"{folder} is finished; nothing is left to train.")
             return folder
         text = read_text(config, folder, ranks)
         config = with_vocabulary(config, text.tokenizer.vocab_size)
+        config = with_precision(config, choose_device(ranks.device_name(config.device)), ranks)
         model = build_model(config, ranks)
         state, records = TrainingState(build_optimizers(model, config)), 0
 
@@ -89,6 +92,7 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
                     (state.epoch, state.position),
                     stretch=config.stretch,
                     seed=config.seed,
+                    documents=text.train_documents,
                 )
                 with observer.plain_endings(state):
                     progress = train(
@@ -126,10 +130,18 @@ def is_config_of(config: TrainConfig, folder: Path) -> bool:
     return False
 
 
+def in_its_precision(config: TrainConfig, folder: Path) -> TrainConfig:
+    """``config`` in the precision of the run in ``folder``, if one was begun there and it is left open."""
+    with contextlib.suppress(ValueError):  # which is said where the run is taken up
+        if config.precision == "auto" and (folder / CONFIG).exists():
+            return replace(config, precision=read_train_config(folder).precision)
+    return config
+
+
 def read_text(config: TrainConfig, folder: Path, ranks: Ranks) -> Text:
     """The text to train on, the same on all ``ranks`` and as it was when the run in ``folder`` began, if one
     did; else ValueError."""
-    corpus = ranks.in_turn(lambda: load_corpus(config.data))
+    corpus = ranks.in_turn(lambda: load_corpus(config.data, config.document_separator))
     ranks.check_alike(
         corpus.sha256,
         f"the processes read different texts, this one {corpus.source}; name a file that all have with data.",
@@ -183,6 +195,7 @@ def describe_run(text: Text, model: MemoryLM) -> dict[str, Any]:
             "name": corpus.name,
             "source": corpus.source,
             "characters": len(corpus.text),
+            **({"documents": len(corpus.documents)} if corpus.documents else {}),
             "sha256": corpus.sha256,
             "stands_in_for_tiny_shakespeare": corpus.is_stand_in,
         },
@@ -196,7 +209,8 @@ def announce(facts: dict[str, Any], config: TrainConfig, folder: Path, ranks: Ra
     """Say on the screen what is about to be trained, on what, and where it is kept."""
     network, corpus = config.model.model, facts["corpus"]
     ranks.say(f"{network}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
-    ranks.say(f"corpus: {corpus['name']} ({corpus['source']})")
+    documents = f", {corpus['documents']:,} documents" if "documents" in corpus else ""
+    ranks.say(f"corpus: {corpus['name']} ({corpus['source']}){documents}")
 
 
 def write_down(config: TrainConfig, facts: dict[str, Any], folder: Path, state: TrainingState) -> None:

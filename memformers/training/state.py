@@ -29,6 +29,8 @@ class Window:
     """Seconds into the training."""
     steps: int = 0
     tokens: int = 0
+    not_predicted: int = 0
+    """Tokens without a target."""
     correct: int = 0
     compressions: int = 0
     """Steps in which something was compressed."""
@@ -39,10 +41,13 @@ class Window:
     mem_len: int = 0
     c_mem_len: int = 0
 
-    def add(self, outcome: Outcome, tokens: int, grad_norm: float, compression_grad_norm: float) -> None:
-        """Count one step of so many tokens."""
+    def add(
+        self, outcome: Outcome, tokens: int, predictions: int, grad_norm: float, compression_grad_norm: float
+    ) -> None:
+        """Count one step of so many tokens, with a target for so many."""
         self.steps += 1
         self.tokens += tokens
+        self.not_predicted += tokens - predictions
         self.correct += outcome.correct
         self.loss += outcome.loss
         self.grad_norm += grad_norm
@@ -55,7 +60,7 @@ class Window:
         """The means over the window, which ends so many seconds into the training."""
         metrics = {
             "loss.train": self.loss / self.steps,
-            "accuracy.train": self.correct / self.tokens,
+            "accuracy.train": self.correct / max(self.tokens - self.not_predicted, 1),
             "gradient_norm": self.grad_norm / self.steps,
             "tokens_per_second": self.tokens / (seconds - self.began),
             "memory.length": self.mem_len,

@@ -1,9 +1,16 @@
 """The held-out text of a training: how much of it an evaluation reads, and what that says."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from memformers.data.streams import stream_length
+from memformers.evaluation.documents import (
+    Reading,
+    beginning_of,
+    bits_of_documents,
+    evaluate_documents,
+    grouped,
+)
 from memformers.evaluation.evaluate import Evaluation, evaluate
 from memformers.evaluation.units import bits_per_character
 from memformers.models.language_model import MemoryLM
@@ -22,27 +29,49 @@ class Validation:
     one reads all of it.
 
     Evaluations are of streams, and the part is the beginning of each, so an evaluation of the whole text
-    holds that of the part. How long it is follows from ``config`` and the text's length alone, never from
-    a clock: it is the same however often the training is resumed.
+    holds that of the part. Documents are read one by one, and the part is every k-th of them, or where a
+    single one is too long, the beginning of the first. How long it is follows from ``config`` and the text
+    alone, never from a clock: it is the same however often the training is resumed.
     """
 
     def __init__(self, text: Text, config: TrainConfig):
         tokens, self.segment_len = len(text.validation), config.model.segment_len
         self.text = text
         self.streams = min(EVALUATION_STREAMS, tokens - 1)
-        self.all_segments = -(-stream_length(tokens, self.streams) // self.segment_len)
-        self.segments = int(min(self.all_segments, allowed_segments(config, self.streams)))
-        """Of each stream, in the part that every evaluation reads."""
+        self.reading: Reading | None = None
+        """How documents are read, those of the part first; None for a plain text."""
+        allowed = allowed_segments(config, self.streams)
+        if documents := text.validation_documents:
+            in_part = sample_of(documents, allowed * self.streams * self.segment_len)
+            others = sorted(set(range(len(documents))) - set(in_part))
+            groups = [grouped(documents, numbers, EVALUATION_STREAMS) for numbers in (in_part, others)]
+            self.reading = Reading(documents, groups[0] + groups[1], self.segment_len)
+            self.all_segments = len(self.reading.steps)
+            self.segments = len(Reading(documents, groups[0], self.segment_len).steps)
+            if len(in_part) == 1:
+                self.segments = int(min(self.segments, allowed * self.streams))
+        else:
+            self.all_segments = -(-stream_length(tokens, self.streams) // self.segment_len)
+            self.segments = int(min(self.all_segments, allowed))
+            """Of each stream, or of the documents in the order of reading: those of the part that every
+            evaluation reads."""
 
     def evaluate(self, model: MemoryLM, whole: bool, done: Callable[[float], None]) -> Evaluation:
         """Evaluate the ``whole`` text, or the part; ``done`` is told before each segment what fraction is."""
         segments, read = self.all_segments if whole else self.segments, iter(range(self.all_segments))
-        return evaluate(
-            model, self.text.validation, self.streams, lambda: done(next(read) / segments), segments
-        )
+        tokens = self.text.validation
+
+        def between_segments() -> None:
+            done(next(read) / segments)
+
+        if self.reading:
+            return evaluate_documents(model, tokens, self.reading, between_segments, segments)
+        return evaluate(model, tokens, self.streams, between_segments, segments)
 
     def part(self, evaluation: Evaluation) -> Evaluation:
         """That of the part, in one of the whole text or of the part."""
+        if self.reading:
+            return beginning_of(evaluation, self.reading, self.segments)
         return evaluation.beginning(self.segments, self.segment_len)
 
     def metrics(self, evaluation: Evaluation) -> dict[str, float]:
@@ -60,9 +89,23 @@ class Validation:
     def bits_per_character(self, evaluation: Evaluation) -> float:
         """Of the whole text exactly; of the part, by the tokens a character that the whole text has."""
         text, tokens = self.text.corpus.validation_text, len(self.text.validation)
-        if len(evaluation.losses) == tokens - 1:
-            return bits_per_character(evaluation.losses, text)
-        return evaluation.loss / math.log(2) * (tokens - 1) / max(len(text) - 1, 1)
+        given = len(self.text.validation_documents) or 1  # first tokens, which nothing predicts
+        if len(evaluation.losses) < tokens - given:
+            return evaluation.loss / math.log(2) * (tokens - given) / max(len(text) - given, 1)
+        if self.reading:
+            return bits_of_documents(evaluation, self.text.corpus.validation_documents)[0]
+        return bits_per_character(evaluation.losses, text)
+
+
+def sample_of(documents: Sequence[int], tokens: float) -> list[int]:
+    """The numbers of every k-th of ``documents``, whose lengths are given, with a small k for which they have
+    no more than so many ``tokens``; of the first where it alone has more. A document of a single token, in
+    which nothing is predicted, is none of them."""
+    numbers = [number for number, length in enumerate(documents) if length > 1]
+    for k in range(max(int(sum(documents) // tokens), 1), len(numbers)):
+        if sum(documents[number] for number in numbers[::k]) <= tokens:
+            return numbers[::k]
+    return numbers[:1]
 
 
 def allowed_segments(config: TrainConfig, streams: int) -> float:

@@ -12,6 +12,7 @@ command read them. The few other commands that a page may show are listed here.
 
 import contextlib
 import io
+import json
 import re
 import shlex
 import shutil
@@ -101,11 +102,17 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    """A folder with two texts and a finished run."""
+    """A folder with two texts, some documents and a finished run."""
     folder = tmp_path_factory.mktemp("pages")
     text = string.printable + write_play(30_000)
     for name in ("book.txt", "other.txt"):
         (folder / name).write_text(text, encoding="utf-8")
+    pages = [text[i : i + 400] for i in range(0, 4_000, 400)]
+    (folder / "novels").mkdir()
+    for number, page in enumerate(pages):
+        (folder / "novels" / f"{number}.txt").write_text(page, encoding="utf-8")
+    (folder / "pages.jsonl").write_text("\n".join(json.dumps({"text": page}) for page in pages))
+    (folder / "pages.txt").write_text("<|endoftext|>".join(pages), encoding="utf-8")
     places = ["--data", str(folder / "book.txt"), "--out", str(folder / "runs/tiny")]
     run_command(["train", "--model", "compressive", *places, *TINY_TRAINING])
     return folder

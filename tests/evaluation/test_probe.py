@@ -11,7 +11,7 @@ from memformers.common.files import read_json, write_json
 from memformers.evaluation.probe import ProbeConfig, probe
 from tests.builders import MODELS
 
-QUICK = ProbeConfig(step=16, positions=20, longest=64, streams=2)
+QUICK = ProbeConfig(step=16, positions=20, longest=64, streams=2, tokens=256)
 CPU = torch.device("cpu")
 
 
@@ -22,7 +22,7 @@ def copied(compared, tmp_path_factory):
 
 
 def test_a_comparison_is_probed_and_its_report_shows_it(copied, capsys):
-    main(["probe", str(copied), "--step", "16", "--positions", "20", "--longest", "64"])
+    main(["probe", str(copied), "--step", "16", "--positions", "20", "--longest", "64", "--tokens", "512"])
     assert str(copied / "report.html") in capsys.readouterr().out
     results = read_json(copied / "probe.json")
     assert set(results["attention"]) == set(MODELS)
@@ -31,7 +31,14 @@ def test_a_comparison_is_probed_and_its_report_shows_it(copied, capsys):
     lengths = results["effective_context"]["recl"]
     cells = [lengths[r]["compressive"] for r in ("0.1", "0.5", "1.0")]
     assert "| Compressive Transformer | " + " | ".join(map(str, cells)) + " |" in markdown
-    for name in ("effective_context", "attention"):
+    worth = results["worth"]
+    assert worth["overall"]["tokens"] == 512
+    assert set(worth["overall"]["less_untouched"]["compressive"]) == {
+        "slots zeroed", "slots swapped", "memory zeroed", "memory swapped"
+    }  # fmt: skip
+    assert worth["by_occurrences"][-1]["tokens"] > 0
+    assert "512 tokens of the held-out text in 16 streams" in markdown
+    for name in ("effective_context", "attention", "worth"):
         assert (copied / "figures" / f"{name}.png").stat().st_size > 10_000
         assert f"figures/{name}.png" in markdown
 
@@ -47,7 +54,7 @@ def test_the_first_seed_of_each_arm_is_probed(copied, tmp_path):
 
 def test_a_single_run_is_probed_from_inside_its_folder(copied, monkeypatch):
     monkeypatch.chdir(copied / "compressive")
-    main(["probe", ".", "--step", "16", "--positions", "10", "--longest", "32"])
+    main(["probe", ".", "--step", "16", "--positions", "10", "--longest", "32", "--tokens", "512"])
     assert set(read_json(copied / "compressive" / "probe.json")["attention"]) == {"compressive"}
     assert re.search(
         r"\| Compressive Transformer \|( (over )?\d+ \|){3}",
@@ -70,7 +77,12 @@ def test_runs_that_cannot_be_probed_together_are_named(copied, tmp_path):
 
 @pytest.mark.parametrize(
     ("field", "message"),
-    [({"step": 0}, "step=0"), ({"positions": 0}, "positions=0"), ({"longest": 40}, "use 64 or more")],
+    [
+        ({"step": 0}, "step=0"),
+        ({"positions": 0}, "positions=0"),
+        ({"tokens": 0}, "tokens=0"),
+        ({"longest": 40}, "use 64 or more"),
+    ],
 )
 def test_a_config_that_measures_nothing_is_an_error(field, message):
     with pytest.raises(ValueError, match=message):

@@ -24,16 +24,30 @@ def tensors(
     }
 
 
+def first_keys(B: int, S: int, K: int, device: str = "cpu") -> Tensor:
+    """Random ``first [B, S]`` of every kind: all keys, a document that begins somewhere for all queries, some
+    keys of each query's own, and the query's own key alone."""
+    generator = torch.Generator().manual_seed(2)
+    own = torch.arange(K - S, K).expand(B, S)
+    some = (torch.rand(B, S, generator=generator) * (own + 1)).long()
+    kinds = torch.stack((torch.zeros_like(own), some[:, :1].expand(B, S), some, own))
+    return kinds[torch.arange(B) + 1 & 3, torch.arange(B)].to(device)
+
+
 def close(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
     """Whether they agree within the tolerance of ``dtype``."""
     error = (got.double() - wanted.double()).square().mean().sqrt()
     assert error <= TOLERANCE[dtype] * wanted.double().square().mean().sqrt() + 1e-30
 
 
-def compare(kernel: Callable[..., Tensor], inputs: dict[str, Tensor], dtype: torch.dtype) -> None:
-    """Whether ``kernel`` agrees with the naive one on ``inputs``, in output and every gradient."""
+def compare(
+    kernel: Callable[..., Tensor], inputs: dict[str, Tensor], dtype: torch.dtype, first: Tensor | None = None
+) -> None:
+    """Whether ``kernel`` agrees with the naive one on ``inputs``, in output and every gradient, where queries
+    see the keys from ``first [B, S]`` on."""
     exact = {name: t.detach().double().requires_grad_() for name, t in inputs.items()}
-    compare_outputs(kernel(**inputs), naive.relative_attention(**exact), inputs, exact, dtype)
+    wanted = naive.relative_attention(**exact, first=first)
+    compare_outputs(kernel(**inputs, first=first), wanted, inputs, exact, dtype)
 
 
 def compare_outputs(

@@ -8,7 +8,7 @@ from memformers.kernels import augmented, naive
 from memformers.kernels.dispatch import relative_attention
 from memformers.models.positions import sinusoids
 from tests.builders import small_lm
-from tests.kernels.against_naive import compare_outputs
+from tests.kernels.against_naive import compare_outputs, first_keys
 
 
 def tensors(B, H, S, K, E, P):
@@ -22,15 +22,30 @@ def tensors(B, H, S, K, E, P):
     [(2, 3, 5, 11, 7, 4), (3, 2, 7, 7, 5, 2), (5, 3, 1, 13, 2, 6), (1, 1, 1, 1, 1, 2), (2, 2, 67, 139, 5, 8)],
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_augmented_equals_naive_in_output_and_every_gradient(size, dtype):
+@pytest.mark.parametrize("queries", [None, 3, 256])
+def test_augmented_equals_naive_in_output_and_every_gradient(size, dtype, queries, monkeypatch):
+    """With first keys, by blocks of so many queries."""
+    monkeypatch.setattr(augmented, "QUERIES", queries)
+    first = None if queries is None else first_keys(size[0], size[2], size[3])
     inputs = {name: t.to(dtype).requires_grad_() for name, t in tensors(*size).items()}
     exact = {name: t.detach().double().requires_grad_() for name, t in inputs.items()}
     table = sinusoids(size[3], size[5])
     r = torch.einsum("hep,kp->hke", exact["w_r"], table)
     given = {name: exact[name] for name in ("query", "key", "value", "u", "v")}
-    wanted = naive.relative_attention(**given, r=r)
-    got = augmented.relative_attention(**inputs, sinusoids=table.to(dtype))
+    wanted = naive.relative_attention(**given, r=r, first=first)
+    got = augmented.relative_attention(**inputs, sinusoids=table.to(dtype), first=first)
     compare_outputs(got, wanted, inputs, exact, dtype)
+
+
+def test_no_mask_of_first_keys_is_kept_for_the_backward_pass():
+    inputs = {name: t.requires_grad_() for name, t in tensors(1, 2, 67, 139, 2, 2).items()}
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        augmented.relative_attention(
+            **inputs, sinusoids=sinusoids(139, 2).double(), first=first_keys(1, 67, 139)
+        )
+    assert kept
+    assert max(t.numel() for t in kept) < 67 * 139
 
 
 def test_dropout_drops_whole_probabilities_and_keeps_the_mean():

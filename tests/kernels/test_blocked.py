@@ -5,7 +5,8 @@ import torch
 
 from memformers.kernels import blocked, naive
 from memformers.kernels.blocked import tiling
-from tests.kernels.against_naive import compare, compare_outputs, tensors
+from memformers.kernels.blocked.tiling import blocks
+from tests.kernels.against_naive import compare, compare_outputs, first_keys, tensors
 
 # (B, H, S, K, E): prime and different, and the edges: no memory, one query, one of everything,
 # several blocks of queries, a block of several heads.
@@ -28,15 +29,55 @@ def test_blocked_equals_naive_in_output_and_every_gradient(size, dtype):
     compare(blocked.relative_attention, tensors(*size, dtype), dtype)
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_blocked_equals_naive_where_queries_see_the_keys_from_another_one_on(size, dtype):
+    B, _, S, K, _ = size
+    compare(blocked.relative_attention, tensors(*size, dtype), dtype, first_keys(B, S, K))
+
+
 @pytest.mark.parametrize("kept", [0, blocked.KEPT])
+@pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.parametrize("workspace", [1, 100, 1000])
 @pytest.mark.parametrize("queries", [1, 3, 7])
 @pytest.mark.parametrize("size", [(5, 3, 7, 13, 2), (2, 3, 23, 37, 2)])
-def test_the_sizes_of_blocks_change_nothing(size, kept, workspace, queries, monkeypatch):
+def test_the_sizes_of_blocks_change_nothing(size, kept, workspace, queries, bounded, monkeypatch):
     monkeypatch.setattr(blocked, "KEPT", kept)
     monkeypatch.setattr(tiling, "WORKSPACE", workspace)
     monkeypatch.setattr(tiling, "QUERIES", queries)
-    compare(blocked.relative_attention, tensors(*size, torch.float64), torch.float64)
+    first = first_keys(size[0], *size[2:4]) if bounded else None
+    compare(blocked.relative_attention, tensors(*size, torch.float64), torch.float64, first)
+
+
+def test_keys_that_no_query_of_a_block_sees_are_left_out(monkeypatch):
+    """In a block of one stream; in one of several, what a stream sees would change how others are rounded."""
+    inputs, first = tensors(2, 3, 7, 13, 2, torch.float64), torch.tensor([[6] * 7, [2] * 4 + [10] * 3])
+    monkeypatch.setattr(tiling, "QUERIES", 4)
+
+    def keys():
+        found = blocks(inputs["query"], inputs["key"], first)
+        return [(b.streams.start, b.queries.start, b.keys.start, b.keys.stop) for b in found]
+
+    assert keys() == [(0, 3, 0, 13), (0, 0, 0, 9)]
+    monkeypatch.setattr(tiling, "WORKSPACE", 300)
+    assert keys() == [(0, 3, 6, 13), (1, 3, 2, 13), (0, 0, 6, 9), (1, 0, 2, 9)]
+
+
+@pytest.mark.parametrize("workspace", [300, tiling.WORKSPACE])
+def test_what_one_stream_sees_changes_no_bit_of_the_others(workspace, monkeypatch):
+    monkeypatch.setattr(tiling, "WORKSPACE", workspace)
+    inputs, results = tensors(3, 2, 7, 43, 5, torch.float32), []
+    for begins in (0, 29):
+        first = torch.tensor([[0] * 7, [begins] * 7, [11] * 7])
+        out = blocked.relative_attention(**inputs, first=first)
+        results.append([out, *torch.autograd.grad(out.square().sum(), [inputs[n] for n in PER_STREAM])])
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a[0], b[0])
+        assert torch.equal(a[2], b[2])
+        assert not torch.equal(a[1], b[1])
+
+
+PER_STREAM = "query", "key", "value"
 
 
 def kept_for_backward(K):
@@ -59,7 +100,7 @@ def test_nothing_is_kept_where_nothing_will_learn():
     inputs = {name: t.detach() for name, t in tensors(1, 2, 3, 5, 2, torch.float32).items()}
     terms = inputs["u"], inputs["v"], inputs["s"]
     _, kept = blocked.blocked_attention(
-        *(inputs[n] for n in ("query", "key", "value", "r")), *terms, None, 0.0, False
+        *(inputs[n] for n in ("query", "key", "value", "r")), *terms, None, None, 0.0, False
     )
     assert kept == []
     torch.testing.assert_close(blocked.relative_attention(**inputs), naive.relative_attention(**inputs))
@@ -67,8 +108,9 @@ def test_nothing_is_kept_where_nothing_will_learn():
 
 @pytest.mark.parametrize("kept", [0, blocked.KEPT])
 @pytest.mark.parametrize("queries", [3, 256])
+@pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_dropout_drops_some_probabilities_and_their_gradients(kept, queries, dtype, monkeypatch):
+def test_dropout_drops_some_probabilities_and_their_gradients(kept, queries, bounded, dtype, monkeypatch):
     """The same seed drops the same ones: a first pass shows which, with one-hot values."""
     monkeypatch.setattr(blocked, "KEPT", kept)
     monkeypatch.setattr(tiling, "QUERIES", queries)
@@ -76,24 +118,27 @@ def test_dropout_drops_some_probabilities_and_their_gradients(kept, queries, dty
     inputs = tensors(B, H, S, K, K, dtype)
     exact = {name: t.detach().double().requires_grad_() for name, t in inputs.items()}
     one_hot = torch.eye(K, dtype=torch.float64).expand(B, H, K, K)
+    first = first_keys(B, S, K) if bounded else None
     torch.manual_seed(5)
-    shown = blocked.relative_attention(**inputs | {"value": one_hot.to(dtype)}, dropout_prob=p) != 0
-    visible = naive.causal_mask(S, K, shown.device)
-    assert 0.6 < shown[..., visible].double().mean() < 0.8
-    probabilities = naive.relative_attention(**exact | {"value": one_hot})
+    one_hots = inputs | {"value": one_hot.to(dtype)}
+    shown = blocked.relative_attention(**one_hots, first=first, dropout_prob=p) != 0
+    probabilities = naive.relative_attention(**exact | {"value": one_hot}, first=first)
+    assert 0.6 < shown[probabilities > 0].double().mean() < 0.8
     wanted = (probabilities * shown / (1 - p)) @ exact["value"]
 
     torch.manual_seed(5)
-    got = blocked.relative_attention(**inputs, dropout_prob=p)
+    got = blocked.relative_attention(**inputs, first=first, dropout_prob=p)
     compare_outputs(got, wanted, inputs, exact, dtype)
 
 
 @pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize("without", [(), ("v",), ("s",), ("v", "s")])
+@pytest.mark.parametrize(
+    ("without", "bounded"), [((), True), (("v",), False), (("s",), True), (("v", "s"), False)]
+)
 @pytest.mark.parametrize("dropout_prob", [0.0, 0.5])
-def test_the_operator_keeps_torchs_promises(keep, without, dropout_prob):
+def test_the_operator_keeps_torchs_promises(keep, without, bounded, dropout_prob):
     inputs = tensors(2, 3, 5, 11, 7, torch.float64)
     arguments = [None if name in without else t for name, t in inputs.items()]
     seed = torch.tensor(3) if dropout_prob else None
-    arguments += [seed, dropout_prob, keep]
+    arguments += [first_keys(2, 5, 11) if bounded else None, seed, dropout_prob, keep]
     torch.library.opcheck(torch.ops.memformers.blocked_attention, tuple(arguments))

@@ -8,6 +8,7 @@ from memformers.kernels import blocked, dispatch, naive
 from memformers.kernels.naive import causal_mask
 from memformers.models.config import ModelConfig
 from tests.builders import fill_zeros
+from tests.kernels.against_naive import first_keys
 
 
 def attention(kernel, **options):
@@ -24,15 +25,17 @@ def attention(kernel, **options):
     ],
 )
 def test_every_kernel_gives_the_same_attention_and_gradients(kernel, options):
+    """With learned positions also where queries see the keys from another one on."""
     device, dtype, tolerance = "cpu", torch.float64, {"rtol": 0, "atol": 1e-11}
     if kernel == "fused":  # which has no float64
         pytest.importorskip("triton", reason="Triton is not installed")
         device = "cuda" if torch.cuda.is_available() else "cpu"
         dtype, tolerance = torch.float32, {"rtol": 1e-4, "atol": 1e-5}
     x, results = torch.randn(11, 3, 8, device=device, dtype=dtype), []
+    first = first_keys(3, 5, 11, device) if options["positions"] == "learned" else None
     for name in ("naive", kernel):
         module = attention(name, **options).to(device, dtype)
-        output = module(query=x[-5:], key=x, value=x)
+        output = module(query=x[-5:], key=x, value=x, first=first)
         output.square().sum().backward()
         results.append([output, *(p.grad for p in module.parameters())])
     for a, b in zip(*results, strict=True):

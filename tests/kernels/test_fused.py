@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 from memformers.kernels import fused, naive
 from tests.kernels import against_naive
-from tests.kernels.against_naive import close, compare
+from tests.kernels.against_naive import close, compare, first_keys
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # (B, H, S, K, E): prime and different, and the edges: no memory, one query, one of everything,
@@ -62,6 +62,33 @@ def tensors(*arguments):
 @pytest.mark.parametrize(("dtype", "size"), [(dtype, size) for dtype in SIZES for size in SIZES[dtype]])
 def test_fused_equals_naive_in_output_and_every_gradient(dtype, size):
     compare(fused.relative_attention, tensors(*size, dtype), dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [
+        (torch.float32, (3, 2, 5, 11, 7)),
+        (torch.float32, (5, 1, 1, 13, 2)),
+        (torch.float32, (3, 1, 37, 83, 7)),
+        (torch.bfloat16, (3, 1, 67, 139, 5)),
+    ],
+)
+def test_fused_equals_naive_where_queries_see_the_keys_from_another_one_on(dtype, size):
+    B, _, S, K, _ = size
+    compare(fused.relative_attention, tensors(*size, dtype), dtype, first_keys(B, S, K, DEVICE))
+
+
+def test_documents_in_a_long_segment_begin_at_any_key():
+    """Of several tiles of keys, some are seen by no query, and some by a few."""
+    size, starts = (2, 1, 67, 131, 3), torch.tensor([[0, 20, 65], [33, 40, 66]])
+    documents = (torch.arange(67)[:, None] >= starts[:, None]).sum(-1)  # [B, S]
+    begins = torch.cat((torch.tensor([[0], [50]]), 64 + starts), dim=1)
+    compare(
+        fused.relative_attention,
+        tensors(*size, torch.float32),
+        torch.float32,
+        begins.gather(1, documents).to(DEVICE),
+    )
 
 
 def test_any_memory_order_of_the_inputs_works():
@@ -126,8 +153,8 @@ def test_heads_too_wide_and_other_dtypes_are_refused():
 
 
 def test_the_operator_keeps_torchs_promises():
-    inputs = tensors(2, 3, 5, 11, 7, torch.float32)
-    torch.library.opcheck(torch.ops.memformers.fused_attention, tuple(inputs.values()))
+    inputs, first = tensors(2, 3, 5, 11, 7, torch.float32), first_keys(2, 5, 11, DEVICE).int()
+    torch.library.opcheck(torch.ops.memformers.fused_attention, (*inputs.values(), first))
 
 
 def test_torch_compile_takes_it_in_one_graph():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from memformers.kernels.naive import causal_mask, relative_attention, relative_shift
+from tests.kernels.against_naive import first_keys
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -18,7 +19,7 @@ def inputs(S: int, K: int, B: int = 2, H: int = 3, E: int = 5):
     return {name: torch.randn(shape, requires_grad=True) for name, shape in shapes.items()}
 
 
-def one_score_at_a_time(query, key, value, r, u, v=None, s=None, mask=None):
+def one_score_at_a_time(query, key, value, r, u, v=None, s=None, mask=None, first=None):
     B, H, S, E = query.shape
     K = key.shape[2]
     out = torch.zeros(B, H, S, E)
@@ -26,7 +27,7 @@ def one_score_at_a_time(query, key, value, r, u, v=None, s=None, mask=None):
         for h in range(H):
             for i in range(S):
                 scores = {}
-                for j in range(K):
+                for j in range(0 if first is None else first[b, i], K):
                     d = K - S + i - j
                     if d >= 0 and (mask is None or mask.expand(B, H, S, K)[b, h, i, j]):
                         score = (query[b, h, i] + u[h]) @ key[b, h, j]
@@ -58,6 +59,35 @@ def test_a_mask_hides_keys_from_queries():
     mask[1, 0, 2, :3] = False
     naive = relative_attention(**tensors, mask=mask)
     torch.testing.assert_close(naive, one_score_at_a_time(**tensors, mask=mask), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("S", "K"), SIZES)
+def test_a_query_sees_no_key_before_its_first(S, K):
+    tensors, first = inputs(S, K, B=5), first_keys(5, S, K)
+    naive, definition = (
+        relative_attention(**tensors, first=first),
+        one_score_at_a_time(**tensors, first=first),
+    )
+    torch.testing.assert_close(naive, definition, rtol=0, atol=1e-12)
+
+
+def test_a_first_key_and_a_mask_hide_what_either_hides():
+    tensors, first = inputs(4, 6), torch.tensor([[0, 1, 2, 3], [2, 2, 4, 5]])
+    mask = causal_mask(4, 6, torch.device("cpu")).expand(2, 1, 4, 6).clone()
+    mask[0, 0, 1, 1:3] = False
+    naive = relative_attention(**tensors, mask=mask, first=first)
+    wanted = one_score_at_a_time(**tensors, mask=mask, first=first)
+    torch.testing.assert_close(naive, wanted, rtol=0, atol=1e-12)
+
+
+def test_what_comes_before_a_first_key_gets_a_gradient_of_exactly_zero():
+    tensors = inputs(4, 6)
+    relative_attention(**tensors, first=torch.tensor([[0] * 4, [2] * 4])).square().sum().backward()
+    for name in ("key", "value"):
+        grad = tensors[name].grad
+        assert not grad[1, :, :2].any()
+        assert grad[1, :, 2:].all()
+        assert grad[0].all()
 
 
 def test_the_shift_puts_each_distance_at_its_key():

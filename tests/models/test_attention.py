@@ -9,6 +9,7 @@ from memformers.kernels.naive import causal_mask
 from memformers.models.checks import check_mask
 from memformers.models.positions import sinusoids
 from tests.builders import fill_zeros
+from tests.kernels.against_naive import first_keys
 
 SCHEMES = ["learned", "sinusoidal"]
 SINUSOIDAL = {"heads": 2, "d_model": 8, "positions": "sinusoidal"}
@@ -94,6 +95,15 @@ def test_a_mask_that_cannot_work_is_an_error(change, message):
         attention(query=x[-3:], key=x, value=x, mask=mask)
 
 
+@pytest.mark.parametrize("change", [lambda f: f[:, :-1], lambda f: f.int(), lambda f: f[0]])
+def test_first_keys_of_another_shape_or_dtype_are_an_error(change):
+    x, first = torch.randn(7, 2, 8), change(torch.zeros(2, 3, dtype=torch.int64))
+    with pytest.raises(
+        ValueError, match=r"first was expected as int64 \[2, 3\], the first key that each query"
+    ):
+        RelativeMultiHeadAttention(2, 8)(query=x[-3:], key=x, value=x, first=first)
+
+
 @pytest.mark.parametrize(
     ("query", "key", "value"),
     [
@@ -110,18 +120,18 @@ def test_shapes_that_do_not_fit_are_an_error(query, key, value):
         )
 
 
-def over_memory_and_plainly(attention, S, M, mask=None):
+def over_memory_and_plainly(attention, S, M, mask=None, first=None):
     """The same attention over a memory twice: as layers ask for it, and as defined; with gradients."""
     norm = torch.nn.LayerNorm(12)
     torch.nn.init.normal_(norm.weight)
     torch.nn.init.normal_(norm.bias)
     x, past = torch.randn(S, 2, 12, requires_grad=True), torch.randn(M, 2, 12)
     context = norm(torch.cat((past, x)))
-    plain = attention(query=norm(x), key=context, value=context, mask=mask)
+    plain = attention(query=norm(x), key=context, value=context, mask=mask, first=first)
     learning = [x, *attention.parameters(), *norm.parameters()]
     weight = torch.randn_like(plain)
     results = []
-    for output in (attention.over_memory(x, past, norm, mask), plain):
+    for output in (attention.over_memory(x, past, norm, mask, first), plain):
         results.append([output, *torch.autograd.grad(output, learning, weight)])
     return results
 
@@ -130,11 +140,13 @@ def over_memory_and_plainly(attention, S, M, mask=None):
 @pytest.mark.parametrize("positions", SCHEMES)
 @pytest.mark.parametrize(("S", "M"), [(3, 4), (1, 1), (2, 7), (1, 9), (2, 8)])
 @pytest.mark.parametrize("kernel", ["auto", "naive", "blocked"])
-def test_attention_over_a_memory_is_attention_over_memory_and_segment(positions, S, M, kernel):
+@pytest.mark.parametrize("bounded", [False, True])
+def test_attention_over_a_memory_is_attention_over_memory_and_segment(positions, S, M, kernel, bounded):
     attention = RelativeMultiHeadAttention(
         3, 12, 0.0, positions=positions, max_positions=M + S, kernel=kernel
     )
-    for got, wanted in zip(*over_memory_and_plainly(fill_zeros(attention), S, M), strict=True):
+    first = first_keys(2, S, M + S) if bounded else None
+    for got, wanted in zip(*over_memory_and_plainly(fill_zeros(attention), S, M, first=first), strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-11)
 
 

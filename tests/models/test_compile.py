@@ -4,20 +4,25 @@ from itertools import product
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from memformers.kernels import dispatch
+from memformers.models.memory import Memory
 from tests.builders import MODELS, small_lm
 
 NEVER = 1 << 18
 """So much work is never met here, so that the blocked kernel isn't."""
 
 
-def three_segments(model, forward):
-    """Logits, memory and gradients of three segments, the memory growing and then full."""
-    text = torch.randint(11, (21, 2), generator=torch.Generator().manual_seed(0))
-    memory, results = None, []
-    for segment in text.split(7):
-        output = forward(segment, memory)
+def three_segments(model, forward, bounded):
+    """Logits, memory and gradients of three segments, the memory growing and then full; or where documents
+    begin, after an empty memory of full length."""
+    generator, S = torch.Generator().manual_seed(0), model.config.segment_len
+    text = torch.randint(11, (3 * S, 2), generator=generator)
+    starts = (torch.rand(3 * S, 2, generator=generator) < 0.2).split(S) if bounded else [None] * 3
+    memory, results = Memory.empty(model.config, 2) if bounded else None, []
+    for segment, of_segment in zip(text.split(S), starts, strict=True):
+        output = forward(segment, memory, starts=of_segment)
         memory = output.memory
         loss = output.logits.square().mean() + output.auxiliary_loss
         learning = [p for p in model.parameters() if p.requires_grad]
@@ -28,18 +33,27 @@ def three_segments(model, forward):
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
-    ("model", "worth_blocking", "n_layers"),
+    ("model", "worth_blocking", "bounded", "n_layers"),
     [
-        ("transformer", 1, 1),
-        ("transformer-xl", NEVER, 1),
-        ("compressive", 1, 1),
-        *(pytest.param(*case, 2, marks=pytest.mark.long) for case in product(MODELS, (1, NEVER))),
+        ("transformer-xl", NEVER, False, 1),
+        ("compressive", 1, False, 1),
+        ("compressive", 1, True, 1),
+        *(
+            pytest.param(*case, 2, marks=pytest.mark.long)
+            for case in product(MODELS, (1, NEVER), (False, True))
+        ),
     ],
 )
-def test_a_compiled_model_is_one_graph_with_the_same_results(model, worth_blocking, n_layers, monkeypatch):
+def test_a_compiled_model_is_one_graph_with_the_same_results(
+    model, worth_blocking, bounded, n_layers, monkeypatch
+):
+    """And the same graph for every segment where the memory has its length from the beginning."""
     monkeypatch.setattr(dispatch, "WORTH_BLOCKING", worth_blocking)
     torch.compiler.reset()
-    lm = small_lm(model, n_layers=n_layers)
-    compiled = torch.compile(lm, fullgraph=True, backend="aot_eager")
-    for got, wanted in zip(three_segments(lm, compiled), three_segments(lm, lm), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
+    lm = small_lm(model, n_layers=n_layers, **({"segment_len": 6} if bounded else {}))
+    backend = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lm, fullgraph=True, backend=backend)
+    wanted = three_segments(lm, lm, bounded)
+    for a, b in zip(three_segments(lm, compiled, bounded), wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+    assert backend.frame_count == 1 or not bounded

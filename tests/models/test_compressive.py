@@ -65,6 +65,30 @@ def test_given_compressions_are_used_and_not_made_again():
     assert loss(h, mem, [torch.zeros_like(c) for c in c_mem]) != loss(h, mem)
 
 
+@pytest.mark.usefixtures("float64")
+def test_slots_that_are_left_out_are_as_if_they_and_their_positions_were_not_there():
+    model = small_compressive()
+    loss = AttentionReconstructionLoss(model.layers)
+    h = [torch.randn(7, 4, 12) for _ in model.layers]
+    mem = [torch.randn(9, 4, 12) for _ in model.layers]
+    streams = {0: 0, 1: 2, 3: 1}  # and of stream 2, all 3 slots
+    alone = [
+        loss([x[:, b, None] for x in h], [x[3 * slots :, b, None] for x in mem])
+        for b, slots in streams.items()
+    ]
+    left_out = torch.tensor([0, 2, 3, 1])
+    results = []
+    for found in (loss(h, mem, left_out=left_out), torch.stack(alone).mean()):
+        grads = torch.autograd.grad(found, list(model.parameters()), allow_unused=True)
+        results.append([found, *(grad for grad in grads if grad is not None)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    nothing = loss(h, mem, left_out=torch.full((4,), 3))
+    assert nothing == 0
+    nothing.backward()
+    assert not any(p.grad.any() for p in model.parameters() if p.grad is not None)
+
+
 def test_compression_runs_once_a_step():
     lm = small_lm("compressive")
     calls = []

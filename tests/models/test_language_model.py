@@ -141,7 +141,6 @@ def test_a_save_that_fails_leaves_the_old_model(tmp_path, monkeypatch):
         ({"dropout": -0.1}, "dropout_prob=-0.1"),
         ({"same_length": True, "model": "compressive"}, "same_length=True is for model='transformer-xl'"),
         ({"same_length": True, "mem_len": 0}, "with a memory; model='transformer-xl' and mem_len=0 came"),
-        ({"same_length": True, "kernel": "blocked"}, "takes kernel='auto' or 'naive'; kernel='blocked'"),
         ({"norm": "both"}, "norm='both' is unknown; use 'pre', 'pre-without-final' or 'post'"),
     ],
 )

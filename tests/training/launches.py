@@ -12,9 +12,10 @@ from memformers.training.config import TrainConfig
 ARGUMENTS = [
     "--tokens", "2048", "--batch-size", "8", "--evaluations", "2", "--log-every", "4", "--d-model", "16",
     "--heads", "2", "--d-ff", "16", "--n-layers", "2", "--segment-len", "16", "--mem-len", "24",
-    "--c-mem-len", "8",
+    "--c-mem-len", "8", "--precision", "float32",
 ]  # fmt: skip
-"""Sixteen steps; the first compresses nothing, since the memory has still room."""
+"""Sixteen steps; the first compresses nothing, since the memory has still room. In float32, so that other
+numbers of processes agree on any machine."""
 
 
 def start(folder: Path, *arguments: object, processes: int = 1) -> "subprocess.Popen[str]":

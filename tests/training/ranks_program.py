@@ -1,6 +1,7 @@
 """Run by torchrun: train in float64 as one of several processes, and leave what each of them has.
 
-Arguments: the folder to leave it in, and the training's config as JSON.
+Arguments: the folder to leave it in, and the training's config as JSON. With a document_separator, whatever
+it is, the text is DOCUMENTS.
 """
 
 import json
@@ -13,13 +14,14 @@ from safetensors.torch import save_file
 
 from memformers.common.files import config_from_dict
 from memformers.models.language_model import MemoryLM
+from memformers.models.memory import memory_tensors
 from memformers.training.config import TrainConfig
 from memformers.training.loop import train
 from memformers.training.optimizers import build_optimizers
 from memformers.training.ranks import full_tensor, joined
 from memformers.training.state import TrainingState
 from tests.builders import fill_zeros
-from tests.training.runs import segments_of
+from tests.training.runs import DOCUMENTS, segments_of
 
 
 def train_in_double(folder: Path, config: TrainConfig) -> None:
@@ -30,10 +32,11 @@ def train_in_double(folder: Path, config: TrainConfig) -> None:
         ranks.place(model, torch.device("cpu"))
         state = TrainingState(build_optimizers(model, config))
         losses = []
-        train(model, segments_of(config), config, record=lambda _, found: losses.append(found["loss.train"]),
-              evaluate=lambda _: None, state=state, ranks=ranks)  # fmt: skip
+        documents = DOCUMENTS if config.document_separator else ()
+        train(model, segments_of(config, documents=documents), config, evaluate=lambda _: None, state=state,
+              record=lambda _, found: losses.append(found["loss.train"]), ranks=ranks)  # fmt: skip
         found = {name: full_tensor(tensor).contiguous() for name, tensor in model.state_dict().items()}
-        found |= {f"memory.{i}": mem for i, mem in enumerate(ranks.all_memory(state.memory).mem)}
+        found |= memory_tensors(ranks.all_memory(state.memory))
         found["losses"] = torch.tensor(losses, dtype=torch.float64)
         save_file(found, folder / f"{config.parallel}.{ranks.rank}.safetensors")
 

@@ -15,6 +15,8 @@ from memformers.training.checkpoints import About
 
 TEXT = torch.arange(4 * 125 + 1) ** 2 % 7
 """Four streams of seven segments of 16 and a shorter one."""
+DOCUMENTS = (90, 13, 1, 40, 55, 7, 100, 2, 33, 60, 21, 79)
+"""Of TEXT."""
 
 
 @cache
@@ -24,9 +26,16 @@ def short_corpus() -> Corpus:
     return Corpus(whole.name, whole.source, whole.text[:30_000])
 
 
-def segments_of(config, position=0):
+def segments_of(config, position=0, documents=()):
     """TEXT, as ``config`` reads it."""
-    return training_segments(TEXT, config.batch_size, config.model.segment_len, (0, position))
+    S = config.model.segment_len
+    return training_segments(TEXT, config.batch_size, S, (0, position), documents=documents)
+
+
+def corpus_of_documents() -> Corpus:
+    """Documents that train within moments: an epoch is a few segments of each of four streams."""
+    lengths = (70, 15, 120, 1, 60, 33, 90, 25, 40, 50, 30, 46)
+    return Corpus("some", "some", short_corpus().text[: sum(lengths)], documents=lengths)
 
 
 def letters():

@@ -173,7 +173,7 @@ def test_only_broken_checkpoints_are_an_error_and_nothing_begins_anew(copy, monk
     for folder in numbered(copy / "checkpoints"):
         (folder / "model.safetensors").write_bytes(b"")
     files = sorted(copy.rglob("*"))
-    monkeypatch.setattr(run_module, "load_corpus", lambda _: short_corpus())
+    monkeypatch.setattr(run_module, "load_corpus", lambda *_: short_corpus())
     with pytest.raises(SystemExit) as end, plain_errors():
         train_run(CONFIG, copy, resume=True)
     assert end.value.code == 2
@@ -202,7 +202,7 @@ def test_a_checkpoint_of_another_training_or_version_is_passed_over(copy, capsys
 
 def test_a_broken_checkpoint_that_is_newer_takes_no_place_from_those_that_come(tmp_path, monkeypatch):
     """Else it would count as the newest for ever, and the good ones be deleted as older."""
-    monkeypatch.setattr(run_module, "load_corpus", lambda _: short_corpus())
+    monkeypatch.setattr(run_module, "load_corpus", lambda *_: short_corpus())
     config = small_training(tokens=64 * 8, evaluations=1, checkpoint_every=64 * 2, keep_checkpoints=3)
     train_run(config, tmp_path)
     (tmp_path / "result.json").unlink()

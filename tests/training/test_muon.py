@@ -49,14 +49,20 @@ def steps_of(optimizer, weights, count=4):
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.3])
 def test_the_steps_are_those_of_pytorchs_muon(weight_decay):
-    """Which rounds to bfloat16 within a step, so that its direction is precise to some 1e-2 alone."""
+    """Which rounds to bfloat16 within a step, so that its direction is precise to some 1e-2 alone, as is ours
+    where it is asked to."""
     weights = [nn.Parameter(torch.randn(shape)) for shape in [(6, 9), (9, 6), (6, 9), (5, 5)]]
     others = copy.deepcopy(weights)
-    ours = steps_of(Muon(weights, lr=0.02, momentum=0.9, weight_decay=weight_decay), weights)
+    rounding = copy.deepcopy(weights)
+    settings = {"lr": 0.02, "momentum": 0.9, "weight_decay": weight_decay}
+    ours = steps_of(Muon(weights, **settings), weights)
+    rounded = steps_of(Muon(rounding, **settings, dtype=torch.bfloat16), rounding)
     theirs = torch.optim.Muon(others, lr=0.02, momentum=0.9, weight_decay=weight_decay)
-    for before, a, b in zip(copy.deepcopy(others), ours, steps_of(theirs, others), strict=True):
-        way, their_way = a - before, b - before
-        assert (way - their_way).norm() < 0.03 * their_way.norm()
+    steps = zip(copy.deepcopy(others), ours, rounded, steps_of(theirs, others), strict=True)
+    for before, precise, half, reference in steps:
+        for ours in (precise, half):
+            assert (ours - reference).norm() < 0.03 * (reference - before).norm()
+        assert not torch.equal(precise, half)
 
 
 def test_matrices_of_one_shape_learn_as_if_each_were_alone():

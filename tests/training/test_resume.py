@@ -38,7 +38,7 @@ def stop_at(monkeypatch, step):
 def test_a_resumed_run_has_the_same_records_sample_result_and_weights(model, tmp_path, monkeypatch):
     """With Muon, dropout, and a text so short that a new order of its stretches begins in step 8 and each 8
     steps."""
-    monkeypatch.setattr(run_module, "load_corpus", lambda _: Corpus("short", "", short_corpus().text[:550]))
+    monkeypatch.setattr(run_module, "load_corpus", lambda *_: Corpus("short", "", short_corpus().text[:550]))
     config = small_training(model=model, log_every=4, stretch=40)
     assert config.optimizer == "muon"
     config = replace(config, model=replace(config.model, dropout=0.3))
@@ -116,7 +116,7 @@ def stopped(tmp_path_factory):
     """A run that was stopped half-way."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "load_corpus", lambda _: short_corpus())
+        patch.setattr(run_module, "load_corpus", lambda *_: short_corpus())
         stop_at(patch, 20)
         with pytest.raises(SystemExit):
             train_run(small_training(), folder)
@@ -146,7 +146,7 @@ def test_checkpoints_alone_make_a_folder_one_in_use(stopped, tmp_path):
 
 
 def test_another_corpus_is_refused(stopped, monkeypatch):
-    monkeypatch.setattr(run_module, "load_corpus", lambda _: Corpus("other", "other.txt", "to be\n" * 9_000))
+    monkeypatch.setattr(run_module, "load_corpus", lambda *_: Corpus("other", "other.txt", "to be\n" * 9_000))
     with pytest.raises(
         ValueError, match=r"was trained on built-in play .*the text from other.txt is another"
     ):

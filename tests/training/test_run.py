@@ -79,6 +79,6 @@ def test_a_folder_in_use_is_an_error_and_is_not_touched(tmp_path):
 
 
 def test_a_text_without_a_single_newline_trains_and_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "load_corpus", lambda _: Corpus("x", "x", "to be or not " * 400))
+    monkeypatch.setattr(run_module, "load_corpus", lambda *_: Corpus("x", "x", "to be or not " * 400))
     folder = train_run(small_training(tokens=500), tmp_path / "run")
     assert len((folder / "sample.txt").read_text()) == observer.SAMPLE_CHARACTERS + 1

@@ -28,7 +28,7 @@ from tests.builders import small_training
         ({"weight_decay": -0.1}, "weight_decay=-0.1 is negative"),
         ({"warmup": 1.0}, "warmup=1.0"),
         ({"seed": -1}, "seed=-1"),
-        ({"precision": "float16"}, "precision='float16' is unknown; use 'float32' or 'bfloat16'"),
+        ({"precision": "float16"}, "precision='float16' is unknown; use 'auto', 'float32' or 'bfloat16'"),
         ({"seed": 2**64}, "seed=18446744073709551616 is outside"),
         ({"optimizer": "sgd"}, "optimizer='sgd' is unknown; use 'muon' or 'adamw'"),
         (

@@ -1,3 +1,6 @@
+import itertools
+import math
+
 import pytest
 import torch
 
@@ -28,6 +31,18 @@ def validation(characters=100_000, **changes):
     return Validation(Text(corpus, tokenizer, train, held_out), small_training(**changes))
 
 
+def of_documents(lengths, **changes):
+    """That of documents of so many characters, one byte each, all of them held out."""
+    documents = tuple("to be or not " * (length // 13) + "x" * (length % 13) for length in lengths)
+    corpus, tokenizer = Corpus("x", "x", "".join(documents), documents=tuple(lengths)), ByteTokenizer()
+    corpus.__dict__.update(split=0)
+    tokens = tokenizer.encode(corpus.text)
+    return Validation(Text(corpus, tokenizer, tokens, tokens, lengths, lengths), small_training(**changes))
+
+
+LENGTHS = (1, 2, *(10 + n * n % 97 * 3 for n in range(120)))
+
+
 @pytest.mark.parametrize("tokens", [6_000, 40_000, 123_457])
 @pytest.mark.parametrize("evaluations", [2, 6, 20])
 def test_evaluations_before_the_last_take_no_more_than_their_share_of_the_work(tokens, evaluations):
@@ -40,11 +55,46 @@ def test_evaluations_before_the_last_take_no_more_than_their_share_of_the_work(t
         assert (evaluations - 1) * more / EVALUATED_A_TRAINED > 0.1 * tokens, "it could have read more"
 
 
+@pytest.mark.parametrize("tokens", [6_000, 20_000, 40_000])
+def test_every_kth_document_is_read_so_that_the_share_of_the_work_is_kept(tokens):
+    part = of_documents(LENGTHS, tokens=tokens, evaluations=3, evaluation_share=0.1)
+    predicted = part.reading.predicted(part.segments)
+    read = [n for n, count in enumerate(predicted) if count]
+    assert len({b - a for a, b in itertools.pairwise(read)}) == 1
+    assert all(predicted[n] == LENGTHS[n] - 1 for n in read), "each of them whole"
+    assert 2 * sum(predicted) / EVALUATED_A_TRAINED <= 0.1 * tokens
+    assert part.segments < part.all_segments
+
+
+def test_of_a_single_long_document_the_beginning_is_read():
+    part = of_documents((50_000,), tokens=6_000, evaluations=3)
+    assert part.segments == FEWEST_SEGMENTS * EVALUATION_STREAMS
+    assert part.reading.predicted(part.segments) == (part.segments * part.segment_len,)
+    assert part.reading.predicted() == (49_999,)
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, (5_000,), (3_000, 40, 2_000)])
+def test_the_part_of_documents_is_the_same_in_an_evaluation_of_all(lengths):
+    part = of_documents(lengths, evaluations=3)
+    model = build_model(small_training(model="compressive"))
+    told = {True: [], False: []}
+    whole, alone = (part.evaluate(model, is_whole, told[is_whole].append) for is_whole in (True, False))
+    assert len(whole.losses) == sum(lengths) - len(lengths) > len(alone.losses)
+    assert part.metrics(part.part(whole)) == part.metrics(alone)
+    assert len(told[True]) == part.all_segments
+    assert told[False] == [i / part.segments for i in range(part.segments)]
+    bits = part.bits_per_character(whole)
+    assert bits == pytest.approx(whole.loss / math.log(2), rel=1e-6), "of ASCII"
+    assert part.bits_per_character(alone) == pytest.approx(alone.loss / math.log(2), rel=1e-6)
+
+
 def test_all_is_read_where_there_is_work_enough_or_no_limit():
     for changes in ({"tokens": 10**9}, {"evaluation_share": 0.0}, {"evaluations": 1}):
         part = validation(**changes)
         length = stream_length(len(part.text.validation), part.streams)
         assert (part.segments - 1) * part.segment_len < length <= part.segments * part.segment_len
+        documents = of_documents(LENGTHS, **changes)
+        assert sum(documents.reading.predicted(documents.segments)) == sum(LENGTHS) - len(LENGTHS)
 
 
 def test_the_part_is_the_beginning_of_each_stream_of_the_whole():
@@ -74,7 +124,7 @@ def test_bits_per_character_of_the_whole_are_those_of_its_loss_and_characters():
 def run(tmp_path_factory):
     """A run that reads part of the held-out text until its end."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "load_corpus", lambda _: short_corpus())
+        patch.setattr(run_module, "load_corpus", lambda *_: short_corpus())
         return train_run(small_training(evaluations=3), tmp_path_factory.mktemp("run") / "run")
 
 
@@ -101,7 +151,7 @@ def test_the_seconds_of_evaluations_are_counted_apart(run):
 
 
 def test_evaluations_change_nothing_that_is_learned(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "load_corpus", lambda _: short_corpus())
+    monkeypatch.setattr(run_module, "load_corpus", lambda *_: short_corpus())
     config = small_training(evaluations=3, evaluation_share=0.0)
     folder = train_run(config, tmp_path / "run")
     trained = [[r for r in without_times(read_metrics(f)) if "loss.train" in r] for f in (run, folder)]

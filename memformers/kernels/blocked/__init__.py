@@ -30,6 +30,7 @@ def relative_attention(
     u: Tensor,
     v: Tensor | None = None,
     s: Tensor | None = None,
+    first: Tensor | None = None,
     dropout_prob: float = 0.0,
 ) -> Tensor:
     """[`memformers.kernels.naive.relative_attention`][], causal: the same arguments and shapes, the same
@@ -39,7 +40,7 @@ def relative_attention(
     will_learn = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     keep = will_learn and count_scores(query, key) <= KEPT
     seed = torch.randint(1 << 62, ()) if dropout_prob else None
-    return blocked_attention(query, key, value, r, u, v, s, seed, dropout_prob, keep)[0]
+    return blocked_attention(query, key, value, r, u, v, s, first, seed, dropout_prob, keep)[0]
 
 
 @torch.library.custom_op("memformers::blocked_attention", mutates_args=(), device_types="cpu")
@@ -51,22 +52,24 @@ def blocked_attention(
     u: Tensor,
     v: Tensor | None,
     s: Tensor | None,
+    first: Tensor | None,
     seed: Tensor | None,
     dropout_prob: float,
     keep: bool,
 ) -> tuple[Tensor, list[Tensor]]:
     """The output ``[B, H, S, E]`` and, if ``keep``, each block's probabilities ``[n, s, k]``, those that
-    were dropped with a minus sign."""
+    were dropped with a minus sign, in a row of numbers ``[·]`` as long as it would be without ``first``."""
     out = sequence_first(query)
-    terms = Terms(query, key, r, u, v, s, seed, dropout_prob)
+    terms = Terms(query, key, r, u, v, s, first, seed, dropout_prob)
     kept = []
     # What is kept is one tensor a block: memory of that size is taken from what was freed before, while
     # a single large one would be fresh from the system, and its first use slower than the arithmetic.
     scores = None if keep else torch.empty_like(terms.workspace)
-    for block in blocks(query, key):
-        probabilities = terms.probabilities(block, block.scores(scores, terms.dtype))  # [n, s, k]
-        if keep:
-            kept.append(probabilities)
+    for block in blocks(query, key, first):
+        if scores is None:
+            kept.append(terms.workspace.new_empty(block.room))
+        room = block.scores(kept[-1] if scores is None else scores)
+        probabilities = terms.probabilities(block, room)  # [n, s, k]
         used = terms.not_dropped(probabilities).to(query.dtype)
         context = torch.bmm(used, block.columns(value).transpose(1, 2))  # [n, s, E]
         block.rows(out).copy_(block.unpair(context))
@@ -86,15 +89,17 @@ def blocked_attention_backward(
     u: Tensor,
     v: Tensor | None,
     s: Tensor | None,
+    first: Tensor | None,
     seed: Tensor | None,
     dropout_prob: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value, r, u, v and s, of their shapes, from that of the output,
     ``[B, H, S, E]``; empty ones where v or s is None."""
-    terms = Terms(query, key, r, u, v, s, seed, dropout_prob)
+    terms = Terms(query, key, r, u, v, s, first, seed, dropout_prob)
     E = query.shape[-1]
     d_query = sequence_first(query)
-    d_key, d_value = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (key, value))
+    fresh = torch.empty_like if first is None else torch.zeros_like  # for keys that no query sees
+    d_key, d_value = (fresh(x, memory_format=torch.contiguous_format) for x in (key, value))
     vectors = terms.table[:, :E]  # r by descending distance
     d_vectors, d_u, d_s = (torch.zeros_like(x) for x in (vectors, terms.u, vectors[:, 0]))
     rounded = vectors.to(query.dtype)
@@ -103,15 +108,18 @@ def blocked_attention_backward(
     workspace = torch.empty_like(terms.workspace, dtype=query.dtype)
     scores = None if kept else torch.empty_like(terms.workspace)
     before = None
-    for i, block in enumerate(blocks(query, key)):
+    for i, block in enumerate(blocks(query, key, first)):
         content, position = (x.to(query.dtype) for x in terms.biased_queries(block))  # [n, s, E], [h, s·b, E]
-        probabilities = kept[i] if kept else terms.probabilities(block, block.scores(scores, terms.dtype))
+        if scores is None:
+            probabilities = block.scores(kept[i])
+        else:
+            probabilities = terms.probabilities(block, block.scores(scores))
         # Contiguous, since the transposed products that follow lose a fifth of their speed on rows far apart.
         d_context = block.pairs(grad).contiguous()  # [n, s, E]
         block.accumulate(d_value, terms.not_dropped(probabilities).to(query.dtype), d_context)
 
         # Softmax: dS = P ∘ (dP − rowsum(dP ∘ P)).
-        d_scores = block.scores(gradients, terms.dtype)  # [n, s, k]
+        d_scores = block.scores(gradients)  # [n, s, k]
         torch.bmm(d_context.to(terms.dtype), block.columns(value).to(terms.dtype), out=d_scores)
         if dropout_prob:
             d_scores.mul_(probabilities > 0)
@@ -127,7 +135,7 @@ def blocked_attention_backward(
         # which half precision would round too far.
         at_keys, keys = d_scores.sum(1, keepdim=True), block.columns(key).to(terms.dtype)
         d_u[block.heads] += block.unpair(torch.bmm(at_keys, keys.transpose(1, 2))).sum((0, 2))
-        d_s[block.heads, block.distances] += by_distance.sum(1, dtype=terms.dtype)
+        d_s[block.heads, block.distances] += block.by_distance(block.unpair(d_scores).sum(0)).sum(1)
 
         d_scores = d_scores.to(query.dtype)
         block.accumulate(d_key, d_scores, content)
@@ -159,14 +167,12 @@ def _(
     u: Tensor,
     v: Tensor | None,
     s: Tensor | None,
+    first: Tensor | None,
     seed: Tensor | None,
     dropout_prob: float,
     keep: bool,
 ) -> tuple[Tensor, list[Tensor]]:
-    kept = []
-    for block in blocks(query, key) if keep else ():
-        heads, streams, queries, keys = block.shape
-        kept.append(query.new_empty((streams * heads, queries, keys), dtype=exact(query)))
+    kept = [query.new_empty(block.room, dtype=exact(query)) for block in blocks(query, key)] if keep else []
     return sequence_first(query), kept
 
 
@@ -181,6 +187,7 @@ def _(
     u: Tensor,
     v: Tensor | None,
     s: Tensor | None,
+    first: Tensor | None,
     seed: Tensor | None,
     dropout_prob: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -198,10 +205,10 @@ def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]
-    *inputs, seed = ctx.saved_tensors[:8]
-    kept = list(ctx.saved_tensors[8:])
-    grads = blocked_attention_backward(grad, kept, *inputs, seed, ctx.dropout_prob)
-    return *(None if x is None else g for x, g in zip(inputs, grads, strict=True)), None, None, None
+    *inputs, first, seed = ctx.saved_tensors[:9]
+    kept = list(ctx.saved_tensors[9:])
+    grads = blocked_attention_backward(grad, kept, *inputs, first, seed, ctx.dropout_prob)
+    return *(None if x is None else g for x, g in zip(inputs, grads, strict=True)), None, None, None, None
 
 
 blocked_attention.register_autograd(_backward, setup_context=_setup_context)

@@ -24,12 +24,13 @@ class Terms:
         u: Tensor,
         v: Tensor | None,
         s: Tensor | None,
+        first: Tensor | None,
         seed: Tensor | None,
         dropout_prob: float,
     ):
         self.scale = 1.0 / math.sqrt(query.shape[-1])
         self.dtype = exact(query)
-        self.query, self.key = query, key
+        self.query, self.key, self.first = query, key, first
         self.u = u.to(self.dtype) * self.scale
         self.v = None if v is None else v.to(self.dtype) * self.scale
         self.table = descending(r.to(self.dtype), None if s is None else s.to(self.dtype) * self.scale)
@@ -61,11 +62,21 @@ class Terms:
         block.unpair(out).add_(by_key)
         _, _, s, k = block.shape
         out[:, :, k - s :].add_(self.future[:s, :s])
+        self.hide(block, out)
         torch.softmax(out, dim=-1, out=out)
         if self.generator is not None:  # whole numbers from 0 to 2³¹ − 1 are the cheapest random ones
             numbers = torch.empty_like(out, dtype=torch.int32).random_(generator=self.generator)
             out.copysign_(numbers.sub_(self.dropped_below))
         return out
+
+    def hide(self, block: Block, scores: Tensor) -> None:
+        """Write −∞ to the block's scores ``[n, s, k]`` of keys before each query's first."""
+        if self.first is None:
+            return
+        first = self.first[block.streams, block.queries]  # [b, s]
+        if first.max() > block.keys.start:
+            keys = torch.arange(block.keys.start, block.keys.stop)
+            block.unpair(scores).masked_fill_(keys < first[:, None, :, None], -math.inf)
 
     def not_dropped(self, probabilities: Tensor) -> Tensor:
         """The probabilities ``[n, s, k]`` with 0 for those that were dropped, not scaled up yet."""

@@ -71,11 +71,15 @@ class Block:
         _, b, s, _ = self.shape
         return x.unflatten(1, (s, b)).permute(2, 0, 1, 3)
 
-    def scores(self, workspace: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Room for the block's ``[n, s, k]``, in the workspace or, if there is none, of its own."""
+    @property
+    def room(self) -> int:
+        """How many scores it would have if its queries saw all keys of the past."""
+        h, b, s, _ = self.shape
+        return b * h * s * self.keys.stop
+
+    def scores(self, workspace: Tensor) -> Tensor:
+        """Room for the block's ``[n, s, k]``, in a workspace of any shape ``[·]`` that is large enough."""
         h, b, s, k = self.shape
-        if workspace is None:
-            return torch.empty(b * h, s, k, dtype=dtype)
         return workspace[: b * h * s * k].view(b * h, s, k)
 
     def split(self, workspace: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,9 +90,18 @@ class Block:
         by_key = workspace.as_strided((b, h, s, k), (w, s * b * w, b * w - 1, 1), w - 1 - k + s)
         return by_distance, by_key
 
+    def by_distance(self, x: Tensor) -> Tensor:
+        """``x [h, s, k]``, by query and key, as ``[h, s, w]``, by query and descending distance."""
+        h, _, s, k = self.shape
+        w = self.row
+        out = x.new_zeros(h, s, w)
+        out.as_strided((h, s, k), (s * w, w - 1, 1), w - 1 - k + s).copy_(x)
+        return out
+
     def accumulate(self, gradient: Tensor, scores: Tensor, x: Tensor) -> None:
         """Into ``gradient [B, H, K, E]``, the product of ``scores [n, s, k]`` and ``x [n, s, E]`` over
-        queries. The segment's last queries come first, and their keys are all that there are."""
+        queries. The segment's last queries come first and write it; the others add to that, and to zeros
+        for keys that the last queries don't see."""
         target = gradient[self.streams, self.heads, self.keys].view(len(scores), -1, x.shape[-1])  # [n, k, E]
         if self.last:
             torch.bmm(scores.transpose(1, 2), x, out=target)
@@ -96,24 +109,30 @@ class Block:
             target += torch.bmm(scores.transpose(1, 2), x)
 
 
-def blocks(query: Tensor, key: Tensor) -> Iterator[Block]:
+def blocks(query: Tensor, key: Tensor, first: Tensor | None = None) -> Iterator[Block]:
     """Blocks that cover all of ``query [B, H, S, E]`` over ``key [B, H, K, E]``: all heads of some streams
     where they are small, or some heads of one stream; the last queries first. There are 2, 4, 8 … pairs of
     head and stream in a block, because the matrix products share them out among threads, and 3 pairs for 2
-    threads take as long as 4."""
+    threads take as long as 4.
+
+    A block of one stream begins with the first key that any of its queries sees, by ``first [B, S]``. Blocks
+    of several streams have all keys, so that how a stream is computed doesn't depend on the others'.
+    """
     (B, H, S, _), K = query.shape, key.shape[2]
     s = min(S, QUERIES)
     n = 1 << max((WORKSPACE // (s * (K + unused(K)))).bit_length() - 1, 1)
     h, b = min(H, n), max(min(B, n // H), 1)
     for stop in range(S, 0, -s):
-        k = K - S + stop
+        queries = slice(max(stop - s, 0), stop)
         for stream in range(0, B, b):
+            begin = 0 if first is None or b > 1 else int(first[stream, queries].min())
+            k = K - S + stop - begin
             for head in range(0, H, h):
                 yield Block(
                     heads=slice(head, min(head + h, H)),
                     streams=slice(stream, min(stream + b, B)),
-                    queries=slice(max(stop - s, 0), stop),
-                    keys=slice(0, k),
+                    queries=queries,
+                    keys=slice(begin, begin + k),
                     distances=slice(K - k + unused(K) - unused(k), K + unused(K)),
                     last=stop == S,
                 )

@@ -44,26 +44,34 @@ def dot_rows(x, y, dots, H, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def attend(query, key, value, r, a, b, out, lse, H, scale, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr):
+def attend(
+    query, key, value, r, a, b, first, out, lse,
+    H, scale, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
+):  # fmt: skip
     """The output and the log-sum-exp of N queries."""
     S, K = query.length, key.length
     stream, head, i = place(S, H, N)
     first_distance = K - S + i  # of the first query to the first key
     q = load(query, stream, head, i, E, W, N)
-    far = distance_scores(q, r, b, head, first_distance + 1, E, W, N)
+    begin = first_tile(first, stream, S, i, N)
+    far = distance_scores(q, r, b, head, first_distance - begin + 1, E, W, N)
     highest = tl.full([N], float("-inf"), tl.float32)
     total = tl.zeros([N], tl.float32)
     context = tl.zeros([N, W], tl.float32)
-    for j in range(0, tl.minimum(K, first_distance + N), N):
+    for j in range(begin, tl.minimum(K, first_distance + N), N):
         near = distance_scores(q, r, b, head, first_distance - j - N + 1, E, W, N)
         k = load(key, stream, head, j, E, W, N).to(q.dtype)
         a_j = load_numbers(a, stream * H + head, K, j, 0.0, N)
         x = key_scores(q, k, a_j, fold(near, far, N), first_distance - j, scale, N)
+        x = from_first(x, first, stream, S, i, j, N)
         far = near
 
         higher = tl.maximum(highest, tl.max(x, axis=1))
-        p = tl.exp2(x - higher[:, None])
-        shrink = tl.exp2(highest - higher)
+        top = higher
+        if first is not None:  # a query that has seen no key yet has no highest score
+            top = tl.where(higher == float("-inf"), 0.0, higher)
+        p = tl.exp2(x - top[:, None])
+        shrink = tl.exp2(highest - top)
         highest, total = higher, total * shrink + tl.sum(p, axis=1)
         values = load(value, stream, head, j, E, W, N).to(q.dtype)
         context = dot(p.to(q.dtype), values, context * shrink[:, None])
@@ -73,7 +81,7 @@ def attend(query, key, value, r, a, b, out, lse, H, scale, E: tl.constexpr, W: t
 
 @triton.jit
 def gradient_by_query(
-    query, key, value, r, a, b, grad, lse, delta, d_query,
+    query, key, value, r, a, b, first, grad, lse, delta, d_query,
     H, scale, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
     """The gradient of N queries."""
@@ -83,15 +91,17 @@ def gradient_by_query(
     q = load(query, stream, head, i, E, W, N)
     g = load(grad, stream, head, i, E, W, N).to(q.dtype)
     lse_i, delta_i = load_statistics(lse, delta, stream * H + head, S, i, N)
-    far = distance_scores(q, r, b, head, first_distance + 1, E, W, N)
+    begin = first_tile(first, stream, S, i, N)
+    far = distance_scores(q, r, b, head, first_distance - begin + 1, E, W, N)
     ds_before = tl.zeros([N, N], q.dtype)
     dq = tl.zeros([N, W], tl.float32)
     keys = tl.minimum(K, first_distance + N)
-    for j in range(0, keys, N):
+    for j in range(begin, keys, N):
         near = distance_scores(q, r, b, head, first_distance - j - N + 1, E, W, N)
         k = load(key, stream, head, j, E, W, N).to(q.dtype)
         a_j = load_numbers(a, stream * H + head, K, j, 0.0, N)
         x = key_scores(q, k, a_j, fold(near, far, N), first_distance - j, scale, N)
+        x = from_first(x, first, stream, S, i, j, N)
         far = near
 
         dp = dot(g, tl.trans(load(value, stream, head, j, E, W, N).to(q.dtype)), None)
@@ -109,7 +119,7 @@ def gradient_by_query(
 
 @triton.jit
 def gradient_by_key(
-    query, key, value, r, a, b, grad, lse, delta, d_key, d_value, u, d_u,
+    query, key, value, r, a, b, first, grad, lse, delta, d_key, d_value, u, d_u,
     H, scale, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
     """The gradients of N keys and values, and these keys' part of the gradient of u."""
@@ -128,6 +138,7 @@ def gradient_by_key(
         near = distance_scores(q, r, b, head, first_distance - N + 1, E, W, N)
         far = distance_scores(q, r, b, head, first_distance + 1, E, W, N)
         x = key_scores(q, k.to(q.dtype), a_j, fold(near, far, N), first_distance, scale, N)
+        x = from_first(x, first, stream, S, i, j, N)
 
         p = tl.exp2(x - lse_i[:, None])
         dv = dot(tl.trans(p.to(q.dtype)), g, dv)
@@ -144,7 +155,7 @@ def gradient_by_key(
 
 @triton.jit
 def gradient_by_distance(
-    query, key, value, r, a, b, grad, lse, delta, d_r, d_b, B, parts,
+    query, key, value, r, a, b, first, grad, lse, delta, d_r, d_b, B, parts,
     H, scale, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
     """The gradient of N distances' q·r_d + b_d with respect to r and b, over every parts-th stream."""
@@ -167,7 +178,10 @@ def gradient_by_distance(
         far_content, far_dp = key_products(q, g, key, value, a, stream, head, H, j + N, E, W, N)
         position = dot(q, tl.trans(r_d.to(q.dtype)), None) + b_d
         x = (fold(content, far_content, N) + skew(position, N)) * (scale * LOG2E)
-        x = tl.where(j + column + tl.where(column >= row, 0, N) >= 0, x, float("-inf"))
+        at = j + column + tl.where(column >= row, 0, N)
+        x = tl.where(at >= 0, x, float("-inf"))
+        if first is not None:
+            x = tl.where(at >= load_numbers(first, stream, S, i, 0, N)[:, None], x, float("-inf"))
 
         ds = tl.exp2(x - lse_i[:, None]) * (fold(dp, far_dp, N) - delta_i[:, None])
         ds = skew(ds, N)
@@ -191,6 +205,26 @@ def key_scores(q, k, a_j, band, first_distance, scale, N: tl.constexpr):
     x = dot(q, tl.trans(k), skew(band, N) + a_j) * (scale * LOG2E)
     row, column = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
     return tl.where(first_distance + row - column >= 0, x, float("-inf"))
+
+
+@triton.jit
+def first_tile(first, stream, S, i, N: tl.constexpr):
+    """Where the tiles of N keys begin that the N queries from ``i`` on see anything of."""
+    begin = 0
+    if first is not None:
+        # Tiles stay where they are without it. What is beyond the last query sees no key.
+        begin = tl.min(load_numbers(first, stream, S, i, 2147483647, N), axis=0) // N * N
+    return begin
+
+
+@triton.jit
+def from_first(x, first, stream, S, i, j, N: tl.constexpr):
+    """The scores of the queries from ``i`` on for the keys from ``j`` on, −∞ for keys before a query's
+    first."""
+    if first is not None:
+        i_first = load_numbers(first, stream, S, i, 0, N)
+        x = tl.where(j + tl.arange(0, N)[None, :] >= i_first[:, None], x, float("-inf"))
+    return x
 
 
 @triton.jit

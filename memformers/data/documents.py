@@ -1,0 +1,150 @@
+"""Documents: the texts of a folder, of JSON lines, or between the separators of one text."""
+
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from memformers.common.errors import UserError
+from memformers.data.text_files import text_of
+
+JSON_LINES = ".jsonl"
+NAMED = 5
+"""How many of the files that were left out a message names."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text that stands for itself: nothing before it says anything about it."""
+
+    name: str
+    """The file that it is, or the file and where in it."""
+    text: str
+
+
+def read_documents(path: Path) -> list[Document]:
+    """The documents in a folder, or in a file of JSON lines.
+
+    Of a folder these are its files and those of all folders in it, in the order of their paths; hidden ones
+    are ignored. A file ``.jsonl`` has one document a line, another file is one. Files that aren't UTF-8 and
+    documents without text are left out, with a warning. Raises UserError where nothing is left, and for a
+    line that isn't a JSON object with a "text".
+    """
+    if not path.exists():
+        raise UserError(f"{path} isn't there; name a text file, a folder of texts or a file of JSON lines.")
+    if path.is_file():
+        return with_text(list(json_lines(path.read_bytes(), path.name)), str(path))
+    found: list[Document] = []
+    skipped = []
+    for file in files_below(path):
+        name, raw = file.relative_to(path).as_posix(), file.read_bytes()
+        if file.suffix.lower() == JSON_LINES:
+            found += json_lines(raw, name)
+        elif is_utf8(raw):
+            found.append(Document(name, text_of(raw)))
+        else:
+            skipped.append(name)
+    if skipped:
+        warnings.warn(f"{path}: not UTF-8 and left out: {some_of(skipped)}.", stacklevel=2)
+    if not found:
+        raise UserError(
+            f"{path} is a folder without any file of UTF-8 text; name a text file, a folder of texts or a "
+            f"file of JSON lines ({JSON_LINES})."
+        )
+    return with_text(found, str(path))
+
+
+def split_at(text: str, separator: str, source: str) -> list[Document]:
+    """The documents between the ``separator`` in ``text``, without it; what follows the last one is a
+    document if it has text. Raises UserError where the separator doesn't occur."""
+    parts = text.split(separator)
+    if len(parts) == 1:
+        raise UserError(
+            f"document_separator={separator!r} doesn't occur in {source}; give what stands between its "
+            f"documents (a line break is written as $'\\n' in a shell), or leave it out."
+        )
+    if not parts[-1].strip():
+        parts.pop()
+    return with_text([Document(f"{source}:{n}", part) for n, part in enumerate(parts, 1)], source)
+
+
+def check_not_cut(separator: str, source: str) -> None:
+    """Raise UserError where there is a ``separator`` to cut a text with, which ``source`` is not: it has
+    documents already."""
+    if separator:
+        raise UserError(
+            f"document_separator={separator!r} cuts a single text, but {source} has documents already; leave "
+            f"it out."
+        )
+
+
+def json_lines(raw: bytes, source: str) -> Iterator[Document]:
+    """The documents in a file of JSON lines, each an object with a "text"; blank lines are passed over."""
+    for number, line in enumerate(raw.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        if line.strip():
+            name = f"{source}:{number}"
+            yield Document(name, text_of_line(line, name))
+
+
+def text_of_line(line: bytes, name: str) -> str:
+    """The "text" of a line of JSON; UserError, which begins with the line's ``name``, where it has none."""
+    try:
+        value = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        reason = str(error).partition(":")[0]
+        raise UserError(
+            f"{name}: a JSON object was expected in this line; {shortened(line)} came ({reason}). Correct or "
+            f"remove the line."
+        ) from None
+    text = value.get("text") if isinstance(value, dict) else None
+    if not isinstance(text, str):
+        raise UserError(
+            f'{name}: a JSON object with a string "text" was expected in this line; {shortened(line)} came. '
+            f"Correct or remove the line."
+        )
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UserError(
+            f"{name}: the text has half of a surrogate pair (\\ud800 to \\udfff), which is no character; "
+            f"correct or remove the line."
+        )
+    return text
+
+
+def with_text(documents: Sequence[Document], source: str) -> list[Document]:
+    """Those of ``documents`` that aren't blank, with a warning that names the others; UserError where all
+    are."""
+    blank = [document.name for document in documents if not document.text.strip()]
+    if len(blank) == len(documents):
+        raise UserError(f"{source} holds no text.")
+    if blank:
+        warnings.warn(f"{source}: documents without text are left out: {some_of(blank)}.", stacklevel=3)
+    return [document for document in documents if document.text.strip()]
+
+
+def files_below(folder: Path) -> list[Path]:
+    """All files in ``folder`` and the folders in it, in the order of their paths, but for hidden ones."""
+    below = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
+    shown = {p.as_posix(): path for p, path in below.items() if not any(s.startswith(".") for s in p.parts)}
+    return [shown[name] for name in sorted(shown)]
+
+
+def is_utf8(raw: bytes) -> bool:
+    """Whether ``raw`` can be read as UTF-8."""
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first of ``names``, and how many there are beside them."""
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def shortened(line: bytes) -> str:
+    """A line as an error can show it."""
+    text = line.decode("utf-8", errors="replace").strip()
+    return repr(text if len(text) <= 40 else f"{text[:40]}…")

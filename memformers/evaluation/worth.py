@@ -1,0 +1,185 @@
+"""What each part of its memory is worth to a trained model: the loss without it, less the loss with it.
+
+The held-out text is read in parallel streams, memory carried. What a segment is given in place of its memory
+is changed ([`memformers.evaluation.controls`][]): its slots or its positions are zeroed, or swapped with
+those of another stream. Streams count as the independent observations, and differences are taken within
+them, token by token.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from memformers.data.streams import cut
+from memformers.evaluation.attention_mass import filling_segments
+from memformers.evaluation.controls import controls_of, scores_under
+from memformers.evaluation.intervals import mean_over_streams
+from memformers.evaluation.rarity import group_names, groups
+from memformers.evaluation.repeats import band_edges, band_names, bands, repeat_distances
+from memformers.models.language_model import MemoryLM
+from memformers.models.memory import Memory
+from memformers.models.stack import eval_mode
+
+STREAMS = 16
+N_GRAM = 8
+"""Tokens, the last of them the one that is predicted, that must have occurred before for it to repeat."""
+UNTOUCHED = "untouched"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A mean difference of losses, in nats a token."""
+
+    mean: float
+    half_width: float | None
+    """Half of its 95 % interval over streams; None where fewer than two streams have such tokens."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some of the tokens, and how well models predict them; a group without tokens has no losses."""
+
+    name: str
+    tokens: int
+    loss: dict[str, float]
+    """By model: the mean with its memory untouched, in nats a token."""
+    less_baseline: dict[str, Difference]
+    """By model, the baseline left out: its loss, less the baseline's."""
+    less_untouched: dict[str, dict[str, Difference]]
+    """By model and control: the loss under it, less that with the memory untouched."""
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What memory is worth to some models on the same tokens."""
+
+    streams: int
+    warm_up: int
+    """Tokens at the beginning of each stream that fill the memories and don't count."""
+    n_gram: int
+    """How many tokens, the predicted one among them, make a repetition."""
+    baseline: str | None
+    """The model that looks back least, with which others are compared; None for a single model."""
+    overall: Group
+    swapped_less_zeroed: dict[str, dict[str, Difference]]
+    """By model and part of the memory, over all tokens: the loss with the part swapped, less that with it
+    zeroed."""
+    by_occurrences: list[Group]
+    """By how often a token's word occurs in the training text."""
+    by_repeat_distance: list[Group]
+    """By how many tokens ago what a token repeats last occurred in what its stream has read."""
+
+
+def worth(
+    models: Mapping[str, MemoryLM],
+    text: Tensor,
+    occurrences: Tensor,
+    *,
+    tokens: int,
+    progress: Callable[[int], object] = lambda tokens: None,
+) -> Worth | None:
+    """What memory is worth to ``models``, by name, on about ``tokens`` tokens of ``text [n]``, whose words
+    occur ``occurrences [n]`` times in training; None for a text too short for two streams.
+
+    They are the first of [`STREAMS`][] equal parts of the text, or of fewer where it is short; before them,
+    each stream reads as many tokens as fill the longest memory. ``progress`` is told how many tokens more
+    were read.
+    """
+    segment_len = max(model.config.segment_len for model in models.values())
+    warm_up = max(filling_segments(model) * model.config.segment_len for model in models.values())
+    streams = min(STREAMS, (len(text) - 1) // (warm_up + segment_len))
+    if streams < 2:
+        return None
+    length = (len(text) - 1) // streams
+    counted = min(max(tokens // streams, segment_len), length - warm_up)
+    at = torch.arange(streams) * length + torch.arange(warm_up + counted + 1)[:, None]  # [1 + T, B]
+    reach = max(model.config.remembered_positions for model in models.values())
+    edges = band_edges(min(model.config.segment_len for model in models.values()), reach)
+    losses = {}
+    for name, model in models.items():
+        with eval_mode(model):
+            losses[name] = losses_under_controls(model, text[at], warm_up, progress)
+    looks_back_least = min(models, key=lambda name: models[name].config.remembered_positions)
+    baseline = looks_back_least if len(models) > 1 else None
+
+    def grouped(group: Tensor, names: Sequence[str]) -> list[Group]:
+        group = group[warm_up + 1 :]
+        return [summed_up(name, group == i, losses, baseline) for i, name in enumerate(names)]
+
+    return Worth(
+        streams=streams,
+        warm_up=warm_up,
+        n_gram=N_GRAM,
+        baseline=baseline,
+        overall=grouped(torch.zeros_like(at), ["all"])[0],
+        swapped_less_zeroed={name: swapped_less_zeroed(of_model) for name, of_model in losses.items()},
+        by_occurrences=grouped(groups(occurrences[at]), group_names()),
+        by_repeat_distance=grouped(bands(repeat_distances(text[at], N_GRAM), edges), band_names(edges)),
+    )
+
+
+@torch.no_grad()
+def losses_under_controls(
+    model: MemoryLM, tokens: Tensor, warm_up: int, progress: Callable[[int], object]
+) -> dict[str, Tensor]:
+    """The loss of each token of the streams ``tokens [1 + T, B]`` after the first ``1 + warm_up``, in nats,
+    float64 ``[T - warm_up, B]``: with the memory untouched, and under each control, by name."""
+    segment_len, controls = model.config.segment_len, controls_of(model.config.lengths)
+    found: dict[str, list[Tensor]] = {name: [] for name in (UNTOUCHED, *controls)}
+    memory = Memory(())
+    for segment in cut(tokens[:-1], tokens[1:], segment_len):
+        counted = min(segment.end - warm_up, len(segment.inputs))
+        read, changed = scores_under(model, segment, memory, controls if counted > 0 else {})
+        if counted > 0:
+            for name, scores in ({UNTOUCHED: read.scores} | changed).items():
+                found[name].append(scores.losses[-counted:].cpu().double())
+        memory = read.memory
+        progress(segment.inputs.numel() * (1 + len(changed)))
+    return {name: torch.cat(parts) for name, parts in found.items()}
+
+
+def summed_up(
+    name: str, which: Tensor, losses: Mapping[str, Mapping[str, Tensor]], baseline: str | None
+) -> Group:
+    """The group of the tokens that are true in ``which [T, B]``, of which these are the ``losses [T, B]`` by
+    model and control."""
+    if not which.any():
+        return Group(name, 0, {}, {}, {})
+    whole = {model: of_model[UNTOUCHED] for model, of_model in losses.items()}
+    less_baseline = {
+        model: difference(loss, whole[baseline], which)
+        for model, loss in whole.items()
+        if baseline is not None and model != baseline
+    }
+    less_untouched = {
+        model: {
+            control: difference(loss, whole[model], which)
+            for control, loss in of_model.items()
+            if control != UNTOUCHED
+        }
+        for model, of_model in losses.items()
+    }
+    means = {model: loss[which].mean().item() for model, loss in whole.items()}
+    return Group(name, int(which.sum()), means, less_baseline, less_untouched)
+
+
+def swapped_less_zeroed(losses: Mapping[str, Tensor]) -> dict[str, Difference]:
+    """For each part of a model's memory: how much more it loses, by its ``losses [T, B]`` under each control,
+    with another stream's in that place than with zeros."""
+    parts = [name.removesuffix(" zeroed") for name in losses if name.endswith(" zeroed")]
+    return {
+        part: difference(
+            losses[f"{part} swapped"], losses[f"{part} zeroed"], torch.ones_like(losses[UNTOUCHED]) > 0
+        )
+        for part in parts
+    }
+
+
+def difference(losses: Tensor, less: Tensor, which: Tensor) -> Difference:
+    """The mean over the tokens that are true in ``which [T, B]``, at least one, of ``losses [T, B]`` less
+    ``less``, likewise."""
+    sums = torch.where(which, losses - less, 0.0).sum(0)
+    found = mean_over_streams(sums, which.sum(0))
+    return Difference(found.mean, None if found.n < 2 else found.half_width)

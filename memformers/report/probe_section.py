@@ -1,0 +1,44 @@
+"""A probe's part of a report, as Markdown."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from memformers.report.arms import Arm
+from memformers.report.curves import looks_of
+from memformers.report.markdown import pictured, table
+from memformers.report.probe_figures import CAPTIONS, save_probe_figures
+from memformers.report.worth_section import worth_section
+from memformers.runs.folder import FIGURES
+
+
+def probe_section(arms: Sequence[Arm], probe: dict[str, Any], folder: Path) -> list[str]:
+    """What a probe found: how much context helps each model, what each part of its memory is worth, and where
+    its attention falls. Probes of older versions have not measured the second."""
+    labels = {run.folder.name: arm.label for arm in arms for run in arm.runs}
+    names = {name: labels[name] for name in probe["attention"]}
+    looks_by_arm = looks_of([arm.name for arm in arms])
+    looks = {run.folder.name: looks_by_arm[arm.name] for arm in arms for run in arm.runs}
+    context = probe["effective_context"]
+    rows = [
+        [label, *(effective_length(context, r, name) for r in context["recl"])]
+        for name, label in names.items()
+    ]
+    head = ["arm"] + [f"r = {r}" for r in context["recl"]]
+    drawn = save_probe_figures(probe, labels, looks, folder / FIGURES)
+    of_worth = drawn.pop("worth", None)
+    return [
+        "## What context and memory are worth",
+        "Relative effective context length in tokens (Dai et al. 2019, section 4.3), of the fraction r of "
+        f"tokens that are the hardest to predict from a short context; contexts in steps of "
+        f"{context['step']}, {context['positions']:,} tokens of the held-out text, one seed of each arm:",
+        table(head, rows),
+        *(pictured(path, CAPTIONS[name], folder) for name, path in drawn.items()),
+        *(worth_section(probe["worth"], names, of_worth, folder) if "worth" in probe else ()),
+    ]
+
+
+def effective_length(context: dict[str, Any], r: str, name: str) -> str:
+    """A model's RECL, or the longest that was tried."""
+    length = context["recl"][r][name]
+    return f"{length:,}" if length else f"over {context['step'] * len(context['gains'][r][name]):,}"

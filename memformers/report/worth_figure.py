@@ -1,0 +1,122 @@
+"""The figure of what memory is worth, narrow enough for a telephone."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from memformers.report.curves import drawn
+from memformers.report.figures import save
+
+CONTROLS = {
+    "memory zeroed": "memory\nzeroed",
+    "memory swapped": "memory\nswapped",
+    "slots zeroed": "compressed\nzeroed",
+    "slots swapped": "compressed\nswapped",
+}
+WIDTH, DOTS = 4.4, 200
+"""Inches, and dots an inch: text of 9 points is 10 pixels high on a screen of 390."""
+APART = 0.16
+"""Between the arms of a place on the axis, on which places are 1 apart."""
+
+
+def save_worth(
+    worth: Mapping[str, Any], labels: Mapping[str, str], looks: Mapping[str, dict[str, Any]], folder: Path
+) -> dict[str, Path]:
+    """Draw what memory is ``worth`` into ``folder``: the path by the figure's name; nothing where there is
+    neither a memory nor a second arm. ``labels`` and ``looks`` are by the runs' names."""
+    costs = {run: found for run, found in worth["overall"]["less_untouched"].items() if found}
+    others = [run for run in worth["overall"]["loss"] if run != worth["baseline"] and worth["baseline"]]
+    if not costs and not others:
+        return {}
+    heights = [2.6] * bool(costs) + [3.4] * bool(others)
+    figure = Figure(figsize=(WIDTH, sum(heights) + 0.5), dpi=DOTS, layout="constrained")
+    panels = list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
+    if costs:
+        draw_costs(panels[0], costs, labels, looks)
+    if others:
+        draw_bands(panels[-1], worth["by_repeat_distance"], others, labels, looks)
+        panels[-1].set_ylabel(f"nats a token, less\n{drawn(labels[worth['baseline']])}", fontsize=9)
+    handles = {
+        label: handle
+        for axes in panels
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles, loc="outside lower center", frameon=False, fontsize=8, ncols=2)
+    path = folder / "worth.png"
+    save(figure, path)
+    return {"worth": path}
+
+
+def draw_costs(
+    axes: Axes,
+    costs: Mapping[str, Mapping[str, Any]],
+    labels: Mapping[str, str],
+    looks: Mapping[str, dict[str, Any]],
+) -> None:
+    """A place for each change of the memory, a mark for each arm that has what is changed."""
+    names = [control for control in CONTROLS if any(control in found for found in costs.values())]
+    for number, (run, found) in enumerate(costs.items()):
+        marks = [(names.index(control), difference) for control, difference in found.items()]
+        draw(axes, marks, offset(number, len(costs)), labels[run], {**looks[run], "linestyle": "none"})
+    axes.set_xticks(range(len(names)), [CONTROLS[name] for name in names], fontsize=8)
+    axes.set_title("What a changed memory costs", fontsize=9, loc="left")
+    axes.set_ylabel("nats a token", fontsize=9)
+    finish(axes, len(names))
+
+
+def draw_bands(
+    axes: Axes,
+    groups: Sequence[Mapping[str, Any]],
+    others: Sequence[str],
+    labels: Mapping[str, str],
+    looks: Mapping[str, dict[str, Any]],
+) -> None:
+    """A place for each band of distances, a mark for each arm; the last, of what doesn't repeat, stands apart
+    from the line."""
+    for number, run in enumerate(others):
+        marks = [(i, g["less_baseline"][run]) for i, g in enumerate(groups) if run in g["less_baseline"]]
+        apart = offset(number, len(others))
+        last = len(groups) - 1
+        draw(axes, [mark for mark in marks if mark[0] < last], apart, labels[run], looks[run])
+        draw(axes, [mark for mark in marks if mark[0] == last], apart, "", looks[run])
+    axes.axvline(len(groups) - 1.5, color="#bbbbbb", linewidth=0.8)
+    names = [fill(group["name"], 12) for group in groups]
+    axes.set_xticks(range(len(groups)), names, rotation=45, fontsize=8)
+    axes.set_title("Where the text says something again", fontsize=9, loc="left")
+    axes.set_xlabel("tokens since it was last said", fontsize=9)
+    finish(axes, len(groups))
+
+
+def draw(
+    axes: Axes,
+    marks: Sequence[tuple[int, Mapping[str, Any]]],
+    apart: float,
+    label: str,
+    look: dict[str, Any],
+) -> None:
+    """Means at their places, with a bar where there is an interval."""
+    if not marks:
+        return
+    x = [place + apart for place, _ in marks]
+    means = [difference["mean"] for _, difference in marks]
+    halves = [difference["half_width"] or 0.0 for _, difference in marks]
+    name = drawn(label) if label else None
+    axes.errorbar(x, means, halves, label=name, capsize=2.5, markersize=4.5, linewidth=1.2, **look)
+
+
+def offset(number: int, count: int) -> float:
+    """Where the arm of this number is, beside the middle of all."""
+    return APART * (number - (count - 1) / 2)
+
+
+def finish(axes: Axes, places: int) -> None:
+    """Zero, where nothing is lost or gained, and what else both panels share."""
+    axes.axhline(0, color="#888888", linewidth=0.8, zorder=0)
+    axes.set_xlim(-0.5, places - 0.5)
+    axes.tick_params(axis="y", labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.2, axis="y")

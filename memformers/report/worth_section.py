@@ -1,0 +1,170 @@
+"""What a probe found each part of memory to be worth, as Markdown: tables, and what they say in words."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memformers.common.intervals import Mean
+from memformers.report.evidence import signed
+from memformers.report.markdown import number, pictured, table
+from memformers.report.page import plain
+
+PARTS = {"slots": "compressed memory", "memory": "memory"}
+"""What a report calls the parts of a memory."""
+CONTROLS = ("slots zeroed", "slots swapped", "memory zeroed", "memory swapped")
+Measured = Mapping[str, Any]
+"""Of ``probe.json``: what was measured, or a part of it."""
+
+
+def worth_section(
+    worth: Measured | None, labels: Mapping[str, str], figure: Path | None, folder: Path
+) -> list[str]:
+    """What memory is ``worth`` to models, which a probe of ``folder`` measured and ``labels`` names by their
+    runs, as paragraphs; with its ``figure``, if there is one."""
+    head = "### What each part of memory is worth"
+    if worth is None:
+        return [
+            head,
+            "It was not measured: the held-out text is too short to fill the memories of two streams.",
+        ]
+    overall = worth["overall"]
+    several = worth["baseline"] is not None
+    return [
+        head,
+        f"Validation loss in nats a token. Before each segment that a trained model reads, a part of its "
+        f"memory is changed: *zeroed*, or *swapped* with that of another stream, which reads another place "
+        f"of the text. What the model then loses, less what it loses with the memory as it is, is what that "
+        f"part is worth to it. {overall['tokens']:,} tokens of the held-out text in {worth['streams']} "
+        f"streams, after the first {worth['warm_up']:,} of each, which fill the memories. ± is half of a "
+        f"95 % interval over streams, by Student's t; one trained model of each arm; – is a part that an arm "
+        f"doesn't have.",
+        worth_table(overall, labels),
+        *findings(worth, labels),
+        LIMITS,
+        *([pictured(figure, caption(worth, labels), folder)] if figure else []),
+        f"A token repeats something where it and the {worth['n_gram'] - 1} tokens before it occurred before "
+        f"in what its stream has read; the newest time counts. Such tokens are easy for every model, since "
+        f"common words repeat too"
+        + (
+            ", so look at the differences between arms and not at the losses"
+            if several
+            else ", so a low loss there doesn't show that they were copied"
+        )
+        + ". There are few of them, and of so many intervals one in twenty leaves out zero by chance:",
+        group_table("last said so many tokens ago", worth["by_repeat_distance"], worth, labels),
+        "The same by how often a token's word occurs in the training text, upper and lower case alike. It is "
+        "the word that counts and not the token: rare words, such as names, are what a text says again, and "
+        "a character says little by how rare it is.",
+        group_table("word's occurrences in training", worth["by_occurrences"], worth, labels),
+    ]
+
+
+LIMITS = (
+    "This is how much a trained model relies on a part, not how well a model that was trained without it "
+    "does; the table of results tells that. No model has met zeros in training, and they are still keys, "
+    "which get their share of attention. So zeroed memory may cost something though nothing was read in it; "
+    "what only swapping costs depends on what is in there. The intervals are over parts of one text, not "
+    "over seeds."
+)
+
+
+def worth_table(overall: Measured, labels: Mapping[str, str]) -> str:
+    """A row an arm: its loss, and what each change costs it."""
+    head = ["arm", "loss, memory untouched", *map(control_name, CONTROLS)]
+    rows = [
+        [
+            label,
+            number(overall["loss"][run], ".4f"),
+            *(cell(overall["less_untouched"][run], c) for c in CONTROLS),
+        ]
+        for run, label in labels.items()
+    ]
+    return table(head, rows)
+
+
+def findings(worth: Measured, labels: Mapping[str, str]) -> list[str]:
+    """What may be claimed of each part of each arm's memory, as a list: a use only where an interval leaves
+    out zero. Nothing where no arm has a memory."""
+    lines = [
+        f"- {finding(plain(label), part, worth, run)}"
+        for run, label in labels.items()
+        for part in worth["swapped_less_zeroed"][run]
+    ]
+    return ["\n".join(lines)] * bool(lines)
+
+
+def finding(label: str, part: str, worth: Measured, run: str) -> str:
+    """Whether what is in a ``part`` is made use of, and how zeros compare with it."""
+    costs = worth["overall"]["less_untouched"][run]
+    swapped, zeroed = measured(costs[f"{part} swapped"]), measured(costs[f"{part} zeroed"])
+    name = PARTS[part]
+    if swapped.leaves_out_zero and swapped.mean > 0:
+        said = f"{label} makes use of what is in its {name}: another stream's costs {signed(swapped)}."
+    elif swapped.leaves_out_zero:
+        said = f"{label} does better with another stream's {name} than with its own, by {signed(swapped)}."
+    else:
+        said = (
+            f"{label}: no use of what is in its {name} was seen: another stream's costs {signed(swapped)}, "
+            f"and a cost of up to {swapped.mean + swapped.half_width:.4f} may have hidden."
+        )
+    more = measured(worth["swapped_less_zeroed"][run][part])
+    if not more.leaves_out_zero:
+        return f"{said} Zeros cost {signed(zeroed)}; no difference between the two was seen."
+    if more.mean > 0:
+        return f"{said} That is {signed(more)} more than zeros cost: it is misled by what it reads there."
+    return (
+        f"{said} Zeros cost {signed(zeroed)}, more than another stream's, so not all of what they cost is "
+        f"for want of what was in there."
+    )
+
+
+def group_table(head: str, groups: Sequence[Measured], worth: Measured, labels: Mapping[str, str]) -> str:
+    """A column a group of tokens: how many, what each arm loses, and its differences."""
+    rows = [["tokens", *(f"{group['tokens']:,}" for group in groups)]]
+    rows += [
+        [f"{label}: loss", *(number(g["loss"].get(run), ".4f") for g in groups)]
+        for run, label in labels.items()
+    ]
+    baseline = worth["baseline"]
+    for run, label in labels.items() if baseline else ():
+        if run != baseline:
+            name = f"{label}, less {labels[baseline]}"
+            rows.append([name, *(cell(group["less_baseline"], run) for group in groups)])
+    for run, label in labels.items():
+        for control in worth["overall"]["less_untouched"][run]:
+            name = f"{label}: {control_name(control)}"
+            rows.append([name, *(cell(g["less_untouched"].get(run, {}), control) for g in groups)])
+    return table([head, *(group["name"] for group in groups)], rows)
+
+
+def caption(worth: Measured, labels: Mapping[str, str]) -> str:
+    """What the figure shows."""
+    bars = "Bars: 95 % intervals over streams."
+    costs = "what a trained model loses in nats a token when a part of its memory is changed"
+    if worth["baseline"] is None:
+        return f"What memory is worth: {costs}. {bars}"
+    against = (
+        f"the loss of each arm less that of {plain(labels[worth['baseline']])}, by how many tokens ago the "
+        f"text said the same; below zero is better"
+    )
+    if not any(worth["overall"]["less_untouched"].values()):
+        return f"What memory is worth: {against}. {bars}"
+    return f"What memory is worth: above, {costs}; below, {against}. {bars}"
+
+
+def control_name(control: str) -> str:
+    """As a report says it."""
+    part, change = control.split()
+    return f"{PARTS[part]} {change}"
+
+
+def cell(differences: Measured, name: str) -> str:
+    """A difference in a table, or a dash where there is none."""
+    return signed(measured(differences[name])) if name in differences else "–"
+
+
+def measured(difference: Measured) -> Mean:
+    """A difference of the file, as one that knows its interval; one without an interval claims nothing."""
+    half = difference["half_width"]
+    return Mean(difference["mean"], math.nan if half is None else half, 1 if half is None else 2)

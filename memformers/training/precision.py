@@ -1,0 +1,18 @@
+"""The precision of a training's matrix products, where it was left to the device."""
+
+from dataclasses import replace
+
+import torch
+
+from memformers.common.devices import multiplies_bfloat16_faster
+from memformers.training.config import TrainConfig
+from memformers.training.ranks import Ranks
+
+
+def with_precision(config: TrainConfig, device: torch.device, ranks: Ranks | None = None) -> TrainConfig:
+    """``config`` with bfloat16 in place of ``precision="auto"`` where ``device`` multiplies it faster, else
+    float32; the first of several ``ranks`` decides."""
+    if config.precision != "auto":
+        return config
+    faster = (ranks or Ranks()).all_gather(multiplies_bfloat16_faster(device))[0]
+    return replace(config, precision="bfloat16" if faster else "float32")

@@ -1,0 +1,159 @@
+"""What is seen and what is counted where documents begin, against a list of which position is where."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memformers.models.boundaries import EVERYTHING, first_of_document, newest_start
+from memformers.models.memory import (
+    Memory,
+    MemoryLengths,
+    compress_oldest,
+    keep_newest,
+    memory_from_tensors,
+    memory_tensors,
+)
+from tests.builders import MODELS, SMALL, small_compressive, small_lm, small_xl
+
+LENGTHS = st.integers(0, 9)
+
+
+def inputs(begin, S, B):
+    """Layer inputs ``[S, B, 1]`` whose value is their position in the stream."""
+    return [torch.arange(begin, begin + S, dtype=torch.float64)[:, None, None].expand(S, B, 1)]
+
+
+def seen_by_list(held, document, now):
+    """The keys of ``held``, lists of positions, that all lie in document ``now``."""
+    return [all(document[p] == now for p in positions) for positions in held]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    segments=st.lists(st.integers(1, 7), min_size=1, max_size=7),
+    mem_len=LENGTHS,
+    c_mem_len=st.integers(0, 4),
+    c=st.integers(1, 4),
+    compresses=st.booleans(),
+    data=st.data(),
+)
+def test_a_query_sees_every_key_of_its_document_and_no_other(
+    segments, mem_len, c_mem_len, c, compresses, data
+):
+    """f_c here keeps a slot's first position, which tells the c positions that it stands for."""
+    c = c if compresses else 1
+    T, B, memory, at = sum(segments), 2, Memory(()), 0
+    starts = torch.tensor([[data.draw(st.integers(0, 3)) == 0 for _ in range(B)] for _ in range(T)])
+    given = [data.draw(st.booleans()) for _ in segments]
+    for part, is_given in zip(starts.split(segments), given, strict=True):
+        part &= is_given
+    documents = starts.cumsum(0)  # [T, B]
+    for S, is_given in zip(segments, given, strict=True):
+        of_segment = starts[at : at + S] if is_given else None
+        first = first_of_document(of_segment, memory.valid, S, memory.mem_len, memory.c_mem_len, c)
+        mem = [[int(p)] for p in memory.mem[0][:, 0, 0]] if memory.mem else []
+        slots = [[int(p) + i for i in range(c)] for p in memory.c_mem[0][:, 0, 0]] if memory.c_mem else []
+        held = slots + mem + [[at + i] for i in range(S)]
+        for b in range(B):
+            for i in range(S):
+                seen = seen_by_list(held, documents[:, b], documents[at + i, b])
+                before = 0 if first is None else int(first[b, i])
+                assert [j >= before for j in range(len(held) - S + i + 1)] == seen[: len(held) - S + i + 1]
+        if compresses:
+            lengths = MemoryLengths(mem_len, c_mem_len, c)
+            memory, _ = compress_oldest(memory, inputs(at, S, B), [lambda old: old[::c]], lengths, of_segment)
+        else:
+            memory = keep_newest(memory, inputs(at, S, B), mem_len, of_segment)
+        at += S
+        if memory.valid is not None:
+            remembered = documents[:at][at - memory.positions(c) :]
+            assert memory.valid.tolist() == (remembered == documents[at - 1]).sum(0).tolist()
+
+
+def test_the_newest_start_at_or_before_each_position():
+    starts = torch.tensor([[0, 1, 0], [0, 0, 1], [0, 0, 0], [0, 1, 1]]).bool()
+    assert newest_start(starts).T.tolist() == [[-1, -1, -1, -1], [0, 0, 0, 3], [-1, 1, 1, 3]]
+
+
+@pytest.mark.parametrize("valid", [None, torch.tensor([5, 0])])
+def test_without_starts_a_memory_keeps_to_what_it_says(valid):
+    memory = keep_newest(Memory(tuple(inputs(0, 5, 2)), valid=valid), inputs(5, 3, 2), 7)
+    assert (memory.valid if valid is None else memory.valid.tolist()) == (None if valid is None else [7, 3])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_an_empty_memory_is_as_long_as_a_full_one(model):
+    memory = Memory.empty(small_lm(model, compression_rate=2).config, 3, dtype=torch.bfloat16)
+    lengths = {"transformer": (0, 0), "transformer-xl": (5, 0), "compressive": (4, 4)}
+    assert (memory.mem_len, memory.c_mem_len) == lengths[model]
+    assert memory.valid.tolist() == [0, 0, 0]
+    assert {(*t.shape[1:], t.dtype) for t in (*memory.mem, *memory.c_mem)} == {(3, 12, torch.bfloat16)}
+    assert len(memory.mem) == SMALL.n_layers
+
+
+def test_streams_that_are_done_remember_nothing_and_the_others_all_that_they_did():
+    memory, done = Memory(tuple(inputs(0, 5, 3)), valid=torch.tensor([1, 4, 5])), torch.tensor([1, 0, 1])
+    assert memory.reset(done.bool()).valid.tolist() == [0, 4, 0]
+    assert memory.valid.tolist() == [1, 4, 5]
+    assert Memory(memory.mem).reset(done.bool()).valid.tolist() == [0, EVERYTHING, 0]
+    assert Memory(()).reset(done.bool()) == Memory(())
+
+
+@pytest.mark.parametrize("done", [torch.zeros(2).bool(), torch.zeros(3), torch.zeros(3, 1).bool()])
+def test_what_does_not_say_which_streams_are_done_is_an_error(done):
+    with pytest.raises(ValueError, match=r"done was expected as boolean \[3\] on cpu, true for each stream"):
+        Memory(tuple(inputs(0, 5, 3))).reset(done)
+
+
+def test_a_memory_in_a_file_has_its_valid_and_may_have_none():
+    lm = small_lm("compressive")
+    memory = lm(torch.randint(11, (7, 2)), starts=torch.ones(7, 2, dtype=torch.bool)).memory
+    again = memory_from_tensors(memory_tensors(memory), SMALL.n_layers)
+    assert torch.equal(again.valid, memory.valid)
+    lm.check_memory(again, 2)
+    assert "valid" not in memory_tensors(Memory(memory.mem, memory.c_mem))
+    assert memory_from_tensors(memory_tensors(Memory(memory.mem)), SMALL.n_layers).valid is None
+
+
+STARTS = r"starts were expected as boolean \[5, 2\] on cpu, true where a document begins; .* came\. Give one"
+VALID = r"a memory's valid was expected as int64 \[2\] on cpu, positions of each stream; .* came\. Use it"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"starts": torch.zeros(5, 3).bool()}, STARTS),
+        ({"starts": torch.zeros(5, 1).bool()}, STARTS),
+        ({"starts": torch.zeros(5, 2)}, STARTS),
+        ({"starts": torch.zeros(5, 2, device="meta").bool()}, STARTS),
+        ({"valid": torch.zeros(3).long()}, VALID),
+        ({"valid": torch.zeros(2, 1).long()}, VALID),
+        ({"valid": torch.zeros(2)}, VALID),
+    ],
+)
+def test_what_does_not_fit_the_streams_is_an_error_of_one_line(arguments, message):
+    x, calls = torch.randn(5, 2, 12), []
+    calls.append(lambda: small_xl()(x, None, **arguments))
+    calls.append(lambda: small_compressive()(x, None, None, **arguments))
+    if "valid" in arguments:
+        memory = Memory((torch.randn(3, 2, 12),) * 2, valid=arguments["valid"])
+        calls.append(lambda: small_lm("transformer-xl")(torch.zeros(5, 2).long(), memory))
+        calls.append(lambda: small_lm("transformer-xl").check_memory(memory, 2))
+    else:
+        calls.append(lambda: small_lm("transformer-xl")(torch.zeros(5, 2).long(), **arguments))
+    for call in calls:
+        with pytest.raises(ValueError, match=message) as error:
+            call()
+        assert "\n" not in str(error.value)
+
+
+def test_a_compression_that_does_not_say_its_rate_is_asked_for_it_only_where_it_matters():
+    stack = small_compressive()
+    for layer in stack.layers:
+        layer.compress = torch.nn.Identity()
+    x, past = torch.randn(5, 2, 12), [torch.randn(4, 2, 12)] * 2
+    stack(x, past, past)
+    stack(x, past, None, valid=torch.tensor([1, 2]))
+    with pytest.raises(ValueError, match="Identity doesn't say how many positions a slot stands for"):
+        stack(x, past, past, valid=torch.tensor([1, 2]))

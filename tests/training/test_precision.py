@@ -1,0 +1,51 @@
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from memformers.common import devices
+from memformers.runs.folder import CONFIG
+from memformers.training import precision
+from memformers.training.config import read_train_config
+from memformers.training.precision import with_precision
+from memformers.training.run import train_run
+from tests.builders import small_training
+
+
+@pytest.fixture(params=[True, False])
+def faster(request, monkeypatch):
+    """Whether this machine multiplies bfloat16 faster, as far as trainings know."""
+    monkeypatch.setattr(precision, "multiplies_bfloat16_faster", lambda device: request.param)
+    return request.param
+
+
+def test_auto_is_bfloat16_where_it_is_faster_and_else_float32(faster):
+    config = replace(small_training(), precision="auto")
+    assert with_precision(config, torch.device("cpu")).precision == ("bfloat16" if faster else "float32")
+
+
+@pytest.mark.parametrize("asked", ["float32", "bfloat16"])
+def test_a_precision_that_is_asked_for_is_taken(faster, asked):
+    assert with_precision(replace(small_training(), precision=asked), torch.device("cpu")).precision == asked
+
+
+def test_a_run_says_its_precision_and_keeps_it_on_another_machine(tmp_path, monkeypatch, faster):
+    config = replace(small_training(), precision="auto", data="builtin")
+    train_run(config, tmp_path / "run", dashboard="off")
+    taken = read_train_config(tmp_path / "run").precision
+    assert taken == ("bfloat16" if faster else "float32")
+    (tmp_path / "run" / "result.json").unlink()  # as if it had not ended
+    monkeypatch.setattr(precision, "multiplies_bfloat16_faster", lambda device: not faster)
+    train_run(config, tmp_path / "run", dashboard="off", resume=True)
+    assert json.loads((tmp_path / "run" / CONFIG).read_text())["precision"] == taken
+
+
+def test_a_processor_without_instructions_for_bfloat16_is_told_by_its_times(monkeypatch):
+    slow_half = {torch.float32: 1.0, torch.bfloat16: 0.9}
+    fast_half = {torch.float32: 1.0, torch.bfloat16: 0.3}
+    for times, expected in ((slow_half, False), (fast_half, True)):
+        devices.multiplies_bfloat16_faster.cache_clear()
+        monkeypatch.setattr(devices, "seconds", lambda x, y, times=times: times[x.dtype])
+        assert devices.multiplies_bfloat16_faster(torch.device("cpu")) is expected
+    devices.multiplies_bfloat16_faster.cache_clear()

@@ -1,0 +1,207 @@
+"""Trainings on documents: what a step learns from, and that one goes on as if it had never stopped."""
+
+import itertools
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from memformers import AdaptiveConfig
+from memformers.common.files import read_json
+from memformers.comparison import pin_corpus
+from memformers.data.corpora import Corpus, load_corpus
+from memformers.data.streams import IGNORED
+from memformers.models.memory import Memory
+from memformers.runs.metrics import read_metrics
+from memformers.runs.sealed import numbered
+from memformers.training import run as run_module
+from memformers.training.gradients import backward
+from memformers.training.loop import train
+from memformers.training.optimizers import build_optimizers
+from memformers.training.ranks import Ranks
+from memformers.training.run import train_run
+from memformers.training.state import TrainingState
+from tests.builders import small_lm, small_training
+from tests.training.launches import program, start
+from tests.training.ranks_program import train_in_double
+from tests.training.runs import DOCUMENTS, corpus_of_documents, poisoned, segments_of, without_times
+from tests.training.test_resume import stop_at
+
+LONG = pytest.mark.long
+
+
+@pytest.fixture
+def documents(monkeypatch):
+    """Trainings read documents."""
+    monkeypatch.setattr(run_module, "load_corpus", lambda *_: corpus_of_documents())
+
+
+@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
+@pytest.mark.usefixtures("documents")
+def test_a_resumed_run_on_documents_has_the_same_records_result_and_weights(model, tmp_path, monkeypatch):
+    """With dropout; an epoch is nine segments."""
+    config = small_training(model=model, tokens=64 * 12, log_every=4, evaluations=1)
+    config = replace(config, model=replace(config.model, dropout=0.3))
+    whole = train_run(config, tmp_path / "whole")
+    for step in (5, 9):  # within an epoch and at its end
+        with monkeypatch.context() as patch:
+            stop_at(patch, step)
+            with pytest.raises(SystemExit):
+                train_run(config, tmp_path / "run", resume=True)
+    folder = train_run(config, tmp_path / "run", resume=True)
+    assert without_times(read_metrics(folder)) == without_times(read_metrics(whole))
+    assert (folder / "run.json").read_bytes() == (whole / "run.json").read_bytes()
+    assert read_json(folder / "run.json")["corpus"]["documents"] == 12
+    assert read_json(folder / "result.json")["loss"] == read_json(whole / "result.json")["loss"]
+    newest = [numbered(f / "checkpoints")[0] for f in (whole, folder)]
+    for name in ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json"):
+        assert (newest[0] / name).read_bytes() == (newest[1] / name).read_bytes(), name
+    assert load_file(newest[0] / "memory.safetensors")["valid"].shape == (4,)
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_step_on_documents_learns_from_each_of_them_alone():
+    """In an epoch's first segment, where what a document has left behind is in the segment itself."""
+    config = small_training(batch_size=2, model="transformer-xl")
+    lm = small_lm("transformer-xl", segment_len=64, mem_len=16)
+    config = replace(config, model=lm.config)
+    segment = next(segments_of(config, documents=DOCUMENTS))
+    assert segment.starts[1:].any()
+    outcome = backward(
+        lm, segment.inputs, segment.targets, Memory(()), config, Ranks(),
+        starts=segment.starts, predictions=segment.predictions,
+    )  # fmt: skip
+    losses = []
+    for b in range(2):
+        firsts = [*segment.starts[:, b].nonzero()[:, 0].tolist(), 64]
+        for first, end in itertools.pairwise(firsts):
+            inputs, targets = (x[first:end, b : b + 1] for x in (segment.inputs, segment.targets))
+            losses.append(lm(inputs, None, targets).scores.losses[targets != IGNORED])
+    assert outcome.loss == pytest.approx(torch.cat(losses).mean().item(), abs=1e-10)
+    ends = torch.cat([segment.starts[1:], segment.starts[:0]]).sum()
+    assert segment.predictions == 128 - ends - (segment.targets[-1] == IGNORED).sum()
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("embedding", ["plain", "adaptive"])
+def test_each_prediction_counts_alike_whatever_part_of_a_step_it_is_in(embedding):
+    """Also where a part has none: then its mean is not a number, and it adds nothing."""
+    changes = {"embedding": "adaptive", "adaptive": AdaptiveConfig((2, 5), 2)} if embedding != "plain" else {}
+    lm = small_lm("transformer-xl", **changes)
+    inputs, targets = torch.randint(0, 11, (2, 5, 4))
+    targets[1:, 0] = targets[:, 1] = targets[2, 3] = IGNORED
+    starts = torch.rand(5, 4) < 0.3
+    found = []
+    for accumulate in (1, 2, 4):
+        lm.zero_grad()
+        outcome = backward(
+            lm, inputs, targets, Memory(()), small_training(batch_size=4, accumulate=accumulate), Ranks(),
+            starts=starts, predictions=int((targets != IGNORED).sum()),
+        )  # fmt: skip
+        found.append((outcome, [p.grad for p in lm.parameters()]))
+    (one, expected), *others = found
+    assert one.loss > 0
+    for several, grads in others:
+        assert several.loss == pytest.approx(one.loss, abs=1e-12)
+        assert several.correct == one.correct
+        assert torch.equal(several.memory.valid, one.memory.valid)
+        for grad, wanted in zip(grads, expected, strict=True):
+            torch.testing.assert_close(grad, wanted, rtol=0, atol=1e-12)
+
+
+def test_accuracy_is_that_of_tokens_that_are_predicted():
+    records, config = [], small_training(tokens=64 * 7, log_every=7)
+    lm = small_lm("transformer-xl", segment_len=16, mem_len=16)
+    correct = []
+    hook = lm.register_forward_hook(
+        lambda _, inputs, output: correct.append(int(output.scores.correct.sum()))
+    )
+    segments = list(zip(range(7), segments_of(config, documents=DOCUMENTS), strict=False))
+    train(lm, (s for _, s in segments), config, record=lambda _, found: records.append(found),
+          evaluate=lambda _: None)  # fmt: skip
+    hook.remove()
+    predictions = sum(segment.predictions for _, segment in segments)
+    assert predictions < 7 * 64
+    assert records[-1]["accuracy.train"] == sum(correct) / predictions
+
+
+def test_after_a_skipped_step_a_new_document_does_not_see_the_one_before_it():
+    """The third step is skipped, in which documents begin in some streams; their memory is hidden then."""
+    config = small_training(tokens=64 * 3, skip_bad_steps=1)
+    lm = poisoned(small_lm("transformer-xl", segment_len=16, mem_len=16), "head", {2})
+    segments = list(itertools.islice(segments_of(config, documents=DOCUMENTS), 3))
+    state, before = TrainingState(build_optimizers(lm, config)), []
+    with pytest.warns(RuntimeWarning, match="the step is skipped"):
+        train(lm, iter(segments), config, record=lambda *_: None, evaluate=lambda _: None, state=state,
+              maybe_checkpoint=lambda state: before.append(state.memory))  # fmt: skip
+    begun = segments[2].starts.any(0)
+    assert begun.any()
+    assert not begun.all()
+    assert (state.memory.valid[begun] == 0).all()
+    assert torch.equal(state.memory.valid[~begun], before[2].valid[~begun])
+    assert state.memory.mem is before[2].mem
+
+
+def test_documents_of_a_comparison_are_pinned_with_their_boundaries(tmp_path):
+    (tmp_path / "texts").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "texts" / name).write_text(f"This is {name}.\n")
+    corpus = load_corpus(str(tmp_path / "texts"))
+    assert load_corpus(pin_corpus(corpus, tmp_path)).sha256 == corpus.sha256
+    downloaded = Corpus("x", "http://example.org/input.txt", "OneTwo", documents=(3, 3))
+    assert load_corpus(pin_corpus(downloaded, tmp_path, "|"), "|").sha256 == downloaded.sha256
+
+
+@pytest.mark.parametrize("lengths", [(9_000, 1, 1), (1, 1, 1)])
+def test_documents_in_which_nothing_can_be_predicted_are_an_error(lengths, tmp_path, monkeypatch):
+    corpus = Corpus("some", "some", "x" * sum(lengths), documents=lengths)
+    monkeypatch.setattr(run_module, "load_corpus", lambda *_: corpus)
+    config = small_training(batch_size=1, model="transformer")
+    config = replace(config, model=replace(config.model, segment_len=1))
+    with pytest.raises(ValueError, match=r"some leaves documents of a single token to (train|validate) on"):
+        train_run(config, tmp_path / "run")
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A folder of documents, for all processes."""
+    folder, text = tmp_path / "texts", corpus_of_documents().text * 8
+    folder.mkdir()
+    for i in range(0, len(text), 300):
+        (folder / f"{i:05}.txt").write_text(text[i : i + 300])
+    return folder
+
+
+@LONG
+def test_two_ranks_learn_from_documents_as_one_process_does(tmp_path):
+    """In float64; each rank has other predictions, in parts of the streams."""
+    config = small_training(batch_size=4, tokens=4 * 16 * 20, log_every=1, document_separator="any")
+    train_in_double(tmp_path, config)
+    program(tmp_path, replace(config, parallel="ddp", accumulate=2), 2)
+    one = load_file(tmp_path / "single.0.safetensors")
+    assert "valid" in one
+    for rank in range(2):
+        for name, tensor in load_file(tmp_path / f"ddp.{rank}.safetensors").items():
+            torch.testing.assert_close(tensor, one[name], rtol=0, atol=1e-10)
+
+
+@LONG
+def test_two_processes_go_on_with_documents_bit_for_bit(files, tmp_path):
+    options = ["--model", "compressive", "--data", files, "--checkpoint-every", 640, "--keep-checkpoints", 9,
+               "--parallel", "ddp"]  # fmt: skip
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    said, _ = start(whole, *options, processes=2).communicate()
+    assert (whole / "result.json").exists(), said
+    shutil.copytree(whole, folder, symlinks=True)
+    (folder / "result.json").unlink()
+    for later in numbered(folder / "checkpoints")[:-1]:
+        shutil.rmtree(later)
+    said, _ = start(folder, *options, "--resume", processes=2).communicate()
+    assert "goes on at token 640" in said
+    newest = [numbered(f / "checkpoints")[0] for f in (whole, folder)]
+    assert newest[0].name == newest[1].name == "000000002048"
+    for name in ("model.safetensors", "optimizer.safetensors", "memory.safetensors"):
+        assert (newest[0] / name).read_bytes() == (newest[1] / name).read_bytes(), name
+    assert without_times(read_metrics(folder)) == without_times(read_metrics(whole))
