@@ -31,7 +31,7 @@ class TrainConfig:
     tokenizer: TokenizerName = "character"
     """One token a character, numbered in the order of the alphabet (character) or of how often the text has
     it (frequency), or one a byte."""
-    tokens: int = 1_600_000
+    tokens: int = 3_000_000
     """How long to train: the number of tokens seen."""
     batch_size: int = 64
     """Parallel streams of text, B."""
