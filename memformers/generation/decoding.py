@@ -8,6 +8,7 @@ buffers are allocated once, so neither time nor memory grows with the length of 
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from memformers.common.errors import UserError
 from memformers.common.processes import uninterrupted
 from memformers.generation.cache import LayerCache, Region
-from memformers.generation.sampling import Sampling, seeded
+from memformers.models.boundaries import check_starts, first_of_document, valid_afterwards
 from memformers.models.cached_attention import CachedAttention
 from memformers.models.language_model import MemoryLM
 from memformers.models.layers import MemoryLayer
@@ -31,9 +32,11 @@ class CachedLayer:
         norm = layer.norm_before_attention
         self.attention = CachedAttention(layer.self_attn, norm, cache, longest, span)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The layer's output ``[t, B, D]`` for the stream's next inputs ``x [t, B, D]``."""
-        return self.layer(x=x, cached=self.attention)
+    def forward(self, x: Tensor, first: Tensor | None) -> Tensor:
+        """The layer's output ``[t, B, D]`` for the stream's next inputs ``x [t, B, D]``, of which each sees
+        the keys from ``first [B, t]`` on, None for all."""
+        attend = self.attention if first is None else partial(self.attention, first=first)
+        return self.layer(x=x, cached=attend)
 
     def remember(self, inputs: Tensor, region: Region) -> None:
         """Take in ``inputs [t, B, D]`` or slots that are coming to a region, with their keys and values."""
@@ -46,7 +49,8 @@ class Decoder:
 
     Starts from ``memory`` as the forward pass returns it, or from nothing remembered. The model must
     not be trained meanwhile; keys and values would be of other weights. Nothing is dropped out, and
-    there are no gradients.
+    there are no gradients. Documents begin where [`read`][] is told so, and are kept apart as in the forward
+    pass ([`memformers.models.boundaries`][]).
 
     Raises ValueError for a model without memory ([`Rereader`][] is for that), and for a memory of
     another model or batch.
@@ -61,6 +65,11 @@ class Decoder:
         self.model, self.config, self.batch = model, config, batch
         self.running = torch.empty(0, batch, dtype=torch.long, device=model.device)
         """Tokens ``[t, B]`` of the running segment, which are not memory yet."""
+        self.starts: Tensor | None = None
+        """Where documents begin among them, boolean ``[t, B]``; None for nowhere."""
+        self.valid = None if memory is None else memory.valid
+        """How many of the newest positions before the running segment belong to each stream's document,
+        ``[B]``; None for all."""
         self.logits: Tensor | None = None
         """Of the next token, ``[B, vocab_size]``; None before the first was read."""
         recent_len = lengths.longest_memory + config.segment_len
@@ -81,23 +90,47 @@ class Decoder:
                             layer.remember(inputs, region)
 
     @torch.no_grad()
-    def read(self, tokens: Tensor) -> Tensor:
-        """``tokens [T, B]``, T ≥ 1, to the logits ``[B, vocab_size]`` of the token after the last. Raises
-        UserError for tokens of another shape, or outside the vocabulary."""
+    def read(self, tokens: Tensor, starts: Tensor | None = None) -> Tensor:
+        """``tokens [T, B]``, T ≥ 1, to the logits ``[B, vocab_size]`` of the token after the last.
+
+        ``starts``, boolean ``[T, B]``, is true where a stream's new document begins: its tokens see nothing
+        of what came before. Segments end where they would without.
+
+        Raises UserError for tokens of another shape, or outside the vocabulary, and for starts of another
+        shape, dtype or device.
+        """
         self.model.check_tokens(tokens, self.batch)
+        check_starts(starts, tokens)
         with eval_mode(self.model):
-            for portion in self.portions(tokens):
+            for portion, new_starts in self.portions(tokens, starts):
+                begun = followed_by_starts(self.starts, self.running, new_starts, portion)
+                first = self.first_seen(begun, len(portion))
                 self.make_room(self.recent, len(portion))
                 with self.recent.taking_in(len(portion)):
                     x = self.model.embed(portion)  # [t, B, D]
                     for layer in self.layers:
-                        x = layer.forward(x)
+                        x = layer.forward(x, first)
                     logits = self.model.predict(self.model.transformer.norm(x[-1:]))[0]
-                self.running, self.logits = torch.cat((self.running, portion)), logits
+                running = torch.cat((self.running, portion))
+                self.running, self.starts, self.logits = running, begun, logits
                 if len(self.running) == self.config.segment_len:
                     self.end_segment()
         assert self.logits is not None
         return self.logits
+
+    def first_seen(self, starts: Tensor | None, portion_len: int) -> Tensor | None:
+        """The first key that each of the next ``portion_len`` tokens may see, int64 ``[B, t]``, with the
+        ``starts [·, B]`` of running segment and portion; None where all see all."""
+        if starts is None and self.valid is None:
+            return None
+        running, rate = len(self.running), self.config.lengths.compression_rate
+        past = len(self.recent) - running, len(self.compressed)
+        first = first_of_document(starts, self.valid, running + portion_len, *past, rate)
+        return None if first is None else first[:, running:]
+
+    def positions(self) -> int:
+        """How many positions are remembered, those of the running segment among them."""
+        return len(self.recent) + self.config.lengths.compression_rate * len(self.compressed)
 
     def make_room(self, region: Region, positions: int) -> None:
         """Move what a region holds to its front where so many positions don't fit behind it any more."""
@@ -107,15 +140,18 @@ class Decoder:
                     layer.cache.copy_to_front(region)
                 region.start, region.end = region.low, region.low + len(region)
 
-    def portions(self, tokens: Tensor) -> list[Tensor]:
-        """``tokens [T, B]`` cut where segments end, ``[t, B]`` each."""
-        room = self.config.segment_len - len(self.running)
-        return [part for part in (tokens[:room], *tokens[room:].split(self.config.segment_len)) if len(part)]
+    def portions(self, tokens: Tensor, starts: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """``tokens [T, B]`` with their ``starts [T, B]``, cut where segments end, ``[t, B]`` each."""
+        begin, end = 0, self.config.segment_len - len(self.running)
+        while begin < len(tokens):
+            yield tokens[begin:end], None if starts is None else starts[begin:end]
+            begin, end = end, end + self.config.segment_len
 
     def end_segment(self) -> None:
         """Compress or forget what the full segment pushes out of the memory."""
         lengths, stack = self.config.lengths, self.model.transformer
         leaving = stack.leaving(len(self.recent), lengths)
+        before = self.positions() - len(self.running)
         with uninterrupted():
             if leaving.slots:
                 self.make_room(self.compressed, leaving.slots)
@@ -125,14 +161,16 @@ class Decoder:
                         layer.remember(compress(oldest), self.compressed)
                 self.compressed.drop(max(len(self.compressed) - lengths.c_mem_len, 0))
             self.recent.drop(leaving.positions)
-            self.running = self.running[:0]
+            after = self.positions()
+            self.valid = valid_afterwards(self.valid, self.starts, len(self.running), before, after)
+            self.running, self.starts = self.running[:0], None
 
     def memory(self) -> Memory:
         """What is remembered from before the running segment, as the forward pass returns it."""
         before = -len(self.running) or None
         mem = tuple(layer.cache.held(self.recent)[:before].clone() for layer in self.layers)
         c_mem = tuple(layer.cache.held(self.compressed).clone() for layer in self.layers)
-        return Memory(mem, c_mem if len(c_mem[0]) else ())
+        return Memory(mem, c_mem if len(c_mem[0]) else (), self.valid)
 
 
 class Rereader:
@@ -143,17 +181,22 @@ class Rereader:
         check_batch(batch)
         self.model, self.batch = model, batch
         self.text = torch.empty(0, batch, dtype=torch.long, device=model.device)
+        self.starts: Tensor | None = None
         self.logits: Tensor | None = None
         """Of the next token, ``[B, vocab_size]``; None before the first was read."""
 
     @torch.no_grad()
-    def read(self, tokens: Tensor) -> Tensor:
-        """``tokens [T, B]``, T ≥ 1, to the logits ``[B, vocab_size]`` of the token after the last. Raises
-        ValueError for tokens of another shape, or outside the vocabulary."""
+    def read(self, tokens: Tensor, starts: Tensor | None = None) -> Tensor:
+        """What [`Decoder.read`][] does, ``tokens [T, B]`` with ``starts [T, B]`` to the logits
+        ``[B, vocab_size]`` of the token after the last; with the same errors."""
         self.model.check_tokens(tokens, self.batch)
-        self.text = torch.cat((self.text, tokens))[-self.model.config.segment_len :]
+        check_starts(starts, tokens)
+        newest = slice(-self.model.config.segment_len, None)
+        begun = followed_by_starts(self.starts, self.text, starts, tokens)
+        self.starts = None if begun is None else begun[newest]
+        self.text = torch.cat((self.text, tokens))[newest]
         with eval_mode(self.model):
-            self.logits = self.model(self.text).logits[-1]
+            self.logits = self.model(self.text, starts=self.starts).logits[-1]
         return self.logits
 
 
@@ -175,50 +218,12 @@ def reader(model: MemoryLM, batch: int, memory: Memory | None = None) -> Reader:
     return Decoder(model, batch, memory)
 
 
-def generate(
-    model: MemoryLM,
-    prompt: Tensor,
-    max_new_tokens: int,
-    sampling: Sampling,
-    *,
-    seed: int | None = None,
-    stop: int | None = None,
-    batch: int = 1,
-) -> Iterator[Tensor]:
-    """What [`MemoryLM.generate`][] does: ``prompt [P, B]`` to tokens int64 ``[B]``."""
-    model.check_tokens(prompt)
-    if batch < 1 or (batch > 1 and prompt.shape[1] > 1):
-        raise UserError(f"batch={batch} for {prompt.shape[1]} prompts; it repeats a single one.")
-    streams = reader(model, batch if batch > 1 else prompt.shape[1])
-    streams.read(prompt.expand(-1, streams.batch))
-    return write(streams, max_new_tokens, sampling, seeded(seed, prompt.device), stop)
-
-
-def write(
-    reader: Reader,
-    max_new_tokens: int,
-    sampling: Sampling,
-    generator: torch.Generator,
-    stop: int | None = None,
-) -> Iterator[Tensor]:
-    """Go on from what ``reader`` has read: draw the next token ``[B]``, read it, yield it, until
-    ``max_new_tokens`` are written or every stream has come to ``stop``. Raises ValueError, when
-    called, if nothing was read yet, and for a negative ``max_new_tokens``."""
-    if reader.logits is None:
-        raise UserError("the prompt is empty; give the text to go on from, at least one token.")
-    if max_new_tokens < 0:
-        raise UserError(f"max_new_tokens={max_new_tokens} is negative; use 0 or more.")
-
-    def tokens() -> Iterator[Tensor]:
-        stopped = torch.zeros(reader.batch, dtype=torch.bool)
-        for _ in range(max_new_tokens):
-            assert reader.logits is not None
-            token = sampling.draw(reader.logits.float(), generator)  # [B]
-            reader.read(token[None])
-            yield token
-            if stop is not None:
-                stopped |= token.cpu() == stop
-                if stopped.all():
-                    return
-
-    return tokens()
+def followed_by_starts(
+    before: Tensor | None, tokens_before: Tensor, starts: Tensor | None, tokens: Tensor
+) -> Tensor | None:
+    """The starts ``[r + t, B]`` of ``tokens_before [r, B]`` and the ``tokens [t, B]`` that follow; None where
+    those of both are None, and no document begins."""
+    if before is None and starts is None:
+        return None
+    before = torch.zeros_like(tokens_before, dtype=torch.bool) if before is None else before
+    return torch.cat((before, torch.zeros_like(tokens, dtype=torch.bool) if starts is None else starts))

@@ -57,6 +57,8 @@ def save_memory(reader: Reader, path: Path) -> None:
         raise UserError("nothing was read yet, so there is no memory to save.")
     tensors = memory_tensors(reader.memory())
     tensors |= {"running": reader.running.contiguous(), "logits": reader.logits.contiguous()}
+    if reader.starts is not None:
+        tensors["starts"] = reader.starts.contiguous()
     metadata = {MODEL: fingerprint(reader.model), SEAL: checksum(tensors)}
     with replacing(path) as temporary:
         save_file(tensors, temporary, metadata=metadata)
@@ -76,31 +78,33 @@ def load_memory(model: MemoryLM, path: Path) -> Reader:
     if said.get(SEAL, checksum(tensors)) != checksum(tensors):  # version 0.1 wrote none
         raise UserError(f"{path} is not what was written: its checksum differs.")
     try:
-        running, logits = whole(tensors, model)
+        running, starts, logits = whole(tensors, model)
         stream = reader(model, 1, memory_from_tensors(tensors, model.config.n_layers))
         if len(running):
-            stream.read(running)
+            stream.read(running, starts)
     except UserError as error:
         raise UserError(f"{path} is no whole memory: {error}") from None
     stream.logits = logits
     return stream
 
 
-def whole(tensors: dict[str, Tensor], model: MemoryLM) -> tuple[Tensor, Tensor]:
-    """The running segment ``[t, 1]`` and the logits ``[1, vocab_size]``, taken out of ``tensors``; UserError
-    where they are missing or can't be this model's, or where a number is not finite."""
+def whole(tensors: dict[str, Tensor], model: MemoryLM) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The running segment ``[t, 1]``, its starts ``[t, 1]`` where a document begins in it, and the logits
+    ``[1, vocab_size]``, taken out of ``tensors``; UserError where they are missing or can't be this model's,
+    or where a number is not finite."""
     config = model.config
     for name, shape in (("running", "[t, 1]"), ("logits", f"[1, {config.vocab_size}]")):
         if name not in tensors:
             raise UserError(f"it has no {name}, {shape}.")
     running, logits = tensors.pop("running"), tensors.pop("logits")
+    starts = tensors.pop("starts", None)
     if running.dim() != 2 or running.shape[1] != 1 or len(running) >= config.segment_len:
         raise UserError(f"running is {list(running.shape)}; [t, 1] of less than a segment was expected.")
     if logits.shape != (1, config.vocab_size):
         raise UserError(f"logits are {list(logits.shape)}; [1, {config.vocab_size}] was expected.")
     if not_finite := [n for n, t in {**tensors, "logits": logits}.items() if not t.isfinite().all()]:
         raise UserError(f"{not_finite[0]} holds numbers that are NaN or infinite.")
-    return running, logits
+    return running, starts, logits
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:

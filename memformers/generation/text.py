@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 import torch
 
 from memformers.data.tokenizers import ByteTokenizer, Tokenizer
-from memformers.generation.decoding import Reader, reader, write
+from memformers.generation.decoding import Reader, reader
 from memformers.generation.sampling import Sampling, seeded
+from memformers.generation.writing import write
 from memformers.models.language_model import MemoryLM
 
 

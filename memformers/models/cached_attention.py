@@ -1,6 +1,7 @@
 """A layer's attention over keys and values that are kept, as text is read and written token by token."""
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -8,7 +9,8 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from memformers.kernels import single
-from memformers.models.attention import RelativeMultiHeadAttention, nearest_mask
+from memformers.models.attention import RelativeMultiHeadAttention
+from memformers.models.boundaries import first_within_span
 from memformers.models.linear import affine, fold, linear, standardized
 
 
@@ -57,15 +59,18 @@ class CachedAttention:
         if "s" in terms:
             self.terms["s"] = terms["s"].flip(1)[:, None] * self.scale  # [H, 1, K]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """``[t, B, D]`` to the same."""
+    def __call__(self, x: Tensor, first: Tensor | None = None) -> Tensor:
+        """``x [t, B, D]`` to the same; ``first``, int64 ``[B, t]``, is the index of the first key that each
+        query may see, None for all."""
         query, key, value = self.project(x)
         self.cache.append(x, key, value)
         if x.shape[0] > 1:
-            return self.several(query)
-        columns = self.cache.columns(self.span)
+            return self.several(query, first)
+        columns = self.cache.columns(self.span if first is None else None)
+        if first is not None:
+            first = self.within_span(first, columns, query)
         context = single.relative_attention(
-            query, self.cache.key, self.cache.value, columns=columns, **self.terms
+            query, self.cache.key, self.cache.value, columns=columns, **self.terms, first=first
         )
         return linear(self.attention.output, rearrange(context, "b h t e -> t b (h e)"))
 
@@ -74,11 +79,20 @@ class CachedAttention:
         projected = affine(self.projections, standardized(self.norm, x))  # [t, B, 3 D]
         return rearrange(projected, "t b (three h e) -> three b h t e", three=3, h=self.attention.heads)
 
-    def several(self, query: Tensor) -> Tensor:
-        """Causal attention of several positions, ``query [B, H, t, E]``, as in training: ``[t, B, D]``."""
+    def several(self, query: Tensor, first: Tensor | None) -> Tensor:
+        """Causal attention of several positions, ``query [B, H, t, E]``, from ``first [B, t]`` on, as in
+        training: ``[t, B, D]``."""
         columns = self.cache.columns(None)
         key = torch.cat([self.cache.key[:, :, run] for run in columns], dim=2)
         value = torch.cat([self.cache.value[..., run].mT for run in columns], dim=2)
-        S, K = query.shape[2], key.shape[2]
-        mask = None if self.span is None else nearest_mask(S, K, self.span, query.device)
-        return self.attention.attend(query / self.scale, key, value, mask)
+        first = self.within_span(first, columns, query)
+        return self.attention.attend(query / self.scale, key, value, first=first)
+
+    def within_span(self, first: Tensor | None, columns: Sequence[slice], query: Tensor) -> Tensor | None:
+        """``first [B, t]``, or the first key of the span where that is newer, for ``query [B, H, t, E]`` and
+        the keys in ``columns``; None where both are None."""
+        if self.span is None:
+            return first
+        (B, _, S, _), K = query.shape, sum(run.stop - run.start for run in columns)
+        nearest = first_within_span(S, K, self.span, query.device).expand(B, S)
+        return nearest if first is None else torch.maximum(first, nearest)

@@ -1,0 +1,67 @@
+"""Prompts of several lengths, put side by side so that each stream is read exactly as it would be alone.
+
+What a position sees depends on where its segment began, and with compression on where slots are cut. So
+padding on the left is a multiple of both: each prompt begins where a segment does, at the edge of a slot, as
+it would alone. Prompts then end at most one such multiple apart. There the streams whose prompts have ended
+already write, while those of longer prompts still read.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from memformers.common.errors import UserError
+from memformers.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of B streams in one text of T tokens."""
+
+    tokens: Tensor
+    """``[T, B]``, with zeros before a prompt and after it."""
+    starts: Tensor | None
+    """Boolean ``[T, B]``, true where a prompt begins after padding; None where none does."""
+    ends: tuple[int, ...]
+    """Where each prompt ends: the tokens before it, those of its padding among them."""
+
+    @property
+    def together(self) -> int:
+        """How many tokens all streams read before the first of them writes."""
+        return min(self.ends)
+
+
+def side_by_side(prompts: Sequence[Tensor], config: ModelConfig) -> Prompts:
+    """Prompts ``[P_i]``, int64 or int32 with P_i ≥ 1, for a model of this ``config``. Raises UserError where
+    there is none, and for one that is no such tensor or has no tokens."""
+    check_prompts(prompts)
+    step = math.lcm(config.segment_len, config.lengths.compression_rate)
+    longest = max(map(len, prompts))
+    begins = [(longest - len(prompt)) // step * step for prompt in prompts]
+    ends = tuple(begin + len(prompt) for begin, prompt in zip(begins, prompts, strict=True))
+    tokens = prompts[0].new_zeros(max(ends), len(prompts), dtype=torch.int64)
+    starts = torch.zeros_like(tokens, dtype=torch.bool)
+    for stream, (prompt, begin, end) in enumerate(zip(prompts, begins, ends, strict=True)):
+        tokens[begin:end, stream] = prompt
+        starts[begin, stream] = begin > 0
+    return Prompts(tokens, starts if any(begins) else None, ends)
+
+
+def check_prompts(prompts: Sequence[Tensor]) -> None:
+    """Raise UserError, saying which, for a prompt that is no tensor of integers ``[P]`` with P ≥ 1."""
+    if not prompts:
+        raise UserError("there are no prompts; give at least one, a tensor of its tokens.")
+    for i, prompt in enumerate(prompts):
+        which = f"prompt {i} of {len(prompts)} (counted from 0)"
+        if not isinstance(prompt, Tensor):
+            raise UserError(f"{which} is a {type(prompt).__name__}; give a tensor of its tokens.")
+        if prompt.shape == (0,):
+            raise UserError(f"{which} has no tokens; give it at least one, such as a line break.")
+        if prompt.dim() != 1 or prompt.dtype not in (torch.int64, torch.int32):
+            raise UserError(
+                f"{which} was expected as int64 or int32 integers [tokens]; {prompt.dtype} "
+                f"{list(prompt.shape)} came. Give one dimension, or all prompts as one tensor."
+            )

@@ -1,0 +1,143 @@
+"""Prompts of several lengths in one batch: each stream is read and written as it would be alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from memformers.generation import writing
+from memformers.generation.prompts import side_by_side
+from memformers.generation.sampling import Sampling
+from memformers.generation.writing import generate
+from tests.builders import MODELS, SMALL, small_lm
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def prompts_of(*lengths):
+    return [torch.randint(11, (length,)) for length in lengths]
+
+
+def watched(lm, prompt, n):
+    """The greedy text ``[n, B]`` after a prompt, and the logits ``[·, B, 11]`` of each token drawn."""
+    seen, next_token = [], writing.next_token
+
+    def watch(reader, *how):
+        seen.append(reader.logits)
+        return next_token(reader, *how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writing, "next_token", watch)
+        text = torch.stack(list(generate(lm, prompt, n, GREEDY)))
+    return text, torch.stack(seen)
+
+
+def check_each_is_as_alone(lm, prompts, n):
+    text, logits = watched(lm, prompts, n)
+    assert text.shape == (n, len(prompts))
+    laid_out = side_by_side(prompts, lm.config)
+    for stream, prompt in enumerate(prompts):
+        wanted, wanted_logits = watched(lm, prompt[:, None], n)
+        assert torch.equal(text[:, stream], wanted[:, 0])
+        begin = laid_out.ends[stream] - laid_out.together
+        got = logits[begin : begin + n, stream]
+        torch.testing.assert_close(got, wanted_logits[:, 0], rtol=0, atol=1e-10)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    model=st.sampled_from(MODELS),
+    positions=st.sampled_from(["learned", "sinusoidal"]),
+    shape=st.fixed_dictionaries(
+        {
+            "segment_len": st.integers(1, 6),
+            "mem_len": st.integers(0, 7),
+            "c_mem_len": st.integers(0, 3),
+            "compression_rate": st.integers(1, 4),
+        }
+    ),
+    lengths=st.lists(st.integers(1, 33), min_size=1, max_size=4),
+)
+@example("compressive", "learned", {"segment_len": 5, "mem_len": 7, "compression_rate": 4}, [44, 1, 23, 24])
+@example("transformer-xl", "sinusoidal", {"segment_len": 4, "mem_len": 7}, [5, 30, 13])
+def test_each_stream_is_read_and_written_as_alone(model, positions, shape, lengths):
+    """Wherever its prompt ends in a segment, and whether or not c divides a segment or the memory."""
+    lm = small_lm(model, **shape, positions=positions, n_layers=1)
+    check_each_is_as_alone(lm, prompts_of(*lengths), 12)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_each_is_as_alone_in_two_layers_and_far_beyond_what_is_remembered(model):
+    check_each_is_as_alone(small_lm(model), prompts_of(1, 50, 23), 60)
+
+
+def test_queries_that_see_equally_many_keys_do_so_beside_shorter_prompts():
+    lm = small_lm("transformer-xl", same_length=True, segment_len=4)
+    check_each_is_as_alone(lm, prompts_of(3, 21, 9), 12)
+
+
+def test_a_prompt_begins_where_a_segment_and_a_slot_do_and_all_end_close_together():
+    config = replace(SMALL, model="compressive", segment_len=6, compression_rate=4)
+    laid_out = side_by_side(prompts := prompts_of(50, 1, 29, 28), config)
+    assert laid_out.ends == (50, 49, 29 + 12, 28 + 12)
+    assert laid_out.together == 40
+    assert laid_out.starts.nonzero().tolist() == [[12, 2], [12, 3], [48, 1]]
+    for stream, (prompt, end) in enumerate(zip(prompts, laid_out.ends, strict=True)):
+        assert torch.equal(laid_out.tokens[end - len(prompt) : end, stream], prompt)
+
+
+def test_prompts_of_one_length_are_those_of_a_tensor():
+    lm, prompts = small_lm("compressive"), prompts_of(9, 9)
+    assert side_by_side(prompts, lm.config).starts is None
+    for some in (prompts, prompts[:1]):
+        texts = [
+            torch.stack(list(lm.generate(p, 30, seed=1))) for p in (some, torch.stack(some, 1), tuple(some))
+        ]
+        assert torch.equal(texts[0], texts[1])
+        assert torch.equal(texts[0], texts[2])
+    assert len(next(lm.generate(prompts[:1], 1, batch=3))) == 3
+
+
+def test_the_same_seed_writes_the_same_and_all_end_when_the_last_comes_to_stop():
+    lm, prompts = small_lm("transformer-xl"), prompts_of(3, 12)
+    text = torch.stack(list(lm.generate(prompts, 80, seed=1)))
+    assert torch.equal(text, torch.stack(list(lm.generate(prompts, 80, seed=1))))
+    stop = 4
+    ends = [int((stream == stop).nonzero()[0]) for stream in text.T]
+    stopped = torch.stack(list(lm.generate(prompts, 80, seed=1, stop=stop)))
+    assert len(stopped) == max(ends) + 1 < 80
+    assert torch.equal(stopped, text[: len(stopped)])
+    assert list(lm.generate(prompts, 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([], "there are no prompts; give at least one"),
+        (
+            [torch.ones(3).long(), torch.tensor([])],
+            r"prompt 1 of 2 \(counted from 0\) has no tokens; give it",
+        ),
+        (
+            [torch.ones(3).long(), torch.ones(3)],
+            r"prompt 1 of 2 .* expected as int64 or int32 .*float32 \[3\]",
+        ),
+        ([torch.ones(3, 1).long()], r"prompt 0 of 1 .* \[3, 1\] came. Give one dimension, or all prompts as"),
+        ([[1, 2], [3]], r"prompt 0 of 2 \(counted from 0\) is a list; give a tensor of its tokens"),
+        ([torch.tensor([1]), torch.tensor([11, 2])], "vocab_size=11"),
+    ],
+)
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_no_prompt_is_said_at_once(model, prompts, message):
+    with pytest.raises(ValueError, match=message) as error:
+        small_lm(model).generate(prompts, 3)
+    assert "\n" not in str(error.value)
+
+
+def test_several_prompts_are_not_repeated():
+    with pytest.raises(ValueError, match="batch=2 for 3 prompts; it repeats a single one"):
+        small_lm("transformer-xl").generate(prompts_of(3, 4, 5), 1, batch=2)
