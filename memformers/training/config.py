@@ -31,7 +31,7 @@ class TrainConfig:
     tokenizer: TokenizerName = "character"
     """One token a character, numbered in the order of the alphabet (character) or of how often the text has
     it (frequency), or one a byte."""
-    tokens: int = 3_000_000
+    tokens: int = 2_700_000
     """How long to train: the number of tokens seen."""
     batch_size: int = 64
     """Parallel streams of text, B."""
@@ -55,7 +55,7 @@ class TrainConfig:
     """Gradients longer than this are shortened to it; the compression functions', of another loss, apart."""
     evaluations: int = 6
     """How often the held-out text is evaluated, evenly spread, the last at the end and over all of it."""
-    evaluation_share: float = 0.03
+    evaluation_share: float = 0.02
     """The part of the training's work that the evaluations before the last may take together; each reads
     as much of the held-out text as that allows, always the same. 0: each reads all of it."""
     log_every: int = 10
