@@ -6,6 +6,9 @@ from typing import Any
 from memformers.models.config import ModelConfig
 from memformers.training.config import TrainConfig
 
+RATES = ("learning_rate", "muon_learning_rate", "beta2", "warmup", "weight_decay", "stretch")
+"""Settings that change what is learned from a step, but not its work."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -20,6 +23,15 @@ class Recipe:
         """The training of a Transformer-XL by this recipe."""
         model = replace(ModelConfig(model="transformer-xl"), **self.network)
         return replace(TrainConfig(tokens=tokens, seed=seed, data=data), model=model, **self.train)
+
+    @property
+    def work(self) -> TrainConfig:
+        """The same for recipes of which a step is the same work: they differ in rates, or in what is read."""
+        same = TrainConfig()
+        return replace(
+            self.config(tokens=1, seed=0, data=""),
+            **{name: getattr(same, name) for name in RATES},
+        )
 
 
 FIRST = {
