@@ -70,8 +70,8 @@ def main(search: Search) -> None:
 
 
 def measured_speeds(names: list[str], data: str) -> dict[str, float]:
-    """Tokens a second by each recipe: the median of three rounds, in turn. Recipes whose steps are the same work
-    share one speed, so that no noise of the measurement gives one of them more tokens."""
+    """Tokens a second by each recipe: the median of three rounds, in turn. Recipes whose steps are the same
+    work share one speed, so that no noise of the measurement gives one of them more tokens."""
     rounds = [{name: speed(name, data) for name in names} for _ in range(3)]
     alike = defaultdict(list)
     for name in names:
