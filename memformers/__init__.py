@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from memformers.generation.decoding import Decoder as Decoder
     from memformers.models.attention import RelativeMultiHeadAttention as RelativeMultiHeadAttention
-    from memformers.models.compression import AttentionReconstructionLoss as AttentionReconstructionLoss
+    from memformers.models.auto_encoder import CompressionAutoEncoder as CompressionAutoEncoder
     from memformers.models.compression import Conv1dCompression as Conv1dCompression
+    from memformers.models.compression import DilatedConvCompression as DilatedConvCompression
+    from memformers.models.compression import MaxCompression as MaxCompression
     from memformers.models.compression import MeanCompression as MeanCompression
     from memformers.models.compressive import CompressiveTransformer as CompressiveTransformer
     from memformers.models.config import AdaptiveConfig as AdaptiveConfig
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from memformers.models.layers import CompressiveTransformerLayer as CompressiveTransformerLayer
     from memformers.models.layers import TransformerXLLayer as TransformerXLLayer
     from memformers.models.memory import Memory as Memory
+    from memformers.models.reconstruction import AttentionReconstructionLoss as AttentionReconstructionLoss
+    from memformers.models.reconstruction import AutoEncodingLoss as AutoEncodingLoss
     from memformers.models.transformer_xl import TransformerXL as TransformerXL
     from memformers.pretrained.labml import from_labml as from_labml
     from memformers.pretrained.transfo_xl import from_transfo_xl as from_transfo_xl
@@ -27,13 +31,17 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AdaptiveConfig": "models.config",
-    "AttentionReconstructionLoss": "models.compression",
+    "AttentionReconstructionLoss": "models.reconstruction",
+    "AutoEncodingLoss": "models.reconstruction",
+    "CompressionAutoEncoder": "models.auto_encoder",
     "CompressiveTransformer": "models.compressive",
     "CompressiveTransformerLayer": "models.layers",
     "Conv1dCompression": "models.compression",
     "Decoder": "generation.decoding",
+    "DilatedConvCompression": "models.compression",
     "FeedForward": "models.feed_forward",
     "LMOutput": "models.language_model",
+    "MaxCompression": "models.compression",
     "MeanCompression": "models.compression",
     "Memory": "models.memory",
     "MemoryLM": "models.language_model",

@@ -1,5 +1,6 @@
 """What mkdocs calls while it builds the site."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from docs.building.command_line import command_line_page
 from docs.building.drawings import DRAWINGS, svg
 from docs.building.markdown import expanded, named, relinked
 from docs.building.maths import with_mathml
 from docs.building.notebooks import for_the_site
+from docs.building.reference import module_page, modules, navigation, page_of, with_public_names
 from docs.building.source import ROOT
 
 ELSEWHERE = {
@@ -25,7 +28,20 @@ ELSEWHERE = {
     "changelog.md": "CHANGELOG.md",
 }
 """Files of the site that lie outside of docs/."""
-HIDDEN = ("__init__", "__main__")
+COMMAND_LINE = "command-line.md"
+LANGUAGES = {"zh.md": "zh-Hans", "si.md": "si"}
+"""Pages that are not in English."""
+BOOSTS = {
+    "api/index.md": 0.01,
+    "api/": 0.001,
+    "changelog.md": 0.1,
+    "contributing.md": 0.1,
+    "notebooks/": 0.2,
+    "troubleshooting.md": 0.3,
+}
+"""Weights of pages in a search, by how their path begins; the first that fits. What isn't here counts 1: a
+title counts 1,000 times as much as text, and a reference is all titles, so guides would come last."""
+DRAWING = re.compile(r'<img [^>]*src="([^"]*drawings/[^"]+)"[^>]*>')
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -33,7 +49,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     nav: list[Any] = config.nav or []
     for entry in nav:
         if "API reference" in entry:
-            entry["API reference"] = ["api/index.md", *({name: page_of(name)} for name in modules())]
+            entry["API reference"] = navigation()
     return config
 
 
@@ -48,41 +64,35 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         uri, folder = f"notebooks/{notebook.name}", str(ROOT / "experiments")
         files.append(File(uri, folder, config.site_dir, config.use_directory_urls))
     for name in modules():
-        files.append(File.generated(config, page_of(name), content=f"::: {name}\n"))
+        files.append(File.generated(config, page_of(name), content=module_page(name)))
+    files.append(File.generated(config, COMMAND_LINE, content=command_line_page()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put in the source lines and tables that a page asks for."""
+    """Put in the source lines, tables and public names that a page asks for, and weigh it for the search."""
     uri = page.file.src_uri
+    boosts = [boost for beginning, boost in BOOSTS.items() if uri.startswith(beginning)]
+    page.meta.setdefault("search", {"boost": boosts[0] if boosts else 1})
     if uri in ELSEWHERE:
         return relinked(markdown, {path: site for site, path in ELSEWHERE.items()})
     try:
-        return named(expanded(markdown), uri)
+        return named(expanded(with_public_names(markdown)), uri)
     except (ValueError, OSError, IndexError) as error:
         raise PluginError(f"{uri}: {error}") from None
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Draw the formulas, and complete a notebook's page."""
+    """Draw the formulas, complete a notebook's page, and let a click on a drawing show it larger."""
     try:
         if page.file.src_uri.endswith(".ipynb"):
             return for_the_site(html, Path(page.file.abs_src_path))
-        return with_mathml(html)
+        return DRAWING.sub(r'<a href="\1">\g<0></a>', with_mathml(html))
     except ValueError as error:
         raise PluginError(f"{page.file.src_uri}: {error}") from None
 
 
-def modules() -> list[str]:
-    """All public modules by name, packages before what is in them."""
-    paths = sorted(ROOT.glob("memformers/**/*.py"), key=lambda path: path.with_suffix("").parts)
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
-    packages = [name.removesuffix(".__init__") for name in names if name.endswith(".__init__")]
-    return packages[:1] + sorted(
-        [name for name in names if name.rpartition(".")[2] not in HIDDEN and "._" not in name] + packages[1:]
-    )
-
-
-def page_of(module: str) -> str:
-    """Where its page is."""
-    return f"api/{module}.md"
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Say which language a page is in; the theme knows that of the site only."""
+    language = LANGUAGES.get(page.file.src_uri, "en")
+    return output.replace('<html lang="en"', f'<html lang="{language}"', 1)

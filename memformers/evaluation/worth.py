@@ -23,6 +23,7 @@ from memformers.models.memory import Memory
 from memformers.models.stack import eval_mode
 
 STREAMS = 16
+"""Streams in which the text is read, of a text that is long enough."""
 N_GRAM = 8
 """Tokens, the last of them the one that is predicted, that must have occurred before for it to repeat."""
 UNTOUCHED = "untouched"

@@ -18,6 +18,7 @@ from memformers.common.processes import uninterrupted
 from memformers.generation.cache import LayerCache, Region
 from memformers.models.boundaries import check_starts, first_of_document, valid_afterwards
 from memformers.models.cached_attention import CachedAttention
+from memformers.models.compression import slots_of
 from memformers.models.language_model import MemoryLM
 from memformers.models.layers import MemoryLayer
 from memformers.models.memory import Memory
@@ -158,7 +159,7 @@ class Decoder:
                 with self.compressed.taking_in(leaving.slots):
                     for layer, compress in zip(self.layers, stack.compressions, strict=True):
                         oldest = layer.cache.held(self.recent)[: leaving.positions]
-                        layer.remember(compress(oldest), self.compressed)
+                        layer.remember(slots_of(compress, oldest, leaving.slots), self.compressed)
                 self.compressed.drop(max(len(self.compressed) - lengths.c_mem_len, 0))
             self.recent.drop(leaving.positions)
             after = self.positions()

@@ -4,7 +4,13 @@ from torch import nn
 
 from memformers.models.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from memformers.models.attention import RelativeMultiHeadAttention
-from memformers.models.compression import Conv1dCompression, MeanCompression
+from memformers.models.auto_encoder import CompressionAutoEncoder
+from memformers.models.compression import (
+    Conv1dCompression,
+    DilatedConvCompression,
+    MaxCompression,
+    MeanCompression,
+)
 from memformers.models.compressive import CompressiveTransformer
 from memformers.models.config import ModelConfig
 from memformers.models.feed_forward import FeedForward
@@ -46,17 +52,24 @@ def initialise_vocabulary(embed: nn.Embedding | AdaptiveEmbedding, head: nn.Line
 
 
 def initialise_weights(transformer: nn.Module) -> None:
-    """Let every module draw its weights anew, the compression functions after all others."""
-    named = list(transformer.named_modules())
-    reset_parameters(module for name, module in named if "compress" not in name.split("."))
-    reset_parameters(module for name, module in named if "compress" in name.split("."))
+    """Let every module draw its weights anew, the compression functions after all others and their decoders
+    last."""
+    turns: list[list[nn.Module]] = [[], [], []]
+    for name, module in transformer.named_modules():
+        turns[("compress" in name.split(".")) + ("decoder" in name.split("."))].append(module)
+    for modules in turns:
+        reset_parameters(modules)
 
 
-def build_compression(config: ModelConfig) -> Conv1dCompression | MeanCompression:
-    """A layer's f_c, ``[n·c, B, D]`` to ``[n, B, D]``."""
+def build_compression(config: ModelConfig) -> nn.Module:
+    """A layer's f_c, ``[n·c, B, D]`` to ``[n, B, D]``, with a decoder where its loss needs one."""
     if config.compression == "mean":
         return MeanCompression(config.compression_rate)
-    return Conv1dCompression(config.compression_rate, config.d_model, config.compression_start)
+    if config.compression == "max":
+        return MaxCompression(config.compression_rate)
+    convolution = DilatedConvCompression if config.compression == "dilated" else Conv1dCompression
+    f_c = convolution(config.compression_rate, config.d_model, config.compression_start)
+    return CompressionAutoEncoder(f_c, config.d_model) if config.compression_loss == "auto-encoding" else f_c
 
 
 def build_transformer(config: ModelConfig) -> MemoryStack:
@@ -82,7 +95,7 @@ def build_transformer(config: ModelConfig) -> MemoryStack:
             compress=build_compression(config),
             norm=config.norm,
         )
-        return CompressiveTransformer(compressive_layer, config.n_layers)
+        return CompressiveTransformer(compressive_layer, config.n_layers, config.compression_loss)
     layer = TransformerXLLayer(
         d_model=config.d_model,
         self_attn=attention,

@@ -1,4 +1,5 @@
-"""Compression functions f_c, and the loss that they learn from (Rae et al. 2020, arXiv 1911.05507)."""
+"""Compression functions f_c (Rae et al. 2020, arXiv 1911.05507, section 3.2): each is a module that makes
+slots of past positions, ``[n·c, B, D]`` to ``[n, B, D]``, and has a ``compression_rate``, c."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, cast
@@ -7,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange, reduce
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from memformers.common.errors import UserError
-from memformers.models.attention import RelativeMultiHeadAttention
-from memformers.models.layers import CompressiveTransformerLayer
 
-CompressionName = Literal["conv", "mean"]
+CompressionName = Literal["conv", "dilated", "mean", "max"]
 CompressionStart = Literal["random", "mean"]
+CompressionLossName = Literal["attention", "auto-encoding", "none"]
+WITHOUT_PARAMETERS: tuple[CompressionName, ...] = ("mean", "max")
+"""Compressions in which there is nothing to learn."""
 
 
 class Conv1dCompression(nn.Module):
@@ -52,6 +53,63 @@ class AveragingConv1d(nn.Conv1d):
             nn.init.zeros_(self.bias)
 
 
+class DilatedConvCompression(nn.Module):
+    """f_c as dilated convolutions (section 3.2), then a convolution whose kernel and stride are the
+    compression rate, ``[n·c, B, D]`` to ``[n, B, D]``. The paper leaves layers and edges open; here:
+
+    - For each of ``dilations``, position t becomes x_t + W₀·gelu(x_t) + W₁·gelu(x_{t + dilation}) + b.
+    - A slot so depends on its own c positions and on the next ``sum(dilations)`` after them, never on an
+      earlier one: nothing of a document comes into the slots of the next.
+    - After the newest of the n·c positions there are zeros, before each of the dilated convolutions.
+
+    It starts as PyTorch draws convolutions, or with ``start="mean"`` as the mean of a slot's own positions,
+    from which it learns on. Raises ValueError for a rate or dilation below 1, or a length that is no multiple
+    of the rate.
+    """
+
+    def __init__(
+        self,
+        compression_rate: int,
+        d_model: int,
+        start: CompressionStart = "random",
+        dilations: Sequence[int] = (1, 2, 4),
+    ):
+        super().__init__()
+        if any(dilation < 1 for dilation in dilations):
+            raise UserError(
+                f"dilations={tuple(dilations)}: each is a distance in positions; use at least 1 for each."
+            )
+        convolution = ZeroConv1d if start == "mean" else nn.Conv1d
+        self.compression_rate = compression_rate
+        self.dilations = tuple(dilations)
+        self.dilated = nn.ModuleList(
+            convolution(d_model, d_model, kernel_size=2, dilation=dilation) for dilation in dilations
+        )
+        self.slots = Conv1dCompression(compression_rate, d_model, start)
+
+    def forward(self, mem: Tensor) -> Tensor:
+        """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
+        x, convolutions = mem, cast(list[nn.Conv1d], list(self.dilated))
+        for convolution, dilation in zip(convolutions, self.dilations, strict=True):
+            here = F.gelu(x)  # [n·c, B, D]
+            later = F.pad(here, (0, 0, 0, 0, 0, dilation))[dilation:]  # [n·c, B, D]
+            # As one matrix product, which is faster than PyTorch's convolution.
+            taps = torch.stack((here, later), dim=-1).flatten(2)  # [n·c, B, D·2]
+            x = x + F.linear(taps, convolution.weight.flatten(1), convolution.bias)
+        slots: Tensor = self.slots(x)
+        return slots
+
+
+class ZeroConv1d(nn.Conv1d):
+    """A convolution that starts as 0."""
+
+    def reset_parameters(self) -> None:
+        """Make weight and bias 0."""
+        nn.init.zeros_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
 class MeanCompression(nn.Module):
     """f_c as mean pooling (section 3.2): the mean of every ``compression_rate`` positions becomes one slot,
     ``[n·c, B, D]`` to ``[n, B, D]``. There is nothing in it to learn.
@@ -70,6 +128,48 @@ class MeanCompression(nn.Module):
         return reduce(mem, "(n c) b d -> n b d", "mean", c=self.compression_rate)
 
 
+class MaxCompression(nn.Module):
+    """f_c as max pooling (section 3.2): of every ``compression_rate`` positions, each feature's largest value
+    goes into one slot, ``[n·c, B, D]`` to ``[n, B, D]``. There is nothing in it to learn.
+
+    Raises ValueError for a rate below 1, or a length that is no multiple of it.
+    """
+
+    def __init__(self, compression_rate: int):
+        super().__init__()
+        check_rate(compression_rate)
+        self.compression_rate = compression_rate
+
+    def forward(self, mem: Tensor) -> Tensor:
+        """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
+        check_whole_slots(mem, self.compression_rate)
+        return reduce(mem, "(n c) b d -> n b d", "max", c=self.compression_rate)
+
+
+def slots_of(compress: Callable[[Tensor], Tensor], mem: Tensor, n: int) -> Tensor:
+    """The ``n`` slots ``[n, B, D]`` that f_c makes of ``mem [n·c, B, D]``, in its dtype, whatever autocast
+    made of it. Raises ValueError where they are of another number or width."""
+    slots, expected = compress(mem), (n, *mem.shape[1:])
+    if slots.shape != expected:
+        raise UserError(
+            f"{type(compress).__name__} made {list(slots.shape)} of memories {list(mem.shape)}; "
+            f"{list(expected)} was expected, a slot for each compression_rate={len(mem) // n} of them and as "
+            f"wide as they are. Let its forward return that."
+        )
+    return slots.to(mem.dtype)
+
+
+def rate_of(compress: nn.Module) -> int:
+    """How many positions f_c makes one slot of. Raises ValueError for a module that doesn't say so."""
+    rate = getattr(compress, "compression_rate", None)
+    if rate is None:
+        raise UserError(
+            f"{type(compress).__name__} doesn't say how many positions a slot stands for, which boundaries "
+            f"of documents and decoders need; give it a compression_rate."
+        )
+    return int(rate)
+
+
 def check_rate(compression_rate: int) -> None:
     """Raise ValueError for a rate that makes no slots."""
     if compression_rate < 1:
@@ -85,92 +185,3 @@ def check_whole_slots(mem: Tensor, compression_rate: int) -> None:
             f"{len(mem)} memories don't fill whole slots of compression_rate={compression_rate}; compress a "
             f"multiple of it and keep the rest."
         )
-
-
-class AttentionReconstructionLoss:
-    """How much attention changes when memories give way to their compressions (section 3.2.1,
-    algorithm 2), summed over ``layers``; its gradient reaches each layer's f_c and nothing else.
-
-    For each layer, mean squared error between two content attentions (no positions) of the segment:
-    over the memories being compressed, and over their compressions.
-    """
-
-    def __init__(self, layers: Sequence[CompressiveTransformerLayer] | nn.ModuleList):
-        self.layers = cast(list[CompressiveTransformerLayer], list(layers))
-
-    def __call__(
-        self,
-        h: Sequence[Tensor],
-        mem: Sequence[Tensor],
-        c_mem: Sequence[Tensor] | None = None,
-        left_out: Tensor | None = None,
-    ) -> Tensor:
-        """``h [S, B, D]``, the inputs of each layer; ``mem [n·c, B, D]``, what each compresses;
-        ``c_mem [n, B, D]``, f_c of those where it is already at hand. ``left_out [B]`` says how many of the
-        oldest slots, with their positions, don't count in each stream; a stream without any that counts
-        is left out of the mean, which is 0 without streams. Returns a scalar.
-
-        Raises ValueError unless there is one tensor a layer.
-        """
-        if not len(self.layers) == len(h) == len(mem):
-            raise UserError(
-                f"one h and one mem for each of {len(self.layers)} layers were expected; "
-                f"{len(h)} and {len(mem)} came."
-            )
-        if c_mem is None:
-            c_mem = [layer.compress(old.detach()) for layer, old in zip(self.layers, mem, strict=True)]
-        losses = [layer_loss(*one, left_out) for one in zip(self.layers, h, mem, c_mem, strict=True)]
-        return torch.stack(losses).sum()
-
-
-def layer_loss(
-    layer: CompressiveTransformerLayer,
-    h: Tensor,
-    mem: Tensor,
-    c_mem: Tensor,
-    left_out: Tensor | None = None,
-) -> Tensor:
-    """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements, a scalar;
-    of ``h [S, B, D]``, ``mem [n·c, B, D]`` and ``c_mem [n, B, D]``, without the ``left_out [B]`` oldest slots
-    and their positions."""
-    norm, attention = frozen(layer.norm_before_attention or nn.Identity()), layer.self_attn
-    query = project(attention, attention.query, norm(h.detach()))  # [B, H, S, E]
-    if left_out is None:
-        whole = content_attention(attention, query, norm(mem.detach()))  # [B, H, S, E]
-        compressed = content_attention(attention, query, norm(c_mem))  # [B, H, S, E]
-        return F.mse_loss(compressed, whole)
-    counts = left_out < len(c_mem)  # [B]
-    first = left_out * counts  # a softmax over nothing has no value
-    whole = content_attention(attention, query, norm(mem.detach()), first * (len(mem) // len(c_mem)))
-    compressed = content_attention(attention, query, norm(c_mem), first)
-    errors = F.mse_loss(compressed, whole, reduction="none").where(counts[:, None, None, None], 0.0)
-    return errors.sum() / (counts.sum() * errors[0].numel()).clamp(min=1)
-
-
-def content_attention(
-    attention: RelativeMultiHeadAttention, query: Tensor, context: Tensor, first: Tensor | None = None
-) -> Tensor:
-    """Softmax(q·k / √E) of ``query [B, H, S, E]`` over ``context [·, B, D]``, from ``first [B]`` on or all:
-    ``[B, H, S, E]``, with no positions, not causal, no output projection and frozen weights."""
-    key, value = (project(attention, linear, context) for linear in (attention.key, attention.value))
-    visible = None
-    if first is not None:
-        visible = torch.arange(len(context), device=first.device) >= first[:, None, None, None]
-    if query.device.type != "cpu":
-        return F.scaled_dot_product_attention(query, key, value, visible)
-    # In bfloat16, which autocast would choose, the backward pass takes several times as long on a CPU.
-    query, key, value = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (query, key, value))
-    with torch.autocast("cpu", enabled=False):
-        return F.scaled_dot_product_attention(query, key, value, visible)
-
-
-def project(attention: RelativeMultiHeadAttention, linear: nn.Linear, z: Tensor) -> Tensor:
-    """``z [t, B, D]`` through one of the attention's maps, frozen, by heads: ``[B, H, t, E]``."""
-    return rearrange(frozen(linear)(z), "t b (h e) -> b h t e", h=attention.heads)
-
-
-def frozen(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The module as a function, of the same shapes ``[…, D]``, whose weights take no gradient, though its
-    input may."""
-    weights = {name: parameter.detach() for name, parameter in module.named_parameters()}
-    return lambda x: functional_call(module, weights, (x,))

@@ -6,18 +6,35 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from memformers.common.errors import UserError
-from memformers.models.compression import AttentionReconstructionLoss
+from memformers.models.auto_encoder import CompressionAutoEncoder
+from memformers.models.compression import CompressionLossName, rate_of
 from memformers.models.layers import CompressiveTransformerLayer
 from memformers.models.memory import Leaving, Memory, MemoryLengths, compress_oldest, slots_to_compress
+from memformers.models.reconstruction import (
+    AttentionReconstructionLoss,
+    AutoEncodingLoss,
+    check_compression_loss,
+)
 from memformers.models.stack import MemoryStack
 
 
 class CompressiveTransformer(MemoryStack):
-    """``n_layers`` layers built like ``layer``, each with fresh weights, and in pre-norm a final norm."""
+    """``n_layers`` layers built like ``layer``, each with fresh weights, and in pre-norm a final norm.
 
-    def __init__(self, layer: CompressiveTransformerLayer, n_layers: int):
+    ``compression_loss`` is what each layer's f_c learns from: [`AttentionReconstructionLoss`][] (attention),
+    [`AutoEncodingLoss`][] (auto-encoding), for which f_c is a [`CompressionAutoEncoder`][], or
+    nothing (none). Raises ValueError for one that can't train all of f_c.
+    """
+
+    def __init__(
+        self,
+        layer: CompressiveTransformerLayer,
+        n_layers: int,
+        compression_loss: CompressionLossName = "attention",
+    ):
+        check_compression_loss(compression_loss, layer.compress)
         super().__init__(layer, n_layers)
+        self.compression_loss = compression_loss
 
     def forward(
         self,
@@ -60,24 +77,21 @@ class CompressiveTransformer(MemoryStack):
         starts: Tensor | None = None,
     ) -> tuple[Memory, Tensor]:
         """Both memories after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``starts
-        [S, B]``; and the attention-reconstruction loss of what was compressed, a scalar."""
+        [S, B]``; and the loss of what was compressed, a scalar."""
         memory, compressed = compress_oldest(memory, inputs, self.compressions, lengths, starts)
-        if compressed is None:
+        if compressed is None or self.compression_loss == "none":
             return memory, inputs[0].new_zeros(())
+        old, new, left_out = compressed.old, compressed.new, compressed.left_out
+        if self.compression_loss == "auto-encoding":
+            compressions = cast(list[CompressionAutoEncoder], self.compressions)
+            return memory, AutoEncodingLoss(compressions)(old, new, left_out)
         layers = cast(list[CompressiveTransformerLayer], self.memory_layers)
-        loss = AttentionReconstructionLoss(layers)
-        return memory, loss(inputs, compressed.old, compressed.new, compressed.left_out)
+        return memory, AttentionReconstructionLoss(layers)(inputs, old, new, left_out)
 
     @property
     def compression_rate(self) -> int:
         """How many positions f_c makes one slot of. Raises ValueError for a module that doesn't say so."""
-        rate = getattr(self.compressions[0], "compression_rate", None)
-        if rate is None:
-            raise UserError(
-                f"{type(self.compressions[0]).__name__} doesn't say how many positions a slot stands for, "
-                f"which boundaries of documents need; give it a compression_rate."
-            )
-        return int(rate)
+        return rate_of(self.compressions[0])
 
     @property
     def compressions(self) -> list[nn.Module]:

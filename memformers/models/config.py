@@ -16,7 +16,12 @@ from memformers.models.checks import (
     check_kernel,
     check_whole_numbers,
 )
-from memformers.models.compression import CompressionName, CompressionStart
+from memformers.models.compression import (
+    WITHOUT_PARAMETERS,
+    CompressionLossName,
+    CompressionName,
+    CompressionStart,
+)
 from memformers.models.layers import Norm, check_norm
 from memformers.models.memory import MemoryLengths
 
@@ -93,9 +98,15 @@ class ModelConfig:
     compression_rate: int = 4
     """Positions a compressed slot stands for, c (compressive)."""
     compression: CompressionName = "conv"
-    """What makes a slot of them: a convolution that learns (conv), or their mean (compressive)."""
+    """What makes a slot of them: a convolution that learns (conv), several, which look at the slots that
+    follow as well (dilated), their mean, or each feature's largest value (max) (compressive)."""
     compression_start: CompressionStart = "random"
-    """What the convolution is before it has learned anything: drawn (random), or the mean (compressive)."""
+    """What the convolutions are before they have learned anything: drawn (random), or the mean
+    (compressive)."""
+    compression_loss: CompressionLossName = "attention"
+    """What the convolutions learn from: how much attention changes when memories give way to their slots
+    (attention), or how well a decoder makes the memories of the slots again (auto-encoding); or that nothing
+    is learned, with the mean or max (none) (compressive)."""
 
     embedding: EmbeddingName = "plain"
     """A vector for each token and a linear head (plain), or adaptive embedding and softmax, with vectors
@@ -126,17 +137,32 @@ class ModelConfig:
         self.check_same_length()
 
     def check_compression(self) -> None:
-        """Raise ValueError for a compression that isn't known, or can't start like that."""
-        if self.compression not in get_args(CompressionName):
-            raise UserError(f"compression={self.compression!r} is unknown; use 'conv' or 'mean'.")
-        if self.compression_start not in get_args(CompressionStart):
+        """Raise ValueError for a compression that isn't known, or can't start or learn like that."""
+        choices = {
+            "compression": CompressionName,
+            "compression_start": CompressionStart,
+            "compression_loss": CompressionLossName,
+        }
+        for name, names in choices.items():
+            if getattr(self, name) not in get_args(names):
+                known = ", ".join(get_args(names))
+                raise UserError(f"{name}={getattr(self, name)!r} is unknown; use one of {known}.")
+        learns = self.compression not in WITHOUT_PARAMETERS
+        if not learns and self.compression_start == "mean":
             raise UserError(
-                f"compression_start={self.compression_start!r} is unknown; use 'random' or 'mean'."
+                f"compression_start='mean' is for compression='conv' or 'dilated'; compression="
+                f"{self.compression!r} has nothing that starts, so leave it out."
             )
-        if self.compression == "mean" and self.compression_start == "mean":
+        if not learns and self.compression_loss == "auto-encoding":
             raise UserError(
-                "compression_start='mean' is for compression='conv'; compression='mean' has nothing that "
-                "starts, so leave it out."
+                f"compression_loss='auto-encoding' is for compression='conv' or 'dilated'; compression="
+                f"{self.compression!r} has nothing to learn; use 'attention', which then only measures, or "
+                f"'none'."
+            )
+        if learns and self.compression_loss == "none":
+            raise UserError(
+                f"compression_loss='none' would leave compression={self.compression!r} untrained; use "
+                f"'attention' or 'auto-encoding', or compression='mean' or 'max'."
             )
 
     def check_same_length(self) -> None:
@@ -204,9 +230,14 @@ class ModelConfig:
 
 def upgraded(saved: Mapping[str, Any]) -> dict[str, Any]:
     """A saved [`ModelConfig`][] of any version, as a dict of this one: older ones had the settings of an
-    adaptive embedding among all others, called ``same_length`` ``equal_spans``, and had one compression."""
+    adaptive embedding among all others, called ``same_length`` ``equal_spans``, and had one compression and
+    one loss of it."""
     names = {field.name for field in fields(AdaptiveConfig)}
-    now: dict[str, Any] = {"compression": "conv", "compression_start": "random"}
+    now: dict[str, Any] = {
+        "compression": "conv",
+        "compression_start": "random",
+        "compression_loss": "attention",
+    }
     now |= {name: value for name, value in saved.items() if name not in names | {"equal_spans"}}
     if "equal_spans" in saved:
         now["same_length"] = saved["equal_spans"]
@@ -218,7 +249,8 @@ def upgraded(saved: Mapping[str, Any]) -> dict[str, Any]:
 def written_before(config: ModelConfig) -> dict[str, Any]:
     """The config as version 0.1 wrote it, which saved memories are known by."""
     flat = asdict(config)
-    flat.pop("compression_start")  # tells nothing about the weights that have been learned since
+    for name in ("compression_start", "compression_loss"):
+        flat.pop(name)  # tells nothing about the weights that have been learned since
     if flat["compression"] == "conv":  # there was no other
         flat.pop("compression")
     return {**flat.pop("adaptive"), "equal_spans": flat.pop("same_length"), **flat}

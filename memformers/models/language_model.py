@@ -36,7 +36,7 @@ class LMOutput(NamedTuple):
     memory: Memory
     """To pass in with the streams' next segment."""
     auxiliary_loss: Tensor
-    """Attention-reconstruction loss, a scalar to add to the loss; exactly 0 if nothing was
+    """What the compression functions learn from, a scalar to add to the loss; exactly 0 if nothing was
     compressed in this segment."""
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.models.boundaries import EVERYTHING, slots_left_out, valid_afterwards
+from memformers.models.compression import slots_of
 
 if TYPE_CHECKING:
     from memformers.models.config import ModelConfig
@@ -208,8 +209,7 @@ def compress_oldest(
     if n == 0:
         return followed(memory, Memory(mem, memory.c_mem), starts, S, c), None
     old = tuple(cut(parts, 0, n * c) for parts in past)
-    # In the memory's dtype, whatever autocast made of it.
-    new = tuple(f_c(x).to(x.dtype) for f_c, x in zip(compress, old, strict=True))
+    new = tuple(slots_of(f_c, x, n) for f_c, x in zip(compress, old, strict=True))
     slots = followed_by(memory.c_mem, [x.detach() for x in new])
     after = Memory(mem, tuple(newest(parts, lengths.c_mem_len) for parts in slots))
     left_out = slots_left_out(memory.valid, starts, memory.mem_len, n, c)

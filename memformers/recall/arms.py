@@ -106,7 +106,7 @@ def compressive_arms(mem_len: int, c_mem_len: int, rate: int) -> tuple[Arm, ...]
 NETWORK = ModelConfig(d_model=64, heads=4, n_layers=2, d_ff=256, segment_len=64, positions="sinusoidal")
 TRAINING = TrainConfig(
     model=NETWORK,
-    tokens=4_000_000,
+    tokens=3_000_000,
     batch_size=32,
     stretch=0,
     optimizer="muon",

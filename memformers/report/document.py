@@ -186,7 +186,7 @@ FAIRNESS = (
 )
 OF_THE_MEMORY = {
     f"model.{name}" for name in ("model", "mem_len", "c_mem_len", "compression_rate", "compression",
-                                 "compression_start")
+                                 "compression_start", "compression_loss")
 }  # fmt: skip
 
 

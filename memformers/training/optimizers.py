@@ -43,9 +43,11 @@ def build_optimizers(model: MemoryLM, config: TrainConfig) -> Optimizers:
 
 
 def layer_matrices(model: MemoryLM) -> list[Tensor]:
-    """The weights of the linear maps within the layers, ``[out, in]`` each. Those of the vocabulary are none
-    of them: each row is a token's own."""
-    return [module.weight for module in model.transformer.modules() if isinstance(module, nn.Linear)]
+    """The weights of the linear maps within the layers, ``[out, in]`` each, but for the compression
+    functions'. Those of the vocabulary are none of them: each row is a token's own."""
+    compressing = {module for compress in model.transformer.compressions for module in compress.modules()}
+    modules = (module for module in model.transformer.modules() if module not in compressing)
+    return [module.weight for module in modules if isinstance(module, nn.Linear)]
 
 
 def learning_rate_schedule(config: TrainConfig) -> Callable[[int], float]:

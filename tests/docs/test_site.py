@@ -1,13 +1,27 @@
 """The documentation as a built site."""
 
+import ast
+import inspect
+import json
 import re
+import shutil
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 
 import pytest
 
+import memformers
+from docs.building.command_line import help_of
+from docs.building.reference import home
+from memformers.cli import COMMANDS
+
 ROOT = Path(__file__).parents[2]
+ENTRY = re.compile(
+    r'<div class="doc doc-object doc-(\w+)">\s*<h\d id="([^"]+)".*?<div class="doc doc-contents[^>]*>(.{60})',
+    re.DOTALL,
+)
 
 
 @pytest.fixture(scope="module")
@@ -21,13 +35,33 @@ def site(tmp_path_factory):
 
 
 def pages(site):
-    return {
-        page.relative_to(site).as_posix(): page.read_text(encoding="utf-8") for page in site.rglob("*.html")
-    }
+    names = [page.relative_to(site).as_posix() for page in site.rglob("*.html")]
+    return {name: read(site, name) for name in names}
+
+
+def read(site, page):
+    return (site / page).read_text(encoding="utf-8")
 
 
 def without_code(html):
     return re.sub(r"<(code|pre|script)\b.*?</\1>", "", html, flags=re.DOTALL)
+
+
+def text_of(page):
+    return unescape(re.sub(r"<[^>]+>", "", page))
+
+
+def signature_on(page, name):
+    """The arguments that a page shows for a name, and their defaults that are plain values."""
+    shown = page.partition(f'<h3 id="{home(name)}.{name}"')[2].partition("</h3>")[2].partition("</pre>")[0]
+    arguments = ast.parse(f"def {text_of(shown).strip()}: pass").body[0].args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
+    pairs = [
+        *zip(positional, defaults, strict=True),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
+    return {argument.arg: default and ast.unparse(default) for argument, default in pairs}
 
 
 def test_nothing_is_loaded_from_elsewhere(site):
@@ -66,6 +100,88 @@ def test_every_public_module_has_a_page_of_the_reference(site):
     modules = [p for p in (ROOT / "memformers").rglob("*.py") if not p.name.startswith("__")]
     for module in modules:
         name = ".".join(module.relative_to(ROOT).with_suffix("").parts)
-        html = (site / "api" / f"{name}.html").read_text(encoding="utf-8")
+        html = read(site, f"api/{name}.html")
         assert f'id="{name}"' in html
         assert not re.search(r":(func|class|meth|mod|attr):|\]\[", without_code(html)), name
+
+
+@pytest.mark.parametrize("name", memformers.__all__)
+def test_a_public_name_is_shown_with_its_arguments_and_their_defaults(name, site):
+    shown = signature_on(read(site, "api/index.html"), name)
+    real = inspect.signature(getattr(memformers, name)).parameters
+    assert list(shown) == list(real)
+    for parameter in real.values():
+        default = shown[parameter.name]
+        assert (default is None) == (parameter.default is inspect.Parameter.empty)
+        if isinstance(parameter.default, str | int | float | tuple | None):
+            assert ast.literal_eval(default) == parameter.default
+
+
+def test_no_entry_of_the_reference_is_without_text(site):
+    entries = [found for name, html in pages(site).items() for found in ENTRY.findall(html)]
+    assert {"attribute", "class", "function", "module"} <= {kind for kind, _, _ in entries}
+    attributes = [(name, begins.strip()) for kind, name, begins in entries if kind == "attribute"]
+    assert [name for name, begins in attributes if not begins.startswith("<p>")] == []
+
+
+def test_a_public_name_is_on_one_page_and_its_module_leads_there(site):
+    name, module = "Conv1dCompression", "memformers.models.compression"
+    page = read(site, f"api/{module}.html")
+    assert f'id="{module}.{name}"' not in page
+    assert f'href="index.html#{module}.{name}"' in page
+    assert f'id="{module}.slots_of"' in page
+
+
+def test_words_to_choose_from_stand_in_a_signature(site):
+    page = text_of(read(site, "api/index.html"))
+    assert re.search(r'positions: Literal\["learned",\s+"sinusoidal"\]', page)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_page_of_the_command_line_has_each_option_of_a_command_in_the_order_of_its_help(command, site):
+    lines = help_of(command).splitlines()
+    options = [
+        found[1] for line in lines if (found := re.match(r"│ (-\S+(?:, -\S+)?|[A-Z]{2,})(?= |$)", line))
+    ]
+    titles = [line.strip("╭─╮ ") for line in lines if line.startswith("╭")]
+    page = read(site, "command-line.html")
+    part = page.partition(f'<h2 id="{command}">')[2].partition("<h2 ")[0]
+    shown = [unescape(names) for names in re.findall(r"<dt [^>]*><code>([^<]+)</code>", part)]
+    assert len(options) > 1
+    assert all(names.startswith(option) for names, option in zip(shown, options, strict=True))
+    assert [text_of(title).strip("¶") for title in re.findall(r"<h3 .*?</h3>", part)] == titles
+
+
+def test_an_option_has_its_meaning_and_its_default(site):
+    page = text_of(read(site, "command-line.html"))
+    assert (
+        "--seeds INT default: 1\nHow many seeds each arm is trained from: seed, seed + 1 and so on." in page
+    )
+    assert "--checkpoint PATH required\nFolder of a run, or a folder that save_pretrained wrote" in page
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="the search is a program for node")
+def test_a_search_finds_guides_before_the_reference_and_names_in_the_reference(site):
+    worker = next(site.glob("assets/javascripts/workers/search.*.js"))
+    files = [worker, site / "search/search_index.json", site / "javascripts/search.js"]
+    guides = {"--resume": "checkpoints", "install": "quick-start", "compression rate": "", "--mem-len": ""}
+    command = ["node", ROOT / "tests/docs/search.js", *files, *guides, "keep_newest"]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    assert found.pop("keep_newest")[0] == "api/memformers.models.memory.html"
+    for query, pages_found in found.items():
+        assert pages_found[0].startswith(guides[query])
+        assert not pages_found[0].startswith(("api/", "notebooks/", "results/"))
+    assert "command-line.html" in found["--resume"][:5]
+
+
+def test_a_page_says_its_language(site):
+    languages = {name: re.search(r'<html lang="([^"]+)"', html)[1] for name, html in pages(site).items()}
+    others = {name: language for name, language in languages.items() if language != "en"}
+    assert others == {"zh.html": "zh-Hans", "si.html": "si"}
+
+
+def test_a_drawing_is_as_wide_as_its_column_and_leads_to_itself(site):
+    style = read(site, "stylesheets/extra.css")
+    assert not re.search(r"img[^{]*\{[^}]*width", style)  # the theme's own rule is max-width: 100%
+    method = read(site, "method.html")
+    assert re.search(r'<a href="drawings/memory.svg"><img [^>]*src="drawings/memory.svg"', method)

@@ -77,6 +77,17 @@ def test_matrices_of_one_shape_learn_as_if_each_were_alone():
         torch.testing.assert_close(weight, other, rtol=1e-12, atol=1e-12)
 
 
+def test_adamw_takes_the_linear_maps_of_a_users_own_compression_function():
+    config = small_training(model="compressive")
+    lm = MemoryLM(config.model)
+    for layer in lm.transformer.layers:
+        layer.compress = nn.Linear(config.model.d_model, config.model.d_model)
+    _, muon = build_optimizers(lm, config)
+    taken = {id(p) for group in muon.param_groups for p in group["params"]}
+    assert taken
+    assert not any(id(layer.compress.weight) in taken for layer in lm.transformer.layers)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_muon_takes_the_maps_within_layers_and_adamw_all_else(model):
     config = small_training(model=model)

@@ -1,0 +1,178 @@
+"""Losses that compression functions f_c learn from, beside the language model's (Rae et al. 2020, arXiv
+1911.05507, section 3.2.1)."""
+
+from collections.abc import Callable, Sequence
+from typing import cast, get_args
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from memformers.common.errors import UserError
+from memformers.models.attention import RelativeMultiHeadAttention
+from memformers.models.auto_encoder import CompressionAutoEncoder
+from memformers.models.compression import CompressionLossName
+from memformers.models.layers import CompressiveTransformerLayer
+
+
+class AttentionReconstructionLoss:
+    """How much attention changes when memories give way to their compressions (section 3.2.1,
+    algorithm 2), summed over ``layers``; its gradient reaches each layer's f_c and nothing else.
+
+    For each layer, mean squared error between two content attentions (no positions) of the segment:
+    over the memories being compressed, and over their compressions.
+    """
+
+    def __init__(self, layers: Sequence[CompressiveTransformerLayer] | nn.ModuleList):
+        self.layers = cast(list[CompressiveTransformerLayer], list(layers))
+
+    def __call__(
+        self,
+        h: Sequence[Tensor],
+        mem: Sequence[Tensor],
+        c_mem: Sequence[Tensor] | None = None,
+        left_out: Tensor | None = None,
+    ) -> Tensor:
+        """``h [S, B, D]``, the inputs of each layer; ``mem [n·c, B, D]``, what each compresses;
+        ``c_mem [n, B, D]``, f_c of those where it is already at hand. ``left_out [B]`` says how many of the
+        oldest slots, with their positions, don't count in each stream; a stream without any that counts
+        is left out of the mean, which is 0 without streams. Returns a scalar.
+
+        Raises ValueError unless there is one tensor a layer.
+        """
+        if not len(self.layers) == len(h) == len(mem):
+            raise UserError(
+                f"one h and one mem for each of {len(self.layers)} layers were expected; "
+                f"{len(h)} and {len(mem)} came."
+            )
+        if c_mem is None:
+            c_mem = [layer.compress(old.detach()) for layer, old in zip(self.layers, mem, strict=True)]
+        losses = [layer_loss(*one, left_out) for one in zip(self.layers, h, mem, c_mem, strict=True)]
+        return torch.stack(losses).sum()
+
+
+class AutoEncodingLoss:
+    """How far what a decoder makes of compressions is from the memories that they were (section 3.2.1, L_ae),
+    summed over ``compressions``, each layer's f_c with its decoder; its gradient reaches those and nothing
+    else.
+
+    For each layer, mean squared error between the memories, as they are before any norm, and what the decoder
+    makes of their compressions.
+    """
+
+    def __init__(self, compressions: Sequence[CompressionAutoEncoder]):
+        self.compressions = list(compressions)
+
+    def __call__(
+        self, mem: Sequence[Tensor], c_mem: Sequence[Tensor] | None = None, left_out: Tensor | None = None
+    ) -> Tensor:
+        """``mem [n·c, B, D]``, what each layer compresses; ``c_mem [n, B, D]``, f_c of those where it is
+        already at hand. ``left_out [B]`` says how many of the oldest slots, with their positions, don't count
+        in each stream; a stream without any that counts is left out of the mean, which is 0 without
+        streams. Returns a scalar.
+
+        Raises ValueError unless there is one tensor a layer.
+        """
+        if len(self.compressions) != len(mem):
+            raise UserError(
+                f"one mem for each of {len(self.compressions)} layers was expected; {len(mem)} came."
+            )
+        if c_mem is None:
+            c_mem = [f_c(old.detach()) for f_c, old in zip(self.compressions, mem, strict=True)]
+        losses = [auto_encoding(*one, left_out) for one in zip(self.compressions, mem, c_mem, strict=True)]
+        return torch.stack(losses).sum()
+
+
+def auto_encoding(
+    compress: CompressionAutoEncoder, mem: Tensor, c_mem: Tensor, left_out: Tensor | None = None
+) -> Tensor:
+    """One layer's term: ‖mem − g(c_mem)‖², averaged over all elements, a scalar; of ``mem [n·c, B, D]`` and
+    ``c_mem [n, B, D]``, without the ``left_out [B]`` oldest slots and their positions, in the mean over
+    streams."""
+    mem, made = mem.detach(), compress.decode(c_mem)
+    if left_out is None:
+        return F.mse_loss(made, mem)
+    positions = torch.arange(len(mem), device=mem.device)
+    counts = positions[:, None] >= left_out * compress.compression_rate  # [n·c, B]
+    errors = F.mse_loss(made, mem, reduction="none").mean(-1).where(counts, 0.0)  # [n·c, B]
+    of_streams = errors.sum(0) / counts.sum(0).clamp(min=1)  # [B]
+    return of_streams.sum() / counts.any(0).sum().clamp(min=1)
+
+
+def check_compression_loss(loss: CompressionLossName, compress: nn.Module) -> None:
+    """Raise ValueError for a loss that isn't known, or that can't train this f_c, or all of it."""
+    name, decodes = type(compress).__name__, isinstance(compress, CompressionAutoEncoder)
+    if loss not in get_args(CompressionLossName):
+        raise UserError(
+            f"compression_loss={loss!r} is unknown; use one of {', '.join(get_args(CompressionLossName))}."
+        )
+    if loss == "auto-encoding" and not decodes:
+        raise UserError(
+            f"compression_loss='auto-encoding' needs a decoder beside f_c, but {name} came; use "
+            f"compress=CompressionAutoEncoder(f_c, d_model)."
+        )
+    if loss != "auto-encoding" and decodes:
+        raise UserError(
+            f"compression_loss={loss!r} would not train the decoder of {name}; use 'auto-encoding', or f_c "
+            f"without it."
+        )
+    if loss == "none" and any(parameter.requires_grad for parameter in compress.parameters()):
+        raise UserError(
+            f"compression_loss='none' would not train {name}; use 'attention' or 'auto-encoding', or a "
+            f"compression without parameters."
+        )
+
+
+def layer_loss(
+    layer: CompressiveTransformerLayer,
+    h: Tensor,
+    mem: Tensor,
+    c_mem: Tensor,
+    left_out: Tensor | None = None,
+) -> Tensor:
+    """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements, a scalar;
+    of ``h [S, B, D]``, ``mem [n·c, B, D]`` and ``c_mem [n, B, D]``, without the ``left_out [B]`` oldest slots
+    and their positions."""
+    norm, attention = frozen(layer.norm_before_attention or nn.Identity()), layer.self_attn
+    query = project(attention, attention.query, norm(h.detach()))  # [B, H, S, E]
+    if left_out is None:
+        whole = content_attention(attention, query, norm(mem.detach()))  # [B, H, S, E]
+        compressed = content_attention(attention, query, norm(c_mem))  # [B, H, S, E]
+        return F.mse_loss(compressed, whole)
+    counts = left_out < len(c_mem)  # [B]
+    first = left_out * counts  # a softmax over nothing has no value
+    whole = content_attention(attention, query, norm(mem.detach()), first * (len(mem) // len(c_mem)))
+    compressed = content_attention(attention, query, norm(c_mem), first)
+    errors = F.mse_loss(compressed, whole, reduction="none").where(counts[:, None, None, None], 0.0)
+    return errors.sum() / (counts.sum() * errors[0].numel()).clamp(min=1)
+
+
+def content_attention(
+    attention: RelativeMultiHeadAttention, query: Tensor, context: Tensor, first: Tensor | None = None
+) -> Tensor:
+    """Softmax(q·k / √E) of ``query [B, H, S, E]`` over ``context [·, B, D]``, from ``first [B]`` on or all:
+    ``[B, H, S, E]``, with no positions, not causal, no output projection and frozen weights."""
+    key, value = (project(attention, linear, context) for linear in (attention.key, attention.value))
+    visible = None
+    if first is not None:
+        visible = torch.arange(len(context), device=first.device) >= first[:, None, None, None]
+    if query.device.type != "cpu":
+        return F.scaled_dot_product_attention(query, key, value, visible)
+    # In bfloat16, which autocast would choose, the backward pass takes several times as long on a CPU.
+    query, key, value = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (query, key, value))
+    with torch.autocast("cpu", enabled=False):
+        return F.scaled_dot_product_attention(query, key, value, visible)
+
+
+def project(attention: RelativeMultiHeadAttention, linear: nn.Linear, z: Tensor) -> Tensor:
+    """``z [t, B, D]`` through one of the attention's maps, frozen, by heads: ``[B, H, t, E]``."""
+    return rearrange(frozen(linear)(z), "t b (h e) -> b h t e", h=attention.heads)
+
+
+def frozen(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The module as a function, of the same shapes ``[…, D]``, whose weights take no gradient, though its
+    input may."""
+    weights = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    return lambda x: functional_call(module, weights, (x,))
