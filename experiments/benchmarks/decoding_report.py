@@ -50,7 +50,7 @@ def report(results: dict[str, Any]) -> str:
     losses = results["rounding"]
     lines += [
         "",
-        "PyTorch's products of one vector with a bfloat16 matrix are slower on this CPU than in float32. "
+        "Whether bfloat16 is the faster one is a matter of the CPU's instructions for it. "
         f"What bfloat16 costs in quality: a model of the comparison, trained for "
         f"{results['rounding tokens']:,} tokens on the built-in play, predicts held-out text at "
         f"{losses['float32']:.4f} nats a token in float32 and at {losses['bfloat16']:.4f} with weights and "
