@@ -60,7 +60,7 @@ def grouped(documents: Sequence[int], numbers: Sequence[int], batch_size: int) -
 
 
 def reading_of(documents: Sequence[int], batch_size: int, segment_len: int) -> Reading:
-    """How to read all of ``documents``, of so many tokens each; UserError where nothing can be predicted."""
+    """How to read all ``documents``, given as numbers of tokens; UserError where nothing can be predicted."""
     if max(documents, default=0) < 2:
         raise UserError("documents of a single token have nothing to predict; use 2 tokens at least.")
     return Reading(tuple(documents), grouped(documents, range(len(documents)), batch_size), segment_len)
@@ -79,7 +79,7 @@ def evaluate_documents(
 
     A group begins with an empty memory, and a document that ends leaves it: so nothing before a document is
     there to be seen, and segments begin where they would alone. ``between_segments`` may end it by raising
-    what it likes; with ``steps``, only the first so many are read. The model is left in the mode it came in.
+    what it likes; with ``steps``, only that number of segments is read. The model keeps its mode.
     """
     texts, memory = tokens.split(list(reading.documents)), Memory(())
     losses: list[list[Tensor]] = [[] for _ in texts]

@@ -76,7 +76,7 @@ class Evaluation:
 
     def by_memory(self, segment_len: int, reach: int) -> list[tuple[int, float, float]]:
         """What memory is worth: the positions that a segment's stream has read before it, of which it
-        can remember ``reach``; the mean loss of the segments that have so many; and half the width of
+        can remember ``reach``; the mean loss of the segments with that number; and half the width of
         its 95 % confidence interval, NaN where only one stream has. In nats a token.
 
         A stream counts as one observation, since its neighbouring segments are alike in difficulty.

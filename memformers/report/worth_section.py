@@ -43,16 +43,16 @@ def worth_section(
         *findings(worth, labels),
         LIMITS,
         *([pictured(figure, caption(worth, labels), folder)] if figure else []),
-        f"A token repeats something where it and the {worth['n_gram'] - 1} tokens before it occurred before "
-        f"in what its stream has read; the newest time counts. Such tokens are easy for every model, since "
-        f"common words repeat too"
+        f"A token is a repeat if its stream has already had the same token after the same "
+        f"{worth['n_gram'] - 1} tokens; the distance is to the newest such occurrence. Repeats are "
+        f"easy for every model, since common words repeat too"
         + (
             ", so look at the differences between arms and not at the losses"
             if several
             else ", so a low loss there doesn't show that they were copied"
         )
-        + ". There are few of them, and of so many intervals one in twenty leaves out zero by chance:",
-        group_table("last said so many tokens ago", worth["by_repeat_distance"], worth, labels),
+        + ". There are few repeats, and one 95 % interval in twenty leaves out zero by chance:",
+        group_table("distance to the last occurrence, in tokens", worth["by_repeat_distance"], worth, labels),
         "The same by how often a token's word occurs in the training text, upper and lower case alike. It is "
         "the word that counts and not the token: rare words, such as names, are what a text says again, and "
         "a character says little by how rare it is.",
