@@ -71,6 +71,20 @@ def read_bandwidth() -> float:
     return x.numel() * 4 / median(timed(lambda: x.sum(), 9))
 
 
+def vector_products(size: int, dtype: torch.dtype) -> Callable[[], None]:
+    """``torch.mv`` with feed-forward matrices ``[4·D, D]`` that have ``size`` bytes together, one after the
+    other, as a function."""
+    matrix = torch.randn(CONFIG.d_ff, CONFIG.d_model).to(dtype)
+    matrices = [matrix.clone() for _ in range(round(size / matrix.nbytes))]
+    vector = torch.randn(CONFIG.d_model).to(dtype)
+
+    def multiply() -> None:
+        for one in matrices:
+            torch.mv(one, vector)
+
+    return multiply
+
+
 def timed(call: Callable[[], object], times: int) -> list[float]:
     """Seconds of each of this number of ``times``, after one call that isn't counted."""
     call()
@@ -107,16 +121,25 @@ def writing(rounds: int = 12, tokens: int = 10) -> dict[str, Any]:
         for name, decoder in decoders.items()
     }
     sides[f"{LABML}'s way, the whole memory projected again"] = lambda: theirs(token, (list(memory.mem), []))
+    size = {name: bytes_read(decoder) for name, decoder in decoders.items()}
+    vectors = {
+        name: vector_products(size[name], decoder.model.head.weight.dtype)
+        for name, decoder in decoders.items()
+    }
     seconds: dict[str, list[float]] = {name: [] for name in sides}
+    products: dict[str, list[float]] = {name: [] for name in vectors}
     bandwidth = []
     for _ in tqdm(range(rounds), desc="writing", leave=False):
         bandwidth.append(read_bandwidth())
         for name, side in sides.items():
             seconds[name] += timed(side, tokens)
+        for name, multiply in vectors.items():
+            products[name] += timed(multiply, 3)
     return {
         "error": error,
         "seconds": seconds,
-        "bytes": {name: bytes_read(decoder) for name, decoder in decoders.items()},
+        "seconds of torch.mv": products,
+        "bytes": size,
         "bytes a second": bandwidth,
     }
 

@@ -33,9 +33,19 @@ def report(results: dict[str, Any]) -> str:
         f"Token by token over a full memory of {c.mem_len} (segments of {c.segment_len}), interleaved; "
         f"logits agree with {LABML}'s, from the same weights, to {results['writing']['error']:.0e}. The "
         "limit is the time to read weights, keys, values and position vectors once, at the rate at which a "
-        f"sum reads memory, {median(results['writing']['bytes a second']) / 1e9:.0f} GB/s in this run.",
+        f"sum reads memory, {median(results['writing']['bytes a second']) / 1e9:.0f} GB/s in this run. "
+        "Beside it, the time that `torch.mv` takes to read as many bytes of the same dtype, in matrices of "
+        f"{c.d_ff} × {c.d_model}.",
         "",
-        table("", "ms a token", "tokens/s", "MB a token", "share of the limit"),
+        table(
+            "",
+            "ms a token",
+            "tokens/s",
+            "MB a token",
+            "share of the limit",
+            "`torch.mv` of as many bytes, ms",
+            "speed as a share of `torch.mv`'s",
+        ),
     ]
     writing = results["writing"]
     bandwidth = median(writing["bytes a second"])
@@ -43,9 +53,10 @@ def report(results: dict[str, Any]) -> str:
         size = writing["bytes"].get(name)
         share = f"{size / bandwidth / median(seconds):.0%}" if size else "–"
         ms = milliseconds(seconds)
-        lines.append(
-            row(name, str(ms), f"{1e3 / ms.median:.0f}", f"{size / 1e6:.0f}" if size else "–", share)
-        )
+        cells = [str(ms), f"{1e3 / ms.median:.0f}", f"{size / 1e6:.0f}" if size else "–", share]
+        products = milliseconds(writing["seconds of torch.mv"][name]) if size else None
+        cells += [str(products), f"{products.median / ms.median:.0%}"] if products else ["–", "–"]
+        lines.append(row(name, *cells))
     first, last = (milliseconds(results["long text"][part]) for part in ("early", "late"))
     losses = results["rounding"]
     lines += [

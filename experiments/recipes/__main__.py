@@ -46,9 +46,12 @@ def main(search: Search) -> None:
     """Measure, train and write the table."""
     search.out.mkdir(parents=True, exist_ok=True)
     speeds = read_json(search.out / "speeds.json") if (search.out / "speeds.json").exists() else {}
+    known = {CANDIDATES[name].work: speed for name, speed in speeds.items()}
+    alike = {name: known.get(CANDIDATES[name].work) for name in search.recipes}
+    speeds |= {name: speed for name, speed in alike.items() if speed}
     if missing := [name for name in search.recipes if name not in speeds]:
         speeds |= measured_speeds(missing, search.data)
-        write_json(search.out / "speeds.json", speeds)
+    write_json(search.out / "speeds.json", speeds)
     wanted = [(name, seed) for seed in range(search.seeds) for name in search.recipes]
     todo = [one for one in wanted if not result_of(search.out, *one).exists()]
     with get_context("spawn").Pool(search.jobs, maxtasksperchild=1) as pool:

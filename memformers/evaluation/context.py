@@ -75,9 +75,17 @@ def effective_context(
     count = min(positions, len(tokens) - longest)
     at = torch.linspace(longest, len(tokens) - 1, count, dtype=torch.float64).long().unique()
 
+    read: dict[tuple[str, int], Tensor] = {}
+
     def losses(context: int) -> dict[str, Tensor]:
         progress(len(models) * context * len(at))
-        return {name: losses_with_context(model, tokens, at, context) for name, model in models.items()}
+        found = {}
+        for name, model in models.items():
+            known = name, context_in_sight(model, context)  # beyond its sight, nothing changes
+            if known not in read:
+                read[known] = losses_with_context(model, tokens, at, context)
+            found[name] = read[known]
+        return found
 
     gains: dict[str, dict[str, list[float]]] = {str(r): {name: [] for name in models} for r in HARDEST}
     context, short = step, losses(step)
@@ -110,13 +118,18 @@ def first_below(gains: list[float], step: int) -> int | None:
     return next((step * (i + 1) for i, gain in enumerate(gains) if gain < THRESHOLD), None)
 
 
+def context_in_sight(model: MemoryLM, context: int) -> int:
+    """How many of ``context`` tokens before another one reach its prediction: of a model without memory, a
+    segment at most, since it knows nothing of the segments before the last one."""
+    return context if model.config.remembered_positions else min(context, model.config.segment_len)
+
+
 @torch.no_grad()
 def losses_with_context(model: MemoryLM, tokens: Tensor, at: Tensor, context: int) -> Tensor:
     """The loss of the tokens at ``at [n]`` when only the ``context`` tokens before each were read, in
     nats, float64 ``[n]``. Read as always: by segments, the last one whole and ending there."""
     device, segment_len = model.device, model.config.segment_len
-    if not model.config.remembered_positions:
-        context = min(context, segment_len)  # nothing of the segments before is known in the last one
+    context = context_in_sight(model, context)
     first = context % segment_len
     lengths = [first] * (first > 0) + [segment_len] * (context // segment_len)
     found = []
