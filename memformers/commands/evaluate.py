@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memformers.common.devices import choose_device
+from memformers.commands.models import load_chosen
 from memformers.common.errors import UserError
 from memformers.common.files import write_json
 from memformers.data.documents import JSON_LINES, Document, check_not_cut, read_documents, split_at
 from memformers.data.text_files import read_text
 from memformers.evaluation.documents import evaluate_texts, losses_of_documents, summary_of_documents
 from memformers.evaluation.evaluate import evaluate, summary, with_lengths
-from memformers.pretrained.own import load_checkpoint
 from memformers.report.figures import save_loss_by_position
 
 
@@ -24,11 +23,14 @@ class Evaluate:
     Example: memformers evaluate --checkpoint runs/… --text book.txt --mem-len 400
     """
 
-    checkpoint: Path
-    """Folder of a run, or a folder that save_pretrained wrote with its tokenizer."""
     text: str
     """A text file; - is standard input. Or documents: a folder of texts, or a .jsonl file with a "text" in
     each line; each is read from an empty memory."""
+    checkpoint: Path | None = None
+    """Folder of a run, or a folder that save_pretrained wrote with its tokenizer."""
+    pretrained: str = ""
+    """A model that comes with the package, in place of --checkpoint: compressive-shakespeare or
+    transformer-xl-shakespeare."""
     document_separator: str = ""
     """What stands between the documents of a text file; empty: the file is one text."""
     streams: int = 16
@@ -51,7 +53,7 @@ class Evaluate:
             raise UserError(f"streams={self.streams} is too small; use at least 1.")
         if self.out == Path():
             raise UserError("out='' is the current folder; name a folder for the numbers and the figure.")
-        model, tokenizer = load_checkpoint(self.checkpoint, choose_device(self.device))
+        model, tokenizer = load_chosen(self.checkpoint, self.pretrained, self.device)
         model = with_lengths(
             model, segment_len=self.segment_len, mem_len=self.mem_len, c_mem_len=self.c_mem_len
         )

@@ -9,15 +9,14 @@ import torch
 import tyro
 from tqdm import tqdm
 
+from memformers.commands.models import load_chosen
 from memformers.common.command_line import flush_nowhere
-from memformers.common.devices import choose_device
 from memformers.common.errors import UserError
 from memformers.data.text_files import read_text, text_of
 from memformers.data.tokenizers import line_break
 from memformers.generation.memory_file import check_target, load_memory, save_memory
 from memformers.generation.sampling import Sampling, seeded
 from memformers.generation.text import TextStream
-from memformers.pretrained.own import load_checkpoint
 from memformers.training.signals import Stopped, StopSignals
 
 
@@ -25,11 +24,15 @@ from memformers.training.signals import Stopped, StopSignals
 class Generate:
     """Continue a text with a trained model, written as it comes; Ctrl-C ends it.
 
+    Example: memformers generate --pretrained compressive-shakespeare --prompt "ROMEO:"
     Example: memformers generate --checkpoint runs/… --prompt "ROMEO:"
     """
 
-    checkpoint: Path
+    checkpoint: Path | None = None
     """Folder of a run, or a folder that save_pretrained wrote with its tokenizer."""
+    pretrained: str = ""
+    """A model that comes with the package, in place of --checkpoint: compressive-shakespeare or
+    transformer-xl-shakespeare."""
     prompt: str | None = None
     """The text to go on from, after that of --prompt-file; by default the beginning of a line."""
     prompt_file: str = ""
@@ -53,7 +56,7 @@ class Generate:
     def run(self) -> None:
         """Print the prompt and what the model makes of it. However it ends, the memory is saved if that was
         asked for."""
-        model, tokenizer = load_checkpoint(self.checkpoint, choose_device(self.device))
+        model, tokenizer = load_chosen(self.checkpoint, self.pretrained, self.device)
         if self.save_memory:
             check_target(model, self.save_memory)
         stream = TextStream(model, tokenizer)

@@ -200,14 +200,16 @@ class MemoryLM(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, device: str | torch.device = "cpu") -> "MemoryLM":
-        """The model that [`save_pretrained`][] wrote, in eval mode, on ``device``.
+        """The model that [`save_pretrained`][] wrote to ``folder``, in eval mode, on ``device``. Where there
+        is no such folder, ``folder`` may be the name of a model that comes with the package:
+        ``"compressive-shakespeare"`` or ``"transformer-xl-shakespeare"``, which are in float32.
 
         Nothing is unpickled. Raises ValueError for a missing, broken or mismatched file, and for one of a
         training's checkpoint that has changed since.
         """
-        from memformers.pretrained.own import load_model
+        from memformers.pretrained.packaged import load_folder_or_name
 
-        return load_model(Path(folder), device)
+        return load_folder_or_name(Path(folder), device)
 
 
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:
