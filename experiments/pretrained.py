@@ -1,8 +1,8 @@
 """Train the models that come with the package, and put them into it.
 
 Run it with ``python -m experiments.pretrained --data input.txt``, where the file is Tiny Shakespeare; without
-``--data`` it is downloaded. It trains a Transformer-XL and a Compressive Transformer of the same network, with
-memories of equally many keys. A training that was stopped goes on when the command is run again.
+``--data`` it is downloaded. It trains a Transformer-XL and a Compressive Transformer of the same network,
+whose memories have equally many keys. A training that was stopped continues when the command is run again.
 """
 
 from dataclasses import asdict, dataclass, replace

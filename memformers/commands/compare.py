@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
-import tyro
-
+from memformers.commands.groups import GROUPS
 from memformers.commands.places import new_folder, say_report
 from memformers.common.errors import UserError
 from memformers.comparison import CompareConfig, compare
@@ -19,7 +19,9 @@ class Compare:
     Example: memformers compare --seeds 5 --out runs/seeds
     """
 
-    config: tyro.conf.OmitArgPrefixes[CompareConfig] = field(default_factory=CompareConfig)
+    first: ClassVar = ("data", "scale", "seeds", "models", "out")
+    groups: ClassVar = GROUPS
+    config: CompareConfig = field(default_factory=CompareConfig)
     out: Path | None = None
     """Folder of the comparison; by default runs/, the date and "compare"."""
     resume: bool = False

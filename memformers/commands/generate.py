@@ -25,6 +25,7 @@ class Generate:
     """Continue a text with a trained model, written as it comes; Ctrl-C ends it.
 
     Example: memformers generate --pretrained compressive-shakespeare --prompt "ROMEO:"
+
     Example: memformers generate --checkpoint runs/… --prompt "ROMEO:"
     """
 

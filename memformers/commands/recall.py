@@ -17,6 +17,7 @@ class Recall:
     of what each of them recalls, by distance.
 
     Example: memformers recall --quick
+
     Example: memformers recall --seeds 5 --out runs/recall
     """
 

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import tyro
 
+from memformers.commands.groups import GROUPS
 from memformers.commands.places import new_folder, newest_run, resumable
 from memformers.common.command_line import parse_arguments
 from memformers.common.errors import UserError
@@ -20,10 +21,13 @@ class Train:
     """Train one model on a text.
 
     Example: memformers train --model compressive --data my_book.txt
+
     Example: memformers train --resume
     """
 
-    config: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
+    first: ClassVar = ("model", "data", "tokens", "out", "resume")
+    groups: ClassVar = GROUPS
+    config: TrainConfig = field(default_factory=TrainConfig)
     out: Path | None = None
     """Folder of the run; by default runs/, the date and the model."""
     resume: Annotated[tuple[Path, ...] | None, tyro.conf.arg(metavar="[FOLDER]")] = None

@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from memformers.common.errors import UserError
+from memformers.common.option_groups import grouped, with_values
 
 
 @contextlib.contextmanager
@@ -59,7 +60,8 @@ def parse_arguments(
 ) -> Any:
     """The dataclass ``kind``, or one of a union, from the command line, on top of ``default``.
 
-    A whole number may be written as 1e6. Where a config of ours refuses a value, its own UserError is raised
+    Where ``kind`` has ``groups``, ``--help`` shows its options in these, below those that are ``first``. A
+    whole number may be written as 1e6. Where a config of ours refuses a value, its own UserError is raised
     again: it says more than tyro's box around it. tyro itself answers --help and unknown options, and exits.
     """
     # Not above: --help and --version do without.
@@ -80,11 +82,16 @@ def parse_arguments(
             str_from_instance=lambda value: [str(value)],
         )
 
+    groups = getattr(kind, "groups", None)
+    if groups:
+        config = kind() if default is None else default
+        kind, default = grouped(config, kind.first, groups), None
     said = io.StringIO()
     extra = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(said), whole_numbers:
-            return tyro.cli(kind, args=arguments, prog=prog, **extra)
+            parsed = tyro.cli(kind, args=arguments, prog=prog, **extra)
+        return with_values(config, parsed) if groups else parsed
     except SystemExit as end:
         cause = end.__context__
         while cause is not None:

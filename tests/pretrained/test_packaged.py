@@ -98,7 +98,7 @@ def test_evaluate_takes_a_packaged_model(tmp_path):
     ("arguments", "message"),
     [
         (["--pretrained", "hamlet"], "no pretrained model is called 'hamlet'; use one of compressive-sh"),
-        ([], "give one model: --checkpoint with the folder of a run, or --pretrained with one of compressive"),
+        ([], "give one model: --checkpoint with the folder of a run, or --pretrained with one of compress"),
         (["--pretrained", "compressive-shakespeare", "--checkpoint", "runs"], "give one model"),
     ],
 )
