@@ -18,30 +18,31 @@ from memformers.report.figures import save_loss_by_position
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure how well a trained model predicts a text, read whole, with memory carried along.
+    """Measure how well a trained model predicts a whole text, with the memory carried along.
 
     Example: memformers evaluate --checkpoint runs/… --text book.txt --mem-len 400
     """
 
     text: str
     """A text file; - is standard input. Or documents: a folder of texts, or a .jsonl file with a "text" in
-    each line; each is read from an empty memory."""
+    each line; each document starts with an empty memory."""
     checkpoint: Path | None = None
-    """Folder of a run, or a folder that save_pretrained wrote with its tokenizer."""
+    """The folder of a run, or a folder that contains the files of save_pretrained and a tokenizer.json."""
     pretrained: str = ""
     """A model that comes with the package, in place of --checkpoint: compressive-shakespeare or
     transformer-xl-shakespeare."""
     document_separator: str = ""
-    """What stands between the documents of a text file; empty: the file is one text."""
+    """The text between the documents of a text file; empty: the file is one text."""
     streams: int = 16
-    """Parallel streams that the text is cut into; fewer are stricter and slower, since each begins with
-    nothing remembered. Of documents, how many are read side by side, which changes no result."""
+    """The number of parallel streams into which the text is cut. Each starts with an empty memory, so fewer
+    streams are stricter, and slower. For documents, how many are read in parallel, which doesn't change the
+    result."""
     segment_len: int | None = None
-    """Segment length S, where it should differ from training's."""
+    """Segment length S, if it should differ from that of the training."""
     mem_len: int | None = None
-    """Memory length M, where it should differ from training's."""
+    """Memory length M, if it should differ from that of the training."""
     c_mem_len: int | None = None
-    """Compressed memory length C, where it should differ from training's."""
+    """Compressed memory length C, if it should differ from that of the training."""
     out: Path | None = None
     """A folder for the numbers, evaluation.json, and a figure of the loss by position."""
     device: str = "auto"

@@ -11,15 +11,16 @@ from memformers.common.errors import UserError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to draw a token; checked when made, ValueError says what doesn't fit."""
+    """How to draw a token; ValueError for values that can't be used."""
 
     temperature: float = 1.0
-    """Divides the logits: below 1 safer, above 1 wilder; 0 takes the likeliest (greedy)."""
+    """Divides the logits: below 1, likely tokens are drawn more often; above 1, unlikely ones; 0 takes the
+    most likely token (greedy)."""
     top_k: int | None = None
-    """Draw among the k likeliest only."""
+    """Draw only from the k most likely tokens."""
     top_p: float | None = None
-    """Draw among the likeliest that together reach this probability (nucleus sampling, Holtzman et
-    al. 2020, arXiv 1904.09751)."""
+    """Draw only from the most likely tokens that together reach this probability (nucleus sampling, Holtzman
+    et al. 2020, arXiv 1904.09751)."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < math.inf:
