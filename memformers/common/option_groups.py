@@ -21,7 +21,7 @@ class Group:
     """A group of options."""
 
     about: str
-    """What they have in common, in a sentence or a few words."""
+    """What the options have in common, in one sentence."""
     names: Sequence[str]
     """The names of the configs' fields; those that a command doesn't have are left out."""
 
@@ -87,8 +87,8 @@ def grouped(config: Any, first: Sequence[str], groups: Mapping[str, Group]) -> t
 
 
 def with_values(config: T, parsed: Any) -> T:
-    """``config``, and the dataclasses in it, with the values that ``parsed``, of the class that [`grouped`][]
-    has made, holds; whatever they refuse is raised."""
+    """A copy of ``config`` and of the dataclasses in it, with the values of ``parsed``, which is an instance
+    of the class that [`grouped`][] returned. Raises what these dataclasses raise."""
     return _replaced(config, dict(_values(parsed)))
 
 

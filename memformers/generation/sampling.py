@@ -54,7 +54,7 @@ class Sampling:
 
 
 def keep_nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """``logits [B, vocab]`` with −∞ wherever likelier tokens together already reach ``top_p``."""
+    """``logits [B, vocab]`` with −∞ for every token whose more likely tokens together reach ``top_p``."""
     descending, order = logits.sort(stable=True, dim=-1, descending=True)
     probabilities = descending.softmax(-1)
     likelier = probabilities.cumsum(-1) - probabilities  # of all before it, itself not counted
@@ -64,8 +64,8 @@ def keep_nucleus(logits: Tensor, top_p: float) -> Tensor:
 
 
 def seeded(seed: int | None, device: torch.device) -> torch.Generator:
-    """A generator of random numbers: from ``seed``, or of other ones each time. Raises UserError for a seed
-    of more than 64 bits."""
+    """A generator of random numbers from ``seed``, or without one, of other numbers in each call. Raises
+    UserError for a seed of more than 64 bits."""
     generator = torch.Generator(device)
     if seed is None:
         generator.seed()
