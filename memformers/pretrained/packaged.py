@@ -24,7 +24,7 @@ def packaged_names() -> list[str]:
 
 
 def packaged_folder(name: str) -> Path:
-    """The folder of the model called ``name``; UserError, with the names that there are, for another one."""
+    """The folder of the model called ``name``; UserError, which lists the known names, for any other name."""
     if name not in packaged_names():
         raise UserError(f"no pretrained model is called {name!r}; use one of {', '.join(packaged_names())}.")
     return PACKAGED / name
@@ -38,7 +38,8 @@ def load_packaged(name: str, device: torch.device) -> tuple[MemoryLM, Tokenizer]
 
 
 def load_folder_or_name(source: Path, device: str | torch.device) -> MemoryLM:
-    """What [`MemoryLM.from_pretrained`][] does: a folder that exists counts before a name."""
+    """[`MemoryLM.from_pretrained`][]: the model in the folder ``source``, or, if there is no such folder, the
+    model of the package with this name; else UserError."""
     if source.exists() or len(source.parts) > 1:
         return load_model(source, device)
     if source.name not in packaged_names():
