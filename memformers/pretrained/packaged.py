@@ -44,7 +44,7 @@ def load_folder_or_name(source: Path, device: str | torch.device) -> MemoryLM:
         return load_model(source, device)
     if source.name not in packaged_names():
         raise UserError(
-            f"{source} is no folder, and no pretrained model is called so; use one of "
+            f"there is neither a folder nor a pretrained model called {source.name!r}; use one of "
             f"{', '.join(packaged_names())}, or name a folder."
         )
     return load_packaged(source.name, torch.device(device))[0]
