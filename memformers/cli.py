@@ -10,16 +10,16 @@ from memformers.common.command_line import parse_arguments, plain_errors
 ABOUT = "Train, compare and use memory transformers: Transformer-XL and the Compressive Transformer."
 COMMANDS = {
     "train": "Train one model on a text.",
-    "compare": "Train several models alike, one after the other, and write a report.",
-    "recall": "Measure what each memory recalls, by distance, at equal keys and over seeds.",
+    "compare": "Train several models with the same settings, and write a report.",
+    "recall": "Measure how far back each memory recalls, with equally many keys and over seeds.",
     "generate": "Continue a text with a trained model.",
     "evaluate": "Measure how well a trained model predicts a text.",
-    "probe": "Measure what context and memory are worth to trained models.",
-    "report": "Write the report of a run or a comparison, again or for the first time.",
+    "probe": "Measure how much context and memory help trained models.",
+    "report": "Write the report of a run or a comparison.",
     "dashboard": "Watch runs in a browser.",
 }
-"""What there is, as ``memformers --help`` says it; the options are in ``memformers.commands``, which need
-PyTorch and are imported when they are used."""
+"""The commands, as ``memformers --help`` shows them. Their options are in ``memformers.commands``, which
+needs PyTorch and is imported when a command is used."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def command_name(given: list[str]) -> str:
-    """The command that is asked for; --help, --version and what is none of them end the program."""
+    """The command that is given; --help, --version and an unknown command end the program."""
     parser = argparse.ArgumentParser(prog="memformers", description=ABOUT)
     parser.add_argument("--version", action="version", version=f"memformers {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -51,17 +51,17 @@ class CompareConfig:
     train: TrainConfig = field(default_factory=lambda: TrainConfig(model=MEMORIES))
     """What all arms share."""
     models: tuple[ModelName, ...] = ("transformer", "transformer-xl", "compressive")
-    """Which models to train, in this order: an arm each, called as the model."""
+    """The models to train, in this order; each is an arm with the name of the model."""
     arms: tuple[str, ...] = ()
-    """Other arms beside them: a name and the settings that differ, such as
-    "long: model=transformer-xl mem_len=320"; or a file with an arm a line."""
+    """Other arms in addition to the models: a name and the settings that differ, such as
+    "long: model=transformer-xl mem_len=320"; or a file with one arm per line."""
     equal_keys: bool = True
-    """Whether Transformer-XL's memory, beside the Compressive Transformer, is as long as that one's memory
-    and compressed memory together, so that both attend to as many keys."""
+    """Whether Transformer-XL's memory is as long as the Compressive Transformer's memory and compressed
+    memory together, so that both attend to equally many keys."""
     seeds: int = 1
     """How many seeds each arm is trained from: seed, seed + 1 and so on. Intervals need at least 2."""
     scale: float = 1.0
-    """Multiplies the token budget of each arm: 0.1 for a glimpse, 10 for a long comparison."""
+    """Multiplies the number of tokens of each arm: 0.1 for a short trial, 10 for a long comparison."""
 
     def __post_init__(self) -> None:
         """Raise ValueError, saying what doesn't fit."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import memformers
+from memformers.pretrained.packaged import PACKAGED, packaged_names
 from tests.builders import SMALL_RUN
 from tests.processes import finish
 
@@ -59,6 +60,15 @@ def test_type_information_ships_and_nothing_but_the_package(built):
 
 
 @pytest.mark.long
+def test_the_trained_models_ship(built):
+    (wheel,) = built.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    inside = {path.relative_to(ROOT).as_posix() for path in PACKAGED.rglob("*") if path.is_file()}
+    assert len(inside) == 5 * len(packaged_names()) > 0
+    assert inside <= names
+
+
+@pytest.mark.long
 def test_the_source_distribution_has_what_it_takes_to_build_and_test(built):
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
@@ -68,7 +78,7 @@ def test_the_source_distribution_has_what_it_takes_to_build_and_test(built):
 
 
 @pytest.mark.long
-def test_the_installed_command_trains(environment, tmp_path):
+def test_the_installed_command_trains_and_writes_with_a_model_of_the_package(environment, tmp_path):
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     place = run(
         environment / "python", "-c", "import memformers; print(memformers.__file__)", cwd=tmp_path, env=clean
@@ -77,6 +87,9 @@ def test_the_installed_command_trains(environment, tmp_path):
     assert "usage: memformers" in run(environment / "memformers", "--help", cwd=tmp_path, env=clean)
     run(environment / "memformers", "train", "--out", "run", *SMALL_RUN, cwd=tmp_path, env=clean)
     assert (tmp_path / "run" / "result.json").is_file()
+    pretrained = ["--pretrained", "compressive-shakespeare", "--prompt", "ROMEO:", "--tokens", 50]
+    text = run(environment / "memformers", "generate", *pretrained, cwd=tmp_path, env=clean)
+    assert text.startswith("ROMEO:")
 
 
 def test_citation_and_changelog_are_of_this_version():

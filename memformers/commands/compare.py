@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
-import tyro
-
+from memformers.commands.groups import GROUPS
 from memformers.commands.places import new_folder, say_report
 from memformers.common.errors import UserError
 from memformers.comparison import CompareConfig, compare
@@ -12,22 +12,26 @@ from memformers.comparison import CompareConfig, compare
 
 @dataclass(frozen=True)
 class Compare:
-    """Train several models alike, one after the other, and write a report.
+    """Train several models with the same settings, one after the other, and write a report.
 
     Example: memformers compare --scale 0.1
 
     Example: memformers compare --seeds 5 --out runs/seeds
     """
 
-    config: tyro.conf.OmitArgPrefixes[CompareConfig] = field(default_factory=CompareConfig)
+    first: ClassVar = ("data", "scale", "seeds", "models", "out")
+    groups: ClassVar = GROUPS
+    config: CompareConfig = field(default_factory=CompareConfig)
     out: Path | None = None
-    """Folder of the comparison; by default runs/, the date and "compare"."""
+    """The folder of the comparison; by default a new folder in runs/ with the date and "compare" in its
+    name."""
     resume: bool = False
-    """Go on with the comparison in --out, of the same settings: finish what was stopped, and add arms and
-    seeds that it doesn't have."""
+    """Continue the comparison in --out with the same settings: finish the runs that were stopped, and add
+    arms and seeds that it doesn't have."""
     dashboard: str = ""
-    """Where to show it live: the address of a labml server, such as http://localhost:5005/api/v1/default,
-    or off. Empty: labml's own $labml_app_url, else a dashboard that runs on this machine, if one does."""
+    """Where to show the runs live: the address of a labml server, such as
+    http://localhost:5005/api/v1/default, or off. Empty: the server in $labml_app_url, else a dashboard that
+    runs on this machine, if there is one."""
 
     def folder(self) -> Path:
         """Where the comparison goes, or is."""

@@ -17,19 +17,20 @@ class Dashboard:
     """
 
     folder: Path | None = None
-    """Where its records are kept; by default in the user's folder for data."""
+    """The folder of its records; by default in the user's folder for data."""
     host: str = "127.0.0.1"
-    """The address to listen on. It has no login: beyond this machine, whoever reaches it sees all."""
+    """The address to listen on. There is no login: with another address, everyone who can reach it sees all
+    runs."""
     port: int = 5005
-    """The port to listen on; 0 is any that is free."""
+    """The port to listen on; 0 takes any free port."""
     mongo: str = ""
     """Keep the records in the MongoDB at this host, or mongodb:// address, instead of files."""
     import_: Annotated[tuple[Path, ...], tyro.conf.arg(name="import", metavar="RUNS")] = ()
-    """Folders of runs, comparisons, or of these, to bring in: what was trained while no dashboard ran."""
+    """Folders of runs or comparisons to import, which were trained while no dashboard ran."""
     open: bool = False
-    """Whether to open it in the browser."""
+    """Whether to open the page in the browser."""
     fetch_page: bool = False
-    """Get local copies, with npm, of what the page loads from public servers; then end."""
+    """Whether to download, with npm, the files that the page loads from public servers, and then end."""
 
     def run(self) -> None:
         """Start it, and stay until it is ended."""

@@ -6,40 +6,43 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memformers.common.devices import choose_device
+from memformers.commands.models import load_chosen
 from memformers.common.errors import UserError
 from memformers.common.files import write_json
 from memformers.data.documents import JSON_LINES, Document, check_not_cut, read_documents, split_at
 from memformers.data.text_files import read_text
 from memformers.evaluation.documents import evaluate_texts, losses_of_documents, summary_of_documents
 from memformers.evaluation.evaluate import evaluate, summary, with_lengths
-from memformers.pretrained.own import load_checkpoint
 from memformers.report.figures import save_loss_by_position
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure how well a trained model predicts a text, read whole, with memory carried along.
+    """Measure how well a trained model predicts a whole text, with the memory carried along.
 
     Example: memformers evaluate --checkpoint runs/… --text book.txt --mem-len 400
     """
 
-    checkpoint: Path
-    """Folder of a run, or a folder that save_pretrained wrote with its tokenizer."""
     text: str
     """A text file; - is standard input. Or documents: a folder of texts, or a .jsonl file with a "text" in
-    each line; each is read from an empty memory."""
+    each line; each document starts with an empty memory."""
+    checkpoint: Path | None = None
+    """The folder of a run, or a folder that contains the files of save_pretrained and a tokenizer.json."""
+    pretrained: str = ""
+    """A model that comes with the package, in place of --checkpoint: compressive-shakespeare or
+    transformer-xl-shakespeare."""
     document_separator: str = ""
-    """What stands between the documents of a text file; empty: the file is one text."""
+    """The text between the documents of a text file; empty: the file is one text."""
     streams: int = 16
-    """Parallel streams that the text is cut into; fewer are stricter and slower, since each begins with
-    nothing remembered. Of documents, how many are read side by side, which changes no result."""
+    """The number of parallel streams into which the text is cut. Each starts with an empty memory, so fewer
+    streams are stricter, and slower. For documents, how many are read in parallel, which doesn't change the
+    result."""
     segment_len: int | None = None
-    """Segment length S, where it should differ from training's."""
+    """Segment length S, if it should differ from that of the training."""
     mem_len: int | None = None
-    """Memory length M, where it should differ from training's."""
+    """Memory length M, if it should differ from that of the training."""
     c_mem_len: int | None = None
-    """Compressed memory length C, where it should differ from training's."""
+    """Compressed memory length C, if it should differ from that of the training."""
     out: Path | None = None
     """A folder for the numbers, evaluation.json, and a figure of the loss by position."""
     device: str = "auto"
@@ -51,7 +54,7 @@ class Evaluate:
             raise UserError(f"streams={self.streams} is too small; use at least 1.")
         if self.out == Path():
             raise UserError("out='' is the current folder; name a folder for the numbers and the figure.")
-        model, tokenizer = load_checkpoint(self.checkpoint, choose_device(self.device))
+        model, tokenizer = load_chosen(self.checkpoint, self.pretrained, self.device)
         model = with_lengths(
             model, segment_len=self.segment_len, mem_len=self.mem_len, c_mem_len=self.c_mem_len
         )

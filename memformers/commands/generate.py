@@ -9,51 +9,56 @@ import torch
 import tyro
 from tqdm import tqdm
 
+from memformers.commands.models import load_chosen
 from memformers.common.command_line import flush_nowhere
-from memformers.common.devices import choose_device
 from memformers.common.errors import UserError
 from memformers.data.text_files import read_text, text_of
 from memformers.data.tokenizers import line_break
 from memformers.generation.memory_file import check_target, load_memory, save_memory
 from memformers.generation.sampling import Sampling, seeded
 from memformers.generation.text import TextStream
-from memformers.pretrained.own import load_checkpoint
 from memformers.training.signals import Stopped, StopSignals
 
 
 @dataclass(frozen=True)
 class Generate:
-    """Continue a text with a trained model, written as it comes; Ctrl-C ends it.
+    """Continue a text with a trained model, token by token; Ctrl-C ends it.
+
+    Example: memformers generate --pretrained compressive-shakespeare --prompt "ROMEO:"
 
     Example: memformers generate --checkpoint runs/… --prompt "ROMEO:"
     """
 
-    checkpoint: Path
-    """Folder of a run, or a folder that save_pretrained wrote with its tokenizer."""
+    checkpoint: Path | None = None
+    """The folder of a run, or a folder that contains the files of save_pretrained and a tokenizer.json."""
+    pretrained: str = ""
+    """A model that comes with the package, in place of --checkpoint: compressive-shakespeare or
+    transformer-xl-shakespeare."""
     prompt: str | None = None
-    """The text to go on from, after that of --prompt-file; by default the beginning of a line."""
+    """The text to continue, after that of --prompt-file; by default a line break."""
     prompt_file: str = ""
-    """A text file to read first, as long as a book if you like; - is standard input."""
+    """A text file to read first, of any length; - is standard input."""
     tokens: int = 400
     """How many tokens to write."""
     sampling: tyro.conf.OmitArgPrefixes[Sampling] = field(default_factory=lambda: Sampling(0.8))
     stop: str = ""
-    """End after this text was written."""
+    """Stop after this text was written."""
     seed: int | None = None
-    """The same seed writes the same text; by default each call differs."""
+    """The same seed generates the same text; without it, each call generates another text."""
     interactive: bool = False
-    """Then ask for more text, line by line, and answer each; everything said stays in memory."""
+    """Whether to ask for more text afterwards, line by line, and to answer each line; the whole conversation
+    stays in memory."""
     load_memory: Path | None = None
-    """Go on from the memory that --save-memory wrote."""
+    """Continue from the memory that --save-memory wrote to this file."""
     save_memory: Path | None = None
-    """Write what the model remembers at the end to this file."""
+    """Save the model's memory to this file at the end."""
     device: str = "auto"
     """Where to run, such as cpu or cuda:1; auto takes a GPU if there is one."""
 
     def run(self) -> None:
         """Print the prompt and what the model makes of it. However it ends, the memory is saved if that was
         asked for."""
-        model, tokenizer = load_checkpoint(self.checkpoint, choose_device(self.device))
+        model, tokenizer = load_chosen(self.checkpoint, self.pretrained, self.device)
         if self.save_memory:
             check_target(model, self.save_memory)
         stream = TextStream(model, tokenizer)

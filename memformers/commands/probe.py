@@ -14,13 +14,13 @@ from memformers.report.document import write_report
 
 @dataclass(frozen=True)
 class Probe:
-    """Measure what context and memory are worth to trained models, and add it to their report.
+    """Measure how much context and memory help trained models, and add the result to their report.
 
     Example: memformers probe runs/…
     """
 
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
-    """A run's folder, or a comparison's."""
+    """The folder of a run or of a comparison."""
     config: tyro.conf.OmitArgPrefixes[ProbeConfig] = field(default_factory=ProbeConfig)
     device: str = "auto"
     """Where to run, such as cpu or cuda:1; auto takes a GPU if there is one."""

@@ -13,22 +13,25 @@ from memformers.recall.experiment import recall
 
 @dataclass(frozen=True)
 class Recall:
-    """Train memories on streams in which values are set and asked for, several seeds each, and write a report
-    of what each of them recalls, by distance.
+    """Train models with different memories on a stream that sets values and asks for them, from several
+    seeds, and write a report of how accurately each memory recalls, by distance.
 
     Example: memformers recall --quick
+
     Example: memformers recall --seeds 5 --out runs/recall
     """
 
     config: tyro.conf.OmitArgPrefixes[RecallConfig] = field(default_factory=RecallConfig)
     out: Path | None = None
-    """Folder of the experiment; by default runs/, the date and "recall"."""
+    """The folder of the experiment; by default a new folder in runs/ with the date and "recall" in its
+    name."""
     resume: bool = False
-    """Go on with the experiment in --out, of the same settings: finished trainings are kept, one that was
-    stopped begins again, and arms or seeds that it doesn't have are added."""
+    """Continue the experiment in --out with the same settings: finished trainings are kept, a stopped one
+    begins again, and arms or seeds that it doesn't have are added."""
     dashboard: str = ""
-    """Where to show it live: the address of a labml server, such as http://localhost:5005/api/v1/default,
-    or off. Empty: labml's own $labml_app_url, else a dashboard that runs on this machine, if one does."""
+    """Where to show the runs live: the address of a labml server, such as
+    http://localhost:5005/api/v1/default, or off. Empty: the server in $labml_app_url, else a dashboard that
+    runs on this machine, if there is one."""
 
     def folder(self) -> Path:
         """Where the experiment goes, or is."""

@@ -14,13 +14,13 @@ from memformers.runs.folder import PLAN
 
 @dataclass(frozen=True)
 class Report:
-    """Write the report of a run, a comparison or a recall experiment, again or for the first time.
+    """Write the report of a run, a comparison or a recall experiment, or write it again.
 
     Example: memformers report runs/…
     """
 
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
-    """The run's folder, or the one whose sub-folders are runs."""
+    """The folder of the run, or a folder whose sub-folders are runs."""
 
     def run(self) -> None:
         """Write it, then say where it is."""

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import tyro
 
+from memformers.commands.groups import GROUPS
 from memformers.commands.places import new_folder, newest_run, resumable
 from memformers.common.command_line import parse_arguments
 from memformers.common.errors import UserError
@@ -20,18 +21,22 @@ class Train:
     """Train one model on a text.
 
     Example: memformers train --model compressive --data my_book.txt
+
     Example: memformers train --resume
     """
 
-    config: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
+    first: ClassVar = ("model", "data", "tokens", "out", "resume")
+    groups: ClassVar = GROUPS
+    config: TrainConfig = field(default_factory=TrainConfig)
     out: Path | None = None
-    """Folder of the run; by default runs/, the date and the model."""
+    """The folder of the run; by default a new folder in runs/ with the date and the model in its name."""
     resume: Annotated[tuple[Path, ...] | None, tyro.conf.arg(metavar="[FOLDER]")] = None
-    """Go on with a run that was stopped, from its newest checkpoint and with its settings: the one in this
-    folder, else in --out, else the newest in runs/. With --out, a run begins there if there is none."""
+    """Continue a stopped run from its newest checkpoint and with its settings: the run in this folder, else
+    in --out, else the newest run in runs/. With --out, a new run starts there if there is none."""
     dashboard: str = ""
-    """Where to show it live: the address of a labml server, such as http://localhost:5005/api/v1/default,
-    or off. Empty: labml's own $labml_app_url, else a dashboard that runs on this machine, if one does."""
+    """Where to show the run live: the address of a labml server, such as
+    http://localhost:5005/api/v1/default, or off. Empty: the server in $labml_app_url, else a dashboard that
+    runs on this machine, if there is one."""
 
     def folder(self) -> Path:
         """Where the run goes, or is."""

@@ -1,1 +1,1 @@
-"""Files, network, processes, command line and environment: nothing of the subject."""
+"""Files, network, processes, command line and environment: nothing about models."""

@@ -1,4 +1,4 @@
-"""Memory that is freed, kept for what comes next."""
+"""Keep freed memory in the process, for its next allocations."""
 
 import contextlib
 import ctypes
@@ -14,8 +14,8 @@ FROM_HEAP = 1 << 25
 
 def keep_freed_memory() -> None:
     """Let the C library, where it is glibc, keep freed memory for the next step of a training. By default it
-    gives most of it back to the system after each step, and the system must clear the same pages anew: some
-    ten thousand of them in a step of 2,048 tokens, which cost a tenth of its time."""
+    gives most of it back to the system after each step, and the system must clear the same pages again: about
+    ten thousand of them in a step of 2,048 tokens, which takes a tenth of its time."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library
             mallopt = ctypes.CDLL(None).mallopt

@@ -1,5 +1,4 @@
-"""Command lines: how they are parsed, and how a program of ours ends when something is wrong: with one
-line for what the user can mend."""
+"""Parse command lines, and end a program with one line for errors that the user can correct."""
 
 import contextlib
 import io
@@ -14,12 +13,13 @@ from fractions import Fraction
 from typing import Any
 
 from memformers.common.errors import UserError
+from memformers.common.option_groups import grouped, with_values
 
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """End the program with one line and exit code 2 for a mistake of the user's, 130 for Ctrl-C; with a
-    traceback, and a wish to hear of it, for a mistake of ours."""
+    """End the program with one line and exit code 2 for a mistake of the user, with exit code 130 for Ctrl-C,
+    and with a traceback and the request to report it for a mistake of memformers."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # one that can't show a character shows another
             stream.reconfigure(errors="replace")
@@ -50,7 +50,8 @@ def plain_errors() -> Iterator[None]:
 
 
 def flush_nowhere() -> None:
-    """Send standard output nowhere: whoever read it has gone, and Python flushes it once more at its end."""
+    """Redirect standard output to the null device: its reader has ended, and Python flushes it once more when
+    it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -59,8 +60,9 @@ def parse_arguments(
 ) -> Any:
     """The dataclass ``kind``, or one of a union, from the command line, on top of ``default``.
 
-    A whole number may be written as 1e6. Where a config of ours refuses a value, its own UserError is raised
-    again: it says more than tyro's box around it. tyro itself answers --help and unknown options, and exits.
+    Where ``kind`` has ``groups``, ``--help`` shows its options in these, below those that are ``first``. A
+    whole number may be written as 1e6. If a config refuses a value, its own UserError is raised, which is
+    clearer than tyro's message around it. tyro itself answers --help and unknown options, and exits.
     """
     # Not above: --help and --version do without.
     import tyro
@@ -80,11 +82,16 @@ def parse_arguments(
             str_from_instance=lambda value: [str(value)],
         )
 
+    groups = getattr(kind, "groups", None)
+    if groups:
+        config = kind() if default is None else default
+        kind, default = grouped(config, kind.first, groups), None
     said = io.StringIO()
     extra = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(said), whole_numbers:
-            return tyro.cli(kind, args=arguments, prog=prog, **extra)
+            parsed = tyro.cli(kind, args=arguments, prog=prog, **extra)
+        return with_values(config, parsed) if groups else parsed
     except SystemExit as end:
         cause = end.__context__
         while cause is not None:
@@ -108,6 +115,6 @@ def whole_number(text: str) -> int:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether this is how Python, or PyTorch on CPU or GPU, say that memory is used up."""
+    """Whether Python, or PyTorch on CPU or GPU, has run out of memory."""
     words = ("allocate memory", "not enough memory", "out of memory")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)

@@ -1,4 +1,4 @@
-"""Where a model runs, and in what precision it computes fastest there."""
+"""The device of a model, and the precision in which it computes fastest."""
 
 import time
 from functools import cache
@@ -10,14 +10,14 @@ from memformers.common.errors import UserError
 
 FULL, HALF = torch.float32, torch.bfloat16
 ROUNDS = 7
-"""How often a product is timed in each precision, in turn; its best time counts."""
+"""How often a product is timed in each precision, alternately; the best time counts."""
 CLEARLY = 0.6
-"""The part of float32's time that a product in bfloat16 takes at most where it is worth it."""
+"""bfloat16 is used if its product takes at most this fraction of float32's time."""
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called ``name``, checked by using it; ``auto`` is a GPU if there is one. Raises UserError
-    where there is no such device here, or one that holds no numbers."""
+    """The device called ``name``, checked by using it; ``auto`` is a GPU if there is one. Raises UserError if
+    there is no such device here, or if it stores no numbers."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -38,8 +38,8 @@ def multiplies_bfloat16_faster(device: torch.device) -> bool:
     """Whether ``device`` multiplies matrices much faster in bfloat16 than in float32: GPUs since Ampere, and
     processors with instructions for it (AVX512-BF16, AMX); others emulate it.
 
-    A processor is asked by timing it, some milliseconds once a process; with the instructions it takes a
-    quarter of the time, without them as long or longer.
+    A processor is measured, once in a process and within milliseconds: with the instructions, bfloat16 takes
+    a quarter of the time, without them as long as float32 or longer.
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -52,7 +52,7 @@ def multiplies_bfloat16_faster(device: torch.device) -> bool:
 
 
 def seconds(x: Tensor, y: Tensor) -> float:
-    """That the product of ``x [rows, inner]`` and ``y [inner, columns]`` takes."""
+    """How many seconds the product of ``x [rows, inner]`` and ``y [inner, columns]`` takes."""
     begin = time.perf_counter()
     torch.mm(x, y)
     return time.perf_counter() - begin

@@ -25,8 +25,8 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """The most memory this process has held so far, in bytes: of the GPU where it trains on one,
-    else resident memory; None where the system doesn't tell."""
+    """The peak memory of this process so far, in bytes: of the GPU if it trains on one, else resident memory;
+    None if the system doesn't report it."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")

@@ -1,8 +1,8 @@
-"""What went wrong by no fault of ours."""
+"""Errors that the user can correct."""
 
 
 class UserError(ValueError):
-    """A mistake that the user can mend, said in one line: what was expected, what came, what to do.
+    """An error that the user can correct, in one line: what was expected, what was given, what to do.
 
-    Any other ValueError that reaches the command line is a mistake of ours, and shows its traceback.
+    Any other ValueError that reaches the command line is a mistake of memformers, and shows its traceback.
     """

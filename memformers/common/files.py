@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and JSON that is read strictly."""
+"""Files that are written atomically, and JSON that is read strictly."""
 
 import difflib
 import json
@@ -22,8 +22,8 @@ T = TypeVar("T")
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its place when the block ends well.
 
-    The contents reach the disk before the name does, so a crash leaves the old file or the new. A link is
-    followed. A file that is there keeps its mode; a new one has the mode that the umask gives.
+    The contents reach the disk before the file gets its name, so a crash leaves the old file or the new one.
+    A link is followed. An existing file keeps its mode; a new one gets the mode of the umask.
     """
     path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -39,7 +39,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def check_utf8_name(path: Path) -> None:
-    """Raise UserError for a name that is not UTF-8: safetensors would write such a file, and not read it."""
+    """Raise UserError for a name that is not UTF-8: safetensors could write such a file but not read it."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -69,8 +69,7 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``; UserError where there is none, or it is broken, OSError where it can't be
-    read."""
+    """The JSON object in ``path``; UserError if it is missing or broken, OSError if it can't be read."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -83,7 +82,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def config_from_dict(config: type[T], data: Mapping[str, Any], source: str) -> T:
-    """The frozen dataclass ``config`` from a dict as ``asdict`` makes it; nothing unknown passes.
+    """The frozen dataclass ``config`` from a dict that ``asdict`` made; unknown keys are refused.
 
     ``source`` names where the dict came from. Raises ValueError for unknown keys (with the nearest
     known one), wrong types, and whatever the dataclass itself refuses.

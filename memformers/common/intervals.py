@@ -1,4 +1,4 @@
-"""Means of a few independent numbers, and how sure they are: Student's t."""
+"""Means of a few independent numbers, with intervals by Student's t."""
 
 import math
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ class Mean:
 
     @property
     def leaves_out_zero(self) -> bool:
-        """Whether zero lies outside of the interval; never for a single number."""
+        """Whether the interval excludes zero; never for a single number."""
         return abs(self.mean) > self.half_width
 
 
 def mean_of(numbers: Sequence[float]) -> Mean:
-    """The mean of ``numbers``, of which there is at least one."""
+    """The mean of at least one number."""
     n = len(numbers)
     half_width = t_quantile(n - 1) * stdev(numbers) / math.sqrt(n) if n > 1 else math.nan
     return Mean(fmean(numbers), half_width, n)
@@ -31,7 +31,7 @@ def mean_of(numbers: Sequence[float]) -> Mean:
 
 def t_quantile(freedom: int) -> float:
     """The 97.5 % quantile of Student's t; from 11 degrees of freedom on by the first terms of its expansion
-    about the normal distribution's (Abramowitz and Stegun, 26.7.5), right to three digits."""
+    about the quantile of the normal distribution (Abramowitz and Stegun, 26.7.5), correct to three digits."""
     few = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
     z = 1.959964
     if freedom <= len(few):

@@ -1,4 +1,4 @@
-"""Our own modules, several at a time, each in a process of its own."""
+"""Several of memformers' own modules at a time, each in its own process."""
 
 import subprocess
 import time
@@ -7,17 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from memformers.common.processes import module_command, module_environment, sigterm_as_exit
 
 LOOK_SECONDS = 0.1
-"""How often it is looked whether one has ended."""
+"""How often the processes are checked, in seconds."""
 
 
 def run_modules(
     commands: Sequence[Sequence[str]], jobs: int, *, environment: Mapping[str, str]
 ) -> Iterator[tuple[int, int]]:
-    """Run ``commands``, a module and its arguments each, at most ``jobs`` at a time, in their order; yields
+    """Run ``commands``, each a module and its arguments, in this order and at most ``jobs`` at a time; yields
     the number and the exit code of each when it has ended.
 
-    When this process is told to end, by Ctrl-C or SIGTERM, so are those that run, and they are waited for
-    before KeyboardInterrupt or SystemExit goes on. A second Ctrl-C kills them.
+    Ctrl-C or SIGTERM is passed on to the running processes, and KeyboardInterrupt or SystemExit is raised
+    when they have ended. A second Ctrl-C kills them.
     """
     waiting = list(enumerate(commands))[::-1]
     running: dict[int, subprocess.Popen[bytes]] = {}

@@ -1,4 +1,4 @@
-"""One HTTP request that can't take longer than it may."""
+"""An HTTP request with a limit on its whole duration."""
 
 import base64
 import http.client
@@ -13,11 +13,11 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def get(url: str, seconds: float, body: bytes | None = None) -> tuple[int, bytes]:
-    """The status and body of ``url``, to which ``body``, JSON, is posted if there is one; OSError, with
-    the reason, unless both are here in time.
+    """The status and body that ``url`` returns; ``body``, JSON, is posted if it is given. OSError, with the
+    reason, unless the whole answer arrives in time.
 
-    In a thread, because a socket's own limit bounds neither looking up a name, nor trying several
-    addresses, nor a trickle of bytes.
+    It runs in a thread because the timeout of a socket limits neither the look-up of a name, nor several
+    tries of addresses, nor a slow stream of bytes.
     """
     outcome: list[tuple[int, bytes] | Exception] = []
 
@@ -45,7 +45,8 @@ def get(url: str, seconds: float, body: bytes | None = None) -> tuple[int, bytes
 
 
 def ask_json(url: str, seconds: float, question: Any = None) -> Any:
-    """What ``url`` answers in JSON, to ``question`` if there is one; OSError for anything else."""
+    """The JSON that ``url`` returns, after ``question`` is posted if it is given; OSError for anything
+    else."""
     body = None if question is None else json.dumps(question).encode()
     status, answer = get(url, seconds, body)
     if status != 200:
@@ -68,7 +69,7 @@ def _without_password(url: str) -> tuple[str, dict[str, str]]:
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
-    """What opens ``url``: without a proxy where it is this machine, which no proxy can reach."""
+    """An opener for ``url``: without a proxy if it is this machine, which no proxy can reach."""
     if urllib.parse.urlsplit(url).hostname in LOOPBACK:
         return urllib.request.build_opener(urllib.request.ProxyHandler({}))
     return urllib.request.build_opener()

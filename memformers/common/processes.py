@@ -1,4 +1,4 @@
-"""Our own modules, run as programs in processes of their own."""
+"""memformers' own modules as programs in their own processes."""
 
 import contextlib
 import os
@@ -17,9 +17,8 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 
 def module_environment() -> dict[str, str]:
-    """This process's environment, so that a child imports the package that the parent did: from
-    where it is, and (from Python 3.11 on) never from a folder of the same name that happens to be
-    the current one."""
+    """The environment for a child process that imports the same package as this process: from the same place
+    and, from Python 3.11 on, never from a folder of the same name in the current folder."""
     home = str(Path(__file__).parents[1])
     before = os.environ.get("PYTHONPATH")
     path = home if not before else home + os.pathsep + before
@@ -27,16 +26,16 @@ def module_environment() -> dict[str, str]:
 
 
 def is_first() -> bool:
-    """Whether this is the first of the processes that torchrun started, or the only one: it speaks, and
-    writes."""
+    """Whether this is the first of the processes that torchrun started, or the only one. Only the first
+    prints and writes files."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def run_module(module: str, *arguments: str, environment: Mapping[str, str]) -> int:
     """Run ``module`` to its end and return its exit code.
 
-    When this process is told to end, by Ctrl-C or SIGTERM, so is the child, which may have a checkpoint to
-    keep: it is waited for before KeyboardInterrupt or SystemExit goes on. A second Ctrl-C kills it.
+    Ctrl-C or SIGTERM is passed on to the child, which may have to save a checkpoint, and KeyboardInterrupt or
+    SystemExit is raised when it has ended. A second Ctrl-C kills it.
     """
     process = subprocess.Popen(
         module_command(module, *arguments), env=module_environment() | dict(environment)
@@ -55,8 +54,8 @@ def run_module(module: str, *arguments: str, environment: Mapping[str, str]) -> 
 
 @contextlib.contextmanager
 def handling(number: signal.Signals, handler: Any) -> Iterator[None]:
-    """A block in which a signal has this handler. Outside of the main thread, which alone gets signals, and
-    where the signal is ignored or handled by no Python code, nothing changes."""
+    """A block in which a signal has this handler. Nothing changes outside of the main thread, which alone
+    gets signals, or if the signal is ignored or not handled by Python code."""
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(number) in (None, signal.SIG_IGN):
         yield
@@ -75,7 +74,7 @@ def sigterm_as_exit() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A block that Ctrl-C doesn't end half-way: KeyboardInterrupt comes when it has ended."""
+    """A block that Ctrl-C doesn't interrupt: KeyboardInterrupt is raised when the block has ended."""
     interrupts: list[int] = []
     with handling(signal.SIGINT, lambda number, frame: interrupts.append(number)):
         yield

@@ -1,4 +1,4 @@
-"""Where the text comes from: files of the user's, Tiny Shakespeare, or the built-in play."""
+"""The text of a training: the user's files, Tiny Shakespeare, or the built-in play."""
 
 import hashlib
 import os
@@ -32,8 +32,8 @@ BUILTIN_LENGTH = 1_000_000
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text: the first 90 % of its characters are for training, the last 10 % for validation. Of documents,
-    those in which the last 10 % lie, as nearly as whole documents can."""
+    """A text: the first 90 % of its characters are for training, the last 10 % for validation. For documents,
+    the last ones are for validation: whole documents that together have about 10 % of the characters."""
 
     name: str
     """For titles: "Tiny Shakespeare", "built-in play (seed 0)" or the file's name."""
@@ -43,14 +43,15 @@ class Corpus:
     is_builtin: bool = False
     """Whether it is the built-in play."""
     is_stand_in: bool = False
-    """Whether it stands in for Tiny Shakespeare, which was neither found nor downloadable."""
+    """Whether it replaces Tiny Shakespeare, which was neither found nor downloadable."""
     documents: tuple[int, ...] = ()
-    """Of documents: how many characters each has, in the order in which they are joined in ``text``. Empty
-    for a plain text."""
+    """The number of characters of each document, in the order in which they are joined in ``text``. Empty for
+    a plain text."""
 
     @cached_property
     def sha256(self) -> str:
-        """Of the text in UTF-8, and of where its documents end if it has any; in hexadecimal."""
+        """The checksum of the text in UTF-8 and of the ends of its documents, if it has any; in
+        hexadecimal."""
         of_text = hashlib.sha256(bytes_of(self.text))
         if self.documents:
             of_text = hashlib.sha256(of_text.digest() + repr(self.documents).encode())
@@ -58,8 +59,8 @@ class Corpus:
 
     @cached_property
     def split(self) -> int:
-        """Where validation starts, in characters: where a document does, but for a single one, which is cut
-        like a plain text."""
+        """The position at which validation starts, in characters. It is the start of a document, but a single
+        document is cut like a plain text."""
         length = len(self.text)
         ends = list(accumulate(self.documents))[:-1]
         return min(ends, key=lambda end: abs(10 * end - 9 * length)) if ends else length * 9 // 10
@@ -76,16 +77,16 @@ class Corpus:
 
     @cached_property
     def train_documents(self) -> tuple[str, ...]:
-        """Those for training; none of a plain text."""
+        """The documents for training; none for a plain text."""
         return tuple(self.documents_between(0, self.split))
 
     @cached_property
     def validation_documents(self) -> tuple[str, ...]:
-        """Those for validation; none of a plain text."""
+        """The documents for validation; none for a plain text."""
         return tuple(self.documents_between(self.split, len(self.text)))
 
     def documents_between(self, start: int, stop: int) -> Iterator[str]:
-        """The documents that lie between two characters of the text, or the parts of them that do."""
+        """The documents between two characters of the text; a document that is only partly there is cut."""
         ends = list(accumulate(self.documents))
         for end, length in zip(ends, self.documents, strict=True):
             if text := self.text[max(end - length, start) : min(end, stop)]:
@@ -93,14 +94,15 @@ class Corpus:
 
 
 def load_corpus(data: str = "", document_separator: str = "") -> Corpus:
-    """The corpus to train on: the file or folder ``data``, the built-in play for the words
-    ``"builtin"`` and ``"stand-in"`` (which says that it stands in for the real one), or where it is
-    empty Tiny Shakespeare, from ``$MEMFORMERS_DATA``, the user's cache, or its public address.
+    """The corpus to train on: the file or folder ``data``, the built-in play for the words ``"builtin"`` and
+    ``"stand-in"`` (which marks it as a replacement for Tiny Shakespeare), or, if ``data`` is empty, Tiny
+    Shakespeare, from ``$MEMFORMERS_DATA``, the user's cache, or its public address.
 
     A folder, unless it is Tiny Shakespeare's, and a file of JSON lines are documents
-    ([`memformers.data.documents.read_documents`][]); another text is, where ``document_separator`` stands
-    between them. Where Tiny Shakespeare can't be had, the built-in corpus takes its place with a warning.
-    Raises ValueError for a ``data`` that isn't there, an empty text, and documents that can't be read.
+    ([`memformers.data.documents.read_documents`][]); another text is cut into documents if
+    ``document_separator`` is given. If Tiny Shakespeare isn't available, the built-in corpus replaces it,
+    with a warning. Raises ValueError for a ``data`` that isn't there, an empty text, and documents that can't
+    be read.
     """
     corpus = _load(data)
     if not document_separator:
@@ -170,7 +172,8 @@ def _from_bytes(raw: bytes, name: str, source: str) -> Corpus:
 
 
 def _from_path(path: Path, asked_by: str) -> Corpus:
-    """The corpus in a file, any text or JSON lines, or in a folder, which must be Tiny Shakespeare whole."""
+    """The corpus in a file, which is any text or JSON lines, or in a folder, which must contain the unchanged
+    Tiny Shakespeare."""
     if path.is_file():
         return documents_corpus(path) if path.suffix.lower() == JSON_LINES else read_text_file(path)
     for name in IN_FOLDER:
@@ -193,7 +196,7 @@ def _check_tiny_shakespeare(path: Path) -> None:
 
 
 def _tiny_shakespeare() -> Corpus:
-    """From the user's cache, else downloaded and cached; OSError where neither works."""
+    """Tiny Shakespeare from the user's cache, else downloaded and cached; OSError if neither works."""
     path = Path(platformdirs.user_cache_dir("memformers")) / "tinyshakespeare" / "input.txt"
     if path.is_file():
         try:

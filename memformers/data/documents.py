@@ -11,25 +11,25 @@ from memformers.data.text_files import text_of
 
 JSON_LINES = ".jsonl"
 NAMED = 5
-"""How many of the files that were left out a message names."""
+"""How many of the skipped files a message names."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text that stands for itself: nothing before it says anything about it."""
+    """An independent text: the texts before it don't help to predict it."""
 
     name: str
-    """The file that it is, or the file and where in it."""
+    """The name of its file, and its place there if the file has several."""
     text: str
 
 
 def read_documents(path: Path) -> list[Document]:
     """The documents in a folder, or in a file of JSON lines.
 
-    Of a folder these are its files and those of all folders in it, in the order of their paths; hidden ones
-    are ignored. A file ``.jsonl`` has one document a line, another file is one. Files that aren't UTF-8 and
-    documents without text are left out, with a warning. Raises UserError where nothing is left, and for a
-    line that isn't a JSON object with a "text".
+    In a folder, these are its files and those of all its sub-folders, in the order of their paths; hidden
+    ones are ignored. A ``.jsonl`` file has one document per line; any other file is one document. Files that
+    aren't UTF-8 and documents without text are skipped, with a warning. Raises UserError if nothing is left,
+    and for a line that isn't a JSON object with a "text".
     """
     if not path.exists():
         raise UserError(f"{path} isn't there; name a text file, a folder of texts or a file of JSON lines.")
@@ -70,8 +70,7 @@ def split_at(text: str, separator: str, source: str) -> list[Document]:
 
 
 def check_not_cut(separator: str, source: str) -> None:
-    """Raise UserError where there is a ``separator`` to cut a text with, which ``source`` is not: it has
-    documents already."""
+    """Raise UserError if a ``separator`` is given for a ``source`` that consists of documents already."""
     if separator:
         raise UserError(
             f"document_separator={separator!r} cuts a single text, but {source} has documents already; leave "
@@ -80,7 +79,7 @@ def check_not_cut(separator: str, source: str) -> None:
 
 
 def json_lines(raw: bytes, source: str) -> Iterator[Document]:
-    """The documents in a file of JSON lines, each an object with a "text"; blank lines are passed over."""
+    """The documents in a file of JSON lines, each an object with a "text"; blank lines are skipped."""
     for number, line in enumerate(raw.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         if line.strip():
             name = f"{source}:{number}"
@@ -112,8 +111,8 @@ def text_of_line(line: bytes, name: str) -> str:
 
 
 def with_text(documents: Sequence[Document], source: str) -> list[Document]:
-    """Those of ``documents`` that aren't blank, with a warning that names the others; UserError where all
-    are."""
+    """The ``documents`` that aren't blank, with a warning that names the others; UserError if all are
+    blank."""
     blank = [document.name for document in documents if not document.text.strip()]
     if len(blank) == len(documents):
         raise UserError(f"{source} holds no text.")
@@ -123,7 +122,7 @@ def with_text(documents: Sequence[Document], source: str) -> list[Document]:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """All files in ``folder`` and the folders in it, in the order of their paths, but for hidden ones."""
+    """All files in ``folder`` and its sub-folders except hidden ones, in the order of their paths."""
     below = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
     shown = {p.as_posix(): path for p, path in below.items() if not any(s.startswith(".") for s in p.parts)}
     return [shown[name] for name in sorted(shown)]
@@ -139,7 +138,7 @@ def is_utf8(raw: bytes) -> bool:
 
 
 def some_of(names: Sequence[str]) -> str:
-    """The first of ``names``, and how many there are beside them."""
+    """The first of ``names``, and how many others there are."""
     more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
 

@@ -9,8 +9,9 @@ from memformers.common.errors import UserError
 
 
 def text_of(raw: bytes) -> str:
-    """The text of UTF-8 ``raw``, line ends as they are, without a byte order mark. Bytes that are no UTF-8
-    become lone surrogates, which [`bytes_of`][] turns back; a model of bytes reads them like all others."""
+    """The text of UTF-8 ``raw``, line ends as they are, without a byte order mark. Bytes that are not UTF-8
+    become lone surrogates, which [`bytes_of`][] converts back; a model of bytes reads them like all
+    others."""
     return raw.removeprefix(codecs.BOM_UTF8).decode("utf-8", errors="surrogateescape")
 
 
@@ -28,7 +29,7 @@ def read_text(path: str) -> str:
 
 
 def check_utf8(text: str, source: str) -> None:
-    """Raise UserError for a text with bytes that are no UTF-8, which are no characters."""
+    """Raise UserError for a text with bytes that are not UTF-8, since they are not characters."""
     if found := re.search("[\udc80-\udcff]", text):
         at = len(bytes_of(text[: found.start()]))
         raise UserError(

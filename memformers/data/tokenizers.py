@@ -1,4 +1,4 @@
-"""Text to token numbers and back: one token a character, or one a byte."""
+"""Text to token numbers and back; a token is a character or a byte."""
 
 from collections import Counter
 from pathlib import Path
@@ -49,7 +49,7 @@ class CharacterTokenizer:
 
 
 class ByteTokenizer:
-    """One token for each of the 256 bytes of UTF-8; knows every text."""
+    """One token for each of the 256 bytes; it can encode every text."""
 
     name: TokenizerName = "byte"
     vocab_size = 256
@@ -59,7 +59,7 @@ class ByteTokenizer:
         return torch.tensor(list(bytes_of(text)), dtype=torch.int64)
 
     def decode(self, tokens: Tensor) -> str:
-        """The text of tokens ``[n]``; bytes that are no UTF-8 become the replacement character."""
+        """The text of tokens ``[n]``; bytes that are not UTF-8 become the replacement character."""
         return bytes(tokens.tolist()).decode("utf-8", errors="replace")
 
 
@@ -91,14 +91,14 @@ def check_order(name: TokenizerName, cutoffs: tuple[int, ...]) -> None:
 
 
 def line_break(tokenizer: Tokenizer) -> str:
-    """What ends a line in the texts that ``tokenizer`` knows, or for want of it any character."""
+    """The line break that ``tokenizer`` knows, or any other of its characters if it knows none."""
     if isinstance(tokenizer, ByteTokenizer) or "\n" in tokenizer.vocabulary:
         return "\n"
     return "\r" if "\r" in tokenizer.vocabulary else tokenizer.vocabulary[0]
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write ``tokenizer.json``, from which [`load_tokenizer`][] makes it again."""
+    """Write ``tokenizer.json``, which [`load_tokenizer`][] reads."""
     data: dict[str, Any] = {"tokenizer": tokenizer.name}
     if isinstance(tokenizer, CharacterTokenizer):
         data["vocabulary"] = tokenizer.vocabulary

@@ -1,1 +1,1 @@
-"""What a trained model is worth: whole texts, effective context, attention by distance, and recall."""
+"""Measurements of trained models: whole texts, effective context, attention by distance, and recall."""

@@ -1,4 +1,4 @@
-"""How far back a model looks: its attention by distance, and by what it falls on."""
+"""How far back a model looks: its attention by distance, and by the kind of key."""
 
 from dataclasses import dataclass
 
@@ -17,17 +17,17 @@ class AttentionMass:
     """Mean attention probabilities, over all queries whose memories are full."""
 
     by_place: list[list[list[float]]]
-    """For each layer and head: the parts that fall on compressed memory, memory and segment."""
+    """For each layer and head: the fractions of attention to compressed memory, memory and segment."""
     nearest: list[int]
-    """Lower edges of distance bins, in positions of the text: 0, 1, 2, 4, …; each ends where the next
-    begins. A compressed slot counts at the middle of the positions it stands for."""
+    """Lower edges of distance bins, in positions of the text: 0, 1, 2, 4, …; each ends where the next begins.
+    The distance of a compressed slot is that of the middle of its positions."""
     by_distance: list[list[list[float]]]
-    """For each layer and head: the part that falls into each bin."""
+    """For each layer and head: the fraction of attention in each bin."""
 
 
 @torch.no_grad()
 def attention_mass(model: MemoryLM, tokens: Tensor, *, streams: int = 8, segments: int = 8) -> AttentionMass:
-    """Where ``model`` looks when it reads the text ``tokens [n]`` as ``streams`` parallel ones, over
+    """The attention of ``model`` when it reads the text ``tokens [n]`` in ``streams`` parallel streams, over
     ``segments`` segments after its memories are full. Raises ValueError for a text too short for one."""
     config, device = model.config, model.device
     check_long_enough(model, tokens, streams)
@@ -98,5 +98,5 @@ def distance_bins(C: int, M: int, S: int, compression_rate: int) -> Tensor:
 
 
 def bin_edges(reach: int) -> list[int]:
-    """0, 1, 2, 4, … below ``reach``, the number of distances there are."""
+    """0, 1, 2, 4, … below ``reach``, the number of distances."""
     return [0] + [2**k for k in range(max(reach - 1, 0).bit_length())]

@@ -1,17 +1,17 @@
 """How much context helps: relative effective context length (RECL).
 
-A model's loss falls as it is given more of the text before a token, until more doesn't help. Models
-that predict well from little context have less to gain from more, so each gain is counted over the
-best that any model of the group makes of the shorter context. Source: Transformer-XL (Dai et al. 2019,
-arXiv 1901.02860), section 4.3 and appendix C. With l_i(c, t) the loss of model i on token t when it
-has read the c tokens before it:
+The loss of a model falls as it gets more of the text before a token, until more context doesn't help. A model
+that predicts well from little context can gain less from more. So each gain is measured relative to the best
+prediction that any model of the group makes from the shorter context. Source: Transformer-XL (Dai et al.
+2019, arXiv 1901.02860), section 4.3 and appendix C. With l_i(c, t) the loss of model i on token t when it has
+read the c tokens before it:
 
     b(c, t) = min over i of l_i(c, t)
     f_i(c, c′) = mean over t in T of min(b(c, t), l_i(c′, t))
     g_i(c, c′) = (exp f_i(c, c) − exp f_i(c, c′)) / exp f_i(c, c)
 
-where T are the fraction r of tokens with the largest b(c, t), the hardest. RECL is the first of
-c = Δ, 2Δ, … for which g_i(c, c + Δ) is below 1 %.
+where T is the fraction r of tokens with the largest b(c, t), the hardest ones. RECL is the first of c = Δ,
+2Δ, … for which g_i(c, c + Δ) is below 1 %.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,21 +28,21 @@ from memformers.models.scores import in_full
 from memformers.models.stack import eval_mode
 
 THRESHOLD = 0.01
-"""Relative gain below which more context counts as no help, the paper's."""
+"""The relative gain below which more context counts as useless; the paper's value."""
 HARDEST = (0.1, 0.5, 1.0)
-"""The fractions r of tokens that are looked at, the paper's."""
+"""The fractions r of tokens, as in the paper."""
 STREAMS = 250
-"""Tokens whose contexts are read at once."""
+"""The number of tokens whose contexts are read in parallel."""
 
 
 @dataclass(frozen=True)
 class EffectiveContext:
-    """How far back each model of a group makes use of the text."""
+    """How far back each model of a group uses the text."""
 
     step: int
     """Δ, in tokens."""
     positions: int
-    """Over how many tokens of the text it was measured."""
+    """The number of tokens of the text that were measured."""
     recl: dict[str, dict[str, int | None]]
     """For each r as text and each model: RECL in tokens; None where the longest context still helped."""
     gains: dict[str, dict[str, list[float]]]
@@ -60,8 +60,8 @@ def effective_context(
 ) -> EffectiveContext:
     """RECL of ``models``, by name, on ``positions`` tokens evenly spread over the text ``tokens [n]``.
 
-    Contexts grow by ``step`` tokens until they help none of the models, or reach ``longest`` or what
-    comes before the first position. ``progress`` is told how many tokens more were read. Raises
+    Contexts grow by ``step`` tokens until they help none of the models, or reach ``longest`` or what comes
+    before the first position. ``progress`` is called with the number of further tokens that were read. Raises
     ValueError for a step or a number of positions below 1, and for a text too short for two steps.
     """
     if step < 1 or positions < 1:
@@ -114,7 +114,7 @@ def relative_gain(baseline: Tensor, losses: Tensor) -> float:
 
 
 def first_below(gains: list[float], step: int) -> int | None:
-    """The context length, in tokens, of the first gain that is no help."""
+    """The context length, in tokens, of the first gain below the threshold."""
     return next((step * (i + 1) for i, gain in enumerate(gains) if gain < THRESHOLD), None)
 
 
@@ -126,8 +126,8 @@ def context_in_sight(model: MemoryLM, context: int) -> int:
 
 @torch.no_grad()
 def losses_with_context(model: MemoryLM, tokens: Tensor, at: Tensor, context: int) -> Tensor:
-    """The loss of the tokens at ``at [n]`` when only the ``context`` tokens before each were read, in
-    nats, float64 ``[n]``. Read as always: by segments, the last one whole and ending there."""
+    """The loss of the tokens at ``at [n]`` when only the ``context`` tokens before each were read, in nats,
+    float64 ``[n]``. The context is read in segments; the last one is complete and ends at the token."""
     device, segment_len = model.device, model.config.segment_len
     context = context_in_sight(model, context)
     first = context % segment_len

@@ -1,4 +1,4 @@
-"""Memories that are changed before a trained model reads them, to see what each part is worth to it."""
+"""Changes of a memory before a trained model reads it, which show what each part is worth to the model."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,7 +13,8 @@ from memformers.models.memory import Memory, MemoryLengths
 from memformers.models.scores import Scores
 
 Control = Callable[[Memory], Memory]
-"""What a model is given in place of its memory; it may change what is in it, never its shape."""
+"""A function from a memory to the one that the model gets instead; it may change its contents but not its
+shape."""
 
 
 def slots_zeroed(memory: Memory) -> Memory:
@@ -42,12 +43,12 @@ def zeroed(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def swapped(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """``[·, B, D]`` each, its streams moved on by one; the last one's goes to the first."""
+    """``[·, B, D]`` each, with the streams rotated by one: the first stream gets that of the last."""
     return tuple(tensor.roll(1, dims=1) for tensor in tensors)
 
 
 def controls_of(lengths: MemoryLengths) -> dict[str, Control]:
-    """The controls that change something of a memory of such lengths, by name."""
+    """The controls that can change a memory of these lengths, by name."""
     controls: dict[str, Control] = {}
     if lengths.c_mem_len:
         controls |= {"slots zeroed": slots_zeroed, "slots swapped": slots_swapped}
@@ -59,11 +60,11 @@ def controls_of(lengths: MemoryLengths) -> dict[str, Control]:
 def scores_under(
     model: MemoryLM, segment: Segment, memory: Memory, controls: Mapping[str, Control]
 ) -> tuple[LMScores, dict[str, Scores]]:
-    """Read ``segment``, of ``[S, B]`` tokens, with the memory as it is, and once more under each of the
-    ``controls``; returns what the first gives, and the scores of the others by name.
+    """Read ``segment``, of ``[S, B]`` tokens, with the unchanged memory and again under each of the
+    ``controls``; returns the result of the first, and the scores of the others by name.
 
-    The memory to carry on is the first's, so nothing that is lost in a segment is lost in the next. Raises
-    ValueError where there is but one stream, since controls exchange the memories of streams.
+    The next segment gets the unchanged memory. Raises ValueError for a single stream, since controls exchange
+    the memories of streams.
     """
     if controls and segment.inputs.shape[1] < 2:
         raise UserError("controls exchange the memories of streams; read 2 at least.")

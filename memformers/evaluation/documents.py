@@ -1,4 +1,4 @@
-"""Evaluation of documents: each from an empty memory, several side by side, every token counted alike."""
+"""Evaluation of documents: each from an empty memory, several in parallel, all tokens with equal weight."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from memformers.models.stack import eval_mode
 
 @dataclass(frozen=True)
 class Reading:
-    """In which order documents are read: by groups, the documents of a group side by side."""
+    """The order in which documents are read: group by group, the documents of a group in parallel."""
 
     documents: tuple[int, ...]
     """How many tokens each document has, in the order of the text."""
@@ -34,8 +34,8 @@ class Reading:
 
     @cached_property
     def steps(self) -> list[tuple[tuple[int, ...], int]]:
-        """The segments in the order of reading: the numbers of the documents that go on, and the place in
-        them where the segment begins."""
+        """The segments in the order of reading: the numbers of the documents that are not finished, and the
+        position in them at which the segment begins."""
         found = []
         for group in self.groups:
             for start in range(0, self.documents[group[0]] - 1, self.segment_len):
@@ -53,8 +53,8 @@ class Reading:
 
 def grouped(documents: Sequence[int], numbers: Sequence[int], batch_size: int) -> tuple[tuple[int, ...], ...]:
     """The documents of these ``numbers``, whose lengths in tokens are in ``documents``, in groups of
-    ``batch_size``. Documents of like length are together, so that few wait for the longest of their group;
-    one of a single token, which isn't predicted, is in none."""
+    ``batch_size``. Documents of similar length are in the same group, so that few wait for the longest one. A
+    document of a single token, which isn't predicted, is in no group."""
     longest_first = sorted((n for n in numbers if documents[n] > 1), key=lambda n: (-documents[n], n))
     return tuple(tuple(longest_first[i : i + batch_size]) for i in range(0, len(longest_first), batch_size))
 
@@ -75,11 +75,12 @@ def evaluate_documents(
     steps: int | None = None,
 ) -> Evaluation:
     """Predict the documents that follow each other in ``tokens [n]``, each from an empty memory and all but
-    its first token; what comes of each is what it would be if it were evaluated alone, as a single stream.
+    its first token. The result for each document equals that of an evaluation of this document alone, as a
+    single stream.
 
     A group begins with an empty memory, and a document that ends leaves it: so nothing before a document is
-    there to be seen, and segments begin where they would alone. ``between_segments`` may end it by raising
-    what it likes; with ``steps``, only that number of segments is read. The model keeps its mode.
+    there to be seen, and segments begin where they would alone. ``between_segments`` may raise any exception
+    to end it; with ``steps``, only this number of segments is read. The mode of the model doesn't change.
     """
     texts, memory = tokens.split(list(reading.documents)), Memory(())
     losses: list[list[Tensor]] = [[] for _ in texts]
@@ -112,7 +113,7 @@ def evaluate_texts(model: MemoryLM, texts: Sequence[Tensor], batch_size: int) ->
 
 
 def beginning_of(evaluation: Evaluation, reading: Reading, steps: int) -> Evaluation:
-    """That of the first ``steps``, in one of more of them."""
+    """The evaluation of the first ``steps``, taken from one of more steps."""
     predicted = reading.predicted(steps)
     losses, correct = (
         torch.cat([x[:n] for x, n in zip(found.split(list(evaluation.documents)), predicted, strict=True)])
@@ -129,8 +130,8 @@ def losses_of_documents(evaluation: Evaluation) -> tuple[Tensor, ...]:
 
 
 def summary_of_documents(evaluation: Evaluation, texts: Sequence[str]) -> dict[str, float]:
-    """What [`memformers.evaluation.evaluate.summary`][] says of a text, for the ``texts`` of documents: of
-    each, all but the first token are predicted."""
+    """The numbers of [`memformers.evaluation.evaluate.summary`][] for the ``texts`` of documents; all tokens
+    of each but the first are predicted."""
     words = sum(len(text.split()) for text in texts)
     return numbers_of(evaluation, *bits_of_documents(evaluation, texts), words)
 

@@ -1,4 +1,4 @@
-"""Evaluation over a whole text: contiguous, in eval mode, from an empty memory, memory carried."""
+"""Evaluation of a whole text: contiguous, in eval mode, from an empty memory that is carried along."""
 
 import math
 from collections.abc import Callable
@@ -25,20 +25,20 @@ class Evaluation:
     """How well a model predicts a text."""
 
     loss: float
-    """Mean over all predictions, in nats a token."""
+    """Mean over all predictions, in nats per token."""
     accuracy: float
-    """Fraction of tokens that were the likeliest prediction."""
+    """Fraction of tokens that were the most likely prediction."""
     reconstruction_losses: tuple[float, ...]
     """The attention-reconstruction loss of each segment; 0 where nothing was compressed."""
     losses: Tensor
     """float32 ``[n - 1]``: the loss of token 1, 2, … of the text, in nats."""
     correct: Tensor
-    """bool ``[n - 1]``: whether token 1, 2, … of the text was the likeliest prediction."""
+    """bool ``[n - 1]``: whether token 1, 2, … of the text was the most likely prediction."""
     stream_length: int
     """Tokens a stream; token t of the text is in stream ⌊(t − 1) / stream_length⌋."""
     documents: tuple[int, ...] = ()
-    """Where documents were evaluated, each is a stream of its own: how many tokens of each were predicted.
-    They follow each other in ``losses`` and ``correct``."""
+    """If documents were evaluated, each is a stream: how many tokens of each were predicted. They follow each
+    other in ``losses`` and ``correct``."""
 
     @property
     def reconstruction_loss(self) -> float | None:
@@ -47,22 +47,24 @@ class Evaluation:
         return sum(compressed) / len(compressed) if compressed else None
 
     def beginning(self, segments: int, segment_len: int) -> "Evaluation":
-        """That of the first ``segments`` of each stream of a plain text, as if no others had been read."""
+        """The evaluation of the first ``segments`` of each stream of a plain text, as if no others had been
+        read."""
         length = min(segments * segment_len, self.stream_length)
         read = torch.arange(len(self.losses)) % self.stream_length < length
         return summed_up(self.losses[read], self.correct[read], self.reconstruction_losses[:segments], length)
 
     def perplexity(self, words: int) -> float:
-        """Per word: e to the whole text's loss in nats, spread over its number of words."""
+        """The perplexity per word: e to the power of the whole text's loss in nats, divided by its number of
+        words."""
         nats = self.loss * len(self.losses) / words
         return math.exp(nats) if nats < 700 else math.inf
 
     @property
     def uncertainty(self) -> float:
-        """Half the width of a 95 % confidence interval of the loss, in nats a token, for other texts of
-        this kind and length; from means over blocks, since neighbouring tokens are alike in difficulty.
-        NaN for a text of fewer than two blocks. For other documents, from those that were evaluated; NaN for
-        a single one."""
+        """Half the width of a 95 % confidence interval of the loss, in nats a token, for other texts of this
+        kind and length; computed from means over blocks, since neighbouring tokens are similarly difficult.
+        NaN for a text of fewer than two blocks. If documents were evaluated, the interval is for other
+        documents of this kind; NaN for a single one."""
         if self.documents:
             stream, _ = self._streams_and_places()
             return self._width(torch.ones_like(stream, dtype=torch.bool), stream)
@@ -70,16 +72,16 @@ class Evaluation:
         return half_width(blocks)
 
     def by_position(self, segment_len: int) -> list[float]:
-        """Mean loss at each position of a segment, in nats a token."""
+        """Mean loss at each position of a segment, in nats per token."""
         _, place = self._streams_and_places()
         return group_means(self.losses, place % segment_len).tolist()
 
     def by_memory(self, segment_len: int, reach: int) -> list[tuple[int, float, float]]:
-        """What memory is worth: the positions that a segment's stream has read before it, of which it
-        can remember ``reach``; the mean loss of the segments with that number; and half the width of
-        its 95 % confidence interval, NaN where only one stream has. In nats a token.
+        """The loss by the amount of memory: the number of positions that a stream has read before a segment,
+        at most ``reach``, which it can remember; the mean loss of the segments with this number; and half the
+        width of its 95 % confidence interval, NaN for a single stream. In nats per token.
 
-        A stream counts as one observation, since its neighbouring segments are alike in difficulty.
+        A stream counts as one observation, since its neighbouring segments are similarly difficult.
         """
         stream, place = self._streams_and_places()
         before = (place // segment_len * segment_len).clamp(max=reach)
@@ -90,7 +92,7 @@ class Evaluation:
         return found
 
     def _width(self, counted: Tensor, stream: Tensor) -> float:
-        """Half the width of the interval of the mean of those losses that are ``counted [n]``."""
+        """Half the width of the interval of the mean of the losses that are true in ``counted [n]``."""
         losses, stream = self.losses[counted], stream[counted]
         if not self.documents:
             return half_width(group_means(losses, stream))
@@ -98,7 +100,7 @@ class Evaluation:
         return mean_over_streams(sums, counts).half_width  # they are not of equal length
 
     def _streams_and_places(self) -> tuple[Tensor, Tensor]:
-        """Of each loss: the number of its stream, and its place there."""
+        """For each loss: the number of its stream, and its position there."""
         at = torch.arange(len(self.losses))
         if not self.documents:
             return at // self.stream_length, at % self.stream_length
@@ -140,12 +142,12 @@ def evaluate(
     between_segments: Callable[[], None] = lambda: None,
     segments: int | None = None,
 ) -> Evaluation:
-    """Predict ``tokens [n]`` once over, in ``batch_size`` parallel streams of segments as long as
-    in training; the model is left in the mode it came in.
+    """Predict ``tokens [n]`` once, in ``batch_size`` parallel streams, with segments as long as in training;
+    the mode of the model doesn't change.
 
-    Fewer streams are stricter and slower: each begins with nothing remembered. ``between_segments`` may end
-    it by raising what it likes. With ``segments``, only the first so many of each stream are read, and the
-    evaluation is that of the tokens in them.
+    Fewer streams are stricter and slower, since each begins with an empty memory. ``between_segments`` may
+    raise any exception to end it. With ``segments``, only this number of segments of each stream is read and
+    evaluated.
     """
     batch_size = min(batch_size, len(tokens) - 1)
     device = model.device
@@ -165,8 +167,8 @@ def evaluate(
 
 
 def summary(evaluation: Evaluation, text: str) -> dict[str, float]:
-    """The numbers that papers compare, for the ``text`` that was evaluated. All but the first token are
-    predicted; a word is what white space separates, and a character counts where all of it was predicted
+    """The numbers that papers compare, for the ``text`` that was evaluated. All tokens but the first are
+    predicted. Words are separated by white space, and a character counts if all of its bytes were predicted
     ([`memformers.evaluation.units`][])."""
     per_character, per_byte = (
         bits_per_character(evaluation.losses, text),
@@ -176,7 +178,7 @@ def summary(evaluation: Evaluation, text: str) -> dict[str, float]:
 
 
 def numbers_of(evaluation: Evaluation, per_character: float, per_byte: float, words: int) -> dict[str, float]:
-    """Those of [`summary`][], of a text of so many ``words``, predicted with so many bits."""
+    """The numbers of [`summary`][] for a text with this number of ``words`` and these bits."""
     return {
         "loss_nats": evaluation.loss,
         "uncertainty_nats": evaluation.uncertainty,
@@ -195,9 +197,9 @@ def with_lengths(
     mem_len: int | None = None,
     c_mem_len: int | None = None,
 ) -> MemoryLM:
-    """The model, from now on reading in other segments or remembering more or less than in training.
+    """The same model, which now reads in other segments or has longer or shorter memories than in training.
 
-    Raises ValueError for lengths that can't be, and for more positions than learned ones are stored.
+    Raises ValueError for impossible lengths, and for more positions than there are learned ones.
     """
     old = model.config
     config = replace(

@@ -23,19 +23,19 @@ from memformers.runs.folder import PROBE
 
 @dataclass(frozen=True)
 class ProbeConfig:
-    """How closely to look."""
+    """How much to measure."""
 
     step: int = 32
-    """Tokens by which contexts grow (Δ)."""
+    """The difference in length between two contexts, in tokens (Δ)."""
     positions: int = 1000
-    """Tokens of the held-out text that are predicted with each context."""
+    """How many tokens of the held-out text are predicted with each context."""
     longest: int = 2048
     """The longest context, in tokens."""
     streams: int = 8
     """Parallel streams in which the held-out text is read for attention."""
     tokens: int = 65_536
-    """About how many tokens of the held-out text are predicted with memory as it is, and with each part of it
-    changed; longer texts give narrower intervals."""
+    """About how many tokens of the held-out text are predicted with the unchanged memory and with each
+    changed part of it; more tokens give narrower intervals."""
 
     def __post_init__(self) -> None:
         """Raise ValueError, saying what doesn't fit."""

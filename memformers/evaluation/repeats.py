@@ -1,4 +1,4 @@
-"""How long ago a text said the same: the distance from each token to what it repeats.
+"""The distance from each token to the earlier occurrence that it repeats.
 
 A token *repeats from distance d* where it and the n − 1 tokens before it, its n-gram, last occurred d tokens
 ago. So a model that remembers what was d tokens ago can copy the token from there.
@@ -44,6 +44,6 @@ def bands(distances: Tensor, edges: list[int]) -> Tensor:
 
 
 def band_names(edges: list[int]) -> list[str]:
-    """What the bands of [`bands`][] are called, in its order."""
+    """The names of the bands of [`bands`][], in this order."""
     between = [f"{low:,} – {above - 1:,}" for low, above in pairwise(edges)]
     return [*between, f"{edges[-1]:,} or more, or never"]

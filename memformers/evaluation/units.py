@@ -1,8 +1,9 @@
-"""Losses of tokens as bits a character and a byte, which models with other tokens have too.
+"""Losses of tokens as bits per character and per byte, which can be compared between models with different
+tokens.
 
-The first token of a text is given and not predicted. A character counts where all of its bytes were
-predicted, and what it took is the loss of just these bytes: so the first character doesn't count, nor does
-one that the text begins or ends within, as a slice of a text's bytes may.
+The first token of a text is not predicted. A character counts if all of its bytes were predicted, with the
+loss of just these bytes. So the first character doesn't count, nor does an incomplete character at the
+beginning or the end of a slice of bytes.
 """
 
 import codecs
@@ -21,7 +22,7 @@ the character's beginning is missing."""
 
 def bits_per_character(losses: Tensor, text: str) -> float:
     """From the ``losses [n - 1]`` in nats of the tokens of ``text`` after the first, each a character or a
-    byte; NaN where no character was predicted. A byte that is no UTF-8 counts as a character.
+    byte; NaN where no character was predicted. A byte that is not UTF-8 counts as a character.
 
     Raises UserError for as many losses as neither its characters nor its bytes have.
     """
@@ -62,5 +63,5 @@ def tokens(losses: Tensor, text: str, end: int) -> int:
 
 
 def bits(losses: Tensor, units: int) -> float:
-    """The sum of ``losses [n]``, in nats, as bits a unit."""
+    """The sum of ``losses [n]``, in nats, as bits per unit."""
     return losses.double().mean().item() / math.log(2) * len(losses) / units if units else math.nan

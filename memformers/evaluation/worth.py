@@ -1,9 +1,9 @@
-"""What each part of its memory is worth to a trained model: the loss without it, less the loss with it.
+"""What each part of its memory is worth to a trained model: the loss without the part minus the loss with it.
 
-The held-out text is read in parallel streams, memory carried. What a segment is given in place of its memory
+The held-out text is read in parallel streams, and the memory is carried along. Before a segment, the memory
 is changed ([`memformers.evaluation.controls`][]): its slots or its positions are zeroed, or swapped with
-those of another stream. Streams count as the independent observations, and differences are taken within
-them, token by token.
+those of another stream. Each stream counts as an independent observation, and differences are taken within
+streams, token by token.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from memformers.models.memory import Memory
 from memformers.models.stack import eval_mode
 
 STREAMS = 16
-"""Streams in which the text is read, of a text that is long enough."""
+"""The number of streams in which a text is read if it is long enough."""
 N_GRAM = 8
 """Tokens, the last of them the one that is predicted, that must have occurred before for it to repeat."""
 UNTOUCHED = "untouched"
@@ -31,7 +31,7 @@ UNTOUCHED = "untouched"
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean difference of losses, in nats a token."""
+    """A mean difference of losses, in nats per token."""
 
     mean: float
     half_width: float | None
@@ -45,11 +45,11 @@ class Group:
     name: str
     tokens: int
     loss: dict[str, float]
-    """By model: the mean with its memory untouched, in nats a token."""
+    """By model: the mean with the unchanged memory, in nats per token."""
     less_baseline: dict[str, Difference]
-    """By model, the baseline left out: its loss, less the baseline's."""
+    """By model, without the baseline: its loss minus the baseline's."""
     less_untouched: dict[str, dict[str, Difference]]
-    """By model and control: the loss under it, less that with the memory untouched."""
+    """By model and control: the loss with the changed memory minus that with the unchanged memory."""
 
 
 @dataclass(frozen=True)
@@ -58,19 +58,19 @@ class Worth:
 
     streams: int
     warm_up: int
-    """Tokens at the beginning of each stream that fill the memories and don't count."""
+    """The number of tokens at the beginning of each stream that fill the memories and don't count."""
     n_gram: int
-    """How many tokens, the predicted one among them, make a repetition."""
+    """How many tokens, including the predicted one, make a repetition."""
     baseline: str | None
-    """The model that looks back least, with which others are compared; None for a single model."""
+    """The model with the shortest reach, with which the others are compared; None for a single model."""
     overall: Group
     swapped_less_zeroed: dict[str, dict[str, Difference]]
-    """By model and part of the memory, over all tokens: the loss with the part swapped, less that with it
+    """By model and part of the memory, over all tokens: the loss with the part swapped minus that with it
     zeroed."""
     by_occurrences: list[Group]
-    """By how often a token's word occurs in the training text."""
+    """By the number of occurrences of a token's word in the training text."""
     by_repeat_distance: list[Group]
-    """By how many tokens ago what a token repeats last occurred in what its stream has read."""
+    """By the distance, in tokens, to the last occurrence that a token repeats."""
 
 
 def worth(
@@ -85,8 +85,8 @@ def worth(
     occur ``occurrences [n]`` times in training; None for a text too short for two streams.
 
     They are the first of [`STREAMS`][] equal parts of the text, or of fewer where it is short; before them,
-    each stream reads as many tokens as fill the longest memory. ``progress`` is told how many tokens more
-    were read.
+    each stream reads as many tokens as fill the longest memory. ``progress`` is called with the number of
+    further tokens that were read.
     """
     segment_len = max(model.config.segment_len for model in models.values())
     warm_up = max(filling_segments(model) * model.config.segment_len for model in models.values())

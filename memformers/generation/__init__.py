@@ -1,1 +1,1 @@
-"""Text from a trained model: reading a prompt, sampling, and writing on."""
+"""Text from a trained model: reading a prompt, sampling, and generation."""

@@ -1,5 +1,5 @@
-"""What layers keep while a text is read token by token: their past inputs with their keys and values, in
-buffers that are allocated once. They store and forget, and compute nothing."""
+"""The state of layers while a text is read token by token: their past inputs with their keys and values, in
+buffers that are allocated once. Nothing is computed here."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,15 +9,16 @@ from torch import Tensor
 from memformers.models.layers import MemoryLayer
 
 ALIGNED = 16
-"""Regions are multiples of so many columns: rows that begin at a cache line are read faster."""
+"""The size of a region is a multiple of this many columns: rows that begin at a cache line are read
+faster."""
 
 
 class Region:
     """The columns that hold one part of the past, oldest first, in the buffers of all layers alike.
 
-    New positions are written behind the last, the oldest are dropped by moving the beginning on; when
-    the end of the region is reached, what is left moves to the front. It has an eighth more columns
-    than its ``capacity``, so that this copies eight positions for one that comes.
+    New positions are written after the last one, and the oldest are dropped by moving the start forward. At
+    the end of the region, the remaining positions are copied to the front. It has an eighth more columns than
+    its ``capacity``, so that this copies eight positions for one that comes.
     """
 
     def __init__(self, low: int, capacity: int):
@@ -31,22 +32,22 @@ class Region:
 
     @property
     def columns(self) -> slice:
-        """Where its positions are, those that are coming among them."""
+        """The columns of its positions, including those that are being added."""
         return slice(self.start, self.end + self.coming)
 
     @property
     def new(self) -> slice:
-        """Where those that are coming are written."""
+        """The columns of the positions that are being added."""
         return slice(self.end, self.end + self.coming)
 
     def drop(self, positions: int) -> None:
-        """Forget the oldest ones."""
+        """Drop the oldest positions."""
         self.start += positions
 
     @contextmanager
     def taking_in(self, positions: int) -> Iterator[None]:
-        """A block in which each layer takes in so many positions. They belong to the past when all have; if
-        the block ends early, as by Ctrl-C, no layer has taken in any."""
+        """A block in which each layer adds this many positions. They belong to the past when all layers have
+        added them; if the block ends early, as by Ctrl-C, no layer keeps any."""
         self.coming = positions
         try:
             yield
@@ -57,8 +58,8 @@ class Region:
 
 class LayerCache:
     """What one layer remembers: ``compressed`` slots, and then ``recent`` positions, which are memory and
-    running segment together. All lie in the same buffers, so that a token attends to everything with one
-    product. The regions are shared by the layers of a stack, since these advance together.
+    running segment together. All are in the same buffers, so a token attends to everything with one product.
+    The layers of a stack share the regions, since they advance together.
     """
 
     def __init__(self, layer: MemoryLayer, batch: int, compressed: Region, recent: Region):
@@ -72,25 +73,25 @@ class LayerCache:
         self.value = like.new_zeros(batch, heads, d_head, columns)
 
     def columns(self, newest: int | None = None) -> list[slice]:
-        """Where the keys lie, oldest first; only the ``newest`` of memory and segment unless that is None."""
+        """The columns of the keys, oldest first; only the ``newest`` of memory and segment unless this is
+        None."""
         recent = self.recent.columns
         if newest is not None:
             return [slice(max(recent.stop - newest, recent.start), recent.stop)]
         return [region.columns for region in (self.compressed, self.recent) if len(region)]
 
     def append(self, inputs: Tensor, key: Tensor, value: Tensor) -> None:
-        """Take in the stream's next ``inputs [t, B, D]``, with their ``key`` and ``value [B, H, t, E]``."""
+        """Add the stream's next ``inputs [t, B, D]``, with their ``key`` and ``value [B, H, t, E]``."""
         self.write(self.recent, inputs, key, value)
 
     def write(self, region: Region, inputs: Tensor, key: Tensor, value: Tensor) -> None:
-        """Take in the ``inputs [t, B, D]`` or slots that are coming to a region, with their ``key`` and
-        ``value [B, H, t, E]``."""
+        """Add ``inputs [t, B, D]`` or slots to a region, with their ``key`` and ``value [B, H, t, E]``."""
         self.inputs[:, region.new] = inputs.transpose(0, 1)
         self.key[:, :, region.new] = key
         self.value[..., region.new] = value.mT
 
     def copy_to_front(self, region: Region) -> None:
-        """Copy what a region holds to its front."""
+        """Copy the contents of a region to its front."""
         old, new = region.columns, slice(region.low, region.low + len(region))
         for buffer in (self.inputs.mT, self.key.mT, self.value):  # positions last
             buffer[..., new] = buffer[..., old].clone()  # the old place and the new one overlap

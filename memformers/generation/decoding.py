@@ -1,10 +1,10 @@
-"""Reading and writing token by token: what is remembered is projected to keys and values once.
+"""Reading and generating token by token: each memory is projected to keys and values only once.
 
-A model's forward pass projects its whole memory again for every segment, which is right for training,
-where weights change with each step. A [`Decoder`][] keeps the keys and values of compressed memory,
-memory and running segment instead ([`memformers.generation.cache`][]). Compression and forgetting happen
-when a segment is full, exactly as in training, so the logits are those of the forward pass; and the
-buffers are allocated once, so neither time nor memory grows with the length of the text.
+The forward pass of a model projects the whole memory again for every segment, which is necessary in training,
+because the weights change with each step. A [`Decoder`][] keeps the keys and values of compressed memory,
+memory and running segment instead ([`memformers.generation.cache`][]). Memories are compressed and discarded
+when a segment is full, exactly as in training, so the logits are those of the forward pass. The buffers are
+allocated once, so neither time nor memory grows with the length of the text.
 """
 
 from collections.abc import Iterator
@@ -40,18 +40,18 @@ class CachedLayer:
         return self.layer(x=x, cached=attend)
 
     def remember(self, inputs: Tensor, region: Region) -> None:
-        """Take in ``inputs [t, B, D]`` or slots that are coming to a region, with their keys and values."""
+        """Add ``inputs [t, B, D]`` or slots to a region, with their keys and values."""
         _, key, value = self.attention.project(inputs)
         self.cache.write(region, inputs, key, value)
 
 
 class Decoder:
-    """A model in the middle of B streams of text: give it tokens, get logits, in any portions.
+    """A model that reads B streams of text: it takes any number of tokens at a time, and returns logits.
 
-    Starts from ``memory`` as the forward pass returns it, or from nothing remembered. The model must
-    not be trained meanwhile; keys and values would be of other weights. Nothing is dropped out, and
-    there are no gradients. Documents begin where [`read`][] is told so, and are kept apart as in the forward
-    pass ([`memformers.models.boundaries`][]).
+    It starts from ``memory`` as the forward pass returns it, or with an empty memory. The model must not be
+    trained at the same time, since keys and values would belong to other weights. There is no dropout and no
+    gradient. Documents begin where the ``starts`` of [`read`][] say so, and are kept separate as in the
+    forward pass ([`memformers.models.boundaries`][]).
 
     Raises ValueError for a model without memory ([`Rereader`][] is for that), and for a memory of
     another model or batch.
@@ -95,7 +95,7 @@ class Decoder:
         """``tokens [T, B]``, T ≥ 1, to the logits ``[B, vocab_size]`` of the token after the last.
 
         ``starts``, boolean ``[T, B]``, is true where a stream's new document begins: its tokens see nothing
-        of what came before. Segments end where they would without.
+        of what came before. The segments end at the same places with and without starts.
 
         Raises UserError for tokens of another shape, or outside the vocabulary, and for starts of another
         shape, dtype or device.
@@ -130,11 +130,11 @@ class Decoder:
         return None if first is None else first[:, running:]
 
     def positions(self) -> int:
-        """How many positions are remembered, those of the running segment among them."""
+        """How many positions are remembered, including those of the current segment."""
         return len(self.recent) + self.config.lengths.compression_rate * len(self.compressed)
 
     def make_room(self, region: Region, positions: int) -> None:
-        """Move what a region holds to its front where so many positions don't fit behind it any more."""
+        """Copy the contents of a region to its front if this many positions no longer fit after them."""
         if region.end + positions > region.high:
             with uninterrupted():
                 for layer in self.layers:
@@ -149,7 +149,7 @@ class Decoder:
             begin, end = end, end + self.config.segment_len
 
     def end_segment(self) -> None:
-        """Compress or forget what the full segment pushes out of the memory."""
+        """Compress or discard what no longer fits into the memory after a full segment."""
         lengths, stack = self.config.lengths, self.model.transformer
         leaving = stack.leaving(len(self.recent), lengths)
         before = self.positions() - len(self.running)
@@ -167,7 +167,7 @@ class Decoder:
             self.running, self.starts = self.running[:0], None
 
     def memory(self) -> Memory:
-        """What is remembered from before the running segment, as the forward pass returns it."""
+        """The memory before the current segment, as the forward pass returns it."""
         before = -len(self.running) or None
         mem = tuple(layer.cache.held(self.recent)[:before].clone() for layer in self.layers)
         c_mem = tuple(layer.cache.held(self.compressed).clone() for layer in self.layers)
@@ -175,8 +175,8 @@ class Decoder:
 
 
 class Rereader:
-    """A model without memory in the middle of B streams: what it reads at each token are the newest
-    S tokens, all again, since each of them would see a little farther back otherwise."""
+    """A model without memory that reads B streams: for each token it reads the newest S tokens again, since
+    each of them would otherwise see farther back than in training."""
 
     def __init__(self, model: MemoryLM, batch: int):
         check_batch(batch)
@@ -211,7 +211,7 @@ def check_batch(batch: int) -> None:
 
 
 def reader(model: MemoryLM, batch: int, memory: Memory | None = None) -> Reader:
-    """What reads ``batch`` streams token by token, from ``memory`` or from nothing remembered."""
+    """A reader of ``batch`` streams, from ``memory`` or with an empty memory."""
     check_batch(batch)
     if model.config.model == "transformer":
         model.check_memory(memory or Memory(()), batch)

@@ -1,4 +1,4 @@
-"""What a model remembers of a text, kept in a file and taken up again."""
+"""A model's memory of a text, saved to a file and loaded again."""
 
 import hashlib
 import json
@@ -19,12 +19,12 @@ from memformers.models.language_model import MemoryLM
 from memformers.models.memory import memory_from_tensors, memory_tensors
 
 MODEL, SEAL = "model", "sha256"
-"""What the file says of itself: the fingerprint of its model, and the checksum of its tensors."""
+"""Metadata of the file: the fingerprint of its model, and the checksum of its tensors."""
 
 
 def check_target(model: MemoryLM, path: Path) -> None:
-    """Raise UserError where [`save_memory`][] could not write to ``path``, or would replace something that
-    is no saved memory; so that a user learns it before a long text is read."""
+    """Raise UserError if [`save_memory`][] could not write to ``path``, or would replace a file that is not a
+    saved memory. It is called before a long text is read."""
     if model.config.model == "transformer":
         raise UserError("model='transformer' has no memory to save; leave save_memory out.")
     target = Path(os.path.realpath(path))
@@ -38,7 +38,7 @@ def check_target(model: MemoryLM, path: Path) -> None:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """What a safetensors file says of itself; nothing where it is another kind of file, or no regular one."""
+    """The metadata of a safetensors file; empty for any other kind of file."""
     if not path.is_file():
         return {}
     try:
@@ -49,8 +49,8 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def save_memory(reader: Reader, path: Path) -> None:
-    """Write what ``reader``'s model remembers of its one stream to a safetensors file, whole or not at all.
-    Raises UserError for a model without memory, before anything was read, and for a bad target."""
+    """Write the memory of ``reader``'s single stream to a safetensors file, atomically. Raises UserError for
+    a model without memory, before anything was read, and for a bad target."""
     check_target(reader.model, path)
     assert isinstance(reader, Decoder)
     if reader.logits is None:
@@ -65,8 +65,8 @@ def save_memory(reader: Reader, path: Path) -> None:
 
 
 def load_memory(model: MemoryLM, path: Path) -> Reader:
-    """What reads on where [`save_memory`][] left a text. Raises UserError for a file that is missing,
-    broken, changed since, or another model's."""
+    """A reader that continues the text of a memory that [`save_memory`][] wrote. Raises UserError for a file
+    that is missing, broken, changed since, or another model's."""
     try:
         with safe_open(path, framework="pt", device=str(model.device)) as file:
             said = file.metadata() or {}
@@ -117,7 +117,7 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
 
 
 def fingerprint(model: MemoryLM) -> str:
-    """A checksum of config and weights: a memory means nothing to any other model."""
+    """A checksum of config and weights: a memory is useless for any other model."""
     digest = hashlib.sha256(json.dumps(written_before(model.config), sort_keys=True).encode())
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())
@@ -126,5 +126,5 @@ def fingerprint(model: MemoryLM) -> str:
 
 
 def in_bytes(tensor: Tensor) -> bytes:
-    """The numbers of a tensor, of any shape, as they lie in memory."""
+    """The bytes of a tensor of any shape."""
     return tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes()

@@ -1,9 +1,9 @@
-"""Prompts of several lengths, put side by side so that each stream is read exactly as it would be alone.
+"""Prompts of several lengths in one batch, in which each stream is read exactly as it would be alone.
 
-What a position sees depends on where its segment began, and with compression on where slots are cut. So
-padding on the left is a multiple of both: each prompt begins where a segment does, at the edge of a slot, as
-it would alone. Prompts then end at most one such multiple apart. There the streams whose prompts have ended
-already write, while those of longer prompts still read.
+What a position sees depends on where its segment begins, and with compression also on where slots are cut. So
+the padding on the left is a multiple of both lengths: each prompt begins at the start of a segment and at the
+edge of a slot, as it would alone. The prompts then end at most one such multiple apart. In this last part,
+the streams whose prompts have ended already generate, while the others still read.
 """
 
 import math
@@ -26,17 +26,17 @@ class Prompts:
     starts: Tensor | None
     """Boolean ``[T, B]``, true where a prompt begins after padding; None where none does."""
     ends: tuple[int, ...]
-    """Where each prompt ends: the tokens before it, those of its padding among them."""
+    """The end of each prompt: the number of tokens before it, including its padding."""
 
     @property
     def together(self) -> int:
-        """How many tokens all streams read before the first of them writes."""
+        """How many tokens all streams read before the first of them generates."""
         return min(self.ends)
 
 
 def side_by_side(prompts: Sequence[Tensor], config: ModelConfig) -> Prompts:
-    """Prompts ``[P_i]``, int64 or int32 with P_i ≥ 1, for a model of this ``config``. Raises UserError where
-    there is none, and for one that is no such tensor or has no tokens."""
+    """Prompts ``[P_i]``, int64 or int32 with P_i ≥ 1, for a model of this ``config``. Raises UserError for an
+    empty sequence, and for a prompt that is not such a tensor or has no tokens."""
     check_prompts(prompts)
     step = math.lcm(config.segment_len, config.lengths.compression_rate)
     longest = max(map(len, prompts))
@@ -51,7 +51,8 @@ def side_by_side(prompts: Sequence[Tensor], config: ModelConfig) -> Prompts:
 
 
 def check_prompts(prompts: Sequence[Tensor]) -> None:
-    """Raise UserError, saying which, for a prompt that is no tensor of integers ``[P]`` with P ≥ 1."""
+    """Raise UserError, which names the prompt, for one that is not a tensor of integers ``[P]`` with P ≥
+    1."""
     if not prompts:
         raise UserError("there are no prompts; give at least one, a tensor of its tokens.")
     for i, prompt in enumerate(prompts):

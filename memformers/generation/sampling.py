@@ -11,15 +11,16 @@ from memformers.common.errors import UserError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to draw a token; checked when made, ValueError says what doesn't fit."""
+    """How to draw a token; ValueError for values that can't be used."""
 
     temperature: float = 1.0
-    """Divides the logits: below 1 safer, above 1 wilder; 0 takes the likeliest (greedy)."""
+    """Divides the logits: below 1, likely tokens are drawn more often; above 1, unlikely ones; 0 takes the
+    most likely token (greedy)."""
     top_k: int | None = None
-    """Draw among the k likeliest only."""
+    """Draw only from the k most likely tokens."""
     top_p: float | None = None
-    """Draw among the likeliest that together reach this probability (nucleus sampling, Holtzman et
-    al. 2020, arXiv 1904.09751)."""
+    """Draw only from the most likely tokens that together reach this probability (nucleus sampling, Holtzman
+    et al. 2020, arXiv 1904.09751)."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < math.inf:
@@ -53,7 +54,7 @@ class Sampling:
 
 
 def keep_nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """``logits [B, vocab]`` with −∞ wherever likelier tokens together already reach ``top_p``."""
+    """``logits [B, vocab]`` with −∞ for every token whose more likely tokens together reach ``top_p``."""
     descending, order = logits.sort(stable=True, dim=-1, descending=True)
     probabilities = descending.softmax(-1)
     likelier = probabilities.cumsum(-1) - probabilities  # of all before it, itself not counted
@@ -63,8 +64,8 @@ def keep_nucleus(logits: Tensor, top_p: float) -> Tensor:
 
 
 def seeded(seed: int | None, device: torch.device) -> torch.Generator:
-    """A generator of random numbers: from ``seed``, or of other ones each time. Raises UserError for a seed
-    of more than 64 bits."""
+    """A generator of random numbers from ``seed``, or without one, of other numbers in each call. Raises
+    UserError for a seed of more than 64 bits."""
     generator = torch.Generator(device)
     if seed is None:
         generator.seed()

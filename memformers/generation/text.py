@@ -1,4 +1,4 @@
-"""Text read and continued by a trained model, piece by piece."""
+"""Text that a trained model reads and continues, piece by piece."""
 
 import codecs
 from collections.abc import Callable, Iterator
@@ -13,9 +13,9 @@ from memformers.models.language_model import MemoryLM
 
 
 class TextStream:
-    """A model in the middle of a text: it reads what it is given and writes on from there.
+    """A model that reads a text and continues it.
 
-    Whatever was read or written stays in the model's memory, as far as that reaches.
+    What it has read and generated stays in the model's memory, as far as the memory reaches.
     """
 
     def __init__(self, model: MemoryLM, tokenizer: Tokenizer):
@@ -24,8 +24,8 @@ class TextStream:
         self.reader: Reader = reader(model, batch=1)
 
     def read(self, text: str, progress: Callable[[int], object] = lambda tokens: None) -> None:
-        """Read ``text``; ``progress`` is told now and then how many tokens more are done. Raises
-        ValueError for characters outside the vocabulary, before anything is read."""
+        """Read ``text``; ``progress`` is called from time to time with the number of further tokens that were
+        read. Raises ValueError for characters outside the vocabulary, before anything is read."""
         tokens = self.tokenizer.encode(text).to(self.device)[:, None]  # [T, 1]
         if not len(tokens):
             return
@@ -36,8 +36,8 @@ class TextStream:
     def write(
         self, max_new_tokens: int, sampling: Sampling, generator: torch.Generator, stop: str = ""
     ) -> Iterator[str]:
-        """Yield the text that follows, character by character, until ``max_new_tokens`` are written or
-        the newest end with ``stop``. Raises ValueError if nothing was read yet."""
+        """Yield the text that follows, character by character, until ``max_new_tokens`` tokens are generated
+        or the text ends with ``stop``. Raises ValueError if nothing was read yet."""
         decode, written = incremental_decoder(self.tokenizer), ""
         for token in write(self.reader, max_new_tokens, sampling, generator):
             piece = decode(int(token))
@@ -57,7 +57,8 @@ def continue_text(
     seed: int | None = None,
     stop: str = "",
 ) -> str:
-    """What the model writes after ``prompt``: ``max_new_tokens``, or fewer where it comes to ``stop``.
+    """The text that the model generates after ``prompt``: ``max_new_tokens`` tokens, or fewer if it generates
+    ``stop``.
 
     Raises ValueError for an empty prompt and for characters outside the vocabulary.
     """
@@ -67,8 +68,8 @@ def continue_text(
 
 
 def incremental_decoder(tokenizer: Tokenizer) -> Callable[[int], str]:
-    """A function from each next token to the text that it completes; of a character of several bytes,
-    all but the last give none."""
+    """A function from each next token to the text that it completes; in a character of several bytes, only
+    the last one gives text."""
     if not isinstance(tokenizer, ByteTokenizer):
         return lambda token: tokenizer.decode(torch.tensor([token]))
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

@@ -1,4 +1,4 @@
-"""Writing on from what was read: draw the next token of each stream, read it, and so on."""
+"""Generation: draw the next token of each stream, read it, and repeat."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -24,8 +24,8 @@ def generate(
     stop: int | None = None,
     batch: int = 1,
 ) -> Iterator[Tensor]:
-    """What [`MemoryLM.generate`][] does: ``prompt [P, B]``, or prompts ``[P_i]`` of B streams, to tokens
-    int64 ``[B]``."""
+    """[`MemoryLM.generate`][]: from ``prompt [P, B]``, or prompts ``[P_i]`` of B streams, to tokens int64
+    ``[B]``."""
     if isinstance(prompt, Tensor):
         model.check_tokens(prompt)
         prompts = Prompts(prompt, None, (len(prompt),) * prompt.shape[1])
@@ -51,9 +51,10 @@ def write(
     stop: int | None = None,
     prompts: Prompts | None = None,
 ) -> Iterator[Tensor]:
-    """Go on from what ``reader`` has read: draw the next token ``[B]``, read it, yield it, until
-    ``max_new_tokens`` are written or every stream has come to ``stop``. Of ``prompts``, ``reader`` has read
-    what all streams read together, and the rest is read as well; None where nothing is left.
+    """Continue what ``reader`` has read: draw the next token ``[B]``, read it and yield it, until
+    ``max_new_tokens`` tokens are generated or every stream has generated ``stop``. ``reader`` has read the
+    part of ``prompts`` that all streams read together; the rest is read here. ``prompts`` is None if nothing
+    is left to read.
 
     Raises ValueError, when called, if nothing was read yet, and for a negative ``max_new_tokens``.
     """
@@ -78,8 +79,8 @@ def write(
 
 
 def following(reader: Reader, sampling: Sampling, generator: torch.Generator) -> Iterator[Tensor]:
-    """The tokens int64 ``[B]`` that follow what ``reader`` has read, without end; each is read before it is
-    yielded."""
+    """An endless sequence of the tokens int64 ``[B]`` that follow what ``reader`` has read; each is read
+    before it is yielded."""
     while True:
         token = next_token(reader, sampling, generator)
         reader.read(token[None])
@@ -89,8 +90,8 @@ def following(reader: Reader, sampling: Sampling, generator: torch.Generator) ->
 def following_prompts(
     reader: Reader, sampling: Sampling, generator: torch.Generator, prompts: Prompts
 ) -> Iterator[Tensor]:
-    """What [`following`][] gives, int64 ``[B]``, each stream's from the end of its own prompt on, where
-    ``reader`` has read what all streams read together."""
+    """The tokens of [`following`][], int64 ``[B]``, for each stream from the end of its own prompt on;
+    ``reader`` has read the part that all streams read together."""
     begin, ends = prompts.together, torch.tensor(prompts.ends, device=prompts.tokens.device)  # [B]
     newest: deque[Tensor] = deque(maxlen=len(prompts.tokens) - begin + 1)
     for i in range(begin, len(prompts.tokens)):
@@ -103,6 +104,6 @@ def following_prompts(
 
 
 def next_token(reader: Reader, sampling: Sampling, generator: torch.Generator) -> Tensor:
-    """Each stream's next token, int64 ``[B]``, drawn and not yet read."""
+    """Each stream's next token, int64 ``[B]``; it is drawn but not yet read."""
     assert reader.logits is not None
     return sampling.draw(reader.logits.float(), generator)

@@ -18,19 +18,19 @@ from torch import Tensor, nn
 from memformers.common.errors import UserError
 
 WORD_STD = 0.02
-"""Of the first word vectors, the original's."""
+"""The standard deviation of the initial word vectors, as in the original."""
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """How a vocabulary is divided. Raises ValueError, when made, for cutoffs outside the vocabulary and
-    for clusters that are left no width."""
+    """How a vocabulary is divided. Raises ValueError for cutoffs outside the vocabulary and for clusters
+    whose width would be 0."""
 
     vocab_size: int
     cutoffs: tuple[int, ...] = ()
     """The first token id of each cluster but the first, ascending."""
     div_val: int = 1
-    """Word vectors are so many times narrower in each cluster than in the one before."""
+    """How many times narrower the word vectors of each cluster are than those of the previous one."""
     d_embed: int = 128
     """Width of the first cluster's word vectors."""
 
@@ -134,7 +134,7 @@ class AdaptiveSoftmax(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start from near-equal odds within each cluster, and between them."""
+        """Start with nearly equal probabilities within each cluster and between clusters."""
         nn.init.zeros_(self.bias)
         for words in self.words:
             nn.init.normal_(weight(words), std=WORD_STD)

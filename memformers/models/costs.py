@@ -1,4 +1,4 @@
-"""What a model's attention costs, and what it gets for that."""
+"""The cost of a model's attention, and its reach."""
 
 from typing import Any
 
@@ -18,8 +18,9 @@ def attention_operations(config: ModelConfig) -> int:
 
 
 def memory_facts(config: ModelConfig) -> dict[str, Any]:
-    """What a run's facts say of its memory: how many positions before the segment one layer looks at, and all
-    of them together; a layer's keys beside the segment's, M + C; and attention operations a token."""
+    """The facts about a memory in a run's ``run.json``: how many positions before the segment one layer looks
+    at, and all of them together; a layer's keys beside the segment's, M + C; and attention operations a
+    token."""
     reach, lengths = config.remembered_positions, config.lengths
     return {
         "memory": {"one_layer": reach, "all_layers": reach * config.n_layers},

@@ -31,8 +31,8 @@ class LMOutput(NamedTuple):
     """What [`MemoryLM`][] returns for a segment."""
 
     logits: Tensor
-    """``[S, B, vocab_size]``, of each next token; from an adaptive softmax log-probabilities, which are
-    logits as well."""
+    """``[S, B, vocab_size]``, for each next token; with an adaptive softmax they are log-probabilities, which
+    are logits as well."""
     memory: Memory
     """To pass in with the streams' next segment."""
     auxiliary_loss: Tensor
@@ -58,8 +58,8 @@ class LMScores(NamedTuple):
 class MemoryLM(nn.Module):
     """Embedding, a memory transformer, and a head; built from one [`ModelConfig`][].
 
-    The language-model loss trains everything but the compression functions; the auxiliary loss
-    trains those alone. Memory is a value: nothing about the text is kept on the module.
+    The language-model loss trains everything but the compression functions; the auxiliary loss trains those
+    alone. Memory is a value: the module stores nothing of the text.
     """
 
     def __init__(self, config: ModelConfig):
@@ -72,7 +72,7 @@ class MemoryLM(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw fresh weights, with a head that starts from near-equal odds.
+        """Draw fresh weights, with a head that first gives nearly equal probabilities.
 
         The compression functions draw last: from the same seed, all three models start with the
         same weights in everything they share.
@@ -89,8 +89,8 @@ class MemoryLM(nn.Module):
     ) -> LMOutput | LMScores:
         """``tokens [S, B]``, integers, with the memory that the last segment returned, or None.
 
-        With ``targets [S, B]``, each token's next one, or −100 where there is none, losses come back in
-        place of logits; an adaptive softmax then computes only what the targets need.
+        With ``targets [S, B]``, each token's next one, or −100 if there is none, it returns losses in place
+        of logits; an adaptive softmax then computes only what the targets need.
 
         ``starts``, boolean ``[S, B]``, is true where a stream's new document begins: its tokens see
         nothing of what came before, neither in the segment nor in memory.
@@ -178,9 +178,9 @@ class MemoryLM(nn.Module):
 
         The prompt is read as in training, by segments, each remembered when it is full, with keys and values
         kept ([`memformers.generation.decoding.Decoder`][]). A model without memory reads the newest
-        ``segment_len`` tokens again for each new one. The same ``seed`` gives the same text; temperature
-        0 is greedy. It ends after ``max_new_tokens``, or when every stream has come to ``stop``.
-        ``batch`` continues a single prompt ``[P, 1]`` so many times.
+        ``segment_len`` tokens again for each new one. The same ``seed`` gives the same text; temperature 0 is
+        greedy. It ends after ``max_new_tokens``, or when every stream has come to ``stop``. ``batch`` is how
+        many times a single prompt ``[P, 1]`` is continued.
 
         Raises ValueError as [`memformers.generation.sampling.Sampling`][] does, for a prompt without tokens,
         a negative ``max_new_tokens``, and a ``batch`` of several prompts.
@@ -192,22 +192,24 @@ class MemoryLM(nn.Module):
         return generate(self, prompt, max_new_tokens, sampling, seed=seed, stop=stop, batch=batch)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``config.json`` and ``model.safetensors``; each file appears whole or not at all. Raises
-        ValueError for a training's checkpoint, whose files belong together."""
+        """Write ``config.json`` and ``model.safetensors``, each atomically. Raises ValueError for a
+        training's checkpoint, whose files belong together."""
         from memformers.pretrained.own import save_model
 
         save_model(self, Path(folder))
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, device: str | torch.device = "cpu") -> "MemoryLM":
-        """The model that [`save_pretrained`][] wrote, in eval mode, on ``device``.
+        """The model that [`save_pretrained`][] wrote to ``folder``, in eval mode, on ``device``. Where there
+        is no such folder, ``folder`` may be the name of a model that comes with the package:
+        ``"compressive-shakespeare"`` or ``"transformer-xl-shakespeare"``, which are in float32.
 
         Nothing is unpickled. Raises ValueError for a missing, broken or mismatched file, and for one of a
         training's checkpoint that has changed since.
         """
-        from memformers.pretrained.own import load_model
+        from memformers.pretrained.packaged import load_folder_or_name
 
-        return load_model(Path(folder), device)
+        return load_folder_or_name(Path(folder), device)
 
 
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:

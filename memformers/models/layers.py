@@ -1,4 +1,5 @@
-"""The layer that both memory transformers share: attention over what is remembered, then feed-forward."""
+"""The layer that both memory transformers share: attention over memory and segment, then a feed-forward
+network."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,6 +1,6 @@
 """How well the tokens of a segment were predicted.
 
-A target of −100 is none, as in PyTorch's own losses: it is left out of the mean.
+A target of −100 means no target, as in PyTorch's own losses: it doesn't count in the mean.
 """
 
 from typing import NamedTuple
@@ -13,14 +13,14 @@ from memformers.common.errors import UserError
 
 
 class Scores(NamedTuple):
-    """Of the predictions of a segment, with targets ``[S, B]``."""
+    """Losses of the predictions of a segment, with targets ``[S, B]``."""
 
     loss: Tensor
-    """Mean cross-entropy, a scalar in nats a token, to learn from."""
+    """Mean cross-entropy, a scalar in nats per token, to train with."""
     losses: Tensor
-    """``[S, B]``: that of each token, without gradient; 0 where there is no target."""
+    """``[S, B]``: the cross-entropy of each token, without gradient; 0 if there is no target."""
     correct: Tensor
-    """bool ``[S, B]``: whether the target was the likeliest token."""
+    """bool ``[S, B]``: whether the target was the most likely token."""
 
 
 def scores_of_logits(logits: Tensor, targets: Tensor) -> Scores:

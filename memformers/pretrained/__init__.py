@@ -1,1 +1,2 @@
-"""Weights and checkpoints in and out: our own, labml-nn's, and the original Transformer-XL's."""
+"""Weights and checkpoints: our own format, trained models of the package, labml-nn's and the original
+Transformer-XL's weights."""

@@ -1,4 +1,4 @@
-"""Weights of labml-nn 0.5.1's Transformer-XL and Compressive Transformer, taken over."""
+"""Conversion of the weights of labml-nn 0.5.1's Transformer-XL and Compressive Transformer."""
 
 import re
 from collections.abc import Mapping
@@ -27,10 +27,9 @@ def from_labml(
     """A labml-nn state dict as ours, for ``load_state_dict`` of the model of the same shape.
 
     Takes ``TransformerXL`` and ``CompressiveTransformer``, and the language models of labml-nn's two
-    experiments (to [`memformers.MemoryLM`][]). ``max_positions`` is that of the attention to load into,
-    with learned positions; labml-nn's positions of the future, which a causal model never uses, are left
-    behind: ``[2 · 4096, H, E]`` becomes ``[H, max_positions, E]``. Raises ValueError for a state dict of
-    another model.
+    experiments (to [`memformers.MemoryLM`][]). ``max_positions`` is that of the attention to load into, with
+    learned positions; labml-nn's positions of the future, which a causal model never uses, are dropped: ``[2
+    · 4096, H, E]`` becomes ``[H, max_positions, E]``. Raises ValueError for a state dict of another model.
     """
     if not any(name.endswith("self_attn.key_pos_embeddings") for name in state_dict):
         raise UserError(

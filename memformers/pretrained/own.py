@@ -1,4 +1,4 @@
-"""Our own layout: ``config.json``, ``model.safetensors`` and, of a training, ``tokenizer.json``."""
+"""Our own format: ``config.json``, ``model.safetensors`` and, for a training, ``tokenizer.json``."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -21,8 +21,8 @@ CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json
 
 
 def save_model(model: MemoryLM, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-    """What [`MemoryLM.save_pretrained`][] does; ``weights``, by name, are the whole ones of a
-    model of which each process holds a part."""
+    """[`MemoryLM.save_pretrained`][]; ``weights``, by name, are the whole weights if each process holds only
+    a part of the model."""
     if is_sealed(folder):
         raise UserError(f"{folder} is a training's checkpoint; name another folder.")
     if any((folder / name).exists() for name in (METRICS, FACTS, CHECKPOINTS)):
@@ -34,7 +34,8 @@ def save_model(model: MemoryLM, folder: Path, weights: Mapping[str, Tensor] | No
 
 
 def load_model(folder: Path, device: str | torch.device) -> MemoryLM:
-    """What [`MemoryLM.from_pretrained`][] does."""
+    """The model in ``folder``, in eval mode on ``device``; ValueError for a missing, broken or mismatched
+    file."""
     if is_sealed(folder):
         check_seal(folder, (CONFIG, WEIGHTS))
     config, weights = read_config(folder), folder / WEIGHTS
@@ -57,8 +58,8 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def load_checkpoint(folder: Path, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
-    """The model and tokenizer in ``folder``: a run's, of which the newest checkpoint that is whole counts,
-    a checkpoint's, or one that save_pretrained wrote with a tokenizer; else ValueError."""
+    """The model and tokenizer in ``folder``: the folder of a run, whose newest complete checkpoint is used,
+    the folder of a checkpoint, or one with the files of save_pretrained and a tokenizer; else ValueError."""
     if checkpoints := numbered(folder / CHECKPOINTS):
         return newest_that_loads(checkpoints, lambda path: load_with_tokenizer(path, device))[1]
     if not (folder / WEIGHTS).is_file():

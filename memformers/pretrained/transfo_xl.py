@@ -1,8 +1,8 @@
-"""Weights of the original Transformer-XL, and of Hugging Face's ``transfo-xl``, taken over.
+"""Conversion of the weights of the original Transformer-XL and of Hugging Face's ``transfo-xl``.
 
 Sources of the layouts: Dai et al. 2019 (arXiv 1901.02860), the repository kimiyoung/transformer-xl and the
-package transformers 4. They are one model, whose names differ by the prefix ``transformer.``, and which
-differs in the order of the softmax's rows for rare clusters: ascending in transformers (as in the TensorFlow
+package transformers 4. Both are the same model. Their names differ by the prefix ``transformer.``, and they
+differ in the order of the softmax's rows for rare clusters: ascending in transformers (as in the TensorFlow
 code that the published weights come from), descending in the original's PyTorch code.
 """
 
@@ -31,33 +31,33 @@ OF_A_LAYER = {
     "pos_ff.layer_norm.weight": "norm_ff.weight",
     "pos_ff.layer_norm.bias": "norm_ff.bias",
 }
-"""Their names within a layer, and ours."""
+"""The names within a layer, theirs and ours."""
 
 
 def from_transfo_xl(state_dict: Mapping[str, Tensor], config: Mapping[str, Any] | None = None) -> MemoryLM:
     """The language model of a Transformer-XL's state dict, in eval mode: same outputs, same memories.
 
     Takes the original repository's layout and that of Hugging Face's ``TransfoXLLMHeadModel``;
-    [`memformers.load_weights`][] reads their files. ``config`` is the model's own, by the names in
-    Hugging Face's ``config.json`` or the original's arguments. The weights alone don't show ``mem_len``,
-    ``tgt_len`` (our ``segment_len``), ``clamp_len``, ``same_length`` and ``dropout``, for which our defaults
-    stand in; nor ``pre_lnorm``, which is asked for in the original's layout and is false in Hugging Face's
-    where it isn't said; nor ``cutoffs`` where ``div_val`` is 1, which are then asked for. With ``pre_lnorm``
-    memories hold what a layer was given, before its norm, and nothing normalizes the last layer's output.
+    [`memformers.load_weights`][] reads their files. ``config`` is the model's own, by the names in Hugging
+    Face's ``config.json`` or the original's arguments. The weights alone don't show ``mem_len``, ``tgt_len``
+    (our ``segment_len``), ``clamp_len``, ``same_length`` and ``dropout``, for which our defaults are used;
+    nor ``pre_lnorm``, which is required with the original's layout and is false by default in Hugging Face's;
+    nor ``cutoffs`` if ``div_val`` is 1, which are then required. With ``pre_lnorm``, memories contain the
+    input of a layer before its norm, and the last layer's output is not normalized.
 
-    Outputs agree in eval mode. Trained further, the original also drops sinusoids and the last layer's output
-    out, and attention's probabilities by a rate of their own, ``dropatt``; ours drops those by ``dropout``,
-    and warns where the config has another ``dropatt``.
+    Outputs agree in eval mode. In further training, the original also applies dropout to the sinusoids and to
+    the last layer's output, and drops attention probabilities at a separate rate, ``dropatt``; ours drops
+    them at the rate ``dropout``, and warns if the config has another ``dropatt``.
 
-    Ours can learn more in three places, which changes no output before it is trained further: attention's
-    values and output have biases, here 0; u and v are each layer's own, here equal where the original
-    shares them; and projections are tied for all rare clusters or for none.
+    Ours has more parameters in three places, which doesn't change the outputs before further training: the
+    values and the output of attention have biases, initially 0; each layer has its own u and v, initially
+    equal if the original shares them; and projections are tied for all rare clusters or for none.
 
     Both begin a text with an empty memory, as the original does; Hugging Face's begins with zeros, which it
     attends to, and a [`memformers.Memory`][] of zeros gives the same here.
 
-    Raises ValueError for weights of another model, naming what is missing, unexpected or of another shape,
-    and for a config that contradicts them or asks for what isn't built here.
+    Raises ValueError for weights of another model, and names what is missing, unexpected or of another shape;
+    also for a config that contradicts the weights or requires something that isn't implemented here.
     """
     ours, ours_config = converted(state_dict, config or {})
     model = MemoryLM(ours_config).to(ours["head.bias"].dtype)

@@ -21,12 +21,12 @@ WITHOUT_COUNTERPART = {
     "ext_len": 0,
     "layer_norm_epsilon": 1e-5,
 }
-"""Settings of theirs that have one value here."""
+"""Settings that have only one possible value here."""
 
 
 def plain_names(state_dict: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
-    """The state dict without Hugging Face's prefix and without the fixed sinusoids' rates, and whether it
-    is of the original repository. Raises ValueError for another model's."""
+    """The state dict without Hugging Face's prefix and without the fixed sinusoids' rates, and whether it is
+    of the original repository. Raises ValueError for the weights of another model."""
     prefixed = any(name.startswith("transformer.word_emb.") for name in state_dict)
     state = {name.removeprefix("transformer.") if prefixed else name: t for name, t in state_dict.items()}
     if not any(name.startswith("layers.") and ".dec_attn." in name for name in state):
@@ -39,8 +39,8 @@ def plain_names(state_dict: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bo
 
 
 def with_shared(state: Mapping[str, Tensor], config: Config) -> dict[str, Tensor]:
-    """The state dict with every name of a tensor that has several, of which some formats keep one; and u
-    and v by layer, where all layers share them."""
+    """The state dict with all names of a tensor that has several, since some formats keep only one of them;
+    and with u and v for each layer, if all layers share them."""
     state = dict(state)
     clusters = range(1 + rare_clusters(state))
     tables = [f"{i}.weight" for i in clusters]
@@ -63,14 +63,14 @@ def with_shared(state: Mapping[str, Tensor], config: Config) -> dict[str, Tensor
 
 
 def share(state: dict[str, Tensor], names: Sequence[str]) -> None:
-    """Give the tensor of the first name that is there to those that are not."""
+    """Assign the tensor of the first existing name to the names that are missing."""
     there = [state[name] for name in names if name in state]
     for name in names if there else ():
         state.setdefault(name, there[0])
 
 
 def rare_clusters(state: Mapping[str, Tensor]) -> int:
-    """The number of clusters but the first."""
+    """The number of clusters without the first one."""
     return state["crit.cluster_bias"].numel() if "crit.cluster_bias" in state else 0
 
 
@@ -80,9 +80,9 @@ def depth(state: Mapping[str, Tensor]) -> int:
 
 
 def config_of(state: Mapping[str, Tensor], config: Config, is_original: bool) -> ModelConfig:
-    """Our config of the model that has this state dict. Raises ValueError where ``config`` says otherwise,
-    asks for what isn't built here, or leaves out what the weights don't show. Warns of a ``dropatt`` that
-    training would not follow."""
+    """Our config of the model that has this state dict. Raises ValueError if ``config`` contradicts the
+    weights, requires something that isn't implemented here, or lacks a setting that the weights don't show.
+    Warns of a ``dropatt`` that training would not use."""
     for name, only in WITHOUT_COUNTERPART.items():
         if config.get(name, only) != only:
             raise UserError(f"{name}={config[name]} has no counterpart here; only {name}={only} has.")
@@ -136,9 +136,9 @@ def config_of(state: Mapping[str, Tensor], config: Config, is_original: bool) ->
 
 
 def norm_of(config: Config, is_original: bool) -> Norm:
-    """Where the model normalizes, which no weight shows: the original's ``pre_lnorm``. Hugging Face's format
-    always says it, and means post-norm where it doesn't; the original's files of weights say nothing, so
-    that leaving it out there is a UserError."""
+    """Where the model normalizes: ``pre_lnorm``, which the weights don't show. In Hugging Face's format, a
+    missing ``pre_lnorm`` means post-norm. With the original's weights, a missing ``pre_lnorm`` is a
+    UserError."""
     pre_lnorm = config.get("pre_lnorm", None if is_original else False)
     if not isinstance(pre_lnorm, bool):
         came = f"the config's pre_lnorm={pre_lnorm!r}" if "pre_lnorm" in config else "no pre_lnorm"
@@ -192,7 +192,7 @@ def clusters_of(state: Mapping[str, Tensor], config: Config) -> tuple[int, tuple
 
 
 def shape(state: Mapping[str, Tensor], name: str, dims: int) -> tuple[int, ...]:
-    """The shape of a tensor that must be there, with so many dimensions; else ValueError."""
+    """The shape of a tensor that must exist with this number of dimensions; else ValueError."""
     if name not in state:
         raise UserError(f"the weights lack {name}, so this is no whole Transformer-XL.")
     if state[name].dim() != dims:
@@ -234,7 +234,8 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def check_shapes(state: Mapping[str, Tensor], config: ModelConfig) -> None:
-    """Raise ValueError, naming what differs, unless ``state`` has just the tensors of this model."""
+    """Raise ValueError, which names the differences, unless ``state`` has exactly the tensors of this
+    model."""
     wanted = shapes(config)
     differing = {
         "missing:": [name for name in wanted if name not in state],

@@ -1,4 +1,4 @@
-"""Weights from a file that somebody else wrote: read as tensors, never run as code."""
+"""Weights from files of other programs, which are read as tensors and never run as code."""
 
 import re
 from pathlib import Path
@@ -14,9 +14,9 @@ from memformers.common.errors import UserError
 def load_weights(path: str | Path) -> dict[str, Tensor]:
     """The state dict in ``path``: safetensors, or what ``torch.save`` wrote of a plain state dict.
 
-    A pickle can call anything while it is loaded. Of those, PyTorch's weights-only reader takes tensors and
-    plain containers, and this raises ValueError for all others, as for a file that is missing, broken, or
-    holds something else.
+    A pickle can run any code while it is loaded. Only tensors and plain containers are read from it, by
+    PyTorch's weights-only reader. Raises ValueError for any other pickle, and for a file that is missing or
+    broken or contains something else.
     """
     path = Path(path)
     if not path.is_file():
@@ -42,7 +42,7 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def why_refused(path: Path, error: Exception) -> str:
-    """What to say of a file that PyTorch's weights-only reader refused."""
+    """The error message for a file that PyTorch's weights-only reader refused."""
     calls = re.search(r"GLOBAL (\S+)", str(error))
     if calls:
         return (

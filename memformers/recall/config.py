@@ -24,19 +24,19 @@ class RecallConfig:
     """A recall experiment."""
 
     reach: Reach = "near"
-    """How far the memories look back: near is 384 positions, far is more than 2,048."""
+    """How far back the memories reach: 384 positions (near) or more than 2,048 (far)."""
     seeds: int = 2
-    """How many times each arm is trained, from other weights and on another stream each."""
+    """How many times each arm is trained, each time from other weights and on another stream."""
     quick: bool = False
-    """Whether to show in a minute or two that all of it runs: one seed, and too few tokens to learn much."""
+    """Whether to only check in a minute or two that everything works, with one seed and few tokens."""
     tokens: int | None = None
-    """Tokens that each training sees, in place of the setting's own number."""
+    """The number of tokens of each training, in place of the default of --reach."""
     arms: tuple[str, ...] = ()
-    """Which arms to train; all of them if none is named."""
+    """Which arms to train; by default all."""
     jobs: int = min(os.cpu_count() or 1, 2)
-    """Trainings at a time, each with --threads of its own."""
+    """The number of trainings at a time, each with --threads threads."""
     threads: int = 1
-    """Threads of each training. Models of this size are hardly faster on two."""
+    """The number of threads of each training. Models of this size are hardly faster with two."""
     device: str = "auto"
     """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
 

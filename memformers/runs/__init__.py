@@ -1,1 +1,1 @@
-"""What is in a run's folder, folders that appear whole, and reading runs back."""
+"""The files of a run, folders that are written atomically, and reading of finished runs."""

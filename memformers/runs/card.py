@@ -1,4 +1,4 @@
-"""What a dashboard is told of a run, as its folder says it: ``labml.json`` beside ``metrics.jsonl``."""
+"""What a dashboard shows of a run besides its metrics: ``labml.json`` in its folder."""
 
 import time
 import uuid
@@ -17,17 +17,17 @@ class Card:
     """A run as the dashboard shows it."""
 
     run: str
-    """Its id: the same in every session of the run, so that one curve holds them all."""
+    """Its id: the same in every session of the run, so that all sessions form one curve."""
     name: str
     comment: str
-    """Stands below the name, and is searched with it."""
+    """The line below the name, which the search also covers."""
     started: float
     """In seconds since 1970, as are all times here."""
     config: Mapping[str, Any]
     compare_with: str
-    """The id of the run that labml's comparison sets this one against; empty for none."""
+    """The id of the run with which labml's comparison shows this one; empty for none."""
     status: str
-    """How it ended, such as "completed"; empty while it runs, or when nobody could say."""
+    """How it ended, such as "completed"; empty while it runs, or if this is not known."""
     ended: float
 
 
@@ -37,14 +37,14 @@ def new_run_id() -> str:
 
 
 def plan_run(folder: Path, run: str, comment: str, compare_with: str, name: str = "") -> None:
-    """Decide, before a training into ``folder`` starts, what the dashboard will know it by; without a
-    ``name``, the training gives one."""
+    """Write, before a training in ``folder`` starts, how the dashboard will show it; without a ``name``, the
+    training chooses one."""
     planned = {"run": run, "comment": comment, "compare_with": compare_with}
     write_json(folder / CARD, planned | ({"name": name} if name else {}))
 
 
 def open_card(folder: Path, name: str, config: Mapping[str, Any]) -> Card:
-    """The card of a training that starts, or goes on, in ``folder``."""
+    """The card of a training that starts, or continues, in ``folder``."""
     planned = read_json(folder / CARD) if (folder / CARD).exists() else {}
     fresh = {"run": new_run_id(), "comment": folder.resolve().name, "started": time.time()}
     data = {**fresh, "name": name, **planned, "config": dict(config)}
@@ -54,13 +54,13 @@ def open_card(folder: Path, name: str, config: Mapping[str, Any]) -> Card:
 
 
 def close_card(folder: Path, status: str) -> None:
-    """Note how the run in ``folder`` ended."""
+    """Write how the run in ``folder`` ended."""
     write_json(folder / CARD, {**read_json(folder / CARD), "status": status, "ended": time.time()})
 
 
 def read_card(folder: Path) -> Card:
-    """The card of the run in ``folder``, pieced together where an older version wrote the run;
-    ValueError where it can't be read."""
+    """The card of the run in ``folder``, with defaults for what an older version didn't write; ValueError if
+    it can't be read."""
     data = read_json(folder / CARD) if (folder / CARD).exists() else {}
     metrics = (folder / METRICS).stat().st_mtime if (folder / METRICS).exists() else time.time()
     status = data.get("status", "")

@@ -1,4 +1,4 @@
-"""What runs left in their folders, read."""
+"""The results of runs, read from their folders."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ class FinishedRun:
     """None for a run that didn't end well."""
     sample: str
     arm: str
-    """What it is called among the runs beside it: an arm of a comparison, which has a run from each seed."""
+    """Its name among the runs beside it: an arm of a comparison, which has a run for each seed."""
 
     @property
     def model(self) -> str:
@@ -34,14 +34,14 @@ class FinishedRun:
 
     @property
     def seed(self) -> int:
-        """Of its initial weights."""
+        """The seed of its initial weights."""
         return int(self.config["seed"])
 
 
 def read_runs(folder: Path) -> list[FinishedRun]:
-    """The run in ``folder``, or those in its sub-folders: of a comparison all arms of one seed, then of the
-    next; else the least memory first. Runs that were not compared are called as their models, if these
-    differ."""
+    """The run in ``folder``, or those in its sub-folders: for a comparison all arms of one seed, then of the
+    next; otherwise the one with the least memory first. Runs that were not compared get the names of their
+    models, if these differ."""
     places = [folder] if (folder / FACTS).is_file() else [p.parent for p in folder.glob(f"*/{FACTS}")]
     runs = [read_run(place) for place in map(Path.resolve, places)]
     if not runs:
@@ -61,7 +61,7 @@ def one_of_each_arm(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
 
 
 def read_run(folder: Path) -> FinishedRun:
-    """What a run left behind; one that was stopped half-way has no result and no sample."""
+    """The run in a folder; a run that was stopped has no result and no sample."""
     sample = folder / SAMPLE
     result = read_json(folder / RESULT) if (folder / RESULT).exists() else None
     return FinishedRun(
@@ -76,8 +76,8 @@ def read_run(folder: Path) -> FinishedRun:
 
 
 def read_probe(folder: Path) -> dict[str, Any] | None:
-    """What a probe of the runs in ``folder`` measured; None where there was none, or a run has gone, or was
-    trained further, since then."""
+    """The results of a probe of the runs in ``folder``; None if there was none, or if a run has been removed
+    or trained further since then."""
     if not (folder / PROBE).exists():
         return None
     found = read_json(folder / PROBE)

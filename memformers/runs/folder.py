@@ -20,23 +20,23 @@ from memformers.common.files import check_utf8_name
 CONFIG, FACTS, METRICS, CARD, LOG = "config.json", "run.json", "metrics.jsonl", "labml.json", "labml.log"
 CHECKPOINTS, SAMPLE, RESULT, PROBE = "checkpoints", "sample.txt", "result.json", "probe.json"
 PLAN = "recall.json"
-"""In the folder of a recall experiment: what it is made of."""
+"""The plan of a recall experiment, in its folder."""
 COMPARISON = "compare.json"
-"""In the folder of a comparison: its arms and seeds."""
+"""The arms and seeds of a comparison, in its folder."""
 REPORT, PAGE, FIGURES = "report.md", "report.html", "figures"
 OF_A_RUN = (CONFIG, FACTS, CARD, LOG, SAMPLE, RESULT, PROBE, REPORT, PAGE)
 OF_A_COMPARISON = (PROBE, REPORT, PAGE)
 
 
 def check_named(folder: Path) -> None:
-    """Raise UserError for an empty name, which is the current folder's, and for one that is not UTF-8."""
+    """Raise UserError for an empty name, which means the current folder, and for one that is not UTF-8."""
     check_utf8_name(folder)
     if folder == Path():
         raise UserError("out='' is the current folder, where a run would be scattered; name a folder for it.")
 
 
 def check_nothing_is_lost(folder: Path, names: Sequence[str]) -> None:
-    """Raise UserError where files of these ``names`` are in ``folder`` already, which no run has written."""
+    """Raise UserError if ``folder`` already contains files with these ``names`` that no run has written."""
     if taken := [name for name in names if (folder / name).exists()]:
         raise UserError(
             f"{folder} has a {taken[0]} that is no run's, and it would be overwritten; name a new folder."

@@ -1,4 +1,4 @@
-"""A run's metrics, read, and nested settings made flat."""
+"""Reading a run's metrics, and flattening nested settings."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """All whole records of a run; a last line that a crash cut short is left out."""
+    """All complete records of a run; a last line that a crash truncated is skipped."""
     path = folder / METRICS
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]

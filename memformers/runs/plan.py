@@ -1,4 +1,4 @@
-"""What a comparison is made of: ``compare.json``, beside the folders of its runs."""
+"""The plan of a comparison: ``compare.json``, beside the folders of its runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from memformers.common.files import config_from_dict, read_json
 from memformers.runs.folder import COMPARISON
 
 BASELINE = "transformer-xl"
-"""The arm that the others are compared with, where there is one of this name."""
+"""The arm that the others are compared with, if there is one of this name."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Plan:
 
 
 def read_plan(folder: Path) -> Plan | None:
-    """The plan of the comparison in ``folder``; None where there is none, as beside runs that were not
-    trained together. ValueError for one that can't be read."""
+    """The plan of the comparison in ``folder``; None if there is none, because the runs were not trained
+    together. ValueError for one that can't be read."""
     path = folder / COMPARISON
     return config_from_dict(Plan, read_json(path), str(path)) if path.is_file() else None
 
@@ -53,12 +53,12 @@ def run_name(arm: str, seed: int, first: int) -> str:
 
 
 def runs_of(arms: Sequence[str], seeds: Sequence[int]) -> dict[str, Planned]:
-    """All arms of the first seed, then of the next, so that a comparison that stops early is a fair one."""
+    """All arms of the first seed, then of the next, so that a comparison that stops early is still fair."""
     return {run_name(arm, seed, seeds[0]): Planned(arm, seed) for seed in seeds for arm in arms}
 
 
 def baseline_of(arms: Sequence[str]) -> str:
-    """The arm that the others are compared with: Transformer-XL, else the first."""
+    """The arm that the others are compared with: Transformer-XL, or else the first one."""
     return BASELINE if BASELINE in arms else arms[0]
 
 

@@ -1,8 +1,8 @@
-"""Folders that appear whole or not at all, and that know when a byte of theirs has changed.
+"""Folders that are written atomically, with checksums that detect changes.
 
 A sealed folder holds ``manifest.json`` with the size and SHA-256 of every other file. It is written under
-another name, brought to the disk, and renamed: a process or a machine that dies at any moment leaves the
-old folders as they were, and perhaps a leftover that no one mistakes for one of them.
+another name, flushed to the disk, and renamed. If the process or the machine stops at any moment, the old
+folders don't change, and what may be left has another kind of name.
 """
 
 import hashlib
@@ -24,11 +24,11 @@ T = TypeVar("T")
 MANIFEST = "manifest.json"
 FORMAT = 1
 LEFTOVER = ".unfinished-"
-"""What the name of a folder that is being written or deleted begins with."""
+"""The prefix of the name of a folder that is being written or deleted."""
 REPLACED = ".replaced-"
-"""What the name of a folder begins with while another takes its name."""
+"""The prefix of the name of a folder while another one takes its name."""
 BROKEN = ".broken-"
-"""What the name of a folder that was set aside begins with."""
+"""The prefix of the name of a folder that was found broken."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Manifest:
 def sealing(folder: Path) -> Iterator[Path]:
     """A temporary folder beside ``folder``, sealed and given its name when the block ends well.
 
-    Another folder of this name is replaced. Raises OSError where the disk doesn't take it; then nothing is
-    left of it, and the other folders are as they were.
+    Another folder of this name is replaced. Raises OSError if it can't be written; then nothing of it is
+    left, and no other folder has changed.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.parent / f"{LEFTOVER}{uuid.uuid4().hex}"
@@ -77,8 +77,8 @@ def sealing(folder: Path) -> Iterator[Path]:
 
 
 def put_in_place(new: Path, folder: Path) -> None:
-    """Give ``new`` the name ``folder``; one that has it is out of the way only for two renames, and
-    [`remove_leftovers`][] brings it back if the process dies between them."""
+    """Give ``new`` the name ``folder``. A folder that has this name is renamed first; if the process stops
+    between the two renames, [`remove_leftovers`][] restores it."""
     old = folder.with_name(f"{REPLACED}{folder.name}")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
@@ -94,8 +94,8 @@ def put_in_place(new: Path, folder: Path) -> None:
 
 
 def check_seal(folder: Path, names: Sequence[str] | None = None) -> None:
-    """Raise ValueError unless the files called ``names``, by default all, are as they were when the folder
-    was sealed."""
+    """Raise ValueError unless the files called ``names``, by default all, are unchanged since the folder was
+    sealed."""
     source = f"{folder / MANIFEST}"
     data = read_json(folder / MANIFEST)
     if data.get("format") != FORMAT:
@@ -108,8 +108,8 @@ def check_seal(folder: Path, names: Sequence[str] | None = None) -> None:
 
 
 def check_file(path: Path, sealed: SealedFile) -> None:
-    """Raise UserError unless the file at ``path`` is as it was, and OSError where it can't be read: then
-    nobody knows, and a file system that fails for a moment must not cost a checkpoint."""
+    """Raise UserError unless the file at ``path`` is unchanged, and OSError if it can't be read: a file
+    system that fails for a moment must not cost a checkpoint."""
     try:
         size = path.stat().st_size
         if size != sealed.size:
@@ -127,7 +127,7 @@ def numbered(parent: Path) -> list[Path]:
 
 
 def say_passed_over(folder: Path, why: str) -> None:
-    """Name a checkpoint that can't be used."""
+    """Print the name of a checkpoint that can't be used, and why."""
     print(f"checkpoint {folder} is passed over: {' '.join(why.split())}", file=sys.stderr)
 
 
@@ -136,8 +136,8 @@ def newest_that_loads(
     load: Callable[[Path], T],
     say: Callable[[Path, str], None] = say_passed_over,
 ) -> tuple[Path, T]:
-    """The first of ``folders`` that ``load`` doesn't raise UserError for, and what it gave; ``say`` is told
-    of those passed over, and why. Raises ValueError if there is none."""
+    """The first of ``folders`` for which ``load`` doesn't raise UserError, and the result of ``load``;
+    ``say`` is called for each folder before it, with the reason. Raises ValueError if there is none."""
     for folder in folders:
         try:
             return folder, load(folder)
@@ -148,7 +148,7 @@ def newest_that_loads(
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder so that one dying half-way leaves no half of it under its name."""
+    """Delete a folder in such a way that a crash leaves no part of it under its name."""
     temporary = folder.with_name(f"{LEFTOVER}{folder.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     folder.rename(temporary)
@@ -156,8 +156,8 @@ def remove(folder: Path) -> None:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Delete what processes left in ``parent`` that died while they wrote or deleted a folder; one that was
-    being replaced, and was not, gets its name back."""
+    """Delete what is left in ``parent`` of processes that stopped while they wrote or deleted a folder; a
+    folder whose replacement was not finished gets its name back."""
     for old in parent.glob(f"{REPLACED}*"):
         folder = parent / old.name.removeprefix(REPLACED)
         if folder.exists():
@@ -169,7 +169,7 @@ def remove_leftovers(parent: Path) -> None:
 
 
 def set_aside(folder: Path) -> None:
-    """Give ``folder`` a name by which no one takes it for one that can be used."""
+    """Rename ``folder`` so that it isn't taken for a usable one."""
     aside = folder.with_name(f"{BROKEN}{folder.name}")
     shutil.rmtree(aside, ignore_errors=True)
     folder.rename(aside)

@@ -1,1 +1,1 @@
-"""The recorder of a run's metrics, and the relay that feeds labml and a dashboard from them."""
+"""The recorder of a run's metrics, and the relay that sends them to labml and a dashboard."""

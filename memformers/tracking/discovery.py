@@ -1,5 +1,5 @@
-"""Where a run is sent: to the address that was asked for, or to a dashboard that runs on this machine, which
-leaves a note by which trainings find it."""
+"""Where a run is sent: to a given address, or to a dashboard on this machine, which writes a note so that
+trainings find it."""
 
 import contextlib
 import json
@@ -18,22 +18,22 @@ from memformers.common.network import ask_json, get
 
 AUTO, OFF = "auto", "off"
 WHO = "/memformers"
-"""Where a dashboard says who it is."""
+"""The path at which a dashboard returns its identity."""
 TOKEN = "default"
 """Runs sent with this token appear on the runs page; it is also the one in labml's own examples."""
 ANSWER_SECONDS = 2.0
 DASHBOARD = "MEMFORMERS_DASHBOARD"
 """The environment variable that tells a training, and its relay, which dashboard to use."""
 LABML_URL = "labml_app_url"
-"""The one by which labml itself finds its server."""
+"""The environment variable by which labml itself finds its server."""
 
 
 def find_dashboard(wish: str) -> str:
     """Where a run is sent: the labml server's address, ``http://host:port/api/v1/token``; "off"; or
     "auto", to a dashboard that runs on this machine whenever there is one.
 
-    An empty wish is what the environment says, ours or labml's own, else "auto". ValueError for a word
-    that is none of these.
+    An empty value means the value of the environment variable, ours or labml's own, else "auto". ValueError
+    for any other word.
     """
     wish = wish or os.environ.get(DASHBOARD, "").strip() or os.environ.get(LABML_URL, "").strip() or AUTO
     if wish not in (AUTO, OFF) and not wish.startswith(("http://", "https://")):
@@ -48,7 +48,7 @@ def dashboard_page(dashboard: str) -> str:
 
 
 def check_dashboard(url: str) -> str:
-    """What is wrong with the labml server at ``url``, or an empty string; within two seconds."""
+    """The problem with the labml server at ``url``, or an empty string; within two seconds."""
     try:
         status, _ = get(url, ANSWER_SECONDS)
     except OSError as error:
@@ -58,7 +58,7 @@ def check_dashboard(url: str) -> str:
 
 
 def notes_folder() -> Path:
-    """Where running dashboards leave their notes."""
+    """The folder in which running dashboards write their notes."""
     return platformdirs.user_state_path("memformers") / "dashboards"
 
 
@@ -79,7 +79,7 @@ def announced(url: str, identity: str) -> Iterator[None]:
 
 
 def new_identity() -> str:
-    """A word by which a dashboard is told from whatever else may come to use its port."""
+    """A word that distinguishes a dashboard from other programs that may use its port later."""
     return uuid.uuid4().hex
 
 
@@ -107,7 +107,8 @@ def is_running(note: Path) -> str:
 
 
 def is_gone(note: Path) -> bool:
-    """Whether nobody listens any more where ``note`` says. One that is only slow to answer is there."""
+    """Whether no program listens at the address in ``note`` any more. A dashboard that only answers slowly
+    still runs."""
     try:
         address = urlsplit(json.loads(note.read_text(encoding="utf-8"))["url"])
         socket.create_connection((address.hostname, address.port), ANSWER_SECONDS).close()

@@ -1,8 +1,9 @@
 """Sending a run to a dashboard, in labml's own protocol, from the run's ``metrics.jsonl``.
 
-That file is the queue: a dashboard that was away is asked how far it came, and gets what it missed. So
-nothing is kept in memory, and nothing is lost. Our dashboard leaves out what it has; labml's own server,
-which says the mean step of points that it melted into one, may draw the last of these twice.
+This file is the queue: a dashboard that was not available is asked for its last step, and gets the records
+after it. So nothing is kept in memory, and nothing is lost. Our dashboard ignores records that it has
+already; labml's own server, which returns the mean step of points that it merged, may draw the last of them
+twice.
 """
 
 import base64
@@ -25,13 +26,14 @@ from memformers.runs.card import Card, read_card
 from memformers.runs.folder import METRICS
 
 SEND_SECONDS, RETRY_SECONDS = 2.0, 3.0
-"""How often a run is sent, and a dashboard that is away is tried."""
+"""The seconds between two uploads, and between two tries to reach a dashboard."""
 POST_SECONDS = 30.0
 SHARE = 0.005
-"""Of one core's time: after each sending, its time (here and in the dashboard) is rested for 200-fold."""
+"""The fraction of one core's time: after each upload, the sender sleeps 200 times the upload's duration (here
+and in the dashboard)."""
 POINTS_A_POST = 30_000
 RECORDS_A_POLL = 100
-"""Of more records at once, so many are taken, evenly thinned; evaluations are never left out."""
+"""If there are more records at once, this number is sent, evenly spread; evaluations are always sent."""
 LAST = "<f"
 """labml's server answers with steps as little-endian 32-bit numbers."""
 
@@ -62,8 +64,8 @@ def feed(folder: Path, find: Callable[[], str], ended: threading.Event) -> bool:
 
 
 class Feed:
-    """One run on its way to one dashboard, as a context. Everything raises OSError where the dashboard
-    doesn't answer, or not as one."""
+    """One run on its way to one dashboard, as a context. All methods raise OSError if the dashboard doesn't
+    answer, or if something else answers."""
 
     def __init__(self, folder: Path, api: str):
         self.folder = folder
@@ -86,8 +88,8 @@ class Feed:
         self.file.close()
 
     def send(self, is_over: bool) -> float:
-        """Send what the run recorded since the last time, and how it ended if it ``is_over``; returns
-        the seconds of work that this was, here and in the dashboard."""
+        """Send what the run recorded since the last time, and how it ended if it ``is_over``; returns the
+        seconds of work that this took, here and in the dashboard."""
         begun = time.thread_time()
         records = new_records(self.file)
         most = max(RECORDS_A_POLL, POINTS_A_POST // max(map(len, records), default=1))
@@ -133,7 +135,7 @@ class Feed:
 
 
 def introduction(card: Card) -> dict[str, Any]:
-    """What labml's server is first told of a run."""
+    """The first message about a run to labml's server."""
     configs = {
         name: {"name": name, "type": type(value).__name__, "value": value, "order": i, "options": [],
                "computed": str(value), "is_hyperparam": None, "is_meta": None,
@@ -153,7 +155,7 @@ def introduction(card: Card) -> dict[str, Any]:
 
 
 def conclusion(card: Card) -> dict[str, Any]:
-    """What labml's server is told last; nothing where nobody knows how the run ended."""
+    """The last message to labml's server; empty if it is not known how the run ended."""
     if not card.status:
         return {}
     kind = {"completed": "completed", "crashed: KeyboardInterrupt": "interrupted"}
@@ -175,18 +177,18 @@ def tracks(records: list[dict[str, float]], known: Mapping[str, float]) -> dict[
 
 
 def rounded(step: float) -> float:
-    """A step as labml's server will answer it."""
+    """A step as labml's server will return it."""
     return float(struct.unpack(LAST, struct.pack(LAST, step))[0])
 
 
 def last_number(binary: str) -> float:
-    """The last of the numbers that labml's server answers in base 64."""
+    """The last of the numbers that labml's server returns in base 64."""
     data = base64.b64decode(binary)
     return float(struct.unpack_from(LAST, data, len(data) - 4)[0]) if data else -math.inf
 
 
 def new_records(file: IO[str]) -> list[dict[str, float]]:
-    """The whole lines that were appended since the last call."""
+    """The complete lines that were appended since the last call."""
     records: list[dict[str, float]] = []
     while True:
         start = file.tell()
@@ -198,6 +200,6 @@ def new_records(file: IO[str]) -> list[dict[str, float]]:
 
 
 def thin(records: list[dict[str, float]], most: int = RECORDS_A_POLL) -> list[dict[str, float]]:
-    """At most so many of the training's records, evenly spread, and all evaluations."""
+    """At most this number of the training's records, evenly spread, and all evaluations."""
     stride = -(-len(records) // most) or 1
     return [r for i, r in enumerate(records) if i % stride == 0 or "loss.valid" in r]

@@ -1,7 +1,7 @@
-"""Metrics of a run: kept in its folder, and shown by labml.
+"""Metrics of a run: written to its folder, and shown by labml.
 
-``metrics.jsonl`` is the source of truth: one JSON object a line, flushed as it is recorded. labml and
-its dashboard get the same records from a process of its own ([`memformers.tracking.relay`][]).
+``metrics.jsonl`` is the source of truth: one JSON object per line, flushed when it is recorded. A separate
+process sends the same records to labml and its dashboard ([`memformers.tracking.relay`][]).
 """
 
 import contextlib
@@ -29,9 +29,9 @@ from memformers.tracking.relay import UNSENT, start_relay, stop_relay
 class Tracking:
     """Records a run's metrics, as a context: entered before the first step, left after the last.
 
-    ``folder`` is the run's, ``name`` what labml calls it, ``config`` its hyper-parameters as nested
-    dicts, ``dashboard`` what [`find_dashboard`][] takes. An address may hold a token: it is written
-    nowhere.
+    ``folder`` is the run's, ``name`` what labml calls it, ``config`` its hyper-parameters as nested dicts,
+    ``dashboard`` what [`find_dashboard`][] takes. An address may contain a token, so it is never written to a
+    file.
     """
 
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any], dashboard: str = ""):
@@ -56,7 +56,7 @@ class Tracking:
         return self
 
     def record(self, values: Mapping[str, float]) -> None:
-        """Keep one record; ``tokens`` in it is the step that labml draws it at."""
+        """Write one record; its ``tokens`` is the step at which labml draws it."""
         self._file.write(json.dumps(values) + "\n")
         self._file.flush()
 

@@ -1,7 +1,7 @@
-"""The process that feeds labml, and any dashboard that runs, from a run's ``metrics.jsonl``.
+"""The process that sends a run's ``metrics.jsonl`` to labml and to a running dashboard.
 
-It is one of its own, so nothing that labml or a dashboard does (wait, retry, fail, keep a copy of all output)
-can stop, slow or crash a training; and when a training is killed, it ends by itself.
+It is a separate process, so nothing that labml or a dashboard does (wait, retry, fail, store a copy of all
+output) can stop, slow or crash a training. When the training is killed, it ends by itself.
 """
 
 import contextlib
@@ -21,15 +21,15 @@ from memformers.tracking.discovery import AUTO, DASHBOARD, LABML_URL, OFF, find_
 from memformers.tracking.feeding import SHARE, feed, new_records, thin
 
 DRAIN_SECONDS = 3.0
-"""How long labml may take after the last record; then the relay ends, whatever is left."""
+"""How many seconds labml may take after the last record; then the relay ends, even if records are left."""
 UNSENT = 3
 """The relay's exit code when a dashboard didn't take everything in that time."""
 POLL_SECONDS = 1.0
 
 
 def start_relay(folder: Path, dashboard: str) -> "subprocess.Popen[str]":
-    """Start the process that feeds labml from ``folder``; its input's end is its sign to end. Raises OSError
-    where no process can be started."""
+    """Start the process that sends the records in ``folder`` to labml; it ends after its input ends. Raises
+    OSError if no process can be started."""
     with open(folder / LOG, "a", encoding="utf-8") as log:
         return subprocess.Popen(
             module_command("memformers.tracking.relay", str(folder)),
@@ -54,7 +54,7 @@ def stop_relay(process: "subprocess.Popen[str]", status: str) -> int:
 
 def relay(folder: Path) -> None:
     """Feed labml and a dashboard with a run's records until standard input ends, then end within
-    DRAIN_SECONDS; exits with UNSENT where a dashboard didn't take everything by then."""
+    DRAIN_SECONDS; exits with UNSENT if a dashboard didn't get everything by then."""
     ended, status = threading.Event(), ["killed"]
 
     def wait_for_end() -> None:
@@ -108,7 +108,7 @@ class RunEndedBadly(Exception):
 
 
 def give_labml_a_home(folder: Path) -> None:
-    """Let labml keep its ``~/.labml`` in the run's folder where the home can't be written."""
+    """Let labml write its ``~/.labml`` to the run's folder if the home folder can't be written."""
     try:
         (Path.home() / ".labml").mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):

@@ -1,1 +1,2 @@
-"""Training: its config, the one loop, and runs, which are folders that hold all about one training."""
+"""Training: its config, the training loop, and runs, the folders that contain everything about one
+training."""

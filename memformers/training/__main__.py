@@ -1,7 +1,7 @@
 """``python -m memformers.training FOLDER [--resume]``: train the run that ``FOLDER/config.json`` describes.
 
-A comparison trains each model so, in a process of its own: what one run does to the process (labml's
-state, peak memory, random state) can't reach the next.
+A comparison trains each model in this way, in a separate process, so that the state of the process (labml's
+state, peak memory, random state) can't influence the next run.
 """
 
 import sys

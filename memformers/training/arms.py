@@ -20,7 +20,7 @@ from memformers.training.config import TrainConfig
 
 HOW = "write an arm as NAME: setting=value …, such as 'long: model=transformer-xl mem_len=320'"
 OF_ALL = {"seed": "seed and seeds", "data": "data", "tokens": "tokens and scale", "parallel": "parallel"}
-"""Settings that arms can't have of their own, and what sets them for all."""
+"""Settings that can't differ between arms, and the options that set them for all arms."""
 
 
 def arms_of_models(models: Sequence[ModelName], train: TrainConfig, equal_keys: bool) -> list[PlannedArm]:
@@ -37,8 +37,8 @@ def arms_of_models(models: Sequence[ModelName], train: TrainConfig, equal_keys: 
 
 
 def read_arms(given: Sequence[str], train: TrainConfig) -> list[PlannedArm]:
-    """The arms that ``given`` describes: each text is an arm, or the path of a file with an arm a line, in
-    which # begins a comment. ValueError for one that can't be."""
+    """The arms that ``given`` describes: each text is an arm, or the path of a file with one arm per line, in
+    which # begins a comment. ValueError for an impossible arm."""
     arms = []
     for text in given:
         if ":" in text or not Path(text).is_file():
@@ -83,7 +83,8 @@ def check_name(name: str) -> None:
 
 
 def full_name(key: str, known: Mapping[str, Any], arm: str) -> str:
-    """The dotted name of the setting ``key``; UserError for one that there isn't, or that all arms share."""
+    """The dotted name of the setting ``key``; UserError for an unknown setting, and for one that all arms
+    share."""
     found = next((name for name in known if name == key or name.endswith(f".{key}")), None)
     if found is None:
         near = difflib.get_close_matches(key, [name.rpartition(".")[2] for name in known], 1)
@@ -95,7 +96,7 @@ def full_name(key: str, known: Mapping[str, Any], arm: str) -> str:
 
 
 def value_of(word: str, before: Any) -> Any:
-    """The value that ``word`` means for a setting that was ``before``."""
+    """The value of ``word`` for a setting whose value was ``before``."""
     value: Any = word
     with contextlib.suppress(ValueError):
         value = json.loads(word.lower())  # True and None too
@@ -107,7 +108,8 @@ def value_of(word: str, before: Any) -> Any:
 
 
 def training_of(arm: PlannedArm, train: TrainConfig) -> TrainConfig:
-    """The training of ``arm`` where ``train`` is what all share; else UserError."""
+    """The training of ``arm``, where ``train`` contains the shared settings; UserError for an impossible
+    one."""
     data = asdict(train)
     for name, value in arm.settings.items():
         *path, last = name.split(".")
@@ -122,7 +124,8 @@ def training_of(arm: PlannedArm, train: TrainConfig) -> TrainConfig:
 
 
 def check_arms(arms: Sequence[PlannedArm], train: TrainConfig) -> None:
-    """Raise UserError unless there are arms, all of them can be, and no two are of one name or the same."""
+    """Raise UserError unless there are arms, all are possible, and no two have the same name or the same
+    settings."""
     if not arms:
         raise UserError("a comparison needs an arm; name a model with models, or describe one with arms.")
     names: set[str] = set()

@@ -1,4 +1,4 @@
-"""A training's progress on the screen."""
+"""The progress bar of a training."""
 
 import sys
 import time
@@ -13,8 +13,8 @@ from memformers.training.state import Progress
 
 
 class Bar:
-    """The tokens seen of those of ``config``, from ``progress`` on, as a context. Its clock, and so its
-    speed, counts training alone. One that isn't ``shown`` says nothing."""
+    """A context with a progress bar of the tokens of ``config``, from ``progress`` on. Its time, and so its
+    speed, is that of training steps only. Nothing is printed unless it is ``shown``."""
 
     def __init__(self, config: TrainConfig, progress: Progress, shown: bool = True):
         self.shown = shown
@@ -47,14 +47,14 @@ class Bar:
         self.tqdm.set_postfix_str(self.training, refresh=False)
 
     def say(self, line: str) -> None:
-        """Write a line above the bar."""
+        """Print a line above the bar."""
         if self.shown:
             self.tqdm.write(line, file=sys.stderr)
 
     @contextmanager
     def standing(self) -> Iterator[Callable[[str], None]]:
-        """A block in which the clock stands, since it is no training; what it gives shows what is being
-        done instead, a few times a second."""
+        """A block whose time doesn't count as training time. It gives a function that shows, a few times a
+        second, what is being done."""
         if not self.shown:
             yield lambda doing: None
             return

@@ -1,4 +1,4 @@
-"""Checkpoints of a training: folders from which it goes on as if it had never stopped.
+"""Checkpoints of a training: folders from which it continues as if it had never stopped.
 
 checkpoints/000000204800/     named after the tokens seen
   config.json, model.safetensors, tokenizer.json     the model, as from_pretrained takes it
@@ -44,16 +44,16 @@ KEPT: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "step"),
     Muon: ("momentum",),
 }
-"""What each optimizer remembers of a parameter."""
+"""The state of each optimizer for a parameter."""
 SETTINGS = ("betas", "eps", "momentum", "weight_decay")
-"""Of a group of parameters, as far as its optimizer has them."""
+"""The settings of a group of parameters that are saved, as far as its optimizer has them."""
 STATE, RANDOM, ABOUT = "state.json", "random.json", "training.json"
 FILES = ("config.json", "model.safetensors", "tokenizer.json", OPTIMIZER, MEMORY, STATE, RANDOM, ABOUT)
 
 
 @dataclass(frozen=True)
 class About:
-    """What a checkpoint says of itself, beside the training's state."""
+    """What a checkpoint records in addition to the state of the training."""
 
     config: dict[str, Any]
     """The run's TrainConfig."""
@@ -63,9 +63,9 @@ class About:
     records: int
     """How many lines of metrics.jsonl belong to the training so far."""
     validation_loss: float | None
-    """In nats a token; None where no evaluation was due."""
+    """In nats per token; None if there was no evaluation."""
     peak_memory_bytes: int | None = None
-    """The most memory that any process of the run has held; None where the system doesn't tell."""
+    """The peak memory of any process of the run; None if the system doesn't report it."""
 
 
 def save_checkpoint(
@@ -76,10 +76,10 @@ def save_checkpoint(
     about: About,
     ranks: Ranks | None = None,
 ) -> None:
-    """Write a checkpoint that appears as ``folder`` when it is whole and on the disk.
+    """Write a checkpoint that appears as ``folder`` when it is complete and on the disk.
 
-    Of several ``ranks``, all must call this, and the first writes. Raises OSError where it can't be
-    written; what was there before is untouched.
+    All ``ranks`` must call this, and the first one writes. Raises OSError if it can't be written; then no
+    other checkpoint has changed.
     """
     ranks = ranks or Ranks()
     weights = {name: full_tensor(tensor) for name, tensor in model.state_dict().items()}
@@ -103,7 +103,7 @@ def save_checkpoint(
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What [`read_checkpoint`][] found, and nothing has been done with yet."""
+    """The contents of a checkpoint that [`read_checkpoint`][] has read, before they are used."""
 
     weights: dict[str, Tensor]
     moments: dict[str, Tensor]
@@ -112,8 +112,7 @@ class Checkpoint:
     """The state it was made in, with the memory of this rank's streams."""
 
     def put(self, model: MemoryLM, optimizers: Optimizers) -> TrainingState:
-        """Put weights, optimizers and random states back; returns the state. Of several ranks, all must call
-        this."""
+        """Restore weights, optimizers and random states; returns the state. All ranks must call this."""
         parameters, learning = model.state_dict(), dict(model.named_parameters())
         model.load_state_dict(
             {name: placed_like(tensor, parameters[name]) for name, tensor in self.weights.items()}
@@ -138,8 +137,8 @@ def read_checkpoint(
 ) -> Checkpoint:
     """The checkpoint in ``folder`` of a training of ``model`` with ``optimizers``, checked.
 
-    Raises ValueError for one that was changed since, or that is another model's or version's, and with
-    dropout, which is random on each rank, for one of another number of ``ranks``.
+    Raises ValueError for a checkpoint that has changed since it was written, or of another model or version;
+    and with dropout, which is random on each rank, for one of another number of ``ranks``.
     """
     ranks = ranks or Ranks()
     check_seal(folder, FILES)
@@ -160,7 +159,7 @@ def read_checkpoint(
 
 
 def own_randomness(path: Path, ranks: Ranks, dropout: float) -> dict[str, Any]:
-    """This rank's random states in ``path``, or the first one's where their number doesn't matter."""
+    """This rank's random states in ``path``, or the first rank's if the number of ranks doesn't matter."""
     states = read_json(path).get("ranks")
     if not isinstance(states, list) or not states:
         raise UserError(f"{path} holds no random states.")
@@ -175,7 +174,7 @@ def own_randomness(path: Path, ranks: Ranks, dropout: float) -> dict[str, Any]:
 
 
 def read_about(folder: Path) -> About:
-    """What the checkpoint in ``folder`` says of itself; else ValueError."""
+    """The [`About`][] of the checkpoint in ``folder``; else ValueError."""
     check_seal(folder, (ABOUT,))
     return config_from_dict(About, read_json(folder / ABOUT), str(folder / ABOUT))
 
@@ -193,14 +192,14 @@ def keep_best_and_newest(parent: Path, newest: int) -> None:
 
 
 def validation_loss(folder: Path) -> float | None:
-    """That of the checkpoint in ``folder``, or None where there is none to read."""
+    """The validation loss of the checkpoint in ``folder``, or None if it has none."""
     with contextlib.suppress(ValueError):
         return read_about(folder).validation_loss
     return None
 
 
 def link(path: Path, target: str) -> None:
-    """Let the symbolic link ``path`` lead to ``target`` beside it, where the file system has such links."""
+    """Make the symbolic link ``path`` to ``target`` beside it, if the file system supports links."""
     temporary = path.with_name(f"{LEFTOVER}{path.name}")
     with contextlib.suppress(OSError):
         temporary.unlink(missing_ok=True)
@@ -209,7 +208,7 @@ def link(path: Path, target: str) -> None:
 
 
 def state_numbers(model: MemoryLM, state: TrainingState) -> dict[str, Any]:
-    """All of ``state`` that is no tensor."""
+    """The parts of ``state`` that are not tensors."""
     numbers = {
         f.name: getattr(state, f.name) for f in fields(state) if f.name not in ("optimizers", "memory")
     }
@@ -232,12 +231,13 @@ def describe_optimizers(model: MemoryLM, optimizers: Optimizers) -> list[dict[st
 
 
 def learners(optimizers: Optimizers) -> dict[Tensor, torch.optim.Optimizer]:
-    """Which of them takes each parameter, of any shape."""
+    """The optimizer of each parameter, of any shape."""
     return {p: optimizer for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
 
 
 def optimizer_tensors(model: MemoryLM, optimizers: Optimizers) -> dict[str, Tensor]:
-    """What they remember, as ``parameter/what``; of a parameter that had no gradient yet, nothing."""
+    """The state of the optimizers, as ``parameter/what``; nothing for a parameter that had no gradient
+    yet."""
     learner = learners(optimizers)
     return {
         f"{name}/{what}": full_tensor(tensor)
@@ -275,7 +275,7 @@ def check_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int
 
 
 def load_memory(path: Path, model: MemoryLM, batch_size: int) -> Memory:
-    """The memory in ``path``, on the model's device; ValueError for one that the model can't have."""
+    """The memory in ``path``, on the model's device; ValueError for a memory that doesn't fit the model."""
     tensors = {name: tensor.to(model.device) for name, tensor in load_tensors(path).items()}
     try:
         memory = memory_from_tensors(tensors, model.config.n_layers)

@@ -23,66 +23,70 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     """The network."""
     data: str = ""
-    """A text file; or documents: a folder of texts, or a .jsonl file with a "text" in each line; or
-    "builtin". Empty: Tiny Shakespeare from $MEMFORMERS_DATA, the user's cache, or its public address, else
-    the built-in corpus."""
+    """The text to train on: a text file; or documents, as a folder of texts or a .jsonl file with a "text" in
+    each line; or "builtin" for the built-in play. Empty: Tiny Shakespeare from $MEMFORMERS_DATA, the user's
+    cache or its public address, or the built-in play if none of them works."""
     document_separator: str = ""
-    """What stands between the documents of a text file; empty: the file is one text."""
+    """The text between the documents of a text file; empty: the file is one text."""
     tokenizer: TokenizerName = "character"
-    """One token a character, numbered in the order of the alphabet (character) or of how often the text has
-    it (frequency), or one a byte."""
+    """A token is a character, numbered in alphabetical order (character) or by frequency in the text
+    (frequency), or a byte (byte)."""
     tokens: int = 2_700_000
     """How long to train: the number of tokens seen."""
     batch_size: int = 64
     """Parallel streams of text, B."""
     stretch: int = 4096
-    """The training text is cut into stretches of so many tokens, which are read in an order drawn from the
-    seed, anew in each epoch; memory runs on from one to the next. 0 reads the text from front to back.
-    Documents are not cut: whatever this is, they are read in an order drawn from the seed."""
+    """The training text is cut into stretches of this many tokens. Each epoch reads them in another random
+    order, which depends on the seed; memory is carried from one to the next. 0 reads the text from beginning
+    to end. Documents are never cut, and always read in a random order that depends on the seed."""
     optimizer: OptimizerName = "muon"
-    """muon for the matrices of the layers, beside AdamW for all else; or adamw for everything."""
+    """Muon for the matrices of the layers and AdamW for all other weights (muon), or AdamW for all weights
+    (adamw)."""
     learning_rate: float = 4e-3
-    """AdamW's learning rate at its peak, after warm-up; it then falls to 0 in a straight line."""
+    """The peak of AdamW's learning rate, after the warm-up; it then falls linearly to 0."""
     muon_learning_rate: float | None = None
-    """Muon's learning rate at its peak; 0.04 if not given (muon)."""
+    """The peak of Muon's learning rate; 0.04 if not given (muon)."""
     beta2: float = 0.99
-    """How slowly AdamW's mean of squared gradients changes."""
+    """AdamW's β₂: how slowly its mean of squared gradients changes."""
     warmup: float = 0.03
     """Fraction of the training over which the learning rate rises from 0."""
     weight_decay: float = 0.1
-    """Decay of weight matrices, relative to the learning rate."""
+    """Weight decay of the matrices; it is multiplied by the learning rate."""
     max_grad_norm: float = 1.0
-    """Gradients longer than this are shortened to it; the compression functions', of another loss, apart."""
+    """The largest norm of the gradient; a larger one is scaled down to it. The gradient of the compression
+    functions, which comes from another loss, is clipped separately."""
     evaluations: int = 6
-    """How often the held-out text is evaluated, evenly spread, the last at the end and over all of it."""
+    """The number of evaluations on the held-out text, at equal intervals. The last one is at the end of the
+    training and reads the whole text."""
     evaluation_share: float = 0.02
-    """The part of the training's work that the evaluations before the last may take together; each reads
-    as much of the held-out text as that allows, always the same. 0: each reads all of it."""
+    """The largest fraction of the training's work that all evaluations but the last may take together; each
+    reads the same part of the held-out text. With 0, each reads the whole text."""
     log_every: int = 10
     """Steps between two training records."""
     checkpoint_every: int = 0
-    """Tokens between two checkpoints, beside the one at each evaluation; 0 for no others."""
+    """Tokens between two checkpoints, in addition to the one at each evaluation; 0 for none."""
     checkpoint_minutes: float = 5.0
-    """Minutes of wall time between two checkpoints, at most; 0 for no others than the above."""
+    """The longest time between two checkpoints, in minutes; 0 for no limit."""
     keep_checkpoints: int = 2
-    """How many of the newest checkpoints are kept, beside the one of the lowest validation loss."""
+    """How many of the newest checkpoints are kept, in addition to the one with the lowest validation loss."""
     skip_bad_steps: int = 0
-    """How many steps with a loss or gradient that is not finite may be left out before training stops."""
+    """How many steps whose loss or gradient is NaN or infinite may be skipped before the training stops."""
     seed: int = 0
-    """Of the initial weights and of dropout."""
+    """The seed of the initial weights, of the order of the text and of dropout."""
     device: str = "auto"
     """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
     precision: Precision = "auto"
-    """Of matrix products in training steps; bfloat16 is autocast, with weights, memory, norms, attention
-    scores and losses in float32; auto takes it where the device multiplies it faster, else float32.
-    Evaluations are in float32 in either."""
+    """The precision of matrix products in training steps. With bfloat16 (autocast), weights, memory, norms,
+    attention scores and losses stay in float32. auto takes bfloat16 if the device multiplies it faster, else
+    float32. Evaluations always use float32."""
     compile: bool = False
-    """Whether torch.compile builds the training step's forward and backward; takes minutes at first."""
+    """Whether torch.compile builds the forward and backward pass of the training step; this takes minutes at
+    the beginning."""
     parallel: Parallel = "single"
-    """How the processes that torchrun started share the work: each with the whole model (ddp), or with a
-    part of every weight (fsdp). Each takes an equal part of the batch's streams."""
+    """How the processes that torchrun started share the work: each holds the whole model (ddp), or a part of
+    every weight (fsdp). Each takes an equal part of the batch's streams."""
     accumulate: int = 1
-    """Parts of a batch's streams that are computed one after the other before a step, to save memory."""
+    """The number of parts of a batch that are computed one after the other before a step, to save memory."""
     activation_checkpointing: bool = False
     """Whether layers are computed again in the backward pass, to save the memory of their activations."""
 

@@ -1,4 +1,4 @@
-"""What happens beside the training steps: records, evaluations, checkpoints, samples."""
+"""What happens between training steps: records, evaluations, checkpoints, samples."""
 
 import contextlib
 import math
@@ -77,10 +77,11 @@ class Observer:
         self.bar.show(progress, metrics["loss.train"])
 
     def evaluate(self, progress: Progress) -> None:
-        """Evaluate the held-out text, at the end all of it, and show a glimpse of a sample; a signal ends it
-        at once, with nothing recorded.
+        """Evaluate the held-out text, the whole of it at the end, and show the beginning of a sample; a
+        signal ends it at once, and nothing is recorded.
 
-        Every record is over the same part of the text, the last one too; the whole is in the result.
+        Every record is over the same part of the text, also the last one; the loss over the whole text is in
+        the result.
         """
         begun, is_last = time.perf_counter(), progress.tokens >= self.config.tokens
         with self.signals.at_once(), unsharded(self.model):
@@ -100,7 +101,7 @@ class Observer:
         )
 
     def maybe_checkpoint(self, state: TrainingState) -> None:
-        """Keep a checkpoint if it is time; raise [`Stopped`][] if a signal has come."""
+        """Save a checkpoint if it is due; raise [`Stopped`][] if a signal has come."""
         tokens, evaluations = self.saved
         every = self.config.checkpoint_every
         due = state.evaluations > evaluations or (every and state.tokens // every > tokens // every)
@@ -109,7 +110,7 @@ class Observer:
         self.signals.check(self.ranks)
 
     def save(self, state: TrainingState) -> None:
-        """Keep a checkpoint of ``state``, if it isn't kept already."""
+        """Save a checkpoint of ``state`` if it isn't saved already."""
         if (state.tokens, state.evaluations) == self.saved:
             return
         about = About(
@@ -218,7 +219,6 @@ def peak_memory_before(folder: Path) -> int:
 
 
 def in_one_line(text: str) -> str:
-    """``text`` as a terminal can show it in a line: no line breaks, and nothing that would move its cursor,
-    ring its bell or change its colours."""
+    """``text`` as one line for a terminal: without line breaks and control characters."""
     text = text.replace("\n", "⏎")
     return "".join(character if character.isprintable() else "\ufffd" for character in text)

@@ -1,4 +1,4 @@
-"""What learns from a gradient, and how fast."""
+"""Optimizers and learning rates."""
 
 from collections.abc import Callable
 
@@ -11,15 +11,15 @@ from memformers.training.config import TrainConfig
 from memformers.training.muon import Muon
 
 Optimizers = tuple[torch.optim.Optimizer, ...]
-"""Which together take every parameter of a model once."""
+"""Optimizers that together have every parameter of a model exactly once."""
 
 
 def build_optimizers(model: MemoryLM, config: TrainConfig) -> Optimizers:
     """AdamW for all parameters; or with ``optimizer="muon"``, Muon for the matrices of the layers and AdamW
     for the others: vocabulary, positions, biases, norms and compression functions.
 
-    Only the weights of linear maps and convolutions decay, since nothing pulls an embedding, a bias, a norm
-    or a position towards zero by right.
+    Weight decay applies only to the weights of linear maps and convolutions, since there is no reason to pull
+    an embedding, a bias, a norm or a position towards zero.
     """
     matrices = layer_matrices(model) if config.optimizer == "muon" else []
     taken = {id(matrix) for matrix in matrices}
@@ -43,22 +43,23 @@ def build_optimizers(model: MemoryLM, config: TrainConfig) -> Optimizers:
 
 
 def layer_matrices(model: MemoryLM) -> list[Tensor]:
-    """The weights of the linear maps within the layers, ``[out, in]`` each, but for the compression
-    functions'. Those of the vocabulary are none of them: each row is a token's own."""
+    """The weights of the linear maps within the layers, ``[out, in]`` each, without those of the compression
+    functions. The matrices of the vocabulary are not included, since each of their rows belongs to one
+    token."""
     compressing = {module for compress in model.transformer.compressions for module in compress.modules()}
     modules = (module for module in model.transformer.modules() if module not in compressing)
     return [module.weight for module in modules if isinstance(module, nn.Linear)]
 
 
 def learning_rate_schedule(config: TrainConfig) -> Callable[[int], float]:
-    """The part of its peak that each learning rate has at a number of tokens: up from 0, then down to 0, both
-    in straight lines."""
+    """The fraction of its peak that each learning rate has after a number of tokens: it rises linearly from 0
+    and then falls linearly to 0."""
     shape = [(0.0, 0.0), (config.warmup, 1.0), (1.0, 0.0)]
     return RelativePiecewise(shape if config.warmup else shape[1:], config.tokens)
 
 
 def set_learning_rates(optimizers: Optimizers, part: float) -> None:
-    """Let each learn at this part of its peak."""
+    """Set each learning rate to this fraction of its peak."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = part * optimizer.defaults["lr"]

@@ -1,4 +1,4 @@
-"""The precision of a training's matrix products, where it was left to the device."""
+"""The precision of a training's matrix products for ``precision="auto"``."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from memformers.training.ranks import Ranks
 
 
 def with_precision(config: TrainConfig, device: torch.device, ranks: Ranks | None = None) -> TrainConfig:
-    """``config`` with bfloat16 in place of ``precision="auto"`` where ``device`` multiplies it faster, else
+    """``config`` with bfloat16 in place of ``precision="auto"`` if ``device`` multiplies it faster, else
     float32; the first of several ``ranks`` decides."""
     if config.precision != "auto":
         return config

@@ -10,7 +10,7 @@ from memformers.common.errors import UserError
 
 
 def random_states() -> dict[str, Any]:
-    """Those of Python, NumPy, PyTorch on CPU, and on every GPU."""
+    """The random states of Python, NumPy, and PyTorch on CPU and on every GPU."""
     version, words, gauss = random.getstate()
     numpy = np.random.get_state(legacy=False)
     assert isinstance(numpy, dict)
@@ -23,16 +23,16 @@ def random_states() -> dict[str, Any]:
 
 
 def seed_python_and_numpy(seed: int) -> None:
-    """Let both draw the same numbers in every run of this seed, whatever was drawn before; a module of a
-    user's may draw from them."""
+    """Seed Python's and NumPy's random numbers, which a user's module may draw, so that every run with this
+    seed gets the same ones."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Take up [`random_states`][] again; those of GPUs as far as there are as many here.
+    """Restore [`random_states`][], those of GPUs only for the GPUs that exist here.
 
-    Raises ValueError for what is none.
+    Raises ValueError for anything else.
     """
     try:
         python, numpy = states["python"], states["numpy"]
@@ -47,7 +47,7 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 
 def check_random_states(states: dict[str, Any]) -> None:
-    """Raise ValueError unless ``states`` could be taken up; this process's stay as they are."""
+    """Raise ValueError unless ``states`` could be restored; the states of this process don't change."""
     before = random_states()
     try:
         set_random_states(states)

@@ -3,7 +3,7 @@
 Each process (a rank) has streams of its own, and their memory. After each backward pass the gradients are
 averaged, so all ranks take the same step, and the training is that of one process on all the streams. With
 DDP every rank holds the whole model; with FSDP each holds a part of every weight and of the optimizer's
-state. Memory is never a part of the model, so nobody shares or broadcasts it.
+state. Memory is never a part of the model, so it is neither shared nor broadcast.
 """
 
 import contextlib
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Forward = Callable[[Tensor, Memory, Tensor, Tensor | None], LMScores]
-"""A model, or what stands for it in a training step: tokens, memory, targets and starts to losses and
+"""A model, or its replacement in a training step: from tokens, memory, targets and starts to losses and
 memory."""
 
 
 class Ranks:
-    """The processes of a training, seen from one of them; where there is only one, it does nothing."""
+    """The processes of a training, seen from one of them; with a single process, its methods do nothing."""
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, parallel: Parallel = "single"):
         self.rank, self.size, self.local_rank, self.parallel = rank, size, local_rank, parallel
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that writes files and speaks."""
+        """Whether this is the rank that writes files and prints."""
         return self.rank == 0
 
     def device_name(self, name: str) -> str:
@@ -63,7 +63,7 @@ class Ranks:
             shard(model, device)
 
     def forward_of(self, model: MemoryLM, *, compile: bool) -> Forward:
-        """What to call in a training step instead of ``model``."""
+        """The function to call in a training step instead of ``model``."""
         forward: nn.Module = torch.compile(model, fullgraph=True) if compile else model  # type: ignore[assignment]
         if self.parallel == "ddp":
             # A compression function has no gradient in a segment that compresses nothing.
@@ -124,7 +124,7 @@ class Ranks:
         return make() if made is None else made
 
     def barrier(self) -> None:
-        """Until all ranks are here."""
+        """Wait until all ranks have called this."""
         self.highest(0)
 
     def _gather(self, mem: Tensor) -> Tensor:
@@ -140,8 +140,8 @@ class Ranks:
 def joined(config: TrainConfig) -> Iterator[Ranks]:
     """A block in which the processes that torchrun started, if it did, train together as ``config`` says.
 
-    Raises ValueError where ``config.parallel`` and the way the program was started don't fit each other, and
-    for a batch that can't be shared equally.
+    Raises ValueError if ``config.parallel`` doesn't fit the way in which the program was started, and for a
+    batch that can't be shared equally.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     started_by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
@@ -182,7 +182,7 @@ def joined(config: TrainConfig) -> Iterator[Ranks]:
 
 
 def choose_gpu(device: str, local_rank: int) -> None:
-    """Let this process use the GPU of its number on its machine; ValueError where that can't be."""
+    """Let this process use the GPU with its number on the machine; ValueError if there is none."""
     if device not in ("auto", "cuda"):
         raise UserError(f"device={device!r} is one for all processes; use cuda, which gives each its own.")
     if local_rank >= (gpus := torch.cuda.device_count()):
@@ -193,7 +193,7 @@ def choose_gpu(device: str, local_rank: int) -> None:
 
 
 def is_about_another_rank(error: RuntimeError) -> bool:
-    """Whether ``error`` is how gloo or NCCL say that a rank can't be reached any more."""
+    """Whether ``error`` is how gloo or NCCL report that a rank can't be reached any more."""
     return isinstance(error, dist.DistError) or any(
         word in str(error) for word in ("gloo", "Connection closed by peer", "Connection reset by peer")
     )

@@ -1,4 +1,4 @@
-"""A run's folder taken up again where its newest checkpoint left it."""
+"""Resuming a run from its newest checkpoint."""
 
 import json
 import sys
@@ -31,14 +31,14 @@ MAY_DIFFER = {
     "data", "document_separator", "device", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints",
     "skip_bad_steps", "parallel", "accumulate", "activation_checkpointing",
 }  # fmt: skip
-"""Settings that a resumed training may have otherwise: none changes what is learned from a good step but by
-rounding, and the text itself is compared, not where it lies. With dropout, ``accumulate`` may not: other
-parts of a batch draw other numbers."""
+"""Settings that may differ in a resumed training: they change the result of a step only by rounding, and for
+the data, the text itself is compared and not its path. With dropout, ``accumulate`` may not differ, since
+other parts of a batch draw other random numbers."""
 
 
 def check_same_config(config: TrainConfig, folder: Path) -> None:
-    """Raise ValueError, naming the settings, unless ``config`` is that of the run in ``folder``, or no run
-    was begun there."""
+    """Raise ValueError, which names the settings, unless ``config`` is that of the run in ``folder``, or
+    there is no run."""
     if not (folder / CONFIG).exists():
         if (folder / METRICS).exists():
             raise UserError(f"{folder} has metrics, but no {CONFIG}; it is no run that can be resumed.")
@@ -52,7 +52,7 @@ def check_same_config(config: TrainConfig, folder: Path) -> None:
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Where two configs would train differently, in words; empty if nowhere."""
+    """The settings in which two configs would train differently, in words; empty if there are none."""
     # As JSON has them, which knows no tuples.
     old, new = (dict(flatten(json.loads(json.dumps(config)))) for config in (before, now))
     may_differ = MAY_DIFFER - {"accumulate"} if new.get("model.dropout") else MAY_DIFFER
@@ -65,7 +65,7 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def check_same_corpus(corpus: Corpus, folder: Path) -> None:
-    """Raise ValueError unless ``corpus`` is that of the run in ``folder``, or no run was begun there."""
+    """Raise ValueError unless ``corpus`` is that of the run in ``folder``, or there is no run."""
     if (folder / FACTS).exists():
         before = read_json(folder / FACTS).get("corpus", {})
         if before.get("sha256") != corpus.sha256:
@@ -84,8 +84,8 @@ def go_on(
     ranks: Ranks | None = None,
 ) -> tuple[TrainingState, int]:
     """The newest usable checkpoint of ``folder``, put into ``model`` and the optimizers of ``state``; returns
-    its state and how many records belong to it. Later records are cut off. Without any checkpoint, the
-    training begins anew.
+    its state and how many records belong to it. Later records are removed. Without any checkpoint, the
+    training starts from the beginning.
 
     Raises UserError where there are checkpoints, but none can be used, and OSError, with nothing changed,
     where one can't be read, or not by all ranks.
@@ -119,9 +119,9 @@ def go_on(
 
 
 def alike_on_all(make: Callable[[], T], ranks: Ranks) -> T:
-    """What ``make`` gives; a UserError that it raises on all ranks. Where a rank can't read, or only some
-    find something wrong, OSError on all: their file systems show different things, and nothing may be decided
-    from that."""
+    """The result of ``make``, which may raise a UserError on all ranks. If a rank can't read a file, or only
+    some ranks find an error, OSError on all ranks: their file systems show different contents, from which
+    nothing can be concluded."""
     made, wrong, unread = None, "", ""
     try:
         made = make()
@@ -154,7 +154,7 @@ def read(
 
 
 def note_other_environment(path: Path, device: torch.device) -> None:
-    """Warn where the checkpoint in ``path`` was made with other versions or hardware."""
+    """Warn if the checkpoint in ``path`` was made with other versions or hardware."""
     before, now = (
         dict(flatten(environment))
         for environment in (read_about(path).environment, describe_environment(device))
@@ -169,8 +169,8 @@ def note_other_environment(path: Path, device: torch.device) -> None:
 
 
 def cut_metrics(folder: Path, records: int) -> int:
-    """Keep the first ``records`` lines of a run's metrics, since those after them will be made again; returns
-    how many there are."""
+    """Keep the first ``records`` lines of a run's metrics, since the later ones will be written again;
+    returns how many there are."""
     path = folder / METRICS
     if not path.exists():
         return 0
@@ -182,7 +182,7 @@ def cut_metrics(folder: Path, records: int) -> int:
 
 @contextmanager
 def alone_in(folder: Path, ranks: Ranks | None = None) -> Iterator[None]:
-    """A block in which no other training uses ``folder``; ValueError where one does already."""
+    """A block in which no other training uses ``folder``; ValueError if another one does."""
     if ranks and not ranks.first:
         yield
         return

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, turned into a training's wish to stop at the next good moment."""
+"""SIGINT and SIGTERM, which stop a training at the next step."""
 
 import signal
 import threading
@@ -11,7 +11,7 @@ from memformers.training.ranks import Ranks
 
 
 class Stopped(BaseException):
-    """The training was asked to stop by a signal, and can: its state is whole."""
+    """A signal stops the training, at a moment when its state is consistent."""
 
     def __init__(self, signal_number: signal.Signals):
         super().__init__(f"stopped by {signal_number.name}")
@@ -25,7 +25,7 @@ class Stopped(BaseException):
 
 
 class StopSignals:
-    """Notes the signals that ask a process to end, as a context; a second Ctrl-C ends it at once.
+    """A context that notes the signals that end a process; a second Ctrl-C ends it at once.
 
     A signal that is ignored stays so. Outside of the main thread, which alone gets signals, it does nothing.
     """

@@ -23,7 +23,7 @@ class Text:
     train_documents: tuple[int, ...] = ()
     """How many tokens of ``train`` each document has; empty for a plain text."""
     validation_documents: tuple[int, ...] = ()
-    """Of ``validation``, likewise."""
+    """The same for ``validation``."""
 
 
 def prepare(corpus: Corpus, config: TrainConfig) -> Text:

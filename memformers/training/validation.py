@@ -1,4 +1,4 @@
-"""The held-out text of a training: how much of it an evaluation reads, and what that says."""
+"""The held-out text of a training: how much of it an evaluation reads, and what is recorded."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,9 +19,9 @@ from memformers.training.text import Text
 
 EVALUATION_STREAMS = 16
 EVALUATED_A_TRAINED = 3
-"""Tokens that are evaluated in about the time of one that is trained on, forward and backward."""
+"""The number of tokens that are evaluated in about the time of one trained token, forward and backward."""
 FEWEST_SEGMENTS = 2
-"""Of each stream: from the second one on, a model has something to remember."""
+"""The number of segments of each stream: from the second one on, the memory isn't empty."""
 
 
 class Validation:
@@ -30,8 +30,8 @@ class Validation:
 
     Evaluations are of streams, and the part is the beginning of each, so an evaluation of the whole text
     holds that of the part. Documents are read one by one, and the part is every k-th of them, or where a
-    single one is too long, the beginning of the first. How long it is follows from ``config`` and the text
-    alone, never from a clock: it is the same however often the training is resumed.
+    single one is too long, the beginning of the first. Its length depends only on ``config`` and the text,
+    and not on time, so it is the same however often the training is resumed.
     """
 
     def __init__(self, text: Text, config: TrainConfig):
@@ -69,13 +69,13 @@ class Validation:
         return evaluate(model, tokens, self.streams, between_segments, segments)
 
     def part(self, evaluation: Evaluation) -> Evaluation:
-        """That of the part, in one of the whole text or of the part."""
+        """The evaluation of the part, taken from one of the whole text or of the part."""
         if self.reading:
             return beginning_of(evaluation, self.reading, self.segments)
         return evaluation.beginning(self.segments, self.segment_len)
 
     def metrics(self, evaluation: Evaluation) -> dict[str, float]:
-        """What a record says of an evaluation, with the number of tokens that it is over."""
+        """The metrics of an evaluation for a record, with the number of evaluated tokens."""
         metrics = {
             "loss.valid": evaluation.loss,
             "bits_per_character.valid": self.bits_per_character(evaluation),
@@ -87,7 +87,8 @@ class Validation:
         return metrics
 
     def bits_per_character(self, evaluation: Evaluation) -> float:
-        """Of the whole text exactly; of the part, by the tokens a character that the whole text has."""
+        """Bits per character: exact for the whole text; for a part, from the whole text's number of tokens
+        per character."""
         text, tokens = self.text.corpus.validation_text, len(self.text.validation)
         given = len(self.text.validation_documents) or 1  # first tokens, which nothing predicts
         if len(evaluation.losses) < tokens - given:

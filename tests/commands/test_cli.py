@@ -1,6 +1,7 @@
 """The command as a user meets it; but for three processes of its own, in this one, where Python and PyTorch
 need not start each time."""
 
+import re
 import sys
 
 import pytest
@@ -32,6 +33,23 @@ def test_help_says_what_each_option_is_for(command, words):
     assert ended.code == 0
     assert "usage: memformers" in ended.out
     assert all(word in ended.out for word in words)
+
+
+@pytest.mark.parametrize(
+    ("command", "first"),
+    [
+        ("train", ["model", "data", "tokens", "out", "resume"]),
+        ("compare", ["data", "scale", "seeds", "models", "out"]),
+    ],
+)
+def test_help_begins_with_the_common_options_and_has_all_others_in_groups(command, first, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    boxes = run(command, "--help").out.split("╭─ ")[1:]
+    assert [box.split(" ")[0] for box in boxes[:1]] == ["options"]
+    assert re.findall(r"^│ --([a-z-]+)", boxes[0], re.MULTILINE) == first
+    groups = {box.partition(" options")[0] for box in boxes[1:]}
+    assert {"network", "memory", "compression", "optimizer", "hardware"} <= groups
+    assert "other" not in groups, "an option is in no group of memformers/commands/groups.py"
 
 
 def test_no_command_imports_what_only_several_processes_or_a_compiler_need():

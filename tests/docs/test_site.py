@@ -157,7 +157,7 @@ def test_an_option_has_its_meaning_and_its_default(site):
     assert (
         "--seeds INT default: 1\nHow many seeds each arm is trained from: seed, seed + 1 and so on." in page
     )
-    assert "--checkpoint PATH required\nFolder of a run, or a folder that save_pretrained wrote" in page
+    assert "--text STR required\nA text file; - is standard input." in page
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="the search is a program for node")

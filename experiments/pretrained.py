@@ -1,0 +1,99 @@
+"""Train the models that come with the package, and put them into it.
+
+Run it with ``python -m experiments.pretrained --data input.txt``, where the file is Tiny Shakespeare; without
+``--data`` it is downloaded. It trains a Transformer-XL and a Compressive Transformer of the same network,
+whose memories have equally many keys. A training that was stopped continues when the command is run again.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memformers.common.command_line import parse_arguments, plain_errors
+from memformers.common.environment import describe_environment
+from memformers.common.errors import UserError
+from memformers.common.files import write_json
+from memformers.data.corpora import load_corpus
+from memformers.data.tokenizers import save_tokenizer
+from memformers.evaluation.evaluate import evaluate, summary
+from memformers.models.config import ModelConfig
+from memformers.pretrained.own import load_checkpoint, save_model
+from memformers.pretrained.packaged import PACKAGED, RECIPE
+from memformers.runs.sealed import sealing
+from memformers.training.config import TrainConfig, read_train_config
+from memformers.training.run import train_run
+from memformers.training.validation import EVALUATION_STREAMS
+
+# Two bytes a weight of the Compressive Transformer make 1.95 MB; at d_ff=512 they would be 2.3 MB.
+NETWORK = ModelConfig(d_ff=384, position_features=64)
+MODELS = {
+    "transformer-xl-shakespeare": replace(NETWORK, model="transformer-xl", mem_len=64),
+    "compressive-shakespeare": replace(NETWORK, model="compressive", mem_len=32, c_mem_len=32),
+}
+"""A query attends to 64 keys before its segment in both."""
+LARGEST = 2_000_000
+"""Bytes that the weights of one model may have."""
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """Train the models that come with the package, and put them into it."""
+
+    data: str = ""
+    """The file of Tiny Shakespeare; by default as a training finds it."""
+    tokens: int = 8_000_000
+    """How long to train each model: the number of tokens seen."""
+    seed: int = 0
+    """Of the initial weights and of the order of the text."""
+    runs: Path = Path("runs/pretrained")
+    """Folder of the two trainings."""
+    out: Path = PACKAGED
+    """Where the models are put, each in a folder of its own; by default into the package."""
+
+
+def main(pretraining: Pretraining) -> None:
+    """Train each model, put it where it belongs, and say what it reaches."""
+    if load_corpus(pretraining.data).is_stand_in:
+        raise UserError("Tiny Shakespeare was neither found nor downloaded; name its file with --data.")
+    for name, network in MODELS.items():
+        config = TrainConfig(
+            model=network, data=pretraining.data, tokens=pretraining.tokens, seed=pretraining.seed
+        )
+        run = train_run(config, pretraining.runs / name, "off", resume=True)
+        recipe = put(run, pretraining.out / name)
+        print(f"{name}: {recipe['held_out']['loss_nats']:.4f} nats a token → {pretraining.out / name}")
+
+
+def put(run: Path, folder: Path) -> dict[str, Any]:
+    """Write the model of a finished ``run`` to ``folder`` with its weights in bfloat16, and evaluate these
+    weights on the whole held-out text; returns the recipe that is written beside them. UserError where they
+    are larger than [`LARGEST`][]."""
+    model, tokenizer = load_checkpoint(run, torch.device("cpu"))
+    weights = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
+    size = sum(tensor.nbytes for tensor in weights.values())
+    if size > LARGEST:
+        raise UserError(f"the weights of {run} take {size:,} bytes in bfloat16; use at most {LARGEST:,}.")
+    model.load_state_dict(weights)  # in float32, as the packaged model is loaded
+    config = read_train_config(run)
+    corpus = load_corpus(config.data)
+    text = corpus.validation_text
+    recipe = {
+        "made_by": "python -m experiments.pretrained",
+        "corpus": {"name": corpus.name, "sha256": corpus.sha256},
+        "training": {**asdict(config), "data": corpus.name},
+        "environment": describe_environment(model.device),
+        "parameters": sum(tensor.numel() for tensor in weights.values()),
+        "held_out": summary(evaluate(model, tokenizer.encode(text), EVALUATION_STREAMS), text),
+    }
+    with sealing(folder) as temporary:
+        save_model(model, temporary, weights)
+        save_tokenizer(tokenizer, temporary)
+        write_json(temporary / RECIPE, recipe)
+    return recipe
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        main(parse_arguments(Pretraining))

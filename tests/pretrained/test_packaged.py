@@ -1,0 +1,136 @@
+"""The trained models that come with the package, and the program that makes them."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from experiments import pretrained
+from memformers import MemoryLM
+from memformers.common.files import read_json
+from memformers.evaluation.evaluate import evaluate
+from memformers.pretrained.own import WEIGHTS, load_checkpoint
+from memformers.pretrained.packaged import (
+    RECIPE,
+    load_packaged,
+    packaged_folder,
+    packaged_names,
+)
+from memformers.runs.sealed import check_seal
+from tests.builders import small_lm, small_training
+from tests.processes import finish, program, run
+
+CPU = torch.device("cpu")
+SCENE = """First Citizen:
+Before we proceed any further, hear me speak.
+
+All:
+Speak, speak.
+"""
+"""The beginning of Tiny Shakespeare, which the models were trained on."""
+
+
+def test_the_package_has_both_models():
+    assert packaged_names() == ["compressive-shakespeare", "transformer-xl-shakespeare"]
+
+
+@pytest.mark.parametrize("name", packaged_names())
+def test_the_files_are_small_and_those_that_were_made(name):
+    folder = packaged_folder(name)
+    check_seal(folder)
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 2_000_000
+
+
+@pytest.mark.parametrize("name", packaged_names())
+def test_from_pretrained_gives_the_weights_of_the_file_in_float32(name):
+    model, weights = MemoryLM.from_pretrained(name), load_file(packaged_folder(name) / WEIGHTS)
+    assert not model.training
+    state = model.state_dict()
+    assert state.keys() == weights.keys()
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    assert all(torch.equal(state[key], weights[key].float()) for key in weights)
+
+
+@pytest.mark.parametrize("name", packaged_names())
+def test_the_recipe_says_what_was_trained_and_the_model_has_learned_it(name):
+    recipe = read_json(packaged_folder(name) / RECIPE)
+    model, tokenizer = load_packaged(name, CPU)
+    assert recipe["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert recipe["training"]["model"]["model"] == name.removesuffix("-shakespeare")
+    assert recipe["corpus"]["name"] == "Tiny Shakespeare"
+    assert 1.0 < recipe["held_out"]["loss_nats"] < 1.5
+    assert evaluate(model, tokenizer.encode(SCENE), 1).loss < math.log(tokenizer.vocab_size) / 2
+
+
+def test_a_folder_counts_before_a_name_and_an_unknown_name_is_told_the_known_ones(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lm = small_lm("transformer")
+    lm.save_pretrained("compressive-shakespeare")
+    assert MemoryLM.from_pretrained("compressive-shakespeare").config == lm.config
+    with pytest.raises(
+        ValueError, match=r"^there is neither .* called 'hamlet'; use one of compressive-shakespeare, tra"
+    ):
+        MemoryLM.from_pretrained("hamlet")
+    with pytest.raises(ValueError, match=r"config\.json was expected, but is missing"):
+        MemoryLM.from_pretrained("models/hamlet")
+
+
+def test_a_packaged_model_writes_within_seconds_in_a_process_of_its_own(tmp_path):
+    """On a machine with nothing else to do it takes less than three."""
+    ended = finish(
+        program("generate", "--pretrained", "compressive-shakespeare", "--prompt", "ROMEO:", "--tokens", 200),
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("ROMEO:")
+    assert len(ended.stdout) == len("ROMEO:") + 200 + 1
+    assert sum(word in ended.stdout.split() for word in ("the", "and", "to", "I", "of", "you", "my")) > 2
+
+
+def test_evaluate_takes_a_packaged_model(tmp_path):
+    (tmp_path / "scene.txt").write_text(SCENE * 20)
+    ended = run("evaluate", "--pretrained", "transformer-xl-shakespeare", "--text", tmp_path / "scene.txt")
+    assert ended.code == 0, ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--pretrained", "hamlet"], "no pretrained model is called 'hamlet'; use one of compressive-sh"),
+        ([], "give one model: --checkpoint with the folder of a run, or --pretrained with one of compress"),
+        (["--pretrained", "compressive-shakespeare", "--checkpoint", "runs"], "give one model"),
+    ],
+)
+@pytest.mark.parametrize("command", [["generate"], ["evaluate", "--text", "-"]])
+def test_one_model_must_be_named_and_be_there(command, arguments, message):
+    assert run(*command, *arguments).said(message)
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_the_program_trains_each_model_and_packages_its_weights_in_bfloat16(tmp_path, monkeypatch):
+    small = replace(small_training().model, vocab_size=256)
+    monkeypatch.setattr(pretrained, "MODELS", {"small": small})
+    out, runs = tmp_path / "out", tmp_path / "runs"
+    settings = pretrained.Pretraining(data="builtin", tokens=5_000, runs=runs, out=out)
+    pretrained.main(settings)
+    check_seal(out / "small")
+    trained, tokenizer = load_checkpoint(runs / "small", CPU)
+    packaged, _ = load_checkpoint(out / "small", CPU)
+    expected = {name: tensor.bfloat16() for name, tensor in trained.state_dict().items()}
+    assert all(torch.equal(packaged.state_dict()[name], tensor) for name, tensor in expected.items())
+    recipe = read_json(out / "small" / RECIPE)
+    held_out = pretrained.load_corpus("builtin").validation_text
+    loss = evaluate(packaged.float(), tokenizer.encode(held_out), 16).loss
+    assert recipe["held_out"]["loss_nats"] == pytest.approx(loss, abs=1e-6)
+    monkeypatch.setattr(pretrained, "LARGEST", 1_000)
+    with pytest.raises(ValueError, match=r"take [\d,]+ bytes in bfloat16; use at most 1,000"):
+        pretrained.put(runs / "small", out / "large")
+
+
+def test_the_program_trains_on_nothing_that_stands_in_for_the_text(tmp_path):
+    with pytest.raises(ValueError, match="name its file with --data"):
+        pretrained.main(pretrained.Pretraining(data="stand-in", runs=tmp_path / "runs", out=tmp_path / "out"))
+    assert not list(tmp_path.iterdir())
