@@ -69,9 +69,7 @@ def test_a_folder_counts_before_a_name_and_an_unknown_name_is_told_the_known_one
     lm = small_lm("transformer")
     lm.save_pretrained("compressive-shakespeare")
     assert MemoryLM.from_pretrained("compressive-shakespeare").config == lm.config
-    with pytest.raises(
-        ValueError, match=r"^there is neither .* called 'hamlet'; use one of compressive-shakespeare, tra"
-    ):
+    with pytest.raises(ValueError, match=r"^there is neither .* called 'hamlet'; use one of compressive"):
         MemoryLM.from_pretrained("hamlet")
     with pytest.raises(ValueError, match=r"config\.json was expected, but is missing"):
         MemoryLM.from_pretrained("models/hamlet")
