@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from memformers.runs.sealed import check_seal
 from tests.builders import small_lm, small_training
 from tests.processes import finish, program, run
 
+ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 SCENE = """First Citizen:
 Before we proceed any further, hear me speak.
@@ -64,14 +66,21 @@ def test_the_recipe_says_what_was_trained_and_the_model_has_learned_it(name):
     assert evaluate(model, tokenizer.encode(SCENE), 1).loss < math.log(tokenizer.vocab_size) / 2
 
 
+@pytest.mark.parametrize("name", packaged_names())
+def test_the_guide_states_the_size_and_the_loss_of_the_recipe(name):
+    recipe = read_json(packaged_folder(name) / RECIPE)
+    page = (ROOT / "docs/how-to/generate.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+    assert f"| {recipe['parameters']:,} |" in row
+    assert f"| {recipe['held_out']['loss_nats']:.4f} nats per token |" in row
+
+
 def test_a_folder_counts_before_a_name_and_an_unknown_name_is_told_the_known_ones(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lm = small_lm("transformer")
     lm.save_pretrained("compressive-shakespeare")
     assert MemoryLM.from_pretrained("compressive-shakespeare").config == lm.config
-    with pytest.raises(
-        ValueError, match=r"^there is neither .* called 'hamlet'; use one of compressive-shakespeare, tra"
-    ):
+    with pytest.raises(ValueError, match=r"^there is neither .* called 'hamlet'; use one of compressive"):
         MemoryLM.from_pretrained("hamlet")
     with pytest.raises(ValueError, match=r"config\.json was expected, but is missing"):
         MemoryLM.from_pretrained("models/hamlet")
