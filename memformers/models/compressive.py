@@ -46,6 +46,7 @@ class CompressiveTransformer(MemoryStack):
         starts: Tensor | None = None,
         valid: Tensor | None = None,
         span: int | None = None,
+        through_memory: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         """``x [S, B, D]``; ``mem`` and ``c_mem``: None, empty, or a tensor ``[M, B, D]`` and
         ``[C, B, D]`` a layer; ``mask [S, C + M + S, B]`` or ``[S, C + M + S, 1]``, None for causal.
@@ -55,10 +56,11 @@ class CompressiveTransformer(MemoryStack):
         other document. With a ``span``, it sees so many of the newest keys, its own among them.
 
         Returns the output ``[S, B, D]`` and ``new_mem``: the detached input ``[S, B, D]`` of each
-        layer. Raises ValueError for a memory of another depth, batch, width, dtype or device, and for starts
-        or valid that don't fit.
+        layer; ``through_memory``, it keeps its gradient. Raises ValueError for a memory of another depth,
+        batch, width, dtype or device, and for starts or valid that don't fit.
         """
-        return self.read(x, Memory(tuple(mem or ()), tuple(c_mem or ()), valid), mask, starts, span)
+        memory = Memory(tuple(mem or ()), tuple(c_mem or ()), valid)
+        return self.read(x, memory, mask, starts, span, through_memory)
 
     def arguments(self, memory: Memory) -> dict[str, tuple[Tensor, ...] | Tensor | None]:
         """``mem``, ``[M, B, D]`` a layer, ``c_mem``, ``[C, B, D]`` a layer, and ``valid [B]``."""

@@ -26,8 +26,9 @@ class Memory:
 
     ``mem`` holds a tensor ``[M, B, D]`` a layer: that layer's inputs. ``c_mem`` holds a tensor
     ``[C, B, D]`` a layer, where each slot stands for ``compression_rate`` inputs older than all of
-    ``mem``; it is empty for a model that doesn't compress. Both carry no gradient, but may be views of
-    what a backward pass still needs: don't change them in place.
+    ``mem``; it is empty for a model that doesn't compress. Neither carries a gradient, but ``mem`` does where
+    the model was asked for it (``through_memory``). Both may be views of what a backward pass still needs:
+    don't change them in place.
 
     ``valid``, int64 ``[B]``, says how many of each stream's newest positions belong to its running document,
     where a slot stands for ``compression_rate`` of them; None says all. What came before is hidden from
@@ -76,7 +77,12 @@ class Memory:
                 f"{done.dtype} {list(done.shape)} on {done.device} came."
             )
         valid = torch.full_like(done, EVERYTHING, dtype=torch.int64) if self.valid is None else self.valid
-        return Memory(self.mem, self.c_mem, valid.masked_fill(done, 0))
+        return replace(self, valid=valid.masked_fill(done, 0))
+
+    def detach(self) -> "Memory":
+        """The same memory without gradient."""
+        mem, c_mem = (tuple(x.detach() for x in tensors) for tensors in (self.mem, self.c_mem))
+        return replace(self, mem=mem, c_mem=c_mem)
 
     @property
     def mem_len(self) -> int:
@@ -207,8 +213,8 @@ def compress_oldest(
     n = slots_to_compress(length, lengths.mem_len, c)
     mem = tuple(newest(parts, length - n * c) for parts in past)
     if n == 0:
-        return followed(memory, Memory(mem, memory.c_mem), starts, S, c), None
-    old = tuple(cut(parts, 0, n * c) for parts in past)
+        return followed(memory, replace(memory, mem=mem), starts, S, c), None
+    old = tuple(cut(parts, 0, n * c).detach() for parts in past)
     new = tuple(slots_of(f_c, x, n) for f_c, x in zip(compress, old, strict=True))
     slots = followed_by(memory.c_mem, [x.detach() for x in new])
     after = Memory(mem, tuple(newest(parts, lengths.c_mem_len) for parts in slots))
