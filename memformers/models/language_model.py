@@ -58,8 +58,8 @@ class LMScores(NamedTuple):
 class MemoryLM(nn.Module):
     """Embedding, a memory transformer, and a head; built from one [`ModelConfig`][].
 
-    The language-model loss trains everything but the compression functions; the auxiliary loss
-    trains those alone. Memory is a value: nothing about the text is kept on the module.
+    The language-model loss trains everything but the compression functions, and those with ``bptt``; the
+    auxiliary loss trains those alone. Memory is a value: nothing about the text is kept on the module.
     """
 
     def __init__(self, config: ModelConfig):
@@ -112,7 +112,8 @@ class MemoryLM(nn.Module):
             raise UserError(f"memory is a {type(memory).__name__}; a Memory or None was expected.")
         memory = memory or Memory(())
         self.config.lengths.check_kind(memory, self.config.model)
-        hidden, inputs = self.transform(tokens, memory, starts, through_memory)
+        read = self.transformer.made_anew(memory, self.config.lengths)
+        hidden, inputs = self.transform(tokens, read, starts, through_memory)
         memory, auxiliary_loss = self.transformer.remember(memory, inputs, self.config.lengths, starts)
         if targets is not None:
             return LMScores(self.score(hidden, targets), memory, auxiliary_loss)
@@ -163,6 +164,7 @@ class MemoryLM(nn.Module):
         one = self.head.weight.new_empty(1, batch, self.config.d_model)
         check_memory("mem", memory.mem, one, self.config.n_layers)
         check_memory("c_mem", memory.c_mem, one, self.config.n_layers)
+        check_memory("sources", memory.sources, one, self.config.n_layers)
         check_valid(memory.valid, one)
 
     # The rooms above build on this one, so the methods below import them when they are called.

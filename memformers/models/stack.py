@@ -109,6 +109,11 @@ class MemoryStack(nn.Module, ABC):
         """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``starts [S, B]``;
         and the loss of compressing it, a scalar: 0 where nothing was compressed."""
 
+    def made_anew(self, memory: Memory, lengths: MemoryLengths) -> Memory:
+        """``memory`` as a segment is to read it: where f_c learns from the language model's loss, its newest
+        slots ``[m, B, D]`` a layer are made anew from what they stand for, with the gradient to f_c."""
+        return memory
+
     @property
     def memory_layers(self) -> list[MemoryLayer]:
         """The layers, by their type."""
