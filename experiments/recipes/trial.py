@@ -46,7 +46,7 @@ def speed(name: str, data: str) -> float:
         trained(config, maybe_checkpoint=look)
     except Enough:
         steps = [after - before for before, after in zip(times[WARM_UP:], times[WARM_UP + 1 :], strict=False)]
-    return config.batch_size * config.model.segment_len / median(steps)
+    return config.tokens_a_step / median(steps)
 
 
 def train_one(folder: Path, data: str, name: str, seed: int, tokens: int, threads: int) -> str:

@@ -95,7 +95,9 @@ def build_transformer(config: ModelConfig) -> MemoryStack:
             compress=build_compression(config),
             norm=config.norm,
         )
-        return CompressiveTransformer(compressive_layer, config.n_layers, config.compression_loss)
+        return CompressiveTransformer(
+            compressive_layer, config.n_layers, config.compression_loss, config.bptt
+        )
     layer = TransformerXLLayer(
         d_model=config.d_model,
         self_attn=attention,

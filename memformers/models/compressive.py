@@ -2,12 +2,16 @@
 not forgotten, and each layer learns to compress so that attention notices little."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
+from memformers.common.errors import UserError
 from memformers.models.auto_encoder import CompressionAutoEncoder
-from memformers.models.compression import CompressionLossName, rate_of
+from memformers.models.checks import check_memory
+from memformers.models.compression import CompressionLossName, rate_of, slots_of
 from memformers.models.layers import CompressiveTransformerLayer
 from memformers.models.memory import Leaving, Memory, MemoryLengths, compress_oldest, slots_to_compress
 from memformers.models.reconstruction import (
@@ -23,7 +27,9 @@ class CompressiveTransformer(MemoryStack):
 
     ``compression_loss`` is what each layer's f_c learns from: [`AttentionReconstructionLoss`][] (attention),
     [`AutoEncodingLoss`][] (auto-encoding), for which f_c is a [`CompressionAutoEncoder`][], or
-    nothing (none). Raises ValueError for one that can't train all of f_c.
+    nothing (none). With ``bptt`` ≥ 1, as its [`memformers.models.memory.MemoryLengths`][] have it, f_c learns
+    from the language model's loss as well ([`made_anew`][]), and then needs no other. Raises ValueError for a
+    loss that can't train all of f_c.
     """
 
     def __init__(
@@ -31,8 +37,9 @@ class CompressiveTransformer(MemoryStack):
         layer: CompressiveTransformerLayer,
         n_layers: int,
         compression_loss: CompressionLossName = "attention",
+        bptt: int = 0,
     ):
-        check_compression_loss(compression_loss, layer.compress)
+        check_compression_loss(compression_loss, layer.compress, bptt)
         super().__init__(layer, n_layers)
         self.compression_loss = compression_loss
 
@@ -46,6 +53,7 @@ class CompressiveTransformer(MemoryStack):
         starts: Tensor | None = None,
         valid: Tensor | None = None,
         span: int | None = None,
+        through_memory: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         """``x [S, B, D]``; ``mem`` and ``c_mem``: None, empty, or a tensor ``[M, B, D]`` and
         ``[C, B, D]`` a layer; ``mask [S, C + M + S, B]`` or ``[S, C + M + S, 1]``, None for causal.
@@ -55,10 +63,11 @@ class CompressiveTransformer(MemoryStack):
         other document. With a ``span``, it sees so many of the newest keys, its own among them.
 
         Returns the output ``[S, B, D]`` and ``new_mem``: the detached input ``[S, B, D]`` of each
-        layer. Raises ValueError for a memory of another depth, batch, width, dtype or device, and for starts
-        or valid that don't fit.
+        layer; ``through_memory``, it keeps its gradient. Raises ValueError for a memory of another depth,
+        batch, width, dtype or device, and for starts or valid that don't fit.
         """
-        return self.read(x, Memory(tuple(mem or ()), tuple(c_mem or ()), valid), mask, starts, span)
+        memory = Memory(tuple(mem or ()), tuple(c_mem or ()), valid)
+        return self.read(x, memory, mask, starts, span, through_memory)
 
     def arguments(self, memory: Memory) -> dict[str, tuple[Tensor, ...] | Tensor | None]:
         """``mem``, ``[M, B, D]`` a layer, ``c_mem``, ``[C, B, D]`` a layer, and ``valid [B]``."""
@@ -87,6 +96,36 @@ class CompressiveTransformer(MemoryStack):
             return memory, AutoEncodingLoss(compressions)(old, new, left_out)
         layers = cast(list[CompressiveTransformerLayer], self.memory_layers)
         return memory, AttentionReconstructionLoss(layers)(inputs, old, new, left_out)
+
+    def made_anew(self, memory: Memory, lengths: MemoryLengths) -> Memory:
+        """``memory``, of which each layer's f_c, in training, makes the newest slots ``[m, B, D]`` anew of
+        the ``sources [m·c, B, D]``: so the language model's loss reaches f_c through slots of earlier steps
+        (section 3.2.1, backpropagation through time).
+
+        Raises ValueError for sources that don't fit the slots.
+        """
+        if not memory.sources:
+            return memory
+        c, of_segment = lengths.compression_rate, lengths.slots_a_segment
+        m = memory.sources_len // c
+        if m * c != memory.sources_len or m > memory.c_mem_len:
+            raise UserError(
+                f"sources of {memory.sources_len} positions came beside {memory.c_mem_len} slots of "
+                f"compression_rate={c}; use a memory as the model gives it."
+            )
+        for name, tensors in (("c_mem", memory.c_mem), ("sources", memory.sources)):
+            check_memory(name, tensors, memory.c_mem[0], len(self.layers))
+        if not (self.training and torch.is_grad_enabled()):
+            return memory
+        # What f_c makes of the last positions of a compression may depend on where that ends, so the slots of
+        # each whole segment are made by themselves, as they were.
+        pieces = [n for n in (m % of_segment, *[of_segment] * (m // of_segment)) if n]
+        c_mem = []
+        for f_c, slots, sources in zip(self.compressions, memory.c_mem, memory.sources, strict=True):
+            old = sources.split([n * c for n in pieces])
+            new = [slots_of(f_c, x, n) for x, n in zip(old, pieces, strict=True)]
+            c_mem.append(torch.cat([slots[: len(slots) - m], *new]))
+        return replace(memory, c_mem=tuple(c_mem))
 
     @property
     def compression_rate(self) -> int:

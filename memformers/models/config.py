@@ -47,7 +47,7 @@ class AdaptiveConfig:
 
 WHOLE = (
     "vocab_size", "d_model", "heads", "n_layers", "d_ff", "position_features", "clamp_len", "segment_len",
-    "mem_len", "c_mem_len", "compression_rate",
+    "mem_len", "c_mem_len", "compression_rate", "bptt",
 )  # fmt: skip
 """Settings that are whole numbers, some of them only where they are given."""
 
@@ -105,8 +105,12 @@ class ModelConfig:
     (compressive)."""
     compression_loss: CompressionLossName = "attention"
     """What the convolutions learn from: how much attention changes when memories give way to their slots
-    (attention), or how well a decoder makes the memories of the slots again (auto-encoding); or that nothing
-    is learned, with the mean or max (none) (compressive)."""
+    (attention), or how well a decoder makes the memories of the slots again (auto-encoding); or from neither
+    (none), with the mean or max, or with bptt (compressive)."""
+    bptt: int = 0
+    """How many compressions back the language model's loss reaches the convolutions, beside the compression
+    loss; its memory then keeps the positions behind so many compressions' slots. 0: it never reaches them
+    (compressive)."""
 
     embedding: EmbeddingName = "plain"
     """A vector for each token and a linear head (plain), or adaptive embedding and softmax, with vectors
@@ -130,7 +134,7 @@ class ModelConfig:
         for name in ("vocab_size", "n_layers", "d_ff", "segment_len", "compression_rate"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)} is too small; use at least 1.")
-        for name in ("mem_len", "c_mem_len"):
+        for name in ("mem_len", "c_mem_len", "bptt"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name}={getattr(self, name)} is negative; use 0 for none.")
         self.check_compression()
@@ -159,10 +163,15 @@ class ModelConfig:
                 f"{self.compression!r} has nothing to learn; use 'attention', which then only measures, or "
                 f"'none'."
             )
-        if learns and self.compression_loss == "none":
+        if not learns and self.bptt:
+            raise UserError(
+                f"bptt={self.bptt} is for compression='conv' or 'dilated'; compression={self.compression!r} "
+                f"has nothing to learn, so leave it out."
+            )
+        if learns and self.compression_loss == "none" and not self.bptt:
             raise UserError(
                 f"compression_loss='none' would leave compression={self.compression!r} untrained; use "
-                f"'attention' or 'auto-encoding', or compression='mean' or 'max'."
+                f"'attention' or 'auto-encoding', or bptt=1 or more, or compression='mean' or 'max'."
             )
 
     def check_same_length(self) -> None:
@@ -207,7 +216,8 @@ class ModelConfig:
             return MemoryLengths(0)
         if self.model == "transformer-xl":
             return MemoryLengths(self.mem_len)
-        return MemoryLengths(self.mem_len, self.c_mem_len, self.compression_rate)
+        slots_a_segment = -(-self.segment_len // self.compression_rate)
+        return MemoryLengths(self.mem_len, self.c_mem_len, self.compression_rate, self.bptt, slots_a_segment)
 
     @property
     def span(self) -> int | None:
@@ -249,6 +259,8 @@ def upgraded(saved: Mapping[str, Any]) -> dict[str, Any]:
 def written_before(config: ModelConfig) -> dict[str, Any]:
     """The config as version 0.1 wrote it, which saved memories are known by."""
     flat = asdict(config)
+    if not flat["bptt"]:  # nor was there this one
+        flat.pop("bptt")
     for name in ("compression_start", "compression_loss"):
         flat.pop(name)  # tells nothing about the weights that have been learned since
     if flat["compression"] == "conv":  # there was no other

@@ -58,8 +58,8 @@ class LMScores(NamedTuple):
 class MemoryLM(nn.Module):
     """Embedding, a memory transformer, and a head; built from one [`ModelConfig`][].
 
-    The language-model loss trains everything but the compression functions; the auxiliary loss trains those
-    alone. Memory is a value: the module stores nothing of the text.
+    The language-model loss trains everything but the compression functions, and with ``bptt`` those too; the
+    auxiliary loss trains those alone. Memory is a value: the module stores nothing of the text.
     """
 
     def __init__(self, config: ModelConfig):
@@ -86,6 +86,8 @@ class MemoryLM(nn.Module):
         memory: Memory | None = None,
         targets: Tensor | None = None,
         starts: Tensor | None = None,
+        *,
+        through_memory: bool = False,
     ) -> LMOutput | LMScores:
         """``tokens [S, B]``, integers, with the memory that the last segment returned, or None.
 
@@ -94,6 +96,10 @@ class MemoryLM(nn.Module):
 
         ``starts``, boolean ``[S, B]``, is true where a stream's new document begins: its tokens see
         nothing of what came before, neither in the segment nor in memory.
+
+        ``through_memory``, the positions that this segment adds to the memory keep their gradient: a later
+        segment's loss reaches into this one, and farther where the memory that was given carries a gradient.
+        Compressed slots never do. [`Memory.detach`][] ends it.
 
         Raises ValueError for tokens that aren't integers ``[S, B]`` with S ≥ 1, for a memory of
         another model, batch, dtype or device, for a segment longer than learned positions, and for targets
@@ -106,20 +112,23 @@ class MemoryLM(nn.Module):
             raise UserError(f"memory is a {type(memory).__name__}; a Memory or None was expected.")
         memory = memory or Memory(())
         self.config.lengths.check_kind(memory, self.config.model)
-        hidden, inputs = self.transform(tokens, memory, starts)
+        read = self.transformer.made_anew(memory, self.config.lengths)
+        hidden, inputs = self.transform(tokens, read, starts, through_memory)
         memory, auxiliary_loss = self.transformer.remember(memory, inputs, self.config.lengths, starts)
         if targets is not None:
             return LMScores(self.score(hidden, targets), memory, auxiliary_loss)
         return LMOutput(self.predict(hidden), memory, auxiliary_loss)
 
     def transform(
-        self, tokens: Tensor, memory: Memory, starts: Tensor | None = None
+        self, tokens: Tensor, memory: Memory, starts: Tensor | None = None, through_memory: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
         """``tokens [S, B]``, with ``starts [S, B]``, to the transformer's output ``[S, B, D]`` and each
-        layer's input, likewise."""
+        layer's input, likewise, detached but ``through_memory``."""
         x = self.dropout(self.embed(tokens))  # [S, B, D]
         past = self.transformer.arguments(memory)
-        return self.transformer(x, **past, starts=starts, span=self.config.span)
+        return self.transformer(
+            x, **past, starts=starts, span=self.config.span, through_memory=through_memory
+        )
 
     def predict(self, hidden: Tensor) -> Tensor:
         """The transformer's output ``[·, D]`` to the logits ``[·, vocab_size]`` of the next token."""
@@ -155,6 +164,7 @@ class MemoryLM(nn.Module):
         one = self.head.weight.new_empty(1, batch, self.config.d_model)
         check_memory("mem", memory.mem, one, self.config.n_layers)
         check_memory("c_mem", memory.c_mem, one, self.config.n_layers)
+        check_memory("sources", memory.sources, one, self.config.n_layers)
         check_valid(memory.valid, one)
 
     # The rooms above build on this one, so the methods below import them when they are called.

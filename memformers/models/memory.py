@@ -26,17 +26,23 @@ class Memory:
 
     ``mem`` holds a tensor ``[M, B, D]`` a layer: that layer's inputs. ``c_mem`` holds a tensor
     ``[C, B, D]`` a layer, where each slot stands for ``compression_rate`` inputs older than all of
-    ``mem``; it is empty for a model that doesn't compress. Both carry no gradient, but may be views of
-    what a backward pass still needs: don't change them in place.
+    ``mem``; it is empty for a model that doesn't compress. Neither carries a gradient, but ``mem`` does where
+    the model was asked for it (``through_memory``). Both may be views of what a backward pass still needs:
+    don't change them in place.
 
     ``valid``, int64 ``[B]``, says how many of each stream's newest positions belong to its running document,
     where a slot stands for ``compression_rate`` of them; None says all. What came before is hidden from
     queries ([`memformers.models.boundaries`][]).
+
+    ``sources`` holds a tensor ``[m·c, B, D]`` a layer: the inputs that the newest m slots of ``c_mem`` stand
+    for, without gradient, from which they are made anew while f_c learns from the language model's loss. It
+    is empty for a model with ``bptt=0``.
     """
 
     mem: tuple[Tensor, ...]
     c_mem: tuple[Tensor, ...] = ()
     valid: Tensor | None = None
+    sources: tuple[Tensor, ...] = ()
 
     @classmethod
     def empty(
@@ -62,7 +68,8 @@ class Memory:
             return tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.n_layers))
 
         valid = torch.zeros(batch, dtype=torch.int64, device=device)
-        return cls(zeros(positions), zeros(lengths.c_mem_len) if slots else (), valid)
+        sources = zeros(lengths.slots_anew * lengths.compression_rate) if lengths.slots_anew else ()
+        return cls(zeros(positions), zeros(lengths.c_mem_len) if slots else (), valid, sources)
 
     def reset(self, done: Tensor) -> "Memory":
         """The memory in which the streams that are ``done``, boolean ``[B]``, remember nothing: what
@@ -76,7 +83,12 @@ class Memory:
                 f"{done.dtype} {list(done.shape)} on {done.device} came."
             )
         valid = torch.full_like(done, EVERYTHING, dtype=torch.int64) if self.valid is None else self.valid
-        return Memory(self.mem, self.c_mem, valid.masked_fill(done, 0))
+        return replace(self, valid=valid.masked_fill(done, 0))
+
+    def detach(self) -> "Memory":
+        """The same memory without gradient."""
+        mem, c_mem = (tuple(x.detach() for x in tensors) for tensors in (self.mem, self.c_mem))
+        return replace(self, mem=mem, c_mem=c_mem)
 
     @property
     def mem_len(self) -> int:
@@ -87,6 +99,11 @@ class Memory:
     def c_mem_len(self) -> int:
         """C, in slots."""
         return len(self.c_mem[0]) if self.c_mem else 0
+
+    @property
+    def sources_len(self) -> int:
+        """m·c, in positions."""
+        return len(self.sources[0]) if self.sources else 0
 
     def positions(self, rate: int) -> int:
         """How many positions are remembered, where a slot stands for ``rate`` of them."""
@@ -109,6 +126,15 @@ class MemoryLengths:
     """C, in slots."""
     compression_rate: int = 1
     """c, the positions that a slot stands for."""
+    bptt: int = 0
+    """How many compressions back f_c learns from the language model's loss."""
+    slots_a_segment: int = 1
+    """⌈S / c⌉, how many slots a compression makes after a whole segment."""
+
+    @property
+    def slots_anew(self) -> int:
+        """How many of the newest slots are made anew while f_c learns from the language model's loss."""
+        return min(self.bptt * self.slots_a_segment, self.c_mem_len)
 
     @property
     def longest_memory(self) -> int:
@@ -118,7 +144,7 @@ class MemoryLengths:
 
     def check_kind(self, memory: Memory, model: str) -> None:
         """Raise ValueError for a ``memory`` of a kind that ``model`` doesn't keep."""
-        for name, mem in (("mem", memory.mem), ("c_mem", memory.c_mem)):
+        for name, mem in (("mem", memory.mem), ("c_mem", memory.c_mem), ("sources", memory.sources)):
             if mem and mem[0].dim() != 3:  # which may have no length at all
                 raise UserError(
                     f"{name} of layer 0 was expected as [length, batch, d_model]; it is "
@@ -146,6 +172,11 @@ class MemoryLengths:
         return [
             (memory.mem_len, self.longest_memory, f"a memory of {memory.mem_len} positions"),
             (memory.c_mem_len, self.c_mem_len, f"a compressed memory of {memory.c_mem_len} slots"),
+            (
+                memory.sources_len,
+                self.slots_anew * self.compression_rate,
+                f"a memory with sources of {memory.sources_len} positions",
+            ),
         ]
 
 
@@ -207,11 +238,14 @@ def compress_oldest(
     n = slots_to_compress(length, lengths.mem_len, c)
     mem = tuple(newest(parts, length - n * c) for parts in past)
     if n == 0:
-        return followed(memory, Memory(mem, memory.c_mem), starts, S, c), None
-    old = tuple(cut(parts, 0, n * c) for parts in past)
+        return followed(memory, replace(memory, mem=mem), starts, S, c), None
+    old = tuple(cut(parts, 0, n * c).detach() for parts in past)
     new = tuple(slots_of(f_c, x, n) for f_c, x in zip(compress, old, strict=True))
     slots = followed_by(memory.c_mem, [x.detach() for x in new])
     after = Memory(mem, tuple(newest(parts, lengths.c_mem_len) for parts in slots))
+    if lengths.slots_anew:
+        behind = followed_by(memory.sources, old)
+        after = replace(after, sources=tuple(newest(parts, lengths.slots_anew * c) for parts in behind))
     left_out = slots_left_out(memory.valid, starts, memory.mem_len, n, c)
     return followed(memory, after, starts, S, c), Compressed(old, new, left_out)
 
@@ -247,16 +281,18 @@ def cut(parts: Sequence[Tensor], start: int, stop: int) -> Tensor:
 
 
 def memory_tensors(memory: Memory) -> dict[str, Tensor]:
-    """A memory as ``mem.0``, …, ``c_mem.0``, …, and ``valid`` where it has one, as files have it."""
+    """A memory as ``mem.0``, …, ``c_mem.0``, …, and ``sources.0``, … and ``valid`` where it has them, as
+    files have it."""
     tensors = {f"mem.{i}": mem.contiguous() for i, mem in enumerate(memory.mem)}
     tensors |= {f"c_mem.{i}": c_mem.contiguous() for i, c_mem in enumerate(memory.c_mem)}
+    tensors |= {f"sources.{i}": sources.contiguous() for i, sources in enumerate(memory.sources)}
     return tensors if memory.valid is None else tensors | {"valid": memory.valid.contiguous()}
 
 
 def memory_from_tensors(tensors: Mapping[str, Tensor], n_layers: int) -> Memory:
     """The memory of so many layers that [`memory_tensors`][] gives; ValueError for anything else."""
-    kinds = {kind: [f"{kind}.{i}" for i in range(n_layers)] for kind in ("mem", "c_mem")}
-    mem, c_mem = (tuple(tensors[n] for n in names if n in tensors) for names in kinds.values())
+    kinds = {kind: [f"{kind}.{i}" for i in range(n_layers)] for kind in ("mem", "c_mem", "sources")}
+    mem, c_mem, sources = (tuple(tensors[n] for n in names if n in tensors) for names in kinds.values())
     if others := sorted(set(tensors) - {"valid"} - {name for names in kinds.values() for name in names}):
         raise UserError(f"it holds {', '.join(others)}, which this model has not.")
-    return Memory(mem, c_mem, tensors.get("valid"))
+    return Memory(mem, c_mem, tensors.get("valid"), sources)

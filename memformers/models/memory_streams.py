@@ -10,8 +10,9 @@ from memformers.models.memory import Memory
 
 def with_streams(memory: Memory, change: Callable[[Tensor], Tensor]) -> Memory:
     """The memory of the streams that ``change`` chooses from, or adds to, a tensor ``[·, B, …]``."""
-    mem, c_mem = (tuple(map(change, tensors)) for tensors in (memory.mem, memory.c_mem))
-    return Memory(mem, c_mem, None if memory.valid is None else change(memory.valid[None])[0])
+    kinds = memory.mem, memory.c_mem, memory.sources
+    mem, c_mem, sources = (tuple(map(change, tensors)) for tensors in kinds)
+    return Memory(mem, c_mem, None if memory.valid is None else change(memory.valid[None])[0], sources)
 
 
 def some_streams(memory: Memory, streams: slice) -> Memory:
@@ -23,7 +24,7 @@ def joined_streams(memories: Sequence[Memory]) -> Memory:
     """The memory of the streams of all ``memories``, one after the other."""
     if len(memories) == 1:
         return memories[0]
-    kinds = zip(*((memory.mem, memory.c_mem) for memory in memories), strict=True)
-    mem, c_mem = (tuple(torch.cat(t, dim=1) for t in zip(*parts, strict=True)) for parts in kinds)
+    kinds = zip(*((memory.mem, memory.c_mem, memory.sources) for memory in memories), strict=True)
+    mem, c_mem, sources = (tuple(torch.cat(t, dim=1) for t in zip(*parts, strict=True)) for parts in kinds)
     valid = [memory.valid for memory in memories if memory.valid is not None]
-    return Memory(mem, c_mem, torch.cat(valid) if valid else None)
+    return Memory(mem, c_mem, torch.cat(valid) if valid else None, sources)

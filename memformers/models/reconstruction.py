@@ -101,8 +101,9 @@ def auto_encoding(
     return of_streams.sum() / counts.any(0).sum().clamp(min=1)
 
 
-def check_compression_loss(loss: CompressionLossName, compress: nn.Module) -> None:
-    """Raise ValueError for a loss that isn't known, or that can't train this f_c, or all of it."""
+def check_compression_loss(loss: CompressionLossName, compress: nn.Module, bptt: int = 0) -> None:
+    """Raise ValueError for a loss that isn't known, or that can't train this f_c, or all of it. With ``bptt``
+    ≥ 1 it learns from the language model's loss too."""
     name, decodes = type(compress).__name__, isinstance(compress, CompressionAutoEncoder)
     if loss not in get_args(CompressionLossName):
         raise UserError(
@@ -118,10 +119,10 @@ def check_compression_loss(loss: CompressionLossName, compress: nn.Module) -> No
             f"compression_loss={loss!r} would not train the decoder of {name}; use 'auto-encoding', or f_c "
             f"without it."
         )
-    if loss == "none" and any(parameter.requires_grad for parameter in compress.parameters()):
+    if loss == "none" and not bptt and any(parameter.requires_grad for parameter in compress.parameters()):
         raise UserError(
-            f"compression_loss='none' would not train {name}; use 'attention' or 'auto-encoding', or a "
-            f"compression without parameters."
+            f"compression_loss='none' would not train {name}; use 'attention' or 'auto-encoding', bptt=1 or "
+            f"more, or a compression without parameters."
         )
 
 

@@ -44,6 +44,7 @@ class MemoryStack(nn.Module, ABC):
         mask: Tensor | None = None,
         starts: Tensor | None = None,
         span: int | None = None,
+        through_memory: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         """A segment ``x [S, B, D]`` after ``memory``; ``mask [S, K, B]`` or ``[S, K, 1]``, None for causal.
 
@@ -51,8 +52,8 @@ class MemoryStack(nn.Module, ABC):
         each query sees so many of the newest keys, its own among them.
 
         Returns the output ``[S, B, D]``, and each layer's detached input ``[S, B, D]``, which is what this
-        segment adds to the memory. Raises ValueError for a memory of another depth, batch, width, dtype or
-        device, and for starts of another shape, dtype or device.
+        segment adds to the memory; ``through_memory``, it keeps its gradient. Raises ValueError for a memory
+        of another depth, batch, width, dtype or device, and for starts of another shape, dtype or device.
         """
         check_memory("mem", memory.mem, x, len(self.layers))
         check_memory("c_mem", memory.c_mem, x, len(self.layers))
@@ -61,7 +62,7 @@ class MemoryStack(nn.Module, ABC):
         first = self.first_seen(x, memory, starts, span)
         inputs = []
         for i, layer in enumerate(self.layers):
-            inputs.append(x.detach())
+            inputs.append(x if through_memory else x.detach())
             x = sparing(layer, self.recompute)(
                 x=x,
                 mem=memory.mem[i] if memory.mem else None,
@@ -107,6 +108,11 @@ class MemoryStack(nn.Module, ABC):
     ) -> tuple[Memory, Tensor]:
         """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``starts [S, B]``;
         and the loss of compressing it, a scalar: 0 where nothing was compressed."""
+
+    def made_anew(self, memory: Memory, lengths: MemoryLengths) -> Memory:
+        """``memory`` as a segment is to read it: where f_c learns from the language model's loss, its newest
+        slots ``[m, B, D]`` a layer are made anew from what they stand for, with the gradient to f_c."""
+        return memory
 
     @property
     def memory_layers(self) -> list[MemoryLayer]:

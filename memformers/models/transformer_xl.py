@@ -24,6 +24,7 @@ class TransformerXL(MemoryStack):
         starts: Tensor | None = None,
         valid: Tensor | None = None,
         span: int | None = None,
+        through_memory: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         """``x [S, B, D]`` and ``mem``, None, empty, or a tensor ``[M, B, D]`` a layer; ``mask [S, M + S, B]``
         or ``[S, M + S, 1]``, true where a query may look, None for causal.
@@ -33,10 +34,11 @@ class TransformerXL(MemoryStack):
         ``span``, it sees so many of the newest positions, its own among them.
 
         Returns the output ``[S, B, D]`` and ``new_mem``: the detached input ``[S, B, D]`` of each
-        layer, which is what this segment adds to the memory. Raises ValueError for a memory of
-        another depth, batch, width, dtype or device, and for starts or valid that don't fit.
+        layer, which is what this segment adds to the memory; ``through_memory``, it keeps its gradient.
+        Raises ValueError for a memory of another depth, batch, width, dtype or device, and for starts or
+        valid that don't fit.
         """
-        return self.read(x, Memory(tuple(mem or ()), valid=valid), mask, starts, span)
+        return self.read(x, Memory(tuple(mem or ()), valid=valid), mask, starts, span, through_memory)
 
     def arguments(self, memory: Memory) -> dict[str, tuple[Tensor, ...] | Tensor | None]:
         """``mem``, ``[M, B, D]`` a layer, and ``valid [B]``."""

@@ -79,6 +79,11 @@ class TrainConfig:
     """The precision of matrix products in training steps. With bfloat16 (autocast), weights, memory, norms,
     attention scores and losses stay in float32. auto takes bfloat16 if the device multiplies it faster, else
     float32. Evaluations always use float32."""
+    tbptt: int = 0
+    """How many earlier segments a gradient reaches into through memory; 0: memory carries no gradient. A step
+    reads tbptt + 1 segments of each stream and learns from the mean of their losses, so a training of the
+    same length in tokens has fewer steps. The gradient of a step's first segment reaches into no earlier one,
+    that of its last into tbptt; compressed slots never carry it (transformer-xl, compressive)."""
     compile: bool = False
     """Whether torch.compile builds the forward and backward pass of the training step; this takes minutes at
     the beginning."""
@@ -110,10 +115,14 @@ class TrainConfig:
             )
         if self.compile and self.parallel == "fsdp":
             raise UserError("compile=True can't be used with parallel='fsdp'; use parallel='ddp'.")
+        if self.tbptt > 0 and self.parallel == "fsdp":
+            raise UserError(
+                f"tbptt={self.tbptt} can't be used with parallel='fsdp'; use parallel='ddp', or leave it out."
+            )
         for name in ("tokens", "batch_size", "accumulate", "evaluations", "log_every", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)} is too small; use at least 1.")
-        for name in ("stretch", "checkpoint_every", "skip_bad_steps"):
+        for name in ("stretch", "checkpoint_every", "skip_bad_steps", "tbptt"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name}={getattr(self, name)} is negative; use 0 for none.")
         for name in ("learning_rate", "muon_learning_rate", "max_grad_norm"):
@@ -135,6 +144,11 @@ class TrainConfig:
             raise UserError(f"beta2={self.beta2} is outside [0, 1); AdamW takes 0.9 to 0.999 as a rule.")
         if not 0 <= self.seed < 2**63:
             raise UserError(f"seed={self.seed} is outside 0 … 2⁶³ − 1.")
+
+    @property
+    def tokens_a_step(self) -> int:
+        """How many tokens a step learns from, of all streams together: (tbptt + 1)·S·B."""
+        return (self.tbptt + 1) * self.model.segment_len * self.batch_size
 
     @property
     def matrix_learning_rate(self) -> float:

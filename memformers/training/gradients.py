@@ -1,7 +1,9 @@
 """One training step's forward and backward pass, in one part or several, on one process or several."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from memformers.models.memory import Memory
 from memformers.models.memory_streams import joined_streams, some_streams
 from memformers.training.config import TrainConfig
 from memformers.training.ranks import Forward, Ranks, averaging, full_tensor
+from memformers.training.segments import Part
 
 
 @dataclass(frozen=True)
@@ -29,35 +32,38 @@ class Outcome:
 
 def backward(
     forward: Forward,
-    inputs: Tensor,
-    targets: Tensor,
+    segments: Sequence[Part],
     memory: Memory,
     config: TrainConfig,
     ranks: Ranks,
     *,
-    starts: Tensor | None = None,
     predictions: int | None = None,
 ) -> Outcome:
-    """Add the gradient of a segment's mean loss to the parameters, averaged over ``ranks``.
+    """Add the gradient of the mean loss of ``segments``, which follow each other, to the parameters, averaged
+    over ``ranks``.
 
-    ``inputs``, ``targets``, ``starts`` ``[S, B]`` and ``memory`` are those of this rank. They are taken in
+    ``segments``, ``[S, B]`` each, and ``memory`` are those of this rank. They are taken in
     ``config.accumulate`` parts of the streams, one after the other, which takes less memory. All ranks
     together have so many ``predictions``, or as many as inputs if it isn't given: each of them counts alike,
-    whatever the part it is in. (The reconstruction loss is the mean over the parts.)
+    whatever the segment and part it is in. (The reconstruction loss is the mean over segments and parts.)
     """
     loss = auxiliary_loss = 0.0
     correct, memories, parts = 0, [], config.accumulate
-    in_each = (inputs.numel() * ranks.size if predictions is None else predictions) / (ranks.size * parts)
-    for number, (x, y, past, begins) in enumerate(in_parts(inputs, targets, memory, starts, parts), 1):
+    if predictions is None:
+        predictions = sum(segment.inputs.numel() for segment in segments) * ranks.size
+    in_each, device = predictions / (ranks.size * parts), segments[0].inputs.device.type
+    for number, (own, past) in enumerate(in_parts(segments, memory, parts), 1):
         with averaging(forward, last=number == parts):
-            with torch.autocast(x.device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
-                scores, memory, part_auxiliary_loss = forward(x, past, y, begins)
-            part_loss = weighted(scores.loss, y, in_each)
+            with torch.autocast(device, torch.bfloat16, enabled=config.precision == "bfloat16"):
+                outputs, remembered = forward(own, past)
+            losses = [weighted(x.scores.loss, s.targets, in_each) for x, s in zip(outputs, own, strict=True)]
+            part_loss = reduce(add, losses)
+            part_auxiliary_loss = reduce(add, [x.auxiliary_loss for x in outputs]) / len(outputs)
             ((part_loss + part_auxiliary_loss) / parts).backward()
         loss += part_loss.item() / parts
         auxiliary_loss += part_auxiliary_loss.item() / parts
-        correct += int(scores.correct.sum())
-        memories.append(memory)
+        correct += sum(int(x.scores.correct.sum()) for x in outputs)
+        memories.append(remembered)
     loss, auxiliary_loss, share = ranks.means(loss, auxiliary_loss, correct)
     return Outcome(loss, auxiliary_loss, round(share * ranks.size), joined_streams(memories))
 
@@ -81,12 +87,9 @@ def clip(model: MemoryLM, max_norm: float) -> tuple[float, float]:
     return norm, compression_norm
 
 
-def in_parts(
-    inputs: Tensor, targets: Tensor, memory: Memory, starts: Tensor | None, parts: int
-) -> Iterator[tuple[Tensor, Tensor, Memory, Tensor | None]]:
-    """So many equal parts of the streams of ``inputs``, ``targets``, ``starts`` ``[S, B]`` and ``memory``."""
-    size = inputs.shape[1] // parts
+def in_parts(segments: Sequence[Part], memory: Memory, parts: int) -> Iterator[tuple[list[Part], Memory]]:
+    """So many equal parts of the streams of ``segments``, ``[S, B]`` each, and of ``memory``."""
+    size = segments[0].inputs.shape[1] // parts
     for i in range(parts):
         own = slice(i * size, (i + 1) * size)
-        begins = None if starts is None else starts[:, own]
-        yield inputs[:, own], targets[:, own], some_streams(memory, own), begins
+        yield [segment.streams(own) for segment in segments], some_streams(memory, own)

@@ -3,7 +3,9 @@
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
 
 from memformers.common.errors import UserError
 from memformers.data.streams import Segment
@@ -14,6 +16,7 @@ from memformers.training.gradients import backward, clip
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule, set_learning_rates
 from memformers.training.precision import with_precision
 from memformers.training.ranks import Ranks
+from memformers.training.segments import Part
 from memformers.training.state import Progress, TrainingState, Window
 
 
@@ -64,25 +67,21 @@ def train(
         if state.tokens >= config.tokens:
             return state.progress
 
-        segment = next(segments)
-        tokens = segment.inputs.numel()
-        predictions = segment.predictions
-        inputs, targets = (ranks.own(t).to(device) for t in (segment.inputs, segment.targets))  # [S, B]
-        starts = None if segment.starts is None else ranks.own(segment.starts).to(device)  # [S, B]
+        read = [next(segments) for _ in range(1 + config.tbptt)]
+        tokens = sum(segment.inputs.numel() for segment in read)
+        predictions = sum(segment.predictions for segment in read)
+        own = [Part.of(segment, ranks.own, device) for segment in read]  # [S, B] each
         set_learning_rates(state.optimizers, learning_rate(state.tokens + tokens // 2))
 
-        memory = Memory(()) if segment.starts_over else state.memory
+        memory = Memory(()) if read[0].starts_over else state.memory
         model.zero_grad()
-        outcome = backward(
-            forward, inputs, targets, memory, config, ranks, starts=starts, predictions=predictions
-        )
+        outcome = backward(forward, own, memory, config, ranks, predictions=predictions)
         norms = clip(model, config.max_grad_norm)
 
         if problem := what_is_not_finite(outcome.loss, outcome.auxiliary_loss, *norms):
             skip(problem, state, config)
-            # What the segment left may be poisoned; and what was before it is of other documents where it
-            # had a start.
-            state.memory = memory if starts is None else memory.reset(starts.any(0))
+            # What the segments left may be poisoned.
+            state.memory = without_what_has_ended(memory, own)
         else:
             for optimizer in state.optimizers:
                 optimizer.step()
@@ -90,7 +89,7 @@ def train(
             state.window.add(outcome, tokens, predictions, *norms)
 
         state.step, state.tokens = state.step + 1, state.tokens + tokens
-        state.epoch, state.position = segment.epoch, segment.end
+        state.epoch, state.position = read[-1].epoch, read[-1].end
         now = time.perf_counter()
         state.seconds, clock = state.seconds + now - clock, now
         if state.step % config.log_every == 0 or state.tokens >= config.tokens:
@@ -98,6 +97,15 @@ def train(
                 metrics = state.window.metrics(state.seconds)
                 record(state.progress, metrics | {"learning_rate": state.optimizers[0].param_groups[0]["lr"]})
             state.window = Window(state.seconds)
+
+
+def without_what_has_ended(memory: Memory, segments: Sequence[Part]) -> Memory:
+    """What is left of the ``memory`` before ``segments``, ``[S, B]`` each, for what follows them: nothing if
+    the streams started over among them, and nothing of a stream in which a document began."""
+    if any(segment.starts_over for segment in segments[1:]):
+        return Memory(())
+    starts = [segment.starts for segment in segments if segment.starts is not None]
+    return memory.reset(torch.cat(starts).any(0)) if starts else memory
 
 
 def evaluations_due(tokens: int, config: TrainConfig) -> int:

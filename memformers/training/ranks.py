@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
@@ -24,15 +24,16 @@ from memformers.models.language_model import LMScores, MemoryLM
 from memformers.models.memory import Memory
 from memformers.models.memory_streams import with_streams
 from memformers.training.config import Parallel, TrainConfig
+from memformers.training.segments import InTurn, Part
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
-Forward = Callable[[Tensor, Memory, Tensor, Tensor | None], LMScores]
-"""A model, or its replacement in a training step: from tokens, memory, targets and starts to losses and
-memory."""
+Forward = Callable[[Sequence[Part], Memory], tuple[list[LMScores], Memory]]
+"""What stands for a model in a training step: successive segments and the memory before them to the losses of
+each, and the memory after them."""
 
 
 class Ranks:
@@ -64,7 +65,9 @@ class Ranks:
 
     def forward_of(self, model: MemoryLM, *, compile: bool) -> Forward:
         """The function to call in a training step instead of ``model``."""
-        forward: nn.Module = torch.compile(model, fullgraph=True) if compile else model  # type: ignore[assignment]
+        forward: nn.Module = InTurn(torch.compile(model, fullgraph=True) if compile else model)  # type: ignore[arg-type]
+        if compile:  # which looks whether a memory with a gradient graph has a .grad
+            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
         if self.parallel == "ddp":
             # A compression function has no gradient in a segment that compresses nothing.
             idle = bool(model.transformer.compressions)
@@ -219,8 +222,9 @@ def shard(model: MemoryLM, device: torch.device) -> None:
 @contextmanager
 def averaging(forward: Any, last: bool) -> Iterator[None]:
     """A block in which gradients are only summed up here, unless this is the ``last`` part of a step."""
-    if is_sharded(forward):
-        forward.set_requires_gradient_sync(last)
+    model = getattr(forward, "model", forward)
+    if is_sharded(model):
+        model.set_requires_gradient_sync(last)
         yield
     else:
         with forward.no_sync() if hasattr(forward, "no_sync") and not last else contextlib.nullcontext():

@@ -34,6 +34,8 @@ class Window:
     correct: int = 0
     compressions: int = 0
     """Steps in which something was compressed."""
+    compression_grads: int = 0
+    """Steps in which the compression functions had a gradient."""
     loss: float = 0.0
     reconstruction_loss: float = 0.0
     grad_norm: float = 0.0
@@ -53,6 +55,7 @@ class Window:
         self.grad_norm += grad_norm
         self.compression_grad_norm += compression_grad_norm
         self.compressions += outcome.auxiliary_loss > 0
+        self.compression_grads += compression_grad_norm > 0
         self.reconstruction_loss += outcome.auxiliary_loss
         self.mem_len, self.c_mem_len = outcome.memory.mem_len, outcome.memory.c_mem_len
 
@@ -68,7 +71,8 @@ class Window:
         }
         if self.compressions:
             metrics["reconstruction_loss.train"] = self.reconstruction_loss / self.compressions
-            metrics["gradient_norm.compression"] = self.compression_grad_norm / self.compressions
+        if steps := max(self.compressions, self.compression_grads):
+            metrics["gradient_norm.compression"] = self.compression_grad_norm / steps
         return metrics
 
 

@@ -22,6 +22,7 @@ from memformers.training.config import TrainConfig
 from memformers.training.gradients import backward
 from memformers.training.optimizers import build_optimizers
 from memformers.training.ranks import Ranks
+from memformers.training.segments import InTurn, Part
 from tests.builders import MODELS
 
 SIZES = ModelConfig(
@@ -108,7 +109,7 @@ def test_operations_are_those_of_a_step_that_runs(changes):
     lm = built(config)
     memory = with_full_memories(lm, config)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        backward(lm, tokens(config), tokens(config), memory, config, Ranks())
+        backward(InTurn(lm), [Part(tokens(config), tokens(config))], memory, config, Ranks())
     assert flops(config).total() == counter.get_total_flops()
 
 
@@ -196,7 +197,7 @@ def bytes_after_a_step(config, ranks, watch, prepare=lambda forward: None):
     prepare(forward)
     x = tokens(config, config.batch_size // ranks)
     with watch:
-        backward(forward, x, x, Memory(()), config, alone)
+        backward(forward, [Part(x, x)], Memory(()), config, alone)
     for optimizer in optimizers:
         optimizer.step()
     moments = [t for o in optimizers for state in o.state.values() for t in state.values()]

@@ -74,7 +74,7 @@ def test_a_signal_in_an_evaluation_ends_it_at_once_and_it_is_made_again(tmp_path
 def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path, monkeypatch):
     config = small_training()
 
-    def impatient(model, *_):
+    def impatient(model, *_, **__):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("the step went on")

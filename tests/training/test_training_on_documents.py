@@ -22,6 +22,7 @@ from memformers.training.loop import train
 from memformers.training.optimizers import build_optimizers
 from memformers.training.ranks import Ranks
 from memformers.training.run import train_run
+from memformers.training.segments import InTurn, Part
 from memformers.training.state import TrainingState
 from tests.builders import small_lm, small_training
 from tests.training.launches import program, start
@@ -69,9 +70,9 @@ def test_a_step_on_documents_learns_from_each_of_them_alone():
     config = replace(config, model=lm.config)
     segment = next(segments_of(config, documents=DOCUMENTS))
     assert segment.starts[1:].any()
+    part = Part(segment.inputs, segment.targets, segment.starts)
     outcome = backward(
-        lm, segment.inputs, segment.targets, Memory(()), config, Ranks(),
-        starts=segment.starts, predictions=segment.predictions,
+        InTurn(lm), [part], Memory(()), config, Ranks(), predictions=segment.predictions
     )  # fmt: skip
     losses = []
     for b in range(2):
@@ -97,8 +98,9 @@ def test_each_prediction_counts_alike_whatever_part_of_a_step_it_is_in(embedding
     for accumulate in (1, 2, 4):
         lm.zero_grad()
         outcome = backward(
-            lm, inputs, targets, Memory(()), small_training(batch_size=4, accumulate=accumulate), Ranks(),
-            starts=starts, predictions=int((targets != IGNORED).sum()),
+            InTurn(lm), [Part(inputs, targets, starts)], Memory(()),
+            small_training(batch_size=4, accumulate=accumulate), Ranks(),
+            predictions=int((targets != IGNORED).sum()),
         )  # fmt: skip
         found.append((outcome, [p.grad for p in lm.parameters()]))
     (one, expected), *others = found

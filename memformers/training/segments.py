@@ -1,0 +1,62 @@
+"""The segments of one training step, read one after the other."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from memformers.data.streams import Segment
+from memformers.models.language_model import LMScores
+from memformers.models.memory import Memory
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some streams of a segment, where the model is."""
+
+    inputs: Tensor
+    """``[S, B]``, int64."""
+    targets: Tensor
+    """``[S, B]``: each input's next token, or −100."""
+    starts: Tensor | None = None
+    """``[S, B]``, boolean: where a stream's new document begins; None for a plain text."""
+    starts_over: bool = False
+    """Whether the streams begin here: nothing before is remembered."""
+
+    @classmethod
+    def of(cls, segment: Segment, own: Callable[[Tensor], Tensor], device: torch.device) -> "Part":
+        """The streams of ``segment`` that ``own`` chooses from ``[S, B]``, on ``device``."""
+        inputs, targets = (own(x).to(device) for x in (segment.inputs, segment.targets))
+        starts = None if segment.starts is None else own(segment.starts).to(device)
+        return cls(inputs, targets, starts, segment.starts_over)
+
+    def streams(self, chosen: slice) -> "Part":
+        """The ``chosen`` ones, as views."""
+        starts = None if self.starts is None else self.starts[:, chosen]
+        return Part(self.inputs[:, chosen], self.targets[:, chosen], starts, self.starts_over)
+
+
+class InTurn(nn.Module):
+    """``model``, a [`MemoryLM`][] or what stands for it, reading all segments of a training step.
+
+    Between two of them the memory keeps its gradient, so that the loss of the later reaches into the earlier.
+    It is one module, since DistributedDataParallel must see all of a step's losses as one output.
+    """
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, parts: Sequence[Part], memory: Memory) -> tuple[list[LMScores], Memory]:
+        """What the model gives for each of ``parts``, successive segments of the same streams that follow
+        ``memory``; and the detached memory after the last."""
+        outputs: list[LMScores] = []
+        for number, part in enumerate(parts, 1):
+            past = Memory(()) if part.starts_over else memory
+            output = self.model(
+                part.inputs, past, part.targets, part.starts, through_memory=number < len(parts)
+            )
+            outputs.append(output)
+            memory = output.memory
+        return outputs, memory.detach()

@@ -1,0 +1,254 @@
+"""Compressions that learn from the language model's loss, through slots that are made anew."""
+
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from memformers import CompressiveTransformer, Conv1dCompression
+from memformers.generation.decoding import Decoder
+from memformers.generation.memory_file import load_memory, save_memory
+from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
+from memformers.models.memory_streams import joined_streams, some_streams
+from tests.builders import small_lm
+
+SIZES = {"segment_len": 6, "mem_len": 6, "c_mem_len": 8, "compression_rate": 3}
+"""Each segment but the first becomes two slots."""
+COMPRESSIONS = ["conv", "dilated"]
+
+
+def lm_of(bptt=1, **changes):
+    return small_lm("compressive", **(SIZES | {"bptt": bptt} | changes))
+
+
+def segments(n):
+    return list(torch.randint(11, (n * 6, 2)).split(6))
+
+
+def past_of(lm, texts, starts=None):
+    """The memory after ``texts``, as a training leaves it."""
+    memory = Memory(())
+    for i, text in enumerate(texts):
+        memory = lm(text, memory, starts=None if starts is None else starts[i]).memory
+    return memory
+
+
+def of_compressions(lm):
+    return [p for f_c in lm.transformer.compressions for p in f_c.parameters()]
+
+
+def loss_of(lm, text, memory, targets, **given):
+    return F.cross_entropy(lm(text, memory, **given).logits.flatten(0, 1), targets.flatten())
+
+
+def gradient(loss, parameters):
+    return torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True, retain_graph=True)
+
+
+def agree(found, wanted):
+    assert any(x.any() for x in wanted)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("bptt", [1, 2, 4])
+def test_the_gradient_of_a_compression_is_that_of_a_graph_built_by_hand(compression, bptt):
+    """Of the slots of the newest ``bptt`` compressions; all others are as they were remembered."""
+    lm, texts, targets = lm_of(bptt, compression=compression), segments(6), segments(1)[0]
+    memory, kept = Memory(()), [[], []]
+    for text in texts[:-1]:
+        past, (_, inputs) = memory, lm.transform(text, memory)
+        memory = lm(text, memory).memory
+        if past.mem:  # six positions, all of which this segment has compressed
+            for layer, old in enumerate(past.mem):
+                kept[layer].append(old)
+            assert all(map(torch.equal, memory.mem, inputs))
+    c_mem = []
+    for layer, f_c in enumerate(lm.transformer.compressions):
+        slots = [f_c(old) for old in kept[layer]]
+        assert torch.allclose(torch.cat(slots), memory.c_mem[layer], rtol=0, atol=1e-12)
+        c_mem.append(torch.cat([x.detach() for x in slots[:-bptt]] + slots[-bptt:]))
+    wanted = loss_of(lm, texts[-1], Memory(memory.mem, tuple(c_mem)), targets)
+    found = loss_of(lm, texts[-1], memory, targets)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
+    everything = list(lm.parameters())
+    agree(gradient(found, everything), gradient(wanted, everything))
+    assert any(x.any() for x in gradient(found, of_compressions(lm)))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_the_gradient_is_the_one_that_finite_differences_find(compression):
+    """All slots are made anew here, so the loss is a function of f_c as it is now."""
+    lm, texts, targets = lm_of(4, compression=compression), segments(5), segments(1)[0]
+    memory, learning = past_of(lm, texts[:-1]), of_compressions(lm)
+    assert memory.sources_len == 3 * memory.c_mem_len
+    directions, step, values = [torch.randn_like(p) for p in learning], 1e-5, []
+    grads = gradient(loss_of(lm, texts[-1], memory, targets), learning)
+    for sign in (1, -2):
+        with torch.no_grad():
+            for p, d in zip(learning, directions, strict=True):
+                p += sign * step * d
+        values.append(loss_of(lm, texts[-1], memory, targets).item())
+    slope = sum((g * d).sum() for g, d in zip(grads, directions, strict=True)).item()
+    assert slope == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-6)
+
+
+@pytest.mark.parametrize("bptt", [1, 3])
+def test_slots_of_older_compressions_reach_no_compression(bptt):
+    """Without the newest slots nothing is left of the gradient."""
+    lm, texts = lm_of(bptt), segments(6)
+    memory = past_of(lm, texts[:-1])
+    read = lm.transformer.made_anew(memory, lm.config.lengths)
+    for c_mem, before in zip(read.c_mem, memory.c_mem, strict=True):
+        learning = of_compressions(lm)
+        newest, older = c_mem[-2 * bptt :], c_mem[: -2 * bptt]
+        assert any(g.any() for g in gradient(newest[:2].sum(), learning))
+        assert torch.equal(older, before[: -2 * bptt])
+        if len(older):
+            assert not any(g.any() for g in gradient(older.sum(), learning))
+
+
+def test_without_it_nothing_is_kept_or_made_anew():
+    lm = lm_of(0)
+    memory = past_of(lm, segments(4))
+    assert memory.sources == ()
+    assert lm.transformer.made_anew(memory, lm.config.lengths) is memory
+    assert not any("sources" in name for name in memory_tensors(memory))
+    assert Memory.empty(lm.config, 2).sources == ()
+
+
+@pytest.mark.parametrize("when", ["eval", "no_grad"])
+def test_only_in_training_with_gradients_are_slots_made_anew(when):
+    lm, texts = lm_of(2), segments(5)
+    memory = past_of(lm, texts[:-1])
+    with torch.no_grad():
+        for p in of_compressions(lm):
+            p += 1.0  # the slots that are remembered are of f_c as it was
+    plain = lm_of(0)
+    plain.load_state_dict(lm.state_dict())
+    wanted = plain(texts[-1], Memory(memory.mem, memory.c_mem)).logits
+    assert not torch.equal(lm(texts[-1], memory).logits, wanted)
+    if when == "eval":
+        assert torch.equal(lm.eval()(texts[-1], memory).logits, wanted)
+    else:
+        with torch.no_grad():
+            assert torch.equal(lm(texts[-1], memory).logits, wanted)
+
+
+@pytest.mark.parametrize("through_memory", [False, True])
+def test_what_is_kept_is_bounded_and_carries_no_gradient(through_memory):
+    lm, memory = lm_of(3, c_mem_len=5), Memory(())
+    for text in segments(8):
+        memory = lm(text, memory, through_memory=through_memory).memory
+        assert memory.sources_len <= 3 * 5  # of 6 slots of 3 compressions, 5 are remembered
+        assert not any(x.requires_grad for x in memory.sources + memory.c_mem)
+    assert memory.sources_len == 15
+    lm = lm_of(1, segment_len=7, mem_len=5)  # compressions of 2 and 3 slots
+    memory = past_of(lm, torch.randint(11, (10, 7, 2)))
+    assert memory.sources_len == 3 * 3
+
+
+def test_nothing_else_gets_another_gradient_and_both_losses_add_up():
+    """Of a model whose f_c learns from its own loss too, where slots are as they are made anew."""
+    with_it, without, texts = lm_of(1), lm_of(0), segments(4)
+    without.load_state_dict(with_it.state_dict())
+    memory = past_of(with_it, texts[:-1])
+    plain = Memory(memory.mem, memory.c_mem)
+    found, alone = with_it(texts[-1], memory, texts[-1]), without(texts[-1], plain, texts[-1])
+    compressing = {id(p) for p in of_compressions(with_it)}
+    both = gradient(found.scores.loss + found.auxiliary_loss, list(with_it.parameters()))
+    language = gradient(with_it(texts[-1], memory, texts[-1]).scores.loss, list(with_it.parameters()))
+    other = gradient(alone.scores.loss + alone.auxiliary_loss, list(without.parameters()))
+    for p, a, b, c in zip(with_it.parameters(), both, language, other, strict=True):
+        torch.testing.assert_close(a, b + c if id(p) in compressing else c)
+        assert id(p) not in compressing or (b.any() and c.any())
+
+
+def test_a_slot_of_another_document_is_hidden_and_gives_f_c_no_gradient():
+    lm, texts = lm_of(2), segments(5)
+    starts = [torch.zeros(6, 2, dtype=torch.bool) for _ in texts]
+    memory = past_of(lm, texts[:-1], starts)
+    starts[-1][0] = True
+    learning = of_compressions(lm)
+    seen = loss_of(lm, texts[-1], memory, texts[0], starts=torch.zeros_like(starts[-1]))
+    hidden = loss_of(lm, texts[-1], memory, texts[0], starts=starts[-1])
+    after = loss_of(lm, texts[-1], memory.reset(torch.tensor([True, True])), texts[0])
+    assert any(g.any() for g in gradient(seen, learning))
+    assert not any(g.any() for g in gradient(hidden, learning))
+    assert not any(g.any() for g in gradient(after, learning))
+    torch.testing.assert_close(hidden, after)
+
+
+def test_from_an_empty_memory_of_full_length_shapes_stay_and_losses_are_those_of_none():
+    lm = lm_of(2)
+    full, none = Memory.empty(lm.config, 2), Memory(())
+    for text in segments(5):
+        lengths = full.mem_len, full.c_mem_len, full.sources_len
+        assert lengths == (6, 8, 12)
+        a, b = lm(text, full), lm(text, none)
+        torch.testing.assert_close(a.logits, b.logits)
+        full, none = a.memory, b.memory
+
+
+def test_sources_go_with_their_streams_and_into_files():
+    lm = lm_of(2)
+    memory = past_of(lm, segments(4))
+    parts = [some_streams(memory, slice(i, i + 1)) for i in range(2)]
+    assert all(map(torch.equal, joined_streams(parts).sources, memory.sources))
+    again = memory_from_tensors(memory_tensors(memory), 2)
+    assert all(map(torch.equal, again.sources, memory.sources))
+    lm.check_memory(again, 2)
+    file = io.BytesIO()
+    torch.save(memory, file)
+    loaded = torch.load(io.BytesIO(file.getvalue()))
+    assert all(map(torch.equal, loaded.sources, memory.sources))
+    assert all(map(torch.equal, memory.detach().sources, memory.sources))
+
+
+def test_a_text_whose_memory_was_saved_goes_on(tmp_path):
+    lm, text = lm_of(2).eval(), torch.randint(11, (40, 1))
+    whole, first = Decoder(lm, 1), Decoder(lm, 1)
+    whole.read(text)
+    first.read(text[:29])
+    save_memory(first, tmp_path / "memory")
+    second = load_memory(lm, tmp_path / "memory")
+    second.read(text[29:])
+    torch.testing.assert_close(second.logits, whole.logits)
+
+
+def test_a_memory_with_sources_is_refused_where_it_does_not_fit():
+    lm = lm_of(2)
+    memory = past_of(lm, segments(4))
+    with pytest.raises(ValueError, match=r"sources of 12 positions was given to .*, which has none"):
+        lm_of(0)(segments(1)[0], memory)
+    with pytest.raises(ValueError, match=r"sources of 12 positions was given to .*, which keeps 6 at most"):
+        lm_of(1).check_memory(memory, 2)
+    for sources in ([x[:-1] for x in memory.sources], [torch.cat((x, x)) for x in memory.sources]):
+        wrong = Memory(memory.mem, memory.c_mem, sources=tuple(sources))
+        with pytest.raises(ValueError, match=r"sources of \d+ positions came beside 6 slots of"):
+            lm(segments(1)[0], wrong)
+    other = Memory(memory.mem, memory.c_mem, sources=tuple(x[:, :1] for x in memory.sources))
+    with pytest.raises(ValueError, match="sources of layer 0 was expected as"):
+        lm(segments(1)[0], other)
+
+
+def test_without_a_loss_of_its_own_a_compression_needs_it():
+    lm = lm_of(1, compression_loss="none")
+    memory = past_of(lm, segments(3))
+    output = lm(segments(1)[0], memory)
+    assert output.auxiliary_loss == 0
+    assert any(g.any() for g in gradient(output.logits.square().sum(), of_compressions(lm)))
+    layer = lm.transformer.layers[0]
+    with pytest.raises(ValueError, match=r"'none' would not train Conv1dCompression; .* bptt=1 or more"):
+        CompressiveTransformer(layer, 1, "none")
+    assert isinstance(layer.compress, Conv1dCompression)
+    with pytest.raises(ValueError, match=r"'none' would leave .*='conv' untrained; .* bptt=1 or more"):
+        lm_of(0, compression_loss="none")
+    with pytest.raises(ValueError, match="bptt=1 is for compression='conv' or 'dilated'"):
+        lm_of(1, compression="mean")
+    with pytest.raises(ValueError, match="bptt=-1 is negative; use 0 for none"):
+        lm_of(-1)
