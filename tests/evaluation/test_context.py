@@ -93,9 +93,10 @@ def test_an_interval_holds_what_was_measured_and_is_the_same_each_time():
 
 
 def test_intervals_are_percentiles_over_resamples():
-    gains = torch.tensor([[0.5, 0.0]] * 2 + [[0.5, 0.5]] * 97 + [[0.0, 0.5]] * 2, dtype=torch.float64)
-    assert recl_interval(gains, 32) == (64, None)  # 2 of 101 end at 32, 2 at 64, and 97 beyond 64
-    assert recl_interval(gains[:2], 32) == (64, 64)
+    at_64, beyond, at_32 = [0.5, 0.0], [0.5, 0.5], [0.0, 0.5]
+    gains = torch.tensor([at_64] * 90 + [beyond] * 8 + [at_32] * 3, dtype=torch.float64)
+    assert recl_interval(gains, 32) == (32, None)
+    assert recl_interval(gains[:90], 32) == (64, 64)
     ends = gain_intervals(torch.linspace(0, 1, 101, dtype=torch.float64)[:, None])
     assert ends == [pytest.approx((0.025, 0.975))]
 
