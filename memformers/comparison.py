@@ -7,6 +7,7 @@ from pathlib import Path
 
 from labml import monit
 
+from memformers.common.command_line import command_as_given
 from memformers.common.devices import choose_device
 from memformers.common.errors import UserError
 from memformers.common.files import read_json, replacing, write_json
@@ -171,7 +172,9 @@ def united(config: CompareConfig, folder: Path) -> Plan:
     check_arms(list(arms.values()), config.shared)
     seeds = max(config.seeds, len({run.seed for run in saved.runs.values()}))
     first = config.train.seed
-    return Plan(saved.train, tuple(arms.values()), runs_of(list(arms), range(first, first + seeds)))
+    runs = runs_of(list(arms), range(first, first + seeds))
+    commands = tuple(dict.fromkeys((*saved.commands, command_as_given())))
+    return Plan(saved.train, tuple(arms.values()), runs, commands)
 
 
 def trainings_of(plan: Plan, train: TrainConfig) -> dict[str, TrainConfig]:

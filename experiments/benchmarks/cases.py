@@ -1,4 +1,4 @@
-"""The shapes that whole training steps are measured at, and what we want to reach there."""
+"""The shapes that whole training steps are measured at."""
 
 from dataclasses import dataclass, replace
 
@@ -17,8 +17,6 @@ class Case:
     config: ModelConfig
     batch_size: int
     steps: int
-    targets: tuple[float, float]
-    """Ours as a multiple of labml-nn's tokens/s, at least: Transformer-XL, Compressive Transformer."""
     compiled: bool = False
     """Whether torch.compile is measured too; compiling takes half a minute or more."""
     lucidrains: bool = False
@@ -31,11 +29,6 @@ class Case:
     def tokens(self) -> int:
         """Tokens a step."""
         return self.config.segment_len * self.batch_size
-
-    @property
-    def target(self) -> float:
-        """The target of this case's model."""
-        return self.targets[MODELS.index(self.config.model)]
 
     @property
     def segments_to_fill(self) -> int:
@@ -61,36 +54,36 @@ CASES = {
         "seed",
         shape(d_model=128, heads=4, d_ff=256, n_layers=6, segment_len=8, mem_len=8, c_mem_len=128,
               compression_rate=2),
-        batch_size=32, steps=40, targets=(4.5, 4.5), compiled=True, lucidrains=True,
+        batch_size=32, steps=40, compiled=True, lucidrains=True,
     ),
     "compare": Case(
         "compare",
         shape(d_model=128, heads=4, d_ff=512, n_layers=4, segment_len=64, mem_len=64, c_mem_len=64,
               compression_rate=4),
-        batch_size=16, steps=16, targets=(2.5, 2.5), equal_keys=True,
+        batch_size=16, steps=16, equal_keys=True,
     ),
     "recall": Case(
         "recall",
         shape(d_model=64, heads=4, d_ff=256, n_layers=2, segment_len=64, mem_len=64, c_mem_len=64,
               compression_rate=4),
-        batch_size=32, steps=24, targets=(2.5, 2.5), equal_keys=True,
+        batch_size=32, steps=24, equal_keys=True,
     ),
     "mid": Case(
         "mid",
         shape(d_model=256, heads=4, d_ff=1024, n_layers=4, segment_len=128, mem_len=128, c_mem_len=128,
               compression_rate=4),
-        batch_size=8, steps=12, targets=(1.9, 2.2), compiled=True, lucidrains=True,
+        batch_size=8, steps=12, compiled=True, lucidrains=True,
     ),
     "base": Case(
         "base",
         shape(d_model=512, heads=8, d_ff=2048, n_layers=4, segment_len=512, mem_len=512, c_mem_len=128,
               compression_rate=4),
-        batch_size=2, steps=7, targets=(2.7, 2.7), lucidrains=True,
+        batch_size=2, steps=7, lucidrains=True,
     ),
     "long": Case(
         "long",
         shape(d_model=256, heads=4, d_ff=1024, n_layers=2, segment_len=512, mem_len=2048, c_mem_len=512,
               compression_rate=4),
-        batch_size=2, steps=9, targets=(3.4, 3.4),
+        batch_size=2, steps=9,
     ),
 }  # fmt: skip

@@ -4,12 +4,14 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from memformers.common.errors import UserError
@@ -100,6 +102,27 @@ def parse_arguments(
             cause = cause.__context__
         print(said.getvalue(), end="", file=sys.stderr)
         raise
+
+
+def command_as_given() -> str:
+    """The command line of this process as a report can show it: names in place of absolute paths, and without
+    ``--dashboard``, whose address may be a private one."""
+    main = sys.modules["__main__"]
+    program, *arguments = sys.argv
+    if module := getattr(main, "__spec__", None):
+        words = ["python", "-m", module.name.removesuffix(".__main__")]
+    else:
+        words = ["python"] * program.endswith(".py") + [program]
+    hidden = {i for i, word in enumerate(arguments) if word.split("=")[0] == "--dashboard"}
+    hidden |= {i + 1 for i in hidden if arguments[i] == "--dashboard"}
+    words += [word for i, word in enumerate(arguments) if i not in hidden]
+    return shlex.join(map(without_folder, words))
+
+
+def without_folder(word: str) -> str:
+    """``word``, or of an absolute path, alone or after an option's =, the last part."""
+    option, equals, value = word.rpartition("=")
+    return option + equals + (Path(value).name if Path(value).is_absolute() else value)
 
 
 def whole_number(text: str) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,6 +23,20 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
+
+
+def git_commit() -> str | None:
+    """The commit that this package's files are of, with "-dirty" after it where tracked files differ from it;
+    None where they are not tracked by git, as in an installed package."""
+    here = Path(__file__)
+    git = ["git", "-C", str(here.parent)]
+    try:
+        for command in (["ls-files", "--error-unmatch", here.name],
+                        ["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]):  # fmt: skip
+            found = subprocess.run([*git, *command], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()
 
 
 def peak_memory(device: torch.device) -> int | None:

@@ -12,8 +12,12 @@ read the c tokens before it:
 
 where T is the fraction r of tokens with the largest b(c, t), the hardest ones. RECL is the first of c = Δ,
 2Δ, … for which g_i(c, c + Δ) is below 1 %.
+
+The tokens are a sample of the text, so both are uncertain. The intervals are percentiles over resamples
+of the tokens (Efron 1979), for each of which T, g and RECL are computed anew.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -31,6 +35,8 @@ THRESHOLD = 0.01
 """The relative gain below which more context counts as useless; the paper's value."""
 HARDEST = (0.1, 0.5, 1.0)
 """The fractions r of tokens, as in the paper."""
+RESAMPLES = 500
+"""The number of resamples of the tokens, from which the intervals come."""
 STREAMS = 250
 """The number of tokens whose contexts are read in parallel."""
 
@@ -47,6 +53,10 @@ class EffectiveContext:
     """For each r as text and each model: RECL in tokens; None where the longest context still helped."""
     gains: dict[str, dict[str, list[float]]]
     """For each r and model: g(c, c + Δ) at c = Δ, 2Δ, …, as far as it was measured."""
+    recl_intervals: dict[str, dict[str, tuple[int | None, int | None]]]
+    """For each r and model: the ends of RECL's 95 % interval over resamples; None as above."""
+    gain_intervals: dict[str, dict[str, list[tuple[float, float]]]]
+    """For each r and model: the 95 % intervals of ``gains``."""
 
 
 def effective_context(
@@ -87,30 +97,45 @@ def effective_context(
             found[name] = read[known]
         return found
 
-    gains: dict[str, dict[str, list[float]]] = {str(r): {name: [] for name in models} for r in HARDEST}
+    samples = resamples(len(at))
+    gains: dict[str, dict[str, list[Tensor]]] = {str(r): {name: [] for name in models} for r in HARDEST}
     context, short = step, losses(step)
     helped = True
     while helped and context + step <= longest:
         helped, long = False, losses(context + step)
-        baseline = torch.stack(list(short.values())).amin(0)
+        baseline = torch.stack(list(short.values())).amin(0)[samples]
         for r in HARDEST:
             hardest = baseline.topk(max(round(r * len(at)), 1)).indices
             for name in models:
-                gain = relative_gain(baseline[hardest], long[name][hardest])
+                gain = relative_gain(baseline.gather(1, hardest), long[name][samples].gather(1, hardest))
                 gains[str(r)][name].append(gain)
-                helped |= gain >= THRESHOLD
+                helped |= gain[0].item() >= THRESHOLD
         context, short = context + step, long
-    recl = {
-        r: {name: first_below(gain, step) for name, gain in of_models.items()}
-        for r, of_models in gains.items()
-    }
-    return EffectiveContext(step, len(at), recl, gains)
+    found = {r: {n: torch.stack(g, dim=1) for n, g in of_r.items()} for r, of_r in gains.items()}
+    return EffectiveContext(
+        step=step,
+        positions=len(at),
+        recl={r: {n: first_below(g[0].tolist(), step) for n, g in of_r.items()} for r, of_r in found.items()},
+        gains={r: {n: g[0].tolist() for n, g in of_r.items()} for r, of_r in found.items()},
+        recl_intervals={
+            r: {n: recl_interval(g[1:], step) for n, g in of_r.items()} for r, of_r in found.items()
+        },
+        gain_intervals={r: {n: gain_intervals(g[1:]) for n, g in of_r.items()} for r, of_r in found.items()},
+    )
 
 
-def relative_gain(baseline: Tensor, losses: Tensor) -> float:
-    """g of tokens with these baselines and losses over the longer context, in nats, both ``[n]``."""
-    short, long = baseline.mean(), torch.minimum(baseline, losses).mean()
-    return -torch.expm1(long - short).item()
+def resamples(n: int) -> Tensor:
+    """The numbers of ``n`` tokens, and [`RESAMPLES`][] draws of as many with replacement, always the same:
+    int64 ``[1 + RESAMPLES, n]``."""
+    drawn = torch.randint(n, (RESAMPLES, n), generator=torch.Generator().manual_seed(0))
+    return torch.cat((torch.arange(n)[None], drawn))
+
+
+def relative_gain(baseline: Tensor, losses: Tensor) -> Tensor:
+    """g of tokens with these baselines and losses over the longer context, in nats, both ``[samples, n]``:
+    ``[samples]``."""
+    short, long = baseline.mean(1), torch.minimum(baseline, losses).mean(1)
+    return -torch.expm1(long - short)
 
 
 def first_below(gains: list[float], step: int) -> int | None:
@@ -122,6 +147,20 @@ def context_in_sight(model: MemoryLM, context: int) -> int:
     """How many of ``context`` tokens before another one reach its prediction: of a model without memory, a
     segment at most, since it knows nothing of the segments before the last one."""
     return context if model.config.remembered_positions else min(context, model.config.segment_len)
+
+
+def recl_interval(gains: Tensor, step: int) -> tuple[int | None, int | None]:
+    """The 2.5 % and 97.5 % percentiles of RECL over resamples with ``gains [samples, contexts]``; None for
+    one beyond the longest context."""
+    found = [first_below(gain, step) for gain in gains.tolist()]
+    lengths = sorted(found, key=lambda length: math.inf if length is None else length)
+    return lengths[round(0.025 * (len(lengths) - 1))], lengths[round(0.975 * (len(lengths) - 1))]
+
+
+def gain_intervals(gains: Tensor) -> list[tuple[float, float]]:
+    """The 2.5 % and 97.5 % percentiles of ``gains [samples, contexts]``, of each context."""
+    ends = gains.quantile(torch.tensor([0.025, 0.975], dtype=gains.dtype), dim=0)  # [2, contexts]
+    return [(low, high) for low, high in ends.T.tolist()]
 
 
 @torch.no_grad()

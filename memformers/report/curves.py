@@ -26,6 +26,18 @@ OTHER_LOOKS: tuple[dict[str, Any], ...] = (
 """Of arms of other names, in their order, and then again from the beginning."""
 
 
+FEWEST_FOR_A_LINE = 3
+
+
+@dataclass(frozen=True)
+class Series:
+    """A curve, and how it is drawn."""
+
+    label: str
+    points: list[tuple[float, Mean]]
+    look: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Curves:
     """What the figures draw of an arm."""
@@ -36,6 +48,11 @@ class Curves:
     """The records of each run, by seed."""
     is_base: bool = False
     """Whether it is the baseline, with which the others are compared."""
+
+    def series(self, x: str, y: str, label: str = "{}", *, marked: bool = False) -> Series:
+        """``y`` against ``x`` over the seeds, with a mark at each point if it is ``marked``."""
+        look = self.look | ({} if marked else {"marker": "", "linewidth": 1.0})
+        return Series(label.format(self.label), self.over_seeds(x, y), look)
 
     def over_seeds(self, x: str, y: str) -> list[tuple[float, Mean]]:
         """The mean of ``x``, and that of ``y``, at each number of tokens of which all runs have both."""
@@ -78,13 +95,17 @@ def looks_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return LOOKS | {name: OTHER_LOOKS[i % len(OTHER_LOOKS)] for i, name in enumerate(others)}
 
 
-def draw(axes: Axes, curve: Sequence[tuple[float, Mean]], label: str, look: dict[str, Any]) -> None:
-    """A line of means, with a band where there are intervals."""
-    if not curve:
+def draw(axes: Axes, series: Series) -> None:
+    """A line of means, with a band where there are intervals; of fewer than three points, marks with bars,
+    since a line would say what happens between them."""
+    x = [at for at, _ in series.points]
+    mean, half = (np.array([getattr(y, part) for _, y in series.points]) for part in ("mean", "half_width"))
+    label, look = drawn(series.label), {"markersize": 4.0, "linewidth": 1.3, **series.look}
+    if len(x) < FEWEST_FOR_A_LINE:
+        marks = look | {"linestyle": "none", "marker": look["marker"] or "."}
+        axes.errorbar(x, mean, None if np.isnan(half).all() else half, label=label, capsize=2.5, **marks)
         return
-    x = [at for at, _ in curve]
-    mean, half = (np.array([getattr(y, part) for _, y in curve]) for part in ("mean", "half_width"))
-    axes.plot(x, mean, label=drawn(label), **look)
+    axes.plot(x, mean, label=label, **look)
     if not np.isnan(half).all():
         low, color = mean - half, look["color"]
         if axes.get_yscale() == "log":  # which has no place for zero and less

@@ -8,22 +8,25 @@ from typing import Any
 from memformers.common.files import write_text
 from memformers.report.arms import Arm, arms_of, base_of
 from memformers.report.curves import curves_of
-from memformers.report.evidence import costs_table, on_one_machine, results_table, verdict
-from memformers.report.figures import save_figures
-from memformers.report.markdown import fenced, pictured, table
+from memformers.report.evidence import costs_table, not_comparable, on_one_machine, results_table, verdict
+from memformers.report.figures import FIGURES, save_figures
+from memformers.report.markdown import fenced, pictured
 from memformers.report.page import plain, render_html
+from memformers.report.position_figure import TITLE, caption, save_positions
 from memformers.report.probe_section import probe_section
+from memformers.report.provenance import how_it_was_made
 from memformers.runs.finished import FinishedRun, read_probe, read_runs
-from memformers.runs.folder import CONFIG, FACTS, FIGURES, PAGE, PROBE, REPORT
+from memformers.runs.folder import CONFIG, FACTS, PAGE, PROBE, REPORT
+from memformers.runs.folder import FIGURES as FOLDER
 from memformers.runs.metrics import flatten
 from memformers.runs.plan import read_plan
 
 CAPTIONS = {
-    "validation_tokens": "Validation loss over {}, memory carried, against the training tokens seen.",
-    "differences": "The same validation loss, less that of {} from the same seed: below zero is better.",
-    "validation_time": "Validation loss against training time, evaluations not counted.",
+    "validation_tokens": "Validation loss over {}, memory carried.",
+    "differences": "The same loss, less that of {} from the same seed: below zero is better.",
+    "validation_time": "The same loss against training time, evaluations not counted.",
     "reconstruction_loss": "How much attention changes when memories give way to their compressions.",
-    "tokens_per_second": "Training speed.",
+    "tokens_per_second": "Training speed, as the machine allowed at the time.",
 }
 
 
@@ -35,7 +38,8 @@ def write_report(folder: Path) -> Path:
     runs = read_runs(folder)
     arms = arms_of(runs)
     base = base_of(arms)
-    figures = save_figures(curves_of(arms, base), folder / FIGURES)
+    left_out = ["validation_time"] if len(arms) > 1 and not_comparable(arms) else []
+    figures = save_figures(curves_of(arms, base), folder / FOLDER, left_out)
     probe = read_probe(folder)
     parts = compose(arms, base, figures, folder)
     if probe:
@@ -57,9 +61,27 @@ def compose(arms: Sequence[Arm], base: Arm, figures: dict[str, Path], folder: Pa
         parts += verdict(arms, base)
     parts += [results_table(arms, base), *drawn(arms, base, figures, folder)]
     parts += ["## What each arm costs", costs_table(arms, base)]
-    parts.append("## Samples\n\nThe same prompt, from the held-out text, temperature 0.8.")
-    parts += [f"### {plain(arm.label)}\n\n{fenced(arm.first.sample)}" for arm in arms if arm.first.sample]
-    parts.append(how_it_was_made(arms, others))
+    return [*parts, *samples(arms), how_it_was_made(arms, base, others, folder)]
+
+
+def samples(arms: Sequence[Arm]) -> list[str]:
+    """What each arm wrote at the end, and from which prompt; older versions have not kept it."""
+    runs = {arm.label: arm.first for arm in arms if arm.first.sample}
+    if not runs:
+        return []
+    prompts = {label: (run.result or {}).get("prompt") for label, run in runs.items()}
+    parts = [
+        "## Samples",
+        "Written at the end, at temperature 0.8, after the beginning of the held-out text.",
+    ]
+    shared = len(set(prompts.values())) == 1
+    if shared and (prompt := next(iter(prompts.values()))) is not None:
+        parts.append(f"All go on from the same prompt:\n\n{fenced(prompt)}")
+    for label, run in runs.items():
+        parts.append(f"### {plain(label)}")
+        if not shared and (prompt := prompts[label]) is not None:
+            parts.append(f"The prompt:\n\n{fenced(prompt)}\n\nWhat it wrote:")
+        parts.append(fenced(run.sample))
     return parts
 
 
@@ -70,7 +92,10 @@ def drawn(arms: Sequence[Arm], base: Arm, figures: dict[str, Path], folder: Path
     seeds = " or ".join(map(str, counts))
     bands = f" Means over {seeds} seeds; bands: 95 % intervals, by Student's t." if counts[-1] > 1 else ""
     captions = {name: CAPTIONS[name].format(over.get(name, "")) + bands for name in figures}
-    return [pictured(path, captions[name], folder) for name, path in figures.items()]
+    parts = [pictured(path, FIGURES[name].title, captions[name], folder) for name, path in figures.items()]
+    if path := save_positions(arms, base, folder / FOLDER):
+        parts.append(pictured(path, TITLE, caption(arms, plain(base.label), bands), folder))
+    return parts
 
 
 def what_curves_are_over(arms: Sequence[Arm]) -> str:
@@ -150,40 +175,6 @@ def warnings(arms: Sequence[Arm], absent: Sequence[str], others: Sequence[str]) 
     return found
 
 
-def how_it_was_made(arms: Sequence[Arm], others: Sequence[str]) -> str:
-    """Everything needed to make the report again."""
-    runs = [arm.first for arm in arms]
-    corpus, environment = runs[0].facts["corpus"], runs[0].facts["environment"]
-    packages = ", ".join(f"{name} {v}" for name, v in environment["packages"].items())
-    facts = [
-        ["corpus", f"{corpus['name']}: {corpus['source']}"],
-        ["characters, sha256", f"{corpus['characters']:,}, {corpus['sha256']}"],
-        ["device", f"{environment['device']}, {environment['threads']} threads"],
-        ["system", f"{environment['platform']}, Python {environment['python']}"],
-        ["packages", packages],
-    ]
-    configs = [dict(flatten(run.config)) for run in runs]
-    for arm, config in zip(arms, configs, strict=True):
-        config["seed"] = ", ".join(str(run.seed) for run in arm.runs)
-    names = list(dict.fromkeys(name for config in configs for name in config))
-    settings = [[name, *(str(config.get(name, "–")) for config in configs)] for name in names]
-    return "\n\n".join(
-        [
-            "## How it was made",
-            (FAIRNESS if not others and len(arms) > 1 else "")
-            + "Validation is contiguous, in eval mode, from an empty memory that is then carried; the "
-            "table's is over the whole held-out text. Attention operations are of one token with full "
-            "memories, a multiply-add counted as two, scores that the causal mask hides among them.",
-            table(["", "value"], facts),
-            table(["setting", *(arm.label for arm in arms)], settings),
-        ]
-    )
-
-
-FAIRNESS = (
-    "Same text, seeds, order of segments, token budget, optimizer, width and depth; from the same seed "
-    "all arms start with the same weights in everything they share. "
-)
 OF_THE_MEMORY = {
     f"model.{name}" for name in ("model", "mem_len", "c_mem_len", "compression_rate", "compression",
                                  "compression_start", "compression_loss")

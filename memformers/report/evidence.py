@@ -13,6 +13,8 @@ from memformers.runs.finished import FinishedRun
 
 STEADY = 1.5
 """A run whose speed varied by more than this factor shared its machine with other work."""
+FEWEST_SPEEDS = 3
+"""Records of a run's speed from which it can be seen whether that varied."""
 ROUNDING = 0.02
 """Nats by which rounding alone, the same sums in another order, has moved final losses."""
 
@@ -31,7 +33,12 @@ def verdict(arms: Sequence[Arm], base: Arm) -> list[str]:
     n = max(difference.n for difference in found.values() if difference)
     intro = (
         f"Bits per character of the held-out text against those of {plain(base.label)}, seed by seed, over "
-        f"{n} seeds; ± is half of a 95 % interval by Student's t:"
+        f"{n} seeds; ± is half of a 95 % interval by Student's t. Rounding alone, the same sums in another "
+        f"order, has moved final losses by {ROUNDING} nats, as another seed does; the intervals take in both."
+        + (
+            " Each is by itself: of twenty arms that are all alike, about one will seem to differ."
+            * (len(others) > 2)
+        )
     )
     mean = base.mean("bits_per_character")
     assert mean is not None  # a result has it
@@ -115,24 +122,36 @@ def costs_table(arms: Sequence[Arm], base: Arm) -> str:
             "attention operations a token", "parameters", "tokens/s (median)", "training time",
             *([] if why_not else [f"time, of that of {base.label}"]), "evaluation time",
             "peak memory"]  # fmt: skip
-    note = f"\n\nRatios of training time are left out: {why_not}." if why_not and len(arms) > 1 else ""
+    note = ""
+    if why_not and len(arms) > 1:
+        curves = " and curves against time" if not_comparable(arms) else ""
+        note = f"\n\nRatios of training time{curves} are left out: {why_not}."
     return table(head, rows) + note
 
 
 def no_ratios(arms: Sequence[Arm], base: Arm) -> str:
+    """Why there are no ratios of training times, in words; empty if there are."""
+    if why_not := not_comparable(arms):
+        return why_not
+    ratios = [paired(arm, base, more_bits) for arm in arms if arm is not base]
+    if not any(ratio and ratio.n > 1 for ratio in ratios):
+        return "they need their spread over several seeds"
+    return ""
+
+
+def not_comparable(arms: Sequence[Arm]) -> str:
     """Why training times can't be set against each other, in words; empty if they can."""
     runs = [run for arm in arms for run in arm.runs]
     if not on_one_machine(runs):
         return "not all runs were made on the same machine and versions"
     for run in runs:
-        if (factor := variation(run)) > STEADY:
+        if len(speeds := steady_speeds(run)) < FEWEST_SPEEDS:
+            return f"{run.folder.name} is too short to tell whether other programs computed beside it"
+        if (factor := max(speeds) / max(min(speeds), 1e-9)) > STEADY:
             return (
                 f"the speed of {run.folder.name} varied by a factor of {factor:.1f}, as it does where other "
                 f"programs compute beside it"
             )
-    ratios = [paired(arm, base, more_bits) for arm in arms if arm is not base]
-    if not any(ratio and ratio.n > 1 for ratio in ratios):
-        return "they need their spread over several seeds"
     return ""
 
 
@@ -142,10 +161,9 @@ def on_one_machine(runs: Sequence[FinishedRun]) -> bool:
     return len({json.dumps(environment, sort_keys=True) for environment in environments}) == 1
 
 
-def variation(run: FinishedRun) -> float:
-    """The fastest over the slowest speed among a run's records but the first, in which it warms up."""
-    speeds = [r["tokens_per_second"] for r in run.metrics if "tokens_per_second" in r][1:]
-    return max(speeds) / min(speeds) if speeds and min(speeds) > 0 else 1.0
+def steady_speeds(run: FinishedRun) -> list[float]:
+    """The tokens/s of a run's records but the first, in which it warms up."""
+    return [record["tokens_per_second"] for record in run.metrics if "tokens_per_second" in record][1:]
 
 
 def over_seeds(value: Mean | None, form: str, unit: str = "") -> str:

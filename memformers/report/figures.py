@@ -1,86 +1,128 @@
-"""The figures of a report: labelled axes with units, colours that colour-blind readers can tell."""
+"""The figures of a report: labelled axes with units, colours that colour-blind readers can tell, and beside
+each its data."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from memformers.common.files import replacing
-from memformers.report.curves import Curves, draw, drawn
+from memformers.report.curves import Curves, Series, draw
+from memformers.report.markdown import Cell, csv_text
+
+WIDTH, DOTS = 4.4, 200
+"""Inches, and dots an inch: text of 9 points is 10 pixels high on a screen of 390."""
+LONG_NAME = 26
+"""Characters of which two names don't fit beside each other."""
 
 
-def validation_against_tokens(axes: Axes, arms: Sequence[Curves]) -> None:
-    """What each model learned from the same text."""
-    draw_curves(axes, arms, "tokens", "bits_per_character.valid", marker=True)
-    axes.set(xlabel="training tokens", ylabel="validation loss (bits per character)")
-    axes.xaxis.set_major_formatter(FuncFormatter(thousands))
+@dataclass(frozen=True)
+class Plot:
+    """A figure of curves."""
+
+    title: str
+    """What it shows, for those who can't see it."""
+    x: str
+    y: str
+    series: Callable[[Sequence[Curves]], list[Series]]
+    log: bool = False
+    from_zero: bool = False
 
 
-def validation_against_time(axes: Axes, arms: Sequence[Curves]) -> None:
-    """What each model learned in the same time."""
-    draw_curves(axes, arms, "seconds", "bits_per_character.valid", marker=True)
-    axes.set(xlabel="training time (seconds)", ylabel="validation loss (bits per character)")
+def validation_against(x: str) -> Callable[[Sequence[Curves]], list[Series]]:
+    """What each model has learned from as much text, or in as much time."""
+    return lambda arms: [arm.series(x, "bits_per_character.valid", marked=True) for arm in arms]
 
 
-def reconstruction_loss(axes: Axes, arms: Sequence[Curves]) -> None:
-    """How well compressed memories stand in for what they replace."""
-    axes.set_yscale("log")
-    draw_curves(axes, arms, "tokens", "reconstruction_loss.train", alpha=0.6, label="{}, training")
-    draw_curves(axes, arms, "tokens", "reconstruction_loss.valid", marker=True, label="{}, validation")
-    axes.set(xlabel="training tokens", ylabel="attention-reconstruction loss\n(MSE, sum over layers)")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
-    axes.xaxis.set_major_formatter(FuncFormatter(thousands))
-
-
-def tokens_per_second(axes: Axes, arms: Sequence[Curves]) -> None:
-    """How fast each model trained."""
-    draw_curves(axes, arms, "tokens", "tokens_per_second", alpha=0.8)
-    axes.set(xlabel="training tokens", ylabel="speed (training tokens per second)")
-    highest = max((float(np.max(line.get_ydata())) for line in axes.lines), default=1.0)
-    axes.set_ylim(0, 1.3 * highest)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(thousands))
-
-
-def differences(axes: Axes, arms: Sequence[Curves]) -> None:
+def differences(arms: Sequence[Curves]) -> list[Series]:
     """How much more each arm loses than the baseline, seed by seed; nothing from a single seed."""
     base = next(arm for arm in arms if arm.is_base)
-    for arm in arms if len(base.runs) > 1 else ():
-        if arm is not base:
-            draw(axes, arm.less(base, "bits_per_character.valid"), arm.label, arm.look)
-    if axes.lines:
-        axes.axhline(0, color=base.look["color"], linestyle=base.look["linestyle"], label=drawn(base.label))
-    axes.set(xlabel="training tokens", ylabel="validation loss, less the baseline's\n(bits per character)")
-    axes.xaxis.set_major_formatter(FuncFormatter(thousands))
+    if len(base.runs) < 2 or len(arms) < 2:
+        return []
+    return [Series(arm.label, arm.less(base, "bits_per_character.valid"), arm.look) for arm in arms]
 
 
-FIGURES: dict[str, Callable[[Axes, Sequence[Curves]], None]] = {
-    "validation_tokens": validation_against_tokens,
-    "differences": differences,
-    "validation_time": validation_against_time,
-    "reconstruction_loss": reconstruction_loss,
-    "tokens_per_second": tokens_per_second,
+def reconstruction_loss(arms: Sequence[Curves]) -> list[Series]:
+    """How well compressed memories stand in for what they replace."""
+    train = [arm.series("tokens", "reconstruction_loss.train", "{}, training") for arm in arms]
+    valid = [arm.series("tokens", "reconstruction_loss.valid", "{}, validation", marked=True) for arm in arms]
+    return train + valid
+
+
+def tokens_per_second(arms: Sequence[Curves]) -> list[Series]:
+    """How fast each model trained."""
+    return [arm.series("tokens", "tokens_per_second") for arm in arms]
+
+
+FIGURES = {
+    "validation_tokens": Plot(
+        "Validation loss against training tokens",
+        "training tokens",
+        "validation loss (bits per character)",
+        validation_against("tokens"),
+    ),
+    "differences": Plot(
+        "Validation loss, less the baseline's, against training tokens",
+        "training tokens",
+        "validation loss, less the baseline's\n(bits per character)",
+        differences,
+    ),
+    "validation_time": Plot(
+        "Validation loss against training time",
+        "training time (seconds)",
+        "validation loss (bits per character)",
+        validation_against("seconds"),
+    ),
+    "reconstruction_loss": Plot(
+        "Attention-reconstruction loss against training tokens",
+        "training tokens",
+        "attention-reconstruction loss\n(MSE, sum over layers)",
+        reconstruction_loss,
+        log=True,
+    ),
+    "tokens_per_second": Plot(
+        "Training speed against training tokens",
+        "training tokens",
+        "training tokens per second",
+        tokens_per_second,
+        from_zero=True,
+    ),
 }
 
 
-def save_figures(arms: Sequence[Curves], folder: Path) -> dict[str, Path]:
-    """Draw every figure that the arms have data for into ``folder``: paths by name."""
+def save_figures(arms: Sequence[Curves], folder: Path, left_out: Sequence[str] = ()) -> dict[str, Path]:
+    """Draw every figure that the arms have data for into ``folder``, but for those ``left_out``: the paths of
+    the PNGs by name."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
-    for name, draw_into in FIGURES.items():
-        figure = Figure(figsize=(6.4, 4.0), dpi=160, layout="constrained")
-        axes = figure.add_subplot()
-        draw_into(axes, arms)
-        if not axes.lines:
+    for name, plot in FIGURES.items():
+        series = [one for one in plot.series(arms) if one.points]
+        if not series or name in left_out:
             continue
-        finish(axes)
+        figure = Figure(figsize=(WIDTH, 3.3), dpi=DOTS, layout="constrained")
+        axes = figure.add_subplot()
+        if plot.log:
+            axes.set_yscale("log")
+        for one in series:
+            draw(axes, one)
+        if plot.from_zero:
+            axes.set_ylim(bottom=0)
+        finish(axes, plot.x, plot.y)
+        legend(figure, [axes])
         paths[name] = folder / f"{name}.png"
-        save(figure, paths[name])
+        save_with_data(figure, paths[name], *series_data(series, plot))
     return paths
+
+
+def series_data(series: Sequence[Series], plot: Plot) -> tuple[list[str], list[list[Cell]]]:
+    """What a figure shows as the head and the rows of a table."""
+    head = ["curve", plot.x, " ".join(plot.y.split()), "half width of the 95 % interval", "runs"]
+    return head, [[one.label, x, y.mean, y.half_width, y.n] for one in series for x, y in one.points]
 
 
 def save_loss_by_position(
@@ -102,36 +144,48 @@ def save_loss_by_position(
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure, whole or not at all."""
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png")
+    """Write a figure, whole or not at all, as PNG or SVG, by the ending of ``path``."""
+    kind = path.suffix[1:]
+    metadata = {"Date": None} if kind == "svg" else None  # the same data give the same file
+    with replacing(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "memformers"}):
+        figure.savefig(temporary, format=kind, metadata=metadata)
 
 
-def finish(axes: Axes) -> None:
-    """What all figures share."""
+def save_with_data(figure: Figure, path: Path, head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+    """Write a figure as PNG to ``path``, and beside it as SVG, and what it shows as CSV."""
+    save(figure, path)
+    save(figure, path.with_suffix(".svg"))
+    with replacing(path.with_suffix(".csv")) as temporary:
+        temporary.write_text(csv_text(head, rows), encoding="utf-8", newline="")
+
+
+def finish(axes: Axes, x: str, y: str) -> None:
+    """The axes' names and numbers, legible on a telephone, and what else all figures share."""
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel(y, fontsize=9)
+    axes.tick_params(labelsize=8, which="both")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(thousands))
+    if axes.get_yscale() == "log":
+        axes.yaxis.set_minor_formatter(FuncFormatter(thousands))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
 
 
-def draw_curves(
-    axes: Axes,
-    arms: Sequence[Curves],
-    x: str,
-    y: str,
-    *,
-    marker: bool = False,
-    alpha: float = 1.0,
-    label: str = "{}",
-) -> None:
-    """A line for each arm that has ``y``, with a band over its seeds."""
-    for arm in arms:
-        look = arm.look | ({} if marker else {"marker": "", "linewidth": 1.0})
-        draw(axes, arm.over_seeds(x, y), label.format(arm.label), look | {"alpha": alpha})
+def legend(figure: Figure, panels: Sequence[Axes]) -> None:
+    """The legend of all panels below them, each name once; long names below each other."""
+    handles: dict[str, Any] = {}
+    for axes in panels:
+        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    columns = 1 if max(map(len, handles)) > LONG_NAME else 2
+    look = {"frameon": False, "fontsize": 8, "ncols": columns}
+    figure.legend(handles.values(), handles, loc="outside lower center", **look)
 
 
 def thousands(value: float, _: int | None = None) -> str:
     """12000 as 12k, 1500000 as 1.5M."""
     if abs(value) >= 1e6:
-        return f"{value / 1e6:g}M"
-    return f"{value / 1e3:g}k" if abs(value) >= 1e4 else f"{value:g}"
+        text = f"{value / 1e6:g}M"
+    else:
+        text = f"{value / 1e3:g}k" if abs(value) >= 1e4 else f"{value:g}"
+    return text.replace("-", "−")

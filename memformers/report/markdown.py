@@ -1,10 +1,15 @@
-"""Pieces of a report in Markdown."""
+"""Pieces of a report in Markdown, and its data as CSV."""
 
+import csv
+import io
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from memformers.report.page import plain
+
+Cell = str | float | None
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -26,6 +31,18 @@ def fenced(text: str) -> str:
     return f"{fence}text\n{text.rstrip()}\n{fence}"
 
 
-def pictured(path: Path, caption: str, folder: Path) -> str:
-    """A figure with its caption."""
-    return f"![{caption}]({path.relative_to(folder).as_posix()})\n\n{caption}"
+def pictured(path: Path, title: str, caption: str, folder: Path) -> str:
+    """A figure, whose ``title`` stands for it where it isn't seen, and its caption below."""
+    return f"![{title}]({path.relative_to(folder).as_posix()})\n\n{caption}"
+
+
+def csv_text(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """A table as CSV; what is not known or no number is an empty cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    for row in rows:
+        writer.writerow(
+            "" if cell is None or (isinstance(cell, float) and math.isnan(cell)) else cell for cell in row
+        )
+    return text.getvalue()

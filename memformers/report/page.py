@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 from memformers.runs.folder import FIGURES
 
@@ -19,12 +20,31 @@ PAGE = """<!doctype html>
 body {{ font: 16px/1.55 system-ui, sans-serif; color: #1b1b1b; background: #fff;
        max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
 h1 {{ font-size: 1.6rem; line-height: 1.25; }}
-img {{ max-width: 100%; height: auto; display: block; margin: 1.5rem auto .25rem; }}
+figure {{ margin: 1.5rem 0 .5rem; }}
+img {{ width: 100%; height: auto; display: block; }}
+figcaption {{ font-size: .875em; color: #444; }}
 table {{ border-collapse: collapse; display: block; overflow-x: auto; font-size: .875rem; }}
 th, td {{ padding: .3rem .7rem; border-bottom: 1px solid #ddd; text-align: left;
           vertical-align: top; font-variant-numeric: tabular-nums; }}
-pre {{ background: #f6f6f4; padding: .8rem; overflow-x: auto; font-size: .8125rem; }}
+pre {{ background: #f6f6f4; padding: .8rem; font-size: .8125rem;
+      white-space: pre-wrap; overflow-wrap: anywhere; }}
 blockquote {{ margin: 1rem 0; padding: .2rem 1rem; border-left: 4px solid #D55E00; background: #fdf3ec; }}
+@media (min-width: 50rem), print {{
+  figure {{ display: inline-block; width: 49%; vertical-align: top;
+           box-sizing: border-box; padding: 0 .5rem; }}
+}}
+@page {{ size: A4; margin: 14mm; }}
+@media print {{
+  body {{ font-size: 9.5pt; margin: 0; max-width: none; padding: 0; orphans: 1; widows: 1; }}
+  p, li, pre {{ orphans: 2; widows: 2; }}
+  h1, h2, h3, p:has(+ pre), p:has(+ table) {{ break-after: avoid; }}
+  figure, tr, blockquote, li {{ break-inside: avoid; }}
+  img {{ max-height: 22cm; object-fit: contain; }}
+  table {{ display: table; width: 100%; font-size: 7pt; line-height: 1.3; }}
+  th, td {{ padding: .15rem .3rem; overflow-wrap: break-word; }}
+  table:has(tr > :nth-child(12)) :is(th, td) {{ overflow-wrap: anywhere; }}
+  pre {{ background: none; border: 1px solid #bbb; font-size: 8pt; }}
+}}
 </style>
 </head>
 <body>
@@ -44,17 +64,34 @@ def escaped(mark: re.Match[str]) -> str:
     return "".join(f"\\{character}" for character in mark[0])
 
 
+def with_figures(tokens: list[Token]) -> list[Token]:
+    """``tokens`` in which a paragraph that is an image and the one after it, its caption, are a figure."""
+    found, caption_ends = [], 0
+    for i, token in enumerate(tokens):
+        inside = tokens[i + 1].children if token.type == "paragraph_open" else None
+        if inside and [child.type for child in inside] == ["image"]:
+            picture_end, caption, caption_end = tokens[i + 2], tokens[i + 3], tokens[i + 5]
+            token.tag = "figure"
+            picture_end.hidden = True
+            caption.tag = caption_end.tag = "figcaption"
+            caption_ends = i + 5
+        found.append(token)
+        if i and i == caption_ends:
+            found.append(Token("figure_close", "figure", -1, block=True))
+    return found
+
+
 def render_html(markdown: str, folder: Path) -> str:
     """The report as one page with its figures inside; raw HTML in it stays text."""
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
-    tokens = parser.parse(markdown)
+    tokens = with_figures(parser.parse(markdown))
     for token in tokens:
         for child in token.children or []:
             if child.type == "image":
                 png = (folder / str(child.attrs["src"])).resolve()
                 assert png.parent == (folder / FIGURES).resolve(), png  # names are escaped: see plain
-                data = base64.b64encode(png.read_bytes()).decode()
-                child.attrs["src"] = f"data:image/png;base64,{data}"
+                data = base64.b64encode(png.with_suffix(".svg").read_bytes()).decode()
+                child.attrs["src"] = f"data:image/svg+xml;base64,{data}"
     body = parser.renderer.render(tokens, parser.options, {})
     headline = "".join(child.content for child in tokens[1].children or [])  # the text, without its escapes
     return PAGE.format(title=html.escape(headline), body=body)

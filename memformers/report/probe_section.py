@@ -7,7 +7,7 @@ from typing import Any
 from memformers.report.arms import Arm
 from memformers.report.curves import looks_of
 from memformers.report.markdown import pictured, table
-from memformers.report.probe_figures import CAPTIONS, save_probe_figures
+from memformers.report.probe_figures import CAPTIONS, TITLES, save_probe_figures
 from memformers.report.worth_section import worth_section
 from memformers.runs.folder import FIGURES
 
@@ -16,29 +16,50 @@ def probe_section(arms: Sequence[Arm], probe: dict[str, Any], folder: Path) -> l
     """What a probe found: how much context helps each model, what each part of its memory is worth, and where
     its attention falls. Probes of older versions have not measured the second."""
     labels = {run.folder.name: arm.label for arm in arms for run in arm.runs}
-    names = {name: labels[name] for name in probe["attention"]}
+    names = {name: labels[name] for name in probe["checkpoints"]}
     looks_by_arm = looks_of([arm.name for arm in arms])
     looks = {run.folder.name: looks_by_arm[arm.name] for arm in arms for run in arm.runs}
-    context = probe["effective_context"]
-    rows = [
-        [label, *(effective_length(context, r, name) for r in context["recl"])]
-        for name, label in names.items()
-    ]
-    head = ["arm"] + [f"r = {r}" for r in context["recl"]]
     drawn = save_probe_figures(probe, labels, looks, folder / FIGURES)
     of_worth = drawn.pop("worth", None)
     return [
         "## What context and memory are worth",
-        "Relative effective context length in tokens (Dai et al. 2019, section 4.3), of the fraction r of "
-        f"tokens that are the hardest to predict from a short context; contexts in steps of "
-        f"{context['step']}, {context['positions']:,} tokens of the held-out text, one seed of each arm:",
-        table(head, rows),
-        *(pictured(path, CAPTIONS[name], folder) for name, path in drawn.items()),
+        *(context_table(probe["effective_context"], names) if probe["effective_context"] else ()),
+        *(pictured(path, TITLES[name], CAPTIONS[name], folder) for name, path in drawn.items()),
         *(worth_section(probe["worth"], names, of_worth, folder) if "worth" in probe else ()),
     ]
 
 
+def context_table(context: dict[str, Any], names: dict[str, str]) -> list[str]:
+    """The effective context of each of the models that ``names`` labels, as paragraphs."""
+    rows = [
+        [label, *(effective_length(context, r, name) for r in context["recl"])]
+        for name, label in names.items()
+    ]
+    head = ["arm"] + [f"r\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{r}" for r in context["recl"]]
+    return [
+        "Relative effective context length in tokens (Dai et al. 2019, section 4.3), of the fraction r of "
+        f"tokens that are the hardest to predict from a short context; contexts in steps of "
+        f"{context['step']}, {context['positions']:,} tokens of the held-out text, one seed of each arm. "
+        "≤ is of the shortest context that was tried."
+        + (INTERVALS if "recl_intervals" in context else "")
+        + " Nothing is claimed about which arm's is longer:",
+        table(head, rows),
+    ]
+
+
+INTERVALS = " In brackets: 95 % intervals over resamples of these tokens; they say nothing of other seeds."
+
+
 def effective_length(context: dict[str, Any], r: str, name: str) -> str:
-    """A model's RECL, or the longest that was tried."""
-    length = context["recl"][r][name]
-    return f"{length:,}" if length else f"over {context['step'] * len(context['gains'][r][name]):,}"
+    """A model's RECL with its interval, which probes of older versions have not."""
+
+    def shown(length: int | None) -> str:
+        if length == context["step"]:
+            return f"≤\N{NO-BREAK SPACE}{length:,}"
+        return f"{length:,}" if length else f"over {context['step'] * len(context['gains'][r][name]):,}"
+
+    length = shown(context["recl"][r][name])
+    if "recl_intervals" not in context:
+        return length
+    low, high = map(shown, context["recl_intervals"][r][name])
+    return f"{length} ({low} – {high})" if low != high else f"{length} ({low})"

@@ -8,8 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from memformers.common.files import replacing
-from memformers.report.figures import save
+from memformers.report.figures import DOTS, WIDTH, save
 
 # Okabe and Ito's palette (2008), with a line and a marker of its own for print without colour.
 LOOKS: dict[str, dict[str, Any]] = {
@@ -28,9 +27,6 @@ OF_A_CONTROL: dict[str, dict[str, Any]] = {
     "memory swapped": {"color": "#E69F00", "linestyle": "-.", "marker": "P"},
 }
 CONTROLLED = ("transformer-xl", "compressive")
-WIDTH = 4.4
-"""Inches; at 200 dots an inch, text of 9 points is 10 pixels high on a screen of 390."""
-DOTS = 200
 
 
 def save_recall_figures(summary: Mapping[str, Any], folder: Path) -> dict[str, Path]:
@@ -43,8 +39,7 @@ def save_recall_figures(summary: Mapping[str, Any], folder: Path) -> dict[str, P
         if figure is not None:
             paths[name] = folder / f"recall_{name}.png"
             save(figure, paths[name])
-            with replacing(paths[name].with_suffix(".svg")) as temporary:
-                figure.savefig(temporary, format="svg", metadata={"Date": None})
+            save(figure, paths[name].with_suffix(".svg"))
     return paths
 
 

@@ -15,6 +15,10 @@ from memformers.runs.metrics import flatten
 FEWEST_TOKENS = 500_000
 """Trainings on fewer show that all of it runs, and not what a memory is worth."""
 BANDS = "Bands: 95 % intervals over {} seeds, by Student's t. "
+TITLES = {
+    "accuracy": "Share of answers right, by how long ago the value was set",
+    "controls": "Share of answers right with changed memories, by how long ago the value was set",
+}
 CAPTIONS = {
     "accuracy": "The share of answers that are right, by how many positions ago the value was set. Vertical "
     "lines and the bars above: the farthest that one layer of each arm looks back, from the end of its "
@@ -32,7 +36,10 @@ def write_recall_report(summary: Mapping[str, Any], folder: Path) -> Path:
     band = BANDS.format(summary["seeds"]) if summary["seeds"] > 1 else "One seed, so there are no bands. "
     parts = ["# Recall by distance: what each memory is worth at equal keys", *warnings(summary)]
     parts += [claim(summary), how_it_is_asked(summary)]
-    parts += [pictured(path, CAPTIONS[name].format(band).strip(), folder) for name, path in figures.items()]
+    parts += [
+        pictured(path, TITLES[name], CAPTIONS[name].format(band).strip(), folder)
+        for name, path in figures.items()
+    ]
     parts += ["## What each arm costs", costs(summary), "## Answers right, by distance", by_distance(summary)]
     if any(arm["controls"] for arm in summary["arms"]):
         parts += ["## Causal controls, by where the value was", CONTROLS, by_place(summary)]

@@ -1,6 +1,6 @@
 """The figure of what memory is worth, narrow enough for a telephone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from memformers.report.curves import drawn
-from memformers.report.figures import save
+from memformers.report.figures import DOTS, WIDTH, legend, save_with_data
+from memformers.report.markdown import Cell
 
 CONTROLS = {
     "memory zeroed": "memory\nzeroed",
@@ -17,8 +18,6 @@ CONTROLS = {
     "slots zeroed": "compressed\nzeroed",
     "slots swapped": "compressed\nswapped",
 }
-WIDTH, DOTS = 4.4, 200
-"""Inches, and dots an inch: text of 9 points is 10 pixels high on a screen of 390."""
 APART = 0.16
 """Between the arms of a place on the axis, on which places are 1 apart."""
 
@@ -40,15 +39,30 @@ def save_worth(
     if others:
         draw_bands(panels[-1], worth["by_repeat_distance"], others, labels, looks)
         panels[-1].set_ylabel(f"nats a token, less\n{drawn(labels[worth['baseline']])}", fontsize=9)
-    handles = {
-        label: handle
-        for axes in panels
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(handles.values(), handles, loc="outside lower center", frameon=False, fontsize=8, ncols=2)
+    legend(figure, panels)
     path = folder / "worth.png"
-    save(figure, path)
+    head = ["arm", "changed, or tokens since the same", "quantity (nats a token)", "mean",
+            "half width of the 95 % interval"]  # fmt: skip
+    save_with_data(figure, path, head, list(rows(worth, costs, others, labels)))
     return {"worth": path}
+
+
+def rows(
+    worth: Mapping[str, Any],
+    costs: Mapping[str, Mapping[str, Any]],
+    others: Sequence[str],
+    labels: Mapping[str, str],
+) -> Iterator[list[Cell]]:
+    """What both panels show."""
+    for run, found in costs.items():
+        for control, cost in found.items():
+            yield [labels[run], control, "cost", cost["mean"], cost["half_width"]]
+    for run in others:
+        less = f"loss, less that of {labels[worth['baseline']]}"
+        for group in worth["by_repeat_distance"]:
+            if run in group["less_baseline"]:
+                difference = group["less_baseline"][run]
+                yield [labels[run], group["name"], less, difference["mean"], difference["half_width"]]
 
 
 def draw_costs(

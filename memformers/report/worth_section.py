@@ -42,7 +42,7 @@ def worth_section(
         worth_table(overall, labels),
         *findings(worth, labels),
         LIMITS,
-        *([pictured(figure, caption(worth, labels), folder)] if figure else []),
+        *([pictured(figure, TITLE, caption(worth, labels), folder)] if figure else []),
         f"A token is a repeat if its stream has already had the same token after the same "
         f"{worth['n_gram'] - 1} tokens; the distance is to the newest such occurrence. Repeats are "
         f"easy for every model, since common words repeat too"
@@ -60,6 +60,7 @@ def worth_section(
     ]
 
 
+TITLE = "Cost of a changed memory, and loss by how long ago the text said the same"
 LIMITS = (
     "This is how much a trained model relies on a part, not how well a model that was trained without it "
     "does; the table of results tells that. No model has met zeros in training, and they are still keys, "

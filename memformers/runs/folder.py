@@ -1,13 +1,13 @@
 """A run is a folder that holds everything about one training:
 
 config.json      the TrainConfig
-run.json         corpus, parameters, hardware, versions
+run.json         corpus, parameters, hardware, versions, command, git commit
 metrics.jsonl    every record, as it came
 labml.json       what a dashboard knows it by
 labml.log        what labml said
 checkpoints/     from which it goes on after whatever happened; see memformers.training.checkpoints
 sample.txt       text written at the end
-result.json      the last evaluation, time and peak memory
+result.json      the last evaluation, time, peak memory and the prompt of the sample
 probe.json       what a probe measured; a comparison's is beside its runs' folders
 """
 

@@ -38,6 +38,8 @@ class Plan:
     arms: tuple[PlannedArm, ...]
     runs: dict[str, Planned] = field(default_factory=dict)
     """By the names of their folders, in the order in which they are trained."""
+    commands: tuple[str, ...] = ()
+    """Those that began it and went on with it."""
 
 
 def read_plan(folder: Path) -> Plan | None:

@@ -143,7 +143,9 @@ class Observer:
             "accuracy": evaluation.accuracy,
             "evaluated_tokens": len(evaluation.losses),
             "reconstruction_loss": evaluation.reconstruction_loss,
+            "loss_by_position": evaluation.by_position(self.config.model.segment_len),
             "peak_memory_bytes": self._peak_memory(),
+            "prompt": self._prompt(),
         }
         if self.ranks.first:
             write_text(self.folder / SAMPLE, sample + "\n")
@@ -199,13 +201,16 @@ class Observer:
     def _bits_per_character(self, loss: float) -> float:
         return loss / math.log(2) / self.characters_a_token
 
-    def _sample(self, characters: int) -> str:
+    def _prompt(self) -> str:
+        """What samples go on from: the first line of the held-out text, or its end if it is long."""
         first_line, newline, _ = self.text.corpus.validation_text.partition("\n")
-        prompt = (first_line + newline)[-PROMPT_CHARACTERS:]
+        return (first_line + newline)[-PROMPT_CHARACTERS:]
+
+    def _sample(self, characters: int) -> str:
         with self.bar.standing() as show:
             show("writing a sample")
             return continue_text(
-                self.model, self.text.tokenizer, prompt, characters, Sampling(0.8), seed=SAMPLE_SEED
+                self.model, self.text.tokenizer, self._prompt(), characters, Sampling(0.8), seed=SAMPLE_SEED
             )
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from memformers.common.allocator import keep_freed_memory
+from memformers.common.command_line import command_as_given
 from memformers.common.devices import choose_device
-from memformers.common.environment import describe_environment
+from memformers.common.environment import describe_environment, git_commit
 from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json
 from memformers.data.corpora import load_corpus
@@ -202,6 +203,8 @@ def describe_run(text: Text, model: MemoryLM) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in model.parameters()),
         **memory_facts(model.config),
         "environment": describe_environment(model.device),
+        "command": command_as_given(),
+        "commit": git_commit(),
     }
 
 

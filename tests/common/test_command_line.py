@@ -1,11 +1,18 @@
 """What ends a program, and what it says."""
 
 import io
+import sys
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 
 import pytest
 
-from memformers.common.command_line import parse_arguments, plain_errors, whole_number
+from memformers.common.command_line import (
+    command_as_given,
+    parse_arguments,
+    plain_errors,
+    whole_number,
+)
 from memformers.common.errors import UserError
 from tests.processes import ended
 
@@ -66,3 +73,24 @@ def test_what_is_no_whole_number_is_said_and_an_example_given(text, capsys):
     with pytest.raises(SystemExit):
         parse_arguments(Options, ["--tokens", text])
     assert "is no whole number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("/home/me/bin/memformers compare --data /home/me/b.txt", "memformers compare --data b.txt"),
+        ("experiments/compare.py --data=/home/me/b.txt", "python experiments/compare.py --data=b.txt"),
+        ("memformers train --dashboard http://me:secret@host/ --out runs/x", "memformers train --out runs/x"),
+        ("memformers train --dashboard=http://secret/ --seed 1", "memformers train --seed 1"),
+    ],
+)
+def test_a_command_is_shown_without_places_and_addresses(arguments, said, monkeypatch):
+    monkeypatch.setattr(sys, "argv", arguments.split())
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    assert command_as_given() == said
+
+
+def test_a_module_that_runs_is_named(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/home/me/memformers/training/__main__.py", "run"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec("memformers.training.__main__", None))
+    assert command_as_given() == "python -m memformers.training run"

@@ -8,7 +8,9 @@ import torch.nn.functional as F
 
 from memformers.evaluation.context import (
     effective_context,
+    gain_intervals,
     losses_with_context,
+    recl_interval,
 )
 from memformers.models.memory import Memory
 from tests.builders import MODELS, small_lm
@@ -70,6 +72,33 @@ def test_a_group_is_measured_as_the_paper_says():
     for r in (0.1, 0.5, 1.0):
         assert result.recl[str(r)] == spelled_out(losses, r, 3)
     assert max(max(lengths.values()) for lengths in result.recl.values()) > 3  # something helped
+
+
+def test_an_interval_holds_what_was_measured_and_is_the_same_each_time():
+    models = {"short": small_lm("transformer"), "long": small_lm("transformer-xl", mem_len=20)}
+    for model in models.values():
+        model.head.weight.data *= 20
+    tokens = torch.randint(0, 11, (400,))
+    found = effective_context(models, tokens, step=3, positions=50, longest=30)
+    assert found == effective_context(models, tokens, step=3, positions=50, longest=30)
+    for r, of_models in found.gains.items():
+        for name, gains in of_models.items():
+            ends = found.gain_intervals[r][name]
+            assert len(ends) == len(gains)
+            assert all(low <= high for low, high in ends)
+            if r == "1.0":  # the hardest of a resample are another choice of tokens
+                assert ends[0][0] <= gains[0] <= ends[0][1]
+            first, last = (math.inf if end is None else end for end in found.recl_intervals[r][name])
+            assert first <= last
+
+
+def test_intervals_are_percentiles_over_resamples():
+    at_64, beyond, at_32 = [0.5, 0.0], [0.5, 0.5], [0.0, 0.5]
+    gains = torch.tensor([at_64] * 90 + [beyond] * 8 + [at_32] * 3, dtype=torch.float64)
+    assert recl_interval(gains, 32) == (32, None)
+    assert recl_interval(gains[:90], 32) == (64, 64)
+    ends = gain_intervals(torch.linspace(0, 1, 101, dtype=torch.float64)[:, None])
+    assert ends == [pytest.approx((0.025, 0.975))]
 
 
 def test_a_text_too_short_and_other_mistakes_are_named():

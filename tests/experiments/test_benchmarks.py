@@ -19,7 +19,7 @@ from memformers.training.config import TrainConfig
 def tiny(model="transformer-xl", **changes):
     sizes = {"d_model": 12, "heads": 3, "d_ff": 20, "n_layers": 2, "segment_len": 8, "mem_len": 8}
     sizes |= {"c_mem_len": 6, "compression_rate": 2, "vocab_size": 65, "positions": "learned"}
-    return Case("tiny", ModelConfig(model=model, **sizes | changes), 3, 2, (1.0, 1.0))
+    return Case("tiny", ModelConfig(model=model, **sizes | changes), 3, 2)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -47,7 +47,7 @@ def test_every_arm_is_trained_from_every_seed_and_reported(done):
         assert (done / "figures" / f"{figure}.svg").stat().st_size > 10_000
     assert "The paired difference over 2 seeds is" in markdown
     assert "Student's t" in markdown
-    assert (done / "report.html").read_text().count('src="data:image/png;base64,') == 2
+    assert (done / "report.html").read_text().count('src="data:image/svg+xml;base64,') == 2
 
 
 def test_a_run_has_its_curves_its_model_and_its_facts(done):

@@ -26,7 +26,7 @@ def test_a_difference_is_claimed_where_its_interval_leaves_out_zero(tmp_path):
     assert "**Compressive Transformer is better by 0.0200 ± 0.0025**, or 0.8% (3 seeds)." in markdown
     assert "**Transformer, no memory is worse by 0.0200 ± 0.0025**" in markdown
     assert "against those of Transformer-XL, seed by seed, over 3 seeds; ± is half of a 95 % interval by " \
-           "Student's t" in markdown  # fmt: skip
+           "Student's t. Rounding alone" in markdown  # fmt: skip
     assert "| −0.0200 ± 0.0025 |" in markdown
     assert "no difference was seen" not in markdown
     assert (tmp_path / "figures" / "differences.png").is_file()
@@ -136,8 +136,25 @@ def test_there_is_no_ratio_of_time_where_it_would_mislead(seeds, disturbed, fact
     if disturbed:
         with_speed(tmp_path / "compressive", [1000.0] * 9 + [1600.0], 13.0)
     markdown = report(tmp_path)
-    assert f"Ratios of training time are left out: {why}" in markdown
+    curves = "" if seeds == 1 else " and curves against time"
+    assert f"Ratios of training time{curves} are left out: {why}" in markdown
     assert "time, of that of" not in markdown
+    assert (tmp_path / "figures" / "validation_time.png").exists() == (seeds == 1)
+
+
+def test_short_runs_have_no_ratio_of_time(tmp_path):
+    fake_comparison(tmp_path, {"transformer-xl": XL, "compressive": XL})
+    path = tmp_path / "compressive" / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:6]))  # 3 records of speed
+    assert "are left out: compressive is too short to tell whether other programs" in report(tmp_path)
+
+
+def test_many_arms_are_said_to_differ_by_chance(tmp_path):
+    arms = {"transformer-xl": XL} | {name: less(0.01, -0.01, 0.0) for name in ("a", "b")}
+    fake_comparison(tmp_path / "few", arms)
+    assert "of twenty arms that are all alike" not in report(tmp_path / "few")
+    fake_comparison(tmp_path / "many", arms | {"c": XL})
+    assert "of twenty arms that are all alike, about one will seem to differ" in report(tmp_path / "many")
 
 
 def test_costs_say_keys_and_operations(tmp_path):

@@ -26,11 +26,11 @@ def test_a_comparison_becomes_markdown_html_and_figures(comparison):
     assert "| Transformer-XL | – | 64 / 256 | – | 12,345 | 1,006 | 10 s | – | 300 MiB |" in markdown
     assert "differ in more than their memory" not in markdown
     images = re.findall(r"\]\((figures/.*?)\)", markdown)
-    assert len(images) == 4
+    assert len(images) == 5
     for image in images:
         assert (comparison / image).read_bytes().startswith(b"\x89PNG")
     text = page.read_text()
-    assert text.count('src="data:image/png;base64,') == 4
+    assert text.count('src="data:image/svg+xml;base64,') == 5
     assert not re.search(r'(src|href)="(?!data:)', text)
     assert "&lt;b&gt;tags&lt;/b&gt;" in text
     assert "<b>tags" not in text

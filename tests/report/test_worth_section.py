@@ -138,6 +138,10 @@ def test_the_figure_has_a_panel_for_costs_and_one_for_differences(models, baseli
     markdown = "\n\n".join(worth_section(worth, labels, figure, tmp_path))
     assert all(words in markdown for words in said)
     assert markdown.count("(worth.png)") == 1
+    assert figure.with_suffix(".svg").is_file()
+    lines = figure.with_suffix(".csv").read_text().splitlines()
+    marks = sum(map(len, (COSTS.get(name, {}) for name in models))) + (len(models) - 1 if baseline else 0)
+    assert len(lines) == 1 + marks
 
 
 def test_a_model_without_memory_alone_has_no_figure(tmp_path):
@@ -161,6 +165,6 @@ def test_a_text_that_was_too_short_is_said_to_be(tmp_path):
 def test_a_probe_of_an_older_version_makes_the_report_it_made(tmp_path):
     markdown = probed(tmp_path, MODELS[:2])
     assert "## What context and memory are worth" in markdown
-    assert "| Transformer-XL | 32 | 32 |" in markdown
+    assert "| Transformer-XL | ≤\N{NO-BREAK SPACE}32 | ≤\N{NO-BREAK SPACE}32 |" in markdown
     assert "### What each part" not in markdown
     assert not (tmp_path / "figures" / "worth.png").exists()

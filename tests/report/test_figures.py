@@ -1,0 +1,139 @@
+"""Figures, and the data beside them."""
+
+import csv
+import json
+
+import pytest
+from matplotlib.figure import Figure
+
+from memformers.common.intervals import mean_of
+from memformers.report.attention_figure import COLORS, LINES, layer_look, save_attention
+from memformers.report.curves import LOOKS, Series, draw
+from memformers.report.document import write_report
+from memformers.report.position_figure import octave_means
+from memformers.report.probe_figures import save_gains
+from memformers.report.probe_section import effective_length
+from tests.report.fake_runs import fake_comparison
+
+XL = [2.40, 2.50, 2.45]
+
+
+def table(path):
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def numbers(rows, *names):
+    return [[float(row[name]) for name in names] for row in rows]
+
+
+def test_each_figure_is_there_as_png_svg_and_csv(tmp_path):
+    fake_comparison(tmp_path, {"transformer-xl": XL, "compressive": XL})
+    write_report(tmp_path)
+    drawn = {path.stem for path in (tmp_path / "figures").glob("*.png")}
+    assert drawn == {"validation_tokens", "differences", "validation_time", "reconstruction_loss",
+                     "tokens_per_second", "loss_by_position"}  # fmt: skip
+    for name in drawn:
+        assert (tmp_path / "figures" / f"{name}.svg").read_text(encoding="utf-8").lstrip().startswith("<?xml")
+        assert table(tmp_path / "figures" / f"{name}.csv")
+    rows = [
+        row
+        for row in table(tmp_path / "figures" / "validation_tokens.csv")
+        if row["curve"] == "Transformer-XL"
+    ]
+    expected = [(100 * i, 2.45 + 1 / i) for i in range(1, 11)]
+    got = numbers(rows, "training tokens", "validation loss (bits per character)")
+    assert got == [pytest.approx(point) for point in expected]
+    assert {row["runs"] for row in rows} == {"3"}
+
+
+def test_the_same_data_give_the_same_files(tmp_path):
+    fake_comparison(tmp_path, {"transformer-xl": XL[:1], "compressive": XL[:1]})
+    made = []
+    for _ in range(2):
+        write_report(tmp_path)
+        made.append({path: path.read_bytes() for path in (tmp_path / "figures").iterdir()})
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize(("points", "lines"), [(2, 0), (3, 1)])
+def test_fewer_than_three_points_are_not_joined_by_a_line(points, lines):
+    axes = Figure().add_subplot()
+    curve = [(float(x), mean_of([1.0, 2.0 + x])) for x in range(points)]
+    draw(axes, Series("arm", curve, LOOKS["compressive"]))
+    assert sum(line.get_linestyle() not in ("None", "none") for line in axes.lines) == lines
+
+
+def test_the_loss_by_position_is_of_octaves_and_its_difference_is_of_the_same_seed(tmp_path):
+    assert octave_means({"loss_by_position": [5.0, 4.0, 3.0, 2.0, 1.0]}) == {
+        (1, 1): 5.0, (2, 2): 4.0, (3, 4): 2.5, (5, 5): 1.0,
+    }  # fmt: skip
+    fake_comparison(
+        tmp_path,
+        {"transformer-xl": XL, "compressive": [b - d for b, d in zip(XL, (0.1, 0.1, 0.4), strict=True)]},
+    )
+    write_report(tmp_path)
+    rows = [
+        row for row in table(tmp_path / "figures" / "loss_by_position.csv") if "less that" in row["quantity"]
+    ]
+    assert {row["arm"] for row in rows} == {"Compressive Transformer"}
+    assert numbers(rows, "first position", "last position") == [[1, 1], [2, 2], [3, 4], [5, 8], [9, 16]]
+    assert numbers(rows, "mean") == [pytest.approx([-0.14])] * 5  # 0.7 · 0.2
+    assert "Below: less that of Transformer-XL from the same seed" in (tmp_path / "report.md").read_text()
+
+
+def test_one_seed_has_no_difference_by_position(tmp_path):
+    fake_comparison(tmp_path, {"transformer-xl": [2.4], "compressive": [2.3]})
+    write_report(tmp_path)
+    rows = table(tmp_path / "figures" / "loss_by_position.csv")
+    assert {row["quantity"] for row in rows} == {"loss (nats a token)"}
+    assert "Below: less that of" not in (tmp_path / "report.md").read_text()
+
+
+def test_results_of_an_older_version_have_no_figure_by_position(tmp_path):
+    fake_comparison(tmp_path, {"transformer-xl": [2.4]})
+    path = tmp_path / "transformer-xl" / "result.json"
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps({name: result[name] for name in result if name != "loss_by_position"}))
+    assert "by position in the segment" not in write_report(tmp_path).with_suffix(".md").read_text()
+
+
+def context(lengths, intervals):
+    gains = {"a": [0.2, 0.05, 0.0]}
+    measured = {"step": 32, "gains": {"1.0": gains}, "recl": {"1.0": {"a": lengths}}}
+    return measured | ({"recl_intervals": {"1.0": {"a": intervals}}} if intervals else {})
+
+
+@pytest.mark.parametrize(
+    ("length", "interval", "said"),
+    [
+        (32, None, "≤\N{NO-BREAK SPACE}32"),
+        (96, None, "96"),
+        (None, None, "over 96"),
+        (64, (32, None), "64 (≤\N{NO-BREAK SPACE}32 – over 96)"),
+        (64, (64, 64), "64 (64)"),
+    ],
+)
+def test_an_effective_context_at_the_end_of_what_was_tried_is_said_to_be(length, interval, said):
+    assert effective_length(context(length, interval), "1.0", "a") == said
+
+
+def test_gains_have_their_intervals_and_say_of_which_tokens_they_are(tmp_path):
+    measured = context(64, (32, 96)) | {
+        "gain_intervals": {"1.0": {"a": [[0.1, 0.3], [0.0, 0.1], [0.0, 0.0]]}}
+    }
+    path = save_gains(measured, {"a": "Transformer-XL"}, {"a": LOOKS["transformer-xl"]}, tmp_path)
+    rows = table(path.with_suffix(".csv"))
+    columns = ["context (tokens)", "gain", "95 % interval from", "to"]
+    assert numbers(rows, *columns) == [[32, 0.2, 0.1, 0.3], [64, 0.05, 0.0, 0.1], [96, 0.0, 0.0, 0.0]]
+
+
+def test_no_two_layers_look_alike_and_every_head_is_in_the_data(tmp_path):
+    looks = [layer_look(i) for i in range(len(COLORS) * len(LINES))]
+    assert len({(look["color"], look["linestyle"]) for look in looks}) == len(looks)
+    mass = {"by_place": [[[0.2, 0.3, 0.5]] * 2] * 3, "nearest": [0, 1], "by_distance": [[[0.4, 0.6]] * 2] * 3}
+    path = save_attention({"a": mass}, {"a": "Transformer-XL"}, tmp_path)
+    rows = table(path.with_suffix(".csv"))
+    assert len(rows) == 3 * 2 * (3 + 2)
+    shares = [float(row["share of attention"]) for row in rows if (row["layer"], row["head"]) == ("3", "2")]
+    assert shares == [0.2, 0.3, 0.5, 0.4, 0.6]

@@ -1,0 +1,47 @@
+"""The report's page, on a screen and on paper."""
+
+import re
+import shutil
+
+import pytest
+
+from memformers.report.document import write_report
+from tests.builders import MODELS
+from tests.report.fake_runs import fake_comparison
+
+WIDE = """[...document.querySelectorAll("table, pre, figure, img")].filter(
+    element => element.scrollWidth > element.clientWidth + 1
+        || element.getBoundingClientRect().right > innerWidth + 1).map(element => element.outerHTML)"""
+A4 = {"width": 688, "height": 1000}
+"""What is between the margins, in pixels."""
+
+
+@pytest.fixture
+def report(tmp_path):
+    fake_comparison(tmp_path, {name: [2.4, 2.5] for name in MODELS})
+    return write_report(tmp_path)
+
+
+def test_a_caption_stands_once_and_belongs_to_its_figure(report):
+    html = report.read_text(encoding="utf-8")
+    figures = re.findall(
+        r'<figure><img [^>]*alt="([^"]+)"[^>]*>\s*<figcaption>([^<]+)</figcaption>\s*</figure>', html
+    )
+    assert len(figures) == html.count("<img ") == 6
+    for title, caption in figures:
+        assert title not in caption
+        assert html.count(caption) == 1
+
+
+def test_on_paper_nothing_is_cut_off(report):
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    if not (chromium := shutil.which("chromium")):
+        pytest.skip("Chromium is not installed; with it, this test looks at the printed report")
+    with playwright.sync_playwright() as player:
+        browser = player.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport=A4)
+        page.goto(report.as_uri())
+        assert page.evaluate(WIDE)  # a narrow screen scrolls tables
+        page.emulate_media(media="print")
+        assert page.evaluate(WIDE) == []
+        browser.close()
