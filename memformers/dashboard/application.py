@@ -128,6 +128,8 @@ async def track(request: Request, labml_token: str) -> Response:
         missing = "what the run sent before is not here any more; it is sent again"
         return JSONResponse({"errors": [{"error": "forgotten", "message": missing}]})
     for packet in packets:
+        if is_known(run_id):
+            packet.pop("selected_configs", None)  # the user may have chosen others on the page
         if packet.get("once"):
             drop_known(run_id, packet)
     request._json = packets

@@ -152,6 +152,8 @@ def introduction(card: Card) -> dict[str, Any]:
         "start_step": 0,
         "started": card.started,
         "configs": configs,
+        # labml's page shows the settings that are selected, and does not get to those that are specified.
+        "selected_configs": [names[name] for name in card.given if name in names],
         "status": {"rank": 0, "status": "in progress", "details": None, "time": card.started},
     }
 

@@ -4,6 +4,8 @@ import {compact, duration, element, plain} from './format.js'
 import {swatch} from './looks.js'
 
 const GAP = 12
+const TIMES = [.1, .2, .5, 1, 2, 5, 10, 20, 30, ...[1, 2, 5, 10, 20, 30].map(minutes => 60 * minutes),
+    ...[1, 2, 3, 6, 12, 24, 48, 96, 240].map(hours => 3600 * hours)]
 
 export class Chart {
     constructor(place, legend, onZoom) {
@@ -92,7 +94,7 @@ export class Chart {
             axes: [
                 {...axis, label: inTokens ? 'tokens' : 'training time', labelSize: 24, size: 40,
                     values: (_, ticks) => ticks.map(tick => inTokens ? compact(tick) : duration(tick)),
-                    space: inTokens ? 60 : 110},
+                    space: inTokens ? 60 : 100, ...inTokens ? {} : {incrs: TIMES}},
                 {...axis, size: 64, values: (_, ticks) => ticks.map(tick => tick === null ? '' : plain(tick))},
             ],
             series: [{}, ...series],

@@ -16,7 +16,8 @@ export function compact(number) {
 
 export function duration(seconds) {
     const [h, m, s] = [seconds / 3600, (seconds % 3600) / 60, seconds % 60].map(Math.floor)
-    return h ? `${h} h ${m} min` : m ? `${m} min ${s} s` : `${+seconds.toPrecision(2)} s`
+    const parts = h ? [[h, 'h'], [m, 'min']] : m ? [[m, 'min'], [s, 's']] : [[+seconds.toPrecision(2), 's']]
+    return parts.filter(([number], i) => number || !i).map(part => part.join(' ')).join(' ')
 }
 
 export function bytes(number) {
