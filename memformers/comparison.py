@@ -28,7 +28,8 @@ from memformers.runs.folder import (
     check_nothing_is_lost,
 )
 from memformers.runs.plan import Plan, Planned, PlannedArm, baseline_of, compared_with, read_plan, runs_of
-from memformers.tracking.discovery import DASHBOARD, dashboard_page, find_dashboard
+from memformers.tracking.comparisons import show_comparison
+from memformers.tracking.discovery import DASHBOARD, find_dashboard, has_run, page_address, sent_to
 from memformers.training.arms import arms_of_models, check_arms, read_arms, training_of
 from memformers.training.config import TrainConfig, saved_config
 from memformers.training.precision import with_precision
@@ -124,7 +125,7 @@ def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume:
         trainings = {name: replace(training, data=data) for name, training in trainings.items()}
         write_json(folder / COMPARISON, asdict(plan))
         ids = plan_runs(plan.runs, folder)
-        print_links(plan.runs, ids, dashboard)
+        show_comparison(folder, dashboard)
         failed = train_all(trainings, folder, dashboard, resume)
         if not any((folder / name / RESULT).exists() for name in trainings):
             raise UserError(f"no training ended well, so there is nothing to report; see {folder}.")
@@ -138,6 +139,7 @@ def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume:
             print(f"NOTE: not probed: {error}")
     if failed:
         raise UserError(f"the training of {', '.join(failed)} failed; the others are in {report}.")
+    show_comparison(folder, dashboard)
     print_links(plan.runs, ids, dashboard)
     return report
 
@@ -215,15 +217,17 @@ def plan_runs(runs: Mapping[str, Planned], folder: Path) -> dict[str, str]:
 
 
 def print_links(runs: Mapping[str, Planned], ids: Mapping[str, str], dashboard: str) -> None:
-    """Say where labml's comparison shows the arms of the first seed, each beside the baseline, if a dashboard
-    runs."""
-    page = dashboard_page(dashboard)
+    """Print where labml's comparison shows the arms of the first seed, each beside the baseline, if a
+    dashboard runs that has both."""
+    api = sent_to(dashboard)
     first = next(iter(runs.values())).seed
     names = [name for name, run in runs.items() if run.seed == first]
+    known = [name for name in names if api and has_run(api, ids[name])]
     base = baseline_of(names)
-    for name in names if page else ():
+    for name in known if base in known else ():
         if name != base:
-            print(f"dashboard: {page}/run/{ids[name]}/compare  ({name} beside {base})", flush=True)
+            link = f"{page_address(api)}/run/{ids[name]}/compare"
+            print(f"dashboard: {link}  ({name} beside {base})", flush=True)
 
 
 def pin_corpus(corpus: Corpus, folder: Path, document_separator: str = "") -> str:

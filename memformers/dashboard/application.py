@@ -32,10 +32,12 @@ from labml_app.db import run
 from labml_db import Key
 
 from memformers.common.errors import UserError
-from memformers.dashboard.guard import Guard
+from memformers.dashboard.comparison_pages import add_pages
+from memformers.dashboard.guard import LOG, Guard
 from memformers.dashboard.mending import mend, prepare
 from memformers.dashboard.page import index_page, page_files
 from memformers.dashboard.records import Records
+from memformers.dashboard.requests import RUN_ID, check_request, is_packet
 from memformers.tracking.discovery import WHO
 
 PAGE_ROUTE = re.compile(r"(/[\w-]+)*/?")
@@ -75,6 +77,9 @@ def build(identity: str, names: frozenset[str], records: Records | None) -> tupl
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_api_route(WHO, lambda: {"identity": identity})
     app.add_api_route("/api/v1/{labml_token}/track", track, methods=["POST"])
+    add_pages(app, is_known)
+    for error in (KeyError, ValueError):
+        app.add_exception_handler(error, say_malformed)
     handlers.add_handlers(app)
 
     def serve(path: str) -> Response:
@@ -93,7 +98,18 @@ def build(identity: str, names: frozenset[str], records: Records | None) -> tupl
             mend(records)
 
     Series.find_step_gap = smallest_gap
-    return Guard(app, names, after), missing
+    return Guard(app, names, lambda path, question: check_request(path, question, is_known), after), missing
+
+
+def say_malformed(request: Request, error: Exception) -> Response:
+    """The answer to a question that lacks something, as labml's handlers notice it."""
+    LOG.warning("%s %s: %r", request.method, request.url.path, error)
+    return PlainTextResponse("The dashboard can't read this request; its log says why.", 400)
+
+
+def is_known(run_id: str) -> bool:
+    """Whether there is a run of this id."""
+    return run.RunIndex.get(run_id) is not None
 
 
 async def track(request: Request, labml_token: str) -> Response:
@@ -104,13 +120,16 @@ async def track(request: Request, labml_token: str) -> Response:
     run_id = query.get("run_uuid", "")
     packets = await request.json()
     packets = packets if isinstance(packets, list) else [packets]
-    if not all(isinstance(packet, dict) for packet in packets):
-        return JSONResponse({"errors": [{"error": "invalid_data", "message": "objects are expected"}]})
+    if not (RUN_ID.fullmatch(run_id) and all(map(is_packet, packets))):
+        message = "a run's id, and objects with its series, are expected"
+        return JSONResponse({"errors": [{"error": "invalid_data", "message": message}]}, 400)
     before = series_names(run_id)
     if any(packet.get("series", 0) > len(before) for packet in packets):
         missing = "what the run sent before is not here any more; it is sent again"
         return JSONResponse({"errors": [{"error": "forgotten", "message": missing}]})
     for packet in packets:
+        if is_known(run_id):
+            packet.pop("selected_configs", None)  # the user may have chosen others on the page
         if packet.get("once"):
             drop_known(run_id, packet)
     request._json = packets

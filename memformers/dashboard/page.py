@@ -47,6 +47,11 @@ PACKAGES = {
 }
 """What labml-app 0.5.14's page loads from public servers, in the versions that it asks for."""
 LOCAL = "/local/"
+ON_LABML_PAGE = (
+    '<link href="/comparisons/files/on_labml_page.css" rel="stylesheet">'
+    '<script src="/comparisons/files/on_labml_page.js" defer></script>'
+)
+"""What labml's page gets: a link to our page of comparisons."""
 
 
 def copies_folder() -> Path:
@@ -71,7 +76,7 @@ def index_page(static: Path) -> tuple[str, list[str]]:
             html = html.replace(package.url, LOCAL + package.local())
         else:
             missing.append(package.name)
-    return html, missing
+    return html.replace("</head>", f"{ON_LABML_PAGE}</head>"), missing
 
 
 def fetch_copies() -> Path:

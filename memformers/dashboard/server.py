@@ -20,6 +20,8 @@ import platformdirs
 from memformers.common.errors import UserError
 from memformers.common.network import LOOPBACK
 from memformers.runs.card import find_runs, read_card
+from memformers.runs.folder import COMPARISON
+from memformers.tracking.comparisons import COMPARISONS, note_comparison
 from memformers.tracking.discovery import announced, api_address, new_identity
 from memformers.tracking.feeding import feed
 
@@ -50,7 +52,10 @@ def default_folder() -> Path:
 def serve(settings: Settings) -> None:
     """Run the dashboard until Ctrl-C. Where one runs on the folder already, bring the runs to it, if
     there are any. ValueError for what can't be started."""
-    runs = [run for folder in settings.runs for run in find_runs(folder)]
+    found = {folder: find_runs(folder) for folder in settings.runs}
+    runs = [run for inside in found.values() for run in inside]
+    for folder in dict.fromkeys(together(run, folder) for folder, inside in found.items() for run in inside):
+        note_comparison(folder)
     settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(settings.folder / LOCK, "a+", encoding="utf-8") as lock:
         if owner := take(lock.fileno(), settings.folder):
@@ -63,6 +68,12 @@ def serve(settings: Settings) -> None:
             bring_in(runs, owner)
             return
         serve_alone(settings, runs)
+
+
+def together(run: Path, given: Path) -> Path:
+    """The folder of the runs that are shown in one chart with ``run``: those of its comparison, or else all
+    that the user has ``given`` with it."""
+    return run.parent if (run.parent / COMPARISON).exists() else given
 
 
 def serve_alone(settings: Settings, runs: list[Path]) -> None:
@@ -90,7 +101,10 @@ def serve_alone(settings: Settings, runs: list[Path]) -> None:
         if settings.host not in LOOPBACK:
             say(f"it listens on {settings.host} and has no login: whoever reaches that sees and changes all.")
         if missing:
-            say(f"the page loads {', '.join(missing)} from public servers; --fetch-page gets copies, once.")
+            say(
+                f"labml's pages load {', '.join(missing)} from public servers, and stay blank without a "
+                f"network; --fetch-page gets copies, once. {url}{COMPARISONS} needs nothing from outside."
+            )
         server = uvicorn.Server(
             uvicorn.Config(
                 app,

@@ -19,6 +19,7 @@ from memformers.report.recall_page import write_recall_report
 from memformers.runs.card import new_run_id, plan_run, read_card
 from memformers.runs.folder import OF_A_COMPARISON, PLAN, RESULT, check_named, check_nothing_is_lost
 from memformers.runs.metrics import flatten
+from memformers.tracking.comparisons import show_comparison
 from memformers.tracking.discovery import DASHBOARD, find_dashboard
 from memformers.training.ranks import Ranks
 from memformers.training.resume import alone_in
@@ -65,6 +66,7 @@ def recall(config: RecallConfig, folder: Path, dashboard: str = "", *, resume: b
         settings = {name: value for name, value in asdict(config.setting).items() if name != "arms"}
         arms = [asdict(arm) for arm in plan.arms]
         write_json(folder / PLAN, {"setting": settings, "arms": arms, "seeds": plan.seeds})
+        show_comparison(folder, dashboard)
         failed = train_all(config, plan, folder, dashboard)
         if not any((folder / name / RESULT).exists() for name in plan.runs):
             raise UserError(f"no training ended well, so there is nothing to report; see {folder}.")

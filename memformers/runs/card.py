@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ class Card:
     started: float
     """In seconds since 1970, as are all times here."""
     config: Mapping[str, Any]
+    given: tuple[str, ...]
+    """Of its settings, those that the user chose."""
     compare_with: str
     """The id of the run with which labml's comparison shows this one; empty for none."""
     status: str
@@ -43,11 +45,12 @@ def plan_run(folder: Path, run: str, comment: str, compare_with: str, name: str 
     write_json(folder / CARD, planned | ({"name": name} if name else {}))
 
 
-def open_card(folder: Path, name: str, config: Mapping[str, Any]) -> Card:
-    """The card of a training that starts, or continues, in ``folder``."""
+def open_card(folder: Path, name: str, config: Mapping[str, Any], given: Sequence[str] = ()) -> Card:
+    """The card of a training that starts, or continues, in ``folder``, with settings ``config`` of which the
+    user chose the ``given`` ones."""
     planned = read_json(folder / CARD) if (folder / CARD).exists() else {}
     fresh = {"run": new_run_id(), "comment": folder.resolve().name, "started": time.time()}
-    data = {**fresh, "name": name, **planned, "config": dict(config)}
+    data = {**fresh, "name": name, **planned, "config": dict(config), "given": list(given)}
     data.pop("status", None)
     write_json(folder / CARD, data)
     return read_card(folder)
@@ -72,6 +75,7 @@ def read_card(folder: Path) -> Card:
         comment=str(data.get("comment", folder.resolve().name)),
         started=float(data.get("started", metrics)),
         config=data.get("config", {}),
+        given=tuple(data.get("given", ())),
         compare_with=str(data.get("compare_with", "")),
         status=str(status),
         ended=float(data.get("ended", metrics)),

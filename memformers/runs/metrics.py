@@ -1,7 +1,8 @@
 """Reading a run's metrics, and flattening nested settings."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,13 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Dotted names as a reader sees them: the last part alone, where no other name ends in it."""
+    names = list(names)
+    last = Counter(name.rpartition(".")[2] for name in names)
+    return {name: name if last[end := name.rpartition(".")[2]] > 1 else end for name in names}
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:

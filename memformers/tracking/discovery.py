@@ -41,10 +41,18 @@ def find_dashboard(wish: str) -> str:
     return wish
 
 
-def dashboard_page(dashboard: str) -> str:
-    """The page of the dashboard that a run now goes to, or an empty string."""
-    api = find_running() if dashboard == AUTO else "" if dashboard == OFF else dashboard
-    return page_address(api)
+def sent_to(dashboard: str) -> str:
+    """The labml server's address that a run now goes to, or an empty string."""
+    return find_running() if dashboard == AUTO else "" if dashboard == OFF else dashboard
+
+
+def has_run(api: str, run: str, seconds: float = ANSWER_SECONDS) -> bool:
+    """Whether the labml server that takes runs at ``api`` has the run of this id, so that a link to it leads
+    somewhere."""
+    try:
+        return get(f"{api.rstrip('/').rpartition('/')[0]}/run/{run}", seconds)[0] == 200
+    except OSError:
+        return False
 
 
 def check_dashboard(url: str) -> str:

@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +24,8 @@ from urllib.parse import urlencode
 from memformers.common.network import ask_json, get
 from memformers.runs.card import Card, read_card
 from memformers.runs.folder import METRICS
+from memformers.runs.metrics import short_names
+from memformers.tracking.discovery import has_run
 
 SEND_SECONDS, RETRY_SECONDS = 2.0, 3.0
 """The seconds between two uploads, and between two tries to reach a dashboard."""
@@ -31,7 +33,8 @@ POST_SECONDS = 30.0
 SHARE = 0.005
 """The fraction of one core's time: after each upload, the sender sleeps 200 times the upload's duration (here
 and in the dashboard)."""
-POINTS_A_POST = 30_000
+POINTS_A_POST = 20_000
+"""Points in one upload. A point is about 40 bytes, and our dashboard accepts at most a megabyte at once."""
 RECORDS_A_POLL = 100
 """If there are more records at once, this number is sent, evenly spread; evaluations are always sent."""
 LAST = "<f"
@@ -78,9 +81,11 @@ class Feed:
         self.series = set(self.known)
         """What the dashboard should know by now; ours refuses what comes after something that it has not."""
         self._post(introduction(self.card))
-        if self.card.compare_with:
+        other = self.card.compare_with
+        if other and has_run(self.api, other, POST_SECONDS):
             with contextlib.suppress(OSError):
-                self._set_against(self.card.compare_with)
+                self._set_against(self.card.run, other)
+                self._set_against(other, self.card.run)  # which was sent before this one was there
         self.file = open(self.folder / METRICS, encoding="utf-8")
         return self
 
@@ -93,27 +98,19 @@ class Feed:
         begun = time.thread_time()
         records = new_records(self.file)
         most = max(RECORDS_A_POLL, POINTS_A_POST // max(map(len, records), default=1))
-        packet: dict[str, Any] = {
-            "track": tracks(thin(records, most), self.known),
-            "series": len(self.series),
-        }
-        self.series |= packet["track"].keys()
-        if is_over:
-            packet |= conclusion(read_card(self.folder))
-        elif not packet["track"]:
+        *posts, last = in_posts(tracks(thin(records, most), self.known))
+        end = conclusion(read_card(self.folder)) if is_over else {}
+        if not (last or is_over):
             return 0.0
-        answer = self._post(packet)
-        return time.thread_time() - begun + float(answer.get("seconds", 0.0))
+        there = 0.0
+        for track, more in [*((post, {}) for post in posts), (last, end)]:
+            answer = self._post({"track": track, "series": len(self.series), **more})
+            self.series |= track.keys()
+            there += float(answer.get("seconds", 0.0))
+        return time.thread_time() - begun + there
 
     def _post(self, packet: Mapping[str, Any]) -> dict[str, Any]:
-        query = {"run_uuid": self.card.run, "labml_version": version("labml"), "rank": 0, "world_size": 0}
-        packets = [{"time": time.time(), "once": True, **packet}]
-        answer = ask_json(f"{self.api}/track?{urlencode(query)}", POST_SECONDS, packets)
-        if not isinstance(answer, dict):
-            raise OSError("it answers with something that labml's server doesn't")
-        if errors := [error for error in answer.get("errors", []) if "warning" not in error]:
-            raise OSError(f"it refuses the run: {errors[0].get('message', errors[0])}")
-        return answer
+        return post(self.api, self.card.run, packet, POST_SECONDS)
 
     def _last_steps(self) -> dict[str, float]:
         """The last step of each metric that the dashboard has already."""
@@ -126,20 +123,27 @@ class Feed:
         except (KeyError, TypeError, ValueError, struct.error):
             raise OSError("it answers with something that labml's server doesn't") from None
 
-    def _set_against(self, other: str) -> None:
-        """Let labml's comparison of this run be with the run ``other``, unless the user chose one."""
-        address = f"{self.root}/compare/preferences/{self.card.run}"
+    def _set_against(self, run: str, other: str) -> None:
+        """Let labml's comparison of a run be with the ``other``, unless one was chosen."""
+        address = f"{self.root}/compare/preferences/{run}"
         chosen = ask_json(address, POST_SECONDS)
         if not chosen["base_experiment"]:
             ask_json(address, POST_SECONDS, {**chosen, "base_experiment": other})
 
 
+def introduce(card: Card, api: str, seconds: float) -> None:
+    """Let the dashboard that takes runs at ``api`` have a page of the run, if it has none yet. Raises OSError
+    where it doesn't answer in so many ``seconds``, or refuses."""
+    post(api.rstrip("/"), card.run, introduction(card), seconds)
+
+
 def introduction(card: Card) -> dict[str, Any]:
     """The first message about a run to labml's server."""
+    names = short_names(card.config)
     configs = {
-        name: {"name": name, "type": type(value).__name__, "value": value, "order": i, "options": [],
-               "computed": str(value), "is_hyperparam": None, "is_meta": None,
-               "is_explicitly_specified": False}
+        names[name]: {"name": names[name], "type": type(value).__name__, "value": value, "order": i,
+                      "options": [], "computed": str(value), "is_hyperparam": None, "is_meta": None,
+                      "is_explicitly_specified": name in card.given}
         for i, (name, value) in enumerate(card.config.items())
     }  # fmt: skip
     return {
@@ -150,8 +154,23 @@ def introduction(card: Card) -> dict[str, Any]:
         "start_step": 0,
         "started": card.started,
         "configs": configs,
+        # labml's page shows the settings that are selected, and does not get to those that are specified.
+        "selected_configs": [names[name] for name in card.given if name in names],
         "status": {"rank": 0, "status": "in progress", "details": None, "time": card.started},
     }
+
+
+def post(api: str, run: str, packet: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """What the labml server at ``api`` answers to a ``packet`` of a run; OSError where it refuses it, or
+    doesn't answer in so many ``seconds``."""
+    query = {"run_uuid": run, "labml_version": version("labml"), "rank": 0, "world_size": 0}
+    packets = [{"time": time.time(), "once": True, **packet}]
+    answer = ask_json(f"{api}/track?{urlencode(query)}", seconds, packets)
+    if not isinstance(answer, dict):
+        raise OSError("it answers with something that labml's server doesn't")
+    if errors := [error for error in answer.get("errors", []) if "warning" not in error]:
+        raise OSError(f"it refuses the run: {errors[0].get('message', errors[0])}")
+    return answer
 
 
 def conclusion(card: Card) -> dict[str, Any]:
@@ -174,6 +193,22 @@ def tracks(records: list[dict[str, float]], known: Mapping[str, float]) -> dict[
                 one["step"].append(step)
                 one["value"].append(value)
     return series
+
+
+def in_posts(series: Mapping[str, dict[str, list[float]]]) -> Iterator[dict[str, dict[str, list[float]]]]:
+    """The series in pieces that each fit into a post; at least one piece, which may be empty."""
+    piece: dict[str, dict[str, list[float]]] = {}
+    room = POINTS_A_POST
+    for name, one in series.items():
+        sent = 0
+        while sent < len(one["step"]):
+            if not room:
+                yield piece
+                piece, room = {}, POINTS_A_POST
+            piece[name] = {key: numbers[sent : sent + room] for key, numbers in one.items()}
+            added = len(piece[name]["step"])
+            sent, room = sent + added, room - added
+    yield piece
 
 
 def rounded(step: float) -> float:

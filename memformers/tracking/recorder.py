@@ -7,7 +7,7 @@ process sends the same records to labml and its dashboard ([`memformers.tracking
 import contextlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,13 +16,15 @@ from memformers.runs.card import close_card, open_card
 from memformers.runs.folder import LOG, METRICS
 from memformers.runs.metrics import flatten
 from memformers.tracking.discovery import (
+    ANSWER_SECONDS,
     AUTO,
     OFF,
     check_dashboard,
-    dashboard_page,
     find_dashboard,
     page_address,
+    sent_to,
 )
+from memformers.tracking.feeding import introduce
 from memformers.tracking.relay import UNSENT, start_relay, stop_relay
 
 
@@ -31,23 +33,35 @@ class Tracking:
 
     ``folder`` is the run's, ``name`` what labml calls it, ``config`` its hyper-parameters as nested dicts,
     ``dashboard`` what [`find_dashboard`][] takes. An address may contain a token, so it is never written to a
-    file.
+    file. ``given`` are the dotted names of the hyper-parameters that the user chose, which labml's page shows
+    first.
     """
 
-    def __init__(self, folder: Path, name: str, config: Mapping[str, Any], dashboard: str = ""):
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        config: Mapping[str, Any],
+        dashboard: str = "",
+        given: Sequence[str] = (),
+    ):
         self.folder = folder
         self.name = name
         self.config = config
+        self.given = tuple(given)
         self.dashboard = find_dashboard(dashboard)
 
     def __enter__(self) -> "Tracking":
-        if self.dashboard not in (AUTO, OFF) and (trouble := check_dashboard(self.dashboard)):
+        trouble = "" if self.dashboard in (AUTO, OFF) else check_dashboard(self.dashboard)
+        if trouble:
             host = page_address(self.dashboard).partition("://")[2]
             _say(f"the dashboard at {host} {trouble}; training goes on without waiting.")
         self._file = open(self.folder / METRICS, "a", encoding="utf-8")
-        card = open_card(self.folder, self.name, dict(flatten(self.config)))
-        if page := dashboard_page(self.dashboard):
-            print(f"dashboard: {page}/run/{card.run}", flush=True)
+        card = open_card(self.folder, self.name, dict(flatten(self.config)), self.given)
+        if not trouble and (api := sent_to(self.dashboard)):
+            with contextlib.suppress(OSError):  # no link, unless it leads somewhere
+                introduce(card, api, ANSWER_SECONDS)
+                print(f"dashboard: {page_address(api)}/run/{card.run}", flush=True)
         self._relay = None
         try:
             self._relay = start_relay(self.folder, self.dashboard)

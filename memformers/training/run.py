@@ -30,6 +30,7 @@ from memformers.runs.folder import (
     check_named,
     check_nothing_is_lost,
 )
+from memformers.runs.metrics import flatten
 from memformers.runs.sealed import numbered
 from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
@@ -235,7 +236,17 @@ def recorder(
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
     """What takes the records of a training: the first rank's go to its folder and to labml."""
     if ranks.first:
-        with Tracking(folder, config.model.model, {**asdict(config), **facts}, dashboard) as tracking:
+        settings, given = asdict(config), chosen_settings(config)
+        with Tracking(folder, config.model.model, {**settings, **facts}, dashboard, given) as tracking:
             yield tracking.record
     else:
         yield lambda record: None
+
+
+def chosen_settings(config: TrainConfig) -> list[str]:
+    """The dotted names of the settings that are not the defaults, but for what the text and the device
+    decide."""
+    usual = dict(flatten(asdict(TrainConfig())))
+    decided = {"model.vocab_size", *(["precision"] if usual["precision"] == "auto" else [])}
+    settings = dict(flatten(asdict(config)))
+    return [name for name, value in settings.items() if value != usual[name] and name not in decided]

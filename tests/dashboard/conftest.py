@@ -20,6 +20,7 @@ pytest.importorskip("labml_app", reason="the dashboard's extra is not installed"
 import uvicorn
 
 from memformers.dashboard.application import build, open_records
+from memformers.dashboard.page import fetch_copies
 from memformers.dashboard.server import listen
 from memformers.tracking.discovery import new_identity
 
@@ -139,3 +140,12 @@ def page():
         page.route(lambda url: not url.startswith("http://127.0.0.1:"), lambda route: route.abort())
         yield page
         browser.close()
+
+
+@pytest.fixture
+def copies(page):
+    """The page's own files; where there is no browser, they are not even asked for."""
+    try:
+        return fetch_copies()
+    except ValueError as error:
+        pytest.skip(f"the page's files can't be had: {error}")

@@ -8,7 +8,6 @@ import subprocess
 import pytest
 
 from memformers.comparison import plan_runs
-from memformers.dashboard.page import fetch_copies
 from memformers.dashboard.server import bring_in
 from memformers.runs.card import read_card
 from memformers.runs.metrics import read_metrics
@@ -22,15 +21,6 @@ from tests.processes import start as start_program
 # labml takes the mean of a curve without points; the command says nothing of it either.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 MODELS = ("transformer", "compressive")
-
-
-@pytest.fixture
-def copies(page):
-    """The page's own files; where there is no browser, they are not even asked for."""
-    try:
-        return fetch_copies()
-    except ValueError as error:
-        pytest.skip(f"the page's files can't be had: {error}")
 
 
 def points(path):

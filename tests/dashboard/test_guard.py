@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from memformers.dashboard.guard import is_here, refuse
+from memformers.dashboard.guard import MOST_BYTES, is_here, refuse
 from tests.dashboard.conftest import DashboardHere
 
 NAMES = frozenset({"workstation"})
@@ -114,6 +114,58 @@ def test_no_answer_holds_a_stack_trace(dashboard, path, method, body):
     for inside in ("Traceback", "trace", ".py", "File", "Error:"):
         assert inside not in answer
     assert send(dashboard, "/")[0] == 200
+
+
+TRACK = "/api/v1/default/track?labml_version=0.5.3&run_uuid="
+RUN = "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "body", "wanted"),
+    [
+        (TRACK + RUN, "POST", b"{not json", 400),
+        (TRACK + RUN, "POST", b"\xff", 400),
+        (TRACK + RUN, "POST", b"[" * 100_000, 400),
+        (TRACK + RUN, "POST", b'[{"track": []}]', 400),
+        (TRACK + RUN, "POST", b'[{"track": {"a": {"step": [1, 2], "value": [1]}}}]', 400),
+        (TRACK + RUN, "POST", b'[{"track": {"a": {"step": [1], "value": ["<b>"]}}}]', 400),
+        (TRACK + RUN, "POST", b'[{"configs": {"a": {}}}]', 400),
+        (TRACK + RUN + "&rank=x", "POST", b"[]", 400),
+        (TRACK + "short", "POST", b"[]", 400),
+        (TRACK + "../../../etc/passwd", "POST", b"[]", 400),
+        (TRACK + "a" * 100, "POST", b"[]", 400),
+        ("/api/v1/run/no_id", "GET", b"", 400),
+        ("/api/v1/metrics/" + RUN, "POST", b'{"get_all": true}', 404),
+        ("/api/v1/compare/preferences/" + RUN, "GET", b"", 404),
+        ("/api/v1/custom_metrics/" + RUN, "POST", b"{}", 404),
+        ("/api/v1/runs/archive", "POST", b"[1]", 400),
+        ("/api/v1/runs/archive", "POST", b"{}", 400),
+        ("/comparisons/../../etc", "GET", b"", 404),
+        ("/comparisons/0123456789abcdef", "GET", b"", 404),
+        ("/comparisons/0123456789abcdef/data", "GET", b"", 404),
+        ("/comparisons/0123456789abcdef/data?over=x", "GET", b"", 400),
+        ("/comparisons/x/data", "GET", b"", 400),
+        ("/comparisons/files/..%2fguard.py", "GET", b"", 404),
+        ("/comparisons/files/guard.py", "GET", b"", 404),
+    ],
+)
+def test_what_is_malformed_is_refused_and_leaves_neither_record_nor_traceback(
+    dashboard, path, method, body, wanted, caplog
+):
+    assert send(dashboard, path, method=method, body=body)[0] == wanted
+    assert dashboard.runs() == []
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_body_has_at_most_a_megabyte_stated_or_not(dashboard):
+    path, large = TRACK + RUN, b'[{"name": "' + b"x" * MOST_BYTES + b'"}]'
+    assert send(dashboard, path, method="POST", body=large)[0] == 413
+    chunks = b"".join(b"10000\r\n" + b" " * 0x10000 + b"\r\n" for _ in range(16)) + b"0\r\n\r\n"
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Connection: close", "Transfer-Encoding: chunked"]
+    with socket.create_connection(("127.0.0.1", dashboard.port), timeout=10) as connection:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode() + chunks)
+        assert connection.recv(65536).split()[1] == b"413"
+    assert dashboard.runs() == []
 
 
 def test_data_that_is_no_run_s_is_refused_politely(dashboard):

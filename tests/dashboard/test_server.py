@@ -1,15 +1,21 @@
 """The dashboard is started, found, stopped and started again, and no run loses a point by that."""
 
+import json
+import math
 import signal
 import socket
 import threading
 
 import pytest
 
+from memformers.comparison import plan_runs
 from memformers.dashboard.application import open_records
+from memformers.dashboard.guard import MOST_BYTES
 from memformers.dashboard.server import bring_in
 from memformers.runs.card import find_runs, read_card
 from memformers.runs.metrics import read_metrics
+from memformers.runs.plan import runs_of
+from memformers.tracking import feeding
 from memformers.tracking.discovery import api_address, find_running
 from memformers.tracking.feeding import Feed, feed
 from memformers.tracking.recorder import Tracking
@@ -44,13 +50,15 @@ def expected(folder, name="loss.train"):
     return {r["tokens"]: pytest.approx(r[name]) for r in read_metrics(folder) if name in r}
 
 
-def test_a_run_finds_the_dashboard_and_is_listed_claimed_and_live(start, tmp_path):
+def test_a_run_finds_the_dashboard_and_is_listed_claimed_and_live(start, tmp_path, capsys):
     dashboard = start("--host", "0.0.0.0")
     assert find_running() == api_address(dashboard.url)
     assert "has no login" in dashboard.errors()  # it is said where others than this machine reach it
-    with Tracking(tmp_path, "my-model", {"model": {"mem_len": 7}}) as tracking:
+    settings = {"model": {"mem_len": 7, "dropout": 0.0}}
+    with Tracking(tmp_path, "my-model", settings, given=["model.mem_len"]) as tracking:
+        (listed,) = dashboard.runs()  # from the first moment, so that the link leads somewhere
+        assert f"/run/{listed['run_uuid']}" in capsys.readouterr().out
         record(tracking, range(1, 20))
-        (listed,) = wait_for(dashboard.runs)
         assert listed["name"] == "my-model"
         assert listed["run_status"]["status"] == "in progress"
         wait_for(lambda: dashboard.curve(listed["run_uuid"]) == expected(tmp_path))
@@ -59,7 +67,9 @@ def test_a_run_finds_the_dashboard_and_is_listed_claimed_and_live(start, tmp_pat
     data = dashboard.ask(f"/api/v1/run/{listed['run_uuid']}")
     assert data["is_claimed"]
     assert data["is_project_run"]
-    assert {"key": "model.mem_len", "value": 7}.items() <= data["configs"][0].items()
+    mem_len, dropout = data["configs"]
+    assert {"key": "mem_len", "value": 7, "is_explicitly_specified": True}.items() <= mem_len.items()
+    assert not dropout["is_explicitly_specified"]
     assert dashboard.stop() == 0
     assert find_running() == ""
 
@@ -109,6 +119,36 @@ def test_runs_made_while_none_ran_are_imported_whole_and_only_once(tmp_path):
         bring_in(runs, dashboard.url)
         assert dashboard.curve(read_card(runs[0]).run) == once
         assert len(dashboard.runs()) == 2
+
+
+def test_a_run_of_many_points_is_sent_in_pieces_and_arrives_whole(quick_runs, monkeypatch, tmp_path):
+    monkeypatch.setattr(feeding, "POINTS_A_POST", 7)
+    folder = recorded(tmp_path / "model", range(1, 60))
+    with DashboardHere(tmp_path / "records") as dashboard:
+        send(folder, dashboard)
+        for name in ("loss.train", "loss.valid", "gradient_norm"):
+            assert dashboard.curve(read_card(folder).run, name) == expected(folder, name)
+
+
+def test_the_largest_post_is_one_that_the_dashboard_takes():
+    numbers = {"step": [1.5e9 / 7] * 50_000, "value": [-math.pi * 1e-101] * 50_000}
+    pieces = list(feeding.in_posts({"one": numbers, "two": numbers}))
+    assert sum(len(one["step"]) for piece in pieces for one in piece.values()) == 100_000
+    assert max(len(json.dumps(piece)) for piece in pieces) < MOST_BYTES - 1_000
+
+
+def test_the_baseline_and_an_arm_are_set_against_each_other_once_both_are_there(quick_runs, tmp_path):
+    plan_runs(runs_of(["a", "b", "c"], [0]), tmp_path)
+    ids = {name: read_card(tmp_path / name).run for name in "abc"}
+    with DashboardHere(tmp_path / "records") as dashboard:
+        for name in "abc":
+            with Tracking(tmp_path / name, name, {}, "off") as tracking:
+                record(tracking, range(1, 10))
+            send(tmp_path / name, dashboard)
+            if name == "a":
+                assert dashboard.ask(f"/api/v1/compare/preferences/{ids['a']}")["base_experiment"] == ""
+        others = {n: dashboard.ask(f"/api/v1/compare/preferences/{ids[n]}")["base_experiment"] for n in "abc"}
+    assert others == {"a": ids["b"], "b": ids["a"], "c": ids["a"]}
 
 
 def test_evaluations_closer_than_the_first_two_stay_apart(quick_runs, tmp_path):

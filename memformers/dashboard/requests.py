@@ -1,0 +1,67 @@
+"""What may be asked of labml's handlers, and what a run may send: they themselves take anything."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+RUN_ID = re.compile(r"[0-9A-Za-z-]{10,64}(_[0-9]{1,4})?")
+"""A run's id as labml's clients make them, with the rank of a process beyond the first."""
+OF_RUN = re.compile(
+    r"/api/v1/(?:run/status|run|metrics/preferences|metrics|compare/metrics|compare/preferences"
+    r"|custom_metrics|logs/(?:stdout|stderr|std_logger))/(?P<run>[^/]+)(?:/\w+)?/?"
+)
+"""The paths that ask about a run."""
+TRACK = re.compile(r"/api/v1/[^/]+/track")
+
+STATUS = {"status": "", "details": None, "time": 0.0}
+"""What a status says at least."""
+
+
+def check_request(path: str, question: Any, is_known: Callable[[str], bool]) -> tuple[int, str] | None:
+    """The status and the words by which a request is refused, or None: for a ``question`` that is no JSON
+    object, and about a run that there isn't, for which labml would make records."""
+    if question is not None and not isinstance(question, dict) and not TRACK.fullmatch(path):
+        return 400, "A JSON object is expected."
+    asked = OF_RUN.fullmatch(path)
+    if asked is None:
+        return None
+    run = asked["run"]
+    if not RUN_ID.fullmatch(run):
+        return 400, "That is no run's id."
+    if not is_known(run.partition("_")[0]):
+        return 404, "There is no such run."
+    return None
+
+
+def is_packet(packet: Any) -> bool:
+    """Whether what a run sends has the shape that labml's client gives it."""
+    if not isinstance(packet, dict):
+        return False
+    settings, series, status = (
+        packet.get("configs", {}),
+        packet.get("track", {}),
+        packet.get("status", STATUS),
+    )
+    return (
+        isinstance(settings, dict)
+        and all(isinstance(one, dict) and {"name", "computed"} <= one.keys() for one in settings.values())
+        and isinstance(series, dict)
+        and all(map(is_series, series.values()))
+        and isinstance(status, dict)
+        and status.keys() >= STATUS.keys()
+    )
+
+
+def is_series(series: Any) -> bool:
+    """Whether this is a list of steps, and a list of as many values."""
+    if not isinstance(series, dict):
+        return False
+    lists = [series.get("step"), series.get("value")]
+    return all(isinstance(one, list) and all(map(is_number, one)) for one in lists) and len(
+        series["step"]
+    ) == len(series["value"])
+
+
+def is_number(value: Any) -> bool:
+    """Whether JSON has it as a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
