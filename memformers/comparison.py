@@ -8,7 +8,7 @@ from pathlib import Path
 from labml import monit
 
 from memformers.common.devices import choose_device
-from memformers.common.errors import UserError
+from memformers.common.errors import TrainingsFailed, UserError
 from memformers.common.files import read_json, replacing, write_json
 from memformers.common.processes import run_module
 from memformers.data.corpora import BUILTIN, STAND_IN, Corpus, load_corpus
@@ -99,8 +99,8 @@ def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume:
     ``folder`` doesn't have are added to those that it has.
 
     A training that fails doesn't stop the others: the report is written, and says so. Raises
-    ValueError for a folder that already holds runs (with ``resume``: of other settings), for what no
-    training could start from, and when a training failed.
+    ValueError for a folder that already holds runs (with ``resume``: of other settings) and for what no
+    training could start from, [`memformers.common.errors.TrainingsFailed`][] when a training failed.
     """
     check_named(folder)
     if not resume:
@@ -126,7 +126,7 @@ def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume:
         print_links(plan.runs, ids, dashboard)
         failed = train_all(trainings, folder, dashboard, resume)
         if not any((folder / name / RESULT).exists() for name in trainings):
-            raise UserError(f"no training ended well, so there is nothing to report; see {folder}.")
+            raise TrainingsFailed(f"no training ended well, so there is nothing to report; see {folder}.")
         with monit.section("Report"):
             report = write_report(folder)  # before the probe too, whatever that meets
         try:
@@ -136,7 +136,7 @@ def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume:
         except ValueError as error:
             print(f"NOTE: not probed: {error}")
     if failed:
-        raise UserError(f"the training of {', '.join(failed)} failed; the others are in {report}.")
+        raise TrainingsFailed(f"the training of {', '.join(failed)} failed; the others are in {report}.")
     print_links(plan.runs, ids, dashboard)
     return report
 
