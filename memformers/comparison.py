@@ -91,9 +91,11 @@ class CompareConfig:
         return arms_of_models(self.models, self.train, equal_keys) + read_arms(self.arms, self.shared)
 
 
-def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> Path:
-    """Train every arm from every seed, each into a sub-folder of ``folder``, probe them and write the report;
-    returns its page.
+def compare(
+    config: CompareConfig, folder: Path, dashboard: str = "", *, resume: bool = False, probed: bool = True
+) -> Path:
+    """Train every arm from every seed, each into a sub-folder of ``folder``, probe them, unless ``probed`` is
+    false, and write the report; returns its page.
 
     With ``resume``, trainings that were stopped go on, finished ones are left alone, and arms and seeds that
     ``folder`` doesn't have are added to those that it has.
@@ -129,16 +131,23 @@ def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume:
             raise TrainingsFailed(f"no training ended well, so there is nothing to report; see {folder}.")
         with monit.section("Report"):
             report = write_report(folder)  # before the probe too, whatever that meets
-        try:
-            device = choose_device(config.train.device)
-            probe(folder, ProbeConfig(positions=PROBED, longest=LONGEST, tokens=WITH_CHANGES), device)
-            report = write_report(folder)
-        except ValueError as error:
-            print(f"NOTE: not probed: {error}")
+        if probed:
+            report = probe_and_report(config, folder, report)
     if failed:
         raise TrainingsFailed(f"the training of {', '.join(failed)} failed; the others are in {report}.")
     print_links(plan.runs, ids, dashboard)
     return report
+
+
+def probe_and_report(config: CompareConfig, folder: Path, report: Path) -> Path:
+    """Probe what was trained and write the report again; where that can't be, ``report`` stays."""
+    try:
+        device = choose_device(config.train.device)
+        probe(folder, ProbeConfig(positions=PROBED, longest=LONGEST, tokens=WITH_CHANGES), device)
+        return write_report(folder)
+    except ValueError as error:
+        print(f"NOTE: not probed: {error}")
+        return report
 
 
 def in_one_precision(config: CompareConfig, folder: Path) -> CompareConfig:

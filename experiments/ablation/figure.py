@@ -41,7 +41,7 @@ def save_figures(findings: Findings, folder: Path) -> dict[str, Path]:
     and as SVG; returns the paths of the PNGs by name."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = {"ablation": values(findings)}
-    if any(findings.difference(measure, row) for measure in findings.measures for row in findings.rows):
+    if findings.compared:
         drawn["differences"] = differences(findings)
     paths = {}
     for name, figure in drawn.items():

@@ -77,6 +77,11 @@ class Findings:
         """Those of the tasks that there are."""
         return [measure for measure in MEASURES if measure.task in self.arms]
 
+    @property
+    def compared(self) -> bool:
+        """Whether any row can be set beside the base."""
+        return any(self.difference(measure, row) for measure in self.measures for row in self.rows)
+
     def first(self, task: str) -> FinishedRun:
         """A run that stands for the others of ``task`` in what all share."""
         return next(iter(self.arms[task].values())).first

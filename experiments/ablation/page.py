@@ -31,7 +31,7 @@ def write_report(findings: Findings, folder: Path) -> Path:
     parts += ["## What it shows", *(claims(findings, measure) for measure in findings.measures)]
     parts += [limits(findings), "## Beside the paper's figures", MEANING.format(*band()), results(findings)]
     parts += [pictured(path, CAPTIONS[name], folder) for name, path in figures.items()]
-    if "differences" in figures:
+    if findings.compared:
         parts += [f"## Differences to {BASE_ROW.label}", differences(findings)]
     parts += ["## What each row costs", costs(findings), "## How it was made", how_it_was_made(findings)]
     markdown = "\n\n".join(parts) + "\n"
