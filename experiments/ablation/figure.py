@@ -102,7 +102,8 @@ def stacked(panels: dict[str, list[Marks]], labels: Sequence[str]) -> Figure:
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         if len(several) > 1:
-            axes.legend(frameon=False, fontsize=7)
+            names = axes.get_legend_handles_labels()
+            figure.legend(*names, loc="outside lower center", frameon=False, fontsize=8, ncols=2)
     return figure
 
 
