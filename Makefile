@@ -10,7 +10,7 @@ DATA ?=
 BIN := .venv/bin
 PIP := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: compare recall dashboard test test-long docs bench bench-decoding lint format clean
+.PHONY: compare recall ablation dashboard test test-long docs bench bench-decoding lint format clean
 
 compare: .venv/ready
 	$(BIN)/memformers compare --scale $(SCALE) --seeds $(SEEDS) $(if $(DATA),--data "$(DATA)")
@@ -18,6 +18,11 @@ compare: .venv/ready
 # What each memory recalls, by distance. RECALL="--quick" is a glimpse; RECALL=--help lists what there is.
 recall: .venv/ready
 	$(BIN)/memformers recall $(RECALL)
+
+# What compresses, and what it learns from: the paper's table on a text and on the recall stream, in half an
+# hour on two cores. ABLATION="--quick" is a glimpse; ABLATION=--help lists what there is.
+ablation: .venv/ready
+	$(BIN)/python -m experiments.ablation $(ABLATION)
 
 # labml's dashboard, which every training finds. DASHBOARD="--open --port 5006" gives it settings.
 dashboard: .venv/ready-for-dashboard

@@ -9,7 +9,7 @@ from labml import monit
 
 from memformers.common.command_line import command_as_given
 from memformers.common.devices import choose_device
-from memformers.common.errors import UserError
+from memformers.common.errors import TrainingsFailed, UserError
 from memformers.common.files import read_json, replacing, write_json
 from memformers.common.processes import run_module
 from memformers.data.corpora import BUILTIN, STAND_IN, Corpus, load_corpus
@@ -93,16 +93,18 @@ class CompareConfig:
         return arms_of_models(self.models, self.train, equal_keys) + read_arms(self.arms, self.shared)
 
 
-def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> Path:
-    """Train every arm from every seed, each into a sub-folder of ``folder``, probe them and write the report;
-    returns its page.
+def compare(
+    config: CompareConfig, folder: Path, dashboard: str = "", *, resume: bool = False, probed: bool = True
+) -> Path:
+    """Train every arm from every seed, each into a sub-folder of ``folder``, probe them, unless ``probed`` is
+    false, and write the report; returns its page.
 
     With ``resume``, trainings that were stopped go on, finished ones are left alone, and arms and seeds that
     ``folder`` doesn't have are added to those that it has.
 
     A training that fails doesn't stop the others: the report is written, and says so. Raises
-    ValueError for a folder that already holds runs (with ``resume``: of other settings), for what no
-    training could start from, and when a training failed.
+    ValueError for a folder that already holds runs (with ``resume``: of other settings) and for what no
+    training could start from, [`memformers.common.errors.TrainingsFailed`][] when a training failed.
     """
     check_named(folder)
     if not resume:
@@ -128,20 +130,27 @@ def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume:
         show_comparison(folder, dashboard)
         failed = train_all(trainings, folder, dashboard, resume)
         if not any((folder / name / RESULT).exists() for name in trainings):
-            raise UserError(f"no training ended well, so there is nothing to report; see {folder}.")
+            raise TrainingsFailed(f"no training ended well, so there is nothing to report; see {folder}.")
         with monit.section("Report"):
             report = write_report(folder)  # before the probe too, whatever that meets
-        try:
-            device = choose_device(config.train.device)
-            probe(folder, ProbeConfig(positions=PROBED, longest=LONGEST, tokens=WITH_CHANGES), device)
-            report = write_report(folder)
-        except ValueError as error:
-            print(f"NOTE: not probed: {error}")
+        if probed:
+            report = probe_and_report(config, folder, report)
     if failed:
-        raise UserError(f"the training of {', '.join(failed)} failed; the others are in {report}.")
+        raise TrainingsFailed(f"the training of {', '.join(failed)} failed; the others are in {report}.")
     show_comparison(folder, dashboard)
     print_links(plan.runs, ids, dashboard)
     return report
+
+
+def probe_and_report(config: CompareConfig, folder: Path, report: Path) -> Path:
+    """Probe what was trained and write the report again; where that can't be, ``report`` stays."""
+    try:
+        device = choose_device(config.train.device)
+        probe(folder, ProbeConfig(positions=PROBED, longest=LONGEST, tokens=WITH_CHANGES), device)
+        return write_report(folder)
+    except ValueError as error:
+        print(f"NOTE: not probed: {error}")
+        return report
 
 
 def in_one_precision(config: CompareConfig, folder: Path) -> CompareConfig:

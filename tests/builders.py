@@ -19,7 +19,7 @@ from memformers import (
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.models.layers import Norm
-from memformers.recall.arms import SETTINGS, Setting
+from memformers.recall.arms import SETTINGS, Arm, Setting
 from memformers.training.config import TrainConfig
 
 SMALL = ModelConfig(
@@ -118,5 +118,8 @@ def tiny_recall() -> Setting:
         NEAR.train, model=model, tokens=256, batch_size=4, evaluations=1, log_every=1, device="cpu"
     )
     lengths = {0: 0, 64: 32, 128: 64, 320: 160}
-    arms = (replace(a, mem_len=lengths[a.mem_len], c_mem_len=lengths[a.c_mem_len]) for a in NEAR.arms)
-    return replace(NEAR, arms=tuple(arms), train=train, evaluated=32)
+
+    def tiny(arms: tuple[Arm, ...]) -> tuple[Arm, ...]:
+        return tuple(replace(a, mem_len=lengths[a.mem_len], c_mem_len=lengths[a.c_mem_len]) for a in arms)
+
+    return replace(NEAR, arms=tiny(NEAR.arms), others=tiny(NEAR.others), train=train, evaluated=32)

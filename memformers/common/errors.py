@@ -6,3 +6,7 @@ class UserError(ValueError):
 
     Any other ValueError that reaches the command line is a mistake of memformers, and shows its traceback.
     """
+
+
+class TrainingsFailed(UserError):
+    """Trainings of an experiment failed; what it says names them. The others went on, and are reported."""

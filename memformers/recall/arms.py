@@ -1,7 +1,7 @@
 """What the recall experiment sets side by side: memories of one network, and what each of them costs."""
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from memformers.common.errors import UserError
 from memformers.data.recall_stream import RecallStream
@@ -28,18 +28,20 @@ class Arm:
     compression_start: CompressionStart = "random"
     frozen: bool = False
     """Whether f_c stays as it was drawn."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Other settings of its network, such as the loss of f_c; they count before those above."""
 
     def network(self, shared: ModelConfig) -> ModelConfig:
         """The network ``shared`` with this memory."""
-        return replace(
-            shared,
-            model=self.model,
-            mem_len=self.mem_len,
-            c_mem_len=self.c_mem_len,
-            compression_rate=self.compression_rate,
-            compression=self.compression,
-            compression_start=self.compression_start,
-        )
+        memory = {
+            "model": self.model,
+            "mem_len": self.mem_len,
+            "c_mem_len": self.c_mem_len,
+            "compression_rate": self.compression_rate,
+            "compression": self.compression,
+            "compression_start": self.compression_start,
+        }
+        return replace(shared, **(memory | self.settings))
 
     @property
     def keys(self) -> int:
@@ -59,6 +61,8 @@ class Setting:
     """What all arms of an experiment share: the stream, the network, how it is trained and measured."""
 
     arms: tuple[Arm, ...]
+    others: tuple[Arm, ...] = ()
+    """Arms that are trained only where they are named."""
     stream: RecallStream = field(default_factory=RecallStream)
     train: TrainConfig = field(default_factory=TrainConfig)
     """Of the first seed; its network has everything but the memory."""
@@ -77,11 +81,16 @@ class Setting:
 
     def arm(self, name: str) -> Arm:
         """The arm called ``name``; else ValueError."""
-        for arm in self.arms:
+        for arm in self.all_arms:
             if arm.name == name:
                 return arm
-        known = ", ".join(arm.name for arm in self.arms)
+        known = ", ".join(arm.name for arm in self.all_arms)
         raise UserError(f"arm {name!r} is unknown; this reach has {known}.")
+
+    @property
+    def all_arms(self) -> tuple[Arm, ...]:
+        """All that can be trained, in their order."""
+        return self.arms + self.others
 
     def sees_back(self, arm: Arm) -> int:
         """The farthest position that one layer of ``arm`` can look at, from the end of its segment."""
@@ -89,7 +98,7 @@ class Setting:
 
     @property
     def reach(self) -> int:
-        """The longest of any arm."""
+        """The longest of any arm that is trained where none is named."""
         return max(map(self.sees_back, self.arms))
 
 
@@ -100,6 +109,26 @@ def compressive_arms(mem_len: int, c_mem_len: int, rate: int) -> tuple[Arm, ...]
         Arm("compressive", "Compressive", "compressive", *lengths, compression_start="mean"),
         Arm("frozen", "Compressive, f_c as drawn", "compressive", *lengths, frozen=True),
         Arm("mean", "Compressive, mean pooling", "compressive", *lengths, compression="mean"),
+    )
+
+
+def other_compressions(mem_len: int, c_mem_len: int, rate: int) -> tuple[Arm, ...]:
+    """What the paper compares (Rae et al. 2020, section 3.2), at these lengths: other functions f_c, and
+    other ways for the convolution to learn; and slots in the upper of two layers only, half as many as all
+    others have (Rae and Razavi 2020, arXiv 2007.03356)."""
+
+    def arm(name: str, label: str, **settings: Any) -> Arm:
+        lengths = (mem_len, c_mem_len, rate)
+        return Arm(name, f"Compressive, {label}", "compressive", *lengths, settings=settings)
+
+    return (
+        arm("bptt", "conv. by BPTT", compression_loss="none", bptt=1),
+        arm("max", "max pooling", compression="max"),
+        arm("auto-encoding", "conv. by auto-encoding", compression_loss="auto-encoding"),
+        arm("most-used", "most-used", compression="most-used"),
+        arm("dilated", "dilated conv.", compression="dilated"),
+        arm("conv", "conv. from random weights"),
+        arm("upper-half", "conv., slots in the upper layer", c_mem_len=(0, c_mem_len)),
     )
 
 
@@ -125,6 +154,7 @@ SETTINGS: dict[Reach, Setting] = {
             *compressive_arms(64, 64, 4),
             Arm("ceiling", "Transformer-XL, ceiling", "transformer-xl", mem_len=320),
         ),
+        others=other_compressions(64, 64, 4),
         train=TRAINING,
     ),
     "far": Setting(
@@ -133,6 +163,7 @@ SETTINGS: dict[Reach, Setting] = {
             Arm("transformer-xl", "Transformer-XL", "transformer-xl", mem_len=256),
             *compressive_arms(128, 128, 15),
         ),
+        others=other_compressions(128, 128, 15),
         stream=RecallStream(set_probability=16 / 600),
         train=TRAINING,
         evaluated=4096,

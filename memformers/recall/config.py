@@ -32,7 +32,8 @@ class RecallConfig:
     tokens: int | None = None
     """The number of tokens of each training, in place of the default of --reach."""
     arms: tuple[str, ...] = ()
-    """Which arms to train; by default all."""
+    """Which arms to train; if none is named, no-memory, transformer-xl, compressive, frozen, mean, and near
+    the ceiling. Others are bptt, max, auto-encoding, most-used, dilated, conv and upper-half."""
     jobs: int = min(os.cpu_count() or 1, 2)
     """The number of trainings at a time, each with --threads threads."""
     threads: int = 1
@@ -71,7 +72,7 @@ class RecallConfig:
     @property
     def chosen(self) -> tuple[Arm, ...]:
         """The arms to train, in their order."""
-        return tuple(arm for arm in self.base.arms if not self.arms or arm.name in self.arms)
+        return tuple(arm for arm in self.base.all_arms if arm.name in self.arms) or self.base.arms
 
     @property
     def n_seeds(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memformers.common.devices import choose_device
-from memformers.common.errors import UserError
+from memformers.common.errors import TrainingsFailed, UserError
 from memformers.common.files import read_json, write_json
 from memformers.common.jobs import run_modules
 from memformers.recall.arms import Arm
@@ -21,9 +21,12 @@ from memformers.runs.folder import OF_A_COMPARISON, PLAN, RESULT, check_named, c
 from memformers.runs.metrics import flatten
 from memformers.tracking.comparisons import show_comparison
 from memformers.tracking.discovery import DASHBOARD, find_dashboard
+from memformers.training.config import saved_config
 from memformers.training.ranks import Ranks
 from memformers.training.resume import alone_in
 
+ARMS = ("arms", "others")
+"""Where a setting has its arms; all else in it is the same for all of them."""
 MAY_DIFFER = {"train.device"}
 """Settings in which trainings that are added to an experiment may differ from those that it has."""
 
@@ -49,7 +52,8 @@ def recall(config: RecallConfig, folder: Path, dashboard: str = "", *, resume: b
     and seeds that ``folder`` doesn't have are added to those that it has.
 
     A training that fails doesn't stop the others: the report is written, and says so. Raises ValueError for a
-    folder that already holds an experiment (with ``resume``: of other settings), and when a training failed.
+    folder that already holds an experiment (with ``resume``: of other settings), and
+    [`memformers.common.errors.TrainingsFailed`][] when a training failed.
     """
     check_named(folder)
     dashboard = find_dashboard(dashboard)
@@ -63,16 +67,16 @@ def recall(config: RecallConfig, folder: Path, dashboard: str = "", *, resume: b
         check_nothing_is_lost(folder, (*OF_A_COMPARISON, RESULTS, TABLE, *plan.runs))
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder, Ranks()):
-        settings = {name: value for name, value in asdict(config.setting).items() if name != "arms"}
+        settings = {name: value for name, value in asdict(config.setting).items() if name not in ARMS}
         arms = [asdict(arm) for arm in plan.arms]
         write_json(folder / PLAN, {"setting": settings, "arms": arms, "seeds": plan.seeds})
         show_comparison(folder, dashboard)
         failed = train_all(config, plan, folder, dashboard)
         if not any((folder / name / RESULT).exists() for name in plan.runs):
-            raise UserError(f"no training ended well, so there is nothing to report; see {folder}.")
+            raise TrainingsFailed(f"no training ended well, so there is nothing to report; see {folder}.")
         report = write_report(folder)
     if failed:
-        raise UserError(f"the training of {', '.join(failed)} failed; the others are in {report}.")
+        raise TrainingsFailed(f"the training of {', '.join(failed)} failed; the others are in {report}.")
     return report
 
 
@@ -86,16 +90,19 @@ def united(config: RecallConfig, plan: Plan, folder: Path) -> Plan:
     saved = read_json(folder / PLAN)
     if not {"setting", "arms", "seeds"} <= saved.keys():
         raise UserError(f"{folder / PLAN} is of no experiment of ours; name a new folder.")
-    now = json.loads(json.dumps(asdict(config.setting)))
-    if changes := differences(saved.get("setting", {}), {k: v for k, v in now.items() if k != "arms"}):
+    train = asdict(saved_config(saved["setting"]["train"], str(folder / PLAN)))
+    settings = (saved["setting"] | {"train": train}, asdict(config.setting))
+    before, now = (json.loads(json.dumps(setting)) for setting in settings)
+    if changes := differences(before, {k: v for k, v in now.items() if k not in ARMS}):
         raise UserError(
             f"{folder} has results of other settings: {changes}. Leave them out, or name a new folder."
         )
-    ours = {arm["name"]: arm for arm in now["arms"]}
-    if other := [arm["name"] for arm in saved["arms"] if ours.get(arm["name"]) != arm]:
+    ours = {arm["name"]: arm for name in ARMS for arm in now[name]}
+    older: dict[str, Any] = {"settings": {}}  # what arms of earlier versions didn't have
+    if other := [arm["name"] for arm in saved["arms"] if ours.get(arm["name"]) != older | arm]:
         raise UserError(f"{folder} has results of another {', '.join(other)}; name a new folder.")
     begun = {arm["name"] for arm in saved["arms"]}
-    arms = tuple(arm for arm in config.base.arms if arm.name in begun | {arm.name for arm in plan.arms})
+    arms = tuple(arm for arm in config.base.all_arms if arm.name in begun | {arm.name for arm in plan.arms})
     all_of_it = Plan(arms, max(plan.seeds, saved["seeds"]))
     new = [n for n, (arm, seed) in all_of_it.runs.items() if arm.name not in begun or seed >= saved["seeds"]]
     check_nothing_is_lost(folder, new)

@@ -196,7 +196,9 @@ def how_it_was_made(summary: Mapping[str, Any]) -> str:
         ["packages", ", ".join(f"{name} {version}" for name, version in environment["packages"].items())],
     ]
     settings = [[n, str(v)] for n, v in flatten(summary["setting"]) if not n.startswith(OF_AN_ARM)]
-    of_arms = [[arm["title"], *(str(arm[name]) for name in ARM_SETTINGS)] for arm in summary["arms"]]
+    of_arms = [
+        [arm["title"], *(str(arm[name]) for name in ARM_SETTINGS), others(arm)] for arm in summary["arms"]
+    ]
     interval = "± is half the width of a 95 % interval over seeds, by Student's t. "
     return "\n\n".join(
         [
@@ -204,7 +206,12 @@ def how_it_was_made(summary: Mapping[str, Any]) -> str:
             f"are of one token with full memories, a multiply-add counted as two, scores that the causal "
             f"mask hides among them.",
             table(["", "value"], facts),
-            table(["arm", *ARM_SETTINGS], of_arms),
+            table(["arm", *ARM_SETTINGS, "other settings"], of_arms),
             table(["setting", "of all arms"], settings),
         ]
     )
+
+
+def others(arm: Mapping[str, Any]) -> str:
+    """What an arm has beside [`ARM_SETTINGS`][]; earlier versions had nothing."""
+    return ", ".join(f"{name} {value}" for name, value in arm.get("settings", {}).items()) or "–"

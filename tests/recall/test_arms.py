@@ -32,6 +32,28 @@ def test_only_the_memory_differs_between_arms(arm):
     assert runs[1].model.vocab_size == setting.stream.vocab_size
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("max", {"compression": "max"}),
+        ("dilated", {"compression": "dilated"}),
+        ("auto-encoding", {"compression_loss": "auto-encoding"}),
+        ("conv", {}),
+    ],
+)
+def test_another_compression_differs_from_the_convolution_in_that_alone(name, settings):
+    setting = SETTINGS["near"]
+    conv, other = (run_of(setting, setting.arm(arm), 3, 2).train for arm in ("conv", name))
+    assert conv.model.compression_start == "random"
+    assert other == replace(conv, model=replace(conv.model, **settings))
+
+
+def test_other_compressions_are_trained_only_where_they_are_named():
+    assert not {arm.name for arm in RecallConfig().chosen} & {"max", "conv"}
+    assert [arm.name for arm in RecallConfig(arms=("max", "mean")).chosen] == ["mean", "max"]
+    assert max(map(SETTINGS["near"].sees_back, SETTINGS["near"].all_arms)) == SETTINGS["near"].reach
+
+
 def test_the_ceiling_looks_as_far_as_the_slots_do():
     setting = SETTINGS["near"]
     assert setting.sees_back(setting.arm("ceiling")) == setting.sees_back(setting.arm("compressive"))
@@ -67,7 +89,7 @@ def test_distances_grow_by_equal_factors_from_a_segment_to_twice_the_reach():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"arms": ("mean", "max")}, "arm 'max' is unknown; this reach has no-memory, transformer-xl, "),
+        ({"arms": ("mean", "min")}, "arm 'min' is unknown; this reach has no-memory, transformer-xl, "),
         ({"arms": ("mean", "mean")}, "must name each arm once"),
         ({"reach": "farther"}, "reach='farther' is unknown; use near or far"),
         ({"seeds": 0}, "seeds=0 is too small"),

@@ -102,6 +102,20 @@ def test_more_seeds_and_arms_are_added_and_finished_ones_kept(tmp_path):
 
 
 @pytest.mark.usefixtures("tiny", "unreported")
+def test_an_experiment_of_an_earlier_version_is_gone_on_with(tmp_path):
+    recall(RecallConfig(seeds=1, arms=("mean",)), tmp_path / "r")
+    before, plan = finished(tmp_path / "r"), read_json(tmp_path / "r" / "recall.json")
+    for arm in plan["arms"]:
+        del arm["settings"]
+    del plan["setting"]["train"]["model"]["compression_loss"]
+    write_json(tmp_path / "r" / "recall.json", plan)
+    recall(RecallConfig(seeds=1, arms=("max",)), tmp_path / "r", resume=True)
+    after = finished(tmp_path / "r")
+    assert set(after) == {"mean-0", "max-0"}
+    assert after["mean-0"] == before["mean-0"]
+
+
+@pytest.mark.usefixtures("tiny", "unreported")
 def test_a_stopped_experiment_says_that_finished_trainings_are_kept(tmp_path, monkeypatch, capsys):
     def stopped(commands, jobs, *, environment):
         yield from recall_here(commands[:1], jobs, environment=environment)

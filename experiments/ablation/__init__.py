@@ -1,0 +1,1 @@
+"""The Compressive Transformer's own ablation: what compresses, and what it learns from."""

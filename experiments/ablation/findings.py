@@ -1,0 +1,184 @@
+"""What the ablation's trainings found, over seeds: ``results.json`` and ``results.csv``."""
+
+import csv
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.ablation.rows import BASE_ROW, ROWS, Row
+from memformers.common.files import read_json, replacing, write_json
+from memformers.common.intervals import Mean, mean_of
+from memformers.recall.arms import SETTINGS
+from memformers.recall.summary import share
+from memformers.report.arms import Arm, Result
+from memformers.runs.finished import FinishedRun, read_run
+from memformers.runs.folder import PLAN, RESULT
+from memformers.runs.plan import read_plan
+
+RESULTS, TABLE = "results.json", "results.csv"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A quantity in the result of each training on one task."""
+
+    name: str
+    task: str
+    label: str
+    of: Callable[[Result], float | None]
+    """None where there was nothing to measure."""
+    scale: float
+    """What it is multiplied by where it is shown: 100 for per cent."""
+    better: int
+    """Whether more of it is better, 1, or less, −1."""
+
+
+def band() -> tuple[int, int]:
+    """The distances, in positions, at which one layer needs slots to look so far: from where Transformer-XL
+    with as many keys ends, to where slots end."""
+    setting = SETTINGS["near"]
+    return setting.sees_back(setting.arm("transformer-xl")), setting.sees_back(setting.arm("conv"))
+
+
+def right_between(result: Result, low: int, high: int) -> float | None:
+    """The share of what was set from ``low`` to before ``high`` positions ago that is answered rightly, in
+    the distance bins that lie between them."""
+    edges = result["recall"]["edges"]
+    bins = [i for i in range(len(edges) - 1) if low <= edges[i] and edges[i + 1] <= high]
+    return share(result["recall"], bins)
+
+
+MEASURES = (
+    Measure("bits_per_character", "text", "bits per character", lambda r: r["bits_per_character"], 1, -1),
+    Measure("right_beyond", "recall", "right beyond", lambda r: right_between(r, *band()), 100, 1),
+    Measure("right_within", "recall", "right within", lambda r: right_between(r, 0, band()[0]), 100, 1),
+)
+"""Beyond and within what one layer of Transformer-XL with as many keys sees without slots."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What there is."""
+
+    arms: dict[str, dict[str, Arm]]
+    """By task, each row's runs that ended well, by the row's name."""
+    missing: tuple[str, ...]
+    """Trainings that were planned and didn't end well, in words."""
+
+    @property
+    def rows(self) -> list[Row]:
+        """Those of which there are results, in the order of the table."""
+        return [row for row in ROWS if any(row.name in arms for arms in self.arms.values())]
+
+    @property
+    def measures(self) -> list[Measure]:
+        """Those of the tasks that there are."""
+        return [measure for measure in MEASURES if measure.task in self.arms]
+
+    @property
+    def compared(self) -> bool:
+        """Whether any row can be set beside the base."""
+        return any(self.difference(measure, row) for measure in self.measures for row in self.rows)
+
+    def first(self, task: str) -> FinishedRun:
+        """A run that stands for the others of ``task`` in what all share."""
+        return next(iter(self.arms[task].values())).first
+
+    def title(self, task: str) -> str:
+        """What ``task`` is called: the text's name, or that of the other one."""
+        return str(self.first(task).facts["corpus"]["name"])
+
+    def by_seed(self, measure: Measure, row: Row) -> dict[int, float]:
+        """The values of ``row``, by seed."""
+        arm = self.arms.get(measure.task, {}).get(row.name)
+        found = {} if arm is None else {seed: measure.of(r) for seed, r in arm.results.items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def mean(self, measure: Measure, row: Row) -> Mean | None:
+        """Over seeds; None where there is no value."""
+        values = list(self.by_seed(measure, row).values())
+        return mean_of(values) if values else None
+
+    def difference(self, measure: Measure, row: Row) -> Mean | None:
+        """How much more of it ``row`` has than the base, seed by seed, over the seeds of both: from the same
+        seed they begin with the same weights and read the same. None for the base, and without a seed."""
+        if row == BASE_ROW:
+            return None
+        ours, base = self.by_seed(measure, row), self.by_seed(measure, BASE_ROW)
+        found = [ours[seed] - base[seed] for seed in ours if seed in base]
+        return mean_of(found) if found else None
+
+
+def read_findings(folder: Path) -> Findings:
+    """All that the two experiments in ``folder`` have found so far."""
+    arms: dict[str, dict[str, Arm]] = {}
+    missing: list[str] = []
+    plans = {"text": text_runs(folder / "text"), "recall": recall_runs(folder / "recall")}
+    for task, planned in plans.items():
+        found: dict[str, list[FinishedRun]] = {}
+        for place, row, seed in planned:
+            if (place / RESULT).exists():
+                found.setdefault(row.name, []).append(read_run(place))
+            else:
+                missing.append(f"{task}, {row.label}, seed {seed}")
+        if found:
+            arms[task] = {name: Arm(name, tuple(runs)) for name, runs in found.items()}
+    return Findings(arms, tuple(missing))
+
+
+def text_runs(folder: Path) -> Iterator[tuple[Path, Row, int]]:
+    """The runs of the comparison in ``folder`` that are rows of ours, finished or not."""
+    rows = {row.name: row for row in ROWS}
+    plan = read_plan(folder)
+    for name, run in plan.runs.items() if plan else ():
+        if run.arm in rows:
+            yield folder / name, rows[run.arm], run.seed
+
+
+def recall_runs(folder: Path) -> Iterator[tuple[Path, Row, int]]:
+    """Likewise of the recall experiment."""
+    rows = {row.recall: row for row in ROWS}
+    plan: Mapping[str, Any] = (
+        read_json(folder / PLAN) if (folder / PLAN).is_file() else {"arms": [], "seeds": 0}
+    )
+    names = [arm["name"] for arm in plan["arms"] if arm["name"] in rows]
+    for seed in range(plan["seeds"]):
+        yield from ((folder / f"{name}-{seed}", rows[name], seed) for name in names)
+
+
+def write_results(findings: Findings, folder: Path) -> None:
+    """Write every value, mean and paired difference into ``folder``; half widths are of 95 % intervals by
+    Student's t, None where there is one seed."""
+    rows = [
+        {
+            "name": row.name,
+            "label": row.label,
+            "paper_enwik8": row.paper,
+            "measures": {m.name: as_json(findings.mean(m, row)) for m in findings.measures},
+            "differences": {m.name: as_json(findings.difference(m, row)) for m in findings.measures},
+        }
+        for row in findings.rows
+    ]
+    data = {"base": BASE_ROW.name, "beyond": band(), "missing": findings.missing, "rows": rows}
+    write_json(folder / RESULTS, data)
+    with replacing(folder / TABLE) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(lines(findings))
+
+
+def as_json(value: Mean | None) -> dict[str, float | int | None] | None:
+    """A mean without NaN, which JSON doesn't have."""
+    if value is None:
+        return None
+    half = None if math.isnan(value.half_width) else value.half_width
+    return {"mean": value.mean, "half_width": half, "seeds": value.n}
+
+
+def lines(findings: Findings) -> Iterator[Sequence[Any]]:
+    """The table: a line for each training and measure."""
+    yield "row", "measure", "seed", "value"
+    for row in findings.rows:
+        for measure in findings.measures:
+            for seed, value in findings.by_seed(measure, row).items():
+                yield row.name, measure.name, seed, value

@@ -1,0 +1,221 @@
+"""The ablation's report: ``report.md`` with its figures, and a self-contained ``report.html``."""
+
+import math
+from pathlib import Path
+
+from experiments.ablation.figure import save_figures
+from experiments.ablation.findings import Findings, Measure, band
+from experiments.ablation.rows import BASE_ROW
+from memformers.common.files import write_text
+from memformers.common.intervals import Mean
+from memformers.report.arms import Arm
+from memformers.report.evidence import over_seeds
+from memformers.report.markdown import number, pictured, table
+from memformers.report.page import plain, render_html
+from memformers.runs.folder import FIGURES, PAGE, REPORT
+
+FEWEST_TOKENS = {"text": 500_000, "recall": 500_000}
+"""Trainings on fewer show that all of it runs, and not what a compression is worth."""
+CAPTIONS = {
+    "ablation": "Each row of the table, in the paper's order; above, the paper's figures on enwik8. Fewer "
+    "bits are better. Lines: 95 % intervals over seeds, by Student's t.",
+    "differences": f"How much more each row has than {BASE_ROW.label}, seed by seed. Lines: 95 % intervals "
+    f"by Student's t; a row is claimed to differ only where its interval leaves out zero.",
+}
+
+
+def write_report(findings: Findings, folder: Path) -> Path:
+    """Write the report of ``findings`` into ``folder``; returns its page."""
+    figures = save_figures(findings, folder / FIGURES)
+    parts = ["# The ablation: what compresses, and what it learns from", *warnings(findings)]
+    parts += ["## What it shows", *(claims(findings, measure) for measure in findings.measures)]
+    parts += [limits(findings), "## Beside the paper's figures", MEANING.format(*band()), results(findings)]
+    parts += [pictured(path, CAPTIONS[name], folder) for name, path in figures.items()]
+    if findings.compared:
+        parts += [f"## Differences to {BASE_ROW.label}", differences(findings)]
+    parts += ["## What each row costs", costs(findings), "## How it was made", how_it_was_made(findings)]
+    markdown = "\n\n".join(parts) + "\n"
+    write_text(folder / REPORT, markdown)
+    write_text(folder / PAGE, render_html(markdown, folder))
+    return folder / PAGE
+
+
+MEANING = (
+    "The paper's figures are bits per character on enwik8 (Rae et al. 2020, arXiv 1911.05507). Ours are bits "
+    "per character of the held-out text, and the share of questions on a recall stream that are answered "
+    "rightly, chance 25 %: of what was set {} to {} positions ago, which one layer sees only in its slots "
+    "(beyond), and of what was set later, which one layer of a Transformer-XL with as many keys sees as well "
+    "(within)."
+)
+
+
+def warnings(findings: Findings) -> list[str]:
+    """What a reader must know before trusting the numbers."""
+    found = []
+    if missing := "; ".join(findings.missing):
+        found.append(f"> **Missing here**, since they failed or were not finished: {missing}.")
+    for task in findings.arms:
+        first = findings.first(task)
+        if (tokens := first.config["tokens"]) < FEWEST_TOKENS[task]:
+            found.append(
+                f"> **Only {tokens:,} tokens each on {plain(findings.title(task))}**: too few to learn much. "
+                f"It shows that all of it runs."
+            )
+        if first.facts["corpus"].get("stands_in_for_tiny_shakespeare"):
+            found.append(
+                "> **The text is the built-in play.** Tiny Shakespeare was neither found nor downloadable."
+            )
+    return found
+
+
+def claims(findings: Findings, measure: Measure) -> str:
+    """What the seeds allow to be claimed of one measure, in a paragraph: a difference to the base only where
+    its interval leaves out zero."""
+    about = f"**{findings.title(measure.task)}, {measure.label}**, against {BASE_ROW.label}"
+    found = [(row, findings.difference(measure, row)) for row in findings.rows]
+    known = [(row, d) for row, d in found if d is not None]
+    if not known:
+        return f"{about}: nothing is compared, since no seed has both {BASE_ROW.label} and another row."
+    several = [(row, d) for row, d in known if d.n > 1]
+    if not several:
+        return f"{about}: one seed, from which nothing is claimed; --seeds 3 --resume gives intervals."
+    said = []
+    for word, sign in (("better", 1), ("worse", -1)):
+        sure = [(row, d) for row, d in several if d.leaves_out_zero and d.mean * measure.better * sign > 0]
+        if sure:
+            said.append(f"{word}: " + "; ".join(f"{row.label} by {amount(measure, d)}" for row, d in sure))
+    if unsure := [(row, d) for row, d in several if not d.leaves_out_zero]:
+        hidden = max(abs(d.mean) + d.half_width for _, d in unsure)
+        said.append(
+            f"no difference was seen for {', '.join(row.label for row, _ in unsure)}, of which the largest "
+            f"that could have hidden is {amount(measure, Mean(hidden, math.nan, 1))}"
+        )
+    seeds = sorted({d.n for _, d in several})
+    return f"{about}, seed by seed over {' or '.join(map(str, seeds))} seeds: {'. '.join(map(upper, said))}."
+
+
+def upper(text: str) -> str:
+    """With a capital letter in front."""
+    return text[:1].upper() + text[1:]
+
+
+def limits(findings: Findings) -> str:
+    """What all this doesn't show."""
+    n = sum(findings.difference(m, row) is not None for m in findings.measures for row in findings.rows)
+    chance = (
+        f"Each of the {n} intervals here leaves out zero by chance once in twenty, so a single one that does "
+        f"is weak evidence. "
+    )
+    return (
+        f"What it doesn't show: which compression is best on other texts, or at the paper's size. These are "
+        f"small networks that were trained for minutes; the paper's are large, and it gives no intervals. "
+        f"{chance if n else ''}In our BPTT the gradient reaches back through one compression (bptt=1), and "
+        f"our most-used chooses among the positions of each slot; the paper's may do otherwise. Slots in the "
+        f"upper layers only are half as many slots; all other rows have equally many keys."
+    )
+
+
+def results(findings: Findings) -> str:
+    """The table beside the paper's figures."""
+    head = [
+        "row",
+        "paper: enwik8",
+        *(f"{findings.title(m.task)}: {m.label}" for m in findings.measures),
+        "seeds",
+    ]
+    return table(
+        head,
+        [
+            [
+                row.label,
+                number(row.paper, ".3f"),
+                *(shown(m, findings.mean(m, row)) for m in findings.measures),
+                " / ".join(str(len(findings.by_seed(m, row))) for m in findings.measures),
+            ]
+            for row in findings.rows
+        ],
+    )
+
+
+def differences(findings: Findings) -> str:
+    """Each row's paired differences to the base."""
+    measures = findings.measures
+    head = ["row", *(f"{m.label}{' (points)' if m.scale > 1 else ''}" for m in measures)]
+    rows = [row for row in findings.rows if row != BASE_ROW]
+    return table(head, [[r.label, *(signed(m, findings.difference(m, r)) for m in measures)] for r in rows])
+
+
+def costs(findings: Findings) -> str:
+    """What each row's network has and takes on each task."""
+    head, columns = ["row"], []
+    for task in findings.arms:
+        name = findings.title(task)
+        head += [f"{name}: keys of all layers, beside the segment's", "parameters", "training time"]
+        columns.append([cost(findings.arms[task].get(row.name)) for row in findings.rows])
+    rows = [
+        [row.label, *(cell for part in parts for cell in part)]
+        for row, *parts in zip(findings.rows, *columns, strict=True)
+    ]
+    return table(head, rows) + (
+        "\n\nTraining times are of single trainings beside others, as the machine was; they are no benchmark."
+    )
+
+
+def cost(arm: Arm | None) -> list[str]:
+    """Of one row on one task."""
+    if arm is None:
+        return ["–"] * 3
+    config = arm.first.config["model"]
+    lengths = [config["mem_len"], config["c_mem_len"] if config["model"] == "compressive" else 0]
+    keys = sum(sum(x) if isinstance(x, list) else config["n_layers"] * x for x in lengths)
+    return [f"{keys:,}", f"{arm.first.facts['parameters']:,}", over_seeds(arm.mean("seconds"), ",.0f", " s")]
+
+
+def how_it_was_made(findings: Findings) -> str:
+    """What is needed to make it again."""
+    rows = []
+    for task in findings.arms:
+        run, environment = findings.first(task), findings.first(task).facts["environment"]
+        model = run.config["model"]
+        network = f"D {model['d_model']}, {model['n_layers']} layers, S {model['segment_len']}"
+        packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
+        rows.append(
+            [
+                findings.title(task),
+                f"{run.config['tokens']:,}",
+                network,
+                f"{environment['device']}, threads: {environment['threads']}",
+                f"{environment['platform']}, Python {environment['python']}, {packages}",
+            ]
+        )
+    where = " and ".join(f"`{task}/{REPORT}`" for task in findings.arms)
+    return table(["task", "tokens a training", "network", "device", "system"], rows) + (
+        f"\n\n± is half of a 95 % interval over seeds, by Student's t. Every setting, curve and sample is in "
+        f"{where}; every value in `results.json` and `results.csv`."
+    )
+
+
+def shown(measure: Measure, value: Mean | None) -> str:
+    """A mean with its interval, in the measure's unit."""
+    if value is None or measure.scale == 1:
+        return over_seeds(value, ".4f")
+    return over_seeds(
+        Mean(measure.scale * value.mean, measure.scale * value.half_width, value.n), ".1f", " %"
+    )
+
+
+def amount(measure: Measure, difference: Mean) -> str:
+    """How large a difference is, whichever its sign."""
+    return shown(measure, Mean(abs(difference.mean), difference.half_width, difference.n)).replace(
+        "%", "points"
+    )
+
+
+def signed(measure: Measure, difference: Mean | None) -> str:
+    """A difference with its sign, in the table of them."""
+    if difference is None:
+        return "–"
+    sign = "−" if difference.mean < 0 else "+"
+    return sign + shown(measure, Mean(abs(difference.mean), difference.half_width, difference.n)).replace(
+        " %", ""
+    )

@@ -1,0 +1,73 @@
+"""The rows of the ablation, in the order of the paper's table, and what each of them is on both tasks."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memformers.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Row:
+    """One memory that is set beside the others."""
+
+    name: str
+    """As the command line and the folders of the text's runs have it."""
+    label: str
+    """As tables and figures have it."""
+    recall: str
+    """The arm of the recall experiment that it is there."""
+    paper: float | None = None
+    """Bits per character on enwik8 (Rae et al. 2020, arXiv 1911.05507), where the paper has this row."""
+
+
+BASE_ROW = Row("conv", "conv., attention", "conv", 0.973)
+"""What the others are compared with: the paper's own choice."""
+ROWS = (
+    Row("transformer-xl", "Transformer-XL, equal keys", "transformer-xl"),
+    Row("bptt", "conv., BPTT", "bptt", 0.996),
+    Row("max", "max pooling", "max", 0.986),
+    Row("auto-encoding", "conv., auto-encoding", "auto-encoding", 0.984),
+    Row("mean", "mean pooling", "mean", 0.982),
+    Row("most-used", "most-used", "most-used", 0.980),
+    Row("dilated", "dilated conv., attention", "dilated", 0.977),
+    BASE_ROW,
+    Row("conv-from-mean", "conv., from the mean", "compressive"),
+    Row("upper-half", "conv., upper layers only", "upper-half"),
+)
+
+
+def chosen_rows(names: Sequence[str]) -> tuple[Row, ...]:
+    """The rows of these names, in the order of the table; all of them if none is named."""
+    return tuple(row for row in ROWS if not names or row.name in names)
+
+
+def text_settings(model: ModelConfig) -> dict[str, dict[str, Any]]:
+    """In what each row's network differs from ``model``, of which all have the lengths: but Transformer-XL,
+    which has as many keys, and the slots in the upper half of the layers, half as many as all others have."""
+    lower = model.n_layers // 2
+    different: dict[str, dict[str, Any]] = {
+        "transformer-xl": {"model": "transformer-xl", "mem_len": model.mem_len + model.c_mem_len},
+        "bptt": {"compression_loss": "none", "bptt": 1},
+        "max": {"compression": "max"},
+        "auto-encoding": {"compression_loss": "auto-encoding"},
+        "mean": {"compression": "mean"},
+        "most-used": {"compression": "most-used"},
+        "dilated": {"compression": "dilated"},
+        BASE_ROW.name: {},
+        "conv-from-mean": {"compression_start": "mean"},
+        "upper-half": {"c_mem_len": [0] * lower + [model.c_mem_len] * (model.n_layers - lower)},
+    }
+    return {name: {"model": "compressive"} | settings for name, settings in different.items()}
+
+
+def text_arms(rows: Sequence[Row], model: ModelConfig) -> tuple[str, ...]:
+    """The rows as arms of a comparison, ``NAME: setting=value …``."""
+    settings = text_settings(model)
+    return tuple(
+        f"{row.name}: "
+        + " ".join(f"{key}={shlex.quote(json.dumps(v))}" for key, v in settings[row.name].items())
+        for row in rows
+    )

@@ -1,0 +1,223 @@
+"""The ablation at a size of moments, in this process."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.ablation import experiment as program
+from experiments.ablation import page
+from experiments.ablation.experiment import Ablation, ablation
+from experiments.ablation.figure import save_figures, values
+from experiments.ablation.findings import MEASURES, read_findings, right_between
+from experiments.ablation.rows import BASE_ROW, ROWS, text_settings
+from memformers import comparison
+from memformers.common.errors import UserError
+from memformers.common.files import read_json, write_json
+from memformers.data.corpora import load_corpus
+from memformers.evaluation.recall_by_distance import distance_edges
+from memformers.recall import experiment
+from memformers.recall.arms import SETTINGS
+from tests.builders import small_training, tiny_recall
+from tests.processes import recall_here, run_module, train_here
+from tests.report.fake_runs import FACTS
+
+THREE = ("transformer-xl", "mean", "conv")
+TEXT = small_training(tokens=128, evaluations=1)
+BITS = {"transformer-xl": (2.6, 2.3), "mean": (2.5, 2.6), "conv": (2.4, 2.4998), "max": (2.0, 2.1)}
+RIGHT = {"transformer-xl": (0.5, 0.5), "mean": (0.8, 0.8), "conv": (0.7, 0.71), "max": (0.3, 0.3)}
+"""What pretended trainings come to, from each seed."""
+
+
+@pytest.fixture
+def small(monkeypatch, quick_runs):
+    """Settings of a moment; and no reports but ours, which take longer."""
+    monkeypatch.setattr(program, "TEXT", replace(TEXT, model=replace(TEXT.model, c_mem_len=8)))
+    monkeypatch.setitem(SETTINGS, "near", tiny_recall())
+    for module in (comparison, experiment):
+        monkeypatch.setattr(module, "write_report", lambda folder: folder / "report.html")
+
+
+@pytest.fixture
+def pretended(monkeypatch, small):
+    """Nothing is trained, and no figure drawn."""
+    monkeypatch.setattr(comparison, "run_module", pretend_text)
+    monkeypatch.setattr(experiment, "run_modules", pretend_recall)
+    monkeypatch.setattr(page, "save_figures", lambda *_: {})
+
+
+def pretend(folder, result):
+    corpus = {**FACTS["corpus"], "name": "recall stream" if "recall" in str(folder.parent) else "a text"}
+    corpus["sha256"] = load_corpus("builtin").sha256
+    write_json(folder / "run.json", {**FACTS, "corpus": corpus})
+    (folder / "metrics.jsonl").write_text("")
+    write_json(folder / "result.json", {"seconds": 3.0, **result})
+
+
+def pretend_text(module, folder, *arguments, environment):
+    folder = Path(folder)
+    seed = read_json(folder / "config.json")["seed"]
+    pretend(folder, {"bits_per_character": BITS[folder.name.removesuffix("-seed1")][seed]})
+    return 0
+
+
+def pretend_recall(commands, jobs, *, environment):
+    edges = distance_edges(SETTINGS["near"].reach)
+    n = len(edges) - 1
+    for number, (_, folder) in enumerate(commands):
+        name, _, seed = Path(folder).name.rpartition("-")
+        right = RIGHT[name][int(seed)]
+        pretend(Path(folder), {"recall": {"edges": edges, "asks": [10] * n, "accuracy": [right] * n}})
+        yield number, 0
+
+
+def tiny_ablation(folder, **changes):
+    """An ablation of three rows and two seeds in ``folder``."""
+    usual = {"arms": THREE, "data": "builtin", "recall_tokens": 256, "device": "cpu", "out": folder}
+    config = Ablation(**(usual | changes))
+    return ablation(config, config.folder())
+
+
+def test_rows_are_in_the_papers_order_and_each_is_an_arm_of_both_tasks():
+    paper = [row.paper for row in ROWS if row.paper]
+    assert paper == sorted(paper, reverse=True)
+    assert paper[-1] == BASE_ROW.paper == 0.973
+    assert list(text_settings(TEXT.model)) == [row.name for row in ROWS]
+    for row in ROWS:
+        assert SETTINGS["near"].arm(row.recall)
+
+
+def test_a_row_has_the_same_memory_on_both_tasks_but_for_its_lengths():
+    network = replace(SETTINGS["near"].train.model, mem_len=64, c_mem_len=64)
+    text = text_settings(network)
+    for row in ROWS:
+        arm = SETTINGS["near"].arm(row.recall)
+        start = {"compression_start": arm.compression_start}
+        settings = {"model": arm.model, "compression": arm.compression, **start, **arm.settings}
+        usual = {"compression": "conv", "compression_start": "random"}
+        same = {**usual, **text[row.name]}
+        assert {name: list(v) if isinstance(v, tuple) else v for name, v in settings.items()} == {
+            name: same[name] for name in settings
+        }, row.name
+
+
+@pytest.mark.usefixtures("small")
+def test_a_row_is_trained_on_both_tasks_and_reported_beside_the_paper(tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "run_module", train_here)
+    monkeypatch.setattr(experiment, "run_modules", recall_here)
+    folder = tmp_path / "a"
+    assert tiny_ablation(folder, arms=("mean",), seeds=1) == folder / "report.html"
+    (row,) = read_json(folder / "results.json")["rows"]
+    assert set(row["measures"]) == {measure.name for measure in MEASURES}
+    assert all(value["mean"] > 0 for name, value in row["measures"].items() if name != "right_beyond")
+    markdown = (folder / "report.md").read_text()
+    assert "| mean pooling | 0.982 |" in markdown
+    assert "**Only 128 tokens each on built-in play (seed 0)**" in markdown
+    assert "nothing is compared" in markdown
+    assert not (folder / "text/probe.json").exists()
+
+
+@pytest.mark.usefixtures("pretended")
+def test_the_figures_have_a_mark_for_each_row_and_its_interval(tmp_path):
+    tiny_ablation(tmp_path / "a")
+    findings = read_findings(tmp_path / "a")
+    paths = save_figures(findings, tmp_path / "figures")
+    assert set(paths) == {"ablation", "differences"}
+    for path in paths.values():
+        assert path.with_suffix(".svg").stat().st_size > 10_000
+    panels = values(findings).axes
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == [r.label for r in findings.rows]
+    assert [len(axes.containers) for axes in panels] == [1, 1, 2]
+
+
+@pytest.mark.usefixtures("pretended")
+def test_only_a_difference_whose_interval_leaves_out_zero_is_claimed(tmp_path):
+    tiny_ablation(tmp_path / "a")
+    markdown = (tmp_path / "a/report.md").read_text()
+    text, beyond, _ = [line for line in markdown.splitlines() if "over 2 seeds" in line]
+    assert "Worse: mean pooling by 0.1001 ± 0.0013. No difference was seen for Transformer-XL" in text
+    assert "Better: mean pooling by 9.5 ± 6.4 points." in beyond
+    assert "Worse: Transformer-XL, equal keys by 20.5 ± 6.4 points." in beyond
+    assert "| mean pooling | +0.1001 ± 0.0013 | +9.5 ± 6.4 | +9.5 ± 6.4 |" in markdown
+    assert "| Transformer-XL, equal keys | – | 2.4500 ± 1.9059 | 50.0 ± 0.0 % |" in markdown
+    row = read_json(tmp_path / "a/results.json")["rows"][1]
+    assert row["differences"]["bits_per_character"]["mean"] == pytest.approx(0.1001)
+    assert row["measures"]["right_beyond"] == {"mean": 0.8, "half_width": 0.0, "seeds": 2}
+    with open(tmp_path / "a/results.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 3 * 2 * len(MEASURES)
+
+
+@pytest.mark.usefixtures("pretended")
+def test_rows_and_seeds_are_added_and_what_is_finished_is_kept(tmp_path):
+    folder = tmp_path / "a"
+    tiny_ablation(folder, arms=("conv",), seeds=1, only="text")
+    before = (folder / "text/conv/result.json").stat().st_mtime_ns
+    tiny_ablation(folder, arms=("max", "conv"), seeds=1, resume=True)
+    assert (folder / "text/conv/result.json").stat().st_mtime_ns == before
+    markdown = (folder / "report.md").read_text()
+    assert "one seed, from which nothing is claimed" in markdown
+    assert "±" not in markdown.partition("## How it was made")[0]
+    tiny_ablation(folder, arms=("conv",), seeds=2, only="recall", resume=True)
+    assert {path.parent.name for path in folder.glob("*/*/result.json")} == {
+        "conv", "max", "max-0", "conv-0", "max-1", "conv-1"
+    }  # fmt: skip
+    assert "max pooling by 40.5 ± 6.4 points" in (folder / "report.md").read_text()
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_training_that_fails_is_said_to_be_missing_and_the_rest_is_reported(tmp_path, monkeypatch):
+    def fail_mean(module, folder, *arguments, environment):
+        return 1 if folder.endswith("mean") else pretend_text(module, folder, environment=environment)
+
+    monkeypatch.setattr(comparison, "run_module", fail_mean)
+    failed = r"text: the training of mean failed; .*--resume trains the rest"
+    with pytest.raises(UserError, match=failed) as error:
+        tiny_ablation(tmp_path / "a", seeds=1)
+    assert "\n" not in str(error.value)
+    said = "**Missing here**, since they failed or were not finished: text, mean pooling, seed 0."
+    assert said in (tmp_path / "a/report.md").read_text()
+    assert (tmp_path / "a/recall/mean-0/result.json").exists()
+    monkeypatch.setattr(comparison, "run_module", lambda *_, **__: 1)
+    with pytest.raises(UserError, match="no training ended well, so there is nothing to report"):
+        tiny_ablation(tmp_path / "b", seeds=1, only="text")
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_folder_of_other_settings_or_of_something_else_is_left_alone(tmp_path):
+    folder = tmp_path / "a"
+    tiny_ablation(folder)
+    before = (folder / "report.md").read_bytes()
+    with pytest.raises(UserError, match="already holds an ablation; name a new folder, or resume this one"):
+        tiny_ablation(folder)
+    with pytest.raises(UserError, match=r"is a comparison of other settings: tokens"):
+        tiny_ablation(folder, text_tokens=64, resume=True)
+    with pytest.raises(UserError, match=r"has results of other settings: train.tokens 256 → 64\."):
+        tiny_ablation(folder, recall_tokens=64, resume=True)
+    assert (folder / "report.md").read_bytes() == before
+    (tmp_path / "report.md").write_text("mine")
+    with pytest.raises(UserError, match=r"has a report\.md that is no run's"):
+        tiny_ablation(tmp_path)
+    assert (tmp_path / "report.md").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arms", "min"], "error: arm 'min' is unknown; the table has transformer-xl, bptt, max, "),
+        (["--arms", "max", "max"], "error: arms=max max must name each row once."),
+        (["--resume"], "error: name the ablation to resume as --out."),
+        (["--arms", "max", "--seeds", 0], "error: seeds=0 is too small; use at least 1."),
+        (["--arms", "max", "--text-tokens", 0], "error: tokens=0 is too small; use at least 1."),
+        (["--arms", "max", "--recall-tokens", 0], "error: tokens=0 is too small; use at least 1."),
+    ],
+)
+def test_a_mistake_gets_one_line(arguments, message):
+    assert run_module("experiments.ablation", *arguments).said(message)
+
+
+def test_right_answers_count_in_the_bins_that_lie_between_two_distances():
+    recall = {"edges": [0, 64, 128, 192], "asks": [10, 30, 0], "accuracy": [1.0, 0.5, None]}
+    assert right_between({"recall": recall}, 0, 128) == pytest.approx(25 / 40)
+    assert right_between({"recall": recall}, 64, 190) == 0.5
+    assert right_between({"recall": recall}, 128, 192) is None
