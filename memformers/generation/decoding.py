@@ -156,10 +156,13 @@ class Decoder:
         with uninterrupted():
             if leaving.slots:
                 self.make_room(self.compressed, leaving.slots)
+                memory, inputs = self.views()
                 with self.compressed.taking_in(leaving.slots):
-                    for layer, compress in zip(self.layers, stack.compressions, strict=True):
+                    for i, (layer, compress) in enumerate(zip(self.layers, stack.compressions, strict=True)):
                         oldest = layer.cache.held(self.recent)[: leaving.positions]
-                        layer.remember(slots_of(compress, oldest, leaving.slots), self.compressed)
+                        received = stack.received_by_oldest(memory, inputs, self.starts, i, leaving.positions)
+                        slots = slots_of(compress, oldest, leaving.slots, received)
+                        layer.remember(slots, self.compressed)
                 self.compressed.drop(max(len(self.compressed) - lengths.c_mem_len, 0))
             self.recent.drop(leaving.positions)
             after = self.positions()
@@ -168,10 +171,19 @@ class Decoder:
 
     def memory(self) -> Memory:
         """What is remembered from before the running segment, as the forward pass returns it."""
-        before = -len(self.running) or None
-        mem = tuple(layer.cache.held(self.recent)[:before].clone() for layer in self.layers)
-        c_mem = tuple(layer.cache.held(self.compressed).clone() for layer in self.layers)
-        return Memory(mem, c_mem if len(c_mem[0]) else (), self.valid)
+        memory, _ = self.views()
+        return Memory(
+            tuple(x.clone() for x in memory.mem), tuple(x.clone() for x in memory.c_mem), memory.valid
+        )
+
+    def views(self) -> tuple[Memory, list[Tensor]]:
+        """What is remembered from before the running segment, and each layer's inputs ``[t, B, D]`` in it, as
+        views of what is kept."""
+        end = len(self.recent) - len(self.running)
+        recent = [layer.cache.held(self.recent) for layer in self.layers]
+        c_mem = tuple(layer.cache.held(self.compressed) for layer in self.layers)
+        mem = tuple(inputs[:end] for inputs in recent)
+        return Memory(mem, c_mem if len(c_mem[0]) else (), self.valid), [inputs[end:] for inputs in recent]
 
 
 class Rereader:

@@ -15,6 +15,7 @@ from memformers.models.compressive import CompressiveTransformer
 from memformers.models.config import ModelConfig
 from memformers.models.feed_forward import FeedForward
 from memformers.models.layers import CompressiveTransformerLayer, TransformerXLLayer
+from memformers.models.most_used import MostUsedCompression
 from memformers.models.stack import MemoryStack, reset_parameters
 from memformers.models.transformer_xl import TransformerXL
 
@@ -67,6 +68,8 @@ def build_compression(config: ModelConfig) -> nn.Module:
         return MeanCompression(config.compression_rate)
     if config.compression == "max":
         return MaxCompression(config.compression_rate)
+    if config.compression == "most-used":
+        return MostUsedCompression(config.compression_rate)
     convolution = DilatedConvCompression if config.compression == "dilated" else Conv1dCompression
     f_c = convolution(config.compression_rate, config.d_model, config.compression_start)
     return CompressionAutoEncoder(f_c, config.d_model) if config.compression_loss == "auto-encoding" else f_c

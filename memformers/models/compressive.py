@@ -2,6 +2,7 @@
 not forgotten, and each layer learns to compress so that attention notices little."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 from torch import Tensor, nn
@@ -78,7 +79,8 @@ class CompressiveTransformer(MemoryStack):
     ) -> tuple[Memory, Tensor]:
         """Both memories after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``starts
         [S, B]``; and the loss of what was compressed, a scalar."""
-        memory, compressed = compress_oldest(memory, inputs, self.compressions, lengths, starts)
+        received = partial(self.received_by_oldest, memory, inputs, starts)
+        memory, compressed = compress_oldest(memory, inputs, self.compressions, lengths, starts, received)
         if compressed is None or self.compression_loss == "none":
             return memory, inputs[0].new_zeros(())
         old, new, left_out = compressed.old, compressed.new, compressed.left_out

@@ -99,7 +99,8 @@ class ModelConfig:
     """Positions a compressed slot stands for, c (compressive)."""
     compression: CompressionName = "conv"
     """What makes a slot of them: a convolution that learns (conv), several, which look at the slots that
-    follow as well (dilated), their mean, or each feature's largest value (max) (compressive)."""
+    follow as well (dilated), their mean, each feature's largest value (max), or the one of them that received
+    the most attention (most-used) (compressive)."""
     compression_start: CompressionStart = "random"
     """What the convolutions are before they have learned anything: drawn (random), or the mean
     (compressive)."""

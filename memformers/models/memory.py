@@ -190,13 +190,15 @@ class Compressed:
 def compress_oldest(
     memory: Memory,
     inputs: Sequence[Tensor],
-    compress: Sequence[Callable[[Tensor], Tensor]],
+    compress: Sequence[Callable[..., Tensor]],
     lengths: MemoryLengths,
     starts: Tensor | None = None,
+    received: Callable[[int, int], Tensor | None] = lambda layer, positions: None,
 ) -> tuple[Memory, Compressed | None]:
     """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``starts [S, B]``, of
     which what overflows has become compressed slots, by each layer's own f_c, ``[n·c, B, D]`` to
-    ``[n, B, D]``.
+    ``[n, B, D]``. For an f_c that needs it, ``received`` gives the attention that so many of a layer's oldest
+    positions received, ``[n·c, B]``.
 
     Returns it and what was compressed, or None where nothing overflowed. Slots are remembered without
     gradient, since f_c learns from its own loss. Source: Compressive Transformer (Rae et al. 2020, arXiv
@@ -209,7 +211,10 @@ def compress_oldest(
     if n == 0:
         return followed(memory, Memory(mem, memory.c_mem), starts, S, c), None
     old = tuple(cut(parts, 0, n * c) for parts in past)
-    new = tuple(slots_of(f_c, x, n) for f_c, x in zip(compress, old, strict=True))
+    new = tuple(
+        slots_of(f_c, x, n, received(layer, n * c))
+        for layer, (f_c, x) in enumerate(zip(compress, old, strict=True))
+    )
     slots = followed_by(memory.c_mem, [x.detach() for x in new])
     after = Memory(mem, tuple(newest(parts, lengths.c_mem_len) for parts in slots))
     left_out = slots_left_out(memory.valid, starts, memory.mem_len, n, c)

@@ -14,8 +14,10 @@ from torch.utils.checkpoint import checkpoint
 from memformers.common.errors import UserError
 from memformers.models.boundaries import check_starts, check_valid, first_of_document, first_within_span
 from memformers.models.checks import check_memory
+from memformers.models.compression import needs_attention
 from memformers.models.layers import MemoryLayer
 from memformers.models.memory import Leaving, Memory, MemoryLengths
+from memformers.models.most_used import attention_received
 from memformers.models.positions import Sinusoids
 
 
@@ -82,6 +84,20 @@ class MemoryStack(nn.Module, ABC):
             return first
         nearest = first_within_span(S, C + M + S, span, x.device).expand(B, S)
         return nearest if first is None else torch.maximum(first, nearest)
+
+    def received_by_oldest(
+        self, memory: Memory, inputs: Sequence[Tensor], starts: Tensor | None, layer: int, positions: int
+    ) -> Tensor | None:
+        """How much attention so many of the oldest ``positions`` of a ``layer``'s memory received in the
+        segment of these ``inputs [S, B, D]``, with ``starts [S, B]``: ``[positions, B]``; None where its f_c
+        doesn't need it. A ``mask`` or ``span`` of the forward pass is not known here."""
+        if not needs_attention(self.compressions[layer]):
+            return None
+        past = [parts[layer] for parts in (memory.c_mem, memory.mem) if parts]
+        first = self.first_seen(inputs[layer], memory, starts, None)
+        context, S = torch.cat((*past, inputs[layer])), len(inputs[layer])
+        received = attention_received(self.memory_layers[layer], context, S, first)
+        return received[memory.c_mem_len :][:positions]
 
     @property
     def compression_rate(self) -> int:
