@@ -13,6 +13,7 @@ from memformers.data.documents import JSON_LINES, Document, check_not_cut, read_
 from memformers.data.text_files import read_text
 from memformers.evaluation.documents import evaluate_texts, losses_of_documents, summary_of_documents
 from memformers.evaluation.evaluate import evaluate, summary, with_lengths
+from memformers.models.lengths import ByLayer
 from memformers.pretrained.own import load_checkpoint
 from memformers.report.figures import save_loss_by_position
 
@@ -36,10 +37,10 @@ class Evaluate:
     nothing remembered. Of documents, how many are read side by side, which changes no result."""
     segment_len: int | None = None
     """Segment length S, where it should differ from training's."""
-    mem_len: int | None = None
-    """Memory length M, where it should differ from training's."""
-    c_mem_len: int | None = None
-    """Compressed memory length C, where it should differ from training's."""
+    mem_len: ByLayer | None = None
+    """Memory length M, where it should differ from training's; one number for all layers, or one for each."""
+    c_mem_len: ByLayer | None = None
+    """Compressed memory length C, where it should differ from training's; likewise."""
     out: Path | None = None
     """A folder for the numbers, evaluation.json, and a figure of the loss by position."""
     device: str = "auto"

@@ -1,7 +1,7 @@
 """What layers keep while a text is read token by token: their past inputs with their keys and values, in
 buffers that are allocated once. They store and forget, and compute nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -13,7 +13,8 @@ ALIGNED = 16
 
 
 class Region:
-    """The columns that hold one part of the past, oldest first, in the buffers of all layers alike.
+    """The columns that hold one part of the past, oldest first, in the buffers of all layers that remember as
+    much.
 
     New positions are written behind the last, the oldest are dropped by moving the beginning on; when
     the end of the region is reached, what is left moves to the front. It has an eighth more columns
@@ -21,6 +22,7 @@ class Region:
     """
 
     def __init__(self, low: int, capacity: int):
+        self.capacity = capacity
         self.low = self.start = self.end = low
         self.high = low + (ALIGNED * -(-(capacity + capacity // 8 + 1) // ALIGNED) if capacity else 0)
         self.coming = 0
@@ -43,22 +45,27 @@ class Region:
         """Forget the oldest ones."""
         self.start += positions
 
-    @contextmanager
-    def taking_in(self, positions: int) -> Iterator[None]:
-        """A block in which each layer takes in so many positions. They belong to the past when all have; if
-        the block ends early, as by Ctrl-C, no layer has taken in any."""
-        self.coming = positions
-        try:
-            yield
-            self.end += positions
-        finally:
-            self.coming = 0
+
+@contextmanager
+def taking_in(positions: int, regions: Sequence[Region]) -> Iterator[None]:
+    """A block in which each layer takes in so many positions, into its own of the ``regions``. They belong to
+    the past when all have; if the block ends early, as by Ctrl-C, no layer has taken in any."""
+    for region in regions:
+        region.coming = positions
+    try:
+        yield
+        for region in regions:
+            region.end += positions
+    finally:
+        for region in regions:
+            region.coming = 0
 
 
 class LayerCache:
     """What one layer remembers: ``compressed`` slots, and then ``recent`` positions, which are memory and
     running segment together. All lie in the same buffers, so that a token attends to everything with one
-    product. The regions are shared by the layers of a stack, since these advance together.
+    product. The regions are shared by the layers of a stack that remember equally much, since these advance
+    together.
     """
 
     def __init__(self, layer: MemoryLayer, batch: int, compressed: Region, recent: Region):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from memformers.models.auto_encoder import CompressionAutoEncoder
 from memformers.models.compression import CompressionLossName, rate_of
 from memformers.models.layers import CompressiveTransformerLayer
+from memformers.models.lengths import ByLayer, LayerLengths
 from memformers.models.memory import Leaving, Memory, MemoryLengths, compress_oldest, slots_to_compress
 from memformers.models.reconstruction import (
     AttentionReconstructionLoss,
@@ -20,7 +21,8 @@ from memformers.models.stack import MemoryStack
 
 
 class CompressiveTransformer(MemoryStack):
-    """``n_layers`` layers built like ``layer``, each with fresh weights, and in pre-norm a final norm.
+    """``n_layers`` layers built like ``layer``, or like those given one by one, with fresh weights, and in
+    pre-norm a final norm.
 
     ``compression_loss`` is what each layer's f_c learns from: [`AttentionReconstructionLoss`][] (attention),
     [`AutoEncodingLoss`][] (auto-encoding), for which f_c is a [`CompressionAutoEncoder`][], or
@@ -29,11 +31,12 @@ class CompressiveTransformer(MemoryStack):
 
     def __init__(
         self,
-        layer: CompressiveTransformerLayer,
+        layer: CompressiveTransformerLayer | Sequence[CompressiveTransformerLayer],
         n_layers: int,
         compression_loss: CompressionLossName = "attention",
     ):
-        check_compression_loss(compression_loss, layer.compress)
+        for one in [layer] if isinstance(layer, CompressiveTransformerLayer) else layer:
+            check_compression_loss(compression_loss, one.compress)
         super().__init__(layer, n_layers)
         self.compression_loss = compression_loss
 
@@ -46,14 +49,15 @@ class CompressiveTransformer(MemoryStack):
         *,
         starts: Tensor | None = None,
         valid: Tensor | None = None,
-        span: int | None = None,
+        span: ByLayer | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """``x [S, B, D]``; ``mem`` and ``c_mem``: None, empty, or a tensor ``[M, B, D]`` and
         ``[C, B, D]`` a layer; ``mask [S, C + M + S, B]`` or ``[S, C + M + S, 1]``, None for causal.
 
         ``starts [S, B]`` is true where a new document begins, and ``valid [B]`` says how many of the newest
         positions belong to the running one, where a slot stands for c of them, None for all; a query sees no
-        other document. With a ``span``, it sees so many of the newest keys, its own among them.
+        other document. With a ``span``, it sees so many of the newest keys, its own among them. M, C and the
+        span may differ by layer.
 
         Returns the output ``[S, B, D]`` and ``new_mem``: the detached input ``[S, B, D]`` of each
         layer. Raises ValueError for a memory of another depth, batch, width, dtype or device, and for starts
@@ -65,7 +69,7 @@ class CompressiveTransformer(MemoryStack):
         """``mem``, ``[M, B, D]`` a layer, ``c_mem``, ``[C, B, D]`` a layer, and ``valid [B]``."""
         return {"mem": memory.mem, "c_mem": memory.c_mem, "valid": memory.valid}
 
-    def leaving(self, length: int, lengths: MemoryLengths) -> Leaving:
+    def leaving(self, length: int, lengths: LayerLengths) -> Leaving:
         """The oldest positions, which become slots."""
         n = slots_to_compress(length, lengths.mem_len, lengths.compression_rate)
         return Leaving(positions=n * lengths.compression_rate, slots=n)
@@ -91,9 +95,10 @@ class CompressiveTransformer(MemoryStack):
         return memory, AttentionReconstructionLoss(layers)(inputs, old, new, left_out)
 
     @property
-    def compression_rate(self) -> int:
-        """How many positions f_c makes one slot of. Raises ValueError for a module that doesn't say so."""
-        return rate_of(self.compressions[0])
+    def compression_rates(self) -> list[int]:
+        """How many positions each layer's f_c makes one slot of. Raises ValueError for a module that doesn't
+        say so."""
+        return [rate_of(compress) for compress in self.compressions]
 
     @property
     def compressions(self) -> list[nn.Module]:
