@@ -71,18 +71,18 @@ def mass_of_segment(model: MemoryLM, inputs: list[Tensor], memory: Memory) -> tu
     """Means over the queries of one segment, whose layers have these ``inputs [S, B, D]``: by place,
     ``[layers, H, 3]``, and by distance bin, ``[layers, H, bins]``."""
     config, S = model.config, len(inputs[0])
-    parts = memory.c_mem_len, memory.mem_len, S
     edges = bin_edges(config.remembered_positions + config.segment_len)
-    bins = distance_bins(*parts, config.compression_rate)  # [S, K]
-    bins = bins.clamp(max=len(edges) - 1).to(inputs[0].device)
     first = model.transformer.first_seen(inputs[0], memory, None, config.span)
-    places, distances = [], []
+    lengths, places, distances = memory.lengths(len(inputs)), [], []
     for i, layer in enumerate(model.transformer.memory_layers):
+        M, C = lengths[i]
+        bins = distance_bins(C, M, S, config.layer_lengths[i].compression_rate)  # [S, K]
+        bins = bins.clamp(max=len(edges) - 1).to(inputs[0].device)
         past = [of_layers[i] for of_layers in (memory.c_mem, memory.mem) if of_layers]
         context = layer.attention_input(torch.cat((*past, inputs[i])))  # [K, B, D]
-        looks = layer.self_attn.probabilities(query=context[-S:], key=context, first=first)
+        looks = layer.self_attn.probabilities(query=context[-S:], key=context, first=first[i])
         mass = looks.mean(0)  # [H, S, K]
-        places.append(torch.stack([part.sum(-1).mean(-1) for part in mass.split(parts, dim=-1)], dim=-1))
+        places.append(torch.stack([part.sum(-1).mean(-1) for part in mass.split((C, M, S), dim=-1)], dim=-1))
         empty = mass.new_zeros(len(mass), len(edges))
         distances.append(empty.index_add(1, bins.flatten(), mass.flatten(1)) / S)
     return torch.stack(places).double().cpu(), torch.stack(distances).double().cpu()
