@@ -14,7 +14,7 @@ where T are the fraction r of tokens with the largest b(c, t), the hardest. RECL
 c = Δ, 2Δ, … for which g_i(c, c + Δ) is below 1 %.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,24 +56,30 @@ def effective_context(
     step: int = 32,
     positions: int = 1000,
     longest: int = 2048,
+    documents: Sequence[int] = (),
     progress: Callable[[int], object] = lambda tokens: None,
 ) -> EffectiveContext:
-    """RECL of ``models``, by name, on ``positions`` tokens evenly spread over the text ``tokens [n]``.
+    """RECL of ``models``, by name, on ``positions`` tokens evenly spread over the text ``tokens [n]``; where
+    it consists of ``documents`` of so many tokens, a context never reaches into another one.
 
     Contexts grow by ``step`` tokens until they help none of the models, or reach ``longest`` or what
-    comes before the first position. ``progress`` is told how many tokens more were read. Raises
+    half of the tokens have before them. ``progress`` is told how many tokens more were read. Raises
     ValueError for a step or a number of positions below 1, and for a text too short for two steps.
     """
     if step < 1 or positions < 1:
         raise UserError(f"step={step} and positions={positions} must both be at least 1.")
-    longest = min(longest, (len(tokens) - 1) // 2)
+    before = tokens_before(documents or (len(tokens),))
+    longest = min(longest, int(before.median()))
     if longest < 2 * step:
+        of_documents = f" in {len(documents):,} documents" if documents else ""
         raise UserError(
-            f"a text of {len(tokens):,} tokens is too short to compare contexts of {step} and {2 * step} "
-            f"tokens; use a longer text or a smaller step."
+            f"a text of {len(tokens):,} tokens{of_documents} is too short to compare contexts of {step} and "
+            f"{2 * step} tokens; use a longer text or a smaller step."
         )
-    count = min(positions, len(tokens) - longest)
-    at = torch.linspace(longest, len(tokens) - 1, count, dtype=torch.float64).long().unique()
+    enough = (before >= longest).nonzero()[:, 0]
+    count = min(positions, len(enough))
+    last = longest + len(enough) - 1  # so that in a plain text, these are the tokens themselves
+    at = enough[torch.linspace(longest, last, count, dtype=torch.float64).long().unique() - longest]
 
     def losses(context: int) -> dict[str, Tensor]:
         progress(len(models) * context * len(at))
@@ -97,6 +103,13 @@ def effective_context(
         for r, of_models in gains.items()
     }
     return EffectiveContext(step, len(at), recl, gains)
+
+
+def tokens_before(documents: Sequence[int]) -> Tensor:
+    """How many tokens of its document are before each token of ``documents`` of so many tokens, int64
+    ``[n]``."""
+    lengths = torch.tensor(documents)
+    return torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
 
 
 def relative_gain(baseline: Tensor, losses: Tensor) -> float:

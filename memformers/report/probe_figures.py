@@ -31,10 +31,11 @@ def save_probe_figures(
 ) -> dict[str, Path]:
     """Draw a probe into ``folder``: paths by name. ``labels`` and ``looks`` are by the runs' names."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = {
-        "effective_context": save_gains(probe["effective_context"], labels, looks, folder),
-        "attention": save_attention(probe["attention"], labels, folder),
-    }
+    paths = {}
+    if context := probe["effective_context"]:
+        paths["effective_context"] = save_gains(context, labels, looks, folder)
+    if attention := probe["attention"]:
+        paths["attention"] = save_attention(attention, labels, folder)
     if worth := probe.get("worth"):
         paths |= save_worth(worth, labels, looks, folder)
     return paths

@@ -16,25 +16,47 @@ def probe_section(arms: Sequence[Arm], probe: dict[str, Any], folder: Path) -> l
     """What a probe found: how much context helps each model, what each part of its memory is worth, and where
     its attention falls. Probes of older versions have not measured the second."""
     labels = {run.folder.name: arm.label for arm in arms for run in arm.runs}
-    names = {name: labels[name] for name in probe["attention"]}
+    names = {name: labels[name] for name in probe["checkpoints"]}
     looks_by_arm = looks_of([arm.name for arm in arms])
     looks = {run.folder.name: looks_by_arm[arm.name] for arm in arms for run in arm.runs}
-    context = probe["effective_context"]
+    drawn = save_probe_figures(probe, labels, looks, folder / FIGURES)
+    of_worth = drawn.pop("worth", None)
+    return [
+        "## What context and memory are worth",
+        *documents_read(probe),
+        *(context_table(probe["effective_context"], names) if probe["effective_context"] else ()),
+        *(pictured(path, CAPTIONS[name], folder) for name, path in drawn.items()),
+        *(worth_section(probe["worth"], names, of_worth, folder) if "worth" in probe else ()),
+    ]
+
+
+def documents_read(probe: dict[str, Any]) -> list[str]:
+    """How documents were read, and what could not be measured in them; nothing for a plain text."""
+    if not probe.get("documents"):
+        return []
+    missing = [
+        *([] if probe["effective_context"] else ["how much a context helps"]),
+        *([] if probe["attention"] else ["where attention falls with full memories"]),
+    ]
+    too_short = f" They are too short to measure {' and '.join(missing)}." * bool(missing)
+    return [
+        f"Each of the {probe['documents']:,} held-out documents is read from an empty memory, so contexts "
+        f"and memories never hold another document.{too_short}"
+    ]
+
+
+def context_table(context: dict[str, Any], names: dict[str, str]) -> list[str]:
+    """The effective context of each of the models that ``names`` labels, as paragraphs."""
     rows = [
         [label, *(effective_length(context, r, name) for r in context["recl"])]
         for name, label in names.items()
     ]
     head = ["arm"] + [f"r = {r}" for r in context["recl"]]
-    drawn = save_probe_figures(probe, labels, looks, folder / FIGURES)
-    of_worth = drawn.pop("worth", None)
     return [
-        "## What context and memory are worth",
         "Relative effective context length in tokens (Dai et al. 2019, section 4.3), of the fraction r of "
         f"tokens that are the hardest to predict from a short context; contexts in steps of "
         f"{context['step']}, {context['positions']:,} tokens of the held-out text, one seed of each arm:",
         table(head, rows),
-        *(pictured(path, CAPTIONS[name], folder) for name, path in drawn.items()),
-        *(worth_section(probe["worth"], names, of_worth, folder) if "worth" in probe else ()),
     ]
 
 
