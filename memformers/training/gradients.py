@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from memformers.data.streams import IGNORED
+from memformers.models.boundaries import slots_left_out
 from memformers.models.language_model import MemoryLM
-from memformers.models.memory import Memory
+from memformers.models.memory import Memory, slots_to_compress
 from memformers.models.memory_streams import joined_streams, some_streams
 from memformers.training.config import TrainConfig
 from memformers.training.ranks import Forward, Ranks, averaging, full_tensor
@@ -43,16 +44,18 @@ def backward(
     ``inputs``, ``targets``, ``starts`` ``[S, B]`` and ``memory`` are those of this rank. They are taken in
     ``config.accumulate`` parts of the streams, one after the other, which takes less memory. All ranks
     together have so many ``predictions``, or as many as inputs if it isn't given: each of them counts alike,
-    whatever the part it is in. (The reconstruction loss is the mean over the parts.)
+    whatever the part it is in. So does each stream that the reconstruction loss counts.
     """
     loss = auxiliary_loss = 0.0
     correct, memories, parts = 0, [], config.accumulate
     in_each = (inputs.numel() * ranks.size if predictions is None else predictions) / (ranks.size * parts)
+    weights = auxiliary_weights(memory, starts, inputs, config, ranks)
     for number, (x, y, past, begins) in enumerate(in_parts(inputs, targets, memory, starts, parts), 1):
         with averaging(forward, last=number == parts):
             with torch.autocast(x.device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
                 scores, memory, part_auxiliary_loss = forward(x, past, y, begins)
             part_loss = weighted(scores.loss, y, in_each)
+            part_auxiliary_loss = part_auxiliary_loss * weights[number - 1]
             ((part_loss + part_auxiliary_loss) / parts).backward()
         loss += part_loss.item() / parts
         auxiliary_loss += part_auxiliary_loss.item() / parts
@@ -67,6 +70,25 @@ def weighted(loss: Tensor, targets: Tensor, expected: float) -> Tensor:
     ``expected`` weigh 1; without any, when the mean is not a number, 0."""
     weight = (targets != IGNORED).sum().to(loss.dtype) / expected
     return torch.where(weight > 0, loss * weight, 0.0)
+
+
+def auxiliary_weights(
+    memory: Memory, starts: Tensor | None, inputs: Tensor, config: TrainConfig, ranks: Ranks
+) -> list[float]:
+    """For each part of this rank's streams, how much its reconstruction loss counts in the mean over the
+    parts of all ranks: in proportion to the streams that it is a mean over, so that each of those counts
+    alike. ``memory``, ``starts [S, B]`` and ``inputs [S, B]`` are those of this rank."""
+    lengths, parts = config.model.lengths, config.accumulate
+    has_slots = config.model.model == "compressive"
+    if not has_slots or parts * ranks.size == 1 or (starts is None and memory.valid is None):
+        return [1.0] * parts  # each has as many
+    c = lengths.compression_rate
+    n = slots_to_compress(memory.mem_len + len(inputs), lengths.mem_len, c)
+    left_out = slots_left_out(memory.valid, starts, memory.mem_len, n, c)  # [B]
+    assert left_out is not None
+    counted = (left_out < n).view(parts, -1).sum(1).tolist()  # streams, by parts
+    (in_each,) = ranks.means(sum(counted) / parts)
+    return [count / in_each if in_each else 0.0 for count in counted]
 
 
 def clip(model: MemoryLM, max_norm: float) -> tuple[float, float]:
