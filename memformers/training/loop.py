@@ -5,6 +5,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 
+from torch import Tensor
+
 from memformers.common.errors import UserError
 from memformers.data.streams import Segment
 from memformers.models.language_model import MemoryLM
@@ -71,7 +73,7 @@ def train(
         starts = None if segment.starts is None else ranks.own(segment.starts).to(device)  # [S, B]
         set_learning_rates(state.optimizers, learning_rate(state.tokens + tokens // 2))
 
-        memory = Memory(()) if segment.starts_over else state.memory
+        memory = nothing_remembered(model, inputs, starts, config) if segment.starts_over else state.memory
         model.zero_grad()
         outcome = backward(
             forward, inputs, targets, memory, config, ranks, starts=starts, predictions=predictions
@@ -98,6 +100,15 @@ def train(
                 metrics = state.window.metrics(state.seconds)
                 record(state.progress, metrics | {"learning_rate": state.optimizers[0].param_groups[0]["lr"]})
             state.window = Window(state.seconds)
+
+
+def nothing_remembered(model: MemoryLM, inputs: Tensor, starts: Tensor | None, config: TrainConfig) -> Memory:
+    """What streams ``inputs [S, B]`` begin with. For a compiled step on documents, ``starts [S, B]``, that is
+    as long as a full memory: so all steps have the same shapes, and one compilation is enough."""
+    if starts is None or not config.compile:
+        return Memory(())
+    weight = next(model.parameters())
+    return Memory.empty(model.config, inputs.shape[1], dtype=weight.dtype, device=weight.device)
 
 
 def evaluations_due(tokens: int, config: TrainConfig) -> int:
