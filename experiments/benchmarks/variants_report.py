@@ -44,8 +44,8 @@ def compressions(result: Result) -> list[str]:
         "",
         f"A whole training step of the Compressive Transformer on {result['case']} with each compression, "
         f"as a multiple of the time that it takes with the convolution. Compressions without parameters "
-        f"learn nothing from the attention-reconstruction loss, which then only measures; without a loss, they "
-        f"don't compute it.",
+        f"learn nothing from the attention-reconstruction loss, which then only measures; without a loss, "
+        f"they don't compute it.",
         "",
         table("compression", "compression loss", "ms a step", "times the convolution's time"),
     ]

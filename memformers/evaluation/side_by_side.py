@@ -46,8 +46,8 @@ def streams_of_text(n_tokens: int, warm_up: int, least: int, tokens: int) -> Str
 
 def streams_of_documents(documents: Sequence[int], warm_up: int, least: int, tokens: int) -> Streams | None:
     """The beginnings of ``documents``, the lengths in tokens of those that make up a text. Of each, the
-    tokens after the first ``warm_up`` count, at least ``least`` of them and about ``tokens`` in all at most; None
-    where fewer than two are that long. Of many documents it is every k-th."""
+    tokens after the first ``warm_up`` count, at least ``least`` of them and about ``tokens`` in all at most;
+    None where fewer than two are that long. Of many documents it is every k-th."""
     enough = [number for number, length in enumerate(documents) if length > warm_up + least]
     if len(enough) < 2:
         return None

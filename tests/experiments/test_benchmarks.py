@@ -19,7 +19,6 @@ from memformers.kernels import naive
 from memformers.models.compression import WITHOUT_PARAMETERS, CompressionName
 from memformers.training.config import TrainConfig
 
-
 OWN = ("training", "starts", "compressions")
 
 
