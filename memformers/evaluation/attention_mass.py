@@ -1,5 +1,6 @@
 """How far back a model looks: its attention by distance, and by the kind of key."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,17 +26,38 @@ class AttentionMass:
     """For each layer and head: the fraction of attention in each bin."""
 
 
-@torch.no_grad()
 def attention_mass(model: MemoryLM, tokens: Tensor, *, streams: int = 8, segments: int = 8) -> AttentionMass:
     """The attention of ``model`` when it reads the text ``tokens [n]`` in ``streams`` parallel streams, over
     ``segments`` segments after its memories are full. Raises ValueError for a text too short for one."""
-    config, device = model.config, model.device
     check_long_enough(model, tokens, streams)
+    parts = evaluation_segments(tokens, streams, model.config.segment_len)
+    return attention_mass_of_segments(model, (part.inputs for part in parts), segments=segments)
+
+
+def attention_mass_of_documents(
+    model: MemoryLM, tokens: Tensor, documents: Sequence[int], *, streams: int = 8, segments: int = 8
+) -> AttentionMass | None:
+    """The same of at most ``streams`` of the longest of the ``documents`` that follow each other in
+    ``tokens [n]``, read side by side as far as all of them go; None where none fills the memories."""
+    needed = (filling_segments(model) + 1) * model.config.segment_len
+    longest_first = sorted(tokens.split(list(documents)), key=len, reverse=True)
+    chosen = [document for document in longest_first[:streams] if len(document) >= needed]
+    if not chosen:
+        return None
+    inputs = torch.stack([document[: len(chosen[-1])] for document in chosen], dim=1)  # [T, B]
+    return attention_mass_of_segments(model, inputs.split(model.config.segment_len), segments=segments)
+
+
+@torch.no_grad()
+def attention_mass_of_segments(model: MemoryLM, parts: Iterable[Tensor], *, segments: int) -> AttentionMass:
+    """The same of segments ``[S, B]`` that follow each other from an empty memory on; at least one must come
+    after the memories are full."""
+    config = model.config
     filling = filling_segments(model)
     places, distances, memory = [], [], Memory(())
     with eval_mode(model):
-        for number, segment in enumerate(evaluation_segments(tokens, streams, config.segment_len)):
-            inputs = segment.inputs.to(device)  # [S, B]
+        for number, part in enumerate(parts):
+            inputs = part.to(model.device)  # [S, B]
             whole = len(inputs) == config.segment_len
             if not whole or number == filling + segments:
                 break

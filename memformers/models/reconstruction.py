@@ -159,8 +159,8 @@ def layer_loss(
     first = left_out * counts  # a softmax over nothing has no value
     whole = content_attention(attention, query, norm(mem.detach()), first * (len(mem) // len(c_mem)))
     compressed = content_attention(attention, query, norm(c_mem), first)
-    errors = F.mse_loss(compressed, whole, reduction="none").where(counts[:, None, None, None], 0.0)
-    return errors.sum() / (counts.sum() * errors[0].numel()).clamp(min=1)
+    errors = F.mse_loss(compressed, whole, reduction="none").sum((1, 2, 3))  # [B]
+    return errors.where(counts, 0.0).sum() / (counts.sum() * whole[0].numel()).clamp(min=1)
 
 
 def content_attention(
