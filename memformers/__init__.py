@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memformers.models.layers import CompressiveTransformerLayer as CompressiveTransformerLayer
     from memformers.models.layers import TransformerXLLayer as TransformerXLLayer
     from memformers.models.memory import Memory as Memory
+    from memformers.models.most_used import MostUsedCompression as MostUsedCompression
     from memformers.models.reconstruction import AttentionReconstructionLoss as AttentionReconstructionLoss
     from memformers.models.reconstruction import AutoEncodingLoss as AutoEncodingLoss
     from memformers.models.transformer_xl import TransformerXL as TransformerXL
@@ -46,6 +47,7 @@ _HOMES = {
     "Memory": "models.memory",
     "MemoryLM": "models.language_model",
     "ModelConfig": "models.config",
+    "MostUsedCompression": "models.most_used",
     "RelativeMultiHeadAttention": "models.attention",
     "TransformerXL": "models.transformer_xl",
     "TransformerXLLayer": "models.layers",

@@ -16,6 +16,7 @@ from memformers.runs.folder import FIGURES, PAGE, REPORT
 
 FEWEST_TOKENS = {"text": 500_000, "recall": 500_000}
 """Trainings on fewer show that all of it runs, and not what a compression is worth."""
+TITLES = {"ablation": "What each row reaches", "differences": f"Differences to {BASE_ROW.label}"}
 CAPTIONS = {
     "ablation": "Each row of the table, in the paper's order; above, the paper's figures on enwik8. Fewer "
     "bits are better. Lines: 95 % intervals over seeds, by Student's t.",
@@ -30,7 +31,7 @@ def write_report(findings: Findings, folder: Path) -> Path:
     parts = ["# The ablation: what compresses, and what it learns from", *warnings(findings)]
     parts += ["## What it shows", *(claims(findings, measure) for measure in findings.measures)]
     parts += [limits(findings), "## Beside the paper's figures", MEANING.format(*band()), results(findings)]
-    parts += [pictured(path, CAPTIONS[name], folder) for name, path in figures.items()]
+    parts += [pictured(path, TITLES[name], CAPTIONS[name], folder) for name, path in figures.items()]
     if findings.compared:
         parts += [f"## Differences to {BASE_ROW.label}", differences(findings)]
     parts += ["## What each row costs", costs(findings), "## How it was made", how_it_was_made(findings)]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from memformers.models.config import ModelConfig
+from memformers.models.lengths import by_layer
+from memformers.training.arms import keys_of_layers
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,9 @@ def chosen_rows(names: Sequence[str]) -> tuple[Row, ...]:
 def text_settings(model: ModelConfig) -> dict[str, dict[str, Any]]:
     """In what each row's network differs from ``model``, of which all have the lengths: but Transformer-XL,
     which has as many keys, and the slots in the upper half of the layers, half as many as all others have."""
-    lower = model.n_layers // 2
+    lower, slots = model.n_layers // 2, by_layer(model.c_mem_len, model.n_layers, "c_mem_len")
     different: dict[str, dict[str, Any]] = {
-        "transformer-xl": {"model": "transformer-xl", "mem_len": model.mem_len + model.c_mem_len},
+        "transformer-xl": {"model": "transformer-xl", "mem_len": keys_of_layers(model)},
         "bptt": {"compression_loss": "none", "bptt": 1},
         "max": {"compression": "max"},
         "auto-encoding": {"compression_loss": "auto-encoding"},
@@ -58,7 +60,7 @@ def text_settings(model: ModelConfig) -> dict[str, dict[str, Any]]:
         "dilated": {"compression": "dilated"},
         BASE_ROW.name: {},
         "conv-from-mean": {"compression_start": "mean"},
-        "upper-half": {"c_mem_len": [0] * lower + [model.c_mem_len] * (model.n_layers - lower)},
+        "upper-half": {"c_mem_len": (0,) * lower + slots[lower:]},
     }
     return {name: {"model": "compressive"} | settings for name, settings in different.items()}
 

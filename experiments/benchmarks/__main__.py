@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from experiments.benchmarks import attention, attention_gpu, training
+from experiments.benchmarks import attention, attention_gpu, training, variants
 from experiments.benchmarks.cases import CASES, MODELS
 from experiments.benchmarks.machine import ROOT
 from experiments.benchmarks.peers import LABML, LUCIDRAINS, lucidrains_is_installed
@@ -28,8 +28,9 @@ HERE = Path(__file__).parent
 class Options:
     """What to measure."""
 
-    only: Literal["everything", "training", "attention", "report"] = "everything"
-    """A part of it; report measures nothing and writes RESULTS.md anew from results.json."""
+    only: Literal["everything", "training", "variants", "attention", "report"] = "everything"
+    """A part of it; variants are our own training steps with starts of documents and with each compression,
+    report measures nothing and writes RESULTS.md anew from results.json."""
     quick: bool = False
     """Two steps of the smallest sizes each: shows that everything runs, measures nothing."""
     out: Path | None = None
@@ -55,12 +56,14 @@ def main(options: Options) -> None:
 def measure(options: Options) -> dict[str, Any]:
     """Everything that is measured."""
     results: dict[str, Any] = {"quick": options.quick, "environment": environment()}
-    if options.only != "attention":
+    if options.only in ("everything", "training"):
         cases = [CASES["seed"]] if options.quick else list(CASES.values())
         results["training"] = [
             training.measure(case.of(model), quick=options.quick) for case in cases for model in MODELS
         ]
-    if options.only != "training":
+    if options.only in ("everything", "variants"):
+        results |= variants.measure_all(quick=options.quick)
+    if options.only in ("everything", "attention"):
         lengths = attention.MEMORY_LENGTHS[: 1 if options.quick else None]
         repeats = 2 if options.quick else 7
         results["attention"] = [attention.measure(M, repeats=repeats) for M in lengths]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from memformers import ModelConfig
 from memformers.models.config import ModelName
+from memformers.training.arms import keys_of_layers
 
 VOCABULARY = 65
 MODELS: tuple[ModelName, ...] = ("transformer-xl", "compressive")
@@ -33,15 +34,13 @@ class Case:
     @property
     def segments_to_fill(self) -> int:
         """Segments after which both memories are full."""
-        full = self.config.mem_len
-        if self.config.model == "compressive":
-            full += self.config.c_mem_len * self.config.compression_rate
-        return -(-full // self.config.segment_len) + 1
+        return -(-self.config.remembered_positions // self.config.segment_len) + 1
 
     def of(self, model: ModelName) -> "Case":
         """The same case for ``model``."""
-        longer = self.config.c_mem_len if self.equal_keys and model == "transformer-xl" else 0
-        return replace(self, config=replace(self.config, model=model, mem_len=self.config.mem_len + longer))
+        longer = self.equal_keys and model == "transformer-xl"
+        mem_len = keys_of_layers(self.config) if longer else self.config.mem_len
+        return replace(self, config=replace(self.config, model=model, mem_len=mem_len))
 
 
 def shape(**sizes: int) -> ModelConfig:

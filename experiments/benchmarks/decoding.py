@@ -46,7 +46,8 @@ ROUNDING_TOKENS = 200_000
 def full_decoder(model: MemoryLM) -> Decoder:
     """A decoder of one stream whose memory is full, of random inputs."""
     config, like = model.config, model.head.weight
-    mem = tuple(torch.randn(config.mem_len, 1, config.d_model).to(like) for _ in range(config.n_layers))
+    shapes = [(own.mem_len, 1, config.d_model) for own in config.layer_lengths]
+    mem = tuple(torch.randn(shape).to(like) for shape in shapes)
     return Decoder(model, 1, Memory(mem))
 
 
@@ -225,7 +226,8 @@ def main() -> None:
         "rounding tokens": ROUNDING_TOKENS,
     }
     seconds = long_text()
-    early = slice(CONFIG.mem_len + CONFIG.segment_len, CONFIG.mem_len + CONFIG.segment_len + 1000)
+    full = CONFIG.longest_attention
+    early = slice(full, full + 1000)
     results["long text"] = {"tokens": len(seconds), "early": seconds[early], "late": seconds[-1000:]}
     write_json(HERE / "decoding.json", results)
     write_text(HERE / "DECODING.md", report(results))

@@ -26,7 +26,7 @@ def check_parity(ours: MemoryLM, theirs: LabmlLM, batches: list[Tensor]) -> floa
     some of them were compressed, and then of the gradient. Raises ValueError beyond the tolerance."""
     errors = {}
     our_memory, their_memory = None, None
-    segments = ours.config.mem_len // ours.config.segment_len + 3
+    segments = ours.config.layer_lengths[0].mem_len // ours.config.segment_len + 3
     for i in range(segments):
         learn = i == segments - 1
         with torch.set_grad_enabled(learn):

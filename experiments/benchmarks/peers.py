@@ -62,17 +62,22 @@ class LabmlLM(nn.Module):
         if self.config.model != "compressive":
             hidden, new_mem = self.transformer(x, mem, mask)
             mem = [torch.cat(pair) for pair in zip(mem, new_mem, strict=True)] if mem else new_mem
-            return self.generator(hidden), ([m[-self.config.mem_len :] for m in mem], []), no_loss
+            return (
+                self.generator(hidden),
+                ([m[-self.config.layer_lengths[0].mem_len :] for m in mem], []),
+                no_loss,
+            )
         hidden, new_mem = self.transformer(x, mem, c_mem, mask)
         mem = [torch.cat(pair) for pair in zip(mem, new_mem, strict=True)] if mem else new_mem
-        c = self.config.compression_rate
-        n = max(-(-(len(mem[0]) - self.config.mem_len) // c), 0)
+        lengths = self.config.layer_lengths[0]
+        c = lengths.compression_rate
+        n = max(-(-(len(mem[0]) - lengths.mem_len) // c), 0)
         if n:
             old, mem = [m[: n * c] for m in mem], [m[n * c :] for m in mem]
             with torch.no_grad():
                 new = [layer.compress(m) for layer, m in zip(self.transformer.layers, old, strict=True)]
             c_mem = [torch.cat(pair) for pair in zip(c_mem, new, strict=True)] if c_mem else new
-            c_mem = [m[-self.config.c_mem_len :] for m in c_mem]
+            c_mem = [m[-lengths.c_mem_len :] for m in c_mem]
             return self.generator(hidden), (mem, c_mem), self.loss(new_mem, old)
         return self.generator(hidden), (mem, c_mem), no_loss
 

@@ -11,6 +11,7 @@ from experiments.benchmarks.markdown import Result, mebibytes, row, table
 from experiments.benchmarks.peers import LABML, LUCIDRAINS
 from experiments.benchmarks.spread import times_as_fast
 from experiments.benchmarks.training import BFLOAT16, COMPILED, LABML_FUSED, OURS
+from experiments.benchmarks.variants_report import boundaries, compressions
 from memformers.common.files import write_text
 
 
@@ -27,11 +28,17 @@ def report(results: Result) -> str:
     steps = results.get("training", [])
     if steps:
         lines += [*beside_labml(steps), *modes(steps), *beside_lucidrains(steps)]
+    if results.get("starts"):
+        lines += boundaries(results["starts"])
+    if results.get("compressions"):
+        lines += compressions(results["compressions"])
     if results.get("attention"):
         lines += attention_alone(results["attention"])
         lines += attention_on_gpu(results)
     if steps:
-        lines += [*what_limits(steps), *shapes([CASES[name] for name in {r["case"]: None for r in steps}])]
+        lines += what_limits(steps)
+    if names := {r["case"]: None for part in ("training", "starts") for r in results.get(part, [])}:
+        lines += shapes([CASES[name] for name in names])
     return "\n".join(lines) + "\n"
 
 
@@ -42,11 +49,18 @@ def about(results: Result) -> list[str]:
     rates = [
         x for r in results.get("training", []) + results.get("attention", []) for x in r["torch.mm, FLOP/s"]
     ]
+    rate = [f"`torch.mm` of 1024 × 1024 matrices at {median(rates) / 1e9:.0f} GFLOP/s"] if rates else []
     quick = ["**A quick run: it shows that everything runs, and its numbers mean nothing.**", ""]
     return [
         *(quick if results["quick"] else []),
-        f"{where['device']}, {where['threads']} threads, {where['platform']}, Python {where['python']}; "
-        f"`torch.mm` of 1024 × 1024 matrices at {median(rates) / 1e9:.0f} GFLOP/s; {packages}.",
+        "; ".join(
+            [
+                f"{where['device']}, {where['threads']} threads, {where['platform']}",
+                f"Python {where['python']}",
+                *rate,
+                f"{packages}.",
+            ]
+        ),
         "",
         "Everything is float32 and eager unless it says otherwise. The sides take one step each in turn, and "
         "`torch.mm` is timed after every one of them. Medians; in brackets quartiles over rounds. Made by "

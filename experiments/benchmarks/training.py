@@ -31,10 +31,17 @@ class Trainer:
     """A model in training, with its own memory."""
 
     def __init__(
-        self, model: nn.Module, batches: list[Tensor], *, bfloat16: bool = False, fused: bool = True
+        self,
+        model: nn.Module,
+        batches: list[Tensor],
+        *,
+        starts: list[Tensor] | None = None,
+        bfloat16: bool = False,
+        fused: bool = True,
     ):
         self.model = model
         self.batches = batches
+        self.starts = starts
         self.bfloat16 = bfloat16
         self.memory: Any = None
         self.taken = 0
@@ -44,13 +51,22 @@ class Trainer:
     def fill(self, segments: int) -> None:
         """Read without learning, until the memory is full."""
         for i in range(segments):
-            _, self.memory, _ = self.model(self.batches[i % len(self.batches)], self.memory)
+            self.read(i)
+
+    def read(self, number: int) -> tuple[Tensor, Tensor]:
+        """Read segment ``number``, and remember it; returns its logits ``[S, B, vocab_size]`` and its
+        reconstruction loss."""
+        tokens = self.batches[number % len(self.batches)]
+        # The peers know no starts.
+        starts = {} if self.starts is None else {"starts": self.starts[number % len(self.starts)]}
+        logits, self.memory, reconstruction_loss = self.model(tokens, self.memory, **starts)
+        return logits, reconstruction_loss
 
     def step(self) -> Tensor:
         """Take the next training step; returns its logits."""
         tokens = self.batches[self.taken % len(self.batches)]
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
-            logits, self.memory, reconstruction_loss = self.model(tokens, self.memory)
+            logits, reconstruction_loss = self.read(self.taken)
             loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten()) + reconstruction_loss
         self.optimizer.zero_grad()
         loss.backward()

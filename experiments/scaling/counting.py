@@ -31,7 +31,17 @@ Counts = Counter[str]
 
 @cache
 def over_layers(count: Callable[[TrainConfig], Counts], config: TrainConfig) -> Counts:
-    """``count(config)``, from what it gives for one layer and for two: layers are all alike."""
+    """``count(config)``, from what it gives for one layer and for two where all layers are alike."""
+    if len(set(config.model.layer_lengths)) > 1:
+        return count(config)
+    lengths = config.model.layer_lengths[0]
+    alike = replace(
+        config.model,
+        mem_len=lengths.mem_len,
+        c_mem_len=lengths.c_mem_len,
+        compression_rate=lengths.compression_rate,
+    )
+    config = replace(config, model=alike)
     one, two = (count(replace(config, model=replace(config.model, n_layers=n))) for n in (1, 2))
     return Counter({name: one[name] + (config.model.n_layers - 1) * (two[name] - one[name]) for name in two})
 
@@ -179,15 +189,21 @@ def full_inputs(lm: MemoryLM, streams: int) -> tuple[Tensor, Memory]:
     """Tokens ``[S, B]``, and the memory before them when nothing grows any more. Where ``compression_rate``
     doesn't divide the lengths, they come round in a circle, and of that it is before the step that compresses
     most."""
-    S, lengths = lm.config.segment_len, lm.config.lengths
-    memory, seen = Memory(()), dict[tuple[int, int], Memory]()
-    while (at := (memory.mem_len, memory.c_mem_len)) not in seen:
+    S, lengths, n_layers = lm.config.segment_len, lm.config.lengths, lm.config.n_layers
+    memory, seen = Memory(()), dict[tuple[tuple[int, int], ...], Memory]()
+    while (at := tuple(memory.lengths(n_layers))) not in seen:
         seen[at] = memory
         inputs = [torch.empty(S, streams, lm.config.d_model) for _ in lm.transformer.layers]
         memory, _ = lm.transformer.remember(memory, inputs, lengths)
     circle = [memory for lengths, memory in seen.items()][list(seen).index(at) :]
-    full = max(circle, key=lambda m: (lm.transformer.leaving(m.mem_len + S, lengths).slots, m.mem_len))
-    return torch.zeros(S, streams, dtype=torch.int64), full
+
+    def work(memory: Memory) -> tuple[int, int]:
+        """Slots that are made after it, and positions in it, of all layers."""
+        lengths = [M for M, _ in memory.lengths(n_layers)]
+        leaving = map(lm.transformer.leaving, [M + S for M in lengths], lm.config.layer_lengths)
+        return sum(of_layer.slots for of_layer in leaving), sum(lengths)
+
+    return torch.zeros(S, streams, dtype=torch.int64), max(circle, key=work)
 
 
 def loss(lm: MemoryLM, tokens: Tensor, memory: Memory) -> Tensor:

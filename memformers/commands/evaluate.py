@@ -13,6 +13,7 @@ from memformers.data.documents import JSON_LINES, Document, check_not_cut, read_
 from memformers.data.text_files import read_text
 from memformers.evaluation.documents import evaluate_texts, losses_of_documents, summary_of_documents
 from memformers.evaluation.evaluate import evaluate, summary, with_lengths
+from memformers.models.lengths import ByLayer
 from memformers.report.figures import save_loss_by_position
 
 
@@ -39,10 +40,12 @@ class Evaluate:
     result."""
     segment_len: int | None = None
     """Segment length S, if it should differ from that of the training."""
-    mem_len: int | None = None
-    """Memory length M, if it should differ from that of the training."""
-    c_mem_len: int | None = None
-    """Compressed memory length C, if it should differ from that of the training."""
+    mem_len: ByLayer | None = None
+    """Memory length M, if it should differ from that of the training; one number for all layers, or one for
+    each."""
+    c_mem_len: ByLayer | None = None
+    """Compressed memory length C, if it should differ from that of the training; one number for all layers,
+    or one for each."""
     out: Path | None = None
     """A folder for the numbers, evaluation.json, and a figure of the loss by position."""
     device: str = "auto"

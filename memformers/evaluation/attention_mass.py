@@ -1,5 +1,6 @@
 """How far back a model looks: its attention by distance, and by the kind of key."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,17 +26,38 @@ class AttentionMass:
     """For each layer and head: the fraction of attention in each bin."""
 
 
-@torch.no_grad()
 def attention_mass(model: MemoryLM, tokens: Tensor, *, streams: int = 8, segments: int = 8) -> AttentionMass:
     """The attention of ``model`` when it reads the text ``tokens [n]`` in ``streams`` parallel streams, over
     ``segments`` segments after its memories are full. Raises ValueError for a text too short for one."""
-    config, device = model.config, model.device
     check_long_enough(model, tokens, streams)
+    parts = evaluation_segments(tokens, streams, model.config.segment_len)
+    return attention_mass_of_segments(model, (part.inputs for part in parts), segments=segments)
+
+
+def attention_mass_of_documents(
+    model: MemoryLM, tokens: Tensor, documents: Sequence[int], *, streams: int = 8, segments: int = 8
+) -> AttentionMass | None:
+    """The same of at most ``streams`` of the longest of the ``documents`` that follow each other in
+    ``tokens [n]``, read side by side as far as all of them go; None where none fills the memories."""
+    needed = (filling_segments(model) + 1) * model.config.segment_len
+    longest_first = sorted(tokens.split(list(documents)), key=len, reverse=True)
+    chosen = [document for document in longest_first[:streams] if len(document) >= needed]
+    if not chosen:
+        return None
+    inputs = torch.stack([document[: len(chosen[-1])] for document in chosen], dim=1)  # [T, B]
+    return attention_mass_of_segments(model, inputs.split(model.config.segment_len), segments=segments)
+
+
+@torch.no_grad()
+def attention_mass_of_segments(model: MemoryLM, parts: Iterable[Tensor], *, segments: int) -> AttentionMass:
+    """The same of segments ``[S, B]`` that follow each other from an empty memory on; at least one must come
+    after the memories are full."""
+    config = model.config
     filling = filling_segments(model)
     places, distances, memory = [], [], Memory(())
     with eval_mode(model):
-        for number, segment in enumerate(evaluation_segments(tokens, streams, config.segment_len)):
-            inputs = segment.inputs.to(device)  # [S, B]
+        for number, part in enumerate(parts):
+            inputs = part.to(model.device)  # [S, B]
             whole = len(inputs) == config.segment_len
             if not whole or number == filling + segments:
                 break
@@ -71,18 +93,18 @@ def mass_of_segment(model: MemoryLM, inputs: list[Tensor], memory: Memory) -> tu
     """Means over the queries of one segment, whose layers have these ``inputs [S, B, D]``: by place,
     ``[layers, H, 3]``, and by distance bin, ``[layers, H, bins]``."""
     config, S = model.config, len(inputs[0])
-    parts = memory.c_mem_len, memory.mem_len, S
     edges = bin_edges(config.remembered_positions + config.segment_len)
-    bins = distance_bins(*parts, config.compression_rate)  # [S, K]
-    bins = bins.clamp(max=len(edges) - 1).to(inputs[0].device)
     first = model.transformer.first_seen(inputs[0], memory, None, config.span)
-    places, distances = [], []
+    lengths, places, distances = memory.lengths(len(inputs)), [], []
     for i, layer in enumerate(model.transformer.memory_layers):
+        M, C = lengths[i]
+        bins = distance_bins(C, M, S, config.layer_lengths[i].compression_rate)  # [S, K]
+        bins = bins.clamp(max=len(edges) - 1).to(inputs[0].device)
         past = [of_layers[i] for of_layers in (memory.c_mem, memory.mem) if of_layers]
         context = layer.attention_input(torch.cat((*past, inputs[i])))  # [K, B, D]
-        looks = layer.self_attn.probabilities(query=context[-S:], key=context, first=first)
+        looks = layer.self_attn.probabilities(query=context[-S:], key=context, first=first[i])
         mass = looks.mean(0)  # [H, S, K]
-        places.append(torch.stack([part.sum(-1).mean(-1) for part in mass.split(parts, dim=-1)], dim=-1))
+        places.append(torch.stack([part.sum(-1).mean(-1) for part in mass.split((C, M, S), dim=-1)], dim=-1))
         empty = mass.new_zeros(len(mass), len(edges))
         distances.append(empty.index_add(1, bins.flatten(), mass.flatten(1)) / S)
     return torch.stack(places).double().cpu(), torch.stack(distances).double().cpu()

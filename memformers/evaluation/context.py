@@ -18,7 +18,7 @@ of the tokens (Efron 1979), for each of which T, g and RECL are computed anew.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -66,24 +66,30 @@ def effective_context(
     step: int = 32,
     positions: int = 1000,
     longest: int = 2048,
+    documents: Sequence[int] = (),
     progress: Callable[[int], object] = lambda tokens: None,
 ) -> EffectiveContext:
-    """RECL of ``models``, by name, on ``positions`` tokens evenly spread over the text ``tokens [n]``.
+    """RECL of ``models``, by name, on ``positions`` tokens evenly spread over the text ``tokens [n]``; where
+    it consists of ``documents`` of so many tokens, a context never reaches into another one.
 
-    Contexts grow by ``step`` tokens until they help none of the models, or reach ``longest`` or what comes
-    before the first position. ``progress`` is called with the number of further tokens that were read. Raises
-    ValueError for a step or a number of positions below 1, and for a text too short for two steps.
+    Contexts grow by ``step`` tokens until they help none of the models, or reach ``longest`` or what half of
+    the tokens have before them. ``progress`` is called with the number of further tokens that were read.
+    Raises ValueError for a step or a number of positions below 1, and for a text too short for two steps.
     """
     if step < 1 or positions < 1:
         raise UserError(f"step={step} and positions={positions} must both be at least 1.")
-    longest = min(longest, (len(tokens) - 1) // 2)
+    before = tokens_before(documents or (len(tokens),))
+    longest = min(longest, int(before.median()))
     if longest < 2 * step:
+        of_documents = f" in {len(documents):,} documents" if documents else ""
         raise UserError(
-            f"a text of {len(tokens):,} tokens is too short to compare contexts of {step} and {2 * step} "
-            f"tokens; use a longer text or a smaller step."
+            f"a text of {len(tokens):,} tokens{of_documents} is too short to compare contexts of {step} and "
+            f"{2 * step} tokens; use a longer text or a smaller step."
         )
-    count = min(positions, len(tokens) - longest)
-    at = torch.linspace(longest, len(tokens) - 1, count, dtype=torch.float64).long().unique()
+    enough = (before >= longest).nonzero()[:, 0]
+    count = min(positions, len(enough))
+    last = longest + len(enough) - 1  # so that in a plain text, these are the tokens themselves
+    at = enough[torch.linspace(longest, last, count, dtype=torch.float64).long().unique() - longest]
 
     read: dict[tuple[str, int], Tensor] = {}
 
@@ -122,6 +128,13 @@ def effective_context(
         },
         gain_intervals={r: {n: gain_intervals(g[1:]) for n, g in of_r.items()} for r, of_r in found.items()},
     )
+
+
+def tokens_before(documents: Sequence[int]) -> Tensor:
+    """How many tokens of its document are before each token of ``documents`` of so many tokens, int64
+    ``[n]``."""
+    lengths = torch.tensor(documents)
+    return torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
 
 
 def resamples(n: int) -> Tensor:

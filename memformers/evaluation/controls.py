@@ -9,6 +9,7 @@ from torch import Tensor
 from memformers.common.errors import UserError
 from memformers.data.streams import Segment
 from memformers.models.language_model import LMScores, MemoryLM
+from memformers.models.lengths import most
 from memformers.models.memory import Memory, MemoryLengths
 from memformers.models.scores import Scores
 
@@ -50,9 +51,9 @@ def swapped(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def controls_of(lengths: MemoryLengths) -> dict[str, Control]:
     """The controls that can change a memory of these lengths, by name."""
     controls: dict[str, Control] = {}
-    if lengths.c_mem_len:
+    if most(lengths.c_mem_len):
         controls |= {"slots zeroed": slots_zeroed, "slots swapped": slots_swapped}
-    if lengths.mem_len:
+    if most(lengths.mem_len):
         controls |= {"memory zeroed": memory_zeroed, "memory swapped": memory_swapped}
     return controls
 

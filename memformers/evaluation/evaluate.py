@@ -13,6 +13,7 @@ from memformers.data.streams import IGNORED, evaluation_segments
 from memformers.evaluation.intervals import half_width, mean_over_streams
 from memformers.evaluation.units import bits_per_byte, bits_per_character
 from memformers.models.language_model import MemoryLM
+from memformers.models.lengths import ByLayer
 from memformers.models.memory import Memory
 from memformers.models.stack import eval_mode
 
@@ -194,8 +195,8 @@ def with_lengths(
     model: MemoryLM,
     *,
     segment_len: int | None = None,
-    mem_len: int | None = None,
-    c_mem_len: int | None = None,
+    mem_len: ByLayer | None = None,
+    c_mem_len: ByLayer | None = None,
 ) -> MemoryLM:
     """The same model, which now reads in other segments or has longer or shorter memories than in training.
 

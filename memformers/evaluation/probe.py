@@ -1,6 +1,6 @@
 """What memory is worth to the models of a comparison, measured from its checkpoints."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,17 @@ from tqdm import tqdm
 from memformers.common.errors import UserError
 from memformers.common.files import write_json
 from memformers.data.corpora import Corpus, load_corpus
-from memformers.evaluation.attention_mass import attention_mass, check_long_enough
-from memformers.evaluation.context import effective_context
+from memformers.data.tokenizers import Tokenizer
+from memformers.evaluation.attention_mass import (
+    AttentionMass,
+    attention_mass,
+    attention_mass_of_documents,
+    check_long_enough,
+)
+from memformers.evaluation.context import effective_context, tokens_before
 from memformers.evaluation.rarity import word_occurrences
 from memformers.evaluation.worth import worth
+from memformers.models.language_model import MemoryLM
 from memformers.pretrained.own import load_checkpoint
 from memformers.runs.finished import FinishedRun, newest_checkpoint, one_of_each_arm, read_runs
 from memformers.runs.folder import PROBE
@@ -55,7 +62,8 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
 
     It holds the checkpoints that were measured, the effective context of each model, its attention by place
     and distance, and what each part of its memory is worth; null for the last where the text is too short.
-    Runs without a checkpoint are left out; of several seeds, the first of each arm is measured.
+    Documents are read each from an empty memory, and of them each of the three is null where they are too
+    short. Runs without a checkpoint are left out; of several seeds, the first of each arm is measured.
 
     Raises ValueError for a folder without any, for a text too short, and for runs on different texts or with
     different vocabularies.
@@ -67,31 +75,73 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
     loaded = {run.folder.name: load_checkpoint(run.folder, device) for run in runs}
     models = {name: model for name, (model, _) in loaded.items()}
     tokens = common_tokens([tokenizer.encode(corpus.validation_text) for _, tokenizer in loaded.values()])
-    for model in models.values():
-        check_long_enough(model, tokens, config.streams)
-    with tqdm(unit="tok", unit_scale=True, desc="probing contexts") as bar:
-        context = effective_context(
-            models,
-            tokens,
-            step=config.step,
-            positions=config.positions,
-            longest=config.longest,
-            progress=bar.update,
-        )
-    occurrences = word_occurrences(corpus.validation_text, corpus.train_text, len(tokens))
+    tokenizer = next(iter(loaded.values()))[1]
+    documents = lengths_of_documents(corpus, tokenizer)
+    if not documents:
+        for model in models.values():
+            check_long_enough(model, tokens, config.streams)
+    context = None
+    if not documents or tokens_before(documents).median() >= 2 * config.step:
+        with tqdm(unit="tok", unit_scale=True, desc="probing contexts") as bar:
+            context = effective_context(
+                models,
+                tokens,
+                step=config.step,
+                positions=config.positions,
+                longest=config.longest,
+                documents=documents,
+                progress=bar.update,
+            )
+    occurrences = occurrences_in(corpus, len(tokens), documents)
     with tqdm(unit="tok", unit_scale=True, desc="probing memory") as bar:
-        found = worth(models, tokens, occurrences, tokens=config.tokens, progress=bar.update)
+        found = worth(
+            models, tokens, occurrences, tokens=config.tokens, documents=documents, progress=bar.update
+        )
     results: dict[str, Any] = {
         "checkpoints": {run.folder.name: newest_checkpoint(run.folder) for run in runs},
-        "effective_context": asdict(context),
-        "attention": {
-            name: asdict(attention_mass(model, tokens, streams=config.streams))
-            for name, model in models.items()
-        },
+        "documents": len(documents),
+        "effective_context": asdict(context) if context else None,
+        "attention": attention_of(models, tokens, documents, config.streams),
         "worth": asdict(found) if found else None,
     }
     write_json(folder / PROBE, results)
     return folder / PROBE
+
+
+def lengths_of_documents(corpus: Corpus, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """How many tokens each held-out document has; none where there is a plain text, or a part of a single
+    document, which is one."""
+    documents = corpus.validation_documents
+    return tuple(len(tokenizer.encode(text)) for text in documents) if len(documents) > 1 else ()
+
+
+def occurrences_in(corpus: Corpus, n_tokens: int, documents: Sequence[int]) -> Tensor:
+    """How often the word of each of the ``n_tokens`` of the held-out text occurs in training, int64 ``[n]``;
+    no word of ``documents``, given by their numbers of tokens, goes on in the next one."""
+    if not documents:
+        return word_occurrences(corpus.validation_text, corpus.train_text, n_tokens)
+    held_out, trained_on = "\n".join(corpus.validation_documents), "\n".join(corpus.train_documents)
+    found = word_occurrences(held_out, trained_on, n_tokens + len(documents) - 1)
+    parts = found.split([length + 1 for length in documents[:-1]] + [documents[-1]])
+    return torch.cat([part[:length] for part, length in zip(parts, documents, strict=True)])
+
+
+def attention_of(
+    models: Mapping[str, MemoryLM], tokens: Tensor, documents: Sequence[int], streams: int
+) -> dict[str, dict[str, Any]] | None:
+    """The attention of each model, by name, in the text ``tokens [n]``; None where its ``documents`` are too
+    short for one of them."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, model in models.items():
+        mass: AttentionMass | None
+        if documents:
+            mass = attention_mass_of_documents(model, tokens, documents, streams=streams)
+        else:
+            mass = attention_mass(model, tokens, streams=streams)
+        if mass is None:
+            return None
+        found[name] = asdict(mass)
+    return found
 
 
 def has_checkpoint(folder: Path) -> bool:

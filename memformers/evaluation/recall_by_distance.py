@@ -16,7 +16,7 @@ from memformers.models.stack import eval_mode
 UNTOUCHED = "untouched"
 PLACES = ("segment", "memory", "slots", "beyond")
 """Where a value can be when it is asked for: in the segment that is read, in the memory, in a compressed
-slot, or beyond what one layer sees."""
+slot, or beyond what one layer sees. Of layers with other lengths, those that remember the most count."""
 FINEST = 64
 """The narrowest distance bin, in positions."""
 
@@ -80,7 +80,7 @@ def recall_by_distance(
     memory, position, rate = Memory(()), 0, model.config.lengths.compression_rate
     with eval_mode(model):
         for segment, distances in segments:
-            ends = (0, memory.mem_len, rate * memory.c_mem_len)
+            ends = (0, memory.mem_len, memory.positions(rate) - memory.mem_len)
             counted = position >= warm_up
             read, changed = scores_under(model, segment, memory, (controls or {}) if counted else {})
             for name, scores in ({UNTOUCHED: read.scores} | changed).items() if counted else ():

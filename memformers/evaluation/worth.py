@@ -1,15 +1,16 @@
 """What each part of its memory is worth to a trained model: the loss without the part minus the loss with it.
 
-The held-out text is read in parallel streams, and the memory is carried along. Before a segment, the memory
-is changed ([`memformers.evaluation.controls`][]): its slots or its positions are zeroed, or swapped with
-those of another stream. Each stream counts as an independent observation, and differences are taken within
-streams, token by token.
+The held-out text is read in parallel streams, and the memory is carried along; of documents, each is a stream
+of its own. Before a segment, the memory is changed ([`memformers.evaluation.controls`][]): its slots or its
+positions are zeroed, or swapped with those of another stream. Each stream counts as an independent
+observation, and differences are taken within streams, token by token.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from memformers.data.streams import cut
@@ -18,12 +19,12 @@ from memformers.evaluation.controls import controls_of, scores_under
 from memformers.evaluation.intervals import mean_over_streams
 from memformers.evaluation.rarity import group_names, groups
 from memformers.evaluation.repeats import band_edges, band_names, bands, repeat_distances
+from memformers.evaluation.side_by_side import Streams, streams_of_documents, streams_of_text
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
+from memformers.models.memory_streams import some_streams
 from memformers.models.stack import eval_mode
 
-STREAMS = 16
-"""The number of streams in which a text is read if it is long enough."""
 N_GRAM = 8
 """Tokens, the last of them the one that is predicted, that must have occurred before for it to repeat."""
 UNTOUCHED = "untouched"
@@ -71,6 +72,8 @@ class Worth:
     """By the number of occurrences of a token's word in the training text."""
     by_repeat_distance: list[Group]
     """By the distance, in tokens, to the last occurrence that a token repeats."""
+    of_documents: bool = False
+    """Whether each stream is a document."""
 
 
 def worth(
@@ -79,63 +82,90 @@ def worth(
     occurrences: Tensor,
     *,
     tokens: int,
+    documents: Sequence[int] = (),
     progress: Callable[[int], object] = lambda tokens: None,
 ) -> Worth | None:
     """What memory is worth to ``models``, by name, on about ``tokens`` tokens of ``text [n]``, whose words
     occur ``occurrences [n]`` times in training; None for a text too short for two streams.
 
-    They are the first of [`STREAMS`][] equal parts of the text, or of fewer where it is short; before them,
-    each stream reads as many tokens as fill the longest memory. ``progress`` is called with the number of
-    further tokens that were read.
+    They are the first of equal parts of the text ([`streams_of_text`][]), or of its ``documents``, given by
+    how many tokens each has ([`streams_of_documents`][]); before them, each stream reads as many tokens as
+    fill the longest memory. ``progress`` is called with the number of further tokens that were read.
     """
     segment_len = max(model.config.segment_len for model in models.values())
     warm_up = max(filling_segments(model) * model.config.segment_len for model in models.values())
-    streams = min(STREAMS, (len(text) - 1) // (warm_up + segment_len))
-    if streams < 2:
+    streams = (
+        streams_of_documents(documents, warm_up, segment_len, tokens)
+        if documents
+        else streams_of_text(len(text), warm_up, segment_len, tokens)
+    )
+    if streams is None:
         return None
-    length = (len(text) - 1) // streams
-    counted = min(max(tokens // streams, segment_len), length - warm_up)
-    at = torch.arange(streams) * length + torch.arange(warm_up + counted + 1)[:, None]  # [1 + T, B]
+    at, there = streams.at, streams.there[warm_up + 1 :]
     reach = max(model.config.remembered_positions for model in models.values())
     edges = band_edges(min(model.config.segment_len for model in models.values()), reach)
     losses = {}
     for name, model in models.items():
         with eval_mode(model):
-            losses[name] = losses_under_controls(model, text[at], warm_up, progress)
+            losses[name] = losses_under_controls(model, text[at], streams, warm_up, progress)
     looks_back_least = min(models, key=lambda name: models[name].config.remembered_positions)
     baseline = looks_back_least if len(models) > 1 else None
 
     def grouped(group: Tensor, names: Sequence[str]) -> list[Group]:
         group = group[warm_up + 1 :]
-        return [summed_up(name, group == i, losses, baseline) for i, name in enumerate(names)]
+        return [summed_up(name, there & (group == i), losses, baseline) for i, name in enumerate(names)]
 
     return Worth(
-        streams=streams,
+        streams=len(streams.lengths),
         warm_up=warm_up,
         n_gram=N_GRAM,
         baseline=baseline,
         overall=grouped(torch.zeros_like(at), ["all"])[0],
-        swapped_less_zeroed={name: swapped_less_zeroed(of_model) for name, of_model in losses.items()},
+        swapped_less_zeroed={name: swapped_less_zeroed(of_model, there) for name, of_model in losses.items()},
         by_occurrences=grouped(groups(occurrences[at]), group_names()),
         by_repeat_distance=grouped(bands(repeat_distances(text[at], N_GRAM), edges), band_names(edges)),
+        of_documents=bool(documents),
     )
 
 
 @torch.no_grad()
 def losses_under_controls(
-    model: MemoryLM, tokens: Tensor, warm_up: int, progress: Callable[[int], object]
+    model: MemoryLM, tokens: Tensor, streams: Streams, warm_up: int, progress: Callable[[int], object]
 ) -> dict[str, Tensor]:
-    """The loss of each token of the streams ``tokens [1 + T, B]`` after the first ``1 + warm_up``, in nats,
-    float64 ``[T - warm_up, B]``: with the memory untouched, and under each control, by name."""
-    segment_len, controls = model.config.segment_len, controls_of(model.config.lengths)
+    """The loss of each token of the ``streams``, ``tokens [1 + T, B]``, after the first ``1 + warm_up``, in
+    nats, float64 ``[T - warm_up, B]``: with the memory untouched, and under each control, by name. Past a
+    stream's end it is any number."""
+    counted, groups = len(tokens) - 1 - warm_up, []
+    for group in streams.groups:
+        lengths = streams.lengths[group]
+        losses = losses_of_group(model, tokens[: lengths[0], group], lengths, warm_up, progress)
+        groups.append({name: F.pad(x, (0, 0, 0, counted - len(x))) for name, x in losses.items()})
+    return {name: torch.cat([of_group[name] for of_group in groups], dim=1) for name in groups[0]}
+
+
+def losses_of_group(
+    model: MemoryLM,
+    tokens: Tensor,
+    lengths: Sequence[int],
+    warm_up: int,
+    progress: Callable[[int], object],
+) -> dict[str, Tensor]:
+    """Those of streams ``tokens [1 + T, B]`` of these ``lengths``, the longest first, that are read at once.
+    A stream that has come to its end is left out of the next segment, so that nothing is swapped with it."""
+    controls = controls_of(model.config.lengths)
     found: dict[str, list[Tensor]] = {name: [] for name in (UNTOUCHED, *controls)}
     memory = Memory(())
-    for segment in cut(tokens[:-1], tokens[1:], segment_len):
+    for segment in cut(tokens[:-1], tokens[1:], model.config.segment_len):
+        begin = segment.end - len(segment.inputs)
+        B = sum(length - 1 > begin for length in lengths)
+        segment = replace(segment, inputs=segment.inputs[:, :B], targets=segment.targets[:, :B])
+        memory = some_streams(memory, slice(B))
         counted = min(segment.end - warm_up, len(segment.inputs))
         read, changed = scores_under(model, segment, memory, controls if counted > 0 else {})
         if counted > 0:
             for name, scores in ({UNTOUCHED: read.scores} | changed).items():
-                found[name].append(scores.losses[-counted:].cpu().double())
+                losses = scores.losses[-counted:].cpu().double()
+                found[name].append(F.pad(losses, (0, len(lengths) - B)))
         memory = read.memory
         progress(segment.inputs.numel() * (1 + len(changed)))
     return {name: torch.cat(parts) for name, parts in found.items()}
@@ -166,16 +196,11 @@ def summed_up(
     return Group(name, int(which.sum()), means, less_baseline, less_untouched)
 
 
-def swapped_less_zeroed(losses: Mapping[str, Tensor]) -> dict[str, Difference]:
+def swapped_less_zeroed(losses: Mapping[str, Tensor], which: Tensor) -> dict[str, Difference]:
     """For each part of a model's memory: how much more it loses, by its ``losses [T, B]`` under each control,
-    with another stream's in that place than with zeros."""
+    with another stream's in that place than with zeros, over the tokens that are true in ``which [T, B]``."""
     parts = [name.removesuffix(" zeroed") for name in losses if name.endswith(" zeroed")]
-    return {
-        part: difference(
-            losses[f"{part} swapped"], losses[f"{part} zeroed"], torch.ones_like(losses[UNTOUCHED]) > 0
-        )
-        for part in parts
-    }
+    return {part: difference(losses[f"{part} swapped"], losses[f"{part} zeroed"], which) for part in parts}
 
 
 def difference(losses: Tensor, less: Tensor, which: Tensor) -> Difference:

@@ -1,7 +1,7 @@
 """The state of layers while a text is read token by token: their past inputs with their keys and values, in
 buffers that are allocated once. Nothing is computed here."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -14,7 +14,8 @@ faster."""
 
 
 class Region:
-    """The columns that hold one part of the past, oldest first, in the buffers of all layers alike.
+    """The columns that hold one part of the past, oldest first, in the buffers of all layers that remember as
+    much.
 
     New positions are written after the last one, and the oldest are dropped by moving the start forward. At
     the end of the region, the remaining positions are copied to the front. It has an eighth more columns than
@@ -22,6 +23,7 @@ class Region:
     """
 
     def __init__(self, low: int, capacity: int):
+        self.capacity = capacity
         self.low = self.start = self.end = low
         self.high = low + (ALIGNED * -(-(capacity + capacity // 8 + 1) // ALIGNED) if capacity else 0)
         self.coming = 0
@@ -44,22 +46,26 @@ class Region:
         """Drop the oldest positions."""
         self.start += positions
 
-    @contextmanager
-    def taking_in(self, positions: int) -> Iterator[None]:
-        """A block in which each layer adds this many positions. They belong to the past when all layers have
-        added them; if the block ends early, as by Ctrl-C, no layer keeps any."""
-        self.coming = positions
-        try:
-            yield
-            self.end += positions
-        finally:
-            self.coming = 0
+
+@contextmanager
+def taking_in(positions: int, regions: Sequence[Region]) -> Iterator[None]:
+    """A block in which each layer adds this many positions to its own of the ``regions``. They belong to the
+    past when all layers have added them; if the block ends early, as by Ctrl-C, no layer keeps any."""
+    for region in regions:
+        region.coming = positions
+    try:
+        yield
+        for region in regions:
+            region.end += positions
+    finally:
+        for region in regions:
+            region.coming = 0
 
 
 class LayerCache:
     """What one layer remembers: ``compressed`` slots, and then ``recent`` positions, which are memory and
     running segment together. All are in the same buffers, so a token attends to everything with one product.
-    The layers of a stack share the regions, since they advance together.
+    The layers of a stack that remember equally much share the regions, since they advance together.
     """
 
     def __init__(self, layer: MemoryLayer, batch: int, compressed: Region, recent: Region):

@@ -7,42 +7,21 @@ when a segment is full, exactly as in training, so the logits are those of the f
 allocated once, so neither time nor memory grows with the length of the text.
 """
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.common.processes import uninterrupted
-from memformers.generation.cache import LayerCache, Region
+from memformers.generation.cache import LayerCache, Region, taking_in
+from memformers.generation.cached_layers import CachedLayer, LayerGroup
 from memformers.models.boundaries import check_starts, first_of_document, valid_afterwards
-from memformers.models.cached_attention import CachedAttention
 from memformers.models.compression import slots_of
 from memformers.models.language_model import MemoryLM
-from memformers.models.layers import MemoryLayer
-from memformers.models.memory import Memory
+from memformers.models.lengths import LayerLengths, by_layer
+from memformers.models.memory import Leaving, Memory
 from memformers.models.stack import eval_mode
-
-
-class CachedLayer:
-    """A layer, its cache, and its attention over that cache."""
-
-    def __init__(self, layer: MemoryLayer, cache: LayerCache, longest: int, span: int | None):
-        self.layer, self.cache = layer, cache
-        norm = layer.norm_before_attention
-        self.attention = CachedAttention(layer.self_attn, norm, cache, longest, span)
-
-    def forward(self, x: Tensor, first: Tensor | None) -> Tensor:
-        """The layer's output ``[t, B, D]`` for the stream's next inputs ``x [t, B, D]``, of which each sees
-        the keys from ``first [B, t]`` on, None for all."""
-        attend = self.attention if first is None else partial(self.attention, first=first)
-        return self.layer(x=x, cached=attend)
-
-    def remember(self, inputs: Tensor, region: Region) -> None:
-        """Add ``inputs [t, B, D]`` or slots to a region, with their keys and values."""
-        _, key, value = self.attention.project(inputs)
-        self.cache.write(region, inputs, key, value)
 
 
 class Decoder:
@@ -59,7 +38,7 @@ class Decoder:
 
     @torch.no_grad()
     def __init__(self, model: MemoryLM, batch: int, memory: Memory | None = None):
-        config, lengths = model.config, model.config.lengths
+        config = model.config
         if config.model == "transformer":
             raise UserError("model='transformer' keeps no memory; read with a Rereader.")
         check_batch(batch)
@@ -73,22 +52,33 @@ class Decoder:
         ``[B]``; None for all."""
         self.logits: Tensor | None = None
         """Of the next token, ``[B, vocab_size]``; None before the first was read."""
-        recent_len = lengths.longest_memory + config.segment_len
-        c_mem_len = lengths.c_mem_len + model.transformer.leaving(recent_len, lengths).slots
-        self.compressed = Region(0, c_mem_len)
-        self.recent = Region(self.compressed.high, recent_len)
-        longest = c_mem_len + recent_len
-        self.layers = [
-            CachedLayer(layer, LayerCache(layer, batch, self.compressed, self.recent), longest, config.span)
-            for layer in model.transformer.memory_layers
-        ]
+        self.groups: list[LayerGroup] = []
+        """The layers by how much they remember: one group where all remember the same."""
+        self.layers: list[CachedLayer] = []
+        layers, lengths = model.transformer.memory_layers, config.layer_lengths
+        spans = by_layer(config.span, len(layers), "span") if config.span else [None] * len(layers)
+        for i, (layer, own, span) in enumerate(zip(layers, lengths, spans, strict=True)):
+            group = self.group(own)
+            cache = LayerCache(layer, batch, group.compressed, group.recent)
+            longest = group.compressed.capacity + group.recent.capacity
+            self.layers.append(CachedLayer(layer, cache, longest, span))
+            group.layers.append(self.layers[-1])
+            group.numbers.append(i)
         if memory is not None:
             model.check_memory(memory, batch)
-            for region, past in ((self.compressed, memory.c_mem), (self.recent, memory.mem)):
-                if past and len(past[0]):
-                    with region.taking_in(len(past[0])):
-                        for layer, inputs in zip(self.layers, past, strict=True):
-                            layer.remember(inputs, region)
+            for group in self.groups:
+                group.take_in(memory)
+
+    def group(self, lengths: LayerLengths) -> LayerGroup:
+        """That of the layers of these ``lengths``, a new one if there is none yet."""
+        for group in self.groups:
+            if group.lengths == lengths:
+                return group
+        recent_len = lengths.longest_memory + self.config.segment_len
+        leaving = self.model.transformer.leaving(recent_len, lengths)
+        compressed = Region(0, lengths.c_mem_len + leaving.slots)
+        self.groups.append(LayerGroup(lengths, compressed, Region(compressed.high, recent_len)))
+        return self.groups[-1]
 
     @torch.no_grad()
     def read(self, tokens: Tensor, starts: Tensor | None = None) -> Tensor:
@@ -106,11 +96,12 @@ class Decoder:
             for portion, new_starts in self.portions(tokens, starts):
                 begun = followed_by_starts(self.starts, self.running, new_starts, portion)
                 first = self.first_seen(begun, len(portion))
-                self.make_room(self.recent, len(portion))
-                with self.recent.taking_in(len(portion)):
+                for group in self.groups:
+                    group.make_room(group.recent, len(portion))
+                with taking_in(len(portion), [group.recent for group in self.groups]):
                     x = self.model.embed(portion)  # [t, B, D]
-                    for layer in self.layers:
-                        x = layer.forward(x, first)
+                    for layer, first_of_layer in zip(self.layers, first, strict=True):
+                        x = layer.forward(x, first_of_layer)
                     logits = self.model.predict(self.model.transformer.norm(x[-1:]))[0]
                 running = torch.cat((self.running, portion))
                 self.running, self.starts, self.logits = running, begun, logits
@@ -119,27 +110,25 @@ class Decoder:
         assert self.logits is not None
         return self.logits
 
-    def first_seen(self, starts: Tensor | None, portion_len: int) -> Tensor | None:
-        """The first key that each of the next ``portion_len`` tokens may see, int64 ``[B, t]``, with the
-        ``starts [·, B]`` of running segment and portion; None where all see all."""
+    def first_seen(self, starts: Tensor | None, portion_len: int) -> list[Tensor | None]:
+        """The first key that each of the next ``portion_len`` tokens may see in each layer, int64 ``[B, t]``,
+        with the ``starts [·, B]`` of running segment and portion; None where all see all."""
+        found: list[Tensor | None] = [None] * len(self.layers)
         if starts is None and self.valid is None:
-            return None
-        running, rate = len(self.running), self.config.lengths.compression_rate
-        past = len(self.recent) - running, len(self.compressed)
-        first = first_of_document(starts, self.valid, running + portion_len, *past, rate)
-        return None if first is None else first[:, running:]
+            return found
+        running = len(self.running)
+        for group in self.groups:
+            past = len(group.recent) - running, len(group.compressed)
+            rate = group.lengths.compression_rate
+            first = first_of_document(starts, self.valid, running + portion_len, *past, rate)
+            for i in group.numbers:
+                found[i] = None if first is None else first[:, running:]
+        return found
 
     def positions(self) -> int:
-        """How many positions are remembered, including those of the current segment."""
-        return len(self.recent) + self.config.lengths.compression_rate * len(self.compressed)
-
-    def make_room(self, region: Region, positions: int) -> None:
-        """Copy the contents of a region to its front if this many positions no longer fit after them."""
-        if region.end + positions > region.high:
-            with uninterrupted():
-                for layer in self.layers:
-                    layer.cache.copy_to_front(region)
-                region.start, region.end = region.low, region.low + len(region)
+        """How many positions are remembered, including those of the current segment, by the layer that
+        remembers the most."""
+        return max(group.positions() for group in self.groups)
 
     def portions(self, tokens: Tensor, starts: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
         """``tokens [T, B]`` with their ``starts [T, B]``, cut where segments end, ``[t, B]`` each."""
@@ -150,28 +139,58 @@ class Decoder:
 
     def end_segment(self) -> None:
         """Compress or discard what no longer fits into the memory after a full segment."""
-        lengths, stack = self.config.lengths, self.model.transformer
-        leaving = stack.leaving(len(self.recent), lengths)
-        before = self.positions() - len(self.running)
+        stack, running = self.model.transformer, len(self.running)
+        before = self.positions() - running
+        leaving = [stack.leaving(len(group.recent), group.lengths) for group in self.groups]
         with uninterrupted():
-            if leaving.slots:
-                self.make_room(self.compressed, leaving.slots)
-                with self.compressed.taking_in(leaving.slots):
-                    for layer, compress in zip(self.layers, stack.compressions, strict=True):
-                        oldest = layer.cache.held(self.recent)[: leaving.positions]
-                        layer.remember(slots_of(compress, oldest, leaving.slots), self.compressed)
-                self.compressed.drop(max(len(self.compressed) - lengths.c_mem_len, 0))
-            self.recent.drop(leaving.positions)
+            memory, inputs = self.views()
+            for group, of_group in zip(self.groups, leaving, strict=True):
+                if of_group.slots:
+                    self.compress(group, of_group, memory, inputs)
+            for group, of_group in zip(self.groups, leaving, strict=True):
+                group.recent.drop(of_group.positions)
             after = self.positions()
-            self.valid = valid_afterwards(self.valid, self.starts, len(self.running), before, after)
+            self.valid = valid_afterwards(self.valid, self.starts, running, before, after)
             self.running, self.starts = self.running[:0], None
+
+    def compress(self, group: LayerGroup, leaving: Leaving, memory: Memory, inputs: Sequence[Tensor]) -> None:
+        """Make slots of what is ``leaving`` the layers of a ``group``, which had this ``memory`` before the
+        running segment, and these ``inputs [S, B, D]`` a layer in it."""
+        stack = self.model.transformer
+        oldest = [layer.cache.held(group.recent)[: leaving.positions] for layer in group.layers]
+        # Before there is room for them: making it moves the slots that attention fell on.
+        slots = [
+            slots_of(
+                stack.compressions[i],
+                x,
+                leaving.slots,
+                stack.received_by_oldest(memory, inputs, self.starts, i, leaving.positions),
+            )
+            for i, x in zip(group.numbers, oldest, strict=True)
+        ]
+        group.make_room(group.compressed, leaving.slots)
+        with taking_in(leaving.slots, [group.compressed]):
+            for layer, new in zip(group.layers, slots, strict=True):
+                layer.remember(new, group.compressed)
+        group.compressed.drop(max(len(group.compressed) - group.lengths.c_mem_len, 0))
 
     def memory(self) -> Memory:
         """The memory before the current segment, as the forward pass returns it."""
-        before = -len(self.running) or None
-        mem = tuple(layer.cache.held(self.recent)[:before].clone() for layer in self.layers)
-        c_mem = tuple(layer.cache.held(self.compressed).clone() for layer in self.layers)
-        return Memory(mem, c_mem if len(c_mem[0]) else (), self.valid)
+        memory, _ = self.views()
+        mem, c_mem = (tuple(x.clone() for x in kept) for kept in (memory.mem, memory.c_mem))
+        return Memory(mem, c_mem, memory.valid)
+
+    def views(self) -> tuple[Memory, list[Tensor]]:
+        """The memory before the current segment, and the inputs ``[t, B, D]`` of each layer in the segment,
+        as views of the buffers."""
+        running, mem, c_mem, inputs = len(self.running), [], [], []
+        for layer in self.layers:
+            cache = layer.cache
+            recent, end = cache.held(cache.recent), len(cache.recent) - running
+            mem.append(recent[:end])
+            inputs.append(recent[end:])
+            c_mem.append(cache.held(cache.compressed))
+        return Memory(tuple(mem), tuple(c_mem) if any(map(len, c_mem)) else (), self.valid), inputs
 
 
 class Rereader:

@@ -38,7 +38,7 @@ def side_by_side(prompts: Sequence[Tensor], config: ModelConfig) -> Prompts:
     """Prompts ``[P_i]``, int64 or int32 with P_i ≥ 1, for a model of this ``config``. Raises UserError for an
     empty sequence, and for a prompt that is not such a tensor or has no tokens."""
     check_prompts(prompts)
-    step = math.lcm(config.segment_len, config.lengths.compression_rate)
+    step = math.lcm(config.segment_len, *(own.compression_rate for own in config.layer_lengths))
     longest = max(map(len, prompts))
     begins = [(longest - len(prompt)) // step * step for prompt in prompts]
     ends = tuple(begin + len(prompt) for begin, prompt in zip(begins, prompts, strict=True))

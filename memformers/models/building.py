@@ -15,6 +15,7 @@ from memformers.models.compressive import CompressiveTransformer
 from memformers.models.config import ModelConfig
 from memformers.models.feed_forward import FeedForward
 from memformers.models.layers import CompressiveTransformerLayer, TransformerXLLayer
+from memformers.models.most_used import MostUsedCompression
 from memformers.models.stack import MemoryStack, reset_parameters
 from memformers.models.transformer_xl import TransformerXL
 
@@ -61,14 +62,16 @@ def initialise_weights(transformer: nn.Module) -> None:
         reset_parameters(modules)
 
 
-def build_compression(config: ModelConfig) -> nn.Module:
-    """A layer's f_c, ``[n·c, B, D]`` to ``[n, B, D]``, with a decoder where its loss needs one."""
+def build_compression(config: ModelConfig, rate: int) -> nn.Module:
+    """An f_c, ``[n·c, B, D]`` to ``[n, B, D]``, with a decoder where its loss needs one."""
     if config.compression == "mean":
-        return MeanCompression(config.compression_rate)
+        return MeanCompression(rate)
     if config.compression == "max":
-        return MaxCompression(config.compression_rate)
+        return MaxCompression(rate)
+    if config.compression == "most-used":
+        return MostUsedCompression(rate)
     convolution = DilatedConvCompression if config.compression == "dilated" else Conv1dCompression
-    f_c = convolution(config.compression_rate, config.d_model, config.compression_start)
+    f_c = convolution(rate, config.d_model, config.compression_start)
     return CompressionAutoEncoder(f_c, config.d_model) if config.compression_loss == "auto-encoding" else f_c
 
 
@@ -87,17 +90,24 @@ def build_transformer(config: ModelConfig) -> MemoryStack:
     )
     feed_forward = FeedForward(config.d_model, config.d_ff, config.dropout)
     if config.model == "compressive":
-        compressive_layer = CompressiveTransformerLayer(
-            d_model=config.d_model,
-            self_attn=attention,
-            feed_forward=feed_forward,
-            dropout_prob=config.dropout,
-            compress=build_compression(config),
-            norm=config.norm,
+
+        def compressive_layer(rate: int) -> CompressiveTransformerLayer:
+            return CompressiveTransformerLayer(
+                d_model=config.d_model,
+                self_attn=attention,
+                feed_forward=feed_forward,
+                dropout_prob=config.dropout,
+                compress=build_compression(config, rate),
+                norm=config.norm,
+            )
+
+        rates = [own.compression_rate for own in config.layer_lengths]
+        layers = (
+            [compressive_layer(rate) for rate in rates]
+            if len(set(rates)) > 1
+            else compressive_layer(rates[0])
         )
-        return CompressiveTransformer(
-            compressive_layer, config.n_layers, config.compression_loss, config.bptt
-        )
+        return CompressiveTransformer(layers, config.n_layers, config.compression_loss, config.bptt)
     layer = TransformerXLLayer(
         d_model=config.d_model,
         self_attn=attention,

@@ -10,6 +10,7 @@ from torch import Tensor
 from memformers.common.errors import UserError
 from memformers.kernels.dispatch import KernelName, obstacle
 from memformers.kernels.naive import causal_mask, from_first
+from memformers.models.lengths import by_layer
 
 Positions = Literal["learned", "sinusoidal"]
 
@@ -73,6 +74,23 @@ def check_whole_numbers(config: object, names: Sequence[str]) -> None:
         value = getattr(config, name)
         if value is not None and type(value) is not int:
             raise UserError(f"{name}={value!r} is a {type(value).__name__}; give a whole number, an int.")
+
+
+def check_by_layer(config: object, names: Sequence[str], n_layers: int, smallest: int) -> None:
+    """Raise UserError for a setting that is neither a whole number nor a tuple with one for each of
+    ``n_layers`` layers, or that is below the ``smallest``, 0 or 1."""
+    for name in names:
+        value = getattr(config, name)
+        for entry in value if isinstance(value, tuple) else (value,):
+            if type(entry) is not int:
+                raise UserError(
+                    f"{name}={value!r} is a {type(entry).__name__}; give a whole number, an int, or a "
+                    f"tuple of them, one for each layer."
+                )
+            if entry < smallest:
+                wrong = "is negative; use 0 for none" if smallest == 0 else "is too small; use at least 1"
+                raise UserError(f"{name}={value} {wrong}.")
+        by_layer(value, n_layers, name)
 
 
 def check_heads(heads: int, d_model: int) -> None:
@@ -162,9 +180,4 @@ def check_memory(name: str, mem: Sequence[Tensor], x: Tensor, n_layers: int) -> 
             raise UserError(
                 f"{name} of layer {layer} is {tensor.dtype} on {tensor.device}, but the model works "
                 f"in {x.dtype} on {x.device}; move it there, or start from no memory."
-            )
-        if len(tensor) != len(mem[0]):
-            raise UserError(
-                f"{name} has {len(mem[0])} positions in layer 0 and {len(tensor)} in layer {layer}; "
-                f"every layer remembers the same positions."
             )

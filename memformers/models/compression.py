@@ -1,5 +1,6 @@
 """Compression functions f_c (Rae et al. 2020, arXiv 1911.05507, section 3.2): each is a module that makes
-slots of past positions, ``[n·c, B, D]`` to ``[n, B, D]``, and has a ``compression_rate``, c."""
+slots of past positions, ``[n·c, B, D]`` to ``[n, B, D]``, and has a ``compression_rate``, c. One with
+``needs_attention = True`` is also given how much attention each of them received, ``[n·c, B]``."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, cast
@@ -11,10 +12,10 @@ from torch import Tensor, nn
 
 from memformers.common.errors import UserError
 
-CompressionName = Literal["conv", "dilated", "mean", "max"]
+CompressionName = Literal["conv", "dilated", "mean", "max", "most-used"]
 CompressionStart = Literal["random", "mean"]
 CompressionLossName = Literal["attention", "auto-encoding", "none"]
-WITHOUT_PARAMETERS: tuple[CompressionName, ...] = ("mean", "max")
+WITHOUT_PARAMETERS: tuple[CompressionName, ...] = ("mean", "max", "most-used")
 """Compressions in which there is nothing to learn."""
 
 
@@ -146,10 +147,12 @@ class MaxCompression(nn.Module):
         return reduce(mem, "(n c) b d -> n b d", "max", c=self.compression_rate)
 
 
-def slots_of(compress: Callable[[Tensor], Tensor], mem: Tensor, n: int) -> Tensor:
-    """The ``n`` slots ``[n, B, D]`` that f_c makes of ``mem [n·c, B, D]``, in its dtype, whatever autocast
-    made of it. Raises ValueError where they are of another number or width."""
-    slots, expected = compress(mem), (n, *mem.shape[1:])
+def slots_of(compress: Callable[..., Tensor], mem: Tensor, n: int, received: Tensor | None = None) -> Tensor:
+    """The ``n`` slots ``[n, B, D]`` that f_c makes of ``mem [n·c, B, D]``, and of the attention
+    ``received [n·c, B]`` where it needs that, in the dtype of ``mem``, whatever autocast made of it. Raises
+    ValueError where they are of another number or width."""
+    slots = compress(mem) if received is None else compress(mem, received)
+    expected = (n, *mem.shape[1:])
     if slots.shape != expected:
         raise UserError(
             f"{type(compress).__name__} made {list(slots.shape)} of memories {list(mem.shape)}; "
@@ -168,6 +171,11 @@ def rate_of(compress: nn.Module) -> int:
             f"of documents and decoders need; give it a compression_rate."
         )
     return int(rate)
+
+
+def needs_attention(compress: object) -> bool:
+    """Whether f_c is to be given how much attention each position received."""
+    return bool(getattr(compress, "needs_attention", False))
 
 
 def check_rate(compression_rate: int) -> None:

@@ -3,6 +3,7 @@ not forgotten, and each layer learns to compress so that attention notices littl
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -13,6 +14,7 @@ from memformers.models.auto_encoder import CompressionAutoEncoder
 from memformers.models.checks import check_memory
 from memformers.models.compression import CompressionLossName, rate_of, slots_of
 from memformers.models.layers import CompressiveTransformerLayer
+from memformers.models.lengths import ByLayer, LayerLengths
 from memformers.models.memory import Leaving, Memory, MemoryLengths, compress_oldest, slots_to_compress
 from memformers.models.reconstruction import (
     AttentionReconstructionLoss,
@@ -23,7 +25,8 @@ from memformers.models.stack import MemoryStack
 
 
 class CompressiveTransformer(MemoryStack):
-    """``n_layers`` layers built like ``layer``, each with fresh weights, and in pre-norm a final norm.
+    """``n_layers`` layers built like ``layer``, or like those given one by one, with fresh weights, and in
+    pre-norm a final norm.
 
     ``compression_loss`` is what each layer's f_c learns from: [`AttentionReconstructionLoss`][] (attention),
     [`AutoEncodingLoss`][] (auto-encoding), for which f_c is a [`CompressionAutoEncoder`][], or
@@ -34,12 +37,13 @@ class CompressiveTransformer(MemoryStack):
 
     def __init__(
         self,
-        layer: CompressiveTransformerLayer,
+        layer: CompressiveTransformerLayer | Sequence[CompressiveTransformerLayer],
         n_layers: int,
         compression_loss: CompressionLossName = "attention",
         bptt: int = 0,
     ):
-        check_compression_loss(compression_loss, layer.compress, bptt)
+        for one in [layer] if isinstance(layer, CompressiveTransformerLayer) else layer:
+            check_compression_loss(compression_loss, one.compress, bptt)
         super().__init__(layer, n_layers)
         self.compression_loss = compression_loss
 
@@ -52,7 +56,7 @@ class CompressiveTransformer(MemoryStack):
         *,
         starts: Tensor | None = None,
         valid: Tensor | None = None,
-        span: int | None = None,
+        span: ByLayer | None = None,
         through_memory: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         """``x [S, B, D]``; ``mem`` and ``c_mem``: None, empty, or a tensor ``[M, B, D]`` and
@@ -60,7 +64,8 @@ class CompressiveTransformer(MemoryStack):
 
         ``starts [S, B]`` is true where a new document begins, and ``valid [B]`` says how many of the newest
         positions belong to the running one, where a slot stands for c of them, None for all; a query sees no
-        other document. With a ``span``, it sees so many of the newest keys, its own among them.
+        other document. With a ``span``, it sees so many of the newest keys, its own among them. M, C and the
+        span may differ by layer.
 
         Returns the output ``[S, B, D]`` and ``new_mem``: the detached input ``[S, B, D]`` of each
         layer; ``through_memory``, it keeps its gradient. Raises ValueError for a memory of another depth,
@@ -73,7 +78,7 @@ class CompressiveTransformer(MemoryStack):
         """``mem``, ``[M, B, D]`` a layer, ``c_mem``, ``[C, B, D]`` a layer, and ``valid [B]``."""
         return {"mem": memory.mem, "c_mem": memory.c_mem, "valid": memory.valid}
 
-    def leaving(self, length: int, lengths: MemoryLengths) -> Leaving:
+    def leaving(self, length: int, lengths: LayerLengths) -> Leaving:
         """The oldest positions, which become slots."""
         n = slots_to_compress(length, lengths.mem_len, lengths.compression_rate)
         return Leaving(positions=n * lengths.compression_rate, slots=n)
@@ -87,7 +92,8 @@ class CompressiveTransformer(MemoryStack):
     ) -> tuple[Memory, Tensor]:
         """Both memories after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``starts
         [S, B]``; and the loss of what was compressed, a scalar."""
-        memory, compressed = compress_oldest(memory, inputs, self.compressions, lengths, starts)
+        received = partial(self.received_by_oldest, memory, inputs, starts)
+        memory, compressed = compress_oldest(memory, inputs, self.compressions, lengths, starts, received)
         if compressed is None or self.compression_loss == "none":
             return memory, inputs[0].new_zeros(())
         old, new, left_out = compressed.old, compressed.new, compressed.left_out
@@ -106,33 +112,41 @@ class CompressiveTransformer(MemoryStack):
         """
         if not memory.sources:
             return memory
-        c, of_segment = lengths.compression_rate, lengths.slots_a_segment
-        m = memory.sources_len // c
-        if m * c != memory.sources_len or m > memory.c_mem_len:
-            raise UserError(
-                f"sources of {memory.sources_len} positions came beside {memory.c_mem_len} slots of "
-                f"compression_rate={c}; use a memory as the model gives it."
-            )
-        for name, tensors in (("c_mem", memory.c_mem), ("sources", memory.sources)):
-            check_memory(name, tensors, memory.c_mem[0], len(self.layers))
+        c_mem, sources = memory.c_mem or [x[:0] for x in memory.sources], memory.sources
+        for name, tensors in (("c_mem", c_mem), ("sources", sources)):
+            check_memory(name, tensors, c_mem[0], len(self.layers))
+        each = list(zip(c_mem, sources, lengths.of_layers(len(self.layers)), strict=True))
+        for slots, positions, own in each:
+            if len(positions) % own.compression_rate or len(positions) > len(slots) * own.compression_rate:
+                raise UserError(
+                    f"sources of {len(positions)} positions came beside {len(slots)} slots of "
+                    f"compression_rate={own.compression_rate}; use a memory as the model gives it."
+                )
         if not (self.training and torch.is_grad_enabled()):
             return memory
-        # What f_c makes of the last positions of a compression may depend on where that ends, so the slots of
-        # each whole segment are made by themselves, as they were.
-        pieces = [n for n in (m % of_segment, *[of_segment] * (m // of_segment)) if n]
-        c_mem = []
-        for f_c, slots, sources in zip(self.compressions, memory.c_mem, memory.sources, strict=True):
-            old = sources.split([n * c for n in pieces])
-            new = [slots_of(f_c, x, n) for x, n in zip(old, pieces, strict=True)]
-            c_mem.append(torch.cat([slots[: len(slots) - m], *new]))
-        return replace(memory, c_mem=tuple(c_mem))
+        made = [newest_anew(f_c, *of_layer) for f_c, of_layer in zip(self.compressions, each, strict=True)]
+        return replace(memory, c_mem=tuple(made))
 
     @property
-    def compression_rate(self) -> int:
-        """How many positions f_c makes one slot of. Raises ValueError for a module that doesn't say so."""
-        return rate_of(self.compressions[0])
+    def compression_rates(self) -> list[int]:
+        """How many positions each layer's f_c makes one slot of. Raises ValueError for a module that doesn't
+        say so."""
+        return [rate_of(compress) for compress in self.compressions]
 
     @property
     def compressions(self) -> list[nn.Module]:
         """Each layer's f_c."""
         return [cast(CompressiveTransformerLayer, layer).compress for layer in self.layers]
+
+
+def newest_anew(f_c: nn.Module, slots: Tensor, sources: Tensor, lengths: LayerLengths) -> Tensor:
+    """A layer's ``slots [C, B, D]``, of which its f_c makes the newest m anew from the positions that they
+    stand for, ``sources [m·c, B, D]``."""
+    c, of_segment = lengths.compression_rate, lengths.slots_a_segment
+    m = len(sources) // c
+    # What f_c makes of the last positions of a compression may depend on where that ends, so the slots of
+    # each whole segment are made by themselves, as they were.
+    pieces = [n for n in (m % of_segment, *[of_segment] * (m // of_segment)) if n]
+    old = sources.split([n * c for n in pieces])
+    new = [slots_of(f_c, x, n) for x, n in zip(old, pieces, strict=True)]
+    return torch.cat([slots[: len(slots) - m], *new])

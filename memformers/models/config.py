@@ -9,6 +9,7 @@ from memformers.kernels.dispatch import KernelName
 from memformers.models.adaptive import Clusters, check_clusters
 from memformers.models.checks import (
     Positions,
+    check_by_layer,
     check_clamp,
     check_dropout,
     check_features,
@@ -23,6 +24,7 @@ from memformers.models.compression import (
     CompressionStart,
 )
 from memformers.models.layers import Norm, check_norm
+from memformers.models.lengths import ByLayer, LayerLengths, by_layer
 from memformers.models.memory import MemoryLengths
 
 ModelName = Literal["transformer", "transformer-xl", "compressive"]
@@ -47,7 +49,7 @@ class AdaptiveConfig:
 
 WHOLE = (
     "vocab_size", "d_model", "heads", "n_layers", "d_ff", "position_features", "clamp_len", "segment_len",
-    "mem_len", "c_mem_len", "compression_rate", "bptt",
+    "bptt",
 )  # fmt: skip
 """Settings that are whole numbers, some of them only where they are given."""
 
@@ -88,25 +90,27 @@ class ModelConfig:
     are told apart if not given."""
     segment_len: int = 64
     """Segment length S the model is trained with, in tokens; the longest with learned positions."""
-    mem_len: int = 64
-    """Memory length M, in positions (transformer-xl, compressive)."""
+    mem_len: ByLayer = 64
+    """Memory length M, in positions; one number for all layers, or one for each (transformer-xl,
+    compressive)."""
     same_length: bool = False
     """Whether each query sees just the mem_len newest positions, its own among them, and so all equally
     many, rather than the whole memory (transformer-xl)."""
-    c_mem_len: int = 64
-    """Compressed memory length C, in slots (compressive)."""
-    compression_rate: int = 4
-    """Positions a compressed slot stands for, c (compressive)."""
+    c_mem_len: ByLayer = 64
+    """Compressed memory length C, in slots; one number for all layers, or one for each (compressive)."""
+    compression_rate: ByLayer = 4
+    """Positions a compressed slot stands for, c; one number for all layers, or one for each (compressive)."""
     compression: CompressionName = "conv"
     """What makes a slot of them: a convolution that learns (conv), several, which look at the slots that
-    follow as well (dilated), their mean, or each feature's largest value (max) (compressive)."""
+    follow as well (dilated), their mean, each feature's largest value (max), or the one of them that received
+    the most attention (most-used) (compressive)."""
     compression_start: CompressionStart = "random"
     """What the convolutions are before they have learned anything: drawn (random), or the mean
     (compressive)."""
     compression_loss: CompressionLossName = "attention"
     """What the convolutions learn from: how much attention changes when memories give way to their slots
     (attention), or how well a decoder makes the memories of the slots again (auto-encoding); or from neither
-    (none), with the mean or max, or with bptt (compressive)."""
+    (none), with the mean, max or most-used, or with bptt (compressive)."""
     bptt: int = 0
     """How many compressions back the language model's loss reaches the convolutions, beside the compression
     loss; its memory then keeps the positions behind so many compressions' slots. 0: it never reaches them
@@ -131,12 +135,13 @@ class ModelConfig:
         check_features(self.position_features, self.d_model, self.positions, self.kernel)
         check_clamp(self.clamp_len, self.positions, self.kernel)
         self.check_embedding()
-        for name in ("vocab_size", "n_layers", "d_ff", "segment_len", "compression_rate"):
+        for name in ("vocab_size", "n_layers", "d_ff", "segment_len"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)} is too small; use at least 1.")
-        for name in ("mem_len", "c_mem_len", "bptt"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name}={getattr(self, name)} is negative; use 0 for none.")
+        if self.bptt < 0:
+            raise UserError(f"bptt={self.bptt} is negative; use 0 for none.")
+        check_by_layer(self, ("compression_rate",), self.n_layers, smallest=1)
+        check_by_layer(self, ("mem_len", "c_mem_len"), self.n_layers, smallest=0)
         self.check_compression()
         self.check_same_length()
 
@@ -171,12 +176,14 @@ class ModelConfig:
         if learns and self.compression_loss == "none" and not self.bptt:
             raise UserError(
                 f"compression_loss='none' would leave compression={self.compression!r} untrained; use "
-                f"'attention' or 'auto-encoding', or bptt=1 or more, or compression='mean' or 'max'."
+                f"'attention' or 'auto-encoding', or bptt=1 or more, or compression='mean', 'max' or "
+                f"'most-used'."
             )
 
     def check_same_length(self) -> None:
         """Raise ValueError where queries can't be made to see equally many positions."""
-        if self.same_length and (self.model != "transformer-xl" or self.mem_len < 1):
+        shortest = min(by_layer(self.mem_len, self.n_layers, "mem_len"))
+        if self.same_length and (self.model != "transformer-xl" or shortest < 1):
             raise UserError(
                 f"same_length=True is for model='transformer-xl' with a memory; model={self.model!r} and "
                 f"mem_len={self.mem_len} came."
@@ -216,26 +223,35 @@ class ModelConfig:
             return MemoryLengths(0)
         if self.model == "transformer-xl":
             return MemoryLengths(self.mem_len)
-        slots_a_segment = -(-self.segment_len // self.compression_rate)
-        return MemoryLengths(self.mem_len, self.c_mem_len, self.compression_rate, self.bptt, slots_a_segment)
+        own = self.mem_len, self.c_mem_len, self.compression_rate
+        return MemoryLengths(*own, self.bptt, self.segment_len)
 
     @property
-    def span(self) -> int | None:
+    def layer_lengths(self) -> list[LayerLengths]:
+        """How much each layer remembers between segments."""
+        return self.lengths.of_layers(self.n_layers)
+
+    @property
+    def span(self) -> ByLayer | None:
         """How many of the newest positions a query sees, its own among them; None for all."""
         return self.mem_len if self.same_length else None
 
     @property
     def longest_attention(self) -> int:
-        """The most keys K = C + M + S one query's segment can meet, in positions and slots."""
-        return self.lengths.c_mem_len + self.lengths.longest_memory + self.segment_len
+        """The most keys K = C + M + S one query's segment can meet in any layer, in positions and slots."""
+        return max(own.c_mem_len + own.longest_memory for own in self.layer_lengths) + self.segment_len
 
     @property
     def remembered_positions(self) -> int:
-        """How many positions before the segment one layer can look at, compressed ones included."""
-        if self.span:
-            return self.span - 1
-        lengths = self.lengths
-        return lengths.mem_len + lengths.c_mem_len * lengths.compression_rate
+        """How many positions before the segment one layer can look at, compressed ones included; where layers
+        differ, the one that looks farthest."""
+        return max(self.positions_of_layers)
+
+    @property
+    def positions_of_layers(self) -> list[int]:
+        """How many positions before the segment each layer can look at, compressed ones included."""
+        not_its_own = 1 if self.same_length else 0  # a query's own position is within its span
+        return [own.positions - not_its_own for own in self.layer_lengths]
 
 
 def upgraded(saved: Mapping[str, Any]) -> dict[str, Any]:

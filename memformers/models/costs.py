@@ -12,18 +12,18 @@ def attention_operations(config: ModelConfig) -> int:
     values, also where the causal mask hides them; 4·K·D² / S for keys and values, which a segment's S queries
     share; and 4·D² for queries and output. Position vectors are shared by all streams and don't count.
     """
-    lengths, D, S = config.lengths, config.d_model, config.segment_len
-    K = lengths.c_mem_len + lengths.mem_len + S
-    return config.n_layers * (6 * K * D + 4 * K * D * D // S + 4 * D * D)
+    D, S = config.d_model, config.segment_len
+    keys = [own.keys + S for own in config.layer_lengths]
+    return sum(6 * K * D + 4 * K * D * D // S + 4 * D * D for K in keys)
 
 
 def memory_facts(config: ModelConfig) -> dict[str, Any]:
     """The facts about a memory in a run's ``run.json``: how many positions before the segment one layer looks
-    at, and all of them together; a layer's keys beside the segment's, M + C; and attention operations a
-    token."""
-    reach, lengths = config.remembered_positions, config.lengths
+    at, and all of them together; a layer's keys beside the segment's, M + C, as a mean where layers differ;
+    and attention operations a token."""
+    keys = sum(own.keys for own in config.layer_lengths) / config.n_layers
     return {
-        "memory": {"one_layer": reach, "all_layers": reach * config.n_layers},
-        "keys": lengths.mem_len + lengths.c_mem_len,
+        "memory": {"one_layer": config.remembered_positions, "all_layers": sum(config.positions_of_layers)},
+        "keys": int(keys) if keys.is_integer() else keys,
         "attention_operations": attention_operations(config),
     }

@@ -111,7 +111,7 @@ class MemoryLM(nn.Module):
         if memory is not None and not isinstance(memory, Memory):
             raise UserError(f"memory is a {type(memory).__name__}; a Memory or None was expected.")
         memory = memory or Memory(())
-        self.config.lengths.check_kind(memory, self.config.model)
+        self.config.lengths.check_kind(memory, self.config.model, self.config.n_layers)
         read = self.transformer.made_anew(memory, self.config.lengths)
         hidden, inputs = self.transform(tokens, read, starts, through_memory)
         memory, auxiliary_loss = self.transformer.remember(memory, inputs, self.config.lengths, starts)
@@ -160,7 +160,7 @@ class MemoryLM(nn.Module):
 
     def check_memory(self, memory: Memory, batch: int) -> None:
         """Raise ValueError unless ``memory`` is one that this model can have made of ``batch`` streams."""
-        self.config.lengths.check_fits(memory, self.config.model)
+        self.config.lengths.check_fits(memory, self.config.model, self.config.n_layers)
         one = self.head.weight.new_empty(1, batch, self.config.d_model)
         check_memory("mem", memory.mem, one, self.config.n_layers)
         check_memory("c_mem", memory.c_mem, one, self.config.n_layers)

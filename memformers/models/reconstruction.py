@@ -33,12 +33,13 @@ class AttentionReconstructionLoss:
         h: Sequence[Tensor],
         mem: Sequence[Tensor],
         c_mem: Sequence[Tensor] | None = None,
-        left_out: Tensor | None = None,
+        left_out: Tensor | Sequence[Tensor] | None = None,
     ) -> Tensor:
         """``h [S, B, D]``, the inputs of each layer; ``mem [n·c, B, D]``, what each compresses;
-        ``c_mem [n, B, D]``, f_c of those where it is already at hand. ``left_out [B]`` says how many of the
-        oldest slots, with their positions, don't count in each stream; a stream without any that counts
-        is left out of the mean, which is 0 without streams. Returns a scalar.
+        ``c_mem [n, B, D]``, f_c of those where it is already at hand. ``left_out [B]``, or one a layer, says
+        how many of the oldest slots, with their positions, don't count in each stream; a stream without any
+        that counts is left out of the mean, which is 0 without streams. A layer that compresses nothing,
+        n = 0, adds nothing. Returns a scalar.
 
         Raises ValueError unless there is one tensor a layer.
         """
@@ -49,7 +50,8 @@ class AttentionReconstructionLoss:
             )
         if c_mem is None:
             c_mem = [layer.compress(old.detach()) for layer, old in zip(self.layers, mem, strict=True)]
-        losses = [layer_loss(*one, left_out) for one in zip(self.layers, h, mem, c_mem, strict=True)]
+        each = zip(self.layers, h, mem, c_mem, left_out_of_layers(left_out, len(mem)), strict=True)
+        losses = [layer_loss(*of_layer) for of_layer in each if len(of_layer[2])]
         return torch.stack(losses).sum()
 
 
@@ -66,12 +68,15 @@ class AutoEncodingLoss:
         self.compressions = list(compressions)
 
     def __call__(
-        self, mem: Sequence[Tensor], c_mem: Sequence[Tensor] | None = None, left_out: Tensor | None = None
+        self,
+        mem: Sequence[Tensor],
+        c_mem: Sequence[Tensor] | None = None,
+        left_out: Tensor | Sequence[Tensor] | None = None,
     ) -> Tensor:
         """``mem [n·c, B, D]``, what each layer compresses; ``c_mem [n, B, D]``, f_c of those where it is
-        already at hand. ``left_out [B]`` says how many of the oldest slots, with their positions, don't count
-        in each stream; a stream without any that counts is left out of the mean, which is 0 without
-        streams. Returns a scalar.
+        already at hand. ``left_out [B]``, or one a layer, says how many of the oldest slots, with their
+        positions, don't count in each stream; a stream without any that counts is left out of the mean, which
+        is 0 without streams. A layer that compresses nothing, n = 0, adds nothing. Returns a scalar.
 
         Raises ValueError unless there is one tensor a layer.
         """
@@ -81,8 +86,16 @@ class AutoEncodingLoss:
             )
         if c_mem is None:
             c_mem = [f_c(old.detach()) for f_c, old in zip(self.compressions, mem, strict=True)]
-        losses = [auto_encoding(*one, left_out) for one in zip(self.compressions, mem, c_mem, strict=True)]
+        each = zip(self.compressions, mem, c_mem, left_out_of_layers(left_out, len(mem)), strict=True)
+        losses = [auto_encoding(*of_layer) for of_layer in each if len(of_layer[1])]
         return torch.stack(losses).sum()
+
+
+def left_out_of_layers(left_out: Tensor | Sequence[Tensor] | None, n_layers: int) -> Sequence[Tensor | None]:
+    """The ``left_out [B]`` of each of ``n_layers`` layers, given for all or one a layer; None for nothing."""
+    if left_out is None or isinstance(left_out, Tensor):
+        return [left_out] * n_layers
+    return left_out
 
 
 def auto_encoding(
@@ -146,8 +159,8 @@ def layer_loss(
     first = left_out * counts  # a softmax over nothing has no value
     whole = content_attention(attention, query, norm(mem.detach()), first * (len(mem) // len(c_mem)))
     compressed = content_attention(attention, query, norm(c_mem), first)
-    errors = F.mse_loss(compressed, whole, reduction="none").where(counts[:, None, None, None], 0.0)
-    return errors.sum() / (counts.sum() * errors[0].numel()).clamp(min=1)
+    errors = F.mse_loss(compressed, whole, reduction="none").sum((1, 2, 3))  # [B]
+    return errors.where(counts, 0.0).sum() / (counts.sum() * whole[0].numel()).clamp(min=1)
 
 
 def content_attention(

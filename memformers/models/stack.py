@@ -14,23 +14,33 @@ from torch.utils.checkpoint import checkpoint
 from memformers.common.errors import UserError
 from memformers.models.boundaries import check_starts, check_valid, first_of_document, first_within_span
 from memformers.models.checks import check_memory
+from memformers.models.compression import needs_attention
 from memformers.models.layers import MemoryLayer
+from memformers.models.lengths import ByLayer, LayerLengths, by_layer
 from memformers.models.memory import Leaving, Memory, MemoryLengths
+from memformers.models.most_used import attention_received
 from memformers.models.positions import Sinusoids
 
 
 class MemoryStack(nn.Module, ABC):
-    """``n_layers`` layers built like ``layer``, each with fresh weights, and in pre-norm a final norm.
+    """``n_layers`` layers built like ``layer``, or like those given one by one, with fresh weights, and in
+    pre-norm a final norm.
 
     Memory is passed in, and the inputs that each layer adds to it come back. A model derives from this and
     says how its memory grows: [`leaving`][] and [`remember`][].
     """
 
-    def __init__(self, layer: MemoryLayer, n_layers: int):
+    def __init__(self, layer: MemoryLayer | Sequence[MemoryLayer], n_layers: int):
         super().__init__()
         if n_layers < 1:
             raise UserError(f"n_layers={n_layers} makes no model; use at least 1.")
-        self.layers = nn.ModuleList(copied(layer) for _ in range(n_layers))
+        layers = [layer] * n_layers if isinstance(layer, MemoryLayer) else list(layer)
+        if len(layers) != n_layers:
+            raise UserError(
+                f"{len(layers)} layers came for n_layers={n_layers}; give one for each, or one for all."
+            )
+        layer = layers[0]
+        self.layers = nn.ModuleList(map(copied, layers))
         reset_parameters(self.layers.modules())
         # In post-norm the last layer has normalized its sums already.
         self.norm = nn.LayerNorm(layer.d_model) if layer.norm == "pre" else nn.Identity()
@@ -43,7 +53,7 @@ class MemoryStack(nn.Module, ABC):
         memory: Memory,
         mask: Tensor | None = None,
         starts: Tensor | None = None,
-        span: int | None = None,
+        span: ByLayer | None = None,
         through_memory: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         """A segment ``x [S, B, D]`` after ``memory``; ``mask [S, K, B]`` or ``[S, K, 1]``, None for causal.
@@ -68,26 +78,51 @@ class MemoryStack(nn.Module, ABC):
                 mem=memory.mem[i] if memory.mem else None,
                 c_mem=memory.c_mem[i] if memory.c_mem else None,
                 mask=mask,
-                first=first,
+                first=first[i],
             )
         return self.norm(x), inputs
 
-    def first_seen(self, x: Tensor, memory: Memory, starts: Tensor | None, span: int | None) -> Tensor | None:
-        """The first key that each query of ``x [S, B, ·]`` may see, int64 ``[B, S]``, for the arguments of
-        [`read`][]; None where every query sees all keys up to its own."""
-        (S, B), M, C = x.shape[:2], memory.mem_len, memory.c_mem_len
+    def first_seen(
+        self, x: Tensor, memory: Memory, starts: Tensor | None, span: ByLayer | None
+    ) -> list[Tensor | None]:
+        """The first key that each query of ``x [S, B, ·]`` may see in each layer, int64 ``[B, S]``, for the
+        arguments of [`read`][]; None where every query sees all keys up to its own."""
+        n_layers = len(self.layers)
+        if starts is None and memory.valid is None and span is None:
+            return [None] * n_layers
+        lengths = memory.lengths(n_layers)
         # What a slot stands for is asked of a compression only where it matters.
-        rate = self.compression_rate if C and memory.valid is not None else 1
-        first = first_of_document(starts, memory.valid, S, M, C, rate)
-        if span is None or span >= C + M + S:
-            return first
-        nearest = first_within_span(S, C + M + S, span, x.device).expand(B, S)
-        return nearest if first is None else torch.maximum(first, nearest)
+        asked = memory.valid is not None and any(C for _, C in lengths)
+        rates = self.compression_rates if asked else [1] * n_layers
+        spans = [None] * n_layers if span is None else by_layer(span, n_layers, "span")
+        found: list[Tensor | None] = []
+        of_each = list(zip(lengths, rates, spans, strict=True))
+        for layer, of_one in enumerate(of_each):
+            if layer and of_one == of_each[layer - 1]:  # as are all layers of most models
+                found.append(found[-1])
+            else:
+                found.append(first_seen_by_layer(x, memory.valid, starts, *of_one))
+        return found
+
+    def received_by_oldest(
+        self, memory: Memory, inputs: Sequence[Tensor], starts: Tensor | None, layer: int, positions: int
+    ) -> Tensor | None:
+        """How much attention so many of the oldest ``positions`` of a ``layer``'s memory received in the
+        segment of these ``inputs [S, B, D]``, with ``starts [S, B]``: ``[positions, B]``; None where its f_c
+        doesn't need it. A ``mask`` or ``span`` of the forward pass is not known here."""
+        if not needs_attention(self.compressions[layer]):
+            return None
+        past = [parts[layer] for parts in (memory.c_mem, memory.mem) if parts]
+        first = self.first_seen(inputs[layer], memory, starts, None)[layer]
+        context, S = torch.cat((*past, inputs[layer])), len(inputs[layer])
+        received = attention_received(self.memory_layers[layer], context, S, first)
+        slots = len(memory.c_mem[layer]) if memory.c_mem else 0
+        return received[slots : slots + positions]
 
     @property
-    def compression_rate(self) -> int:
-        """How many positions a slot of the compressed memory stands for."""
-        return 1
+    def compression_rates(self) -> list[int]:
+        """How many positions a slot of each layer's compressed memory stands for."""
+        return [1] * len(self.layers)
 
     @abstractmethod
     def arguments(self, memory: Memory) -> dict[str, tuple[Tensor, ...] | Tensor | None]:
@@ -95,8 +130,9 @@ class MemoryStack(nn.Module, ABC):
         ``valid [B]``."""
 
     @abstractmethod
-    def leaving(self, length: int, lengths: MemoryLengths) -> Leaving:
-        """What leaves a memory of ``length`` positions after a segment, to bring it back to its length."""
+    def leaving(self, length: int, lengths: LayerLengths) -> Leaving:
+        """What leaves a layer's memory of ``length`` positions after a segment, to bring it back to its
+        ``lengths``."""
 
     @abstractmethod
     def remember(
@@ -123,6 +159,24 @@ class MemoryStack(nn.Module, ABC):
     def compressions(self) -> list[nn.Module]:
         """Each layer's f_c, which is called beside the layers; none for a model that only forgets."""
         return []
+
+
+def first_seen_by_layer(
+    x: Tensor,
+    valid: Tensor | None,
+    starts: Tensor | None,
+    lengths: tuple[int, int],
+    rate: int,
+    span: int | None,
+) -> Tensor | None:
+    """The first key that each query of ``x [S, B, ·]`` may see in a layer with these ``lengths`` M and C,
+    int64 ``[B, S]``; None where every query sees all keys up to its own."""
+    (S, B), (M, C) = x.shape[:2], lengths
+    first = first_of_document(starts, valid, S, M, C, rate)
+    if span is None or span >= C + M + S:
+        return first
+    nearest = first_within_span(S, C + M + S, span, x.device).expand(B, S)
+    return nearest if first is None else torch.maximum(first, nearest)
 
 
 def copied(layer: MemoryLayer) -> MemoryLayer:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from memformers.models.layers import TransformerXLLayer
+from memformers.models.lengths import ByLayer, LayerLengths
 from memformers.models.memory import Leaving, Memory, MemoryLengths, keep_newest
 from memformers.models.stack import MemoryStack
 
@@ -23,7 +24,7 @@ class TransformerXL(MemoryStack):
         *,
         starts: Tensor | None = None,
         valid: Tensor | None = None,
-        span: int | None = None,
+        span: ByLayer | None = None,
         through_memory: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         """``x [S, B, D]`` and ``mem``, None, empty, or a tensor ``[M, B, D]`` a layer; ``mask [S, M + S, B]``
@@ -31,7 +32,8 @@ class TransformerXL(MemoryStack):
 
         ``starts [S, B]`` is true where a new document begins, and ``valid [B]`` says how many of the newest
         positions of ``mem`` belong to the running one, None for all; a query sees no other document. With a
-        ``span``, it sees so many of the newest positions, its own among them.
+        ``span``, it sees so many of the newest positions, its own among them. M and the span may differ by
+        layer.
 
         Returns the output ``[S, B, D]`` and ``new_mem``: the detached input ``[S, B, D]`` of each
         layer, which is what this segment adds to the memory; ``through_memory``, it keeps its gradient.
@@ -44,7 +46,7 @@ class TransformerXL(MemoryStack):
         """``mem``, ``[M, B, D]`` a layer, and ``valid [B]``."""
         return {"mem": memory.mem, "valid": memory.valid}
 
-    def leaving(self, length: int, lengths: MemoryLengths) -> Leaving:
+    def leaving(self, length: int, lengths: LayerLengths) -> Leaving:
         """The oldest positions, which are forgotten."""
         return Leaving(positions=max(length - lengths.mem_len, 0), slots=0)
 

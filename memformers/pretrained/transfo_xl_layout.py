@@ -128,7 +128,7 @@ def config_of(state: Mapping[str, Tensor], config: Config, is_original: bool) ->
         positions="sinusoidal",
         clamp_len=clamp_len if clamp_len > 0 else None,
         segment_len=integer(config, "tgt_len", defaults.segment_len),
-        mem_len=integer(config, "mem_len", defaults.mem_len),
+        mem_len=integer(config, "mem_len", defaults.layer_lengths[0].mem_len),
         same_length=bool(config.get("same_length", False)),
         embedding="adaptive",
         adaptive=AdaptiveConfig(cutoffs=cutoffs, div_val=div_val, d_embed=d_embed),

@@ -177,7 +177,7 @@ def warnings(arms: Sequence[Arm], absent: Sequence[str], others: Sequence[str]) 
 
 OF_THE_MEMORY = {
     f"model.{name}" for name in ("model", "mem_len", "c_mem_len", "compression_rate", "compression",
-                                 "compression_start", "compression_loss")
+                                 "compression_start", "compression_loss", "bptt")
 }  # fmt: skip
 
 

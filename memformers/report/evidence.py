@@ -107,7 +107,7 @@ def costs_table(arms: Sequence[Arm], base: Arm) -> str:
         rows.append(
             [
                 arm.label,
-                number(facts.get("keys"), ",d"),
+                number(facts.get("keys"), ",.10g"),
                 f"{facts['memory']['one_layer']:,} / {facts['memory']['all_layers']:,}",
                 number(facts.get("attention_operations"), ",d"),
                 f"{facts['parameters']:,}",

@@ -23,9 +23,25 @@ def probe_section(arms: Sequence[Arm], probe: dict[str, Any], folder: Path) -> l
     of_worth = drawn.pop("worth", None)
     return [
         "## What context and memory are worth",
+        *documents_read(probe),
         *(context_table(probe["effective_context"], names) if probe["effective_context"] else ()),
         *(pictured(path, TITLES[name], CAPTIONS[name], folder) for name, path in drawn.items()),
         *(worth_section(probe["worth"], names, of_worth, folder) if "worth" in probe else ()),
+    ]
+
+
+def documents_read(probe: dict[str, Any]) -> list[str]:
+    """How documents were read, and what could not be measured in them; nothing for a plain text."""
+    if not probe.get("documents"):
+        return []
+    missing = [
+        *([] if probe["effective_context"] else ["how much a context helps"]),
+        *([] if probe["attention"] else ["where attention falls with full memories"]),
+    ]
+    too_short = f" They are too short to measure {' and '.join(missing)}." * bool(missing)
+    return [
+        f"Each of the {probe['documents']:,} held-out documents is read from an empty memory, so contexts "
+        f"and memories never hold another document.{too_short}"
     ]
 
 

@@ -57,7 +57,7 @@ def unused(config: Mapping[str, Any]) -> set[str]:
     if model != "compressive":
         found |= {f"model.{name}" for name in OF_A_COMPRESSION}
     elif config.get("model.compression", LEARNING[0]) not in LEARNING:
-        found.add("model.compression_start")
+        found |= {"model.compression_start", "model.bptt"}
     if model != "transformer-xl":
         found.add("model.same_length")
     if model == "transformer":

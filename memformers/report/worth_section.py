@@ -26,19 +26,22 @@ def worth_section(
     if worth is None:
         return [
             head,
-            "It was not measured: the held-out text is too short to fill the memories of two streams.",
+            "It was not measured: the held-out text is too short to fill the memories of two streams, or of "
+            "two of its documents.",
         ]
     overall = worth["overall"]
     several = worth["baseline"] is not None
+    of_documents = worth.get("of_documents", False)
+    place = "is at the same place of another document" if of_documents else "reads another place of the text"
+    streams = "documents, each a stream" if of_documents else "streams"
     return [
         head,
         f"Validation loss in nats a token. Before each segment that a trained model reads, a part of its "
-        f"memory is changed: *zeroed*, or *swapped* with that of another stream, which reads another place "
-        f"of the text. What the model then loses, less what it loses with the memory as it is, is what that "
-        f"part is worth to it. {overall['tokens']:,} tokens of the held-out text in {worth['streams']} "
-        f"streams, after the first {worth['warm_up']:,} of each, which fill the memories. ± is half of a "
-        f"95 % interval over streams, by Student's t; one trained model of each arm; – is a part that an arm "
-        f"doesn't have.",
+        f"memory is changed: *zeroed*, or *swapped* with that of another stream, which {place}. What the "
+        f"model then loses, less what it loses with the memory as it is, is what that part is worth to it. "
+        f"{overall['tokens']:,} tokens of the held-out text in {worth['streams']} {streams}, after the first "
+        f"{worth['warm_up']:,} of each, which fill the memories. ± is half of a 95 % interval "
+        f"over streams, by Student's t; one trained model of each arm; – is a part that an arm doesn't have.",
         worth_table(overall, labels),
         *findings(worth, labels),
         LIMITS,

@@ -6,13 +6,14 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict
-from memformers.models.config import ModelName
+from memformers.models.config import ModelConfig, ModelName
+from memformers.models.lengths import ByLayer
 from memformers.runs.folder import FIGURES
 from memformers.runs.metrics import flatten
 from memformers.runs.plan import PlannedArm
@@ -27,13 +28,20 @@ def arms_of_models(models: Sequence[ModelName], train: TrainConfig, equal_keys: 
     """An arm for each model.
 
     With ``equal_keys``, Transformer-XL remembers M + C positions, as many as a Compressive Transformer of M
-    positions and C slots has keys.
+    positions and C slots has keys; layer by layer, where layers have lengths of their own.
     """
     arms = [PlannedArm(model, {"model.model": model}) for model in models]
     for arm in arms:
         if equal_keys and arm.name == "transformer-xl":
-            arm.settings["model.mem_len"] = train.model.mem_len + train.model.c_mem_len
+            arm.settings["model.mem_len"] = keys_of_layers(train.model)
     return arms
+
+
+def keys_of_layers(model: ModelConfig) -> ByLayer:
+    """The keys beside the segment that ``model`` has as a Compressive Transformer, in all layers or each."""
+    if isinstance(model.mem_len, int) and isinstance(model.c_mem_len, int):
+        return model.mem_len + model.c_mem_len
+    return tuple(own.keys for own in replace(model, model="compressive").layer_lengths)
 
 
 def read_arms(given: Sequence[str], train: TrainConfig) -> list[PlannedArm]:

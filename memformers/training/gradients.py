@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from memformers.data.streams import IGNORED
+from memformers.models.boundaries import slots_left_out, valid_afterwards
 from memformers.models.language_model import MemoryLM
-from memformers.models.memory import Memory
+from memformers.models.lengths import most
+from memformers.models.memory import Memory, MemoryLengths, slots_to_compress
 from memformers.models.memory_streams import joined_streams, some_streams
 from memformers.training.config import TrainConfig
 from memformers.training.ranks import Forward, Ranks, averaging, full_tensor
@@ -45,20 +47,23 @@ def backward(
     ``segments``, ``[S, B]`` each, and ``memory`` are those of this rank. They are taken in
     ``config.accumulate`` parts of the streams, one after the other, which takes less memory. All ranks
     together have so many ``predictions``, or as many as inputs if it isn't given: each of them counts alike,
-    whatever the segment and part it is in. (The reconstruction loss is the mean over segments and parts.)
+    whatever the segment and part it is in. So does, in each segment, each stream that the reconstruction loss
+    counts ([`auxiliary_weights`][]); it is the mean over segments.
     """
     loss = auxiliary_loss = 0.0
     correct, memories, parts = 0, [], config.accumulate
     if predictions is None:
         predictions = sum(segment.inputs.numel() for segment in segments) * ranks.size
     in_each, device = predictions / (ranks.size * parts), segments[0].inputs.device.type
+    weights = auxiliary_weights(segments, memory, config, ranks)
     for number, (own, past) in enumerate(in_parts(segments, memory, parts), 1):
         with averaging(forward, last=number == parts):
             with torch.autocast(device, torch.bfloat16, enabled=config.precision == "bfloat16"):
                 outputs, remembered = forward(own, past)
             losses = [weighted(x.scores.loss, s.targets, in_each) for x, s in zip(outputs, own, strict=True)]
             part_loss = reduce(add, losses)
-            part_auxiliary_loss = reduce(add, [x.auxiliary_loss for x in outputs]) / len(outputs)
+            auxiliary = [w[number - 1] * x.auxiliary_loss for x, w in zip(outputs, weights, strict=True)]
+            part_auxiliary_loss = reduce(add, auxiliary) / len(auxiliary)
             ((part_loss + part_auxiliary_loss) / parts).backward()
         loss += part_loss.item() / parts
         auxiliary_loss += part_auxiliary_loss.item() / parts
@@ -73,6 +78,40 @@ def weighted(loss: Tensor, targets: Tensor, expected: float) -> Tensor:
     ``expected`` weigh 1; without any, when the mean is not a number, 0."""
     weight = (targets != IGNORED).sum().to(loss.dtype) / expected
     return torch.where(weight > 0, loss * weight, 0.0)
+
+
+def auxiliary_weights(
+    segments: Sequence[Part], memory: Memory, config: TrainConfig, ranks: Ranks
+) -> list[list[float]]:
+    """For each of ``segments`` and each part of this rank's streams, how much its reconstruction loss counts
+    in the mean over the parts of all ranks: in proportion to the streams that it is a mean over, so that each
+    of those counts alike. Where layers have memories or rates of their own, other streams may count in each,
+    and all parts count alike. ``segments`` and ``memory`` are those of this rank."""
+    model, parts = config.model, config.accumulate
+    plain = memory.valid is None and all(segment.starts is None for segment in segments)
+    layers = {(own.mem_len, own.compression_rate) for own in model.layer_lengths}
+    if model.model != "compressive" or parts * ranks.size == 1 or plain or len(layers) > 1:
+        return [[1.0] * parts] * len(segments)
+    each = counted_streams(segments, memory, model.lengths)
+    counted = [streams.view(parts, -1).sum(1).tolist() for streams in each]
+    in_each = ranks.means(*(sum(of_parts) / parts for of_parts in counted))
+    return [[x / mean if mean else 0.0 for x in xs] for xs, mean in zip(counted, in_each, strict=True)]
+
+
+def counted_streams(segments: Sequence[Part], memory: Memory, lengths: MemoryLengths) -> Iterator[Tensor]:
+    """For each of ``segments``, ``[S, B]`` each, after ``memory``, in which streams its reconstruction loss
+    counts new slots: boolean ``[B]``. All layers compress at the same times."""
+    rate, mem_len = most(lengths.compression_rate), most(lengths.mem_len)
+    M, C, valid = memory.mem_len, memory.c_mem_len, memory.valid
+    for segment in segments:
+        if segment.starts_over and segment is not segments[0]:
+            M, C, valid = 0, 0, None
+        S, B = segment.inputs.shape
+        n = slots_to_compress(M + S, mem_len, rate)
+        left_out = slots_left_out(valid, segment.starts, M, n, rate)
+        yield torch.full((B,), n > 0) if left_out is None else left_out < n
+        before, M, C = M + rate * C, M + S - n * rate, min(C + n, most(lengths.c_mem_len))
+        valid = valid_afterwards(valid, segment.starts, S, before, M + rate * C)
 
 
 def clip(model: MemoryLM, max_norm: float) -> tuple[float, float]:

@@ -73,7 +73,7 @@ def train(
         own = [Part.of(segment, ranks.own, device) for segment in read]  # [S, B] each
         set_learning_rates(state.optimizers, learning_rate(state.tokens + tokens // 2))
 
-        memory = Memory(()) if read[0].starts_over else state.memory
+        memory = nothing_remembered(model, own[0], config) if read[0].starts_over else state.memory
         model.zero_grad()
         outcome = backward(forward, own, memory, config, ranks, predictions=predictions)
         norms = clip(model, config.max_grad_norm)
@@ -97,6 +97,16 @@ def train(
                 metrics = state.window.metrics(state.seconds)
                 record(state.progress, metrics | {"learning_rate": state.optimizers[0].param_groups[0]["lr"]})
             state.window = Window(state.seconds)
+
+
+def nothing_remembered(model: MemoryLM, segment: Part, config: TrainConfig) -> Memory:
+    """What the streams of a ``segment`` begin with. For a compiled step on documents, that is as long as a
+    full memory: so all steps have the same shapes, and one compilation is enough."""
+    if segment.starts is None or not config.compile:
+        return Memory(())
+    weight = next(model.parameters())
+    batch = segment.inputs.shape[1]
+    return Memory.empty(model.config, batch, dtype=weight.dtype, device=weight.device)
 
 
 def without_what_has_ended(memory: Memory, segments: Sequence[Part]) -> Memory:

@@ -50,10 +50,10 @@ class InTurn(nn.Module):
 
     def forward(self, parts: Sequence[Part], memory: Memory) -> tuple[list[LMScores], Memory]:
         """What the model gives for each of ``parts``, successive segments of the same streams that follow
-        ``memory``; and the detached memory after the last."""
+        ``memory``, also where they start over with the first; and the detached memory after the last."""
         outputs: list[LMScores] = []
         for number, part in enumerate(parts, 1):
-            past = Memory(()) if part.starts_over else memory
+            past = Memory(()) if part.starts_over and outputs else memory
             output = self.model(
                 part.inputs, past, part.targets, part.starts, through_memory=number < len(parts)
             )

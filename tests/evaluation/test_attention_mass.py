@@ -5,7 +5,12 @@ import math
 import pytest
 import torch
 
-from memformers.evaluation.attention_mass import attention_mass, bin_edges, distance_bins
+from memformers.evaluation.attention_mass import (
+    attention_mass,
+    attention_mass_of_documents,
+    bin_edges,
+    distance_bins,
+)
 from memformers.models.memory import Memory
 from tests.builders import MODELS, SMALL, small_lm
 
@@ -53,6 +58,18 @@ def test_mass_is_the_mean_over_full_memories_of_what_each_query_looks_at(norm):
         memory, _ = lm.transformer.remember(memory, inputs, lm.config.lengths)
     torch.testing.assert_close(torch.tensor(mass.by_place[1][2]), places / queries)
     torch.testing.assert_close(torch.tensor(mass.by_distance[1][2]), bins / queries)
+
+
+def test_documents_are_read_side_by_side_each_from_an_empty_memory():
+    lm, texts = small_lm("compressive"), torch.randint(0, 11, (3, 40))
+    streams = torch.cat((texts.flatten(), texts[0, :1]))  # the last token is predicted only
+    wanted = attention_mass(lm, streams, streams=3, segments=2)
+    documents = [texts[0], texts[0, :20], texts[1], torch.cat((texts[2], texts[0]))]
+    lengths = [len(document) for document in documents]
+    found = attention_mass_of_documents(lm, torch.cat(documents), lengths, streams=3, segments=2)
+    for name in ("by_place", "by_distance"):
+        torch.testing.assert_close(torch.tensor(getattr(found, name)), torch.tensor(getattr(wanted, name)))
+    assert attention_mass_of_documents(lm, streams, [27, 27, 27, 13, 27], streams=3) is None
 
 
 def test_with_same_length_nothing_falls_beyond_the_newest_positions():

@@ -1,11 +1,13 @@
 """Relative effective context length, against its definition spelled out."""
 
+import itertools
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from memformers.evaluation import context
 from memformers.evaluation.context import (
     effective_context,
     gain_intervals,
@@ -99,6 +101,22 @@ def test_intervals_are_percentiles_over_resamples():
     assert recl_interval(gains[:90], 32) == (64, 64)
     ends = gain_intervals(torch.linspace(0, 1, 101, dtype=torch.float64)[:, None])
     assert ends == [pytest.approx((0.025, 0.975))]
+
+
+def test_a_context_never_reaches_into_another_document(monkeypatch):
+    documents, read = (100, 30, 90, 7, 80), []
+    ends = list(itertools.accumulate(documents))
+    monkeypatch.setattr(context, "losses_with_context", lambda _, tokens, at, context: (
+        read.append((at.tolist(), context)), 10.0 / context * torch.ones(len(at)))[1])  # fmt: skip
+    models, tokens = {"long": small_lm("transformer-xl")}, torch.zeros(307, dtype=torch.long)
+    assert effective_context(models, tokens, step=5, positions=50, documents=documents).positions == 50
+    assert max(context for _, context in read) == 35  # half of all tokens have 38 before them
+    for at, context_len in read:
+        for t in at:
+            end = next(end for end in ends if end > t)
+            assert t - context_len >= end - documents[ends.index(end)]
+    with pytest.raises(ValueError, match="307 tokens in 5 documents is too short to compare contexts of 32"):
+        effective_context(models, tokens, documents=documents)
 
 
 def test_a_text_too_short_and_other_mistakes_are_named():

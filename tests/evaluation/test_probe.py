@@ -1,5 +1,6 @@
 """The probe of a real comparison, and its part of the report."""
 
+import json
 import re
 import shutil
 
@@ -8,8 +9,13 @@ import torch
 
 from memformers.cli import main
 from memformers.common.files import read_json, write_json
-from memformers.evaluation.probe import ProbeConfig, probe
-from tests.builders import MODELS
+from memformers.data.corpora import Corpus
+from memformers.evaluation.probe import ProbeConfig, occurrences_in, probe
+from memformers.evaluation.rarity import NO_WORD
+from memformers.report.document import write_report
+from memformers.training.run import train_run
+from tests.builders import MODELS, small_training
+from tests.training.runs import short_corpus
 
 QUICK = ProbeConfig(step=16, positions=20, longest=64, streams=2, tokens=256)
 CPU = torch.device("cpu")
@@ -64,6 +70,43 @@ def test_a_single_run_is_probed_from_inside_its_folder(copied, monkeypatch):
         r"\| Compressive Transformer \|( (over |≤\N{NO-BREAK SPACE})?\d+ \([^|]*\) \|){3}",
         (copied / "compressive" / "report.md").read_text(),
     )
+
+
+@pytest.mark.usefixtures("quick_runs")
+@pytest.mark.parametrize("length", [100, 20])
+def test_documents_are_probed_each_from_an_empty_memory(length, tmp_path):
+    """Where they are too short to fill the memories, of 28 positions, the report says so."""
+    text, path = short_corpus().text[:4_000], tmp_path / "texts.jsonl"
+    documents = [text[i : i + length] for i in range(0, len(text), length)]
+    path.write_text("\n".join(json.dumps({"text": document}) for document in documents))
+    config = small_training(model="compressive", data=str(path), tokens=1_000, evaluations=1)
+    folder = train_run(config, tmp_path / "run")
+    results = read_json(probe(folder, QUICK, CPU))
+    markdown = write_report(folder).with_suffix(".md").read_text()
+    held_out = 400 // length
+    assert f"Each of the {held_out} held-out documents is read from an empty memory" in markdown
+    assert results["documents"] == held_out
+    if length == 20:
+        assert results["effective_context"] is results["attention"] is results["worth"] is None
+        assert "too short to measure how much a context helps and where attention falls" in markdown
+        assert "It was not measured: the held-out text is too short" in markdown
+        return
+    assert results["effective_context"]["positions"] == 20
+    assert set(results["attention"]) == {"run"}
+    worth = results["worth"]
+    assert (worth["of_documents"], worth["streams"], worth["warm_up"]) == (True, held_out, 32)
+    assert worth["overall"]["tokens"] == held_out * 64
+    assert sum(group["tokens"] for group in worth["by_occurrences"]) == held_out * 64
+    assert "at the same place of another document" in markdown
+    assert "too short" not in markdown
+
+
+def test_words_of_documents_end_with_them():
+    """Held out are the last two; cut anywhere else, "he" and "at" would be one word that nobody has said."""
+    corpus = Corpus("some", "some", "cat cat hat " * 10 + "hat he" + "at cat", documents=(120, 6, 6))
+    assert corpus.validation_documents == ("hat he", "at cat")
+    found = occurrences_in(corpus, 12, (6, 6))
+    assert found.tolist() == [10, 10, 10, NO_WORD, 0, 0, 0, 0, NO_WORD, 20, 20, 20]
 
 
 def test_runs_that_cannot_be_probed_together_are_named(copied, tmp_path):

@@ -155,3 +155,50 @@ def test_an_interval_is_that_of_the_streams_means_and_weighs_unequal_ones():
     assert (unequal.mean, unequal.n) == (1.25, 2)
     assert unequal.half_width == pytest.approx(12.706 * 0.125)  # residuals −1/8 and 1/8, deviation √2 / 8
     assert math.isnan(mean_over_streams(torch.tensor([1.0, 0.0]), torch.tensor([1, 0])).half_width)
+
+
+DOCUMENTS = (40, 12, 75, 29, 3, 60, 33, 300)
+"""Of TEXT; 21 tokens fill the memories, and two of these documents have fewer than a segment of 7 beyond."""
+
+
+@pytest.mark.usefixtures("float64")
+def test_documents_are_read_each_alone_and_swapped_with_one_at_the_same_place():
+    lm, S, warm_up = small_lm("compressive"), 7, 21
+    n = sum(DOCUMENTS)
+    found = worth({"lm": lm}, TEXT[:n], WORDS[:n], tokens=300, documents=DOCUMENTS)
+    read = [min(len(d), 1 + warm_up + 50) for d in TEXT[:n].split(DOCUMENTS) if len(d) > warm_up + S]
+    texts = [d for d in TEXT[:n].split(DOCUMENTS) if len(d) > warm_up + S]
+    order = sorted(range(len(read)), key=lambda i: -read[i])
+    memories, sums, counted = [Memory(())] * len(read), dict.fromkeys(("plain", "zeroed", "swapped"), 0.0), 0
+    for start in range(0, max(read) - 1, S):
+        going = [i for i in order if read[i] - 1 > start]
+        before = {i: memories[j] for i, j in zip(going, [going[-1], *going], strict=False)}
+        for i in going:
+            stop = min(start + S, read[i] - 1)
+            inputs, targets = texts[i][start:stop, None], texts[i][start + 1 : stop + 1, None]
+            own = memories[i]
+            zeros = tuple(torch.zeros_like(x) for x in own.c_mem)
+            given = {
+                "plain": own,
+                "zeroed": Memory(own.mem, zeros),
+                "swapped": Memory(own.mem, before[i].c_mem),
+            }
+            if start >= warm_up:
+                counted += len(targets)
+                for name, memory in given.items():
+                    sums[name] += lm(inputs, memory, targets).scores.losses.sum().item()
+            memories[i] = lm(inputs, own, targets).memory
+    assert found.of_documents
+    assert (found.streams, found.overall.tokens) == (6, counted)
+    assert found.overall.loss["lm"] == pytest.approx(sums["plain"] / counted, abs=1e-9)
+    for change in ("zeroed", "swapped"):
+        cost = found.overall.less_untouched["lm"][f"slots {change}"].mean
+        assert cost == pytest.approx((sums[change] - sums["plain"]) / counted, abs=1e-9)
+        assert abs(cost) > 1e-5
+    less = found.swapped_less_zeroed["lm"]["slots"].mean
+    assert less == pytest.approx((sums["swapped"] - sums["zeroed"]) / counted, abs=1e-9)
+    assert sum(group.tokens for group in found.by_occurrences) == counted
+
+
+def test_documents_that_fill_no_memory_are_not_measured():
+    assert worth({"lm": Ignores()}, TEXT[:100], WORDS[:100], tokens=800, documents=(28, 28, 44)) is None

@@ -2,18 +2,24 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
-from experiments.benchmarks import attention, parity, peers, training
+from experiments.benchmarks import attention, parity, peers, training, variants
 from experiments.benchmarks.cases import MODELS, Case
 from experiments.benchmarks.report import report, write_report
 from experiments.benchmarks.training import BFLOAT16, COMPILED, LABML_FUSED, OURS
+from experiments.benchmarks.variants_report import boundaries
+from experiments.benchmarks.variants_report import compressions as of_compressions
 from experiments.scaling.counting import flops
-from memformers import ModelConfig
+from memformers import MemoryLM, ModelConfig
 from memformers.kernels import naive
+from memformers.models.compression import WITHOUT_PARAMETERS, CompressionName
 from memformers.training.config import TrainConfig
+
+OWN = ("training", "starts", "compressions")
 
 
 def tiny(model="transformer-xl", **changes):
@@ -63,6 +69,37 @@ def test_a_case_is_measured(monkeypatch):
     assert COMPILED in result["not run"]
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_steps_with_starts_are_measured_beside_those_without_once_they_agree(model, monkeypatch):
+    case = tiny(model)
+    result = variants.measure_starts(case, quick=True)
+    assert result["error"] <= parity.TOLERANCE
+    assert {side: len(seconds) for side, seconds in result["seconds"].items()} == dict.fromkeys(
+        (*variants.PLAIN_OF, *variants.PLAIN_OF.values()), 2
+    )
+    monkeypatch.setattr(variants.torch, "zeros_like", torch.ones_like)
+    with pytest.raises(ValueError, match="in which no document begins differs"):
+        variants.error_without_documents(MemoryLM(case.config), training.random_batches(case))
+
+
+def test_each_compression_is_measured_and_those_without_parameters_also_without_a_loss():
+    seconds = variants.measure_compressions(tiny("compressive"), quick=True)["seconds"]
+    assert next(iter(seconds)) == "conv, attention"
+    assert {name.split(", ")[0] for name in seconds} == set(get_args(CompressionName))
+    assert {name for name in seconds if name.endswith(" none")} == {f"{n}, none" for n in WITHOUT_PARAMETERS}
+
+
+def test_the_report_says_by_how_much_starts_and_compressions_are_slower():
+    seconds = {"ours": [0.1, 0.2], "with starts": [0.104, 0.208], "ours, bfloat16": [0.1, 0.1],
+               "with starts, bfloat16": [0.11, 0.11]}  # fmt: skip
+    starts = {"case": "mid", "model": "compressive", "error": 1e-7, "seconds": seconds}
+    compressions = {"case": "compare", "seconds": {"conv, attention": [0.1, 0.2], "max, none": [0.05, 0.1]}}
+    lines = [*boundaries([starts]), *of_compressions(compressions)]
+    assert "| mid | compressive | float32 | 150.0 | 156.0 | 4.0 (4.0 – 4.0) | yes |" in lines
+    assert "| mid | compressive | bfloat16 | 100.0 | 110.0 | 10.0 (10.0 – 10.0) | no |" in lines
+    assert "| max | none | 75.0 | 0.50 (0.50 – 0.50) |" in lines
+
+
 def test_the_report_has_the_numbers_that_were_measured_and_a_figure(tmp_path):
     kept = Path(attention.__file__).parent
     results = json.loads((kept / "results.json").read_text(encoding="utf-8"))
@@ -77,6 +114,6 @@ def test_the_report_has_the_numbers_that_were_measured_and_a_figure(tmp_path):
 
 def test_the_report_of_a_part_has_only_that_part():
     results = json.loads((Path(attention.__file__).parent / "results.json").read_text(encoding="utf-8"))
-    whole, part = report(results), report({name: results[name] for name in results if name != "training"})
+    whole, part = report(results), report({n: results[n] for n in results if n not in OWN})
     headings = [[line for line in text.splitlines() if line.startswith("## ")] for text in (whole, part)]
     assert headings[1] == [heading for heading in headings[0] if "Attention alone" in heading]

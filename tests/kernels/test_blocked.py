@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from memformers.kernels import blocked, naive
-from memformers.kernels.blocked import tiling
+from memformers.kernels.blocked import terms, tiling
 from memformers.kernels.blocked.tiling import blocks
 from tests.kernels.against_naive import compare, compare_outputs, first_keys, tensors
 
@@ -75,6 +75,27 @@ def test_what_one_stream_sees_changes_no_bit_of_the_others(workspace, monkeypatc
         assert torch.equal(a[0], b[0])
         assert torch.equal(a[2], b[2])
         assert not torch.equal(a[1], b[1])
+
+
+@pytest.mark.parametrize("workspace", [300, tiling.WORKSPACE])
+def test_keys_are_hidden_stretch_by_stretch_as_by_a_mask(workspace, monkeypatch):
+    monkeypatch.setattr(tiling, "WORKSPACE", workspace)
+    inputs, results = tensors(3, 2, 7, 43, 5, torch.float32), []
+    first = torch.tensor([[0, 0, 9, 9, 9, 41, 41], [36] * 7, [0] * 7])
+    for fewest in (0, 7):
+        monkeypatch.setattr(terms, "FEWEST_QUERIES", fewest)
+        out = blocked.relative_attention(**inputs, first=first)
+        results.append([out, *torch.autograd.grad(out.square().sum(), list(inputs.values()))])
+    assert all(map(torch.equal, *results))
+    assert terms.stretches_of(first) == [
+        [0, 0, 2, 0],
+        [0, 2, 5, 9],
+        [0, 5, 7, 41],
+        [1, 0, 7, 36],
+        [2, 0, 7, 0],
+    ]
+    naively = naive.relative_attention(**inputs, first=first)
+    torch.testing.assert_close(results[0][0], naively)
 
 
 PER_STREAM = "query", "key", "value"

@@ -97,6 +97,44 @@ def test_the_gradient_is_the_one_that_finite_differences_find(compression):
     assert slope == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-6)
 
 
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_each_layer_makes_the_newest_of_its_own_slots_anew_where_lengths_differ(compression):
+    """Of each layer's whole past, as far as it is compressed, the newest positions are kept, at most as many
+    as it has slots for. The first layer compresses in segments in which the last one doesn't."""
+    lengths = {"n_layers": 3, "mem_len": (2, 6, 8), "c_mem_len": (3, 0, 5), "compression_rate": (3, 2, 6)}
+    lm, texts, targets = lm_of(2, compression=compression, **lengths), segments(7), segments(1)[0]
+    memory, pasts, kept = Memory(()), [[], [], []], []
+    for text in texts[:-1]:
+        for past, inputs in zip(pasts, lm.transform(text, memory)[1], strict=True):
+            past.append(inputs)
+        memory = lm(text, memory).memory
+        kept.append([len(x) for x in memory.sources])
+    assert kept == [[6, 0, 0], [9, 0, 6], *[[9, 0, 12]] * 4]
+    c_mem = []
+    for layer, f_c in enumerate(lm.transformer.compressions):
+        past, c, n = torch.cat(pasts[layer]), (3, 2, 6)[layer], kept[-1][layer]
+        ends = len(past) - len(memory.mem[layer])
+        torch.testing.assert_close(memory.sources[layer], past[ends - n : ends])
+        remembered, sources = memory.c_mem[layer], past[ends - n : ends]
+        # As they were made, segment by segment: the first layer two slots at a time, the last one.
+        new = [f_c(x) for x in sources.split([3, 6] if layer == 0 else [c] * (n // c))]
+        c_mem.append(torch.cat([remembered[: len(remembered) - n // c], *new]))
+        torch.testing.assert_close(c_mem[-1], remembered)
+    found = loss_of(lm, texts[-1], memory, targets)
+    wanted = loss_of(lm, texts[-1], Memory(memory.mem, tuple(c_mem)), targets)
+    agree(gradient(found, list(lm.parameters())), gradient(wanted, list(lm.parameters())))
+    reached = [any(g.any() for g in gradient(found, f_c.parameters())) for f_c in lm.transformer.compressions]
+    assert reached == [True, False, True]
+    full = Memory.empty(lm.config, 2)
+    assert [len(x) for x in full.sources] == [9, 0, 12]
+    again = memory_from_tensors(memory_tensors(memory), 3)
+    assert all(map(torch.equal, again.sources, memory.sources))
+    lm.check_memory(again, 2)
+    with pytest.raises(ValueError, match=r"sources of 9 positions in layer 0 .*, which keeps 6 at most"):
+        lm_of(1, compression=compression, **lengths).check_memory(memory, 2)
+
+
 @pytest.mark.parametrize("bptt", [1, 3])
 def test_slots_of_older_compressions_reach_no_compression(bptt):
     """Without the newest slots nothing is left of the gradient."""

@@ -78,7 +78,7 @@ def visible(memory, rate):
 @given(
     model=st.sampled_from(MODELS),
     way=st.sampled_from(WAYS),
-    shape=st.fixed_dictionaries(SHAPES),
+    shape=st.fixed_dictionaries(SHAPES | {"compression": st.sampled_from(("conv", "most-used"))}),
     data=st.data(),
 )
 def test_a_document_is_read_as_in_a_fresh_stream(model, way, shape, data):

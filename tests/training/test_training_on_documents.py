@@ -3,16 +3,19 @@
 import itertools
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch._dynamo.testing import CompileCounter
 
 from memformers import AdaptiveConfig
 from memformers.common.files import read_json
 from memformers.comparison import pin_corpus
 from memformers.data.corpora import Corpus, load_corpus
 from memformers.data.streams import IGNORED
+from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 from memformers.runs.metrics import read_metrics
 from memformers.runs.sealed import numbered
@@ -113,6 +116,40 @@ def test_each_prediction_counts_alike_whatever_part_of_a_step_it_is_in(embedding
             torch.testing.assert_close(grad, wanted, rtol=0, atol=1e-12)
 
 
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("loss", ["attention", "auto-encoding"])
+@pytest.mark.parametrize("segments", [1, 2, 3])
+@pytest.mark.parametrize("c_mem_len", [4, (0, 4)])
+def test_each_stream_counts_alike_in_the_reconstruction_loss_whatever_part_of_a_step_it_is_in(
+    loss, segments, c_mem_len
+):
+    """Of the first part of two all count, and of the second one; of the last of four, none. In the segment
+    after it, others do, and the third is the first of an epoch, which is long enough to compress."""
+    lm = small_lm("compressive", mem_len=6, segment_len=6, compression_loss=loss, c_mem_len=c_mem_len)
+    *_, memory = [lm(torch.randint(0, 11, (6, 4))).memory for _ in range(2)]
+    memory = replace(memory, valid=torch.tensor([99, 3, 99, 99]))
+    inputs, targets = torch.randint(0, 11, (2, 6, 4))
+    starts = torch.zeros(6, 4, dtype=torch.bool)
+    starts[5, 3] = True
+    parts = [
+        Part(inputs, targets, starts),
+        Part(targets, inputs, starts.roll(1, dims=1)),
+        Part(inputs.repeat(3, 1), targets.repeat(3, 1), starts.repeat(3, 1), starts_over=True),
+    ]
+    found = []
+    for accumulate in (1, 2, 4):
+        lm.zero_grad()
+        config = replace(small_training(batch_size=4, accumulate=accumulate), model=lm.config)
+        outcome = backward(InTurn(lm), parts[:segments], memory, config, Ranks())
+        found.append((outcome.auxiliary_loss, [p.grad for p in lm.parameters()]))
+    (one, expected), *others = found
+    assert one > 0
+    for several, grads in others:
+        assert several == pytest.approx(one, abs=1e-12)
+        for grad, wanted in zip(grads, expected, strict=True):
+            torch.testing.assert_close(grad, wanted, rtol=0, atol=1e-10)
+
+
 def test_accuracy_is_that_of_tokens_that_are_predicted():
     records, config = [], small_training(tokens=64 * 7, log_every=7)
     lm = small_lm("transformer-xl", segment_len=16, mem_len=16)
@@ -176,10 +213,28 @@ def files(tmp_path):
     return folder
 
 
+@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
+def test_a_compiled_training_on_documents_compiles_once(model, monkeypatch):
+    """As long as segments are whole: from the first step on, every step has the same shapes."""
+    compiled = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiled))
+    torch.compiler.reset()
+    config = small_training(model=model, compile=True, tokens=64 * 8)
+    config = replace(config, model=replace(config.model, n_layers=1, vocab_size=11, compression_rate=4))
+    segments = list(itertools.islice(segments_of(config, documents=DOCUMENTS), 7))
+    whole = [segment for segment in segments if len(segment.inputs) == 16]
+    train(MemoryLM(config.model), itertools.cycle(whole), config, record=lambda *_: None,
+          evaluate=lambda _: None)  # fmt: skip
+    assert compiled.frame_count == 1
+
+
 @LONG
 def test_two_ranks_learn_from_documents_as_one_process_does(tmp_path):
-    """In float64; each rank has other predictions, in parts of the streams."""
-    config = small_training(batch_size=4, tokens=4 * 16 * 20, log_every=1, document_separator="any")
+    """In float64; each rank has other predictions, in parts of the streams, and other streams that its
+    reconstruction loss counts."""
+    config = small_training(
+        model="compressive", batch_size=4, tokens=4 * 16 * 20, log_every=1, document_separator="any"
+    )
     train_in_double(tmp_path, config)
     program(tmp_path, replace(config, parallel="ddp", accumulate=2), 2)
     one = load_file(tmp_path / "single.0.safetensors")

@@ -8,6 +8,10 @@ from torch import Tensor
 
 from memformers.kernels.blocked.tiling import Block, blocks, largest_block, unused
 
+FEWEST_QUERIES = 4
+"""Queries that a stretch with the same first key must have on average, so that hiding keys stretch by stretch
+is faster than with a mask of the block."""
+
 
 class Terms:
     """What scores are made from: u, v and s over √E, and a table of r and s with distances along its rows.
@@ -73,14 +77,31 @@ class Terms:
         """Write −∞ to the block's scores ``[n, s, k]`` of keys before each query's first."""
         if self.first is None:
             return
-        first = self.first[block.streams, block.queries]  # [b, s]
-        if first.max() > block.keys.start:
-            keys = torch.arange(block.keys.start, block.keys.stop)
-            block.unpair(scores).masked_fill_(keys < first[:, None, :, None], -math.inf)
+        first = self.first[block.streams, block.queries] - block.keys.start  # [b, s]
+        if first.max() <= 0:
+            return
+        by_stream, stretches = block.unpair(scores), stretches_of(first)  # [b, h, s, k]
+        if FEWEST_QUERIES * len(stretches) > first.numel():
+            keys = torch.arange(by_stream.shape[-1])
+            by_stream.masked_fill_(keys < first[:, None, :, None], -math.inf)
+            return
+        for stream, start, stop, hidden in stretches:
+            if hidden > 0:
+                by_stream[stream, :, start:stop, :hidden] = -math.inf
 
     def not_dropped(self, probabilities: Tensor) -> Tensor:
         """The probabilities ``[n, s, k]`` with 0 for those that were dropped, not scaled up yet."""
         return probabilities if self.generator is None else probabilities.relu()
+
+
+def stretches_of(first: Tensor) -> list[list[int]]:
+    """The stretches of queries of a stream that have the same ``first [b, s]``, in order: the stream, the
+    first query, the one after the last, and what they have."""
+    begins = F.pad(first[:, 1:] != first[:, :-1], (1, 0), value=True).nonzero()  # [stretches, 2]
+    stream, start = begins.unbind(1)
+    stop = F.pad(start[1:], (0, 1))
+    stop = stop.where(stop > 0, first.shape[1])  # the next one begins in another stream
+    return torch.stack((stream, start, stop, first[stream, start]), dim=1).tolist()
 
 
 def exact(x: Tensor) -> torch.dtype:

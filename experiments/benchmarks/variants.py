@@ -1,0 +1,111 @@
+"""Training steps of ours beside those of ours with other settings: with starts of documents, and with each
+compression.
+
+The sides take one step each in turn, as in :mod:`experiments.benchmarks.training`.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from experiments.benchmarks.cases import CASES, MODELS, Case
+from experiments.benchmarks.machine import relative_error
+from experiments.benchmarks.parity import TOLERANCE
+from experiments.benchmarks.training import BFLOAT16, OURS, Trainer, copy_of, random_batches
+from memformers import MemoryLM
+from memformers.models.compression import WITHOUT_PARAMETERS, CompressionName
+
+STARTS, STARTS_BFLOAT16 = "with starts", "with starts, bfloat16"
+PLAIN_OF = {STARTS: OURS, STARTS_BFLOAT16: BFLOAT16}
+"""What each side with starts is compared with."""
+WITH_STARTS = ("compare", "mid")
+"""The cases in which steps with starts are measured."""
+WITH_COMPRESSIONS = "compare"
+"""The case in which compressions are measured."""
+SEGMENTS_A_DOCUMENT = 4
+"""How many segments long documents are, on average."""
+ROUNDS_A_STEP = 4
+"""Rounds for each of a case's steps: what differs by a few percent needs more of them than a case has."""
+
+
+def measure_all(*, quick: bool = False) -> dict[str, Any]:
+    """Everything here; of a quick run, the smallest case."""
+    names = ("seed",) if quick else WITH_STARTS
+    case = CASES["seed" if quick else WITH_COMPRESSIONS].of("compressive")
+    return {
+        "starts": [measure_starts(CASES[name].of(model), quick=quick) for name in names for model in MODELS],
+        "compressions": measure_compressions(case, quick=quick),
+    }
+
+
+def measure_starts(case: Case, *, quick: bool = False) -> dict[str, Any]:
+    """Seconds of each step with and without starts, in float32 and in bfloat16."""
+    torch.manual_seed(0)
+    model, batches, starts = MemoryLM(case.config), random_batches(case), random_starts(case)
+    error = error_without_documents(model, batches)
+    sides = {
+        OURS: Trainer(model, batches),
+        STARTS: Trainer(copy_of(model), batches, starts=starts),
+        BFLOAT16: Trainer(copy_of(model), batches, bfloat16=True),
+        STARTS_BFLOAT16: Trainer(copy_of(model), batches, starts=starts, bfloat16=True),
+    }
+    return {
+        "case": case.name,
+        "model": case.config.model,
+        "error": error,
+        "seconds": seconds_of_steps(sides, case, quick=quick),
+    }
+
+
+def random_starts(case: Case) -> list[Tensor]:
+    """Where documents begin in four segments, boolean ``[S, B]`` each: anywhere, alike in all streams."""
+    S, B = case.config.segment_len, case.batch_size
+    return [torch.rand(S, B) < 1 / (SEGMENTS_A_DOCUMENT * S) for _ in range(4)]
+
+
+@torch.no_grad()
+def error_without_documents(model: MemoryLM, batches: list[Tensor]) -> float:
+    """The largest error of logits over segments with growing memories, of steps with starts in which no
+    document begins. Raises ValueError beyond the tolerance."""
+    plain = Trainer(model, batches)
+    started = Trainer(model, batches, starts=[torch.zeros_like(b, dtype=torch.bool) for b in batches])
+    error = max(relative_error(started.read(i)[0], plain.read(i)[0]) for i in range(len(batches)))
+    if not error <= TOLERANCE:
+        raise ValueError(
+            f"a step with starts in which no document begins differs by {error:.1e} in its logits."
+        )
+    return error
+
+
+def measure_compressions(case: Case, *, quick: bool = False) -> dict[str, Any]:
+    """Seconds of each step with each compression, and with those that learn nothing also without a loss. All
+    start with the same weights in everything but the compressions."""
+    sides = {}
+    for name in get_args(CompressionName):
+        for loss in ("attention", "none") if name in WITHOUT_PARAMETERS else ("attention",):
+            torch.manual_seed(0)
+            model = MemoryLM(replace(case.config, compression=name, compression_loss=loss))
+            sides[f"{name}, {loss}"] = Trainer(model, random_batches(case))
+    return {"case": case.name, "seconds": seconds_of_steps(sides, case, quick=quick)}
+
+
+def seconds_of_steps(sides: Mapping[str, Trainer], case: Case, *, quick: bool) -> dict[str, list[float]]:
+    """Of every side with full memories, by rounds, after steps that aren't timed. Every other round goes
+    through the sides in the opposite order."""
+    for trainer in sides.values():
+        trainer.fill(case.segments_to_fill)
+        for _ in range(1 if quick else 3):
+            trainer.step()
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    rounds = 2 if quick else ROUNDS_A_STEP * case.steps
+    for number in tqdm(range(rounds), desc=f"{case.name} {case.config.model}, variants", leave=False):
+        for name in list(sides)[:: -1 if number % 2 else 1]:
+            start = time.perf_counter()
+            sides[name].step()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds

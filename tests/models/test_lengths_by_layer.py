@@ -1,0 +1,282 @@
+"""Layers that remember unequally much: each as if its lengths were those of all."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from memformers import CompressiveTransformer, CompressiveTransformerLayer, Conv1dCompression
+from memformers.commands.train import Train, parse_train
+from memformers.evaluation.attention_mass import attention_mass
+from memformers.evaluation.evaluate import with_lengths
+from memformers.generation.decoding import Decoder
+from memformers.generation.memory_file import load_memory, save_memory
+from memformers.generation.prompts import side_by_side
+from memformers.kernels import naive
+from memformers.models.boundaries import newest_start
+from memformers.models.config import ModelConfig
+from memformers.models.costs import attention_operations, memory_facts
+from memformers.models.language_model import MemoryLM
+from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
+from memformers.training.arms import arms_of_models, read_arms, training_of
+from tests.builders import SMALL, fill_zeros, small_lm, small_training
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+EXACT = {"rtol": 0, "atol": 1e-10}
+LENGTHS = {"n_layers": 3, "mem_len": (2, 9, 0), "c_mem_len": (5, 0, 3), "compression_rate": (3, 2, 4)}
+CASES = [("transformer-xl", LENGTHS), ("compressive", LENGTHS),
+         ("compressive", LENGTHS | {"compression": "most-used"})]  # fmt: skip
+SPANS = {"n_layers": 2, "mem_len": (2, 9), "same_length": True}
+
+
+def text(T=60, B=2):
+    return torch.randint(11, (T, B))
+
+
+def some_starts(T=60, B=2):
+    starts = torch.zeros(T, B, dtype=torch.bool)
+    starts[[9, 24, 25, 40], [0, 1, 0, 0]] = True
+    return starts
+
+
+def read(lm, tokens, starts=None, memory=None):
+    """All logits, the auxiliary losses and the last memory."""
+    logits, losses, S = [], [], lm.config.segment_len
+    for t in range(0, len(tokens), S):
+        output = lm(tokens[t : t + S], memory, starts=None if starts is None else starts[t : t + S])
+        logits.append(output.logits)
+        losses.append(output.auxiliary_loss)
+        memory = output.memory
+    return torch.cat(logits), torch.stack(losses), memory
+
+
+def by_hand(lm, tokens, starts):
+    """The logits of a text, where each layer's whole past is known with the positions it stands for, and what
+    it remembers of that is written down anew for each segment, with its own lengths, by the naive kernel."""
+    config, S, B = lm.config, lm.config.segment_len, tokens.shape[1]
+    document = torch.zeros_like(tokens) if starts is None else newest_start(starts) + 1
+    pasts, slots, logits = [[] for _ in config.layer_lengths], [[] for _ in config.layer_lengths], []
+    for begin in range(0, len(tokens), S):
+        x, here = lm.embed(tokens[begin : begin + S]), range(begin, min(begin + S, len(tokens)))
+        for layer, own, past, made in zip(
+            lm.transformer.layers, config.layer_lengths, pasts, slots, strict=True
+        ):
+            kept = made[len(made) - min(own.c_mem_len, len(made)) :]
+            keys = [*kept, *past, *(([t], z) for t, z in zip(here, x, strict=True))]
+            context = layer.attention_input(torch.stack([z for _, z in keys]))
+            mask = torch.zeros(len(here), len(keys), B, dtype=torch.bool)
+            for i, t in enumerate(here):
+                for j, (positions, _) in enumerate(keys):
+                    same = (document[positions] == document[t]).all(0)
+                    mask[i, j] = same & (max(positions) <= t)
+            past += [([t], z.detach()) for t, z in zip(here, x, strict=True)]
+            attention = layer.self_attn
+            by_head = [
+                attention.by_head(m(context)) for m in (attention.query, attention.key, attention.value)
+            ]
+            looked = naive.relative_attention(
+                by_head[0][:, :, -len(here) :], *by_head[1:], **attention.distance_terms(len(keys)),
+                mask=mask.permute(2, 0, 1)[:, None],
+            )  # fmt: skip
+            looked = attention.output(looked.permute(2, 0, 1, 3).flatten(2))
+            x = layer.transform(x, lambda z, looked=looked: looked)
+            c = own.compression_rate if config.model == "compressive" else 1
+            while len(past) > own.mem_len and len(past) >= c:
+                oldest, past[:] = past[:c], past[c:]
+                if config.model == "compressive":
+                    slot = layer.compress(torch.stack([z for _, z in oldest]))[0].detach()
+                    made.append(([t for positions, _ in oldest for t in positions], slot))
+        logits.append(lm.predict(lm.transformer.norm(x)))
+    return torch.cat(logits)
+
+
+@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+@pytest.mark.parametrize("bounded", [False, True])
+@torch.no_grad()
+def test_each_layer_remembers_what_its_own_lengths_say(model, positions, bounded):
+    """Slots of several rates, a layer without memory and one without slots, with documents and without."""
+    lm, tokens = small_lm(model, positions=positions, **LENGTHS).eval(), text()
+    starts = some_starts() if bounded else None
+    torch.testing.assert_close(read(lm, tokens, starts)[0], by_hand(lm, tokens, starts), **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [("transformer-xl", {"same_length": True}), ("compressive", {}), ("compressive", {"bptt": 1})],
+)
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_tuple_of_equal_lengths_is_the_same_to_the_bit_as_the_number(model, settings, bounded):
+    results = []
+    for lengths in ({}, {"mem_len": (5, 5), "c_mem_len": (4, 4), "compression_rate": (3, 3)}):
+        torch.manual_seed(1)
+        lm = fill_zeros(MemoryLM(replace(SMALL, model=model, **settings, **lengths)))
+        torch.manual_seed(2)
+        logits, losses, memory = read(lm, text(), some_starts() if bounded else None)
+        (logits.square().mean() + losses.sum()).backward()
+        grads = [p.grad for p in lm.parameters() if p.grad is not None]
+        results.append([logits, losses, *memory.mem, *memory.c_mem, *memory.sources, *grads])
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize(("model", "settings"), [*CASES, ("transformer-xl", SPANS)])
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_decoder_writes_what_one_pass_reads(model, settings, bounded):
+    lm, tokens = small_lm(model, **settings).eval(), text()
+    starts = some_starts() if bounded else None
+    logits, _, memory = read(lm, tokens[:56], None if starts is None else starts[:56])
+    decoder = Decoder(lm, 2)
+    for t in range(0, 56, 3):
+        end = min(t + 3, 56)
+        last = decoder.read(tokens[t:end], None if starts is None else starts[t:end])
+    torch.testing.assert_close(last, logits[-1], **EXACT)
+    found = decoder.memory()
+    for a, b in zip((*found.mem, *found.c_mem), (*memory.mem, *memory.c_mem), strict=True):
+        torch.testing.assert_close(a, b, **EXACT)
+    taken_up = Decoder(lm, 2, memory)
+    wanted = lm(tokens[56:], memory).logits[-1]
+    torch.testing.assert_close(taken_up.read(tokens[56:]), wanted, **EXACT)
+
+
+@pytest.mark.parametrize(("model", "settings"), CASES)
+def test_a_document_at_the_edge_of_every_layers_slots_is_read_as_in_a_fresh_stream(model, settings):
+    lm, tokens, starts = small_lm(model, **settings).eval(), text(80), torch.zeros(80, 2, dtype=torch.bool)
+    starts[24] = True  # 12 positions fill whole slots of 2, 3 and 4
+    found, losses, _ = read(lm, tokens, starts)
+    memory, fresh, fresh_losses = None, [], []
+    for begin, end in [(24, 28), *((t, min(t + 7, 80)) for t in range(28, 80, 7))]:
+        logits, memory, loss = lm(tokens[begin:end], memory)
+        fresh.append(logits)
+        fresh_losses.append(loss)
+    torch.testing.assert_close(found[24:], torch.cat(fresh), **EXACT)
+    torch.testing.assert_close(losses[4:], torch.stack(fresh_losses)[1:], **EXACT)
+
+
+@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
+def test_an_empty_memory_of_full_length_is_as_none(model):
+    lm, tokens = small_lm(model, **LENGTHS), text()
+    memory = Memory.empty(lm.config, 2)
+    assert [len(mem) for mem in memory.mem] == ([2, 9, 0] if model == "transformer-xl" else [0, 8, 0])
+    torch.testing.assert_close(read(lm, tokens, memory=memory)[0], read(lm, tokens)[0], **EXACT)
+
+
+def test_layers_learn_from_their_own_compressions_in_segments_where_others_compress_nothing():
+    lm = small_lm("compressive", segment_len=4, **(LENGTHS | {"mem_len": (0, 8, 3)}))
+    seen, memory = [], None
+    for tokens in text(24).split(4):
+        _, memory, loss = lm(tokens, memory)
+        learning = [list(layer.compress.parameters()) for layer in lm.transformer.layers]
+        grads = [torch.autograd.grad(loss, ps, allow_unused=True, retain_graph=True) for ps in learning]
+        seen.append([grad[0] is not None and bool(grad[0].any()) for grad in grads])
+    assert [True, False, True] in seen
+    assert [True, True, True] in seen
+
+
+def test_stacks_take_a_layer_each():
+    shared = small_lm("compressive").transformer.layers[0]
+    layers = [
+        CompressiveTransformerLayer(
+            d_model=12, self_attn=shared.self_attn, feed_forward=shared.feed_forward, dropout_prob=0.0,
+            compress=Conv1dCompression(rate, 12),
+        )
+        for rate in (2, 5)
+    ]  # fmt: skip
+    assert CompressiveTransformer(layers, 2).compression_rates == [2, 5]
+    with pytest.raises(ValueError, match="2 layers came for n_layers=3"):
+        CompressiveTransformer(layers, 3)
+
+
+@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
+def test_models_and_memories_are_saved_and_taken_up_again(model, tmp_path):
+    lm, tokens = small_lm(model, **LENGTHS).eval(), text(40, 1)
+    lm.save_pretrained(tmp_path)
+    loaded = MemoryLM.from_pretrained(tmp_path)
+    assert loaded.config == lm.config
+    reader = Decoder(lm, 1)
+    reader.read(tokens)
+    save_memory(reader, tmp_path / "memory.safetensors")
+    again, more = load_memory(loaded, tmp_path / "memory.safetensors"), text(20, 1)
+    torch.testing.assert_close(again.read(more), reader.read(more), **EXACT)
+    memory = reader.memory()
+    kept = memory_from_tensors(memory_tensors(memory), 3)
+    assert all(map(torch.equal, (*kept.mem, *kept.c_mem), (*memory.mem, *memory.c_mem)))
+
+
+def test_what_is_measured_of_a_model_knows_each_layers_lengths():
+    config = replace(SMALL, model="compressive", **LENGTHS)
+    assert config.positions_of_layers == [2 + 15, 9, 12]
+    assert config.remembered_positions == 17
+    assert config.longest_attention == 7 + 9  # the second layer's
+    facts = memory_facts(config)
+    assert facts["memory"] == {"one_layer": 17, "all_layers": 38}
+    assert facts["keys"] == pytest.approx((7 + 9 + 3) / 3)
+    layers = [
+        replace(config, n_layers=1, mem_len=own.mem_len, c_mem_len=own.c_mem_len, compression_rate=2)
+        for own in config.layer_lengths
+    ]
+    assert attention_operations(config) == sum(map(attention_operations, layers))
+    prompts = side_by_side([torch.ones(85, dtype=torch.int64), torch.ones(3, dtype=torch.int64)], config)
+    assert prompts.ends == (85, 3)  # a shift by whole segments and whole slots would be one of 84
+    lm, tokens = small_lm("compressive", **LENGTHS), text(200, 1).flatten()
+    mass = attention_mass(lm, tokens, streams=2, segments=2)
+    for layer, of_layer in enumerate(mass.by_place):
+        for head in of_layer:
+            assert sum(head) == pytest.approx(1)
+            assert bool(head[0]) == bool(lm.config.layer_lengths[layer].c_mem_len)
+
+
+def test_arms_and_lengths_are_given_layer_by_layer():
+    options = "--model compressive --n-layers 4 --mem-len 32 32 128 128 --compression-rate 2"
+    config = parse_train(options.split(), Train()).config.model
+    assert (config.mem_len, config.c_mem_len, config.compression_rate) == ((32, 32, 128, 128), 64, 2)
+    train = small_training()
+    train = replace(train, model=replace(train.model, mem_len=(8, 16), c_mem_len=4))
+    (arm,) = arms_of_models(["transformer-xl"], train, equal_keys=True)
+    assert training_of(arm, train).model.mem_len == (12, 20)
+    (arm,) = read_arms(["low: model=transformer-xl mem_len=[4,16]"], train)
+    assert training_of(arm, train).model.mem_len == (4, 16)
+    model = with_lengths(small_lm("transformer-xl"), mem_len=(1, 3))
+    assert model.config.layer_lengths[1].mem_len == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mem_len": (3, 4)}, r"mem_len=\(3, 4\) is for 2 layers, but n_layers=4; give one number for each"),
+        ({"compression_rate": (1, 1, 0, 1)}, r"compression_rate=\(1, 1, 0, 1\) is too small; use at least 1"),
+        ({"c_mem_len": (1, -1, 0, 1)}, r"c_mem_len=\(1, -1, 0, 1\) is negative; use 0 for none"),
+        ({"mem_len": (1, 2.0, 3, 4)}, "is a float; give a whole number, an int, or a tuple of them"),
+        ({"mem_len": [1, 2, 3, 4]}, "is a list; give a whole number, an int, or a tuple of them"),
+        (
+            {"mem_len": (1, 2, 0, 4), "same_length": True},
+            "same_length=True is for model='transformer-xl' with",
+        ),
+    ],
+)
+def test_lengths_that_can_not_be_are_an_error(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**settings)
+
+
+def test_memories_and_positions_that_do_not_fit_are_an_error():
+    one, lm = torch.zeros(3, 2, 12), small_lm("transformer-xl")
+    unequal = Memory((one, torch.zeros(4, 2, 12)))
+    with pytest.raises(
+        ValueError, match="mem has 3 positions in layer 0 and 4 in layer 1; layers of the same"
+    ):
+        lm(text(7), unequal)
+    by_layer = small_lm("transformer-xl", mem_len=(5, 3), positions="learned")
+    by_layer(text(7), unequal)
+    with pytest.raises(
+        ValueError, match=r"a memory of 4 positions in layer 1 was given to .* keeps 3 at most"
+    ):
+        Decoder(by_layer, 2, unequal)
+    with pytest.raises(
+        ValueError, match=r"a memory of 4 positions in layer 1 was given to .* which has none"
+    ):
+        small_lm("transformer-xl", mem_len=(5, 0))(text(7), unequal)
+    with pytest.raises(
+        ValueError, match="attention over 13 positions was asked for, but the model learned 12"
+    ):
+        with_lengths(by_layer, mem_len=(2, 6))
