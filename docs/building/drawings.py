@@ -13,7 +13,9 @@ from torch import Tensor
 
 from memformers.kernels.naive import relative_shift
 from memformers.models.config import ModelConfig
-from memformers.models.memory import Memory, MemoryLengths, compress_oldest, keep_newest
+from memformers.models.lengths import MemoryLengths
+from memformers.models.memory import Memory
+from memformers.models.remembering import compress_oldest, keep_newest
 
 COLOURS = {"segment": "#56B4E9", "memory": "#F0A35E", "compressed memory": "#5CC5A5", "forgotten": "#EEEEEE"}
 INK, FAINT = "#222222", "#9A9A9A"

@@ -1,7 +1,7 @@
 """What a page may ask for in a line of its own: source lines, and tables of other files.
 
-!source memformers.models.memory.keep_newest         a function, method or class, without its docstring
-!source memformers.models.memory.newest from "a" to "b"  its lines from the one with a to the one with b
+!source memformers.models.remembering.keep_newest         a function, method or class, without its docstring
+!source memformers.models.remembering.newest from "a" to "b"  its lines from the one with a to the one with b
 !table docs/results/tiny_shakespeare/report.md 2         the second table of a Markdown file
 """
 

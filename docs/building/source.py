@@ -27,9 +27,9 @@ class Excerpt:
 
 
 def excerpt(name: str, first: str = "", last: str = "") -> Excerpt:
-    """The function, method or class called ``name``, such as ``memformers.models.memory.keep_newest``, with
-    its head and without its docstring; or only its lines from the first that contains ``first`` to the next
-    that contains ``last``.
+    """The function, method or class called ``name``, such as
+    ``memformers.models.remembering.keep_newest``, with its head and without its docstring; or
+    only its lines from the first that contains ``first`` to the next that contains ``last``.
 
     Raises ValueError for a name or a text that is not there, so that a page can't outlive its code.
     """

@@ -9,8 +9,8 @@ from torch import Tensor
 from memformers.common.errors import UserError
 from memformers.data.streams import Segment
 from memformers.models.language_model import LMScores, MemoryLM
-from memformers.models.lengths import most
-from memformers.models.memory import Memory, MemoryLengths
+from memformers.models.lengths import MemoryLengths, most
+from memformers.models.memory import Memory
 from memformers.models.scores import Scores
 
 Control = Callable[[Memory], Memory]

@@ -20,7 +20,8 @@ from memformers.models.boundaries import check_starts, first_of_document, valid_
 from memformers.models.compression import slots_of
 from memformers.models.language_model import MemoryLM
 from memformers.models.lengths import LayerLengths, by_layer
-from memformers.models.memory import Leaving, Memory
+from memformers.models.memory import Memory
+from memformers.models.remembering import Leaving
 from memformers.models.stack import eval_mode
 
 

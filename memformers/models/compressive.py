@@ -14,13 +14,14 @@ from memformers.models.auto_encoder import CompressionAutoEncoder
 from memformers.models.checks import check_memory
 from memformers.models.compression import CompressionLossName, rate_of, slots_of
 from memformers.models.layers import CompressiveTransformerLayer
-from memformers.models.lengths import ByLayer, LayerLengths
-from memformers.models.memory import Leaving, Memory, MemoryLengths, compress_oldest, slots_to_compress
+from memformers.models.lengths import ByLayer, LayerLengths, MemoryLengths
+from memformers.models.memory import Memory
 from memformers.models.reconstruction import (
     AttentionReconstructionLoss,
     AutoEncodingLoss,
     check_compression_loss,
 )
+from memformers.models.remembering import Leaving, compress_oldest, slots_to_compress
 from memformers.models.stack import MemoryStack
 
 

@@ -24,8 +24,7 @@ from memformers.models.compression import (
     CompressionStart,
 )
 from memformers.models.layers import Norm, check_norm
-from memformers.models.lengths import ByLayer, LayerLengths, by_layer
-from memformers.models.memory import MemoryLengths
+from memformers.models.lengths import ByLayer, LayerLengths, MemoryLengths, by_layer
 
 ModelName = Literal["transformer", "transformer-xl", "compressive"]
 EmbeddingName = Literal["plain", "adaptive"]

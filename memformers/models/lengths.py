@@ -4,9 +4,16 @@ Fewer long memories may do: Rae & Razavi 2020 (arXiv 2007.03356) gave them to so
 those far from the text.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from memformers.common.errors import UserError
+
+if TYPE_CHECKING:
+    from memformers.models.memory import Memory
 
 ByLayer = int | tuple[int, ...]
 """A number for all layers, or one for each, beginning with the layer that reads the text."""
@@ -75,3 +82,86 @@ class LayerLengths:
     def positions(self) -> int:
         """How many positions are remembered, where a slot stands for c of them."""
         return self.mem_len + self.c_mem_len * self.compression_rate
+
+
+@dataclass(frozen=True)
+class MemoryLengths:
+    """How much a model remembers: each length is that of all layers, or a tuple with one for each."""
+
+    mem_len: ByLayer
+    """M, in positions."""
+    c_mem_len: ByLayer = 0
+    """C, in slots."""
+    compression_rate: ByLayer = 1
+    """c, the positions that a slot stands for."""
+    bptt: int = 0
+    """How many compressions back f_c learns from the language model's loss."""
+    segment_len: int = 1
+    """S, in positions: a compression makes ⌈S / c⌉ slots after a whole segment."""
+
+    def of_layers(self, n_layers: int) -> list[LayerLengths]:
+        """The lengths of each of ``n_layers`` layers. Raises ValueError for a tuple of another length."""
+        lengths = (
+            by_layer(self.mem_len, n_layers, "mem_len"),
+            by_layer(self.c_mem_len, n_layers, "c_mem_len"),
+            by_layer(self.compression_rate, n_layers, "compression_rate"),
+        )
+        return [LayerLengths(*own, self.bptt, self.segment_len) for own in zip(*lengths, strict=True)]
+
+    def check_kind(self, memory: "Memory", model: str, n_layers: int) -> None:
+        """Raise ValueError for a ``memory`` of a kind that ``model``, of ``n_layers`` layers, doesn't keep,
+        or in which layers of the same lengths don't remember the same positions."""
+        for name, mem in (("mem", memory.mem), ("c_mem", memory.c_mem), ("sources", memory.sources)):
+            if mem and mem[0].dim() != 3:  # which may have no length at all
+                raise UserError(
+                    f"{name} of layer 0 was expected as [length, batch, d_model]; it is "
+                    f"{list(mem[0].shape)}. Use a memory as the model gives it."
+                )
+            self._check_alike(name, mem, n_layers)
+        for came, limit, memory_of in self._limits(memory, n_layers):
+            if came and not limit:
+                raise UserError(
+                    f"{memory_of} was given to a model={model!r}, which has none; use it with the model that "
+                    f"made it."
+                )
+
+    def check_fits(self, memory: "Memory", model: str, n_layers: int) -> None:
+        """Raise ValueError for a ``memory`` that ``model``, of ``n_layers`` layers, can't have made: another
+        kind, or longer."""
+        self.check_kind(memory, model, n_layers)
+        for came, limit, memory_of in self._limits(memory, n_layers):
+            if came > limit:
+                raise UserError(
+                    f"{memory_of} was given to a model={model!r}, which keeps {limit} at most; use it with "
+                    f"the model that made it."
+                )
+
+    @property
+    def _differ(self) -> bool:
+        return any(isinstance(x, tuple) for x in (self.mem_len, self.c_mem_len, self.compression_rate))
+
+    def _check_alike(self, name: str, mem: Sequence[Tensor], n_layers: int) -> None:
+        of_each = self.of_layers(n_layers)
+        for layer, (tensor, own) in enumerate(zip(mem, of_each, strict=False)):
+            same = of_each.index(own) if self._differ else 0
+            if len(tensor) != len(mem[same]):
+                raise UserError(
+                    f"{name} has {len(mem[same])} positions in layer {same} and {len(tensor)} in layer "
+                    f"{layer}; layers of the same lengths remember the same positions."
+                )
+
+    def _limits(self, memory: "Memory", n_layers: int) -> list[tuple[int, int, str]]:
+        """Of all parts of each layer's memory: the length that came, the longest there can be, and how to
+        name it. A memory of another depth is refused elsewhere."""
+        limits = []
+        for layer, own in enumerate(self.of_layers(n_layers)):
+            where = f" in layer {layer}" if self._differ else ""
+            parts = (
+                (memory.mem, own.longest_memory, "a memory of {} positions"),
+                (memory.c_mem, own.c_mem_len, "a compressed memory of {} slots"),
+                (memory.sources, own.source_positions, "a memory with sources of {} positions"),
+            )
+            for tensors, longest, named in parts:
+                for tensor in tensors[layer : layer + 1]:
+                    limits.append((len(tensor), longest, named.format(len(tensor)) + where))
+        return limits

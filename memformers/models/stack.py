@@ -16,10 +16,11 @@ from memformers.models.boundaries import check_starts, check_valid, first_of_doc
 from memformers.models.checks import check_memory
 from memformers.models.compression import needs_attention
 from memformers.models.layers import MemoryLayer
-from memformers.models.lengths import ByLayer, LayerLengths, by_layer
-from memformers.models.memory import Leaving, Memory, MemoryLengths
+from memformers.models.lengths import ByLayer, LayerLengths, MemoryLengths, by_layer
+from memformers.models.memory import Memory
 from memformers.models.most_used import attention_received
 from memformers.models.positions import Sinusoids
+from memformers.models.remembering import Leaving
 
 
 class MemoryStack(nn.Module, ABC):

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from memformers.models.layers import TransformerXLLayer
-from memformers.models.lengths import ByLayer, LayerLengths
-from memformers.models.memory import Leaving, Memory, MemoryLengths, keep_newest
+from memformers.models.lengths import ByLayer, LayerLengths, MemoryLengths
+from memformers.models.memory import Memory
+from memformers.models.remembering import Leaving, keep_newest
 from memformers.models.stack import MemoryStack
 
 

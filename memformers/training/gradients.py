@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from memformers.data.streams import IGNORED
 from memformers.models.boundaries import slots_left_out, valid_afterwards
 from memformers.models.language_model import MemoryLM
-from memformers.models.lengths import most
-from memformers.models.memory import Memory, MemoryLengths, slots_to_compress
+from memformers.models.lengths import MemoryLengths, most
+from memformers.models.memory import Memory
 from memformers.models.memory_streams import joined_streams, some_streams
+from memformers.models.remembering import slots_to_compress
 from memformers.training.config import TrainConfig
 from memformers.training.ranks import Forward, Ranks, averaging, full_tensor
 from memformers.training.segments import Part

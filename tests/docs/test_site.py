@@ -167,7 +167,7 @@ def test_a_search_finds_guides_before_the_reference_and_names_in_the_reference(s
     guides = {"--resume": "checkpoints", "install": "quick-start", "compression rate": "", "--mem-len": ""}
     command = ["node", ROOT / "tests/docs/search.js", *files, *guides, "keep_newest"]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
-    assert found.pop("keep_newest")[0] == "api/memformers.models.memory.html"
+    assert found.pop("keep_newest")[0] == "api/memformers.models.remembering.html"
     for query, pages_found in found.items():
         assert pages_found[0].startswith(guides[query])
         assert not pages_found[0].startswith(("api/", "notebooks/", "results/"))

@@ -10,7 +10,8 @@ from memformers.evaluation.controls import controls_of
 from memformers.evaluation.recall_by_distance import distance_edges, recall_by_distance
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import LMScores
-from memformers.models.memory import Memory, compress_oldest
+from memformers.models.memory import Memory
+from memformers.models.remembering import compress_oldest
 from memformers.models.scores import Scores
 from tests.builders import small_lm
 

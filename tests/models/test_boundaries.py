@@ -6,14 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memformers.models.boundaries import EVERYTHING, first_of_document, newest_start
-from memformers.models.memory import (
-    Memory,
-    MemoryLengths,
-    compress_oldest,
-    keep_newest,
-    memory_from_tensors,
-    memory_tensors,
-)
+from memformers.models.lengths import MemoryLengths
+from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
+from memformers.models.remembering import compress_oldest, keep_newest
 from tests.builders import MODELS, SMALL, small_compressive, small_lm, small_xl
 
 LENGTHS = st.integers(0, 9)

@@ -15,7 +15,8 @@ from memformers import (
     MaxCompression,
 )
 from memformers.generation.decoding import Decoder
-from memformers.models.memory import Memory, MemoryLengths
+from memformers.models.lengths import MemoryLengths
+from memformers.models.memory import Memory
 from tests.builders import fill_zeros, small_compressive, small_lm
 
 LENGTHS = MemoryLengths(mem_len=5, c_mem_len=4, compression_rate=3)

@@ -5,13 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memformers.models.memory import (
-    Memory,
-    MemoryLengths,
-    compress_oldest,
-    keep_newest,
-    slots_to_compress,
-)
+from memformers.models.lengths import MemoryLengths
+from memformers.models.memory import Memory
+from memformers.models.remembering import compress_oldest, keep_newest, slots_to_compress
 
 LENGTHS = st.integers(0, 13)
 SEGMENTS = st.lists(st.integers(1, 11), min_size=1, max_size=12)

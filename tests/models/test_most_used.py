@@ -12,7 +12,8 @@ from memformers.generation.decoding import Decoder
 from memformers.models import most_used
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
-from memformers.models.memory import Memory, MemoryLengths
+from memformers.models.lengths import MemoryLengths
+from memformers.models.memory import Memory
 from memformers.models.most_used import attention_received
 from tests.builders import SMALL, small_lm
 

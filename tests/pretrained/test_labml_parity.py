@@ -17,7 +17,9 @@ from labml_nn.transformers.xl.relative_mha import (  # noqa: E402
 from memformers import AttentionReconstructionLoss, from_labml  # noqa: E402
 from memformers.kernels.naive import causal_mask  # noqa: E402
 from memformers.models.language_model import MemoryLM, ModelConfig  # noqa: E402
-from memformers.models.memory import Memory, MemoryLengths, compress_oldest, keep_newest  # noqa: E402
+from memformers.models.lengths import MemoryLengths  # noqa: E402
+from memformers.models.memory import Memory  # noqa: E402
+from memformers.models.remembering import compress_oldest, keep_newest  # noqa: E402
 from tests.builders import fill_zeros, small_compressive, small_xl  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("float64")
