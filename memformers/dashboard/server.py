@@ -144,12 +144,14 @@ def take(lock: int, folder: Path) -> str:
 def listen(host: str, port: int) -> socket.socket:
     """A socket at ``host`` and ``port``; ValueError where there can be none."""
     if not 0 <= port < 1 << 16:  # some systems take the rest of a division instead
-        raise UserError(f"host={host!r} and port={port} are no address of this machine: use 0 to 65535.")
+        raise UserError(f"port={port} of host={host!r} is out of range; use 0 to 65535.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
     except (OSError, OverflowError) as error:
-        raise UserError(f"host={host!r} and port={port} are no address of this machine: {error}") from None
+        raise UserError(
+            f"host={host!r} and port={port} are not an address of this machine: {error}"
+        ) from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

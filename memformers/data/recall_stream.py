@@ -41,8 +41,8 @@ class RecallStream:
         """Raise UserError, saying what doesn't fit."""
         if self.keys < 1 or self.values < 2:
             raise UserError(
-                f"keys={self.keys} and values={self.values} leave nothing to recall; use 1 key and 2 values "
-                f"at least."
+                f"keys={self.keys} and values={self.values} leave nothing to recall; use at least 1 key "
+                f"and 2 values."
             )
         if not 0.0 < self.set_probability < 1.0:
             raise UserError(f"set_probability={self.set_probability} must be between 0 and 1.")
@@ -82,7 +82,7 @@ def recall_segments(
     while True:
         limit = longest(start) if longest else FOREVER
         if limit < 1:
-            raise UserError(f"longest={limit} leaves nothing to ask for; use at least 1.")
+            raise UserError(f"longest={limit} is too small; use at least 1.")
         position = np.arange(start, start + segment_len)
         sets = drawn_sets(rng, stream, last_set.max(axis=1), position, limit)  # [S, B]
         key, value = (rng.integers(n, size=sets.shape) for n in (stream.keys, stream.values))  # [S, B]

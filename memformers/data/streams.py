@@ -62,7 +62,7 @@ def training_segments(
     """
     check_length(len(tokens), batch_size, segment_len)
     if documents and sum(documents) != len(tokens):
-        raise UserError(f"documents of {sum(documents):,} tokens in all came for {len(tokens):,} tokens.")
+        raise UserError(f"the documents must have {len(tokens):,} tokens in total; {sum(documents):,} came.")
     epoch, position = place
     while True:
         inputs, targets, starts = (
@@ -71,7 +71,9 @@ def training_segments(
             else ordered(tokens, batch_size, stretch, seed, epoch)
         )
         if not 0 <= position <= len(inputs):
-            raise UserError(f"position={position:,} is outside of streams of {len(inputs):,} tokens.")
+            raise UserError(
+                f"position={position:,} must be from 0 to {len(inputs):,}, the tokens of a stream."
+            )
         yield from cut(inputs, targets, segment_len, position, epoch, starts)
         epoch, position = epoch + 1, 0
 
@@ -154,7 +156,7 @@ def evaluation_segments(tokens: Tensor, batch_size: int, segment_len: int) -> It
 def stream_length(n_tokens: int, batch_size: int) -> int:
     """Tokens in each of ``batch_size`` streams that together predict all but the first token."""
     if n_tokens < 2:
-        raise UserError(f"a text of {n_tokens} tokens has nothing to predict; use 2 at least.")
+        raise UserError(f"a text of {n_tokens} tokens has nothing to predict; use at least 2.")
     return -(-(n_tokens - 1) // batch_size)
 
 
@@ -185,6 +187,6 @@ def check_length(n_tokens: int, batch_size: int, segment_len: int) -> None:
     if n_tokens < needed:
         raise UserError(
             f"a text of {n_tokens:,} tokens is too short for {batch_size} streams of a segment of "
-            f"{segment_len}, which take {needed:,}; use a longer text, a smaller batch_size or a "
+            f"{segment_len}, which need {needed:,}; use a longer text, a smaller batch_size or a "
             f"shorter segment_len."
         )

@@ -48,7 +48,9 @@ def relative_attention(
     if reason:
         raise ValueError(f"kernel='{kernel}' {reason}; use kernel='auto' or 'naive'.")
     if kernel == "augmented":
-        raise ValueError("kernel='augmented' takes sinusoids, not r; name it when building the attention.")
+        raise ValueError(
+            "kernel='augmented' needs sinusoids instead of r; choose it when you build the attention."
+        )
     if kernel == "blocked":
         return blocked.relative_attention(
             query, key, value, r, u=u, v=v, s=s, first=first, dropout_prob=dropout_prob
@@ -76,7 +78,7 @@ def obstacle(kernel: KernelName, query: Tensor, mask: Tensor | None, dropout_pro
         return what_fused_lacks(query, dropout_prob)
     if kernel == "augmented" or query.device.type == "cpu":
         return ""
-    return f"runs on CPU, and the model is on {query.device}"
+    return f"runs on CPU, but the model is on {query.device}"
 
 
 def what_fused_lacks(query: Tensor, dropout_prob: float) -> str:
@@ -84,10 +86,10 @@ def what_fused_lacks(query: Tensor, dropout_prob: float) -> str:
     if importlib.util.find_spec("triton") is None:
         return "needs Triton, which is not installed (pip install triton)"
     if dropout_prob:
-        return f"can't drop attention probabilities, and dropout_prob={dropout_prob}"
+        return f"can't drop attention probabilities, but dropout_prob={dropout_prob}"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if query.device.type != "cuda" and not interpreted:
-        return f"runs on a GPU, and the model is on {query.device}"
+        return f"runs on a GPU, but the model is on {query.device}"
     if query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return f"takes float32, float16 and bfloat16, and the model works in {query.dtype}"
-    return "" if query.shape[-1] <= 128 else f"takes heads of at most 128, and d_head={query.shape[-1]}"
+        return f"takes float32, float16 and bfloat16, but the model works in {query.dtype}"
+    return "" if query.shape[-1] <= 128 else f"takes d_head up to 128, but d_head={query.shape[-1]}"

@@ -27,8 +27,8 @@ def no_second_derivative(kernel: str) -> Callable[..., NoReturn]:
 
     def backward(*_: object) -> NoReturn:
         raise NotImplementedError(
-            f"kernel={kernel!r}, which kernel='auto' may take by size, has no second derivative; build the "
-            f"model with kernel='naive' for it."
+            f"kernel={kernel!r}, which kernel='auto' chooses for some sizes, has no second derivative; "
+            f"build the model with kernel='naive' to compute one."
         )
 
     return backward

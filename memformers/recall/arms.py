@@ -75,7 +75,7 @@ class Setting:
     def __post_init__(self) -> None:
         """Raise UserError, saying what doesn't fit."""
         if not 0.0 <= self.growing <= 1.0:
-            raise UserError(f"growing={self.growing} is a fraction of the training, in [0, 1].")
+            raise UserError(f"growing={self.growing} must be a fraction of the training, in [0, 1].")
         if self.evaluated < 1:
             raise UserError(f"evaluated={self.evaluated} positions are too few; use at least 1.")
 

@@ -144,5 +144,5 @@ def read_run(folder: Path) -> ArmRun:
     path = folder / CONFIG
     data: dict[str, Any] = read_json(path)
     if not isinstance(more := data.pop(RECALL, None), dict):
-        raise UserError(f"{path} is no config of a recall experiment: it has no {RECALL!r}.")
+        raise UserError(f"{path} is not the config of a recall experiment: it has no {RECALL!r}.")
     return ArmRun(saved_config(data, str(path)), config_from_dict(OfAnArm, more, str(path)))

@@ -89,18 +89,18 @@ def united(config: RecallConfig, plan: Plan, folder: Path) -> Plan:
     """``plan``, and what ``folder`` was begun for; ValueError for one of other settings."""
     saved = read_json(folder / PLAN)
     if not {"setting", "arms", "seeds"} <= saved.keys():
-        raise UserError(f"{folder / PLAN} is of no experiment of ours; name a new folder.")
+        raise UserError(f"{folder / PLAN} is not the plan of a recall experiment; name a new folder.")
     train = asdict(saved_config(saved["setting"]["train"], str(folder / PLAN)))
     settings = (saved["setting"] | {"train": train}, asdict(config.setting))
     before, now = (json.loads(json.dumps(setting)) for setting in settings)
     if changes := differences(before, {k: v for k, v in now.items() if k not in ARMS}):
         raise UserError(
-            f"{folder} has results of other settings: {changes}. Leave them out, or name a new folder."
+            f"{folder} has results with other settings: {changes}. Leave them out, or name a new folder."
         )
     ours = {arm["name"]: arm for name in ARMS for arm in now[name]}
     older: dict[str, Any] = {"settings": {}}  # what arms of earlier versions didn't have
     if other := [arm["name"] for arm in saved["arms"] if ours.get(arm["name"]) != older | arm]:
-        raise UserError(f"{folder} has results of another {', '.join(other)}; name a new folder.")
+        raise UserError(f"{folder} has results of {', '.join(other)} with other settings; name a new folder.")
     begun = {arm["name"] for arm in saved["arms"]}
     arms = tuple(arm for arm in config.base.all_arms if arm.name in begun | {arm.name for arm in plan.arms})
     all_of_it = Plan(arms, max(plan.seeds, saved["seeds"]))
@@ -133,7 +133,7 @@ def train_all(config: RecallConfig, plan: Plan, folder: Path, dashboard: str) ->
     try:
         return sorted(due[number] for number, code in ended if code)
     except (KeyboardInterrupt, SystemExit):
-        print(f"finished trainings are kept in {folder}; --resume goes on.", file=sys.stderr)
+        print(f"finished trainings are kept in {folder}; continue with --resume.", file=sys.stderr)
         raise
 
 

@@ -121,7 +121,7 @@ class Feed:
         try:
             return {series["name"]: last_number(series["last_step"]) for series in answer["series"]}
         except (KeyError, TypeError, ValueError, struct.error):
-            raise OSError("it answers with something that labml's server doesn't") from None
+            raise OSError("its answer is not one of labml's server") from None
 
     def _set_against(self, run: str, other: str) -> None:
         """Let labml's comparison of a run be with the ``other``, unless one was chosen."""
@@ -167,7 +167,7 @@ def post(api: str, run: str, packet: Mapping[str, Any], seconds: float) -> dict[
     packets = [{"time": time.time(), "once": True, **packet}]
     answer = ask_json(f"{api}/track?{urlencode(query)}", seconds, packets)
     if not isinstance(answer, dict):
-        raise OSError("it answers with something that labml's server doesn't")
+        raise OSError("its answer is not one of labml's server")
     if errors := [error for error in answer.get("errors", []) if "warning" not in error]:
         raise OSError(f"it refuses the run: {errors[0].get('message', errors[0])}")
     return answer

@@ -103,7 +103,7 @@ class TrainingState:
         for counted in fields(self):
             value = getattr(self, counted.name)
             if isinstance(value, int | float) and not value >= 0:
-                raise UserError(f"{counted.name}={value} can't be; a training counts up from 0.")
+                raise UserError(f"{counted.name}={value} must be 0 or more.")
 
     @property
     def progress(self) -> Progress:

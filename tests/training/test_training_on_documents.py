@@ -162,7 +162,7 @@ def test_documents_in_which_nothing_can_be_predicted_are_an_error(lengths, tmp_p
     monkeypatch.setattr(run_module, "load_corpus", lambda *_: corpus)
     config = small_training(batch_size=1, model="transformer")
     config = replace(config, model=replace(config.model, segment_len=1))
-    with pytest.raises(ValueError, match=r"some leaves documents of a single token to (train|validate) on"):
+    with pytest.raises(ValueError, match=r"some has only documents of a single token to (train|validate) on"):
         train_run(config, tmp_path / "run")
 
 

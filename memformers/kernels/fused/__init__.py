@@ -145,9 +145,9 @@ def choose_tiling(query: Tensor, *, backward: bool) -> dict[str, Any]:
     """
     E = query.shape[-1]
     if E > 128:
-        raise ValueError(f"the fused kernel takes heads of at most 128 numbers, and d_head={E}.")
+        raise ValueError(f"the fused kernel takes d_head up to 128; d_head={E} came.")
     if query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise ValueError(f"the fused kernel takes float32, float16 and bfloat16, not {query.dtype}.")
+        raise ValueError(f"the fused kernel takes float32, float16 and bfloat16; {query.dtype} came.")
     W = max(16, triton.next_power_of_2(E))  # a product needs 16
     if query.dtype == torch.float32:
         N, warps, stages = (32, 8, 1) if W <= 64 else (16, 8, 1)
