@@ -1,4 +1,4 @@
-"""Which kernel computes an attention: the one that was named, or the fastest that can."""
+"""Chooses the kernel of an attention: the one that is named, or the fastest that can compute it."""
 
 import importlib.util
 import os
@@ -13,8 +13,9 @@ from memformers.kernels.transforms import is_transformed
 KernelName = Literal["auto", "naive", "blocked", "fused", "augmented"]
 
 WORTH_BLOCKING = 1 << 19
-"""Scores, over all heads and streams, from which on the blocked kernel is the faster in whole training
-steps: 2 MiB in float32. Below, the naive kernel's temporaries fit the cache, and it takes fewer calls."""
+"""The number of scores, over all heads and streams, from which the blocked kernel is faster in whole
+training steps: 2 MiB in float32. With fewer, the naive kernel's temporaries fit into the cache, and it needs
+fewer calls."""
 
 
 def relative_attention(
@@ -31,10 +32,10 @@ def relative_attention(
     dropout_prob: float = 0.0,
     kernel: KernelName = "auto",
 ) -> Tensor:
-    """[`memformers.kernels.naive.relative_attention`][] by ``kernel``; ``"auto"`` picks by device, size and
-    what is asked. The same arguments and result, ``[B, H, S, E]``. Raises ValueError for a named kernel that
-    can't do it, among them ``"augmented"``, which takes sinusoids and W_R instead of r and is called where
-    those are."""
+    """[`memformers.kernels.naive.relative_attention`][] computed by ``kernel``; ``"auto"`` chooses one by
+    device, size and arguments. Its arguments and its result, ``[B, H, S, E]``, are the same. Raises
+    ValueError for a named kernel that can't compute this, such as ``"augmented"``, which takes sinusoids and
+    W_R instead of r and is called by the attention module."""
     transformed = is_transformed(query, key, value, r, u, v, s)
     if kernel == "auto":
         kernel = "naive" if transformed else fastest(query, key, mask, dropout_prob)
@@ -55,15 +56,15 @@ def relative_attention(
         return blocked.relative_attention(
             query, key, value, r, u=u, v=v, s=s, first=first, dropout_prob=dropout_prob
         )
-    from memformers.kernels import fused  # not above: Triton is there for GPUs, and not on every machine
+    from memformers.kernels import fused  # here, since not every machine has Triton
 
     return fused.relative_attention(query, key, value, r, u=u, v=v, s=s, first=first)
 
 
 def fastest(query: Tensor, key: Tensor, mask: Tensor | None, dropout_prob: float) -> KernelName:
-    """The kernel that ``"auto"`` stands for, with ``query [B, H, S, E]`` and ``key [B, H, K, E]``. On a GPU
-    that is the naive one: the fused kernel is right in Triton's interpreter, but nobody has measured it yet,
-    so it runs for those who name it."""
+    """The kernel that ``"auto"`` chooses for ``query [B, H, S, E]`` and ``key [B, H, K, E]``. On a GPU this
+    is the naive one: the fused kernel is correct in Triton's interpreter, but has not been measured yet, so
+    it runs only if it is named."""
     scores = query.shape[:3].numel() * key.shape[2]
     if scores >= WORTH_BLOCKING and not obstacle("blocked", query, mask, dropout_prob):
         return "blocked"
