@@ -226,7 +226,7 @@ def plan_runs(runs: Mapping[str, Planned], folder: Path) -> dict[str, str]:
 
 
 def print_links(runs: Mapping[str, Planned], ids: Mapping[str, str], dashboard: str) -> None:
-    """Print where labml's comparison shows the arms of the first seed, each beside the baseline, if a
+    """Print where labml's comparison shows the arms of the first seed, each with the baseline, if a
     dashboard runs that has both."""
     api = sent_to(dashboard)
     first = next(iter(runs.values())).seed
@@ -240,8 +240,8 @@ def print_links(runs: Mapping[str, Planned], ids: Mapping[str, str], dashboard: 
 
 
 def pin_corpus(corpus: Corpus, folder: Path, document_separator: str = "") -> str:
-    """What each training is to load, with the ``document_separator``, so that all get this very corpus,
-    whatever the network or a cache would give them: a word for the built-in play, else a file or folder."""
+    """The corpus for each training to load, with the ``document_separator``, so that all read the same one,
+    whatever the network or a cache contains: a word for the built-in play, otherwise a file or folder."""
     if corpus.is_stand_in:
         return STAND_IN
     if corpus.is_builtin:

@@ -120,7 +120,7 @@ def disturbed(
 
 def went_on_at(training: Training) -> int:
     """The step from which a resumed training continued."""
-    said = re.compile(r"goes on at token ([\d,]+)")
+    said = re.compile(r"continues at token ([\d,]+)")
     until(lambda: bool(said.search(training.said)) or training.process.poll() is not None)
     if not (found := said.search(training.said)):
         raise RuntimeError(f"the training wasn't resumed:\n{training.said}")

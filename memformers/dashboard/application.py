@@ -125,7 +125,7 @@ async def track(request: Request, labml_token: str) -> Response:
         return JSONResponse({"errors": [{"error": "invalid_data", "message": message}]}, 400)
     before = series_names(run_id)
     if any(packet.get("series", 0) > len(before) for packet in packets):
-        missing = "what the run sent before is not here any more; it is sent again"
+        missing = "the earlier data of the run is missing here; the run sends it again"
         return JSONResponse({"errors": [{"error": "forgotten", "message": missing}]})
     for packet in packets:
         if is_known(run_id):

@@ -249,7 +249,7 @@ def optimizer_tensors(model: MemoryLM, optimizers: Optimizers) -> dict[str, Tens
 def moment_shapes(
     model: MemoryLM, optimizers: Optimizers, kept: Mapping[str, Tensor]
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of what the optimizers keep, for all parameters of which anything was kept."""
+    """The shapes of the optimizers' tensors, for all parameters that have some."""
     known, learner = {key.rpartition("/")[0] for key in kept}, learners(optimizers)
     return {
         f"{name}/{what}": () if what == "step" else tuple(parameter.shape)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Forward = Callable[[Sequence[Part], Memory], tuple[list[LMScores], Memory]]
-"""What stands for a model in a training step: successive segments and the memory before them to the losses of
+"""The forward pass of a training step: from successive segments and the memory before them to the losses of
 each, and the memory after them."""
 
 
@@ -265,7 +265,7 @@ def is_part(tensor: Tensor) -> "TypeGuard[DTensor]":
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """A weight or a moment of any shape, of which each rank may hold a part; then every rank must ask."""
+    """A weight or a moment of any shape, whole; if each rank holds a part, all ranks must call this."""
     return tensor.full_tensor() if is_part(tensor) else tensor
 
 

@@ -89,8 +89,8 @@ def go_on(
     its state and how many records belong to it. Later records are removed. Without any checkpoint, the
     training starts from the beginning.
 
-    Raises UserError where there are checkpoints, but none can be used, and OSError, with nothing changed,
-    where one can't be read, or not by all ranks.
+    Raises UserError if there are checkpoints, but none can be used, and OSError, without changing anything,
+    if one can't be read by some or all ranks.
     """
     ranks, checkpoints = ranks or Ranks(), folder / CHECKPOINTS
     if ranks.first:
@@ -111,7 +111,7 @@ def go_on(
         say_passed_over if ranks.first else lambda *_: None,
     )
     state = checkpoint.put(model, state.optimizers)
-    ranks.say(f"goes on at token {state.tokens:,}, from {path}")
+    ranks.say(f"continues at token {state.tokens:,}, from {path}")
     if ranks.first:
         note_other_environment(path, model.device)
         for later in folders[: folders.index(path)]:

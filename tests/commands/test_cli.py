@@ -93,7 +93,7 @@ def test_resume_takes_the_newest_run_in_runs_with_its_own_settings_and_refuses_o
     assert other.said("can't be resumed with other settings: learning_rate 0.01 → 0.002")
     resumed = run("train", "--resume", "--keep-checkpoints", 1)
     assert resumed.code == 0, resumed.err
-    assert "goes on at token" in resumed.out
+    assert "continues at token" in resumed.out
     assert read_json(folder / "result.json")["tokens"] >= 1500
     config = read_json(folder / "config.json")
     assert (config["learning_rate"], config["keep_checkpoints"], config["batch_size"]) == (0.01, 1, 4)

@@ -98,7 +98,7 @@ def test_a_run_that_a_signal_to_any_rank_stopped_goes_on_with_another_number(tex
     output, _ = start(
         folder, *options, "--parallel", parallel[after], "--resume", processes=after
     ).communicate()
-    assert "goes on at token" in output
+    assert "continues at token" in output
     wanted, got = (without_times(read_metrics(f)) for f in (tmp_path / "alone", folder))
     for a, b in zip(wanted, got, strict=True):
         for name in a:  # of near ties, rounding may choose the other

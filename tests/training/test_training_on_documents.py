@@ -201,7 +201,7 @@ def test_two_processes_go_on_with_documents_bit_for_bit(files, tmp_path):
     for later in numbered(folder / "checkpoints")[:-1]:
         shutil.rmtree(later)
     said, _ = start(folder, *options, "--resume", processes=2).communicate()
-    assert "goes on at token 640" in said
+    assert "continues at token 640" in said
     newest = [numbered(f / "checkpoints")[0] for f in (whole, folder)]
     assert newest[0].name == newest[1].name == "000000002048"
     for name in ("model.safetensors", "optimizer.safetensors", "memory.safetensors"):
