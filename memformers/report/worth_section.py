@@ -166,7 +166,6 @@ def cell(differences: Measured, name: str) -> str:
 
 
 def measured(difference: Measured) -> Mean:
-    """A difference of the file as a [`Mean`][memformers.common.intervals.Mean]; without an interval, it
-    claims nothing."""
+    """A difference of the file as a Mean; without an interval, it claims nothing."""
     half = difference["half_width"]
     return Mean(difference["mean"], math.nan if half is None else half, 1 if half is None else 2)
