@@ -1,7 +1,7 @@
 """No memory, Transformer-XL and Compressive Transformer, side by side on Tiny Shakespeare.
 
-Run it with ``python experiments/compare.py``; ``--scale 0.1`` is a glimpse, ``--help`` lists every
-setting. Each model trains in a process of its own, tracked by labml; only the memory differs.
+Run it with ``python experiments/compare.py``; ``--scale 0.1`` is a short trial, ``--help`` lists every
+setting. Each model trains in a separate process, tracked by labml; only the memory differs.
 """
 
 from memformers.commands.compare import Compare

@@ -34,7 +34,7 @@ MODELS = {
 }
 """A query attends to 64 keys before its segment in both."""
 LARGEST = 2_000_000
-"""Bytes that the weights of one model may have."""
+"""The largest size of one model's weights, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,19 @@ class Pretraining:
     """Train the models that come with the package, and put them into it."""
 
     data: str = ""
-    """The file of Tiny Shakespeare; by default as a training finds it."""
+    """The file of Tiny Shakespeare; by default the one that a training uses."""
     tokens: int = 8_000_000
-    """How long to train each model: the number of tokens seen."""
+    """The number of tokens on which each model is trained."""
     seed: int = 0
-    """Of the initial weights and of the order of the text."""
+    """The seed of the initial weights and of the order of the text."""
     runs: Path = Path("runs/pretrained")
     """Folder of the two trainings."""
     out: Path = PACKAGED
-    """Where the models are put, each in a folder of its own; by default into the package."""
+    """The folder for the models, each in a sub-folder; by default in the package."""
 
 
 def main(pretraining: Pretraining) -> None:
-    """Train each model, put it where it belongs, and say what it reaches."""
+    """Train each model, copy it to its folder, and print its loss."""
     if load_corpus(pretraining.data).is_stand_in:
         raise UserError("Tiny Shakespeare was neither found nor downloaded; name its file with --data.")
     for name, network in MODELS.items():
@@ -68,7 +68,7 @@ def main(pretraining: Pretraining) -> None:
 
 def put(run: Path, folder: Path) -> dict[str, Any]:
     """Write the model of a finished ``run`` to ``folder`` with its weights in bfloat16, and evaluate these
-    weights on the whole held-out text; returns the recipe that is written beside them. UserError where they
+    weights on the whole held-out text; returns the recipe that is written beside them. UserError if they
     are larger than [`LARGEST`][]."""
     model, tokenizer = load_checkpoint(run, torch.device("cpu"))
     weights = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}

@@ -1,7 +1,7 @@
-"""What each memory recalls, by distance: Transformer-XL and the Compressive Transformer at equal keys.
+"""The recall of each memory by distance: Transformer-XL and the Compressive Transformer at equal keys.
 
-Run it with ``python experiments/recall.py``; ``--quick`` is a glimpse, ``--help`` lists every setting. Each
-arm trains from each seed in a process of its own, tracked by labml; only the memory differs.
+Run it with ``python experiments/recall.py``; ``--quick`` is a short trial, ``--help`` lists every setting.
+Each arm trains from each seed in a separate process, tracked by labml; only the memory differs.
 """
 
 from memformers.commands.recall import Recall

@@ -68,7 +68,7 @@ class CompareConfig:
     def __post_init__(self) -> None:
         """Raise ValueError, saying what doesn't fit."""
         if not 0.0 < self.scale < math.inf:
-            raise UserError(f"scale={self.scale} must be above 0, and finite.")
+            raise UserError(f"scale={self.scale} must be a finite number above 0.")
         if len(set(self.models)) < len(self.models):
             raise UserError(f"models={' '.join(self.models)} must name each model once.")
         if self.seeds < 1:
@@ -78,7 +78,7 @@ class CompareConfig:
         if self.train.parallel != "single":
             raise UserError(
                 f"parallel={self.train.parallel!r} can't be used in a comparison, which starts its trainings "
-                f"one by one; train each with torchrun, and let memformers report set them side by side."
+                f"one by one; train each with torchrun, and compare them with memformers report."
             )
         check_arms(self.planned_arms(), self.shared)
 
@@ -169,16 +169,16 @@ def united(config: CompareConfig, folder: Path) -> Plan:
     before = saved_config(saved.train, str(folder / COMPARISON))
     if changes := differences(asdict(before), asdict(config.shared)):
         raise UserError(
-            f"{folder} is a comparison of other settings: {changes}. Leave them out, or name a new folder."
+            f"{folder} is a comparison with other settings: {changes}. Leave them out, or name a new folder."
         )
     arms = {arm.name: arm for arm in saved.arms}
     for arm in config.planned_arms(beside=list(arms)):
         old, new = (training_of(a, config.shared) for a in (arms.setdefault(arm.name, arm), arm))
         if changes := differences(asdict(old), asdict(new)):
             raise UserError(
-                f"{folder} has an arm {arm.name} of other settings: {changes}. Give it another name, or name "
-                f"a new folder. (Beside the Compressive Transformer, Transformer-XL's memory is longer, but "
-                f"with --no-equal-keys.)"
+                f"{folder} has an arm {arm.name} with other settings: {changes}. Give it another name, or "
+                f"name a new folder. (In a comparison with the Compressive Transformer, Transformer-XL's "
+                f"memory is longer, unless --no-equal-keys is given.)"
             )
     check_arms(list(arms.values()), config.shared)
     seeds = max(config.seeds, len({run.seed for run in saved.runs.values()}))
@@ -226,7 +226,7 @@ def plan_runs(runs: Mapping[str, Planned], folder: Path) -> dict[str, str]:
 
 
 def print_links(runs: Mapping[str, Planned], ids: Mapping[str, str], dashboard: str) -> None:
-    """Print where labml's comparison shows the arms of the first seed, each beside the baseline, if a
+    """Print where labml's comparison shows the arms of the first seed, each with the baseline, if a
     dashboard runs that has both."""
     api = sent_to(dashboard)
     first = next(iter(runs.values())).seed
@@ -240,8 +240,8 @@ def print_links(runs: Mapping[str, Planned], ids: Mapping[str, str], dashboard: 
 
 
 def pin_corpus(corpus: Corpus, folder: Path, document_separator: str = "") -> str:
-    """What each training is to load, with the ``document_separator``, so that all get this very corpus,
-    whatever the network or a cache would give them: a word for the built-in play, else a file or folder."""
+    """The corpus for each training to load, with the ``document_separator``, so that all read the same one,
+    whatever the network or a cache contains: a word for the built-in play, otherwise a file or folder."""
     if corpus.is_stand_in:
         return STAND_IN
     if corpus.is_builtin:

@@ -133,10 +133,10 @@ def test_a_dashboard_finds_all_runs_together_each_beside_the_baseline_of_its_see
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train": {"seed": 1}}, "is a comparison of other settings: seed 0 → 1. Leave them out, or name"),
-        ({"scale": 2.0}, "is a comparison of other settings: tokens 1024 → 2048"),
-        ({"equal_keys": False}, "has an arm transformer-xl of other settings: model.mem_len 20 → 16"),
-        ({"arms": ("long: model=transformer-xl mem_len=99",)}, "arm long of other settings: model.mem_len"),
+        ({"train": {"seed": 1}}, "is a comparison with other settings: seed 0 → 1. Leave them out, or name"),
+        ({"scale": 2.0}, "is a comparison with other settings: tokens 1024 → 2048"),
+        ({"equal_keys": False}, "has an arm transformer-xl with other settings: model.mem_len 20 → 16"),
+        ({"arms": ("long: model=transformer-xl mem_len=99",)}, "arm long with other settings: model.mem_len"),
     ],
 )  # fmt: skip
 def test_a_comparison_of_other_settings_is_refused_and_nothing_is_lost(changes, message, compared, tmp_path):

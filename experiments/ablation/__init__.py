@@ -1,1 +1,1 @@
-"""The Compressive Transformer's own ablation: what compresses, and what it learns from."""
+"""The ablation of the Compressive Transformer: compression functions, and the losses that train them."""

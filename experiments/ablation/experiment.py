@@ -1,4 +1,4 @@
-"""Which rows of the ablation to train, on what and for how long, and training them."""
+"""The settings of an ablation, and its trainings."""
 
 import os
 from dataclasses import dataclass, replace
@@ -17,10 +17,10 @@ from memformers.runs.folder import PAGE, REPORT, check_named, check_nothing_is_l
 from memformers.training.config import TrainConfig
 
 TEXT = TrainConfig(model=MEMORIES, tokens=500_000)
-"""How each row is trained on the text, but for its memory."""
+"""The training of each row on the text, without its memory."""
 RECALL_TOKENS = 1_000_000
 QUICK_TOKENS = 16_384
-"""Of each training in a glimpse."""
+"""Tokens of each training with --quick."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Ablation:
     dashboard that runs on this machine, if one does."""
 
     def __post_init__(self) -> None:
-        """Raise UserError, saying what doesn't fit."""
+        """Raise UserError for settings that are out of range."""
         known = [row.name for row in ROWS]
         for name in self.arms:
             if name not in known:
@@ -65,10 +65,10 @@ class Ablation:
             raise UserError(f"arms={' '.join(self.arms)} must name each row once.")
         if self.resume and self.out is None:
             raise UserError("name the ablation to resume as --out.")
-        _ = self.text, self.recall  # which say what doesn't fit
+        _ = self.text, self.recall  # which check their settings
 
     def folder(self) -> Path:
-        """Where the ablation goes, or is."""
+        """The folder of the ablation."""
         return self.out or new_folder("ablation")
 
     @property
@@ -104,10 +104,10 @@ class Ablation:
 
 
 def ablation(config: Ablation, folder: Path) -> Path:
-    """Train what ``folder`` doesn't have yet, and write the report of all that it has; returns its page.
+    """Train what ``folder`` doesn't have yet, and write the report of all trainings; returns its page.
 
     A training that fails doesn't stop the others. Raises ValueError for a folder that already holds an
-    ablation (to be resumed: of other settings), and, when the report is written, where a training failed.
+    ablation (when resumed: with other settings), and, after writing the report, if a training failed.
     """
     check_named(folder)
     begun = any((folder / task).exists() for task in ("text", "recall"))

@@ -22,7 +22,7 @@ LOOKS = {
     "right_within": {"color": "#009E73", "marker": "^"},
 }
 APART = 0.24
-"""Between the marks of one row, where rows are 1 apart."""
+"""The distance between the marks of one row; rows have a distance of 1."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Marks:
 
 
 def save_figures(findings: Findings, folder: Path) -> dict[str, Path]:
-    """Draw what each row reaches, and its differences to the base if there are any, into ``folder``, as PNG
+    """Draw the results of each row, and its differences to the base if there are any, into ``folder``, as PNG
     and as SVG; returns the paths of the PNGs by name."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = {"ablation": values(findings)}
@@ -81,7 +81,7 @@ def differences(findings: Findings) -> Figure:
 
 
 def marks(measure: Measure, means: Sequence[Mean | None]) -> Marks:
-    """Those of ``measure``."""
+    """The marks of ``measure``."""
     return Marks(measure.label, means, LOOKS[measure.name], measure.scale)
 
 
@@ -107,7 +107,7 @@ def stacked(panels: dict[str, list[Marks]], labels: Sequence[str]) -> Figure:
 
 
 def draw(axes: Axes, marks: Marks, below: float) -> None:
-    """A mark for each row, with its interval where there is one, so far ``below`` the row's middle."""
+    """A mark for each row, with its interval if there is one, at the distance ``below`` the row's middle."""
     known = [(row + below, mean) for row, mean in enumerate(marks.means) if mean is not None]
     axes.errorbar(
         x=[marks.scale * mean.mean for _, mean in known],

@@ -1,4 +1,4 @@
-"""What the ablation's trainings found, over seeds: ``results.json`` and ``results.csv``."""
+"""The results of the ablation's trainings, over seeds: ``results.json`` and ``results.csv``."""
 
 import csv
 import math
@@ -28,23 +28,23 @@ class Measure:
     task: str
     label: str
     of: Callable[[Result], float | None]
-    """None where there was nothing to measure."""
+    """Returns None if there was nothing to measure."""
     scale: float
-    """What it is multiplied by where it is shown: 100 for per cent."""
+    """The factor by which it is multiplied when it is shown: 100 for percent."""
     better: int
     """Whether more of it is better, 1, or less, −1."""
 
 
 def band() -> tuple[int, int]:
-    """The distances, in positions, at which one layer needs slots to look so far: from where Transformer-XL
-    with as many keys ends, to where slots end."""
+    """The distances, in positions, that one layer reaches only with slots: from the end of Transformer-XL's
+    memory with the same number of keys, to the end of the slots."""
     setting = SETTINGS["near"]
     return setting.sees_back(setting.arm("transformer-xl")), setting.sees_back(setting.arm("conv"))
 
 
 def right_between(result: Result, low: int, high: int) -> float | None:
-    """The share of what was set from ``low`` to before ``high`` positions ago that is answered rightly, in
-    the distance bins that lie between them."""
+    """The fraction of right answers about values that were set from ``low`` to before ``high`` positions ago,
+    in the distance bins between them."""
     edges = result["recall"]["edges"]
     bins = [i for i in range(len(edges) - 1) if low <= edges[i] and edges[i + 1] <= high]
     return share(result["recall"], bins)
@@ -60,34 +60,34 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Findings:
-    """What there is."""
+    """The results of an ablation."""
 
     arms: dict[str, dict[str, Arm]]
-    """By task, each row's runs that ended well, by the row's name."""
+    """By task, the finished runs of each row, by the row's name."""
     missing: tuple[str, ...]
-    """Trainings that were planned and didn't end well, in words."""
+    """Planned trainings that did not finish, in words."""
 
     @property
     def rows(self) -> list[Row]:
-        """Those of which there are results, in the order of the table."""
+        """The rows that have results, in the order of the table."""
         return [row for row in ROWS if any(row.name in arms for arms in self.arms.values())]
 
     @property
     def measures(self) -> list[Measure]:
-        """Those of the tasks that there are."""
+        """The measures of the tasks that have results."""
         return [measure for measure in MEASURES if measure.task in self.arms]
 
     @property
     def compared(self) -> bool:
-        """Whether any row can be set beside the base."""
+        """Whether any row can be compared with the base."""
         return any(self.difference(measure, row) for measure in self.measures for row in self.rows)
 
     def first(self, task: str) -> FinishedRun:
-        """A run that stands for the others of ``task`` in what all share."""
+        """A run that represents all runs of ``task`` for properties that they share."""
         return next(iter(self.arms[task].values())).first
 
     def title(self, task: str) -> str:
-        """What ``task`` is called: the text's name, or that of the other one."""
+        """The name of ``task``: that of its text or stream."""
         return str(self.first(task).facts["corpus"]["name"])
 
     def by_seed(self, measure: Measure, row: Row) -> dict[int, float]:
@@ -97,13 +97,14 @@ class Findings:
         return {seed: value for seed, value in found.items() if value is not None}
 
     def mean(self, measure: Measure, row: Row) -> Mean | None:
-        """Over seeds; None where there is no value."""
+        """The mean over seeds; None without a value."""
         values = list(self.by_seed(measure, row).values())
         return mean_of(values) if values else None
 
     def difference(self, measure: Measure, row: Row) -> Mean | None:
-        """How much more of it ``row`` has than the base, seed by seed, over the seeds of both: from the same
-        seed they begin with the same weights and read the same. None for the base, and without a seed."""
+        """The difference of ``row`` to the base, paired by seed, over the seeds of both: from the same seed
+        they begin with the same weights and read the same data. None for the base, and without a common
+        seed."""
         if row == BASE_ROW:
             return None
         ours, base = self.by_seed(measure, row), self.by_seed(measure, BASE_ROW)
@@ -112,7 +113,7 @@ class Findings:
 
 
 def read_findings(folder: Path) -> Findings:
-    """All that the two experiments in ``folder`` have found so far."""
+    """All results of the two experiments in ``folder`` so far."""
     arms: dict[str, dict[str, Arm]] = {}
     missing: list[str] = []
     plans = {"text": text_runs(folder / "text"), "recall": recall_runs(folder / "recall")}
@@ -138,7 +139,7 @@ def text_runs(folder: Path) -> Iterator[tuple[Path, Row, int]]:
 
 
 def recall_runs(folder: Path) -> Iterator[tuple[Path, Row, int]]:
-    """Likewise of the recall experiment."""
+    """The runs of the recall experiment in ``folder`` that are rows of ours, finished or not."""
     rows = {row.recall: row for row in ROWS}
     plan: Mapping[str, Any] = (
         read_json(folder / PLAN) if (folder / PLAN).is_file() else {"arms": [], "seeds": 0}
@@ -150,7 +151,7 @@ def recall_runs(folder: Path) -> Iterator[tuple[Path, Row, int]]:
 
 def write_results(findings: Findings, folder: Path) -> None:
     """Write every value, mean and paired difference into ``folder``; half widths are of 95 % intervals by
-    Student's t, None where there is one seed."""
+    Student's t, None for one seed."""
     rows = [
         {
             "name": row.name,

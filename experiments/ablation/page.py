@@ -15,7 +15,7 @@ from memformers.report.page import plain, render_html
 from memformers.runs.folder import FIGURES, PAGE, REPORT
 
 FEWEST_TOKENS = {"text": 500_000, "recall": 500_000}
-"""Trainings on fewer show that all of it runs, and not what a compression is worth."""
+"""Shorter trainings show that everything works, and not what a compression is worth."""
 TITLES = {"ablation": "What each row reaches", "differences": f"Differences to {BASE_ROW.label}"}
 CAPTIONS = {
     "ablation": "Each row of the table, in the paper's order; above, the paper's figures on enwik8. Fewer "
@@ -70,8 +70,8 @@ def warnings(findings: Findings) -> list[str]:
 
 
 def claims(findings: Findings, measure: Measure) -> str:
-    """What the seeds allow to be claimed of one measure, in a paragraph: a difference to the base only where
-    its interval leaves out zero."""
+    """The claims about one measure that the seeds support, in a paragraph: a difference to the base only if
+    its interval does not contain zero."""
     about = f"**{findings.title(measure.task)}, {measure.label}**, against {BASE_ROW.label}"
     found = [(row, findings.difference(measure, row)) for row in findings.rows]
     known = [(row, d) for row, d in found if d is not None]
@@ -96,12 +96,12 @@ def claims(findings: Findings, measure: Measure) -> str:
 
 
 def upper(text: str) -> str:
-    """With a capital letter in front."""
+    """The text with a capital letter at the beginning."""
     return text[:1].upper() + text[1:]
 
 
 def limits(findings: Findings) -> str:
-    """What all this doesn't show."""
+    """The limits of the results, in a paragraph."""
     n = sum(findings.difference(m, row) is not None for m in findings.measures for row in findings.rows)
     chance = (
         f"Each of the {n} intervals here leaves out zero by chance once in twenty, so a single one that does "
@@ -147,7 +147,7 @@ def differences(findings: Findings) -> str:
 
 
 def costs(findings: Findings) -> str:
-    """What each row's network has and takes on each task."""
+    """The sizes and the costs of each row's network on each task."""
     head, columns = ["row"], []
     for task in findings.arms:
         name = findings.title(task)
@@ -163,7 +163,7 @@ def costs(findings: Findings) -> str:
 
 
 def cost(arm: Arm | None) -> list[str]:
-    """Of one row on one task."""
+    """The cells of one row for one task."""
     if arm is None:
         return ["–"] * 3
     config = arm.first.config["model"]
@@ -173,7 +173,7 @@ def cost(arm: Arm | None) -> list[str]:
 
 
 def how_it_was_made(findings: Findings) -> str:
-    """What is needed to make it again."""
+    """The information that is needed to repeat the ablation."""
     rows = []
     for task in findings.arms:
         run, environment = findings.first(task), findings.first(task).facts["environment"]
@@ -206,14 +206,14 @@ def shown(measure: Measure, value: Mean | None) -> str:
 
 
 def amount(measure: Measure, difference: Mean) -> str:
-    """How large a difference is, whichever its sign."""
+    """The absolute value of a difference, with its interval."""
     return shown(measure, Mean(abs(difference.mean), difference.half_width, difference.n)).replace(
         "%", "points"
     )
 
 
 def signed(measure: Measure, difference: Mean | None) -> str:
-    """A difference with its sign, in the table of them."""
+    """A difference with its sign, as a cell of the table."""
     if difference is None:
         return "–"
     sign = "−" if difference.mean < 0 else "+"

@@ -1,4 +1,4 @@
-"""The rows of the ablation, in the order of the paper's table, and what each of them is on both tasks."""
+"""The rows of the ablation, in the order of the paper's table, and the arm of each on both tasks."""
 
 import json
 import shlex
@@ -13,20 +13,20 @@ from memformers.training.arms import keys_of_layers
 
 @dataclass(frozen=True)
 class Row:
-    """One memory that is set beside the others."""
+    """One memory of the ablation."""
 
     name: str
-    """As the command line and the folders of the text's runs have it."""
+    """The name on the command line and of the folders of the text's runs."""
     label: str
-    """As tables and figures have it."""
+    """The name in tables and figures."""
     recall: str
-    """The arm of the recall experiment that it is there."""
+    """The name of its arm in the recall experiment."""
     paper: float | None = None
-    """Bits per character on enwik8 (Rae et al. 2020, arXiv 1911.05507), where the paper has this row."""
+    """Bits per character on enwik8 (Rae et al. 2020, arXiv 1911.05507), if the paper has this row."""
 
 
 BASE_ROW = Row("conv", "conv., attention", "conv", 0.973)
-"""What the others are compared with: the paper's own choice."""
+"""The row that the others are compared with: the paper's own choice."""
 ROWS = (
     Row("transformer-xl", "Transformer-XL, equal keys", "transformer-xl"),
     Row("bptt", "conv., BPTT", "bptt", 0.996),

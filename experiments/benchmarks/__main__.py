@@ -1,7 +1,7 @@
-"""Measure ours beside its peers: whole training steps, and attention alone.
+"""Measure our implementation and others: whole training steps, and attention alone.
 
-Run it with ``make bench`` or ``python -m experiments.benchmarks``; it writes ``results.json`` (what was
-measured), ``RESULTS.md`` and ``figures/`` (what it says) beside itself. A part of it, or a quick run,
+Run it with ``make bench`` or ``python -m experiments.benchmarks``; it writes ``results.json`` (the
+measurements), ``RESULTS.md`` and ``figures/`` (the report) to its own folder. A part of it, or a quick run,
 writes into ``runs/benchmarks`` unless told otherwise.
 """
 
@@ -32,19 +32,19 @@ class Options:
     """A part of it; variants are our own training steps with starts of documents and with each compression,
     report measures nothing and writes RESULTS.md anew from results.json."""
     quick: bool = False
-    """Two steps of the smallest sizes each: shows that everything runs, measures nothing."""
+    """Two steps of the smallest sizes each: shows that everything works, and measures nothing."""
     out: Path | None = None
-    """The folder for what comes out."""
+    """The folder of the results."""
 
     @property
     def folder(self) -> Path:
-        """Where results go: beside this file for everything or a new report, else into runs/."""
+        """The folder of the results: that of this file for everything or a new report, otherwise runs/."""
         whole = self.only in ("everything", "report") and not self.quick
         return self.out or (HERE if whole else ROOT / "runs" / "benchmarks")
 
 
 def main(options: Options) -> None:
-    """Measure, and write everything down."""
+    """Measure, and write the results."""
     options.folder.mkdir(parents=True, exist_ok=True)
     path = options.folder / "results.json"
     if options.only != "report":

@@ -1,5 +1,5 @@
 """Attention alone, forward and backward with the gradients of all six inputs, against the length of
-memory: ours, the definition, and PyTorch's own attention with the positions as a bias."""
+memory: our kernel, the definition, and PyTorch's own attention with the positions as a bias."""
 
 import math
 import time
@@ -24,9 +24,9 @@ from memformers.kernels import blocked, naive
 B, H, S, E = 2, 8, 512, 64
 MEMORY_LENGTHS = (512, 1024, 2048, 4096, 8192)
 TOLERANCE = 1e-5
-"""RMS error relative to the RMS value, at most, of the output and of every gradient."""
+"""The largest RMS error relative to the RMS value, of the output and of every gradient."""
 LIMIT = 6 << 30
-"""Bytes an implementation may need, about; where it would need more, it isn't run."""
+"""The approximate limit of an implementation's memory in bytes; if it would need more, it isn't run."""
 Attention = Callable[..., Tensor]
 
 
@@ -50,7 +50,7 @@ IMPLEMENTATIONS: dict[str, tuple[Attention, int]] = {
     NAIVE: (naive.relative_attention, 6),
     SDPA: (sdpa, 4),
 }
-"""Each with how many tensors of all scores it may hold at a time, about."""
+"""Each with about how many tensors of all scores it may store at a time."""
 
 
 def random_inputs(memory_len: int, queries: int = S) -> dict[str, Tensor]:
@@ -75,7 +75,7 @@ def forward_and_backward(attention: Attention, inputs: dict[str, Tensor]) -> lis
 
 
 def check_parity(attention: Attention, inputs: dict[str, Tensor], expected: list[Tensor]) -> float:
-    """The largest error against what the definition gave; ValueError beyond the tolerance."""
+    """The largest error against the definition's results; ValueError above the tolerance."""
     came = forward_and_backward(attention, inputs)
     errors = {
         name: relative_error(a, b)
@@ -115,7 +115,8 @@ def measure(memory_len: int, *, repeats: int, children: bool = True) -> dict[str
     return {
         "memory_len": memory_len,
         "keys": K,
-        # Forward 3 products, of content, of positions and with values; backward 2 of the same size for each.
+        # Forward: 3 products, of content, of positions and with values; backward: 2 of the same size for
+        # each.
         "flops": 9 * 2 * B * H * S * K * E,
         "errors": errors,
         "not run": absent,
@@ -128,8 +129,8 @@ def measure(memory_len: int, *, repeats: int, children: bool = True) -> dict[str
 
 
 def extra_memory(name: str, memory_len: int) -> int | None:
-    """Bytes that one forward and backward pass needs beside its inputs, at most; for a process of its
-    own. A small pass comes first: what PyTorch sets up once is nobody's."""
+    """The most bytes that one forward and backward pass needs besides its inputs; call it in a separate
+    process. A small pass comes first, so that PyTorch's own initialization isn't counted."""
     attention, _ = IMPLEMENTATIONS[name]
     forward_and_backward(attention, random_inputs(64, queries=64))
     inputs = random_inputs(memory_len)

@@ -1,5 +1,5 @@
 """Attention alone on a GPU, in bfloat16: our fused kernel, FlexAttention with the positions as a bias,
-and PyTorch's attention without positions, which is how fast it could be at best."""
+and PyTorch's attention without positions, which is a lower bound of the time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from experiments.benchmarks.machine import first_line, relative_error
 from memformers.kernels import naive
 
 TOLERANCE = 5e-3
-"""RMS error of the output relative to the RMS value, at most, against the definition in float32."""
+"""The largest RMS error of the output relative to the RMS value, against the definition in float32."""
 FUSED, FLEX, FLOOR = "ours, fused", "FlexAttention with a bias", "SDPA without positions"
 
 
@@ -43,7 +43,8 @@ def implementations(K: int) -> dict[str, Callable[..., Tensor]]:
 
 
 def measure(memory_len: int, *, repeats: int) -> dict[str, Any]:
-    """Milliseconds of forward and backward passes and the memory they take; in ``not run``, why not."""
+    """Milliseconds of forward and backward passes and the memory that they need; ``not run`` has the reasons
+    of those that were not run."""
     torch.manual_seed(0)
     inputs = {
         name: x.detach().to("cuda", torch.bfloat16).requires_grad_()
@@ -88,7 +89,7 @@ def timed(attention: Callable[..., Tensor], inputs: dict[str, Tensor], repeats: 
 
 
 def peak(attention: Callable[..., Tensor], inputs: dict[str, Tensor]) -> int:
-    """Bytes that a pass takes beside its inputs, at most."""
+    """The most bytes that a pass needs besides its inputs."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -1,4 +1,4 @@
-"""What the measurements of attention alone say, as Markdown."""
+"""The measurements of attention alone, as Markdown."""
 
 from pathlib import Path
 from statistics import median
@@ -24,10 +24,10 @@ def attention_alone(results: list[Result]) -> list[str]:
         f"queries in {a.B} streams and {a.H} heads of {a.E}, all inputs contiguous. Outputs and gradients "
         f"agree with the naive kernel to {max(errors, default=0.0):.0e} (RMS, relative) before anything is "
         "timed. SDPA is `F.scaled_dot_product_attention` with positions and causal mask as an explicit bias, "
-        "which takes its gradient. Memory is the peak of a process of its own beside the inputs; up to "
-        f"{4 * blocked.KEPT / 2**20:.0f} MiB of probabilities, ours keeps them for the backward pass, and "
-        "computes them again beyond. The share "
-        "is of `torch.mm`'s rate, with all K keys counted for every query.",
+        "which has a gradient. Memory is the peak of a separate process, without the inputs. Ours keeps up "
+        f"to {4 * blocked.KEPT / 2**20:.0f} MiB of probabilities for the backward pass; if there are more, "
+        "it computes them again. The share is relative to `torch.mm`'s rate, with all K keys counted for "
+        "every query.",
         "",
         f"![Time and memory of attention against the number of keys]({FIGURE.as_posix()})",
         "",
@@ -59,8 +59,8 @@ def attention_on_gpu(results: Result) -> list[str]:
         "",
         "## Attention alone on a GPU",
         "",
-        f"In bfloat16, forward and backward: {FUSED}; {FLEX}, which holds every position score in memory; "
-        f"and {FLOOR}, which computes less and is a floor.",
+        f"In bfloat16, forward and backward: {FUSED}; {FLEX}, which stores every position score in memory; "
+        f"and {FLOOR}, which computes less and gives a lower bound.",
         "",
     ]
     measured = results.get("attention on GPU")

@@ -1,4 +1,4 @@
-"""The shapes that whole training steps are measured at."""
+"""The shapes of the models whose training steps are measured."""
 
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ MODELS: tuple[ModelName, ...] = ("transformer-xl", "compressive")
 
 @dataclass(frozen=True)
 class Case:
-    """A model's shape, how it is fed, and how many of its steps are timed."""
+    """A model's shape, its batch, and the number of its steps that are timed."""
 
     name: str
     config: ModelConfig
@@ -23,8 +23,8 @@ class Case:
     lucidrains: bool = False
     """Whether compressive-transformer-pytorch is measured too."""
     equal_keys: bool = False
-    """Whether Transformer-XL remembers as many positions as the Compressive Transformer has keys beside its
-    segment's, M + C."""
+    """Whether Transformer-XL's memory is as long as the Compressive Transformer's memory and compressed
+    memory together, M + C."""
 
     @property
     def tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""A process of its own, for a peak of memory that nothing else has touched; prints it in bytes.
+"""A separate process that measures a peak of memory without other influences; prints it in bytes.
 
 ``python -m experiments.benchmarks.child training CASE MODEL SIDE`` or ``… attention NAME MEMORY``.
 """
@@ -12,8 +12,8 @@ from experiments.benchmarks.cases import CASES, MODELS
 
 
 def main(arguments: list[str]) -> None:
-    """Do what the arguments say and print the peak: of the whole process for a training, what it needs
-    in addition for an attention."""
+    """Run what the arguments name and print the peak: of the whole process for a training, or the additional
+    memory for an attention."""
     torch.manual_seed(0)
     if arguments[0] == "training":
         name, model, side = arguments[1:]

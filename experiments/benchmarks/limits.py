@@ -16,9 +16,9 @@ def what_limits(steps: list[Result]) -> list[str]:
         "",
         "## What limits it",
         "",
-        "Where the time of our step goes, in percent of what the profiler saw operators take themselves "
-        "(float32, eager, 3 steps). The last column is about what our multiple of labml-nn's speed would be "
-        "if all but these same matrix products took no time:",
+        "The time of our step by kind of operator, in percent of the operators' own time that the profiler "
+        "measured (float32, eager, 3 steps). The last column is an estimate of our speed as a multiple of "
+        "labml-nn's if everything except these matrix products took no time:",
         "",
         table("case", "model", *kinds, "products alone"),
     ]
@@ -29,7 +29,7 @@ def what_limits(steps: list[Result]) -> list[str]:
 
 
 def products_alone(r: Result) -> float:
-    """Our multiple of labml-nn's speed if the matrix products of our step were all of it."""
+    """Our speed as a multiple of labml-nn's if our step consisted only of its matrix products."""
     return times_as_fast(r["seconds"][OURS], r["seconds"][LABML]).median / r["profile"]["matrix products"]
 
 

@@ -1,4 +1,4 @@
-"""Clocks and gauges: the rate of matrix products, memory of a process, runs in a process of their own."""
+"""Measures the rate of matrix products and the memory of a process, and runs parts in separate processes."""
 
 import contextlib
 import subprocess
@@ -21,8 +21,8 @@ class MatrixMultiply:
         self.a, self.b, self.out = (torch.randn(size, size) for _ in range(3))
 
     def rate(self) -> float:
-        """Floating-point operations a second, at its best: from caches that hold the matrices, into
-        memory that is there."""
+        """The highest floating-point operations a second: the matrices are in caches, and the output is
+        allocated already."""
         torch.mm(self.a, self.b, out=self.out)
         start = time.perf_counter()
         torch.mm(self.a, self.b, out=self.out)
@@ -41,7 +41,7 @@ def first_line(error: Exception) -> str:
 
 
 def resident_memory() -> int | None:
-    """Memory that this process holds now, in bytes; None where the system doesn't tell."""
+    """The memory of this process now, in bytes; None if the system doesn't report it."""
     status = Path("/proc/self/status")
     if not status.exists():
         return None

@@ -3,7 +3,7 @@
 from typing import Any
 
 Result = dict[str, Any]
-"""What was measured, or a part of it, as ``results.json`` has it."""
+"""The measurements in ``results.json``, or a part of them."""
 
 
 def table(*heads: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether ours and labml-nn's models compute the same, before anything is timed."""
+"""Checks that our models and labml-nn's compute the same before they are timed."""
 
 import torch
 import torch.nn.functional as F
@@ -10,12 +10,12 @@ from experiments.benchmarks.peers import LabmlLM
 from memformers import MemoryLM, from_labml
 
 TOLERANCE = 1e-4
-"""RMS error of a whole model in float32 relative to the RMS value, at most, in logits, reconstruction
-loss and gradient: the kernels' 1e-5, and room for several layers."""
+"""The largest RMS error of a whole model in float32 relative to the RMS value, in logits, reconstruction loss
+and gradient: the kernels' 1e-5, and more for several layers."""
 
 
 def two_alike(case: Case) -> tuple[MemoryLM, LabmlLM]:
-    """Ours and labml-nn's model with the same weights, none of them zero."""
+    """Our model and labml-nn's with the same weights, none of them zero."""
     theirs, ours = LabmlLM(case.config), MemoryLM(case.config)
     ours.load_state_dict(from_labml(theirs.state_dict(), max_positions=case.config.longest_attention))
     return ours, theirs
@@ -23,7 +23,7 @@ def two_alike(case: Case) -> tuple[MemoryLM, LabmlLM]:
 
 def check_parity(ours: MemoryLM, theirs: LabmlLM, batches: list[Tensor]) -> float:
     """The largest error of logits and reconstruction loss over segments with growing memories, until
-    some of them were compressed, and then of the gradient. Raises ValueError beyond the tolerance."""
+    some of them were compressed, and then of the gradient. Raises ValueError above the tolerance."""
     errors = {}
     our_memory, their_memory = None, None
     segments = ours.config.layer_lengths[0].mem_len // ours.config.segment_len + 3
@@ -48,7 +48,7 @@ def check_parity(ours: MemoryLM, theirs: LabmlLM, batches: list[Tensor]) -> floa
 
 
 def two_gradients(ours: MemoryLM, theirs: LabmlLM) -> tuple[Tensor, Tensor]:
-    """All of our gradient in one vector, and theirs, which go through the same map as their weights."""
+    """Our whole gradient in one vector, and theirs, converted in the same way as their weights."""
     mapped = from_labml(
         {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in theirs.named_parameters()},
         max_positions=ours.config.longest_attention,

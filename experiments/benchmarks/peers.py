@@ -1,4 +1,4 @@
-"""What we are measured against, each behind one call: tokens ``[S, B]`` and memory in; logits
+"""The other implementations, each with the same interface: tokens ``[S, B]`` and memory in; logits
 ``[S, B, vocabulary]``, the next memory and the reconstruction loss out."""
 
 import importlib
@@ -9,7 +9,7 @@ import torch
 from labml import tracker
 from torch import Tensor, nn
 
-tracker.debug = lambda *_: None  # labml-nn calls it; labml 0.5.3 has it no more
+tracker.debug = lambda *_: None  # labml-nn calls it; labml 0.5.3 no longer has it
 
 from labml_nn.transformers import compressive as labml_compressive  # noqa: E402
 from labml_nn.transformers import xl as labml_xl  # noqa: E402
@@ -83,8 +83,8 @@ class LabmlLM(nn.Module):
 
 
 class LucidrainsLM(nn.Module):
-    """compressive-transformer-pytorch's model, batch first inside, as near to ours as its settings
-    come: plain residuals, and each layer reads its own memory."""
+    """compressive-transformer-pytorch's model, batch first inside, as similar to ours as its settings
+    allow: plain residuals, and each layer reads its own memory."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()

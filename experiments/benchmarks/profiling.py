@@ -1,4 +1,4 @@
-"""Where a training step's time goes: the profiler's operators by kind."""
+"""The time of a training step by kind of operator, from the profiler."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ KINDS = {
         "mse_loss_backward", "mean", "embedding", "index_select", "embedding_dense_backward",
     },
 }  # fmt: skip
-"""Operators, without ``aten::``, of every kind but the last two."""
+"""Operators, without ``aten::``, of every kind except the last two."""
 OPTIMIZER, OTHER = "clip and optimizer", "everything else"
 
 
@@ -38,7 +38,7 @@ def kind_of(operator: str) -> str:
 
 
 def shares_of_time(step: Callable[[], object], steps: int = 3) -> dict[str, float]:
-    """The share of each kind in the time that operators themselves took, over some steps."""
+    """The fraction of each kind in the operators' own time, over some steps."""
     with profile(activities=[ProfilerActivity.CPU]) as measured:
         for _ in range(steps):
             step()

@@ -1,4 +1,4 @@
-"""What the measurements say, as Markdown and a figure."""
+"""The report of the measurements, as Markdown and a figure."""
 
 from pathlib import Path
 from statistics import median
@@ -16,14 +16,14 @@ from memformers.common.files import write_text
 
 
 def write_report(results: Result, folder: Path) -> None:
-    """``RESULTS.md`` and its figure into ``folder``, from what was measured."""
+    """Write ``RESULTS.md`` and its figure to ``folder``, from the measurements."""
     if results.get("attention"):
         draw_attention(results["attention"], folder / FIGURE)
     write_text(folder / "RESULTS.md", report(results))
 
 
 def report(results: Result) -> str:
-    """The whole report; only what was measured has a section."""
+    """The whole report, with a section for each measurement that was made."""
     lines = ["# Speed and memory beside other implementations", "", *about(results)]
     steps = results.get("training", [])
     if steps:
@@ -43,7 +43,7 @@ def report(results: Result) -> str:
 
 
 def about(results: Result) -> list[str]:
-    """What it was measured on, and how."""
+    """The machine and the method of the measurements."""
     where = results["environment"]
     packages = ", ".join(f"{name} {version}" for name, version in where["packages"].items())
     rates = [
@@ -62,9 +62,9 @@ def about(results: Result) -> list[str]:
             ]
         ),
         "",
-        "Everything is float32 and eager unless it says otherwise. The sides take one step each in turn, and "
-        "`torch.mm` is timed after every one of them. Medians; in brackets quartiles over rounds. Made by "
-        "`make bench`; every single time is in `results.json`.",
+        "Everything is float32 and eager unless another mode is named. The implementations take one step "
+        "each in turn, and `torch.mm` is timed after every step. The numbers are medians, with quartiles "
+        "over rounds in brackets. `make bench` makes this page; `results.json` has every single time.",
     ]
 
 
@@ -75,10 +75,10 @@ def beside_labml(steps: list[Result]) -> list[str]:
         "## Whole training steps beside labml-nn 0.5.1",
         "",
         "A step is forward, backward, clip and AdamW of embedding, layers and head, with learned positions, "
-        "from the same weights and with full memories. First, logits and reconstruction losses over growing "
+        "from the same weights and with full memories. Before, logits and reconstruction losses over growing "
         f"memories, and the whole gradient, are compared: they agree to "
-        f"{max(r['parity error'] for r in steps):.0e} (RMS, relative). labml-nn takes steps with PyTorch's "
-        "default AdamW, and in the last but one column with the fused one that ours has.",
+        f"{max(r['parity error'] for r in steps):.0e} (RMS, relative). labml-nn uses PyTorch's "
+        "default AdamW, and in the second-to-last column the fused one, which ours uses too.",
         "",
         table("case", "model", "ours, tokens/s", "labml-nn, tokens/s", "ratio",
               "ratio with fused AdamW", "share of `torch.mm`"),
@@ -92,11 +92,11 @@ def beside_labml(steps: list[Result]) -> list[str]:
         ))  # fmt: skip
     lines += [
         "",
-        "The share is the model's operations a second, of `torch.mm`'s. They are counted by PyTorch: the "
-        "matrix products that forward and backward pass really compute with the naive kernel, also those "
-        "that the causal mask hides.",
+        "The share is the model's operations a second divided by those of `torch.mm`. PyTorch counts them: "
+        "the matrix products that the forward and backward passes compute with the naive kernel, also "
+        "those that the causal mask hides.",
         "",
-        "Peak resident memory of a process of its own, in MiB, Python and PyTorch included:",
+        "Peak resident memory of a separate process, in MiB, with Python and PyTorch:",
         "",
         table("case", "model", "ours", "labml-nn", LUCIDRAINS),
     ]
@@ -112,8 +112,8 @@ def modes(steps: list[Result]) -> list[str]:
         "",
         "## Other modes of ours",
         "",
-        "As multiples of our own speed in float32, eager. bfloat16 is `torch.autocast` around forward and "
-        "loss. Compiled is `model.compile(fullgraph=True)`.",
+        "These are multiples of our own speed in float32, eager. bfloat16 is `torch.autocast` around forward "
+        "and loss. Compiled is `model.compile(fullgraph=True)`.",
         "",
         table("case", "model", "float32, tokens/s", "bfloat16", "compiled", "seconds to compile"),
     ]
@@ -134,16 +134,16 @@ def beside_lucidrains(steps: list[Result]) -> list[str]:
         "",
         "## Compressive Transformer beside compressive-transformer-pytorch 0.4.0",
         "",
-        "The same width, heads, depth, segment, memories and rate, plain residuals "
-        "(`gru_gated_residual=False`) and each layer its own memory (`enhanced_recurrence=False`); "
-        "reconstruction loss included. It is another architecture, so only speed can be compared:",
+        "Both have the same width, heads, depth, segment, memories and rate, plain residuals "
+        "(`gru_gated_residual=False`), a memory for each layer (`enhanced_recurrence=False`) and the "
+        "reconstruction loss. It is another architecture, so only speed can be compared:",
         "",
-        "- one table of positions for all layers, no u and no s_d, which saves it work;",
-        "- a feed-forward network of 4 D with GELU (ours on seed: 2 D; elsewhere the same width);",
-        "- the normalized inputs of a layer are remembered, so nothing is normalized again, and there is no "
+        "- it has one table of positions for all layers, no u and no s_d, which is less work;",
+        "- its feed-forward network has width 4 D and GELU (ours in the case seed: 2 D; elsewhere the same);",
+        "- it stores the normalized inputs of a layer, so it doesn't normalize memory again, and it has no "
         "final norm;",
-        "- it sets its key and value weights to take no gradient once the reconstruction loss was computed, "
-        "so its backward pass leaves them out, and they are never trained.",
+        "- it freezes its key and value weights when it computes the reconstruction loss, so its backward "
+        "pass computes no gradient of them, and they are never trained.",
         "",
         table("case", "ours, tokens/s", "compressive-transformer-pytorch, tokens/s", "ratio"),
     ]

@@ -1,4 +1,4 @@
-"""Median and quartiles of what was measured, and of ratios of what was measured in the same round."""
+"""Median and quartiles of measurements, and of ratios of measurements from the same round."""
 
 from collections.abc import Sequence
 from statistics import median, quantiles
@@ -23,5 +23,5 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def times_as_fast(seconds: Sequence[float], reference: Sequence[float]) -> Spread:
-    """How many times as fast something with these ``seconds`` is as the reference, by rounds."""
+    """The speed of something with these ``seconds`` as a multiple of the reference's, by rounds."""
     return spread([b / a for a, b in zip(seconds, reference, strict=True)])

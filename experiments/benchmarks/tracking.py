@@ -1,6 +1,6 @@
-"""What tracking costs a training: time a record takes at first and after 20,000 steps, and with a
-dashboard that never answers, beside the time of a real training step between two records; and, on Linux,
-what the processes beside it compute, that send the records and that take them, late in a long run.
+"""The costs of tracking: the time of a record at the beginning, after 20,000 steps, and with a dashboard that
+never answers, compared with the time of a real training between two records; and, on Linux, the processor
+time of the processes that send the records and receive them, late in a long run.
 
 Run it with ``python -m experiments.benchmarks.tracking``; it prints two tables.
 """
@@ -53,13 +53,13 @@ def record_interval() -> float:
 
 
 PAST, EVERY_SECONDS, WATCHED_SECONDS = 10_000, 0.25, 60.0
-"""Records of a run of 100,000 steps, which the dashboard has; how often another comes; how long it is
-watched."""
+"""The number of records that the dashboard already has, of a run of 100,000 steps; how often a new record
+comes; how long it is measured."""
 
 
 def sending_shares(metrics: int, past: int = PAST, seconds: float = WATCHED_SECONDS) -> tuple[float, float]:
-    """The shares of one core's time that the run's relay and the dashboard take late in a run, whose records
-    have this number of ``metrics`` each."""
+    """The fractions of one core's time that the run's relay and the dashboard use late in a run, whose
+    records have this number of ``metrics`` each."""
     values = {f"metric_{i}.train": 1.0 + i for i in range(metrics)}
     with TemporaryDirectory() as folder, running(Dashboard(Path(folder) / "records")) as dashboard:
         run = Path(folder) / "run"
@@ -81,7 +81,7 @@ def sending_shares(metrics: int, past: int = PAST, seconds: float = WATCHED_SECO
 
 
 def is_idle(processes: tuple[int, ...]) -> bool:
-    """Whether these compute nothing for three seconds, since they have caught up."""
+    """Whether these processes compute nothing for three seconds, since all records are processed."""
     before = sum(map(cpu_seconds, processes))
     time.sleep(3.0)
     return sum(map(cpu_seconds, processes)) - before < 0.05

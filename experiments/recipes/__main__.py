@@ -1,4 +1,4 @@
-"""Train by every recipe for equally long, and set the losses side by side.
+"""Train by every recipe for the same time, and compare the losses.
 
 Run it on a quiet machine with ``python -m experiments.recipes --data FILE --out FOLDER``. First it measures
 how many tokens a second each recipe trains, in turn; then each gets as many tokens as ``--seconds`` allow,
@@ -33,11 +33,11 @@ class Search:
     recipes: tuple[str, ...] = tuple(CANDIDATES)
     """Which of the recipes."""
     seconds: float = 125.0
-    """Of training by each recipe, on all of the machine's cores."""
+    """Seconds of training by each recipe, on all of the machine's cores."""
     seeds: int = 1
-    """How many trainings by each recipe."""
+    """The number of trainings by each recipe."""
     jobs: int = 2
-    """Trainings at a time: what a training is given is counted in tokens."""
+    """Trainings at a time; their length is a number of tokens."""
     threads: int = 1
     """Threads of each."""
 
@@ -73,8 +73,8 @@ def main(search: Search) -> None:
 
 
 def measured_speeds(names: list[str], data: str) -> dict[str, float]:
-    """Tokens a second by each recipe: the median of three rounds, in turn. Recipes whose steps are the same
-    work share one speed, so that no noise of the measurement gives one of them more tokens."""
+    """Tokens a second by each recipe: the median of three rounds, in turn. Recipes whose steps have
+    the same work share one speed, so that noise doesn't give one of them more tokens."""
     rounds = [{name: speed(name, data) for name in names} for _ in range(3)]
     alike = defaultdict(list)
     for name in names:

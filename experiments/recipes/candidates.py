@@ -1,4 +1,4 @@
-"""The recipes that were tried, each by what it has otherwise than the default one."""
+"""The recipes that were tried, each by its differences to the default one."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,12 +12,12 @@ RATES = ("learning_rate", "muon_learning_rate", "beta2", "warmup", "weight_decay
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train."""
+    """A recipe: the settings of a training."""
 
     train: dict[str, Any] = field(default_factory=dict)
     """Settings of TrainConfig that differ from its defaults."""
     network: dict[str, Any] = field(default_factory=dict)
-    """Settings of ModelConfig likewise."""
+    """Settings of ModelConfig that differ from its defaults."""
 
     def config(self, tokens: int, seed: int, data: str) -> TrainConfig:
         """The training of a Transformer-XL by this recipe."""
@@ -26,7 +26,8 @@ class Recipe:
 
     @property
     def work(self) -> TrainConfig:
-        """The same for recipes of which a step is the same work: they differ in rates, or in what is read."""
+        """A value that is equal for recipes whose steps have the same work: they differ in rates, or in the
+        data."""
         same = TrainConfig()
         return replace(
             self.config(tokens=1, seed=0, data=""),
@@ -58,4 +59,4 @@ CANDIDATES = {
     "6 layers": Recipe(network={"n_layers": 6}),
     "text from front to back": Recipe({"stretch": 0}),
 }
-"""By a short name, as the table has it."""
+"""The recipes by their short names in the table."""

@@ -1,4 +1,4 @@
-"""One recipe: how fast it trains, and what it reaches."""
+"""One recipe: its speed and its loss."""
 
 import time
 from dataclasses import replace
@@ -24,11 +24,11 @@ from memformers.training.text import prepare
 TIMED_STEPS, WARM_UP = 10, 3
 EVALUATION_STREAMS = 16
 EVALUATIONS_DRAWN = 10
-"""Of the recipes whose loss is drawn against seconds."""
+"""The number of evaluations of the recipes whose loss is drawn against seconds."""
 
 
 class Enough(Exception):
-    """So many steps are timed."""
+    """Enough steps are timed."""
 
 
 def speed(name: str, data: str) -> float:
@@ -50,8 +50,8 @@ def speed(name: str, data: str) -> float:
 
 
 def train_one(folder: Path, data: str, name: str, seed: int, tokens: int, threads: int) -> str:
-    """Train by the recipe called ``name``, in a process of its own, and keep the result in ``folder``.
-    Returns a line that says it."""
+    """Train by the recipe called ``name``, in a separate process, and save the result in ``folder``.
+    Returns a line that describes it."""
     keep_freed_memory()
     torch.set_num_threads(threads)
     config = CANDIDATES[name].config(tokens, seed, data)
@@ -81,5 +81,5 @@ def trained(config: TrainConfig, **hooks: Any) -> list[tuple[int, float]]:
 
 
 def result_of(folder: Path, name: str, seed: int) -> Path:
-    """Where the result of a training is kept."""
+    """The file of a training's result."""
     return folder / f"{name.replace(' ', '_').replace(',', '')}.{seed}.json"

@@ -1,7 +1,7 @@
-"""What two published models ask of 1, 8 and 64 GPUs, on paper: compute, memory and communication a step.
+"""The compute, memory and communication of a step of two published models on 1, 8 and 64 GPUs, as estimates.
 
-Run it with ``python -m experiments.scaling``; it prints what it writes into docs/scaling.md, and trains
-nothing. ``--help`` lists the rates that can be set.
+Run it with ``python -m experiments.scaling``; it prints the page that it writes to docs/scaling.md, and
+trains nothing. ``--help`` lists the rates that can be set.
 """
 
 from importlib.util import find_spec
@@ -12,10 +12,11 @@ from memformers.common.errors import UserError
 
 
 def main(rates: Rates) -> None:
-    """Print the tables, and write them down. Raises UserError where there is no fused kernel to count."""
+    """Print the tables and write the page. Raises UserError if Triton is missing, which the fused kernel
+    needs."""
     if find_spec("triton") is None:
         raise UserError(
-            "what the fused kernel keeps is counted with Triton; install it (pip install triton)."
+            "counting the memory of the fused kernel needs Triton; install it (pip install triton)."
         )
     text = page(rates)
     rates.out.write_text(text, encoding="utf-8")

@@ -1,7 +1,7 @@
-"""What a training step computes and keeps, counted on the model itself with no numbers in it.
+"""Counts the operations and the memory of a training step, on the model itself but without data.
 
-Its tensors have shapes and types only: on PyTorch's meta device for operations, and as fake tensors of a CPU,
-which autocast knows, for bytes. A step is one of ``batch_size`` streams with full memories.
+Its tensors have only shapes and types: for operations they are on PyTorch's meta device, and for bytes they
+are fake tensors of a CPU, which autocast supports. A step has ``batch_size`` streams with full memories.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ Counts = Counter[str]
 
 @cache
 def over_layers(count: Callable[[TrainConfig], Counts], config: TrainConfig) -> Counts:
-    """``count(config)``, from what it gives for one layer and for two where all layers are alike."""
+    """``count(config)``, computed from the counts for one layer and for two where all layers are alike."""
     if len(set(config.model.layer_lengths)) > 1:
         return count(config)
     lengths = config.model.layer_lengths[0]
@@ -48,11 +48,11 @@ def over_layers(count: Callable[[TrainConfig], Counts], config: TrainConfig) -> 
 
 def flops(config: TrainConfig) -> Counts:
     """Floating-point operations of a step's matrix products, forward and backward, by the part of the model
-    that asks for them; a product of ``[m, k]`` and ``[k, n]`` has 2·m·k·n.
+    that needs them; a product of ``[m, k]`` and ``[k, n]`` has 2·m·k·n.
 
-    Counted with the naive kernel, which computes every score, also those that the causal mask hides; and the
-    reconstruction loss does its attention by plain products. Where layers are computed again, only the total
-    is right.
+    They are counted with the naive kernel, which computes every score, also those that the causal mask hides;
+    the reconstruction loss computes its attention by plain products. If layers are computed again, only the
+    total is right.
     """
     with torch.device("meta"), sdpa_kernel(SDPBackend.MATH):
         lm = built(replace(config, model=replace(config.model, kernel="naive")))
@@ -66,17 +66,17 @@ def flops(config: TrainConfig) -> Counts:
 
 PARTS = {"layers": "projections", "position": "positions", "feed_forward": "feed forward",
          "compress": "compression", "head": "head"}  # fmt: skip
-"""What is computed in modules of these names, and in those in a list of such a name."""
+"""The part for modules with these names, and for those in a list with such a name."""
 
 
 class Parts(TorchFunctionMode):
-    """Tells operations of ``lm`` by part; ``total`` gives all so far. In the backward pass, they belong to
-    the part that kept what is taken back."""
+    """Counts the operations of ``lm`` by part; ``total`` returns the number of all so far. In the backward
+    pass, operations belong to the part that kept the tensor which is read."""
 
     def __init__(self, lm: MemoryLM, total: Callable[[], int]):
         super().__init__()
         self.flops, self.total, self.counted = Counts(), total, 0
-        self.part = "reconstruction"  # which is in no module
+        self.part = "reconstruction"  # which has no module
         for name, module in lm.named_modules():
             if part := PARTS.get(name.rstrip(".0123456789").rpartition(".")[2]):
                 module.forward = self.within(part, module.forward)
@@ -84,7 +84,8 @@ class Parts(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """In a layer, einsum is the kernel's, and what is projected without a gradient is remembered."""
+        """In a layer, einsum belongs to the kernel, and projections without a gradient are those of
+        memory."""
         if self.part == "projections" and function is torch.einsum:
             function = self.within("scores", function)
         elif self.part == "projections" and function is F.linear and not args[0].requires_grad:
@@ -92,7 +93,7 @@ class Parts(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
     def within(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, as ``part``."""
+        """``function``, whose operations are counted for ``part``."""
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             before = self.turn_to(part)
@@ -103,14 +104,14 @@ class Parts(TorchFunctionMode):
         return counted
 
     def turn_to(self, part: str) -> str:
-        """Let what comes belong to ``part``; returns the one before."""
+        """Count the next operations for ``part``; returns the previous part."""
         before, total = self.part, self.total()
         self.flops[before] += total - self.counted
         self.part, self.counted = part, total
         return before
 
     def take_back(self, kept: tuple[Tensor, str]) -> Tensor:
-        """The tensor that a part kept."""
+        """The tensor that a part kept; the next operations are counted for this part."""
         self.turn_to(kept[1])
         return kept[0]
 
@@ -118,11 +119,12 @@ class Parts(TorchFunctionMode):
 def kept_bytes(config: TrainConfig) -> Counts:
     """``kept``: bytes that the forward pass keeps for the backward pass, without the weights; with
     ``activation_checkpointing`` also what one layer keeps while it is computed again. ``memories``: bytes of
-    those that the step begins with. A memory no longer than a segment holds all of that segment's inputs."""
+    the memories before the step. A memory that is not longer than a segment stores all inputs of that
+    segment."""
     rules = nullcontext() if config.device == "cpu" else OnGPU()
     with torch.device("meta"):
         lm = built(config)
-    # The fused kernel is refused on a CPU; of fake tensors it makes but fake ones.
+    # The fused kernel is refused on a CPU, but with fake tensors it only makes fake ones.
     allowed = patch("memformers.kernels.dispatch.what_fused_lacks", return_value="")
     with allowed, FakeTensorMode(allow_non_fake_inputs=True), rules:
         lm.to_empty(device="cpu")
@@ -136,7 +138,7 @@ def kept_bytes(config: TrainConfig) -> Counts:
 
 
 def kept_by(lm: MemoryLM, compute: Callable[[], Tensor]) -> int:
-    """Bytes that ``compute`` keeps for the backward pass of its result, beside the weights of ``lm``."""
+    """Bytes that ``compute`` keeps for the backward pass of its result, without the weights of ``lm``."""
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -156,18 +158,19 @@ def kept_by(lm: MemoryLM, compute: Callable[[], Tensor]) -> int:
 
 
 def held(tensors: Iterable[Tensor], but: Iterable[Tensor] = ()) -> int:
-    """Bytes of the storages of ``tensors``, each once, and none of those of ``but``."""
+    """Bytes of the storages of ``tensors``, each counted once, without those of ``but``."""
     storages = [{(s := t.untyped_storage())._cdata: s.nbytes() for t in of} for of in (tensors, but)]
     return sum(size for at, size in storages[0].items() if at not in storages[1])
 
 
 class OnGPU(TorchFunctionMode):
-    """Keeps on a CPU what a GPU keeps under autocast: of softmax float32, and of dropout a byte a number."""
+    """Keeps on a CPU the same as a GPU under autocast: float32 for softmax, and one byte a number for
+    dropout."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call ``function`` with what a GPU would take."""
+        """Call ``function`` with the dtypes of a GPU."""
         kwargs = kwargs or {}
         if function is Tensor.softmax:
             return function(args[0].float(), *args[1:], **kwargs)
@@ -177,7 +180,7 @@ class OnGPU(TorchFunctionMode):
 
 
 def built(config: TrainConfig) -> MemoryLM:
-    """The model that is trained; where the kernel is ``auto``, with the naive one."""
+    """The model that is trained; ``auto`` means the naive kernel."""
     kernel = "naive" if config.model.kernel == "auto" else config.model.kernel
     lm = MemoryLM(replace(config.model, kernel=kernel))
     lm.transformer.recompute = config.activation_checkpointing
@@ -186,9 +189,9 @@ def built(config: TrainConfig) -> MemoryLM:
 
 @torch.no_grad()
 def full_inputs(lm: MemoryLM, streams: int) -> tuple[Tensor, Memory]:
-    """Tokens ``[S, B]``, and the memory before them when nothing grows any more. Where ``compression_rate``
-    doesn't divide the lengths, they come round in a circle, and of that it is before the step that compresses
-    most."""
+    """Tokens ``[S, B]``, and the memory before them, at its full length. If ``compression_rate`` doesn't
+    divide the lengths, they repeat in a cycle, and this is the memory before the step of the cycle that
+    compresses most."""
     S, lengths, n_layers = lm.config.segment_len, lm.config.lengths, lm.config.n_layers
     memory, seen = Memory(()), dict[tuple[tuple[int, int], ...], Memory]()
     while (at := tuple(memory.lengths(n_layers))) not in seen:
@@ -207,8 +210,8 @@ def full_inputs(lm: MemoryLM, streams: int) -> tuple[Tensor, Memory]:
 
 
 def loss(lm: MemoryLM, tokens: Tensor, memory: Memory) -> Tensor:
-    """A step's loss, a scalar: the model's own forward pass, but for its check of the tokens' values, which
-    fake ones have not. The targets are a tensor of their own."""
+    """A step's loss, a scalar: the model's own forward pass without the check of the tokens' values, which
+    fake tensors don't have. The targets are another tensor."""
     hidden, inputs = lm.transform(tokens, memory)
     _, auxiliary_loss = lm.transformer.remember(memory, inputs, lm.config.lengths)
     return F.cross_entropy(lm.predict(hidden).flatten(0, 1), tokens.clone().flatten()) + auxiliary_loss

@@ -1,4 +1,4 @@
-"""What one of several ranks computes, holds and sends in a training step."""
+"""The compute, memory and communication of one of several ranks in a training step."""
 
 from dataclasses import dataclass, replace
 
@@ -11,44 +11,46 @@ from memformers.training.muon import Muon
 from memformers.training.optimizers import build_optimizers
 
 FLOAT32 = 4
-"""Bytes of a number: of weights, gradients and moments in either precision."""
+"""Bytes of a number in weights, gradients and moments, in both precisions."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one rank computes, holds and sends in a step with full memories, sizes in bytes; of several, the
-    first, whose part of the weights is the largest under FSDP.
+    """The compute, memory and communication of one rank in a step with full memories, sizes in bytes; of
+    several ranks, the first, whose part of the weights is the largest under FSDP.
 
-    Not counted: logits, gradients of activations on their way, temporaries, and what an allocator wastes.
+    Not counted: logits, gradients of activations during the backward pass, temporaries, and unused memory of
+    the allocator.
     """
 
     parameters: int
-    """Numbers to learn in the whole model."""
+    """The number of parameters of the whole model."""
     tokens: int
-    """Tokens of a step, over all ranks."""
+    """Tokens of a step over all ranks."""
     flops: Counts
     """Operations by part of the model, without those of layers that are computed again."""
     state_bytes: int
-    """This rank's weights, their gradients, and what the optimizers keep: AdamW two moments and a count for
-    each tensor, Muon one moment."""
+    """This rank's weights, their gradients, and the state of the optimizers: two moments and a count for each
+    tensor with AdamW, one moment with Muon."""
     copy_bytes: int
-    """The gradient once more in the buckets that DDP sends; the whole weights that FSDP gathers."""
+    """A copy of the gradient in the buckets that DDP sends, or the whole weights that FSDP gathers."""
     memory_bytes: int
     """Memories of its streams."""
     activation_bytes: int
-    """What the forward pass keeps for the backward pass, and there a layer that is computed again."""
+    """Tensors that the forward pass keeps for the backward pass, and those of a layer that is computed
+    again."""
     sent_bytes: int
-    """What it sends to other ranks."""
+    """Bytes that it sends to other ranks."""
 
     @property
     def total_bytes(self) -> int:
-        """All that is counted here."""
+        """The sum of all sizes that are counted here."""
         return self.state_bytes + self.copy_bytes + self.memory_bytes + self.activation_bytes
 
 
 def estimate(config: TrainConfig, ranks: int) -> Estimate:
-    """What a training by ``config``, whose batch is taken in one part, asks of each of its ``ranks``.
-    Raises UserError for ranks that can't share the batch."""
+    """The estimate for each of the ``ranks`` of a training with ``config``, whose batch is processed in one
+    part. Raises UserError for ranks that can't share the batch."""
     if ranks < 1 or (ranks > 1 and config.parallel == "single"):
         raise UserError(f"{ranks} ranks can't train with parallel={config.parallel!r}; use ddp or fsdp.")
     if config.batch_size % ranks or config.accumulate > 1:
@@ -59,7 +61,7 @@ def estimate(config: TrainConfig, ranks: int) -> Estimate:
     streams = replace(config, batch_size=config.batch_size // ranks, parallel="single")
     kept, weights = over_layers(kept_bytes, streams), over_layers(lambda c: own_weights(c, ranks), config)
     whole, own = weights["whole"] * FLOAT32, weights["own"] * FLOAT32
-    # In rings: an all-gather sends W - 1 parts, a reduce-scatter as many, an all-reduce is one of each. FSDP
+    # In rings: an all-gather and a reduce-scatter send W - 1 parts each, and an all-reduce is both. FSDP
     # gathers the weights once, and scatters the gradient.
     sent = 2 * (ranks - 1) * (own if config.parallel == "fsdp" else whole / ranks)
     return Estimate(
@@ -75,9 +77,9 @@ def estimate(config: TrainConfig, ranks: int) -> Estimate:
 
 
 def own_weights(config: TrainConfig, ranks: int) -> Counts:
-    """How many numbers there are in the ``whole`` model, and how many of them the first rank's ``own``: with
-    FSDP a part of each tensor, cut along its first axis, of which the first ranks get whole rows until there
-    are no more. And how many ``moments`` the optimizers keep of them, and for how many ``tensors`` AdamW
+    """The number of parameters of the ``whole`` model and of the first rank's ``own``. With FSDP, a rank has
+    a part of each tensor, divided along its first axis; the first ranks get whole rows until there are no
+    more. Also the number of ``moments`` that the optimizers keep for them, and of ``tensors`` for which AdamW
     keeps a count."""
     parts = ranks if config.parallel == "fsdp" else 1
     with torch.device("meta"):

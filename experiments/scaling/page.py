@@ -1,4 +1,4 @@
-"""The page of tables: what two published models ask of 1, 8 and 64 GPUs, in a step."""
+"""The page of tables: the costs of a step of two published models on 1, 8 and 64 GPUs."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,16 +33,16 @@ PG_19 = TrainConfig(
 CASES = {
     "Transformer-XL, enwik8, large": (
         ENWIK8_LARGE,
-        "Dai et al. 2019 give 24 layers and 277 million parameters, as many as come out below. The script "
+        "Dai et al. 2019 give 24 layers and 277 million parameters, the same number as below. The script "
         "that the authors released gives width 1,024, 8 heads, feed-forward width 3,072, segments and memory "
-        "of 768, batch 64 and dropout 0.15. Assumed: 205 characters, and embedding and head apart, as this "
-        "library has them.",
+        "of 768, batch 64 and dropout 0.15. Assumed: 205 characters, and separate embedding and head, as in "
+        "this library.",
     ),
     "Compressive Transformer, PG-19": (
         PG_19,
         "Rae et al. 2020 give 36 layers, segments, memory and compressed memory of 512 each, compression "
         "rate 2 and a vocabulary of 32,000. Assumed: width 1,024, 16 heads, feed-forward width 4,096, "
-        "batch 64, no dropout, and embedding and head apart.",
+        "batch 64, no dropout, and separate embedding and head.",
     ),
 }
 SHARES: list[tuple[int, Parallel]] = [(1, "single"), (8, "ddp"), (8, "fsdp"), (64, "ddp"), (64, "fsdp")]
@@ -53,41 +53,41 @@ KEPT = ("naive", "naive, layers again", "fused", "fused, layers again")
 
 @dataclass(frozen=True)
 class Rates:
-    """What the hardware is taken to do."""
+    """The assumed rates of the hardware."""
 
     teraflops: float = 400.0
     """TFLOP/s that a GPU reaches in bfloat16 in a whole step; less than its data sheet says."""
     bandwidth: float = 50.0
-    """GB/s that each rank sends, 10⁹ bytes a second, while it receives as much."""
+    """GB/s that each rank sends, 10⁹ bytes a second, while it receives the same amount."""
     out: Path = Path(__file__).parents[2] / "docs" / "scaling.md"
     """The file to write."""
 
     def __post_init__(self) -> None:
-        """Raise UserError for rates that nothing can have."""
+        """Raise UserError for rates that are not positive."""
         for name in ("teraflops", "bandwidth"):
             if not getattr(self, name) > 0.0:
                 raise UserError(f"{name}={getattr(self, name)} must be above 0.")
 
 
 def page(rates: Rates) -> str:
-    """All of the file."""
+    """The whole page."""
     parts = [
         "# Scaling on paper",
-        "Counted by [experiments/scaling](../experiments/scaling/counting.py), written by `python -m "
-        "experiments.scaling`. Nobody has run these trainings with this library: the models are built with "
-        "one layer and with two, of tensors that have shapes and types but no numbers, and a training step "
-        "of each is counted by PyTorch's `FlopCounterMode` and by what autograd keeps. That small models "
-        "which do run on CPU compute, keep, hold and send as much was measured "
-        "([test](../tests/experiments/test_scaling.py)).",
+        "These numbers are counted by [experiments/scaling](../experiments/scaling/counting.py), and `python "
+        "-m experiments.scaling` writes this page. Nobody has run these trainings with this library. The "
+        "models are built with one layer and with two, from tensors that have shapes and types but no data. "
+        "The operations of a training step are counted by PyTorch's `FlopCounterMode`, and its memory by the "
+        "tensors that autograd keeps. A [test](../tests/experiments/test_scaling.py) compares these counts "
+        "with measurements of small models that run on CPU.",
         f"A step is one optimizer step with full memories; the batch is the same on any number of ranks. Its "
         f"time is the larger of compute at {rates.teraflops:g} TFLOP/s and communication at "
-        f"{rates.bandwidth:g} GB/s a rank, as if each hid the other entirely; "
-        f"loading, norms, softmax and the optimizer take no time here, nor does latency.",
-        'Training is in bfloat16 with the naive kernel, which is what `kernel="auto"` stands for on a GPU; '
+        f"{rates.bandwidth:g} GB/s a rank, as if they overlapped fully. Loading, "
+        f"norms, softmax, the optimizer and latency are not counted.",
+        'Training is in bfloat16 with the naive kernel, which `kernel="auto"` chooses on a GPU; '
         "weights, gradients, moments and memories are float32. GiB are 2³⁰ bytes, GB 10⁹. Copies are DDP's "
-        "buckets and FSDP's gathered weights; the sum is without logits and temporaries. Activations are "
-        "what PyTorch keeps on CPU, but for two rules that are a GPU's and were not measured: softmax keeps "
-        "float32 under autocast, and dropout a byte a number.",
+        "buckets and FSDP's gathered weights; the sum does not contain logits and temporaries. Activations "
+        "are the tensors that PyTorch keeps on CPU, with two rules of GPUs that were not measured: softmax "
+        "keeps float32 under autocast, and dropout keeps one byte a number.",
     ]
     for name, (config, source) in CASES.items():
         parts += [f"## {name}", source, *tables(config, rates)]
@@ -95,12 +95,12 @@ def page(rates: Rates) -> str:
 
 
 def wrapped(part: str) -> str:
-    """A paragraph in lines; a table as it is."""
+    """A paragraph broken into lines; a table unchanged."""
     return part if part.startswith("|") else fill(part, 115, break_long_words=False, break_on_hyphens=False)
 
 
 def tables(config: TrainConfig, rates: Rates) -> list[str]:
-    """A case: what ranks do in a step, what of it is which, and what keeps activations small."""
+    """The tables of a case: the costs of ranks in a step, their parts, and ways to reduce activations."""
     alone = estimate(config, 1)
     steps = table(
         "ranks", "parallel", "TFLOP a rank", "weights, gradients, AdamW (GiB)", "copies (GiB)",
@@ -119,17 +119,17 @@ def tables(config: TrainConfig, rates: Rates) -> list[str]:
     return [
         f"{alone.parameters:,} parameters, {alone.tokens:,} tokens a step.",
         "\n".join(steps),
-        "Where the arithmetic goes:",
+        "The operations by part of the model:",
         "\n".join(shares),
-        f"Activations of a rank (GiB), by what is done to keep fewer. Computing layers again "
-        f"(`activation_checkpointing`) asks for {again:.0%} more arithmetic. The fused kernel has no "
-        f"dropout, so its columns are without, and has not been run on a GPU yet.",
+        f"Activations of a rank (GiB), by the way to reduce them. Computing layers again "
+        f"(`activation_checkpointing`) needs {again:.0%} more operations. The fused kernel has no "
+        f"dropout, so its columns are without dropout, and it has not been run on a GPU yet.",
         "\n".join(kept),
     ]
 
 
 def step_row(config: TrainConfig, ranks: int, rates: Rates) -> str:
-    """What each of the ``ranks`` does in a step."""
+    """The costs of each of the ``ranks`` in a step."""
     e = estimate(config, ranks)
     compute, communication = seconds(e, rates)
     step = max(compute, communication)
@@ -142,7 +142,7 @@ def step_row(config: TrainConfig, ranks: int, rates: Rates) -> str:
 
 
 def seconds(e: Estimate, rates: Rates) -> tuple[float, float]:
-    """Of a step's compute and communication."""
+    """The seconds of a step's compute and of its communication."""
     return e.flops.total() / (rates.teraflops * 1e12), e.sent_bytes / (rates.bandwidth * 1e9)
 
 

@@ -25,7 +25,7 @@ SAME = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "ran
 
 
 def main(soak: Soak) -> None:
-    """Train twice, compare, and write the page if both ended the same; else say what differs, and where."""
+    """Train twice, and write the page if both results are equal; otherwise print the differences."""
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     folders = (folder / "disturbed", folder / "undisturbed")
     try:
@@ -52,7 +52,7 @@ def say(outcomes: list[Outcome]) -> None:
 
 
 def differences(folder: Path, undisturbed: Path) -> list[str]:
-    """What is not the same in two finished runs."""
+    """The differences between two finished runs, in words."""
     ends = [numbered(run / "checkpoints")[0] for run in (folder, undisturbed)]
     names = [name for name in SAME if len({(end / name).read_bytes() for end in ends}) > 1]
     records = [[without_times(r) for r in read_metrics(run)] for run in (folder, undisturbed)]
@@ -63,7 +63,7 @@ TIMES = {"seconds", "evaluation_seconds", "tokens_per_second"}
 
 
 def without_times(record: dict[str, float]) -> dict[str, float]:
-    """A record's values but those of the clock."""
+    """A record's values without those of the clock."""
     return {name: value for name, value in record.items() if name not in TIMES}
 
 

@@ -1,4 +1,4 @@
-"""What happens to a training, when, and what came of it."""
+"""The faults of a training, and how it continued after each."""
 
 import os
 import random
@@ -29,7 +29,7 @@ class Soak:
     """The file to write the table into."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a soak with no fault in it, or with nowhere to write."""
+        """Raise ValueError for a soak without a fault, or without a folder for the page."""
         if not 2 * LOG_EVERY <= self.every <= self.steps:
             raise ValueError(
                 f"every={self.every} must be between {2 * LOG_EVERY} and steps={self.steps}: a fault is "
@@ -41,7 +41,7 @@ class Soak:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something to happen once ``step`` is recorded."""
+    """A fault that happens when ``step`` is recorded."""
 
     step: int
     kind: str
@@ -50,7 +50,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a fault did: at which step it came, how the training ended, and from where it went on."""
+    """The effect of a fault: its step, how the training ended, and the step from which it continued."""
 
     fault: Fault
     struck: int
@@ -59,7 +59,7 @@ class Outcome:
 
 
 def faults(soak: Soak) -> list[Fault]:
-    """One fault in each stretch of ``every`` steps, as many of each kind, in random order."""
+    """One fault in each interval of ``every`` steps, the same number of each kind, in random order."""
     draw = random.Random(soak.seed)
     count = soak.steps // soak.every
     kinds = [KINDS[i % len(KINDS)] for i in range(count)]
@@ -73,7 +73,7 @@ def faults(soak: Soak) -> list[Fault]:
 
 
 def strike(fault: Fault, training: Training, dashboard: Dashboard) -> str:
-    """Let ``fault`` happen to ``training``; returns how that ended, or an empty string if it goes on."""
+    """Let ``fault`` happen to ``training``; returns how it ended, or an empty string if it continues."""
     if fault.kind == "dashboard down":
         dashboard.end()
         return ""
@@ -92,9 +92,9 @@ def disturbed(
     stack: ExitStack,
     say: Callable[[list[Outcome]], None],
 ) -> tuple[list[Outcome], int]:
-    """Train into ``folder`` with all faults; what each did, and how often the training was started.
+    """Train in ``folder`` with all faults; returns their effects, and how often the training was started.
 
-    Trainings still running when ``stack`` is left are ended. ``say`` is given the outcomes as they come.
+    Trainings that still run at the end of ``stack`` are ended. ``say`` is called after each outcome.
     """
     outcomes, starts = [], 1
     api = f"{dashboard.address}/api/v1/default"
@@ -119,8 +119,8 @@ def disturbed(
 
 
 def went_on_at(training: Training) -> int:
-    """The step that a resumed training went on from."""
-    said = re.compile(r"goes on at token ([\d,]+)")
+    """The step from which a resumed training continued."""
+    said = re.compile(r"continues at token ([\d,]+)")
     until(lambda: bool(said.search(training.said)) or training.process.poll() is not None)
     if not (found := said.search(training.said)):
         raise RuntimeError(f"the training wasn't resumed:\n{training.said}")

@@ -1,4 +1,4 @@
-"""What a soak found, as a page of the documentation."""
+"""The results of a soak as a page of the documentation."""
 
 from pathlib import Path
 from textwrap import fill
@@ -12,7 +12,7 @@ from memformers.runs.metrics import read_metrics
 
 
 def page(soak: Soak, outcomes: list[Outcome], starts: int, seconds: float, folders: tuple[Path, Path]) -> str:
-    """The file: what was done, and a line for each fault."""
+    """The page: the setting, and a line for each fault."""
     again = sum(max(outcome.struck - outcome.went_on, 0) for outcome in outcomes)
     folder, undisturbed = folders
     last = [[r["loss.valid"] for r in read_metrics(f) if "loss.valid" in r][-1] for f in folders]

@@ -1,4 +1,4 @@
-"""What a soak starts: a training on two processes, and a dashboard that shows it."""
+"""The programs of a soak: a training on two processes, and a dashboard that shows it."""
 
 import re
 import subprocess
@@ -25,7 +25,7 @@ REASONS = (
     r"can't be written: .+?\.",
     r"error: .+",
 )
-"""What a training may say, the more telling first."""
+"""Messages of a training, the most informative first."""
 
 
 class Training:
@@ -40,7 +40,7 @@ class Training:
             "--parallel", "ddp", "--batch-size", str(BATCH), "--tokens", str(tokens), "--evaluations", "4",
             "--log-every", str(LOG_EVERY), "--checkpoint-every", str(tokens // 100), "--dashboard", dashboard,
         ]  # fmt: skip
-        # Through a pipe: a file of its own would be full with the disk.
+        # Through a pipe, since a file could not be written when the disk is full.
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env=module_environment() | {"OMP_NUM_THREADS": "1"},

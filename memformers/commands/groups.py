@@ -3,8 +3,8 @@
 from memformers.common.option_groups import Group
 
 GROUPS = {
-    "comparison": Group("What is compared, beside the models.", ("arms", "equal_keys")),
-    "run": Group("How a run begins or goes on, and where it is shown.", ("resume", "seed", "dashboard")),
+    "comparison": Group("The comparison, in addition to the models.", ("arms", "equal_keys")),
+    "run": Group("How a run begins or continues, and where it is shown.", ("resume", "seed", "dashboard")),
     "network": Group(
         "The layers, which are the same for every model.",
         (

@@ -30,7 +30,7 @@ def newest_run() -> Path:
 def resumable(folder: Path) -> Path:
     """The folder, if a run was begun in it; else ValueError."""
     if not (folder / CONFIG).is_file() or is_sealed(folder):
-        raise UserError(f"{folder} is no run's folder; name one to resume.")
+        raise UserError(f"{folder} is not the folder of a run; name the run to resume.")
     return folder
 
 

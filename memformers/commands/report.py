@@ -30,5 +30,7 @@ class Report:
             say_report(write_recall_report(self.folder))
             return
         if (self.folder.parent / PLAN).is_file():
-            raise UserError(f"{self.folder} is a part of a recall experiment; name {self.folder.parent}.")
+            raise UserError(
+                f"{self.folder} is a part of a recall experiment; name {self.folder.parent} instead."
+            )
         say_report(write_report(self.folder))

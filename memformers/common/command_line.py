@@ -130,10 +130,10 @@ def whole_number(text: str) -> int:
     with contextlib.suppress(ValueError):
         return int(text)
     if not re.fullmatch(r"[+-]?\d+(\.\d*)?([eE][+-]?\d{1,2})?", text):
-        raise ValueError(f"{text!r} is no whole number; write one such as 1000 or 1e6")
+        raise ValueError(f"{text!r} is not a whole number; write one such as 1000 or 1e6")
     number = Fraction(text)  # exact, as a float is not
     if number.denominator != 1:
-        raise ValueError(f"{text} is no whole number; write one such as 1000 or 1e6")
+        raise ValueError(f"{text} is not a whole number; write one such as 1000 or 1e6")
     return int(number)
 
 

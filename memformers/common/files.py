@@ -43,7 +43,7 @@ def check_utf8_name(path: Path) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise UserError(f"{str(path)!r} is a name that is not UTF-8; name another place.") from None
+        raise UserError(f"the name {str(path)!r} is not UTF-8; choose another name.") from None
 
 
 def sync(path: Path) -> None:

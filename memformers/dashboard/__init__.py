@@ -1,5 +1,5 @@
 """labml's own dashboard, started for the user.
 
-It needs the optional extra ``dashboard``. What brings runs to it is in
-[`memformers.tracking`][], and needs nothing but Python.
+It needs the optional extra ``dashboard``. Runs are sent to it by [`memformers.tracking`][], which needs only
+Python.
 """

@@ -1,7 +1,7 @@
-"""labml's own server as one application: its records, its handlers, its page; with our guard around it.
+"""labml's own server as one application: its records, its handlers and its page, protected by our guard.
 
-What labml-app adds beside these when it starts itself is left out: the connection to a MongoDB that
-must be there, a static route that joins paths unchecked, answers with stack traces, and leave for
+Some things that labml-app adds when it starts itself are left out: the connection to a MongoDB, which it
+requires, a static route that joins paths without a check, answers with stack traces, and the permission for
 https://app.labml.ai to call it.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response
 
-# labml's settings ask for these two; nothing that is used here looks at them again.
+# labml's settings require these two; nothing that is used here reads them.
 os.environ.setdefault("LABML_APP_SERVER_IP", "127.0.0.1")
 os.environ.setdefault("LABML_APP_SERVER_PORT", "5005")
 
@@ -41,11 +41,11 @@ from memformers.dashboard.requests import RUN_ID, check_request, is_packet
 from memformers.tracking.discovery import WHO
 
 PAGE_ROUTE = re.compile(r"(/[\w-]+)*/?")
-"""What labml's page calls its views, such as /run/1234/compare."""
+"""The paths of the views of labml's page, such as /run/1234/compare."""
 
 
 def open_records(folder: Path, say: Callable[[str], None]) -> Records:
-    """Let labml's models live in ``folder``, all of them readable and consistent."""
+    """Keep the records of labml's models in ``folder``, all of them readable and consistent."""
     records = Records(folder, say)
     records.install(db.models, db.indexes)
     records.check()
@@ -55,8 +55,8 @@ def open_records(folder: Path, say: Callable[[str], None]) -> Records:
 
 
 def open_mongo(host: str) -> None:
-    """Let labml's models live in the MongoDB at ``host``, a name or a mongodb:// address; ValueError
-    where none answers."""
+    """Keep the records of labml's models in the MongoDB at ``host``, a name or a mongodb:// address;
+    ValueError if none answers."""
     from pymongo import MongoClient
     from pymongo.errors import PyMongoError
 
@@ -70,7 +70,7 @@ def open_mongo(host: str) -> None:
 
 
 def build(identity: str, names: frozenset[str], records: Records | None) -> tuple[Guard, list[str]]:
-    """The application, and the names of what its page will load from the network."""
+    """The application, and the names of the files that its page will load from the network."""
     static = Path(labml_app.__file__).parent / "static"
     files = page_files(static)
     html, missing = index_page(static)
@@ -102,19 +102,19 @@ def build(identity: str, names: frozenset[str], records: Records | None) -> tupl
 
 
 def say_malformed(request: Request, error: Exception) -> Response:
-    """The answer to a question that lacks something, as labml's handlers notice it."""
+    """The answer to a request that lacks something, as labml's handlers detect it."""
     LOG.warning("%s %s: %r", request.method, request.url.path, error)
     return PlainTextResponse("The dashboard can't read this request; its log says why.", 400)
 
 
 def is_known(run_id: str) -> bool:
-    """Whether there is a run of this id."""
+    """Whether there is a run with this id."""
     return run.RunIndex.get(run_id) is not None
 
 
 async def track(request: Request, labml_token: str) -> Response:
-    """labml's own handler of what a run sends, but for three things: it doesn't make the sender wait
-    three seconds; packets of ours that came already add nothing; new losses are drawn by themselves."""
+    """labml's own handler of a run's packets, with three changes: the sender doesn't wait for three seconds;
+    packets of ours that came before add nothing; new losses are drawn automatically."""
     begun = time.process_time()
     query = request.query_params
     run_id = query.get("run_uuid", "")
@@ -125,7 +125,7 @@ async def track(request: Request, labml_token: str) -> Response:
         return JSONResponse({"errors": [{"error": "invalid_data", "message": message}]}, 400)
     before = series_names(run_id)
     if any(packet.get("series", 0) > len(before) for packet in packets):
-        missing = "what the run sent before is not here any more; it is sent again"
+        missing = "the earlier data of the run is missing here; the run sends it again"
         return JSONResponse({"errors": [{"error": "forgotten", "message": missing}]})
     for packet in packets:
         if is_known(run_id):
@@ -153,7 +153,7 @@ def series_names(run_id: str) -> list[str]:
 
 
 def drop_known(run_id: str, packet: dict[str, Any]) -> None:
-    """Take out of a packet the steps that the run has already."""
+    """Remove the steps that the run already has from a packet."""
     metrics = MetricsAnalysis.get(run_id)
     known = metrics.metrics.tracking if metrics else {}
     for name, series in list(packet.get("track", {}).items()):
@@ -166,8 +166,8 @@ def drop_known(run_id: str, packet: dict[str, Any]) -> None:
 
 
 def choose_losses(run_id: str, before: list[str], after: list[str]) -> None:
-    """Draw the losses of a run unless the user chose otherwise. labml keeps that choice by position,
-    and lets it slip to other metrics when a comparison was opened before all of them were there."""
+    """Draw the losses of a run unless the user chose otherwise. labml stores this choice by position, so it
+    applies to the wrong metrics if a comparison was opened before all metrics existed."""
     if (key := ComparisonPreferencesIndex.get(run_id)) and (preferences := key.load()):
         preferences.series_preferences = chosen(preferences.series_preferences, before, after)
         if not preferences.base_series_preferences:
@@ -186,24 +186,24 @@ def choose_losses(run_id: str, before: list[str], after: list[str]) -> None:
 
 
 def chosen(choice: list[int], before: list[str], after: list[str]) -> list[int]:
-    """labml's marks, 1 for a metric that is drawn, carried over to the names of ``after``; a new loss is
+    """labml's marks, 1 for a metric that is drawn, for the names of ``after``; a new loss is
     drawn."""
     marks = dict(zip(before, choice, strict=False))
     return [marks.get(name, 1 if name.startswith("loss.") else -1) for name in after]
 
 
 def smallest_gap(series: Any) -> float:
-    """How far apart two points of labml's curves must be to stay two. labml takes the distance of the
-    first two, so that of evaluations a little closer together the mean is drawn; here, points melt into
-    one only when there are more than labml keeps."""
+    """The smallest distance of two points of labml's curves that are not averaged. labml takes the distance
+    of the first two points, and averages evaluations that are a little closer; here, points are averaged only
+    if there are more than labml keeps."""
     if len(series) <= series.max_buffer_length:
         return 1.0
     return max(1.0, float(np.diff(series.last_step).min()))
 
 
 def quiet_labml(log: Path) -> None:
-    """Send what labml's server logs, and our guard, to a file. That it takes the mean of a curve without
-    points, numpy need not tell the user."""
+    """Write the logs of labml's server and of our guard to a file, and hide numpy's warnings about the mean
+    of a curve without points."""
     warnings.filterwarnings("ignore", category=RuntimeWarning)
     handler = logging.FileHandler(log, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

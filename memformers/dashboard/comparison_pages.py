@@ -1,4 +1,4 @@
-"""The comparison page on the dashboard's server: its files, and the numbers that it asks for."""
+"""The comparison page on the dashboard's server: its files, and the numbers that it requests."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ HEADERS = {
     "connect-src 'self'; base-uri 'none'; form-action 'none'",
     "cache-control": "no-cache",
 }
-"""Nothing that a run is called can run a script, and a new version of the page is seen at once."""
+"""These headers prevent that the name of a run runs a script, and show a new version of the page at once."""
 
 
 def add_pages(app: FastAPI, knows: Knows) -> None:

@@ -1,4 +1,4 @@
-"""What the comparison page shows, from the runs' folders alone: no server and no record of labml's."""
+"""The data of the comparison page, read only from the runs' folders, without labml's server and records."""
 
 import hashlib
 import math
@@ -20,11 +20,11 @@ from memformers.tracking.comparisons import noted_comparisons
 Knows = Callable[[str], bool]
 """Whether labml's pages have a run, by its id."""
 FIRST_METRICS = ("loss.valid", "loss.train")
-"""The metric that is drawn where nobody has chosen one: the first of these that there is."""
+"""The metric that is drawn if the user has chosen none: the first of these that exists."""
 
 
 class LiveComparison:
-    """The runs in ``folder``, which may be planned, running, killed or gone."""
+    """The runs in ``folder``, which may be planned, running, killed or deleted."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -32,7 +32,7 @@ class LiveComparison:
         self.runs: dict[str, LiveRun] = {}
 
     def update(self) -> None:
-        """Read what is new in the runs' files."""
+        """Read the new contents of the runs' files."""
         plan = self._plan()
         places = self._places(plan)
         planned = plan.runs if plan else {}
@@ -57,7 +57,7 @@ class LiveComparison:
         return places
 
     def summary(self) -> dict[str, Any]:
-        """A line of the list of comparisons."""
+        """The comparison's row in the list of comparisons."""
         states = [run.state for run in self.runs.values()]
         return {
             "name": self.folder.name,
@@ -69,8 +69,8 @@ class LiveComparison:
         }
 
     def describe(self, metric: str, over: str, knows: Knows) -> dict[str, Any]:
-        """All that the page shows, with the curves of ``metric`` drawn ``over`` "tokens" or "seconds"; an
-        unknown metric is replaced by the first one that there is."""
+        """All data of the page, with the curves of ``metric`` drawn ``over`` "tokens" or "seconds"; an
+        unknown metric is replaced by the first one that exists."""
         metrics = sorted({name for run in self.runs.values() for name in run.metrics.names})
         if metric not in metrics:
             metric = next((name for name in (*FIRST_METRICS, *metrics) if name in metrics), "")
@@ -97,11 +97,11 @@ class LiveComparison:
 
     @property
     def version(self) -> str:
-        """Another one when anything that is shown has changed."""
+        """A text that changes whenever anything that is shown changes."""
         return repr((self.plan_file.seen, [(name, run.version) for name, run in self.runs.items()]))
 
     def _arms(self, differing: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """A row for each arm: means over its runs that are finished; where none is, over all."""
+        """A row for each arm: means over its finished runs; if there are none, over all."""
         for arm in dict.fromkeys(run.arm for run in self.runs.values()):
             runs = [run for run in self.runs.values() if run.arm == arm]
             counted = [run for run in runs if run.state == FINISHED] or runs
@@ -127,7 +127,7 @@ class LiveComparison:
             }
 
     def _mean_curve(self, names: list[str], curves: Mapping[str, Curve]) -> dict[str, Any]:
-        """The mean of the curves that have begun, with its interval where there are several."""
+        """The mean of the curves that have begun, with its interval if there are several."""
         begun = [curves[name] for name in names if len(curves[name].y)]
         if not begun:
             return {"x": [], "y": [], "low": [], "high": [], "seeds": 0}
@@ -137,7 +137,7 @@ class LiveComparison:
 
 
 class LiveComparisons:
-    """All comparisons of this machine that a dashboard knows; safe to be asked by several threads."""
+    """All comparisons of this machine that a dashboard knows; several threads may call it."""
 
     def __init__(self, knows: Knows):
         self.knows = knows
@@ -165,8 +165,8 @@ class LiveComparisons:
             return [{"id": identity, **one.summary()} for identity, one in found if one]
 
     def describe(self, identity: str, metric: str, over: str, seen: str) -> dict[str, Any] | None:
-        """What the page of a comparison shows, nothing but its version where that is the one ``seen``; None
-        where there is no such comparison."""
+        """The data of the page of a comparison, or only its version if that is the one ``seen``; None if
+        there is no such comparison."""
         with self.lock:
             comparison = self._get(identity)
             if comparison is None:
@@ -180,7 +180,7 @@ class LiveComparisons:
             )
 
     def of_run(self, run: str) -> str:
-        """The id of the comparison that has the run of this id; empty where none has."""
+        """The id of the comparison that has the run with this id; empty if there is none."""
         with self.lock:
             for identity in noted_comparisons():
                 comparison = self._get(identity)

@@ -10,7 +10,7 @@ from memformers.common.intervals import t_quantile
 from memformers.dashboard.following import Numbers
 
 POINTS = 500
-"""About as many as a chart has room for."""
+"""About the number of points that a chart can show."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Curve:
 
     tokens: Numbers
     x: Numbers
-    """What they are drawn over: the tokens, or the seconds."""
+    """The horizontal axis: the tokens, or the seconds."""
     y: Numbers
 
 
@@ -34,11 +34,11 @@ class MeanCurve:
 
 
 def thinned(curve: Curve, budget: float) -> Curve:
-    """At most about [`POINTS`][memformers.dashboard.curves.POINTS] points: each is the mean of those in a
-    stretch of the training, drawn where the last of them is.
+    """At most about [`POINTS`][memformers.dashboard.curves.POINTS] points: each is the mean of the points in
+    an interval of the training, drawn at the last of them.
 
-    The stretches are of the same length for all runs of as many tokens, the ``budget``, so that seeds which
-    record at the same tokens keep points at the same tokens.
+    The intervals have the same length for all runs with the same number of tokens, the ``budget``, so that
+    seeds which record at the same tokens keep points at the same tokens.
     """
     if len(curve.y) <= POINTS:
         return curve
@@ -51,7 +51,7 @@ def thinned(curve: Curve, budget: float) -> Curve:
 
 
 def over_seeds(curves: Sequence[Curve]) -> MeanCurve:
-    """The mean of ``x`` and of ``y`` at each number of tokens of which all ``curves``, at least one, have
+    """The mean of ``x`` and of ``y`` at each number of tokens for which all ``curves``, at least one, have
     both."""
     shared = curves[0].tokens
     for curve in curves[1:]:

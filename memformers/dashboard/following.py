@@ -1,4 +1,4 @@
-"""A run's files, read as they grow: each poll costs what is new."""
+"""Reads a run's files while they grow; each poll reads only the new part."""
 
 import json
 import math
@@ -16,8 +16,8 @@ STEP, SECONDS = "tokens", "seconds"
 class FollowedMetrics:
     """The records of ``metrics.jsonl`` at ``path``, in columns.
 
-    A last line without its end waits for the rest, and a line that is no record is left out. A file that was
-    cut or replaced, as a resumed training does, is read again from its beginning.
+    A last line without its end is read later, and a line that is not a record is left out. A file that was
+    shortened or replaced, as by a resumed training, is read again from its beginning.
     """
 
     def __init__(self, path: Path):
@@ -26,10 +26,10 @@ class FollowedMetrics:
 
     def _forget(self) -> None:
         self.file: tuple[int, int] | None = None
-        """Of the file that was read: the device and the inode."""
+        """The device and the inode of the file that was read."""
         self.offset = 0
         self.changed = 0.0
-        """When the file was written last, in seconds since 1970."""
+        """The time of the last change of the file, in seconds since 1970."""
         self.rows = 0
         self.columns: dict[str, array[float]] = {}
 
@@ -68,11 +68,11 @@ class FollowedMetrics:
 
     @property
     def names(self) -> list[str]:
-        """The metrics, but for what they are drawn over."""
+        """The metrics, without those of the horizontal axes."""
         return [name for name in self.columns if name not in (STEP, SECONDS)]
 
     def column(self, name: str) -> Numbers:
-        """A metric in every record, NaN where a record doesn't have it."""
+        """A metric in every record, NaN if a record doesn't have it."""
         values = self.columns.get(name, array("d"))
         return np.pad(np.array(values, float), (0, self.rows - len(values)), constant_values=math.nan)
 
@@ -86,7 +86,7 @@ class FollowedMetrics:
 
 
 class FollowedJson:
-    """The JSON object in ``path``, read again when the file has changed; empty where there is none, or it is
+    """The JSON object in ``path``, read again when the file has changed; empty if the file is missing or
     broken."""
 
     def __init__(self, path: Path):
@@ -95,7 +95,7 @@ class FollowedJson:
         self.data: dict[str, Any] = {}
 
     def read(self) -> dict[str, Any]:
-        """What is in the file now."""
+        """The current contents of the file."""
         try:
             status = self.path.stat()
             seen = (status.st_ino, status.st_size, status.st_mtime_ns)

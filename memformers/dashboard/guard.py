@@ -1,8 +1,8 @@
-"""What every request meets first: only those of the dashboard's own page, and of programs, come through.
+"""Checks every request first, and accepts only those of the dashboard's own page and of programs.
 
-The dashboard has no login, so a web page of anybody's must not be able to reach it through the user's
-browser: neither as another origin, nor by a name of its own that it lets point here (DNS rebinding). Nor does
-a request that is too large, or malformed, come to labml's handlers.
+The dashboard has no login, so other web pages must not be able to reach it through the user's browser:
+neither as another origin, nor by a name of theirs that points to this machine (DNS rebinding). Requests that
+are too large or malformed don't reach labml's handlers either.
 """
 
 import ipaddress
@@ -20,7 +20,8 @@ LOG = logging.getLogger("memformers.dashboard")
 MOST_BYTES = 1_000_000
 """The longest body of a request."""
 Check = Callable[[str, Any], tuple[int, str] | None]
-"""Says of a path, and of the JSON that is sent to it, with which status and words it is refused, if it is."""
+"""A function of a path and of the JSON that is sent to it: the status and the message of a refusal, or
+None."""
 SAFE_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -29,9 +30,9 @@ SAFE_HEADERS = [
 
 
 class Guard:
-    """An ASGI application around ``app`` that refuses what isn't the page's own, and lets no error's
-    inner workings out. ``names`` are those of this machine, beside its addresses; ``check`` sees every
-    request before ``app``; ``after`` is called when a request was served."""
+    """An ASGI application around ``app`` that refuses requests of other pages, and does not show the details
+    of errors. ``names`` are those of this machine, in addition to its addresses; ``check`` is called with
+    every request before ``app``; ``after`` is called when a request was served."""
 
     def __init__(self, app: App, names: frozenset[str], check: Check, after: Callable[[], None]):
         self.app = app
@@ -78,7 +79,7 @@ class Guard:
 
         try:
             await self.app(scope, receive_again, send_safely)
-        except Exception:  # whatever a handler of labml's raises, its trace is for the log alone
+        except Exception:  # any error of labml's handlers; its trace is only for the log
             LOG.exception("%s %s", scope["method"], scope["path"])
             if not started:
                 await answer(send, 500, "The dashboard failed at this request; its log says why.")
@@ -87,8 +88,8 @@ class Guard:
 
 
 async def read_body(receive: Receive) -> bytes | None:
-    """The whole body of a request; None for one that is too long, of which nothing is kept. It is taken to
-    its end, since a browser or program that is still sending would not hear the answer."""
+    """The whole body of a request; None for one that is too long, which is not kept. It is read to its end,
+    since a browser or program that is still sending would not read the answer."""
     body: bytes | None = b""
     more = True
     while more:
@@ -102,7 +103,7 @@ async def read_body(receive: Receive) -> bytes | None:
 
 
 def refuse(headers: dict[str, str], names: frozenset[str]) -> str:
-    """Why a request isn't served, or an empty string."""
+    """The reason why a request is refused, or an empty string."""
     host = headers.get("host", "")
     if not is_here(host, names):
         return f"This dashboard is not called {host!r}; start it with --host to give it that name."
@@ -116,7 +117,7 @@ def refuse(headers: dict[str, str], names: frozenset[str]) -> str:
 
 
 def is_here(host: str, names: frozenset[str]) -> bool:
-    """Whether a Host header is an address, or one of our ``names``: no foreign name leads here."""
+    """Whether a Host header is an address or one of our ``names``; other names are refused."""
     name = host.lower()
     if name.startswith("["):
         name = name[1:].partition("]")[0]
@@ -132,7 +133,7 @@ def is_here(host: str, names: frozenset[str]) -> bool:
 
 
 async def answer(send: Send, status: int, text: str) -> None:
-    """A whole answer in plain text."""
+    """Send a whole answer in plain text."""
     headers = [(b"content-type", b"text/plain; charset=utf-8"), *SAFE_HEADERS]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": text.encode()})

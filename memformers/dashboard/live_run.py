@@ -1,4 +1,4 @@
-"""One run, as its folder says it while it is trained."""
+"""One run, read from its folder while it is trained."""
 
 import math
 import time
@@ -16,13 +16,13 @@ WAITING, RUNNING, FINISHED, STOPPED, FAILED, SILENT = (
     "waiting", "running", "finished", "stopped", "failed", "silent",
 )  # fmt: skip
 SILENT_SECONDS = 900.0
-"""A run that nobody has ended, and that has written nothing for so long, may have died with its machine."""
+"""The time without a new record after which a run that has not ended may have died with its machine."""
 STOPS = ("killed", "crashed: KeyboardInterrupt", "crashed: SystemExit")
-"""How a card says that someone ended the run."""
+"""The statuses on the card of a run that someone ended."""
 
 
 class LiveRun:
-    """The run ``name`` of a comparison, in ``folder``, which it may not have begun to fill."""
+    """The run ``name`` of a comparison, in ``folder``, which may still be empty."""
 
     def __init__(self, folder: Path, name: str):
         self.name = name
@@ -30,12 +30,12 @@ class LiveRun:
         self.files = {file: FollowedJson(folder / file) for file in (CARD, CONFIG, FACTS, RESULT)}
         self.read: dict[str, dict[str, Any]] = {file: {} for file in self.files}
         self.version: tuple[Any, ...] = ()
-        """Another one when anything that is shown has changed."""
+        """A value that changes whenever anything that is shown changes."""
         self.values: dict[str, float] = {}
         self.curves: dict[tuple[str, str], Curve] = {}
 
     def update(self, planned: Planned | None, settings: Mapping[str, Any]) -> None:
-        """Read what is new; ``planned`` and ``settings`` are what the comparison says of it."""
+        """Read the new contents; ``planned`` and ``settings`` come from the comparison."""
         self.metrics.update()
         self.read = {file: json.read() for file, json in self.files.items()}
         self.settings = dict(flatten(self.read[CONFIG])) or dict(settings)
@@ -50,12 +50,13 @@ class LiveRun:
 
     @property
     def identity(self) -> str:
-        """What labml calls it; empty before that is decided."""
+        """Its id in labml; empty before it has one."""
         return str(self.read[CARD].get("run", ""))
 
     @property
     def changed(self) -> float:
-        """When it last wrote a record, or else began, in seconds since 1970; 0 if it didn't."""
+        """The time of its last record, or else of its beginning, in seconds since 1970; 0 if it has not
+        begun."""
         return self.metrics.changed or number(self.read[CARD].get("started")) or 0.0
 
     def _state(self) -> tuple[str, str]:
@@ -73,7 +74,7 @@ class LiveRun:
         return RUNNING, ""
 
     def _values(self) -> dict[str, float]:
-        """The numbers of its row in the table; those that there are."""
+        """The numbers of its row in the table, as far as they exist."""
         facts, result = self.read[FACTS], self.read[RESULT]
         valid = self.metrics.points("loss.valid")[2]
         train = self.metrics.points("loss.train")[2]
@@ -104,7 +105,7 @@ class LiveRun:
         return self.curves[metric, over]
 
     def row(self, differing: Mapping[str, str]) -> dict[str, Any]:
-        """Its row in the table; of its settings, the ``differing`` ones."""
+        """Its row in the table, with the ``differing`` settings."""
         budget = number(self.settings.get("tokens"))
         done = self.values.get("tokens", 0.0)
         return {
@@ -121,6 +122,6 @@ class LiveRun:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, else None: what a file says may be anything."""
+    """A finite number; None for any other value, since a file may contain anything."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None

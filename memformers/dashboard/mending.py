@@ -1,5 +1,5 @@
-"""What labml's server takes for granted in its records, made so again: its user and project exist,
-every run has a status and stands on the runs page, and nothing leads to a record that is gone.
+"""Restores the properties that labml's server assumes of its records: its user and project exist, every run
+has a status and is on the runs page, and no record refers to a missing one.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from memformers.tracking.discovery import TOKEN
 
 
 def prepare() -> None:
-    """Let runs that are sent with our token belong to the one user that labml's server knows."""
+    """Assign runs that are sent with our token to the only user that labml's server knows."""
     project.create_project(settings.FLOAT_PROJECT_TOKEN, "float project")
     project.create_project(settings.SAMPLES_PROJECT_TOKEN, "samples project")
     local = user.get_or_create_user("local", is_local_user=True)
@@ -33,7 +33,7 @@ def prepare() -> None:
 
 
 def mend(records: Records) -> None:
-    """Go through everything, after a record was lost."""
+    """Check and repair all records, after one was lost."""
     prepare()
     home = project.get_project(TOKEN)
     assert home is not None
@@ -58,12 +58,12 @@ def mend(records: Records) -> None:
     for run_id in records.indexes["CustomMetricsListIndex"].names():
         try:
             CustomMetricsListIndex.get(run_id).load().get_data()
-        except AttributeError:  # it leads to a record that is gone
+        except AttributeError:  # it refers to a missing record
             CustomMetricsListIndex.delete(run_id)
 
 
 def mend_status(one: Any) -> None:
-    """Give a run a status, an unknown one, where its own was lost."""
+    """Give a run an unknown status if its own was lost."""
     state = one.status.load() if one.status else None
     if state is None:
         state = status.create_status()
@@ -78,6 +78,6 @@ def mend_status(one: Any) -> None:
 
 
 def is_listed(home: Any, one: Any) -> bool:
-    """Whether a run stands on the runs page, or in the archive."""
+    """Whether a run is on the runs page or in the archive."""
     lists = [key.load() for key in home.folders.values()]
     return one.run_uuid in home.runs and any(one.run_uuid in a.run_uuids for a in lists)

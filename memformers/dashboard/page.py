@@ -1,4 +1,4 @@
-"""labml's web page, file by file, and local copies of what it would load from the network."""
+"""labml's web page, file by file, and local copies of the files that it would load from the network."""
 
 import shutil
 import subprocess
@@ -18,16 +18,16 @@ class Package:
     """An npm package that the page uses."""
 
     name: str
-    """Of the folder that keeps the copy."""
+    """The name of the folder of the copy."""
     url: str
-    """Where the page loads it from by itself."""
+    """The address from which the page loads it by default."""
     file: str
     """The same file in the package."""
     folders: tuple[str, ...] = ()
-    """What that file loads in turn."""
+    """The folders of files that this file loads."""
 
     def local(self) -> str:
-        """Where a local copy lies in the folder of copies, and below LOCAL on the server."""
+        """The path of a local copy in the folder of copies, and below LOCAL on the server."""
         return f"{self.name}/{self.file}"
 
 
@@ -45,30 +45,30 @@ PACKAGES = {
         folders=("webfonts",),
     ),
 }
-"""What labml-app 0.5.14's page loads from public servers, in the versions that it asks for."""
+"""The packages that labml-app 0.5.14's page loads from public servers, in the versions that it requests."""
 LOCAL = "/local/"
 ON_LABML_PAGE = (
     '<link href="/comparisons/files/on_labml_page.css" rel="stylesheet">'
     '<script src="/comparisons/files/on_labml_page.js" defer></script>'
 )
-"""What labml's page gets: a link to our page of comparisons."""
+"""The addition to labml's page: a link to our page of comparisons."""
 
 
 def copies_folder() -> Path:
-    """Where the local copies are kept."""
+    """The folder of the local copies."""
     return platformdirs.user_data_path("memformers") / "page"
 
 
 def page_files(static: Path) -> dict[str, Path]:
-    """Every file that may be served, by its path on the server: labml's page, and the copies. Nothing
-    else can be asked for, since no path is ever joined."""
+    """Every file that may be served, by its path on the server: labml's page, and the copies. No other file
+    can be requested, since no path is ever joined."""
     copies = copies_folder()
     files = {f"/{path.relative_to(static).as_posix()}": path for path in _files(static)}
     return files | {f"{LOCAL}{path.relative_to(copies).as_posix()}": path for path in _files(copies)}
 
 
 def index_page(static: Path) -> tuple[str, list[str]]:
-    """labml's page, with the local copies that there are, and the names of those that there aren't."""
+    """labml's page, with the local copies that exist, and the names of those that are missing."""
     html = (static / "index.html").read_text(encoding="utf-8")
     missing = []
     for package in PACKAGES.values():
@@ -80,7 +80,7 @@ def index_page(static: Path) -> tuple[str, list[str]]:
 
 
 def fetch_copies() -> Path:
-    """Get the copies with npm, the user's own; returns their folder. ValueError where that can't be."""
+    """Download the copies with the user's npm; returns their folder. ValueError if that fails."""
     npm = shutil.which("npm")
     if npm is None:
         raise UserError(
@@ -100,7 +100,8 @@ def fetch_copies() -> Path:
 
 
 def unpack(archive: Path, package: Package) -> None:
-    """Keep what the page needs of an npm package: regular files whose names are known beforehand."""
+    """Extract the files of an npm package that the page needs: regular files whose names are known
+    beforehand."""
     home = copies_folder() / package.name
     with tarfile.open(archive) as tar:
         for member in tar.getmembers():

@@ -1,8 +1,8 @@
-"""labml's records as files that appear whole or not at all: labml-db's file drivers, made safe.
+"""labml's records as files that are written atomically: labml-db's file drivers, made safe.
 
-labml-db writes a file in place, so a crash in the middle leaves half a record; here the old one stays
-until the new one is on the disk. A record that can't be read is moved aside and said to be so, and the
-dashboard goes on without it.
+labml-db writes a file in place, so a crash in the middle leaves half a record; here the old
+record remains until the new one is on the disk. A record that can't be read is moved away, the user is told,
+and the dashboard continues without it.
 """
 
 import base64
@@ -20,12 +20,12 @@ from memformers.common.errors import UserError
 from memformers.common.files import write_text
 
 ASIDE = "unreadable"
-"""The folder that keeps what can't be read."""
+"""The folder of the files that can't be read."""
 
 
 class JsonRecords(Serializer):
-    """Records as JSON, with what labml keeps in them beside plain values. Not pickles, as labml has
-    them in MongoDB: a file that someone else wrote must not be able to run anything."""
+    """Records as JSON, with the types that labml stores in them besides plain values. They are not pickles,
+    as in labml's MongoDB: a file that someone else wrote must not be able to run code."""
 
     file_extension = "json"
 
@@ -34,7 +34,7 @@ class JsonRecords(Serializer):
         return json.dumps(_marked(data), default=_to_json)
 
     def from_string(self, data: str | None) -> dict[str, Any] | None:
-        """Its contents; ValueError where the text isn't a record."""
+        """The record or index in a text; ValueError if it isn't one."""
         record = None if data is None else json.loads(data, object_hook=_from_json)
         if not isinstance(record, dict | None):
             raise UserError(f"it holds a {type(record).__name__}, not a record")
@@ -42,8 +42,8 @@ class JsonRecords(Serializer):
 
 
 def _marked(value: Any) -> Any:
-    """``value``, in which a dict that looks like one of ours below is written in another way: what a run
-    sends may look like anything."""
+    """``value``, in which a dict that looks like one of our marks below is written in another way, since a
+    run may send anything."""
     if isinstance(value, dict):
         items = {name: _marked(item) for name, item in value.items()}
         return {"$dict": list(items.items())} if any(str(name).startswith("$") for name in items) else items
@@ -78,9 +78,9 @@ def _from_json(value: dict[str, Any]) -> Any:
 
 
 class Records:
-    """The drivers for all of labml's models and indexes in ``folder``, which this process alone uses.
+    """The drivers for all of labml's models and indexes in ``folder``, which only this process uses.
 
-    ``say`` tells the user of a record that was moved aside; ``is_damaged`` that this happened.
+    ``say`` tells the user about a record that was moved away; ``is_damaged`` that this happened.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None]):
@@ -89,7 +89,7 @@ class Records:
         self.is_damaged = False
 
     def install(self, models: list[Any], indexes: list[Any]) -> None:
-        """Make labml's models live here. Half-written files of a dashboard that was killed go."""
+        """Store labml's models here, and delete unfinished files of a dashboard that was killed."""
         (self.folder / "indexes").mkdir(parents=True, exist_ok=True)
         for unfinished in self.folder.glob("*/.*"):
             unfinished.unlink(missing_ok=True)
@@ -99,7 +99,7 @@ class Records:
         Index.set_db_drivers(list(self.indexes.values()))
 
     def check(self) -> None:
-        """Read everything once, so that what can't be read is found now."""
+        """Read everything once, to find files that can't be read."""
         for driver in self.drivers.values():
             for key in driver.get_all():
                 driver.load_dict(key)
@@ -107,12 +107,12 @@ class Records:
             index.drop_entries(lambda key: not self.holds(key))
 
     def holds(self, key: str) -> bool:
-        """Whether there is a record of that key."""
+        """Whether there is a record with this key."""
         driver = self.drivers.get(key.partition(":")[0])
         return driver is not None and driver.path(key).exists()
 
     def read(self, path: Path) -> dict[str, Any] | None:
-        """What is in the file; None where there is none, or it had to be moved aside."""
+        """The contents of the file; None if it doesn't exist or had to be moved away."""
         try:
             return JsonRecords().from_string(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -127,7 +127,7 @@ class Records:
 
 
 class RecordDriver(FileDbDriver):
-    """One model's records, a file each."""
+    """The records of one model, a file for each."""
 
     def __init__(self, records: Records, model: Any):
         super().__init__(JsonRecords(), model, records.folder / model.__name__)
@@ -139,11 +139,11 @@ class RecordDriver(FileDbDriver):
         return path
 
     def load_dict(self, key: str) -> dict[str, Any] | None:
-        """A record; None where there is none that can be read."""
+        """A record; None if there is none that can be read."""
         return self._records.read(self.path(key))
 
     def save_dict(self, key: str, data: dict[str, Any]) -> None:
-        """Write a record, at once."""
+        """Write a record atomically."""
         write_text(self.path(key), self._serializer.to_string(data))
 
     def delete(self, key: str) -> None:
@@ -152,7 +152,7 @@ class RecordDriver(FileDbDriver):
 
 
 class IndexDriver(FileIndexDbDriver):
-    """One index: a file from names to keys of records."""
+    """One index: a file that maps names to keys of records."""
 
     _cache: dict[str, Any] | None
 
@@ -173,12 +173,12 @@ class IndexDriver(FileIndexDbDriver):
         return list(self._cache or {})
 
     def get_all(self) -> list[str]:
-        """The keys of all records in the index, as labml's driver for MongoDB has it."""
+        """The keys of all records in the index, as labml's driver for MongoDB returns them."""
         self._load_cache()
         return list((self._cache or {}).values())
 
     def drop_entries(self, is_lost: Callable[[str], bool]) -> None:
-        """Forget the names whose record's key ``is_lost``."""
+        """Remove the names whose record's key ``is_lost``."""
         self._load_cache()
         cache = self._cache or {}
         if any(is_lost(key) for key in cache.values()):

@@ -1,11 +1,11 @@
-"""What may be asked of labml's handlers, and what a run may send: they themselves take anything."""
+"""Checks the requests to labml's handlers and the packets of runs, since the handlers accept anything."""
 
 import re
 from collections.abc import Callable
 from typing import Any
 
 RUN_ID = re.compile(r"[0-9A-Za-z-]{10,64}(_[0-9]{1,4})?")
-"""A run's id as labml's clients make them, with the rank of a process beyond the first."""
+"""A run's id as labml's clients make it, followed by the rank of a process after the first."""
 OF_RUN = re.compile(
     r"/api/v1/(?:run/status|run|metrics/preferences|metrics|compare/metrics|compare/preferences"
     r"|custom_metrics|logs/(?:stdout|stderr|std_logger))/(?P<run>[^/]+)(?:/\w+)?/?"
@@ -14,12 +14,12 @@ OF_RUN = re.compile(
 TRACK = re.compile(r"/api/v1/[^/]+/track")
 
 STATUS = {"status": "", "details": None, "time": 0.0}
-"""What a status says at least."""
+"""The fields that every status has."""
 
 
 def check_request(path: str, question: Any, is_known: Callable[[str], bool]) -> tuple[int, str] | None:
-    """The status and the words by which a request is refused, or None: for a ``question`` that is no JSON
-    object, and about a run that there isn't, for which labml would make records."""
+    """The status and the message of a refusal, or None. Refused are a ``question`` that is not a JSON object,
+    and one about a run that doesn't exist, for which labml would make records."""
     if question is not None and not isinstance(question, dict) and not TRACK.fullmatch(path):
         return 400, "A JSON object is expected."
     asked = OF_RUN.fullmatch(path)
@@ -34,7 +34,7 @@ def check_request(path: str, question: Any, is_known: Callable[[str], bool]) -> 
 
 
 def is_packet(packet: Any) -> bool:
-    """Whether what a run sends has the shape that labml's client gives it."""
+    """Whether a run's packet has the structure that labml's client gives it."""
     if not isinstance(packet, dict):
         return False
     settings, series, status = (
@@ -53,7 +53,7 @@ def is_packet(packet: Any) -> bool:
 
 
 def is_series(series: Any) -> bool:
-    """Whether this is a list of steps, and a list of as many values."""
+    """Whether this has a list of steps and a list of values of the same length."""
     if not isinstance(series, dict):
         return False
     lists = [series.get("step"), series.get("value")]
@@ -63,5 +63,5 @@ def is_series(series: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether JSON has it as a number."""
+    """Whether a value from JSON is a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)

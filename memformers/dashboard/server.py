@@ -1,4 +1,4 @@
-"""Starting labml's dashboard: its folder, its port, its runs, and its end."""
+"""Starts and ends labml's dashboard, with its folder, its port and its runs."""
 
 import contextlib
 import errno
@@ -33,7 +33,7 @@ CLOSE_SECONDS = 2
 
 @dataclass(frozen=True)
 class Settings:
-    """How a dashboard is started."""
+    """The settings of a dashboard."""
 
     folder: Path
     host: str
@@ -45,13 +45,13 @@ class Settings:
 
 
 def default_folder() -> Path:
-    """Where the records are kept unless the user says otherwise."""
+    """The default folder of the records."""
     return platformdirs.user_data_path("memformers") / "dashboard"
 
 
 def serve(settings: Settings) -> None:
-    """Run the dashboard until Ctrl-C. Where one runs on the folder already, bring the runs to it, if
-    there are any. ValueError for what can't be started."""
+    """Run the dashboard until Ctrl-C. If one already runs on the folder, bring the runs to it, if
+    there are any. ValueError if it can't be started."""
     found = {folder: find_runs(folder) for folder in settings.runs}
     runs = [run for inside in found.values() for run in inside]
     for folder in dict.fromkeys(together(run, folder) for folder, inside in found.items() for run in inside):
@@ -71,8 +71,8 @@ def serve(settings: Settings) -> None:
 
 
 def together(run: Path, given: Path) -> Path:
-    """The folder of the runs that are shown in one chart with ``run``: those of its comparison, or else all
-    that the user has ``given`` with it."""
+    """The folder of the runs that are shown in one chart with ``run``: those of its comparison, or otherwise
+    all that the user has ``given`` with it."""
     return run.parent if (run.parent / COMPARISON).exists() else given
 
 
@@ -128,8 +128,8 @@ def serve_alone(settings: Settings, runs: list[Path]) -> None:
 
 
 def take(lock: int, folder: Path) -> str:
-    """Make this process the folder's only dashboard, until it ends however it ends; returns an empty
-    string, or the address of the one that has it."""
+    """Make this process the folder's only dashboard until it ends in any way; returns an empty string, or the
+    address of the dashboard that already has the folder."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -137,19 +137,21 @@ def take(lock: int, folder: Path) -> str:
             return str(json.loads((folder / LOCK).read_text(encoding="utf-8"))["url"])
         except (ValueError, KeyError):
             return "an address that it is about to open"
-    os.truncate(lock, 0)  # the address of the one before
+    os.truncate(lock, 0)  # the address of the previous one
     return ""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at ``host`` and ``port``; ValueError where there can be none."""
-    if not 0 <= port < 1 << 16:  # some systems take the rest of a division instead
-        raise UserError(f"host={host!r} and port={port} are no address of this machine: use 0 to 65535.")
+    """A socket at ``host`` and ``port``; ValueError if that is impossible."""
+    if not 0 <= port < 1 << 16:  # some systems take it modulo 65536 instead
+        raise UserError(f"port={port} of host={host!r} is out of range; use 0 to 65535.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
     except (OSError, OverflowError) as error:
-        raise UserError(f"host={host!r} and port={port} are no address of this machine: {error}") from None
+        raise UserError(
+            f"host={host!r} and port={port} are not an address of this machine: {error}"
+        ) from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -165,18 +167,18 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def reachable(host: str) -> str:
-    """Where this very machine finds what listens on ``host``."""
+    """The address at which this machine itself reaches a server that listens on ``host``."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
 
 
 def bracketed(host: str) -> str:
-    """A host as it stands in a URL."""
+    """A host as it is written in a URL."""
     return f"[{host}]" if ":" in host else host
 
 
 @contextlib.contextmanager
 def ends_well() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM, after which uvicorn has closed everything, end the block and no more."""
+    """Let Ctrl-C and SIGTERM, after which uvicorn has closed everything, end only the block."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -191,7 +193,7 @@ def ends_well() -> Iterator[None]:
 
 
 def bring_in(runs: list[Path], url: str) -> None:
-    """Send whole runs to the dashboard at ``url``, and say which arrived."""
+    """Send whole runs to the dashboard at ``url``, and print which of them arrived."""
     over = threading.Event()
     over.set()
     for run in runs:
@@ -207,5 +209,5 @@ def bring_in(runs: list[Path], url: str) -> None:
 
 
 def say(message: str) -> None:
-    """Tell the user who started the dashboard."""
+    """Print a message for the user who started the dashboard."""
     print(f"dashboard: {message}", file=sys.stderr, flush=True)

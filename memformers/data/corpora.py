@@ -133,8 +133,8 @@ def _load(data: str) -> Corpus:
     except OSError as error:
         warnings.warn(
             f"Tiny Shakespeare was neither found nor downloadable ({TINY_SHAKESPEARE_URL}: {error}): "
-            f"the built-in play "
-            f"takes its place. To use the real corpus, give --data or MEMFORMERS_DATA its path.",
+            f"the built-in play is used instead. "
+            f"To use the real corpus, give --data or MEMFORMERS_DATA its path.",
             stacklevel=3,
         )
         return builtin_corpus(is_stand_in=True)
@@ -166,7 +166,7 @@ def read_text_file(path: Path) -> Corpus:
 def _from_bytes(raw: bytes, name: str, source: str) -> Corpus:
     text = text_of(raw)
     if not text.strip():
-        raise UserError(f"{source} holds no text.")
+        raise UserError(f"{source} contains no text; name another file.")
     is_tiny_shakespeare = hashlib.sha256(raw).hexdigest() == TINY_SHAKESPEARE_SHA256
     return Corpus("Tiny Shakespeare" if is_tiny_shakespeare else name, source, text)
 
@@ -190,8 +190,9 @@ def _check_tiny_shakespeare(path: Path) -> None:
     if found != TINY_SHAKESPEARE_SHA256:
         raise UserError(
             f"{path} was expected to be Tiny Shakespeare, sha256 {TINY_SHAKESPEARE_SHA256}, but its "
-            f"{len(raw):,} bytes have {found}: half a download, or another text? Remove it, rename it to "
-            f"read all files of the folder as documents, or name the file itself to train on it as it is."
+            f"{len(raw):,} bytes have {found}: the download is incomplete, or it is another "
+            f"text. Remove it, rename it to read all files of the folder as documents, or name the file "
+            f"itself to train on it unchanged."
         )
 
 

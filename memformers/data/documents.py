@@ -32,7 +32,7 @@ def read_documents(path: Path) -> list[Document]:
     and for a line that isn't a JSON object with a "text".
     """
     if not path.exists():
-        raise UserError(f"{path} isn't there; name a text file, a folder of texts or a file of JSON lines.")
+        raise UserError(f"{path} doesn't exist; name a text file, a folder of texts or a file of JSON lines.")
     if path.is_file():
         return with_text(list(json_lines(path.read_bytes(), path.name)), str(path))
     found: list[Document] = []
@@ -61,7 +61,7 @@ def split_at(text: str, separator: str, source: str) -> list[Document]:
     parts = text.split(separator)
     if len(parts) == 1:
         raise UserError(
-            f"document_separator={separator!r} doesn't occur in {source}; give what stands between its "
+            f"document_separator={separator!r} doesn't occur in {source}; give the text between its "
             f"documents (a line break is written as $'\\n' in a shell), or leave it out."
         )
     if not parts[-1].strip():
@@ -73,8 +73,8 @@ def check_not_cut(separator: str, source: str) -> None:
     """Raise UserError if a ``separator`` is given for a ``source`` that consists of documents already."""
     if separator:
         raise UserError(
-            f"document_separator={separator!r} cuts a single text, but {source} has documents already; leave "
-            f"it out."
+            f"document_separator={separator!r} divides a single text, but {source} consists of documents "
+            f"already; leave it out."
         )
 
 
@@ -104,7 +104,7 @@ def text_of_line(line: bytes, name: str) -> str:
         )
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise UserError(
-            f"{name}: the text has half of a surrogate pair (\\ud800 to \\udfff), which is no character; "
+            f"{name}: the text has half of a surrogate pair (\\ud800 to \\udfff), which is not a character; "
             f"correct or remove the line."
         )
     return text
@@ -115,7 +115,7 @@ def with_text(documents: Sequence[Document], source: str) -> list[Document]:
     blank."""
     blank = [document.name for document in documents if not document.text.strip()]
     if len(blank) == len(documents):
-        raise UserError(f"{source} holds no text.")
+        raise UserError(f"{source} contains no text; name another file or folder.")
     if blank:
         warnings.warn(f"{source}: documents without text are left out: {some_of(blank)}.", stacklevel=3)
     return [document for document in documents if document.text.strip()]

@@ -1,4 +1,4 @@
-"""A text, or many documents, read as B parallel streams, each contiguous, segment after segment."""
+"""Reads a text, or many documents, as B parallel contiguous streams, segment after segment."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 from memformers.common.errors import UserError
 
 IGNORED = -100
-"""Target of a position that has none; ``torch.nn.functional.cross_entropy`` skips it."""
+"""The target of positions without one; ``torch.nn.functional.cross_entropy`` ignores it."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Segment:
     targets: Tensor
     """``[S, B]``: each input's next token, or IGNORED."""
     starts_over: bool
-    """Whether the streams begin here: forget everything before."""
+    """Whether the streams begin here, with an empty memory."""
     end: int
     """Where the next segment begins, in tokens of a stream."""
     epoch: int
@@ -32,7 +32,7 @@ class Segment:
 
     @property
     def predictions(self) -> int:
-        """How many positions have a target."""
+        """The number of positions that have a target."""
         return int((self.targets != IGNORED).sum())
 
 
@@ -46,23 +46,23 @@ def training_segments(
     seed: int = 0,
     documents: Sequence[int] = (),
 ) -> Iterator[Segment]:
-    """Segments of ``tokens [n]`` without end, from ``place`` on, an epoch and a position in its streams. When
-    the streams of an epoch end, all at once, those of the next begin.
+    """An endless sequence of segments of ``tokens [n]``, which begins at ``place``: an epoch, and a position
+    in its streams. All streams of an epoch end at the same time, and those of the next epoch follow.
 
     With ``stretch=0`` each stream is one part of the text, the same in every epoch, and fewer than B tokens
-    are left over. Otherwise each stream is a sequence of stretches of ``stretch`` tokens, in an order drawn
+    are not used. Otherwise each stream is a sequence of stretches of ``stretch`` tokens, in an order drawn
     from ``seed`` and the epoch ([`stretches`][]). A stretch is never longer than 1 / B of the text.
 
-    With ``documents``, the lengths of those that make up the text, in tokens, each epoch joins them in an
-    order drawn from ``seed`` and the epoch, and each stream is one part of that ([`shuffled`][]); stretches
-    play no part.
+    ``documents`` are the lengths, in tokens, of the documents that make up the text. With them, each epoch
+    joins the documents in an order drawn from ``seed`` and the epoch, and each stream is one part of the
+    result ([`shuffled`][]); ``stretch`` is not used.
 
     Raises ValueError for a text with less than one segment for each stream, and for a position outside
-    of them.
+    of the streams.
     """
     check_length(len(tokens), batch_size, segment_len)
     if documents and sum(documents) != len(tokens):
-        raise UserError(f"documents of {sum(documents):,} tokens in all came for {len(tokens):,} tokens.")
+        raise UserError(f"the documents must have {len(tokens):,} tokens in total; {sum(documents):,} came.")
     epoch, position = place
     while True:
         inputs, targets, starts = (
@@ -71,7 +71,9 @@ def training_segments(
             else ordered(tokens, batch_size, stretch, seed, epoch)
         )
         if not 0 <= position <= len(inputs):
-            raise UserError(f"position={position:,} is outside of streams of {len(inputs):,} tokens.")
+            raise UserError(
+                f"position={position:,} must be from 0 to {len(inputs):,}, the tokens of a stream."
+            )
         yield from cut(inputs, targets, segment_len, position, epoch, starts)
         epoch, position = epoch + 1, 0
 
@@ -79,8 +81,8 @@ def training_segments(
 def ordered(
     tokens: Tensor, batch_size: int, stretch: int, seed: int, epoch: int
 ) -> tuple[Tensor, Tensor, None]:
-    """The streams of an epoch of a plain text ``tokens [n]``: inputs and targets ``[length, B]``, and no
-    starts."""
+    """The streams of an epoch of a plain text ``tokens [n]``: inputs and targets ``[length, B]``, and None
+    for starts."""
     starts, length = stretches(len(tokens), batch_size, stretch, seed, epoch)
     at = (starts[:, None] + torch.arange(length)[:, None]).flatten(0, 1)  # [length of a stream, B]
     return tokens[at], tokens[at + 1], None
@@ -92,15 +94,15 @@ def shuffled(
     """The streams of an epoch of ``documents``, the lengths of those that make up ``tokens [n]``: inputs,
     targets and starts, ``[⌊n / B⌋, B]`` each.
 
-    The documents are joined in an order drawn from ``seed`` and ``epoch`` and cut into B equal streams, so a
-    document may begin in one stream and end in the next; fewer than B tokens fall off at the end. A start is
-    each document's first token and each stream's. A document's last token has no target, since what follows
-    it is another document.
+    The documents are joined in an order drawn from ``seed`` and ``epoch`` and divided into B equal streams,
+    so a document may begin in one stream and end in the next. Fewer than B tokens at the end are not used.
+    The first token of each document and of each stream is a start. The last token of a document has no
+    target, since another document follows.
     """
     lengths = torch.tensor(documents)
     order = torch.randperm(len(lengths), generator=generator_of(seed, epoch))
-    first, length = (lengths.cumsum(0) - lengths)[order], lengths[order]  # where it stood, and how long it is
-    end = length.cumsum(0)  # where it ends now
+    first, length = (lengths.cumsum(0) - lengths)[order], lengths[order]  # old places and lengths
+    end = length.cumsum(0)  # where each ends now
     n = len(tokens) // batch_size * batch_size
     at = torch.repeat_interleave(first - (end - length), length) + torch.arange(len(tokens))
     starts = torch.zeros(len(tokens), dtype=torch.bool)
@@ -116,10 +118,10 @@ def shuffled(
 
 def stretches(n_tokens: int, batch_size: int, stretch: int, seed: int, epoch: int) -> tuple[Tensor, int]:
     """Where the stretches of an epoch begin in a text, ``[rounds, B]``, in the order in which each stream
-    reads them, and how long each of them is.
+    reads them, and the length of each.
 
-    The first begins where the epoch's draw says, so that the cuts lie elsewhere in each epoch; what is left
-    over, before it and after the last round, is less than a round and a stretch.
+    The place of the first is drawn for each epoch, so that each epoch divides the text at other places. The
+    tokens before it and after the last round, which are not used, are fewer than a round and a stretch.
     """
     part = (n_tokens - 1) // batch_size
     if not stretch or stretch >= part:
@@ -133,12 +135,12 @@ def stretches(n_tokens: int, batch_size: int, stretch: int, seed: int, epoch: in
 
 
 def generator_of(seed: int, epoch: int) -> torch.Generator:
-    """What draws the order of an epoch."""
+    """The random generator for the order of an epoch."""
     return torch.Generator().manual_seed((seed + epoch * 0x9E3779B97F4A7C15) % 2**63)
 
 
 def evaluation_segments(tokens: Tensor, batch_size: int, segment_len: int) -> Iterator[Segment]:
-    """Segments that cover every token of ``tokens [n]`` once; the last stream is filled up with
+    """Segments that cover every token of ``tokens [n]`` once; the last stream is padded with
     IGNORED targets.
 
     Stream b's target at position t is token ``b·length + t + 1`` of the text, where ``length`` is
@@ -152,9 +154,9 @@ def evaluation_segments(tokens: Tensor, batch_size: int, segment_len: int) -> It
 
 
 def stream_length(n_tokens: int, batch_size: int) -> int:
-    """Tokens in each of ``batch_size`` streams that together predict all but the first token."""
+    """The length of each of ``batch_size`` streams that together predict all tokens except the first."""
     if n_tokens < 2:
-        raise UserError(f"a text of {n_tokens} tokens has nothing to predict; use 2 at least.")
+        raise UserError(f"a text of {n_tokens} tokens has nothing to predict; use at least 2.")
     return -(-(n_tokens - 1) // batch_size)
 
 
@@ -166,7 +168,7 @@ def cut(
     epoch: int = 0,
     starts: Tensor | None = None,
 ) -> Iterator[Segment]:
-    """Consecutive segments of streams ``[length, B]`` from ``position`` on; the last may be shorter."""
+    """Consecutive segments of streams ``[length, B]``, beginning at ``position``; the last may be shorter."""
     for start in range(position, len(inputs), segment_len):
         end = min(start + segment_len, len(inputs))
         yield Segment(
@@ -185,6 +187,6 @@ def check_length(n_tokens: int, batch_size: int, segment_len: int) -> None:
     if n_tokens < needed:
         raise UserError(
             f"a text of {n_tokens:,} tokens is too short for {batch_size} streams of a segment of "
-            f"{segment_len}, which take {needed:,}; use a longer text, a smaller batch_size or a "
+            f"{segment_len}, which need {needed:,}; use a longer text, a smaller batch_size or a "
             f"shorter segment_len."
         )

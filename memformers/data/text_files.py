@@ -1,4 +1,4 @@
-"""Bytes to text and back, the same wherever a text comes from: a corpus, a prompt, standard input."""
+"""Converts bytes to text and back, in the same way for a corpus, a prompt and standard input."""
 
 import codecs
 import re
@@ -16,12 +16,12 @@ def text_of(raw: bytes) -> str:
 
 
 def bytes_of(text: str) -> bytes:
-    """The bytes that [`text_of`][] made ``text`` of."""
+    """The bytes from which [`text_of`][] made ``text``."""
     return text.encode("utf-8", errors="surrogateescape")
 
 
 def read_text(path: str) -> str:
-    """The text of a file, or of standard input for ``-``; UserError where it can't be read."""
+    """The text of a file, or of standard input for ``-``; UserError if it can't be read."""
     try:
         return text_of(sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes())
     except OSError as error:

@@ -21,7 +21,9 @@ class CharacterTokenizer:
 
     def __init__(self, vocabulary: str):
         if not vocabulary or len(set(vocabulary)) != len(vocabulary):
-            raise UserError(f"a vocabulary of different characters was expected: {vocabulary!r}")
+            raise UserError(
+                f"the vocabulary must have one character or more, each once; {vocabulary!r} came."
+            )
         self.vocabulary = vocabulary
         self._number = {character: i for i, character in enumerate(vocabulary)}
 
@@ -85,8 +87,8 @@ def check_order(name: TokenizerName, cutoffs: tuple[int, ...]) -> None:
     """Raise UserError for cutoffs between tokens that aren't numbered by how often they occur."""
     if cutoffs and name != "frequency":
         raise UserError(
-            f"cutoffs={cutoffs} divide tokens that are numbered by how often they occur, and those of "
-            f"tokenizer={name!r} are not; use tokenizer='frequency', or leave the cutoffs out."
+            f"cutoffs={cutoffs} need tokens that are numbered by frequency, but tokenizer={name!r} numbers "
+            f"them otherwise; use tokenizer='frequency', or leave the cutoffs out."
         )
 
 
@@ -113,4 +115,4 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         return ByteTokenizer()
     if data.get("tokenizer") == "character" and isinstance(data.get("vocabulary"), str):
         return CharacterTokenizer(data["vocabulary"])
-    raise UserError(f"{path} names no tokenizer that is known here: {data}")
+    raise UserError(f"{path} names an unknown tokenizer: {data}")

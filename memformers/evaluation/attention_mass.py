@@ -84,7 +84,7 @@ def check_long_enough(model: MemoryLM, tokens: Tensor, streams: int) -> None:
     needed = streams * (filling_segments(model) + 1) * model.config.segment_len + 1
     if len(tokens) < needed:
         raise UserError(
-            f"{streams} streams of a text of {len(tokens):,} tokens never fill the memory, which takes "
+            f"{streams} streams of a text of {len(tokens):,} tokens never fill the memory, which needs "
             f"{needed:,}; use a longer text or fewer streams."
         )
 

@@ -68,7 +68,7 @@ def scores_under(
     the memories of streams.
     """
     if controls and segment.inputs.shape[1] < 2:
-        raise UserError("controls exchange the memories of streams; read 2 at least.")
+        raise UserError("controls exchange memories between streams; use at least 2 streams.")
     inputs, targets = segment.inputs.to(model.device), segment.targets.to(model.device)
     read = model(inputs, memory, targets)
     changed = {name: model(inputs, control(memory), targets).scores for name, control in controls.items()}

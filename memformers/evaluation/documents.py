@@ -62,7 +62,7 @@ def grouped(documents: Sequence[int], numbers: Sequence[int], batch_size: int) -
 def reading_of(documents: Sequence[int], batch_size: int, segment_len: int) -> Reading:
     """How to read all ``documents``, given as numbers of tokens; UserError where nothing can be predicted."""
     if max(documents, default=0) < 2:
-        raise UserError("documents of a single token have nothing to predict; use 2 tokens at least.")
+        raise UserError("documents of a single token have nothing to predict; use at least 2 tokens.")
     return Reading(tuple(documents), grouped(documents, range(len(documents)), batch_size), segment_len)
 
 

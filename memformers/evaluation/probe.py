@@ -51,7 +51,7 @@ class ProbeConfig:
                 raise UserError(f"{name}={getattr(self, name)} is too small; use at least 1.")
         if self.longest < 2 * self.step:
             raise UserError(
-                f"longest={self.longest} leaves no two contexts to compare, {self.step} tokens apart; "
+                f"longest={self.longest} is too small to compare contexts that are {self.step} tokens apart; "
                 f"use {2 * self.step} or more."
             )
 
@@ -70,7 +70,7 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
     """
     runs = one_of_each_arm([run for run in read_runs(folder) if has_checkpoint(run.folder)])
     if not runs:
-        raise UserError(f"no run in {folder} has a checkpoint; train to the first evaluation at least.")
+        raise UserError(f"no run in {folder} has a checkpoint; train at least until the first evaluation.")
     corpus = common_corpus(runs)
     loaded = {run.folder.name: load_checkpoint(run.folder, device) for run in runs}
     models = {name: model for name, (model, _) in loaded.items()}
@@ -156,9 +156,9 @@ def common_corpus(runs: Sequence[FinishedRun]) -> Corpus:
     for run in runs:
         if run.facts["corpus"]["sha256"] != corpus.sha256:
             raise UserError(
-                f"{run.folder} was trained on {run.facts['corpus']['source']} of sha256 "
-                f"{run.facts['corpus']['sha256']}, but {corpus.source} has {corpus.sha256}; probe runs on "
-                f"one text together, and keep the text as it was."
+                f"{run.folder} was trained on {run.facts['corpus']['source']} with sha256 "
+                f"{run.facts['corpus']['sha256']}, but {corpus.source} has {corpus.sha256}; probe only runs "
+                f"on the same text together, and restore the text if it was changed."
             )
     return corpus
 
@@ -166,5 +166,5 @@ def common_corpus(runs: Sequence[FinishedRun]) -> Corpus:
 def common_tokens(texts: Sequence[Tensor]) -> Tensor:
     """The held-out text in tokens ``[n]``, which must be the same for all; else ValueError."""
     if any(not torch.equal(text, texts[0]) for text in texts):
-        raise UserError("these runs cut the text into different tokens; probe them one by one.")
+        raise UserError("these runs divide the text into different tokens; probe each run alone.")
     return texts[0]

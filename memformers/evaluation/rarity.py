@@ -37,7 +37,7 @@ def word_occurrences(text: str, trained_on: str, n_tokens: int) -> Tensor:
     if n_tokens != len(bytes_of(text)):
         raise UserError(
             f"{n_tokens} tokens came for a text of {len(text)} characters and {len(bytes_of(text))} bytes; "
-            f"give the text of which each token is a character or a byte."
+            f"give the text whose characters or bytes are these tokens."
         )
     return found.repeat_interleave(torch.tensor([len(bytes_of(character)) for character in text]))
 

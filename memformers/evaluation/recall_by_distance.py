@@ -70,11 +70,11 @@ def recall_by_distance(
     """Read ``segments``, each with its distances ``[S, B]``, from an empty memory; returns what the model
     recalls with its memory untouched, and under each of the ``controls``, by name.
 
-    A control changes what the model is given in one segment. The memory that is carried on is always the
-    untouched one, so nothing that is lost in a segment is lost in the next. Asks in the first ``warm_up``
-    positions of each stream don't count. The model is left in the mode it came in.
+    A control changes the memory that the model reads in one segment. The memory that is carried on is always
+    the untouched one, so a loss in one segment is not a loss in the next. Questions in the first ``warm_up``
+    positions of each stream don't count. The mode of the model is restored.
 
-    Raises ValueError where there is but one stream, since controls exchange them.
+    Raises ValueError if there is only one stream, since controls exchange them.
     """
     counts = {name: Counts(edges) for name in (UNTOUCHED, *(controls or {}))}
     memory, position, rate = Memory(()), 0, model.config.lengths.compression_rate

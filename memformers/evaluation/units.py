@@ -57,7 +57,7 @@ def tokens(losses: Tensor, text: str, end: int) -> int:
     if n_tokens != len(raw):
         raise UserError(
             f"losses of {len(losses)} tokens came for a text of {len(text)} characters and {len(raw)} bytes; "
-            f"give the text that was evaluated, of which each token is a character or a byte."
+            f"give the text that was evaluated, whose characters or bytes are the tokens."
         )
     return len(bytes_of(text[:end]))
 

@@ -30,9 +30,9 @@ def check_target(model: MemoryLM, path: Path) -> None:
     target = Path(os.path.realpath(path))
     check_utf8_name(target)
     if not target.parent.is_dir():
-        raise UserError(f"{path} can't be written: {target.parent} is no folder; make it first.")
+        raise UserError(f"{path} can't be written: {target.parent} is not a folder; create it first.")
     if target.exists() and MODEL not in read_metadata(target):
-        raise UserError(f"{path} is there already and is no saved memory; name a new file.")
+        raise UserError(f"{path} exists already and is not a saved memory; name a new file.")
     if not os.access(target if target.exists() else target.parent, os.W_OK):
         raise UserError(f"{path} can't be written: permission denied; name another file.")
 
@@ -74,16 +74,18 @@ def load_memory(model: MemoryLM, path: Path) -> Reader:
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} can't be read as a saved memory: {error}") from None
     if said.get(MODEL) != fingerprint(model):
-        raise UserError(f"{path} is the memory of another model, or of other weights; use it with its own.")
+        raise UserError(
+            f"{path} is the memory of another model, or of other weights; use it with its own model."
+        )
     if said.get(SEAL, checksum(tensors)) != checksum(tensors):  # version 0.1 wrote none
-        raise UserError(f"{path} is not what was written: its checksum differs.")
+        raise UserError(f"{path} has changed since it was written: its checksum differs.")
     try:
         running, starts, logits = whole(tensors, model)
         stream = reader(model, 1, memory_from_tensors(tensors, model.config.n_layers))
         if len(running):
             stream.read(running, starts)
     except UserError as error:
-        raise UserError(f"{path} is no whole memory: {error}") from None
+        raise UserError(f"{path} is not a complete memory: {error}") from None
     stream.logits = logits
     return stream
 
@@ -99,7 +101,7 @@ def whole(tensors: dict[str, Tensor], model: MemoryLM) -> tuple[Tensor, Tensor |
     running, logits = tensors.pop("running"), tensors.pop("logits")
     starts = tensors.pop("starts", None)
     if running.dim() != 2 or running.shape[1] != 1 or len(running) >= config.segment_len:
-        raise UserError(f"running is {list(running.shape)}; [t, 1] of less than a segment was expected.")
+        raise UserError(f"running is {list(running.shape)}; [t, 1], shorter than a segment, was expected.")
     if logits.shape != (1, config.vocab_size):
         raise UserError(f"logits are {list(logits.shape)}; [1, {config.vocab_size}] was expected.")
     if not_finite := [n for n, t in {**tensors, "logits": logits}.items() if not t.isfinite().all()]:

@@ -54,7 +54,7 @@ def check_prompts(prompts: Sequence[Tensor]) -> None:
     """Raise UserError, which names the prompt, for one that is not a tensor of integers ``[P]`` with P ≥
     1."""
     if not prompts:
-        raise UserError("there are no prompts; give at least one, a tensor of its tokens.")
+        raise UserError("there are no prompts; give at least one, as a tensor of its tokens.")
     for i, prompt in enumerate(prompts):
         which = f"prompt {i} of {len(prompts)} (counted from 0)"
         if not isinstance(prompt, Tensor):

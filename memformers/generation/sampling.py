@@ -24,9 +24,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < math.inf:
-            raise UserError(f"temperature={self.temperature} is not 0 (greedy) or above.")
+            raise UserError(f"temperature={self.temperature} must be 0 (greedy) or above.")
         if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k={self.top_k} leaves nothing to draw from; use at least 1.")
+            raise UserError(f"top_k={self.top_k} leaves no token to draw; use at least 1.")
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise UserError(f"top_p={self.top_p} is outside (0, 1]; use 1 for all tokens.")
 
@@ -36,7 +36,7 @@ class Sampling:
         if not highest.isfinite().all():
             what = "NaN" if highest.isnan().any() else "infinite"
             raise UserError(
-                f"the model's logits are {what}, so nothing can be drawn; are its weights finite?"
+                f"the model's logits are {what}, so nothing can be drawn; check that its weights are finite."
             )
         if self.temperature == 0.0:
             return logits.argmax(-1)

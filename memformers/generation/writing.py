@@ -34,7 +34,7 @@ def generate(
         model.check_tokens(prompts.tokens)
     width, together = len(prompts.ends), prompts.together
     if batch < 1 or (batch > 1 and width > 1):
-        raise UserError(f"batch={batch} for {width} prompts; it repeats a single one.")
+        raise UserError(f"batch={batch} repeats a single prompt, but {width} prompts came; leave batch out.")
     streams = reader(model, batch if batch > 1 else width)
     starts = None if prompts.starts is None else prompts.starts[:together]
     streams.read(prompts.tokens[:together].expand(-1, streams.batch), starts)
@@ -59,7 +59,7 @@ def write(
     Raises ValueError, when called, if nothing was read yet, and for a negative ``max_new_tokens``.
     """
     if reader.logits is None:
-        raise UserError("the prompt is empty; give the text to go on from, at least one token.")
+        raise UserError("the prompt is empty; give the text to continue, at least one token.")
     if max_new_tokens < 0:
         raise UserError(f"max_new_tokens={max_new_tokens} is negative; use 0 or more.")
 

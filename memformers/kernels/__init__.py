@@ -1,12 +1,12 @@
 """Relative attention as pure functions of tensors.
 
-The letters and axes of this project, used everywhere and spelled out here only:
+The letters and axes of this project, used everywhere and explained only here:
 
 | letter | meaning |
 |---|---|
 | S | tokens in the segment being processed (the queries) |
 | M | memory: past layer inputs, kept as they are |
-| C | compressed memory: each slot stands for ``compression_rate`` (c) positions |
+| C | compressed memory: each slot represents ``compression_rate`` (c) positions |
 | K | keys in order of time, ``K = C + M + S`` |
 | B | batch: parallel streams of text |
 | H | heads |
@@ -15,5 +15,5 @@ The letters and axes of this project, used everywhere and spelled out here only:
 
 Modules take and give ``[S, B, D]``; kernels take and give ``[B, H, S, E]`` (queries) and
 ``[B, H, K, E]`` (keys, values), as ``torch.nn.functional.scaled_dot_product_attention`` does.
-The one place where the order changes is [`memformers.models.attention`][].
+The order changes only in [`memformers.models.attention`][].
 """

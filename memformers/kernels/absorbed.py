@@ -1,9 +1,9 @@
 """Relative attention of a short segment over a long memory, without keys or values.
 
 A key is W_K x, and its score (q + u)·(W_K x) = (W_Kᵀ(q + u))·x: the projection can be moved from the
-K remembered inputs to the S queries. So can that of the values, Σ_j P_j W_V x_j = W_V Σ_j P_j x_j. The
-products with x are then D wide for each head and not E, but no memory is projected: less work where
-segments are shorter than a head is wide.
+K remembered inputs to the S queries. The same holds for the values, Σ_j P_j W_V x_j = W_V Σ_j P_j x_j. The
+products with x then have width D for each head instead of E, but no memory is projected. This is less work
+if a segment has fewer tokens than a head has dimensions.
 """
 
 import math
@@ -30,9 +30,9 @@ def relative_attention(
     """[`memformers.kernels.naive.relative_attention`][] over ``key = w_key x`` and ``value = w_value x``
     for the inputs x of ``past`` and then of ``segment``: causal, without mask or dropout.
 
-    Shapes: ``query [B, H, S, E]``; ``past [M, B, D]`` and ``segment [S, B, D]``, K positions together,
-    but apart, since the past seldom wants a gradient; ``w_key``, ``w_value [H, E, D]``; ``r [H, K, E]``;
-    ``u``, ``v [H, E]``; ``s [H, K]``; ``first [B, S]``. Returns ``[B, H, S, E]``.
+    Shapes: ``query [B, H, S, E]``; ``past [M, B, D]`` and ``segment [S, B, D]``, K positions together;
+    they are separate, since the past seldom needs a gradient; ``w_key``, ``w_value [H, E, D]``;
+    ``r [H, K, E]``; ``u``, ``v [H, E]``; ``s [H, K]``; ``first [B, S]``. Returns ``[B, H, S, E]``.
     """
     S, E = query.shape[2:]
     M, K = len(past), len(past) + len(segment)

@@ -1,15 +1,15 @@
-"""Relative attention with sinusoidal positions, by any attention that knows none.
+"""Relative attention with sinusoidal positions, computed by an attention without positions.
 
 The sine and cosine of a difference split into products: sin(i − j) = sin i cos j − cos i sin j and
 cos(i − j) = cos i cos j + sin i sin j. So with r_d = W_R·sinusoid(d), the position score of query i and
-key j is a dot product of something of i and something of j alone: with p = W_Rᵀ(q_i + v), of which p_s
-meets the sines of d and p_c the cosines,
+key j is a dot product of a vector that depends only on i and one that depends only on j: with
+p = W_Rᵀ(q_i + v), whose part p_s belongs to the sines of d and whose part p_c to the cosines,
 
     (q_i + v)·r_{i−j} = [p_c ∘ sin i − p_s ∘ cos i; p_s ∘ sin i + p_c ∘ cos i]·[sin j; cos j]
 
-for each frequency. Queries and keys that carry these numbers beside their own have the relative score as
-their plain product, and PyTorch's ``scaled_dot_product_attention`` does the rest, in memory that grows
-with S + K, by heads of E + P numbers for P position features.
+for each frequency. These vectors are appended to queries and keys, whose plain product is then the
+relative score, and PyTorch's ``scaled_dot_product_attention`` computes the rest. Its memory grows with
+S + K; a head has E + P numbers for P position features.
 """
 
 import math
@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from memformers.kernels.naive import causal_mask, from_first
 
 QUERIES = 256
-"""Queries in a block, at most, where each sees the keys from another one on."""
+"""The most queries in a block, if each query has its own first key."""
 
 
 def relative_attention(
@@ -43,14 +43,16 @@ def relative_attention(
     then the cosines of the positions 0 … K−1; ``w_r [H, E, P]``; ``u``, ``v [H, E]``; ``first
     [B, S]``. Returns ``[B, H, S, E]``.
     """
-    from torch.nn.attention.bias import causal_lower_right  # not above: it imports torch.compile, in a second
+    from torch.nn.attention.bias import (
+        causal_lower_right,
+    )  # here, since it imports torch.compile, which takes a second
 
     (B, H, S, E), (K, P) = query.shape, sinusoids.shape
     sin_i, cos_i = sinusoids[K - S :].chunk(2, dim=-1)  # [S, P / 2]
     p_s, p_c = torch.einsum("bhie,hep->bhip", query + v[:, None], w_r).chunk(2, dim=-1)
     of_query = torch.cat((query + u[:, None], p_c * sin_i - p_s * cos_i, p_s * sin_i + p_c * cos_i), dim=-1)
     of_key = torch.cat((key, sinusoids.expand(B, H, K, P)), dim=-1)  # [B, H, K, E + P]
-    # One width for all three is what the fast implementations ask for.
+    # The fast implementations require the same width of all three.
     padded = F.pad(value, (0, P))
     scale = 1.0 / math.sqrt(E)
     if first is not None:
@@ -62,11 +64,11 @@ def relative_attention(
 def in_blocks(
     query: Tensor, key: Tensor, value: Tensor, first: Tensor, dropout_prob: float, scale: float
 ) -> Tensor:
-    """Plain causal attention of ``query [B, H, S, W]`` over ``key``, ``value [B, H, K, W]`` from key
-    ``first [B, S]`` on: ``[B, H, S, W]``.
+    """Plain causal attention of ``query [B, H, S, W]`` over ``key``, ``value [B, H, K, W]``, beginning with
+    key ``first [B, S]``: ``[B, H, S, W]``.
 
-    It takes a mask, which the heads share. The mask is made for some queries at a time and not kept: the
-    backward pass makes it and these queries' outputs again.
+    It needs a mask, which all heads share. The mask is built for one block of queries at a time and not
+    kept: the backward pass computes the mask and the outputs of these queries again.
     """
     S, K = query.shape[2], key.shape[2]
     parts = []
@@ -81,6 +83,6 @@ def in_blocks(
 def masked(
     query: Tensor, key: Tensor, value: Tensor, first: Tensor, dropout_prob: float, scale: float
 ) -> Tensor:
-    """As [`in_blocks`][] says, of ``query [B, H, s, W]`` over ``key [B, H, k, W]`` in one piece."""
+    """The same as [`in_blocks`][], for ``query [B, H, s, W]`` over ``key [B, H, k, W]`` in one block."""
     visible = causal_mask(query.shape[2], key.shape[2], query.device) & from_first(first, key.shape[2])
     return F.scaled_dot_product_attention(query, key, value, visible, dropout_prob, scale=scale)

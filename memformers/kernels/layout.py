@@ -1,4 +1,4 @@
-"""How kernels lay their results out in memory."""
+"""The order of the kernels' results in memory."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Relative attention, written as plainly as the equation: the law that every fast kernel obeys."""
+"""Relative attention as the equation says it: the definition that every fast kernel is compared with."""
 
 import math
 
@@ -20,7 +20,7 @@ def relative_attention(
     first: Tensor | None = None,
     dropout_prob: float = 0.0,
 ) -> Tensor:
-    """Softmax attention whose scores know the distance d = K − S + i − j from query i to key j.
+    """Softmax attention whose scores depend on the distance d = K − S + i − j from query i to key j.
 
     score(i, j) = [(q_i + u)·k_j + (q_i + v)·r_d + s_d] / √E
 
@@ -30,9 +30,9 @@ def relative_attention(
     Shapes: ``query [B, H, S, E]``; ``key``, ``value [B, H, K, E]`` with K ≥ S; ``r [H, K, E]``, the
     vector of each distance 0 … K−1; ``u``, ``v [H, E]``; ``s [H, K]``, the scalar of each distance;
     ``mask`` boolean, broadcastable to ``[B, H, S, K]``, true where a query may look (default: causal,
-    d ≥ 0; it may hide more than that, but show no key with d < 0, which has no distance here);
-    ``first [B, S]``, int64, the index of the first key that each query sees, from 0 to its own, K − S + i
-    (default: 0), beside what the mask hides.
+    d ≥ 0; a mask may hide more keys, but must not show one with d < 0, since such distances don't exist
+    here); ``first [B, S]``, int64, the index of the first key that each query may see, from 0 to that of its
+    own key, K − S + i (default: 0); the mask may hide more.
     ``dropout_prob`` drops attention probabilities. Returns ``[B, H, S, E]``.
     """
     probabilities = attention_probabilities(query, key, r, u=u, v=v, s=s, mask=mask, first=first)
@@ -51,7 +51,7 @@ def attention_probabilities(
     mask: Tensor | None = None,
     first: Tensor | None = None,
 ) -> Tensor:
-    """How much each query looks at each key, ``[B, H, S, K]``: the softmax of the scores above."""
+    """The attention of each query to each key, ``[B, H, S, K]``: the softmax of the scores above."""
     S, K, E = query.shape[2], key.shape[2], query.shape[3]
 
     content = torch.einsum("bhie,bhje->bhij", query + u[:, None], key)
@@ -68,21 +68,21 @@ def attention_probabilities(
 
 def relative_shift(position: Tensor) -> Tensor:
     """Re-index ``[..., S, K]`` from descending distances d = K−1 … 0 to keys j = K − S + i − d;
-    entries of the future, j > K − S + i, hold other rows' values and are for the mask to hide.
+    entries of the future, j > K − S + i, contain values of other rows, and the mask must hide them.
 
-    Distances stand in the order of keys already, but each row one column further to the right than
-    the row before; padding the rows with one column and reading on with the old length undoes just
-    that (Transformer-XL, appendix B).
+    Distances are already in the order of keys, but each row is one column further to the right than the
+    previous row. Padding the rows with one column and then reading them with the old length undoes this
+    shift (Transformer-XL, appendix B).
     """
     S, K = position.shape[-2:]
     return F.pad(position, (1, 0)).flatten(-2)[..., S:].unflatten(-1, (S, K))
 
 
 def causal_mask(S: int, K: int, device: torch.device) -> Tensor:
-    """Boolean ``[S, K]``: query i sees every key up to its own, which stands at index K − S + i."""
+    """Boolean ``[S, K]``: query i sees every key up to its own, which has index K − S + i."""
     return torch.ones(S, K, dtype=torch.bool, device=device).tril(K - S)
 
 
 def from_first(first: Tensor, K: int) -> Tensor:
-    """Boolean ``[B, 1, S, K]``: query i of a stream sees the keys from ``first [B, S]`` on."""
+    """Boolean ``[B, 1, S, K]``: query i of a stream sees the key ``first [B, S]`` and all later ones."""
     return torch.arange(K, device=first.device) >= first[:, None, :, None]

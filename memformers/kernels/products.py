@@ -1,8 +1,8 @@
-"""Matrices times one or two vectors each, at the rate at which memory gives the matrices.
+"""Products of matrices with one or two vectors each, as fast as the matrices can be read from memory.
 
-There are two ways to ask for it, matrix times column and row times transposed matrix, with the same numbers
-read in the same order. Which is the faster is a matter of the processor and of the library for it: on an AMD
-EPYC the first by a half, on an Intel Xeon the second by four times. So both are timed, once in a process.
+There are two ways to compute them, matrix times column and row times transposed matrix, which read the same
+numbers in the same order. Which one is faster depends on the processor and its library: on an AMD EPYC the
+first by 50 %, on an Intel Xeon the second by a factor of four. So both are timed, once in a process.
 """
 
 import time
@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 SHAPE = (8, 1024, 64)
-"""Matrices that are timed: the keys of eight heads, 2 MiB in float32."""
+"""The shape of the matrices that are timed: the keys of eight heads, 2 MiB in float32."""
 ROUNDS = 9
-"""How often each way is timed, in turn; its best time counts."""
+"""How often each way is timed, alternately; its shortest time counts."""
 CLEARLY = 1.1
-"""How many times faster the second way must be to be taken."""
+"""By what factor the second way must be faster to be used."""
 
 
 def products(matrices: Tensor, vectors: Tensor) -> Tensor:
-    """``matrices [n, rows, columns]``, whose rows lie in memory one after the other, times ``vectors
+    """``matrices [n, rows, columns]``, whose rows are contiguous in memory, times ``vectors
     [n, few, columns]``: ``[n, few, rows]``."""
     if vectors.device.type == "cpu" and not torch.compiler.is_compiling() and rows_are_faster():
         return by_rows(matrices, vectors)
@@ -41,8 +41,8 @@ def by_rows(matrices: Tensor, vectors: Tensor) -> Tensor:
 
 @cache
 def rows_are_faster() -> bool:
-    """Whether [`by_rows`][] is clearly faster than [`by_columns`][] on this processor; takes some
-    milliseconds at first."""
+    """Whether [`by_rows`][] is clearly faster than [`by_columns`][] on this processor; the first
+    call takes some milliseconds."""
     with torch.inference_mode():
         matrices, vectors = torch.ones(SHAPE), torch.ones(SHAPE[0], 1, SHAPE[2])
         times = [[seconds(way, matrices, vectors) for way in (by_columns, by_rows)] for _ in range(ROUNDS)]
@@ -51,7 +51,7 @@ def rows_are_faster() -> bool:
 
 
 def seconds(way: Callable[[Tensor, Tensor], Tensor], matrices: Tensor, vectors: Tensor) -> float:
-    """That ``way`` takes with ``matrices [n, rows, columns]`` and ``vectors [n, few, columns]``."""
+    """How long ``way`` takes for ``matrices [n, rows, columns]`` and ``vectors [n, few, columns]``."""
     begin = time.perf_counter()
     way(matrices, vectors)
     return time.perf_counter() - begin

@@ -1,8 +1,8 @@
-"""Relative attention of a single query over cached keys and values, as text is written token by token.
+"""Relative attention of a single query over cached keys and values, for generating text token by token.
 
-The cache is one buffer in which keys lie in a few runs of columns. One product meets the whole buffer; the
-columns outside of the runs get a score of −∞. Values are transposed, and position terms are by descending
-distance, since a sum over positions then reads memory in order.
+The cache is one buffer, which contains keys in a few ranges of columns. One product is over the whole buffer,
+and the columns outside of these ranges get a score of −∞. Values are transposed, and position terms are
+ordered by descending distance, so that a sum over positions reads memory in order.
 """
 
 import math
@@ -27,11 +27,11 @@ def relative_attention(
     first: Tensor | None = None,
 ) -> Tensor:
     """[`memformers.kernels.naive.relative_attention`][] of the newest position over the keys in
-    ``columns``, which follow each other in time, the query's own last.
+    ``columns``, which are in order of time; the query's own key is the last.
 
     Shapes: ``query [B, H, 1, E]``; ``key [B, H, T, E]`` and ``value [B, H, E, T]``, buffers of T columns;
-    ``r [H, K, E]`` and ``s [H, 1, K]`` by descending distance K−1 … 0, for as many distances as there are
-    keys or more; ``u``, ``v [H, 1, E]``. ``query``, ``u``, ``v`` and ``s`` are divided by √E already;
+    ``r [H, K, E]`` and ``s [H, 1, K]`` by descending distance K−1 … 0, for at least as many distances as
+    there are keys; ``u``, ``v [H, 1, E]``. ``query``, ``u``, ``v`` and ``s`` are divided by √E already;
     ``first [B, 1]`` counts the keys in the order of ``columns``. Returns ``[B, H, 1, E]``.
     """
     B, H, T, _ = key.shape

@@ -1,4 +1,4 @@
-"""Whether PyTorch does more to a computation than run it and its backward pass."""
+"""Detects transformations of a computation, such as ``vmap`` and forward-mode derivatives."""
 
 from collections.abc import Callable
 from typing import NoReturn
@@ -23,12 +23,12 @@ def is_transformed(*tensors: Tensor | None) -> bool:
 
 
 def no_second_derivative(kernel: str) -> Callable[..., NoReturn]:
-    """The backward pass of a kernel's backward pass: an error that says what to do instead."""
+    """The derivative of a kernel's backward pass: a function that raises an error with advice."""
 
     def backward(*_: object) -> NoReturn:
         raise NotImplementedError(
-            f"kernel={kernel!r}, which kernel='auto' may take by size, has no second derivative; build the "
-            f"model with kernel='naive' for it."
+            f"kernel={kernel!r}, which kernel='auto' chooses for some sizes, has no second derivative; "
+            f"build the model with kernel='naive' to compute one."
         )
 
     return backward

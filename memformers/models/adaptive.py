@@ -38,8 +38,8 @@ class Clusters:
         check_clusters(self.cutoffs, self.div_val, self.d_embed)
         if self.cutoffs and self.cutoffs[-1] >= self.vocab_size:
             raise UserError(
-                f"cutoffs={self.cutoffs} leave the last cluster nothing of vocab_size={self.vocab_size}; "
-                f"each must be below it."
+                f"cutoffs={self.cutoffs} leave no token of vocab_size={self.vocab_size} to the last cluster; "
+                f"each cutoff must be below vocab_size."
             )
 
     @property
@@ -193,11 +193,11 @@ def weight(module: nn.Module) -> Tensor:
 def check_clusters(cutoffs: tuple[int, ...], div_val: int, d_embed: int) -> None:
     """Raise ValueError for clusters that no vocabulary can have."""
     if any(low >= high for low, high in pairwise((0, *cutoffs))):
-        raise UserError(f"cutoffs={cutoffs} must ascend from 1 or more, each once.")
+        raise UserError(f"cutoffs={cutoffs} must be 1 or more and in ascending order, each once.")
     if div_val < 1 or d_embed < 1:
         raise UserError(f"div_val={div_val} and d_embed={d_embed} must both be at least 1.")
     if d_embed // div_val ** len(cutoffs) < 1:
         raise UserError(
-            f"div_val={div_val} leaves the last of {1 + len(cutoffs)} clusters no width of d_embed={d_embed};"
-            f" use d_embed={div_val ** len(cutoffs)} or more, a smaller div_val, or fewer cutoffs."
+            f"div_val={div_val} leaves cluster {1 + len(cutoffs)}, the last, no width of d_embed={d_embed}; "
+            f"use d_embed={div_val ** len(cutoffs)} or more, a smaller div_val, or fewer cutoffs."
         )

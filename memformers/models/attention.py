@@ -256,7 +256,9 @@ class RelativeMultiHeadAttention(nn.Module):
             )
         S, K = query.shape[0], key.shape[0]
         if K < S:
-            raise UserError(f"{K} keys for {S} queries; the last keys must be the queries' own.")
+            raise UserError(
+                f"{K} keys came for {S} queries; the last keys must be the queries' own, so give {S} or more."
+            )
 
     def _check_positions(self, K: int) -> None:
         if self.positions == "learned" and self.max_positions < K:

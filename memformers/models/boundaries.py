@@ -33,8 +33,8 @@ def check_valid(valid: Tensor | None, x: Tensor) -> None:
     if valid.dtype != torch.int64 or valid.shape != x.shape[1:2] or valid.device != x.device:
         raise UserError(
             f"a memory's valid was expected as int64 {list(x.shape[1:2])} on {x.device}, positions of each "
-            f"stream; {valid.dtype} {list(valid.shape)} on {valid.device} came. Use it as the model gave it, "
-            f"or None for all."
+            f"stream; {valid.dtype} {list(valid.shape)} on {valid.device} came. Use the one that the "
+            f"model returned, or None if all are valid."
         )
 
 

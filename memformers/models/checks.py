@@ -20,21 +20,19 @@ def check_features(features: int | None, d_model: int, positions: Positions, ker
     with these positions or this kernel."""
     if kernel == "augmented" and positions == "learned":
         raise UserError(
-            "kernel='augmented' splits sines and cosines, and positions='learned' has none; use "
+            "kernel='augmented' needs sines and cosines, which positions='learned' doesn't have; use "
             "positions='sinusoidal' or another kernel."
         )
     if features is not None and features < 1:
-        raise UserError(f"position_features={features} tells no distances apart; use at least 1.")
+        raise UserError(f"position_features={features} can't represent distances; use at least 1.")
     if features is not None and positions == "learned":
         raise UserError(
-            f"position_features={features} is for sinusoids, and positions='learned' has none; leave it "
-            f"out, or use positions='sinusoidal'."
+            f"position_features={features} is for sinusoids, which positions='learned' doesn't have; leave "
+            f"it out, or use positions='sinusoidal'."
         )
     features = d_model if features is None else features
     if kernel == "augmented" and features % 2:
-        raise UserError(
-            f"kernel='augmented' pairs each sine with its cosine; position_features={features} is odd."
-        )
+        raise UserError(f"kernel='augmented' needs an even number of position_features; {features} came.")
 
 
 def check_clamp(clamp_len: int | None, positions: Positions, kernel: KernelName) -> None:
@@ -42,16 +40,16 @@ def check_clamp(clamp_len: int | None, positions: Positions, kernel: KernelName)
     if clamp_len is None:
         return
     if clamp_len < 1:
-        raise UserError(f"clamp_len={clamp_len} tells no distances apart; use at least 1, or leave it out.")
+        raise UserError(f"clamp_len={clamp_len} is too small; use at least 1, or leave it out.")
     if positions == "learned":
         raise UserError(
-            f"clamp_len={clamp_len} is for sinusoids, and positions='learned' has none; leave it out, or "
-            f"use positions='sinusoidal'."
+            f"clamp_len={clamp_len} is for sinusoids, which positions='learned' doesn't have; leave it out, "
+            f"or use positions='sinusoidal'."
         )
     if kernel == "augmented":
         raise UserError(
-            f"kernel='augmented' splits distances into positions, which clamp_len={clamp_len} forbids; use "
-            f"kernel='auto', or leave clamp_len out."
+            f"kernel='augmented' splits distances into positions, which clamp_len={clamp_len} doesn't allow; "
+            f"use kernel='auto', or leave clamp_len out."
         )
 
 
@@ -166,7 +164,7 @@ def check_memory(name: str, mem: Sequence[Tensor], x: Tensor, n_layers: int) -> 
     if len(mem) != n_layers:
         raise UserError(
             f"{name} of {n_layers} layers was expected, one tensor each; this one has {len(mem)}. "
-            f"Is it another model's?"
+            f"Use a memory of this model."
         )
     for layer, tensor in enumerate(mem):
         expected, came = ["·", *x.shape[1:]], list(tensor.shape)

@@ -78,7 +78,7 @@ class DilatedConvCompression(nn.Module):
         super().__init__()
         if any(dilation < 1 for dilation in dilations):
             raise UserError(
-                f"dilations={tuple(dilations)}: each is a distance in positions; use at least 1 for each."
+                f"dilations={tuple(dilations)} must be distances in positions; use at least 1 for each."
             )
         convolution = ZeroConv1d if start == "mean" else nn.Conv1d
         self.compression_rate = compression_rate
@@ -156,8 +156,8 @@ def slots_of(compress: Callable[..., Tensor], mem: Tensor, n: int, received: Ten
     if slots.shape != expected:
         raise UserError(
             f"{type(compress).__name__} made {list(slots.shape)} of memories {list(mem.shape)}; "
-            f"{list(expected)} was expected, a slot for each compression_rate={len(mem) // n} of them and as "
-            f"wide as they are. Let its forward return that."
+            f"{list(expected)} was expected, one slot for every compression_rate={len(mem) // n} memories, "
+            f"of the same width. Return that shape from its forward method."
         )
     return slots.to(mem.dtype)
 
@@ -167,8 +167,8 @@ def rate_of(compress: nn.Module) -> int:
     rate = getattr(compress, "compression_rate", None)
     if rate is None:
         raise UserError(
-            f"{type(compress).__name__} doesn't say how many positions a slot stands for, which boundaries "
-            f"of documents and decoders need; give it a compression_rate."
+            f"{type(compress).__name__} has no compression_rate, the number of positions that a slot "
+            f"represents. Boundaries of documents and decoders need it; give the module this attribute."
         )
     return int(rate)
 
@@ -182,7 +182,7 @@ def check_rate(compression_rate: int) -> None:
     """Raise ValueError for a rate that makes no slots."""
     if compression_rate < 1:
         raise UserError(
-            f"compression_rate={compression_rate}: each slot stands for so many positions; use at least 1."
+            f"compression_rate={compression_rate} is the number of positions in a slot; use at least 1."
         )
 
 

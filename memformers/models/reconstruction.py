@@ -130,7 +130,7 @@ def check_compression_loss(loss: CompressionLossName, compress: nn.Module, bptt:
     if loss != "auto-encoding" and decodes:
         raise UserError(
             f"compression_loss={loss!r} would not train the decoder of {name}; use 'auto-encoding', or f_c "
-            f"without it."
+            f"without the decoder."
         )
     if loss == "none" and not bptt and any(parameter.requires_grad for parameter in compress.parameters()):
         raise UserError(

@@ -41,6 +41,6 @@ def check_targets(targets: Tensor, tokens: Tensor) -> None:
     """Raise UserError unless ``targets`` can be the next tokens of ``tokens [S, B]``."""
     if targets.shape != tokens.shape or targets.dtype != torch.int64 or targets.device != tokens.device:
         raise UserError(
-            f"targets were expected as int64 {list(tokens.shape)} on {tokens.device}, a next token for each; "
-            f"{targets.dtype} {list(targets.shape)} on {targets.device} came."
+            f"targets were expected as int64 {list(tokens.shape)} on {tokens.device}, the next token of "
+            f"each; {targets.dtype} {list(targets.shape)} on {targets.device} came."
         )

@@ -24,9 +24,9 @@ def save_model(model: MemoryLM, folder: Path, weights: Mapping[str, Tensor] | No
     """[`MemoryLM.save_pretrained`][]; ``weights``, by name, are the whole weights if each process holds only
     a part of the model."""
     if is_sealed(folder):
-        raise UserError(f"{folder} is a training's checkpoint; name another folder.")
+        raise UserError(f"{folder} is the checkpoint of a training; name another folder.")
     if any((folder / name).exists() for name in (METRICS, FACTS, CHECKPOINTS)):
-        raise UserError(f"{folder} is a run's folder, whose config would be replaced; name another.")
+        raise UserError(f"{folder} is the folder of a run, whose config would be replaced; name another.")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CONFIG, asdict(model.config))
     with replacing(folder / WEIGHTS) as temporary:
@@ -47,7 +47,7 @@ def load_model(folder: Path, device: str | torch.device) -> MemoryLM:
         model.to(next(iter(state.values())).dtype).load_state_dict(state)
     except (SafetensorError, RuntimeError, StopIteration, TypeError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{weights} doesn't hold this config's weights: {reason}") from error
+        raise UserError(f"{weights} doesn't contain the weights of this config: {reason}") from error
     return model.to(device).eval()
 
 
@@ -63,7 +63,7 @@ def load_checkpoint(folder: Path, device: torch.device) -> tuple[MemoryLM, Token
     if checkpoints := numbered(folder / CHECKPOINTS):
         return newest_that_loads(checkpoints, lambda path: load_with_tokenizer(path, device))[1]
     if not (folder / WEIGHTS).is_file():
-        raise UserError(f"{folder} holds no checkpoint; name a run's folder, or a checkpoint's.")
+        raise UserError(f"{folder} holds no checkpoint; name the folder of a run or of a checkpoint.")
     return load_with_tokenizer(folder, device)
 
 

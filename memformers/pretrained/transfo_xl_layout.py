@@ -49,7 +49,7 @@ def with_shared(state: Mapping[str, Tensor], config: Config) -> dict[str, Tensor
             share(state, [f"word_emb.emb_layers.{i}", f"crit.out_layers.{i}"])
     tied = config.get("tie_projs", [False, *clusters])
     if not isinstance(tied, list | tuple):
-        raise UserError(f"the config's tie_projs={tied!r} are no list of yes and no.")
+        raise UserError(f"the config's tie_projs={tied!r} must be a list of true and false.")
     several = "word_emb.emb_layers.1.weight" in state
     maps = [[f"word_emb.emb_projs.{i}", f"crit.out_projs.{i}"] for i in clusters if any(tied[i : i + 1])]
     one_map = ["word_emb.emb_projs.0", *(out for _, out in maps)]
@@ -85,13 +85,15 @@ def config_of(state: Mapping[str, Tensor], config: Config, is_original: bool) ->
     Warns of a ``dropatt`` that training would not use."""
     for name, only in WITHOUT_COUNTERPART.items():
         if config.get(name, only) != only:
-            raise UserError(f"{name}={config[name]} has no counterpart here; only {name}={only} has.")
+            raise UserError(f"{name}={config[name]} is not supported here; only {name}={only} is.")
     _, d_embed = shape(state, "word_emb.emb_layers.0.weight", 2)
     heads, d_head = shape(state, "layers.0.dec_attn.r_w_bias", 2)
     (d_model,) = shape(state, "layers.0.dec_attn.layer_norm.weight", 1)
     d_ff, _ = shape(state, "layers.0.pos_ff.CoreNet.0.weight", 2)
     if heads * d_head != d_model:
-        raise UserError(f"{heads} heads of d_head={d_head} don't make d_model={d_model}, as ours do.")
+        raise UserError(
+            f"n_head={heads} times d_head={d_head} must equal d_model={d_model} here; it doesn't."
+        )
     vocab_size, cutoffs, div_val = clusters_of(state, config)
     found = {
         "vocab_size": vocab_size,
@@ -109,11 +111,11 @@ def config_of(state: Mapping[str, Tensor], config: Config, is_original: bool) ->
     defaults, clamp_len = ModelConfig(), integer(config, "clamp_len", -1)
     dropout = config.get("dropout", defaults.dropout)
     if not isinstance(dropout, int | float):
-        raise UserError(f"the config's dropout={dropout!r} is no number.")
+        raise UserError(f"the config's dropout={dropout!r} must be a number.")
     if config.get("dropatt", dropout) != dropout:
         warnings.warn(
-            f"dropatt={config['dropatt']} is left out: in further training, attention drops its "
-            f"probabilities by dropout={dropout}, as all else; outputs in eval mode are the original's.",
+            f"dropatt={config['dropatt']} is not used: if the training continues, dropout={dropout} applies "
+            f"to attention probabilities too. Outputs in eval mode are those of the original.",
             stacklevel=4,
         )
     return ModelConfig(
@@ -144,7 +146,7 @@ def norm_of(config: Config, is_original: bool) -> Norm:
         came = f"the config's pre_lnorm={pre_lnorm!r}" if "pre_lnorm" in config else "no pre_lnorm"
         raise UserError(
             f"the weights don't show whether this model normalizes before each sublayer (pre_lnorm=True) or "
-            f"after each sum (False), and {came} came; give its own, as in config={{'pre_lnorm': False}}."
+            f"after each sum (False), and {came} came; give it, as in config={{'pre_lnorm': False}}."
         )
     return "pre-without-final" if pre_lnorm else "post"
 
@@ -153,7 +155,7 @@ def integer(config: Config, name: str, default: int) -> int:
     """A whole number of the config; else ValueError."""
     value = config.get(name, default)
     if not isinstance(value, int):
-        raise UserError(f"the config's {name}={value!r} is no whole number.")
+        raise UserError(f"the config's {name}={value!r} must be a whole number.")
     return value
 
 
@@ -167,14 +169,14 @@ def clusters_of(state: Mapping[str, Tensor], config: Config) -> tuple[int, tuple
     vocab_size, widths = ends[-1], [width for _, width in tables]
     given = config.get("cutoffs", ())
     if not isinstance(given, list | tuple) or not all(isinstance(cutoff, int) for cutoff in given):
-        raise UserError(f"the config's cutoffs={given!r} are no list of token ids.")
+        raise UserError(f"the config's cutoffs={given!r} must be a list of token ids.")
     given = tuple(cutoff for cutoff in given if cutoff != vocab_size)
     if len(tables) > 1:
         cutoffs = tuple(ends[:-1])
         fitting = range(2, widths[0] + 1)
         div_val = next((v for v in fitting if widths == [widths[0] // v**i for i in range(len(widths))]), 0)
         if not div_val or config.get("div_val", div_val) != div_val:
-            raise UserError(f"word vectors of widths {widths} are of no div_val={config.get('div_val')}.")
+            raise UserError(f"the widths {widths} of word vectors don't fit div_val={config.get('div_val')}.")
     else:
         cutoffs = given
         # Without clusters it shows only in that vectors are mapped which have the right width already.
@@ -184,7 +186,7 @@ def clusters_of(state: Mapping[str, Tensor], config: Config) -> tuple[int, tuple
     if len(cutoffs) != rare:
         raise UserError(
             f"the weights have {rare} clusters of rare words, and cutoffs={list(cutoffs)} make "
-            f"{len(cutoffs)}; give the model's own, as in config={{'cutoffs': [20000, 40000]}}."
+            f"{len(cutoffs)}; give those of the model, as in config={{'cutoffs': [20000, 40000]}}."
         )
     if given and given != cutoffs:
         raise UserError(f"the config says cutoffs={list(given)}, but the weights have {list(cutoffs)}.")
@@ -194,7 +196,7 @@ def clusters_of(state: Mapping[str, Tensor], config: Config) -> tuple[int, tuple
 def shape(state: Mapping[str, Tensor], name: str, dims: int) -> tuple[int, ...]:
     """The shape of a tensor that must exist with this number of dimensions; else ValueError."""
     if name not in state:
-        raise UserError(f"the weights lack {name}, so this is no whole Transformer-XL.")
+        raise UserError(f"the weights lack {name}, so this is not a complete Transformer-XL.")
     if state[name].dim() != dims:
         raise UserError(f"{name} is {list(state[name].shape)}; a tensor of {dims} dimensions was expected.")
     return tuple(state[name].shape)

@@ -35,9 +35,7 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
     named = {name: isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()}
     others = [str(name) for name, is_tensor in named.items() if not is_tensor]
     if others:
-        raise UserError(
-            f"{path} holds more than tensors: {few(others)}; save the model's state_dict() alone."
-        )
+        raise UserError(f"{path} holds more than tensors: {few(others)}; save only the model's state_dict().")
     return dict(state)
 
 
@@ -46,10 +44,10 @@ def why_refused(path: Path, error: Exception) -> str:
     calls = re.search(r"GLOBAL (\S+)", str(error))
     if calls:
         return (
-            f"{path} is refused: loading it would run code ({calls[1]}). Ask for safetensors, or where you "
-            f"trust it, load it elsewhere and save its state_dict() alone."
+            f"{path} is refused: loading it would run code ({calls[1]}). Ask for safetensors, or if you "
+            f"trust it, load it elsewhere and save only its state_dict()."
         )
-    return f"{path} can't be read as weights that torch.save wrote; it is broken or of another format."
+    return f"{path} can't be read as weights that torch.save wrote; it is broken or in another format."
 
 
 def few(names: list[str]) -> str:

@@ -1,1 +1,1 @@
-"""The recall experiment: what each memory recalls, by distance, at equal keys and over seeds."""
+"""The recall experiment: how much each memory recalls by distance, with equal numbers of keys, over seeds."""

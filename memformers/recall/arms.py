@@ -1,4 +1,4 @@
-"""What the recall experiment sets side by side: memories of one network, and what each of them costs."""
+"""The arms of the recall experiment: different memories of one network, with their lengths and settings."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -14,12 +14,12 @@ Reach = Literal["near", "far"]
 
 @dataclass(frozen=True)
 class Arm:
-    """One memory. All else about the network and its training is the setting's."""
+    """One memory. The setting has everything else about the network and its training."""
 
     name: str
-    """As the command line and folders have it."""
+    """The name on the command line and of folders."""
     label: str
-    """As figures and tables have it, before its lengths."""
+    """The name in figures and tables, without its lengths."""
     model: ModelName
     mem_len: int = 0
     c_mem_len: int = 0
@@ -27,9 +27,9 @@ class Arm:
     compression: CompressionName = "conv"
     compression_start: CompressionStart = "random"
     frozen: bool = False
-    """Whether f_c stays as it was drawn."""
+    """Whether f_c keeps its initial random weights."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Other settings of its network, such as the loss of f_c; they count before those above."""
+    """Other settings of its network, such as the loss of f_c; they replace those above."""
 
     def network(self, shared: ModelConfig) -> ModelConfig:
         """The network ``shared`` with this memory."""
@@ -45,7 +45,7 @@ class Arm:
 
     @property
     def keys(self) -> int:
-        """Keys a layer has beside its segment's: M + C."""
+        """The keys of a layer that are not of its segment: M + C."""
         return self.mem_len + self.c_mem_len
 
     @property
@@ -58,24 +58,24 @@ class Arm:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all arms of an experiment share: the stream, the network, how it is trained and measured."""
+    """What all arms of an experiment share: the stream, the network, the training and the measurement."""
 
     arms: tuple[Arm, ...]
     others: tuple[Arm, ...] = ()
-    """Arms that are trained only where they are named."""
+    """Arms that are trained only if they are named."""
     stream: RecallStream = field(default_factory=RecallStream)
     train: TrainConfig = field(default_factory=TrainConfig)
-    """Of the first seed; its network has everything but the memory."""
+    """The training of the first seed; its network has all settings except the memory."""
     growing: float = 0.5
-    """The fraction of the training in which the longest distance that is asked for grows, by equal factors
-    in equal times, from a segment to twice the longest reach; after that there is no limit. 0: never any."""
+    """The fraction of the training in which the longest distance of a question grows, exponentially, from a
+    segment to twice the longest reach; after that there is no limit. 0: there is never a limit."""
     evaluated: int = 2048
-    """Positions of each stream that are measured in the end, after those that fill the memories."""
+    """Positions of each stream that are measured at the end, after those that fill the memories."""
 
     def __post_init__(self) -> None:
-        """Raise UserError, saying what doesn't fit."""
+        """Raise UserError for settings that are out of range."""
         if not 0.0 <= self.growing <= 1.0:
-            raise UserError(f"growing={self.growing} is a fraction of the training, in [0, 1].")
+            raise UserError(f"growing={self.growing} must be a fraction of the training, in [0, 1].")
         if self.evaluated < 1:
             raise UserError(f"evaluated={self.evaluated} positions are too few; use at least 1.")
 
@@ -89,7 +89,7 @@ class Setting:
 
     @property
     def all_arms(self) -> tuple[Arm, ...]:
-        """All that can be trained, in their order."""
+        """All arms that can be trained, in their order."""
         return self.arms + self.others
 
     def sees_back(self, arm: Arm) -> int:
@@ -98,12 +98,12 @@ class Setting:
 
     @property
     def reach(self) -> int:
-        """The longest of any arm that is trained where none is named."""
+        """The longest reach of the arms that are trained if none is named."""
         return max(map(self.sees_back, self.arms))
 
 
 def compressive_arms(mem_len: int, c_mem_len: int, rate: int) -> tuple[Arm, ...]:
-    """The Compressive Transformer of these lengths, and its trained controls."""
+    """The Compressive Transformer with these lengths, and the controls that are trained."""
     lengths = (mem_len, c_mem_len, rate)
     return (
         Arm("compressive", "Compressive", "compressive", *lengths, compression_start="mean"),
@@ -113,9 +113,9 @@ def compressive_arms(mem_len: int, c_mem_len: int, rate: int) -> tuple[Arm, ...]
 
 
 def other_compressions(mem_len: int, c_mem_len: int, rate: int) -> tuple[Arm, ...]:
-    """What the paper compares (Rae et al. 2020, section 3.2), at these lengths: other functions f_c, and
-    other ways for the convolution to learn; and slots in the upper of two layers only, half as many as all
-    others have (Rae and Razavi 2020, arXiv 2007.03356)."""
+    """The arms that the paper compares (Rae et al. 2020, section 3.2), with these lengths: other functions
+    f_c, and other losses of the convolution. Another arm has slots only in the upper of two layers, half as
+    many as all others (Rae and Razavi 2020, arXiv 2007.03356)."""
 
     def arm(name: str, label: str, **settings: Any) -> Arm:
         lengths = (mem_len, c_mem_len, rate)
@@ -143,7 +143,7 @@ TRAINING = TrainConfig(
     muon_learning_rate=0.02,
     evaluations=8,
     log_every=20,
-    precision="float32",  # on a network of this size, casts would cost what faster products save
+    precision="float32",  # in a network of this size, casts take as much time as faster products save
 )
 NO_MEMORY = Arm("no-memory", "No memory", "transformer")
 SETTINGS: dict[Reach, Setting] = {
@@ -169,4 +169,4 @@ SETTINGS: dict[Reach, Setting] = {
         evaluated=4096,
     ),
 }
-"""By how far they look back: 384 positions, or more than 2,048."""
+"""The settings by how far the memories reach: 384 positions, or more than 2,048."""

@@ -1,4 +1,4 @@
-"""What a recall experiment is asked for, and what one of its trainings is made from."""
+"""The settings of a recall experiment, and those of each of its trainings."""
 
 import os
 from collections.abc import Callable
@@ -16,7 +16,8 @@ from memformers.training.config import TrainConfig, saved_config
 
 QUICK_TOKENS, QUICK_EVALUATED = 65_536, 256
 RECALL = "recall"
-"""Where a run's config has what is not in a [`TrainConfig`][memformers.training.config.TrainConfig]."""
+"""The key of a run's config for settings outside of
+[`TrainConfig`][memformers.training.config.TrainConfig]."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class RecallConfig:
     """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
 
     def __post_init__(self) -> None:
-        """Raise UserError, saying what doesn't fit."""
+        """Raise UserError for settings that are out of range."""
         if self.reach not in get_args(Reach):
             raise UserError(f"reach={self.reach!r} is unknown; use near or far.")
         for name in ("seeds", "jobs", "threads", "tokens"):
@@ -56,12 +57,12 @@ class RecallConfig:
 
     @property
     def base(self) -> Setting:
-        """The setting of this reach, as it stands."""
+        """The setting of this reach, without changes by other options."""
         return SETTINGS[self.reach]
 
     @property
     def setting(self) -> Setting:
-        """What all arms share."""
+        """The setting that all arms share."""
         base = self.base
         tokens = self.tokens or (QUICK_TOKENS if self.quick else base.train.tokens)
         train = replace(base.train, tokens=tokens, device=self.device)
@@ -76,29 +77,29 @@ class RecallConfig:
 
     @property
     def n_seeds(self) -> int:
-        """How many seeds there are."""
+        """The number of seeds."""
         return 1 if self.quick else self.seeds
 
 
 @dataclass(frozen=True)
 class OfAnArm:
-    """What one training has beside its TrainConfig."""
+    """The settings of one training that are not in its TrainConfig."""
 
     arm: str
     title: str
     frozen: bool
-    """Whether f_c stays as it was drawn."""
+    """Whether f_c keeps its initial random weights."""
     growing: float
     evaluated: int
     reach: int
-    """The longest of any arm, in positions, from which distance bins follow."""
+    """The longest reach of all arms, in positions; it determines the distance bins."""
     jobs: int
     """Trainings that run at the same time."""
     stream: RecallStream = field(default_factory=RecallStream)
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """Of the distance bins, the same for all arms."""
+        """The edges of the distance bins, the same for all arms."""
         return distance_edges(self.reach)
 
 
@@ -110,8 +111,8 @@ class ArmRun:
     more: OfAnArm
 
     def longest(self) -> Callable[[int], int] | None:
-        """The longest distance that is asked for in a segment, by the position where it begins in its stream;
-        None where there is no limit."""
+        """The longest distance of a question in a segment, as a function of the position where the segment
+        begins in its stream; None if there is no limit."""
         S, top = self.train.model.segment_len, 2 * self.more.reach
         grown = self.more.growing * self.train.tokens / self.train.batch_size
         if not grown:
@@ -144,5 +145,5 @@ def read_run(folder: Path) -> ArmRun:
     path = folder / CONFIG
     data: dict[str, Any] = read_json(path)
     if not isinstance(more := data.pop(RECALL, None), dict):
-        raise UserError(f"{path} is no config of a recall experiment: it has no {RECALL!r}.")
+        raise UserError(f"{path} is not the config of a recall experiment: it has no {RECALL!r}.")
     return ArmRun(saved_config(data, str(path)), config_from_dict(OfAnArm, more, str(path)))

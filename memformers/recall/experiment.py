@@ -1,4 +1,5 @@
-"""All arms from all seeds, and the report that sets them side by side."""
+"""The whole recall experiment: it trains all arms from all seeds, and writes the report that compares
+them."""
 
 import json
 import shutil
@@ -26,9 +27,9 @@ from memformers.training.ranks import Ranks
 from memformers.training.resume import alone_in
 
 ARMS = ("arms", "others")
-"""Where a setting has its arms; all else in it is the same for all of them."""
+"""The fields of a setting that contain its arms; all other fields are the same for all arms."""
 MAY_DIFFER = {"train.device"}
-"""Settings in which trainings that are added to an experiment may differ from those that it has."""
+"""Settings that may differ between trainings that an experiment already has and those that are added."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +41,19 @@ class Plan:
 
     @property
     def runs(self) -> dict[str, tuple[Arm, int]]:
-        """All arms of the first seed, then of the next."""
+        """The runs by name: all arms of the first seed, then those of the next."""
         return {f"{arm.name}-{seed}": (arm, seed) for seed in range(self.seeds) for arm in self.arms}
 
 
 def recall(config: RecallConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> Path:
-    """Train and measure every arm from every seed, each into a sub-folder of ``folder``, and write the
-    report; returns its page.
+    """Train and measure every arm from every seed, each in a sub-folder of ``folder``, and write the
+    report; returns the path of its page.
 
-    With ``resume``, trainings that are finished are left alone, one that was stopped begins again, and arms
-    and seeds that ``folder`` doesn't have are added to those that it has.
+    With ``resume``, finished trainings are kept, a training that was stopped begins again, and new arms and
+    seeds are added to those of ``folder``.
 
-    A training that fails doesn't stop the others: the report is written, and says so. Raises ValueError for a
-    folder that already holds an experiment (with ``resume``: of other settings), and
+    A training that fails doesn't stop the others: the report is written and lists it. Raises ValueError for a
+    folder that already holds an experiment (with ``resume``: with other settings), and
     [`memformers.common.errors.TrainingsFailed`][] when a training failed.
     """
     check_named(folder)
@@ -81,26 +82,26 @@ def recall(config: RecallConfig, folder: Path, dashboard: str = "", *, resume: b
 
 
 def write_report(folder: Path) -> Path:
-    """Sum up the trainings that ``folder`` has and write the report; returns its page."""
+    """Summarize the trainings in ``folder`` and write the report; returns the path of its page."""
     return write_recall_report(write_summary(folder), folder)
 
 
 def united(config: RecallConfig, plan: Plan, folder: Path) -> Plan:
-    """``plan``, and what ``folder`` was begun for; ValueError for one of other settings."""
+    """``plan`` together with the plan in ``folder``; ValueError if its settings differ."""
     saved = read_json(folder / PLAN)
     if not {"setting", "arms", "seeds"} <= saved.keys():
-        raise UserError(f"{folder / PLAN} is of no experiment of ours; name a new folder.")
+        raise UserError(f"{folder / PLAN} is not the plan of a recall experiment; name a new folder.")
     train = asdict(saved_config(saved["setting"]["train"], str(folder / PLAN)))
     settings = (saved["setting"] | {"train": train}, asdict(config.setting))
     before, now = (json.loads(json.dumps(setting)) for setting in settings)
     if changes := differences(before, {k: v for k, v in now.items() if k not in ARMS}):
         raise UserError(
-            f"{folder} has results of other settings: {changes}. Leave them out, or name a new folder."
+            f"{folder} has results with other settings: {changes}. Leave them out, or name a new folder."
         )
     ours = {arm["name"]: arm for name in ARMS for arm in now[name]}
-    older: dict[str, Any] = {"settings": {}}  # what arms of earlier versions didn't have
+    older: dict[str, Any] = {"settings": {}}  # fields that arms of earlier versions didn't have
     if other := [arm["name"] for arm in saved["arms"] if ours.get(arm["name"]) != older | arm]:
-        raise UserError(f"{folder} has results of another {', '.join(other)}; name a new folder.")
+        raise UserError(f"{folder} has results of {', '.join(other)} with other settings; name a new folder.")
     begun = {arm["name"] for arm in saved["arms"]}
     arms = tuple(arm for arm in config.base.all_arms if arm.name in begun | {arm.name for arm in plan.arms})
     all_of_it = Plan(arms, max(plan.seeds, saved["seeds"]))
@@ -110,14 +111,14 @@ def united(config: RecallConfig, plan: Plan, folder: Path) -> Plan:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Where two settings differ, in words; empty if nowhere."""
+    """The differences of two settings, in words; empty if there is none."""
     old, new = dict(flatten(before)), dict(flatten(now))
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     return ", ".join(f"{n} {old.get(n)} → {new.get(n)}" for n in names if n not in MAY_DIFFER)
 
 
 def train_all(config: RecallConfig, plan: Plan, folder: Path, dashboard: str) -> list[str]:
-    """Run what isn't finished; returns the names of those that failed."""
+    """Run the trainings that aren't finished; returns the names of those that failed."""
     due = [name for name in plan.runs if not (folder / name / RESULT).exists()]
     jobs = min(config.jobs, len(due))
     done = len(plan.runs) - len(due)
@@ -133,13 +134,13 @@ def train_all(config: RecallConfig, plan: Plan, folder: Path, dashboard: str) ->
     try:
         return sorted(due[number] for number, code in ended if code)
     except (KeyboardInterrupt, SystemExit):
-        print(f"finished trainings are kept in {folder}; --resume goes on.", file=sys.stderr)
+        print(f"finished trainings are kept in {folder}; continue with --resume.", file=sys.stderr)
         raise
 
 
 def prepare(config: RecallConfig, plan: Plan, due: Sequence[str], folder: Path) -> None:
-    """Make the folders of trainings that are due, empty but for their settings, and the ids by which a
-    dashboard knows all of them as one group, each compared with the first."""
+    """Make the folders of the trainings in ``due``, which contain only their settings, and the ids by which a
+    dashboard shows all of them as one group, each compared with the first."""
     ids = {name: new_run_id() if name in due else read_card(folder / name).run for name in plan.runs}
     for name in due:
         shutil.rmtree(folder / name, ignore_errors=True)

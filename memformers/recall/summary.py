@@ -1,4 +1,4 @@
-"""What the trainings of an experiment found, over seeds: ``results.json`` and ``results.csv``."""
+"""The results of an experiment's trainings, over seeds: ``results.json`` and ``results.csv``."""
 
 import csv
 import math
@@ -14,14 +14,14 @@ from memformers.runs.folder import CONFIG, FACTS, PLAN, RESULT
 
 RESULTS, TABLE = "results.json", "results.csv"
 REFERENCE, CLAIMED = "transformer-xl", "compressive"
-"""The arms of which the headline speaks."""
+"""The arms that the headline compares."""
 Found = dict[str, Any]
 """One training's ``result.json``."""
 
 
 def write_summary(folder: Path) -> dict[str, Any]:
-    """Sum up the trainings in ``folder`` and write both files; returns what ``results.json`` has. Every mean
-    has half the width of its 95 % interval over seeds by Student's t, or None where there is one seed."""
+    """Summarize the trainings in ``folder`` and write both files; returns the contents of ``results.json``.
+    Every mean has half the width of its 95 % interval over seeds by Student's t, or None for one seed."""
     plan = read_json(folder / PLAN)
     found = {arm["name"]: results_of(folder, arm["name"], plan["seeds"]) for arm in plan["arms"]}
     done = {name: by_seed for name, by_seed in found.items() if by_seed}
@@ -44,13 +44,13 @@ def write_summary(folder: Path) -> dict[str, Any]:
 
 
 def results_of(folder: Path, arm: str, seeds: int) -> dict[int, Found]:
-    """The results of an arm's trainings that ended well, by seed."""
+    """The results of an arm's successful trainings, by seed."""
     paths = {seed: folder / f"{arm}-{seed}" / RESULT for seed in range(seeds)}
     return {seed: read_json(path) for seed, path in paths.items() if path.exists()}
 
 
 def arm_summary(arm: dict[str, Any], by_seed: dict[int, Found], folder: Path) -> dict[str, Any]:
-    """What an arm costs and recalls."""
+    """The costs of an arm, and its recall."""
     first = folder / f"{arm['name']}-{min(by_seed)}"
     facts, results = read_json(first / FACTS), list(by_seed.values())
     places = [folder / f"{arm['name']}-{seed}" for seed in by_seed]
@@ -84,7 +84,7 @@ def over_seeds(recalls: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def mean_of(values: Sequence[float | None]) -> dict[str, float | None]:
-    """The mean of what isn't None, and half the width of its interval."""
+    """The mean of the values that aren't None, and half the width of its interval."""
     known = torch.tensor([value for value in values if value is not None], dtype=torch.float64)
     half = half_width(known)
     mean = known.mean().item() if len(known) else None
@@ -92,8 +92,8 @@ def mean_of(values: Sequence[float | None]) -> dict[str, float | None]:
 
 
 def differences(done: Mapping[str, dict[int, Found]]) -> dict[str, list[dict[str, float | None]]]:
-    """How much more each arm recalls than the reference in each bin, paired by seed: what both saw is the
-    same."""
+    """How much more each arm recalls than the reference in each bin, paired by seed, since both read the same
+    stream."""
     if REFERENCE not in done:
         return {}
     found = {}
@@ -107,7 +107,7 @@ def differences(done: Mapping[str, dict[int, Found]]) -> dict[str, list[dict[str
 
 
 def headline(summary: dict[str, Any], done: Mapping[str, dict[int, Found]]) -> dict[str, Any] | None:
-    """What the slots are worth: recall of both arms at distances that only the one with slots sees in one
+    """The effect of the slots: the recall of both arms at distances that only the arm with slots sees in one
     layer, and the paired difference; None without both arms, or without such a bin."""
     sees = {arm["name"]: arm["sees_back"] for arm in summary["arms"]}
     if not {REFERENCE, CLAIMED} <= sees.keys():
@@ -131,7 +131,7 @@ def headline(summary: dict[str, Any], done: Mapping[str, dict[int, Found]]) -> d
 
 
 def share(recall: dict[str, Any], bins: Sequence[int]) -> float | None:
-    """The share of all asks in ``bins`` that is right."""
+    """The fraction of all questions in ``bins`` whose answer is right."""
     asks = sum(recall["asks"][i] for i in bins)
     return sum((recall["accuracy"][i] or 0.0) * recall["asks"][i] for i in bins) / asks if asks else None
 

@@ -1,4 +1,4 @@
-"""One arm, trained from one seed and measured, into a run's folder."""
+"""The training and measurement of one arm from one seed, in the folder of a run."""
 
 from dataclasses import asdict
 from itertools import islice
@@ -20,16 +20,16 @@ from memformers.training.run import build_model
 from memformers.training.state import Progress
 
 MODEL = "model"
-"""The folder, in a run's, of the trained model."""
+"""The folder of the trained model, in the folder of its run."""
 HELD_OUT_SEED = 2**62
-"""Of the stream that is measured, the same for all arms and seeds."""
+"""The seed of the stream that is measured, the same for all arms and seeds."""
 GLIMPSE = 4
-"""Segments of it that are measured during a training, after those that fill the memories."""
+"""The number of its segments that are measured during a training, after those that fill the memories."""
 
 
 def train_arm(run: ArmRun, folder: Path, dashboard: str = "") -> None:
-    """Train as ``run`` says into ``folder``, which exists; keep the model, and write ``result.json`` when it
-    is measured.
+    """Train as ``run`` says in ``folder``, which exists; save the model, measure it, and write
+    ``result.json``.
 
     Raises [`memformers.training.loop.NotFiniteError`][] for a training that diverged.
     """
@@ -76,7 +76,8 @@ def train_arm(run: ArmRun, folder: Path, dashboard: str = "") -> None:
 
 
 def measure(model: MemoryLM, run: ArmRun, positions: int, *, controls: bool = False) -> dict[str, Recall]:
-    """What ``model`` recalls in ``positions`` of each held-out stream, after as many as the longest reach."""
+    """The recall of ``model`` over ``positions`` of each held-out stream, after those that the longest reach
+    needs."""
     S = run.train.model.segment_len
     before, counted = (-(-length // S) for length in (run.more.reach, positions))
     segments = recall_segments(run.more.stream, run.train.batch_size, S, HELD_OUT_SEED)
@@ -87,7 +88,7 @@ def measure(model: MemoryLM, run: ArmRun, positions: int, *, controls: bool = Fa
 
 
 def curves(recall: Recall) -> dict[str, float]:
-    """What a record says of an evaluation."""
+    """The record of an evaluation."""
     bins = zip(recall.edges, recall.accuracy, strict=False)
     right = {f"recall.from_{edge:05}": share for edge, share in bins if share is not None}
     asks = sum(recall.asks_by_place.values())

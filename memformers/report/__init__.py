@@ -1,1 +1,1 @@
-"""Run folders to tables, figures and pages."""
+"""Makes tables, figures and pages from the folders of runs."""

@@ -1,4 +1,4 @@
-"""Runs as arms: what was trained alike from several seeds, and what its means and paired differences are."""
+"""Arms: runs that differ only in their seed, with their means and paired differences."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ LABELS = {
     "transformer-xl": "Transformer-XL",
     "compressive": "Compressive Transformer",
 }
-"""What arms that are called as their models are called in a report."""
+"""The labels in a report of arms that have the name of their model."""
 Result = dict[str, Any]
 """A run's ``result.json``."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in their seed."""
 
     name: str
     runs: tuple[FinishedRun, ...]
@@ -28,33 +28,33 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """As tables and figures have it."""
+        """Its name in tables and figures."""
         return LABELS.get(self.name, self.name)
 
     @property
     def results(self) -> dict[int, Result]:
-        """Of the runs that ended well, by seed."""
+        """The results of the runs that finished, by seed."""
         return {run.seed: run.result for run in self.runs if run.result}
 
     @property
     def counted(self) -> tuple[FinishedRun, ...]:
-        """The runs that ended well; where none did, all."""
+        """The runs that finished; if none did, all runs."""
         return tuple(run for run in self.runs if run.result) or self.runs
 
     @property
     def first(self) -> FinishedRun:
-        """The run that stands for the arm where there can be only one."""
+        """The run that represents the arm where only one can be shown."""
         return self.counted[0]
 
     def mean(self, quantity: str) -> Mean | None:
-        """Of what the results call ``quantity``, over seeds; None where it wasn't measured."""
+        """The mean of the results' ``quantity`` over seeds; None if it wasn't measured."""
         values = [result.get(quantity) for result in self.results.values()]
         known = [float(value) for value in values if value is not None]
         return mean_of(known) if known else None
 
 
 def arms_of(runs: Sequence[FinishedRun]) -> list[Arm]:
-    """The arms that ``runs`` are of, in their order."""
+    """The arms of ``runs``, in their order."""
     names = dict.fromkeys(run.arm for run in runs)
     return [Arm(name, tuple(run for run in runs if run.arm == name)) for name in names]
 
@@ -66,15 +66,15 @@ def base_of(arms: Sequence[Arm]) -> Arm:
 
 
 def seeds_in_common(arm: Arm, base: Arm) -> list[int]:
-    """The seeds from which both have runs that ended well."""
+    """The seeds from which both arms have finished runs."""
     return [seed for seed in arm.results if seed in base.results]
 
 
 def paired(arm: Arm, base: Arm, of: Callable[[Result, Result], float]) -> Mean | None:
-    """The mean of what ``of`` makes of both arms' results of a seed; None without a seed in common.
+    """The mean over seeds of ``of``, a function of both arms' results; None without a seed in common.
 
-    From the same seed, arms begin with the same weights in all that they share and read the same segments in
-    the same order. So a difference of two such runs varies less than each of them.
+    From the same seed, arms begin with the same weights in all modules that they share, and read the same
+    segments in the same order. So a difference of two such runs varies less than each of them.
     """
     values = [of(arm.results[seed], base.results[seed]) for seed in seeds_in_common(arm, base)]
     return mean_of(values) if values else None

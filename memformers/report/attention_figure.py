@@ -1,4 +1,4 @@
-"""The figure of where attention falls, narrow enough for a telephone."""
+"""The figure of attention by place and by distance, narrow enough for a telephone."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,10 +19,10 @@ PLACES: dict[str, dict[str, Any]] = {
     "memory": {"facecolor": "#E69F00", "hatch": ""},
     "segment": {"facecolor": "#0072B2", "hatch": ".."},
 }
-"""In order of time, with their colours, and patterns for print without colour."""
+"""The parts of the keys in order of time, with their colours, and patterns for print without colour."""
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-"""Of layers: Okabe and Ito's colours, and lines, of which no two layers of the first 35 share both."""
+"""Colours (Okabe and Ito's) and lines of layers; no two of the first 35 layers have the same pair."""
 
 
 def save_attention(attention: Mapping[str, Any], labels: Mapping[str, str], folder: Path) -> Path:
@@ -46,7 +46,7 @@ def save_attention(attention: Mapping[str, Any], labels: Mapping[str, str], fold
 
 
 def rows(attention: Mapping[str, Any], labels: Mapping[str, str]) -> Iterator[list[Cell]]:
-    """Every head's shares, by place and by distance."""
+    """The attention of every head, by place and by distance."""
     for run, mass in attention.items():
         for names, layers in ((PLACES, mass["by_place"]), (mass["nearest"], mass["by_distance"])):
             for i, layer in enumerate(layers, 1):
@@ -79,7 +79,7 @@ def by_place(axes: Axes, mass: Mapping[str, Any]) -> None:
 
 
 def by_distance(axes: Axes, mass: Mapping[str, Any]) -> None:
-    """Attention in each octave of distances, each layer's mean; distance 0 is drawn at ½."""
+    """Each layer's mean attention in each octave of distances; distance 0 is drawn at ½."""
     middles = [0.5] + [2**0.5 * near for near in mass["nearest"][1:]]
     for number, layer in enumerate(mass["by_distance"]):
         mean = [100 * sum(parts) / len(layer) for parts in zip(*layer, strict=True)]

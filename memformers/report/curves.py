@@ -1,4 +1,4 @@
-"""Curves over seeds: the mean at each step, and how sure it is."""
+"""Curves over seeds: the mean at each step, and its interval."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ OTHER_LOOKS: tuple[dict[str, Any], ...] = (
     {"color": "#E69F00", "linestyle": (0, (2, 1)), "marker": "P"},
     {"color": "#000000", "linestyle": (0, (1, 1)), "marker": "X"},
 )
-"""Of arms of other names, in their order, and then again from the beginning."""
+"""The looks of arms with other names, in their order; after the last, they repeat."""
 
 
 FEWEST_FOR_A_LINE = 3
@@ -40,7 +40,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Curves:
-    """What the figures draw of an arm."""
+    """The data of an arm for the figures."""
 
     label: str
     look: dict[str, Any]
@@ -55,7 +55,7 @@ class Curves:
         return Series(label.format(self.label), self.over_seeds(x, y), look)
 
     def over_seeds(self, x: str, y: str) -> list[tuple[float, Mean]]:
-        """The mean of ``x``, and that of ``y``, at each number of tokens of which all runs have both."""
+        """The mean of ``x``, and that of ``y``, at each number of tokens for which all runs have both."""
         found = [points(records, y) for records in self.runs.values()]
         return [
             (fmean(run[tokens][x] for run in found), mean_of([run[tokens][y] for run in found]))
@@ -64,8 +64,8 @@ class Curves:
         ]
 
     def less(self, base: "Curves", y: str) -> list[tuple[float, Mean]]:
-        """The tokens at which both have ``y``, and how much more of it this arm has than ``base``: the mean
-        over the seeds of both."""
+        """The tokens at which both have ``y``, and the mean over their common seeds of the difference, this
+        arm's minus that of ``base``."""
         seeds = [seed for seed in self.runs if seed in base.runs]
         found = [(points(self.runs[seed], y), points(base.runs[seed], y)) for seed in seeds]
         return [
@@ -81,7 +81,7 @@ def points(records: Sequence[Mapping[str, float]], y: str) -> dict[float, Mappin
 
 
 def curves_of(arms: Sequence[Arm], base: Arm) -> list[Curves]:
-    """What is drawn of each arm: its runs that ended well; where none did, all."""
+    """The curves of each arm, over its runs that finished; if none did, over all."""
     looks = looks_of([arm.name for arm in arms])
     return [
         Curves(arm.label, looks[arm.name], {run.seed: run.metrics for run in arm.counted}, arm is base)
@@ -96,8 +96,8 @@ def looks_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def draw(axes: Axes, series: Series) -> None:
-    """A line of means, with a band where there are intervals; of fewer than three points, marks with bars,
-    since a line would say what happens between them."""
+    """A line of means, with a band if there are intervals. Fewer than three points are drawn as marks with
+    bars, since a line would suggest values between them."""
     x = [at for at, _ in series.points]
     mean, half = (np.array([getattr(y, part) for _, y in series.points]) for part in ("mean", "half_width"))
     label, look = drawn(series.label), {"markersize": 4.0, "linewidth": 1.3, **series.look}
@@ -108,11 +108,11 @@ def draw(axes: Axes, series: Series) -> None:
     axes.plot(x, mean, label=label, **look)
     if not np.isnan(half).all():
         low, color = mean - half, look["color"]
-        if axes.get_yscale() == "log":  # which has no place for zero and less
+        if axes.get_yscale() == "log":  # which can't show zero and negative values
             low = np.maximum(low, mean.min() / 10)
         axes.fill_between(x, low, mean + half, color=color, alpha=0.18, linewidth=0)
 
 
 def drawn(label: str) -> str:
-    """A label that matplotlib shows as it is: $ would begin a formula, and a leading _ hides."""
+    """A label that matplotlib shows unchanged: $ would begin a formula, and a leading _ would hide it."""
     return label.replace("$", r"\$").lstrip("_") or "run"

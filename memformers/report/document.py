@@ -1,4 +1,4 @@
-"""Run folders to a report: ``report.md`` with PNG figures, and one self-contained ``report.html``."""
+"""Writes the report of runs: ``report.md`` with PNG figures, and one self-contained ``report.html``."""
 
 import json
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def write_report(folder: Path) -> Path:
     probe = read_probe(folder)
     parts = compose(arms, base, figures, folder)
     if probe:
-        parts[-1:-1] = probe_section(arms, probe, folder)  # before how it was made
+        parts[-1:-1] = probe_section(arms, probe, folder)  # before the section on how it was made
     elif (folder / PROBE).exists():
         parts.insert(1, "> **The probe was left out**: it is of other runs or checkpoints. Probe them again.")
     markdown = "\n\n".join(parts) + "\n"
@@ -65,7 +65,7 @@ def compose(arms: Sequence[Arm], base: Arm, figures: dict[str, Path], folder: Pa
 
 
 def samples(arms: Sequence[Arm]) -> list[str]:
-    """What each arm wrote at the end, and from which prompt; older versions have not kept it."""
+    """The text that each arm generated at the end, and its prompt, which older versions did not save."""
     runs = {arm.label: arm.first for arm in arms if arm.first.sample}
     if not runs:
         return []
@@ -99,8 +99,8 @@ def drawn(arms: Sequence[Arm], base: Arm, figures: dict[str, Path], folder: Path
 
 
 def what_curves_are_over(arms: Sequence[Arm]) -> str:
-    """How much of the held-out text the evaluations read that validation curves are drawn from; all of it,
-    unless a record says its number of tokens and the result another."""
+    """How much of the held-out text the evaluations of the validation curves read: all of it, unless a record
+    has another number of tokens than the result."""
     parts = {}
     for arm in arms:
         records = [record for run in arm.counted for record in run.metrics]
@@ -117,14 +117,14 @@ def what_curves_are_over(arms: Sequence[Arm]) -> str:
 
 
 def title(corpus: dict[str, Any]) -> str:
-    """The headline; loud where the corpus is a stand-in."""
+    """The headline, with a warning if the corpus is a stand-in."""
     stand_in = " — NOT Tiny Shakespeare, which could not be had"
     name = corpus["name"] + (stand_in if corpus["stands_in_for_tiny_shakespeare"] else "")
     return f"What memory buys: transformers compared on {plain(name)}"
 
 
 def missing(folder: Path) -> list[str]:
-    """The names of a comparison's runs that have nothing to show, each with the reason."""
+    """The names of a comparison's runs without results, each with the reason."""
     planned = plan.runs if (plan := read_plan(folder)) else {}
     names = dict.fromkeys([*planned, *(path.parent.name for path in folder.glob(f"*/{CONFIG}"))])
     return [
@@ -135,7 +135,8 @@ def missing(folder: Path) -> list[str]:
 
 
 def differing_settings(arms: Sequence[Arm], base: Arm) -> list[str]:
-    """What the arms differ in beside their memory; seeds only where an arm shares none with ``base``."""
+    """The settings besides the memory in which the arms differ; seeds only if an arm has none in common with
+    ``base``."""
     settings = [shared_settings(run) for arm in arms for run in arm.runs]
     names = dict.fromkeys(name for config in settings for name in config)
     found = [name for name in names if len({json.dumps(config.get(name)) for config in settings}) > 1]
@@ -147,7 +148,7 @@ def differing_settings(arms: Sequence[Arm], base: Arm) -> list[str]:
 
 
 def warnings(arms: Sequence[Arm], absent: Sequence[str], others: Sequence[str]) -> list[str]:
-    """What a reader must know before trusting the numbers; ``others`` are the settings beside the memory in
+    """What a reader must know before trusting the numbers; ``others`` are the settings besides the memory in
     which the arms differ."""
     found = []
     runs = [run for arm in arms for run in arm.runs]
@@ -182,7 +183,7 @@ OF_THE_MEMORY = {
 
 
 def shared_settings(run: FinishedRun) -> dict[str, Any]:
-    """A run's config without what a comparison may vary, the memory and the seed, and without where the text
-    lay, which is known by its checksum."""
+    """A run's config without the settings that a comparison may vary, the memory and the seed, and without
+    the path of the text, which its checksum identifies."""
     vary = OF_THE_MEMORY | {"seed", "data"}
     return {name: value for name, value in flatten(run.config) if name not in vary}

@@ -1,4 +1,4 @@
-"""What a comparison found, and what it doesn't know: claims, results and costs of its arms."""
+"""The results of a comparison: claims with their uncertainty, losses and costs of its arms."""
 
 import json
 import math
@@ -14,14 +14,14 @@ from memformers.runs.finished import FinishedRun
 STEADY = 1.5
 """A run whose speed varied by more than this factor shared its machine with other work."""
 FEWEST_SPEEDS = 3
-"""Records of a run's speed from which it can be seen whether that varied."""
+"""The fewest records of a run's speed that show whether it varied."""
 ROUNDING = 0.02
-"""Nats by which rounding alone, the same sums in another order, has moved final losses."""
+"""The change of final losses, in nats, that rounding alone, the same sums in another order, has made."""
 
 
 def verdict(arms: Sequence[Arm], base: Arm) -> list[str]:
-    """What the seeds allow to be claimed of each arm against ``base``, as paragraphs of Markdown: a
-    difference only where its interval leaves out zero."""
+    """The claims about each arm against ``base`` that the seeds support, as paragraphs of Markdown: a
+    difference only if its interval does not contain zero."""
     others = [arm for arm in arms if arm is not base]
     if not others:
         return []
@@ -53,7 +53,7 @@ ONE_SEED = (
 
 
 def claim(label: str, difference: Mean | None, base: Arm, level: float) -> str:
-    """What is claimed of one arm; ``level`` is the baseline's bits per character."""
+    """The claim about one arm; ``level`` is the baseline's bits per character."""
     if difference is None or math.isnan(difference.half_width):
         return f"{label}: fewer than two seeds in common with {plain(base.label)}, so nothing is claimed."
     seeds = f" ({difference.n} seeds)"
@@ -73,7 +73,7 @@ def more_bits(ours: Result, theirs: Result) -> float:
 
 
 def results_table(arms: Sequence[Arm], base: Arm) -> str:
-    """How well each arm predicts the held-out text, a row an arm."""
+    """How well each arm predicts the held-out text, a row for each arm."""
     differences = [paired(arm, base, more_bits) if arm is not base else None for arm in arms]
     show = any(difference and difference.n > 1 for difference in differences)
     rows = [
@@ -93,8 +93,8 @@ def results_table(arms: Sequence[Arm], base: Arm) -> str:
 
 
 def costs_table(arms: Sequence[Arm], base: Arm) -> str:
-    """What each arm costs and how far it sees, a row an arm; below it, why there are no ratios of time, if
-    there are none."""
+    """The costs and the reach of each arm, a row for each; below the table, why there are no ratios of time,
+    if there are none."""
     why_not = no_ratios(arms, base)
     rows = []
     for arm in arms:
@@ -140,7 +140,7 @@ def no_ratios(arms: Sequence[Arm], base: Arm) -> str:
 
 
 def not_comparable(arms: Sequence[Arm]) -> str:
-    """Why training times can't be set against each other, in words; empty if they can."""
+    """Why training times can't be compared, in words; empty if they can."""
     runs = [run for arm in arms for run in arm.runs]
     if not on_one_machine(runs):
         return "not all runs were made on the same machine and versions"
@@ -162,7 +162,7 @@ def on_one_machine(runs: Sequence[FinishedRun]) -> bool:
 
 
 def steady_speeds(run: FinishedRun) -> list[float]:
-    """The tokens/s of a run's records but the first, in which it warms up."""
+    """The tokens/s of a run's records except the first, in which it warms up."""
     return [record["tokens_per_second"] for record in run.metrics if "tokens_per_second" in record][1:]
 
 

@@ -1,5 +1,5 @@
-"""The figures of a report: labelled axes with units, colours that colour-blind readers can tell, and beside
-each its data."""
+"""The figures of a report: labelled axes with units, colours that colour-blind readers can distinguish, and
+the data of each figure in a file beside it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from memformers.report.markdown import Cell, csv_text
 WIDTH, DOTS = 4.4, 200
 """Inches, and dots an inch: text of 9 points is 10 pixels high on a screen of 390."""
 LONG_NAME = 26
-"""Characters of which two names don't fit beside each other."""
+"""The number of characters from which two names don't fit beside each other."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Plot:
     """A figure of curves."""
 
     title: str
-    """What it shows, for those who can't see it."""
+    """Its description for those who can't see it."""
     x: str
     y: str
     series: Callable[[Sequence[Curves]], list[Series]]
@@ -35,12 +35,12 @@ class Plot:
 
 
 def validation_against(x: str) -> Callable[[Sequence[Curves]], list[Series]]:
-    """What each model has learned from as much text, or in as much time."""
+    """The validation loss of each model against ``x``, tokens or seconds."""
     return lambda arms: [arm.series(x, "bits_per_character.valid", marked=True) for arm in arms]
 
 
 def differences(arms: Sequence[Curves]) -> list[Series]:
-    """How much more each arm loses than the baseline, seed by seed; nothing from a single seed."""
+    """The difference of each arm's loss to the baseline's, paired by seed; nothing for a single seed."""
     base = next(arm for arm in arms if arm.is_base)
     if len(base.runs) < 2 or len(arms) < 2:
         return []
@@ -48,7 +48,7 @@ def differences(arms: Sequence[Curves]) -> list[Series]:
 
 
 def reconstruction_loss(arms: Sequence[Curves]) -> list[Series]:
-    """How well compressed memories stand in for what they replace."""
+    """How well compressed memories replace the memories that they were made from."""
     train = [arm.series("tokens", "reconstruction_loss.train", "{}, training") for arm in arms]
     valid = [arm.series("tokens", "reconstruction_loss.valid", "{}, validation", marked=True) for arm in arms]
     return train + valid
@@ -96,8 +96,8 @@ FIGURES = {
 
 
 def save_figures(arms: Sequence[Curves], folder: Path, left_out: Sequence[str] = ()) -> dict[str, Path]:
-    """Draw every figure that the arms have data for into ``folder``, but for those ``left_out``: the paths of
-    the PNGs by name."""
+    """Draw every figure that the arms have data for into ``folder``, except those in ``left_out``; returns
+    the paths of the PNGs by name."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
     for name, plot in FIGURES.items():
@@ -120,7 +120,7 @@ def save_figures(arms: Sequence[Curves], folder: Path, left_out: Sequence[str] =
 
 
 def series_data(series: Sequence[Series], plot: Plot) -> tuple[list[str], list[list[Cell]]]:
-    """What a figure shows as the head and the rows of a table."""
+    """The data of a figure as the head and the rows of a table."""
     head = ["curve", plot.x, " ".join(plot.y.split()), "half width of the 95 % interval", "runs"]
     return head, [[one.label, x, y.mean, y.half_width, y.n] for one in series for x, y in one.points]
 
@@ -128,7 +128,7 @@ def series_data(series: Sequence[Series], plot: Plot) -> tuple[list[str], list[l
 def save_loss_by_position(
     in_segment: Sequence[float], by_memory: Sequence[tuple[int, float, float]], path: Path
 ) -> None:
-    """Draw the mean loss against the position in a segment, and against what is remembered before it
+    """Draw the mean loss against the position in a segment, and against the length of the memory before it
     (positions, loss, uncertainty), into ``path``."""
     figure = Figure(figsize=(9.0, 3.6), dpi=160, layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -144,7 +144,7 @@ def save_loss_by_position(
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure, whole or not at all, as PNG or SVG, by the ending of ``path``."""
+    """Write a figure atomically as PNG or SVG, by the ending of ``path``."""
     kind = path.suffix[1:]
     metadata = {"Date": None} if kind == "svg" else None  # the same data give the same file
     with replacing(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "memformers"}):
@@ -152,7 +152,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def save_with_data(figure: Figure, path: Path, head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-    """Write a figure as PNG to ``path``, and beside it as SVG, and what it shows as CSV."""
+    """Write a figure as PNG to ``path``, and beside it as SVG, with its data as CSV."""
     save(figure, path)
     save(figure, path.with_suffix(".svg"))
     with replacing(path.with_suffix(".csv")) as temporary:
@@ -160,7 +160,7 @@ def save_with_data(figure: Figure, path: Path, head: Sequence[str], rows: Sequen
 
 
 def finish(axes: Axes, x: str, y: str) -> None:
-    """The axes' names and numbers, legible on a telephone, and what else all figures share."""
+    """Set the axes' names and numbers, legible on a telephone, and the style that all figures share."""
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
     axes.tick_params(labelsize=8, which="both")
@@ -173,7 +173,7 @@ def finish(axes: Axes, x: str, y: str) -> None:
 
 
 def legend(figure: Figure, panels: Sequence[Axes]) -> None:
-    """The legend of all panels below them, each name once; long names below each other."""
+    """The legend of all panels below them, each name once; long names are below each other."""
     handles: dict[str, Any] = {}
     for axes in panels:
         handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}

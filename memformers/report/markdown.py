@@ -32,12 +32,12 @@ def fenced(text: str) -> str:
 
 
 def pictured(path: Path, title: str, caption: str, folder: Path) -> str:
-    """A figure, whose ``title`` stands for it where it isn't seen, and its caption below."""
+    """A figure with its caption below; the ``title`` replaces it where it can't be seen."""
     return f"![{title}]({path.relative_to(folder).as_posix()})\n\n{caption}"
 
 
 def csv_text(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """A table as CSV; what is not known or no number is an empty cell."""
+    """A table as CSV; None and NaN are empty cells."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)

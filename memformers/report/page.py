@@ -1,4 +1,4 @@
-"""A report in Markdown to one self-contained web page."""
+"""Makes one self-contained web page from a report in Markdown."""
 
 import base64
 import html
@@ -55,7 +55,7 @@ blockquote {{ margin: 1rem 0; padding: .2rem 1rem; border-left: 4px solid #D55E0
 
 
 def plain(text: str) -> str:
-    """Text as Markdown that shows it as it is, whatever is in it: names and settings are no markup."""
+    """Markdown that shows ``text`` unchanged, so that names and settings don't become markup."""
     return re.sub(r"([\\`*\[\]<>|]|\b_+|_+\b|&(?=#?\w+;))", escaped, " ".join(text.splitlines()))
 
 

@@ -1,5 +1,5 @@
-"""The figure of the loss by position in the segment: the first tokens of a segment have little before them
-but what is remembered."""
+"""The figure of the loss by position in the segment: the first tokens of a segment depend mostly on
+memory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +17,13 @@ from memformers.report.markdown import Cell
 MEASURED = "loss_by_position"
 TITLE = "Validation loss by position in the segment"
 Octave = tuple[int, int]
-"""The first and the last of some positions, which count from 1."""
+"""The first and the last position of a range, counted from 1."""
 
 
 def save_positions(arms: Sequence[Arm], base: Arm, folder: Path) -> Path | None:
-    """Draw the loss by position into ``folder``: above of each arm, and below, where there are several seeds,
-    less that of ``base`` from the same seed. None where it was not measured, as in older versions."""
+    """Draw the loss by position into ``folder``: above, that of each arm; below, if there are several seeds,
+    the difference to that of ``base`` from the same seed. None if it was not measured, as in older
+    versions."""
     measured = [arm for arm in arms if any(MEASURED in result for result in arm.results.values())]
     if not measured:
         return None
@@ -59,7 +60,7 @@ def save_positions(arms: Sequence[Arm], base: Arm, folder: Path) -> Path | None:
 
 
 def caption(arms: Sequence[Arm], base_label: str, bands: str) -> str:
-    """What the figure shows, of ``arms`` whose base has this label; ``bands`` says what the bands are."""
+    """The caption of the figure of ``arms``, whose base has this label; ``bands`` explains the bands."""
     several = len(arms) > 1 and bool(bands)
     return (
         "Loss over the whole held-out text, by position in the segment, in octaves. The first tokens of a "
@@ -76,8 +77,8 @@ def losses(arm: Arm) -> list[tuple[Octave, Mean]]:
 
 
 def losses_less(arm: Arm, base: Arm) -> list[tuple[Octave, Mean]]:
-    """How much more ``arm`` loses in each octave than ``base`` from the same seed; nothing from a single
-    seed, and nothing of segments of another length."""
+    """The difference of the loss of ``arm`` to that of ``base`` from the same seed, in each octave; nothing
+    for a single seed, and nothing if the segments have different lengths."""
     pairs = [(arm.results[seed], base.results[seed]) for seed in seeds_in_common(arm, base)]
     found = [tuple(map(octave_means, pair)) for pair in pairs if all(MEASURED in result for result in pair)]
     if len(found) < 2 or any(ours.keys() != theirs.keys() for ours, theirs in found):

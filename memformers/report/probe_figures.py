@@ -1,4 +1,4 @@
-"""The figures of a probe: what context gains, what memory is worth, and where attention falls."""
+"""The figures of a probe: the gain of context, the worth of memory, and the distribution of attention."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +31,8 @@ CAPTIONS = {
 def save_probe_figures(
     probe: Mapping[str, Any], labels: Mapping[str, str], looks: Mapping[str, dict[str, Any]], folder: Path
 ) -> dict[str, Path]:
-    """Draw a probe into ``folder``: paths by name. ``labels`` and ``looks`` are by the runs' names."""
+    """Draw a probe into ``folder``; returns paths by name. ``labels`` and ``looks`` have the runs' names as
+    keys."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = {}
     if context := probe["effective_context"]:
@@ -46,8 +47,8 @@ def save_probe_figures(
 def save_gains(
     context: Mapping[str, Any], labels: Mapping[str, str], looks: Mapping[str, dict[str, Any]], folder: Path
 ) -> Path:
-    """The gain of each context over the one before, over all tokens, with its interval; probes of older
-    versions have none."""
+    """The gain of each context over the previous one, over all tokens, with its interval, which probes of
+    older versions don't have."""
     figure = Figure(figsize=(WIDTH, 3.3), dpi=DOTS, layout="constrained")
     axes, rows = figure.add_subplot(), []
     intervals = context.get("gain_intervals", {}).get("1.0", {})

@@ -1,4 +1,4 @@
-"""A probe's part of a report, as Markdown."""
+"""The part of a report about a probe, as Markdown."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +13,8 @@ from memformers.runs.folder import FIGURES
 
 
 def probe_section(arms: Sequence[Arm], probe: dict[str, Any], folder: Path) -> list[str]:
-    """What a probe found: how much context helps each model, what each part of its memory is worth, and where
-    its attention falls. Probes of older versions have not measured the second."""
+    """The results of a probe: how much context helps each model, what each part of its memory is worth, and
+    the distribution of its attention. Probes of older versions did not measure the second."""
     labels = {run.folder.name: arm.label for arm in arms for run in arm.runs}
     names = {name: labels[name] for name in probe["checkpoints"]}
     looks_by_arm = looks_of([arm.name for arm in arms])
@@ -67,7 +67,7 @@ INTERVALS = " In brackets: 95 % intervals over resamples of these tokens; they s
 
 
 def effective_length(context: dict[str, Any], r: str, name: str) -> str:
-    """A model's RECL with its interval, which probes of older versions have not."""
+    """A model's RECL with its interval, which probes of older versions don't have."""
 
     def shown(length: int | None) -> str:
         if length == context["step"]:

@@ -1,4 +1,4 @@
-"""Where a report comes from: everything needed to make it again."""
+"""The provenance of a report: everything needed to make it again."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
@@ -25,15 +25,16 @@ METHOD = (
 
 
 def how_it_was_made(arms: Sequence[Arm], base: Arm, others: Sequence[str], folder: Path) -> str:
-    """The last section of the report of ``folder``; ``others`` are the settings beside the memory in which
-    the arms differ."""
+    """The last section of the report of ``folder``; ``others`` are the settings besides the memory in
+    which the arms differ."""
     alike = FAIRNESS if not others and len(arms) > 1 else ""
     parts = ["## How it was made", alike + parameters_that_differ(arms, base) + METHOD]
     return "\n\n".join([*parts, facts_table(arms, folder), *settings_tables(arms)])
 
 
 def parameters_that_differ(arms: Sequence[Arm], base: Arm) -> str:
-    """How many parameters arms have more or less than ``base``, in a sentence; empty if they have as many."""
+    """How many more or fewer parameters arms have than ``base``, in a sentence; empty if there is no
+    difference."""
     level = base.first.facts["parameters"]
     more = {arm.label: arm.first.facts["parameters"] - level for arm in arms}
     told = [
@@ -46,7 +47,7 @@ def parameters_that_differ(arms: Sequence[Arm], base: Arm) -> str:
 
 
 def facts_table(arms: Sequence[Arm], folder: Path) -> str:
-    """Name, date, command, commit, text and machine. Older versions have not recorded all of it."""
+    """Name, date, command, commit, text and machine. Older versions did not record all of them."""
     runs = [run for arm in arms for run in arm.runs]
     corpus = arms[0].first.facts["corpus"]
     environments = [run.facts["environment"] for run in runs]
@@ -67,7 +68,7 @@ def facts_table(arms: Sequence[Arm], folder: Path) -> str:
 
 
 def dates(runs: Sequence[FinishedRun]) -> str:
-    """From when to when ``runs`` were trained."""
+    """The times when the training of ``runs`` began and ended."""
     cards = [read_card(run.folder) for run in runs]
     begun, ended = min(card.started for card in cards), max(card.ended for card in cards)
     return " to ".join(
@@ -76,5 +77,5 @@ def dates(runs: Sequence[FinishedRun]) -> str:
 
 
 def distinct(values: Iterable[str | None]) -> str:
-    """Each of ``values`` once, those that are not known left out."""
+    """Each of ``values`` once, without unknown ones."""
     return "; ".join(dict.fromkeys(value for value in values if value))

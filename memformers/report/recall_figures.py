@@ -44,7 +44,7 @@ def save_recall_figures(summary: Mapping[str, Any], folder: Path) -> dict[str, P
 
 
 def accuracy_by_distance(summary: Mapping[str, Any]) -> Figure:
-    """A line for each arm; above, how far one layer of each looks back."""
+    """A line for each arm; above them, how far one layer of each looks back."""
     figure = Figure(figsize=(WIDTH, 4.9), dpi=DOTS, layout="constrained")
     above, axes = figure.subplots(2, 1, sharex=True, height_ratios=[1, 5])
     edges, arms = summary["edges"], summary["arms"]
@@ -65,7 +65,7 @@ def accuracy_by_distance(summary: Mapping[str, Any]) -> Figure:
 
 
 def causal_controls(summary: Mapping[str, Any]) -> Figure | None:
-    """A panel for each memory alone, not its variants: recall with parts of it zeroed or swapped."""
+    """A panel for each memory without its variants: recall with parts of it zeroed or swapped."""
     arms = [arm for arm in summary["arms"] if arm["name"] in CONTROLLED]
     if not arms:
         return None
@@ -86,7 +86,7 @@ def causal_controls(summary: Mapping[str, Any]) -> Figure | None:
 
 
 def draw(axes: Axes, accuracy: Sequence[Mapping[str, float | None]], label: str, look: dict[str, Any]) -> Any:
-    """A line of means over bins, in per cent, with a band where there is an interval."""
+    """A line of means over bins, in percent, with a band if there is an interval."""
     known = [(i + 0.5, bin["mean"], bin["half_width"]) for i, bin in enumerate(accuracy)]
     points = [(x, 100 * mean) for x, mean, _ in known if mean is not None] or [(np.nan, np.nan)]
     (line,) = axes.plot(*zip(*points, strict=True), label=label, markersize=3.5, linewidth=1.3, **look)
@@ -99,7 +99,7 @@ def draw(axes: Axes, accuracy: Sequence[Mapping[str, float | None]], label: str,
 
 
 def parts(axes: Axes, arm: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-    """Shade what slots alone can cover, and rule where memory and slots end."""
+    """Shade the distances that only slots reach, and draw lines where memory and slots end."""
     segment = arm["sees_back"] - arm["mem_len"] - arm["c_mem_len"] * arm["compression_rate"]
     ends = [arm["mem_len"] + segment, arm["sees_back"]]
     memory, slots = positions(ends, summary["edges"])
@@ -110,7 +110,7 @@ def parts(axes: Axes, arm: Mapping[str, Any], summary: Mapping[str, Any]) -> Non
 
 
 def finish(axes: Axes, summary: Mapping[str, Any]) -> None:
-    """Chance, axes and their names; bins are equally wide, whatever they hold."""
+    """Draw chance, and set axes and their names; all bins are equally wide."""
     edges = summary["edges"]
     axes.axhline(100 * summary["chance"], color="#888888", linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
     axes.text(0.08, 100 * summary["chance"] + 1, "chance", fontsize=7, color="#666666")
@@ -125,5 +125,5 @@ def finish(axes: Axes, summary: Mapping[str, Any]) -> None:
 
 
 def positions(distances: Sequence[float], edges: Sequence[int]) -> list[float]:
-    """Where distances lie on an axis on which bins are equally wide."""
+    """The places of distances on an axis with equally wide bins."""
     return [float(x) for x in np.interp(distances, edges, range(len(edges)))]

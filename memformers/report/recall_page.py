@@ -13,7 +13,7 @@ from memformers.runs.folder import FIGURES, PAGE, REPORT
 from memformers.runs.metrics import flatten
 
 FEWEST_TOKENS = 500_000
-"""Trainings on fewer show that all of it runs, and not what a memory is worth."""
+"""Shorter trainings show that everything works, and not what a memory is worth."""
 BANDS = "Bands: 95 % intervals over {} seeds, by Student's t. "
 TITLES = {
     "accuracy": "Share of answers right, by how long ago the value was set",
@@ -75,7 +75,7 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
 
 
 def claim(summary: Mapping[str, Any]) -> str:
-    """What the slots are worth, if the seeds say so."""
+    """The claim about the worth of the slots, as far as the seeds support one."""
     found = summary["headline"]
     if found is None:
         return "Without both Transformer-XL and the Compressive Transformer there is nothing to claim."
@@ -112,7 +112,7 @@ def how_it_is_asked(summary: Mapping[str, Any]) -> str:
 
 
 def costs(summary: Mapping[str, Any]) -> str:
-    """A row an arm."""
+    """A row for each arm."""
     head = ["arm", "keys a layer, beside the segment's", "one layer looks back (positions)",
             "attention operations a token", "parameters", "training time", "peak memory",
             "right within its reach"]  # fmt: skip
@@ -135,7 +135,7 @@ def costs(summary: Mapping[str, Any]) -> str:
 
 
 def by_distance(summary: Mapping[str, Any]) -> str:
-    """A row a bin, a column an arm."""
+    """A row for each bin, a column for each arm."""
     edges, arms = summary["edges"], summary["arms"]
     return table(
         ["positions since it was set", *(arm["title"] for arm in arms)],
@@ -179,7 +179,7 @@ OF_AN_ARM = (
     "train.model.compression", "train.model.adaptive", "train.seed", "train.data", "train.tokenizer",
     "train.stretch", "train.evaluation_share", "train.checkpoint", "train.keep_checkpoints", "train.parallel",
 )  # fmt: skip
-"""How settings begin that each arm or seed has of its own, or that mean nothing here."""
+"""The beginnings of the names of settings that differ between arms or seeds, or have no meaning here."""
 
 
 def how_it_was_made(summary: Mapping[str, Any]) -> str:
@@ -213,5 +213,5 @@ def how_it_was_made(summary: Mapping[str, Any]) -> str:
 
 
 def others(arm: Mapping[str, Any]) -> str:
-    """What an arm has beside [`ARM_SETTINGS`][]; earlier versions had nothing."""
+    """The settings of an arm besides [`ARM_SETTINGS`][]; earlier versions had none."""
     return ", ".join(f"{name} {value}" for name, value in arm.get("settings", {}).items()) or "–"

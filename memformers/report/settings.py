@@ -19,7 +19,7 @@ OF_A_COMPRESSION = (
     "bptt",
 )
 LEARNING = ("conv", "dilated")
-"""Compressions that have weights, and so a start."""
+"""Compressions with weights, which have a start."""
 
 
 def settings_tables(arms: Sequence[Arm]) -> list[str]:
@@ -52,7 +52,7 @@ def shown_settings(arm: Arm) -> dict[str, str]:
 
 
 def unused(config: Mapping[str, Any]) -> set[str]:
-    """The names of those settings of a training that mean nothing to its model or optimizer."""
+    """The names of those settings of a training that its model or optimizer doesn't use."""
     model, found = config["model.model"], set()
     if model != "compressive":
         found |= {f"model.{name}" for name in OF_A_COMPRESSION}
@@ -72,7 +72,7 @@ def unused(config: Mapping[str, Any]) -> set[str]:
 
 
 def in_words(value: Any) -> str:
-    """A setting's value; of an absolute path the name, since where it lay is nobody's business."""
+    """A setting's value; of an absolute path only the name, since the folders are private."""
     if value is None or value == "":
         return "not given"
     if isinstance(value, str):
@@ -81,5 +81,5 @@ def in_words(value: Any) -> str:
 
 
 def name_of(path: str) -> str:
-    """The name of an absolute path; what is none, as it is."""
+    """The name of an absolute path; any other text unchanged."""
     return Path(path).name if Path(path).is_absolute() else path

@@ -19,14 +19,14 @@ CONTROLS = {
     "slots swapped": "compressed\nswapped",
 }
 APART = 0.16
-"""Between the arms of a place on the axis, on which places are 1 apart."""
+"""The distance between arms at the same place of the axis; places have a distance of 1."""
 
 
 def save_worth(
     worth: Mapping[str, Any], labels: Mapping[str, str], looks: Mapping[str, dict[str, Any]], folder: Path
 ) -> dict[str, Path]:
-    """Draw what memory is ``worth`` into ``folder``: the path by the figure's name; nothing where there is
-    neither a memory nor a second arm. ``labels`` and ``looks`` are by the runs' names."""
+    """Draw what memory is ``worth`` into ``folder``; returns the path by the figure's name, or nothing if
+    there is neither a memory nor a second arm. ``labels`` and ``looks`` have the runs' names as keys."""
     costs = {run: found for run, found in worth["overall"]["less_untouched"].items() if found}
     others = [run for run in worth["overall"]["loss"] if run != worth["baseline"] and worth["baseline"]]
     if not costs and not others:
@@ -53,7 +53,7 @@ def rows(
     others: Sequence[str],
     labels: Mapping[str, str],
 ) -> Iterator[list[Cell]]:
-    """What both panels show."""
+    """The data of both panels."""
     for run, found in costs.items():
         for control, cost in found.items():
             yield [labels[run], control, "cost", cost["mean"], cost["half_width"]]
@@ -71,7 +71,7 @@ def draw_costs(
     labels: Mapping[str, str],
     looks: Mapping[str, dict[str, Any]],
 ) -> None:
-    """A place for each change of the memory, a mark for each arm that has what is changed."""
+    """A place for each change of the memory, and a mark for each arm that has the changed part."""
     names = [control for control in CONTROLS if any(control in found for found in costs.values())]
     for number, (run, found) in enumerate(costs.items()):
         marks = [(names.index(control), difference) for control, difference in found.items()]
@@ -89,8 +89,8 @@ def draw_bands(
     labels: Mapping[str, str],
     looks: Mapping[str, dict[str, Any]],
 ) -> None:
-    """A place for each band of distances, a mark for each arm; the last, of what doesn't repeat, stands apart
-    from the line."""
+    """A place for each band of distances, and a mark for each arm; the last place, for tokens that don't
+    repeat, is not connected with the line."""
     for number, run in enumerate(others):
         marks = [(i, g["less_baseline"][run]) for i, g in enumerate(groups) if run in g["less_baseline"]]
         apart = offset(number, len(others))
@@ -112,7 +112,7 @@ def draw(
     label: str,
     look: dict[str, Any],
 ) -> None:
-    """Means at their places, with a bar where there is an interval."""
+    """Draw means at their places, with a bar if there is an interval."""
     if not marks:
         return
     x = [place + apart for place, _ in marks]
@@ -123,12 +123,12 @@ def draw(
 
 
 def offset(number: int, count: int) -> float:
-    """Where the arm of this number is, beside the middle of all."""
+    """The offset of the arm with this number from the middle of all arms."""
     return APART * (number - (count - 1) / 2)
 
 
 def finish(axes: Axes, places: int) -> None:
-    """Zero, where nothing is lost or gained, and what else both panels share."""
+    """Draw a line at zero, and set the style that both panels share."""
     axes.axhline(0, color="#888888", linewidth=0.8, zorder=0)
     axes.set_xlim(-0.5, places - 0.5)
     axes.tick_params(axis="y", labelsize=8)

@@ -1,4 +1,4 @@
-"""What a probe found each part of memory to be worth, as Markdown: tables, and what they say in words."""
+"""The worth of each part of memory, as a probe measured it: tables and findings in Markdown."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,17 +11,17 @@ from memformers.report.markdown import number, pictured, table
 from memformers.report.page import plain
 
 PARTS = {"slots": "compressed memory", "memory": "memory"}
-"""What a report calls the parts of a memory."""
+"""The names of the parts of a memory in a report."""
 CONTROLS = ("slots zeroed", "slots swapped", "memory zeroed", "memory swapped")
 Measured = Mapping[str, Any]
-"""Of ``probe.json``: what was measured, or a part of it."""
+"""The measurements in ``probe.json``, or a part of them."""
 
 
 def worth_section(
     worth: Measured | None, labels: Mapping[str, str], figure: Path | None, folder: Path
 ) -> list[str]:
-    """What memory is ``worth`` to models, which a probe of ``folder`` measured and ``labels`` names by their
-    runs, as paragraphs; with its ``figure``, if there is one."""
+    """The section on what memory is ``worth`` to models, as paragraphs, with its ``figure`` if there is one.
+    A probe of ``folder`` measured it, and ``labels`` has the names of the models by their runs."""
     head = "### What each part of memory is worth"
     if worth is None:
         return [
@@ -99,7 +99,7 @@ def findings(worth: Measured, labels: Mapping[str, str]) -> list[str]:
 
 
 def finding(label: str, part: str, worth: Measured, run: str) -> str:
-    """Whether what is in a ``part`` is made use of, and how zeros compare with it."""
+    """Whether the contents of a ``part`` are used, and how zeros compare with them."""
     costs = worth["overall"]["less_untouched"][run]
     swapped, zeroed = measured(costs[f"{part} swapped"]), measured(costs[f"{part} zeroed"])
     name = PARTS[part]
@@ -124,7 +124,7 @@ def finding(label: str, part: str, worth: Measured, run: str) -> str:
 
 
 def group_table(head: str, groups: Sequence[Measured], worth: Measured, labels: Mapping[str, str]) -> str:
-    """A column a group of tokens: how many, what each arm loses, and its differences."""
+    """A column for each group of tokens: their number, the loss of each arm, and its differences."""
     rows = [["tokens", *(f"{group['tokens']:,}" for group in groups)]]
     rows += [
         [f"{label}: loss", *(number(g["loss"].get(run), ".4f") for g in groups)]
@@ -143,7 +143,7 @@ def group_table(head: str, groups: Sequence[Measured], worth: Measured, labels: 
 
 
 def caption(worth: Measured, labels: Mapping[str, str]) -> str:
-    """What the figure shows."""
+    """The caption of the figure."""
     bars = "Bars: 95 % intervals over streams."
     costs = "what a trained model loses in nats a token when a part of its memory is changed"
     if worth["baseline"] is None:
@@ -158,17 +158,17 @@ def caption(worth: Measured, labels: Mapping[str, str]) -> str:
 
 
 def control_name(control: str) -> str:
-    """As a report says it."""
+    """The words of a report for it."""
     part, change = control.split()
     return f"{PARTS[part]} {change}"
 
 
 def cell(differences: Measured, name: str) -> str:
-    """A difference in a table, or a dash where there is none."""
+    """A difference in a table, or a dash if there is none."""
     return signed(measured(differences[name])) if name in differences else "–"
 
 
 def measured(difference: Measured) -> Mean:
-    """A difference of the file, as one that knows its interval; one without an interval claims nothing."""
+    """A difference of the file as a Mean; without an interval, it claims nothing."""
     half = difference["half_width"]
     return Mean(difference["mean"], math.nan if half is None else half, 1 if half is None else 2)

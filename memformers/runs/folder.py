@@ -32,12 +32,12 @@ def check_named(folder: Path) -> None:
     """Raise UserError for an empty name, which means the current folder, and for one that is not UTF-8."""
     check_utf8_name(folder)
     if folder == Path():
-        raise UserError("out='' is the current folder, where a run would be scattered; name a folder for it.")
+        raise UserError("out='' is the current folder; name a folder for the run.")
 
 
 def check_nothing_is_lost(folder: Path, names: Sequence[str]) -> None:
     """Raise UserError if ``folder`` already contains files with these ``names`` that no run has written."""
     if taken := [name for name in names if (folder / name).exists()]:
         raise UserError(
-            f"{folder} has a {taken[0]} that is no run's, and it would be overwritten; name a new folder."
+            f"{folder} has a {taken[0]} that no run wrote and that would be overwritten; name a new folder."
         )

@@ -65,8 +65,8 @@ def baseline_of(arms: Sequence[str]) -> str:
 
 
 def compared_with(runs: Mapping[str, Planned], name: str) -> str:
-    """The run beside which a dashboard shows the run ``name``: the baseline's of the same seed, and beside
-    the baseline the first other arm's; empty for one that is alone."""
+    """The run with which a dashboard compares the run ``name``: that of the baseline from the same seed, and
+    for the baseline that of the first other arm; empty if there is no other run."""
     same_seed = {run.arm: other for other, run in runs.items() if run.seed == runs[name].seed}
     del same_seed[runs[name].arm]
     return same_seed[baseline_of(list(same_seed))] if same_seed else ""

@@ -99,11 +99,11 @@ def check_seal(folder: Path, names: Sequence[str] | None = None) -> None:
     source = f"{folder / MANIFEST}"
     data = read_json(folder / MANIFEST)
     if data.get("format") != FORMAT:
-        raise UserError(f"{source} is of format {data.get('format')!r}; this version reads format {FORMAT}.")
+        raise UserError(f"{source} has format {data.get('format')!r}; this version reads format {FORMAT}.")
     files = config_from_dict(Manifest, data, source).files
     for name in files if names is None else names:
         if name not in files:
-            raise UserError(f"{source} lists no {name}; a whole checkpoint has one.")
+            raise UserError(f"{source} lists no {name}; a complete checkpoint has one.")
         check_file(folder / name, files[name])
 
 
@@ -115,7 +115,7 @@ def check_file(path: Path, sealed: SealedFile) -> None:
         if size != sealed.size:
             raise UserError(f"{path} was written with {sealed.size:,} bytes and now has {size:,}.")
         if checksum(path) != sealed.sha256:
-            raise UserError(f"{path} is not what was written: its checksum differs.")
+            raise UserError(f"{path} has changed since it was written: its checksum differs.")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise UserError(f"{path} was expected, but is missing.") from None
 
@@ -144,7 +144,7 @@ def newest_that_loads(
         except UserError as error:
             say(folder, str(error))
     parent = folders[0].parent
-    raise UserError(f"{parent} has {len(folders)} checkpoints, and none that can be used.")
+    raise UserError(f"{parent} has {len(folders)} checkpoints, but none of them can be used.")
 
 
 def remove(folder: Path) -> None:

@@ -37,7 +37,7 @@ def find_dashboard(wish: str) -> str:
     """
     wish = wish or os.environ.get(DASHBOARD, "").strip() or os.environ.get(LABML_URL, "").strip() or AUTO
     if wish not in (AUTO, OFF) and not wish.startswith(("http://", "https://")):
-        raise UserError(f"dashboard={wish!r} is no http:// or https:// address, nor auto or off.")
+        raise UserError(f"dashboard={wish!r} must be auto, off or an address with http:// or https://.")
     return wish
 
 

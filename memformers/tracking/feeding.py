@@ -121,7 +121,7 @@ class Feed:
         try:
             return {series["name"]: last_number(series["last_step"]) for series in answer["series"]}
         except (KeyError, TypeError, ValueError, struct.error):
-            raise OSError("it answers with something that labml's server doesn't") from None
+            raise OSError("its answer is not one of labml's server") from None
 
     def _set_against(self, run: str, other: str) -> None:
         """Let labml's comparison of a run be with the ``other``, unless one was chosen."""
@@ -133,7 +133,7 @@ class Feed:
 
 def introduce(card: Card, api: str, seconds: float) -> None:
     """Let the dashboard that takes runs at ``api`` have a page of the run, if it has none yet. Raises OSError
-    where it doesn't answer in so many ``seconds``, or refuses."""
+    if it doesn't answer within ``seconds``, or refuses."""
     post(api.rstrip("/"), card.run, introduction(card), seconds)
 
 
@@ -161,13 +161,13 @@ def introduction(card: Card) -> dict[str, Any]:
 
 
 def post(api: str, run: str, packet: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """What the labml server at ``api`` answers to a ``packet`` of a run; OSError where it refuses it, or
-    doesn't answer in so many ``seconds``."""
+    """The answer of the labml server at ``api`` to a ``packet`` of a run; OSError if it refuses the packet,
+    or doesn't answer within ``seconds``."""
     query = {"run_uuid": run, "labml_version": version("labml"), "rank": 0, "world_size": 0}
     packets = [{"time": time.time(), "once": True, **packet}]
     answer = ask_json(f"{api}/track?{urlencode(query)}", seconds, packets)
     if not isinstance(answer, dict):
-        raise OSError("it answers with something that labml's server doesn't")
+        raise OSError("its answer is not one of labml's server")
     if errors := [error for error in answer.get("errors", []) if "warning" not in error]:
         raise OSError(f"it refuses the run: {errors[0].get('message', errors[0])}")
     return answer

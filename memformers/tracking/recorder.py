@@ -55,7 +55,7 @@ class Tracking:
         trouble = "" if self.dashboard in (AUTO, OFF) else check_dashboard(self.dashboard)
         if trouble:
             host = page_address(self.dashboard).partition("://")[2]
-            _say(f"the dashboard at {host} {trouble}; training goes on without waiting.")
+            _say(f"the dashboard at {host} {trouble}; the training continues without it.")
         self._file = open(self.folder / METRICS, "a", encoding="utf-8")
         card = open_card(self.folder, self.name, dict(flatten(self.config)), self.given)
         if not trouble and (api := sent_to(self.dashboard)):

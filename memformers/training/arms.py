@@ -55,7 +55,7 @@ def read_arms(given: Sequence[str], train: TrainConfig) -> list[PlannedArm]:
         try:
             lines = [line.partition("#")[0].strip() for line in Path(text).read_text("utf-8").splitlines()]
         except UnicodeDecodeError as error:
-            raise UserError(f"arms: {text} is no text in UTF-8: {error}; {HOW}, one a line.") from None
+            raise UserError(f"arms: {text} is not UTF-8 text: {error}; {HOW}, one a line.") from None
         arms += [parse_arm(line, train) for line in lines if line]
     return arms
 
@@ -66,7 +66,7 @@ def parse_arm(text: str, train: TrainConfig) -> PlannedArm:
     name, colon, rest = text.partition(":")
     name = name.strip()
     if not colon:
-        raise UserError(f"arms: {text!r} has no colon, and is no file; {HOW}.")
+        raise UserError(f"arms: {text!r} has no colon and is not a file; {HOW}.")
     check_name(name)
     try:
         words = [word.partition("=") for word in shlex.split(rest)]
@@ -75,7 +75,7 @@ def parse_arm(text: str, train: TrainConfig) -> PlannedArm:
     known, settings = dict(flatten(asdict(train))), {}
     for key, equals, value in words:
         if not equals:
-            raise UserError(f"arm {name!r}: {key!r} is no setting=value; {HOW}.")
+            raise UserError(f"arm {name!r}: {key!r} is not setting=value; {HOW}.")
         dotted = full_name(key.replace("-", "_"), known, name)
         settings[dotted] = value_of(value, known[dotted])
     return PlannedArm(name, settings)
@@ -85,8 +85,8 @@ def check_name(name: str) -> None:
     """Raise UserError for a name that a folder of runs can't have."""
     if not re.fullmatch(r"\w[\w+-]{,49}", name) or re.search(r"-seed\d+$", name) or name.lower() == FIGURES:
         raise UserError(
-            f"arm {name!r} can't be called so, since its folder is; use up to 50 letters, digits, -, + and "
-            f"_, and neither {FIGURES!r} nor an ending such as '-seed1'."
+            f"arm {name!r} can't have this name, since its folder has it too; use up to 50 letters, digits, "
+            f"-, + and _, and neither {FIGURES!r} nor an ending such as '-seed1'."
         )
 
 

@@ -143,10 +143,10 @@ def read_checkpoint(
     ranks = ranks or Ranks()
     check_seal(folder, FILES)
     if (config := read_config(folder)) != model.config:
-        raise UserError(f"{folder} is of another model: {config}")
+        raise UserError(f"{folder} belongs to another model: {config}")
     numbers = read_json(folder / STATE)
     if numbers.pop("optimizer", None) != json.loads(json.dumps(describe_optimizers(model, optimizers))):
-        raise UserError(f"{folder / STATE} is of another optimizer.")
+        raise UserError(f"{folder / STATE} belongs to another optimizer.")
     weights, moments = load_tensors(folder / "model.safetensors"), load_tensors(folder / OPTIMIZER)
     check_shapes(weights, shapes(model.state_dict()), folder / "model.safetensors")
     check_shapes(moments, moment_shapes(model, optimizers, moments), folder / OPTIMIZER)
@@ -167,8 +167,8 @@ def own_randomness(path: Path, ranks: Ranks, dropout: float) -> dict[str, Any]:
         return states[ranks.rank]
     if dropout:
         raise UserError(
-            f"{path} was made by {len(states)} processes, and there are {ranks.size} now; with dropout="
-            f"{dropout}, each draws its own numbers, so only as many can go on."
+            f"{path} was made by {len(states)} processes, but there are {ranks.size} now; with dropout="
+            f"{dropout}, each process draws its own numbers, so start {len(states)} processes."
         )
     return states[0]
 
@@ -249,7 +249,7 @@ def optimizer_tensors(model: MemoryLM, optimizers: Optimizers) -> dict[str, Tens
 def moment_shapes(
     model: MemoryLM, optimizers: Optimizers, kept: Mapping[str, Tensor]
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of what the optimizers keep, for all parameters of which anything was kept."""
+    """The shapes of the optimizers' tensors, for all parameters that have some."""
     known, learner = {key.rpartition("/")[0] for key in kept}, learners(optimizers)
     return {
         f"{name}/{what}": () if what == "step" else tuple(parameter.shape)
@@ -269,7 +269,7 @@ def check_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int
     found = shapes(tensors)
     if wrong := sorted(n for n in {*found, *expected} if found.get(n) != expected.get(n)):
         raise UserError(
-            f"{path} is another model's: {wrong[0]} is {found.get(wrong[0])}, but "
+            f"{path} belongs to another model: {wrong[0]} is {found.get(wrong[0])}, but "
             f"{expected.get(wrong[0])} was expected."
         )
 

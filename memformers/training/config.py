@@ -106,7 +106,7 @@ class TrainConfig:
         if self.optimizer != "muon" and self.muon_learning_rate is not None:
             raise UserError(
                 f"muon_learning_rate={self.muon_learning_rate} was given to optimizer={self.optimizer!r}, "
-                f"which has learning_rate alone; leave it out, or use optimizer='muon'."
+                f"which uses only learning_rate; leave it out, or use optimizer='muon'."
             )
         if 0 < self.stretch < self.model.segment_len:
             raise UserError(
@@ -130,18 +130,20 @@ class TrainConfig:
                 raise UserError(f"{name}={getattr(self, name)} must be above 0.")
         if self.batch_size % self.accumulate:
             raise UserError(
-                f"batch_size={self.batch_size} streams can't be cut into accumulate={self.accumulate} equal "
-                f"parts; use a multiple of {self.accumulate}."
+                f"batch_size={self.batch_size} streams can't be divided into accumulate={self.accumulate} "
+                f"equal parts; use a multiple of {self.accumulate}."
             )
         for name in ("weight_decay", "checkpoint_minutes"):
             if not getattr(self, name) >= 0.0:
                 raise UserError(f"{name}={getattr(self, name)} is negative; use 0 for none.")
         if not 0.0 <= self.evaluation_share <= 1.0:
-            raise UserError(f"evaluation_share={self.evaluation_share} is a part of the work, in [0, 1].")
+            raise UserError(
+                f"evaluation_share={self.evaluation_share} must be a fraction of the work, in [0, 1]."
+            )
         if not 0.0 <= self.warmup < 1.0:
-            raise UserError(f"warmup={self.warmup} is a fraction of the training, in [0, 1).")
+            raise UserError(f"warmup={self.warmup} must be a fraction of the training, in [0, 1).")
         if not 0.0 <= self.beta2 < 1.0:
-            raise UserError(f"beta2={self.beta2} is outside [0, 1); AdamW takes 0.9 to 0.999 as a rule.")
+            raise UserError(f"beta2={self.beta2} is outside [0, 1); usual values are 0.9 to 0.999.")
         if not 0 <= self.seed < 2**63:
             raise UserError(f"seed={self.seed} is outside 0 … 2⁶³ − 1.")
 

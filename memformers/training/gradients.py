@@ -22,15 +22,15 @@ from memformers.training.segments import Part
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step's forward passes gave, over the streams of all ranks."""
+    """The result of a step's forward passes, over the streams of all ranks."""
 
     loss: float
-    """Mean, in nats a token that is predicted."""
+    """The mean over tokens that are predicted, in nats a token."""
     auxiliary_loss: float
     correct: int
-    """Tokens that were the likeliest prediction."""
+    """The number of tokens that were predicted as the likeliest ones."""
     memory: Memory
-    """Of this rank's streams, for their next segment."""
+    """The memory of this rank's streams, for their next segment."""
 
 
 def backward(
@@ -42,14 +42,14 @@ def backward(
     *,
     predictions: int | None = None,
 ) -> Outcome:
-    """Add the gradient of the mean loss of ``segments``, which follow each other, to the parameters, averaged
-    over ``ranks``.
+    """Add the gradient of the mean loss of ``segments``, which follow each other, to the gradients of the
+    parameters, averaged over ``ranks``.
 
-    ``segments``, ``[S, B]`` each, and ``memory`` are those of this rank. They are taken in
-    ``config.accumulate`` parts of the streams, one after the other, which takes less memory. All ranks
-    together have so many ``predictions``, or as many as inputs if it isn't given: each of them counts alike,
-    whatever the segment and part it is in. So does, in each segment, each stream that the reconstruction loss
-    counts ([`auxiliary_weights`][]); it is the mean over segments.
+    ``segments``, ``[S, B]`` each, and ``memory`` are those of this rank. Their streams are processed in
+    ``config.accumulate`` parts, one after the other, which needs less memory. ``predictions`` is the number
+    of predicted tokens of all ranks together, by default the number of inputs: all of them have the same
+    weight, in every segment and part. So has, in each segment, each stream that the reconstruction loss
+    counts ([`auxiliary_weights`][]); that loss is the mean over segments.
     """
     loss = auxiliary_loss = 0.0
     correct, memories, parts = 0, [], config.accumulate
@@ -75,8 +75,8 @@ def backward(
 
 
 def weighted(loss: Tensor, targets: Tensor, expected: float) -> Tensor:
-    """A part's mean ``loss``, a scalar, in proportion to how many of its ``targets [S, B]`` there are, where
-    ``expected`` weigh 1; without any, when the mean is not a number, 0."""
+    """A part's mean ``loss``, a scalar, multiplied by the number of its ``targets [S, B]`` divided by
+    ``expected``; 0 if there are no targets, when the mean is NaN."""
     weight = (targets != IGNORED).sum().to(loss.dtype) / expected
     return torch.where(weight > 0, loss * weight, 0.0)
 
@@ -116,9 +116,9 @@ def counted_streams(segments: Sequence[Part], memory: Memory, lengths: MemoryLen
 
 
 def clip(model: MemoryLM, max_norm: float) -> tuple[float, float]:
-    """Shorten the gradients of the two losses, each by itself, to ``max_norm``: that of the compression
-    functions, which learn from the reconstruction loss, and that of all else. Returns the norms that they
-    had, of all else first; 0 for compression functions without a gradient."""
+    """Scale two gradients down to ``max_norm``, each alone: that of the compression functions, which learn
+    from the reconstruction loss, and that of all other parameters. Returns their norms before, that of the
+    other parameters first; 0 for compression functions without a gradient."""
     compressing = {id(p) for compress in model.transformer.compressions for p in compress.parameters()}
     others = [p for p in model.parameters() if id(p) not in compressing]
     of_compressions = [p for p in model.parameters() if id(p) in compressing]
@@ -128,7 +128,7 @@ def clip(model: MemoryLM, max_norm: float) -> tuple[float, float]:
 
 
 def in_parts(segments: Sequence[Part], memory: Memory, parts: int) -> Iterator[tuple[list[Part], Memory]]:
-    """So many equal parts of the streams of ``segments``, ``[S, B]`` each, and of ``memory``."""
+    """The streams of ``segments``, ``[S, B]`` each, and of ``memory``, divided into ``parts`` equal parts."""
     size = segments[0].inputs.shape[1] // parts
     for i in range(parts):
         own = slice(i * size, (i + 1) * size)

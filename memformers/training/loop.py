@@ -1,4 +1,4 @@
-"""The one training loop: every model, every experiment."""
+"""The training loop that all models and experiments share."""
 
 import math
 import time
@@ -21,7 +21,7 @@ from memformers.training.state import Progress, TrainingState, Window
 
 
 class NotFiniteError(UserError):
-    """The loss or the gradient is not a finite number any more; nothing was learned from it."""
+    """The loss or the gradient is no longer finite; the optimizer did not use it."""
 
 
 Record = Callable[[Progress, dict[str, float]], None]
@@ -38,16 +38,17 @@ def train(
     maybe_checkpoint: Callable[[TrainingState], None] = lambda state: None,
     ranks: Ranks | None = None,
 ) -> Progress:
-    """Train ``model`` in place on ``config.tokens`` tokens of ``segments``; returns how far it came.
+    """Train ``model`` in place on ``config.tokens`` tokens of ``segments``; returns its progress.
 
     ``record`` gets training metrics every ``config.log_every`` steps, ``evaluate`` is called
-    ``config.evaluations`` times, the last time at the end. A ``state`` from an earlier call goes on from
-    there, with ``segments`` from its position on; ``maybe_checkpoint`` sees it whenever all of it belongs to
-    the same step, may keep it, and stops the training by raising what it likes. Of several ``ranks``, each
-    calls this with the segments of all streams, takes its own of them, and its state has their memory.
+    ``config.evaluations`` times, the last time at the end. With a ``state`` from an earlier call, the
+    training continues from there, and ``segments`` must begin at its position. ``maybe_checkpoint`` is called
+    with the state whenever all its parts belong to the same step; it may save it, or stop the training by
+    raising any exception. With several ``ranks``, each calls this function with the segments of all streams
+    and uses only its own streams; its state has their memory.
 
-    Raises [`NotFiniteError`][] at a step that diverged, before the optimizer learns from it; the first
-    ``config.skip_bad_steps`` of such steps are left out with a warning instead.
+    Raises [`NotFiniteError`][] at a step that diverged, before the optimizer uses its gradient; the first
+    ``config.skip_bad_steps`` of such steps are skipped with a warning instead.
     """
     device, ranks = next(model.parameters()).device, ranks or Ranks()
     config = with_precision(config, device, ranks)
@@ -80,7 +81,7 @@ def train(
 
         if problem := what_is_not_finite(outcome.loss, outcome.auxiliary_loss, *norms):
             skip(problem, state, config)
-            # What the segments left may be poisoned.
+            # The memory after these segments may contain NaN.
             state.memory = without_what_has_ended(memory, own)
         else:
             for optimizer in state.optimizers:
@@ -110,8 +111,8 @@ def nothing_remembered(model: MemoryLM, segment: Part, config: TrainConfig) -> M
 
 
 def without_what_has_ended(memory: Memory, segments: Sequence[Part]) -> Memory:
-    """What is left of the ``memory`` before ``segments``, ``[S, B]`` each, for what follows them: nothing if
-    the streams started over among them, and nothing of a stream in which a document began."""
+    """The part of the ``memory`` before ``segments``, ``[S, B]`` each, that the next segments may still use:
+    nothing if the streams started over within them, and nothing of a stream in which a document began."""
     if any(segment.starts_over for segment in segments[1:]):
         return Memory(())
     starts = [segment.starts for segment in segments if segment.starts is not None]
@@ -119,12 +120,12 @@ def without_what_has_ended(memory: Memory, segments: Sequence[Part]) -> Memory:
 
 
 def evaluations_due(tokens: int, config: TrainConfig) -> int:
-    """How many evaluations belong to the first so many tokens."""
+    """The number of evaluations that are due after this number of ``tokens``."""
     return tokens * config.evaluations // config.tokens
 
 
 def what_is_not_finite(loss: float, auxiliary_loss: float, norm: float, compression_norm: float) -> str:
-    """Which of them is no finite number, in words; empty if all are."""
+    """The first of these numbers that is not finite, in words; empty if all are finite."""
     for name, value in (
         ("the loss", loss),
         ("the reconstruction loss", auxiliary_loss),
@@ -137,7 +138,7 @@ def what_is_not_finite(loss: float, auxiliary_loss: float, norm: float, compress
 
 
 def skip(problem: str, state: TrainingState, config: TrainConfig) -> None:
-    """Count a bad step and warn, or raise [`NotFiniteError`][] where ``config`` allows no more."""
+    """Count a bad step and warn, or raise [`NotFiniteError`][] if ``config`` allows no more."""
     where = f"{problem} at token {state.tokens:,} (step {state.step:,})"
     if state.skipped == config.skip_bad_steps:
         raise NotFiniteError(

@@ -34,8 +34,8 @@ SAMPLE_SEED = 0
 
 class Observer:
     """Watches the training of ``model`` in ``folder``, which has written ``records`` lines of metrics and
-    stands at ``state``; what ``write`` gets is recorded, and ``signals`` stop it. Of several ``ranks``,
-    each has one that measures the same, and the first one's writes files."""
+    is at ``state``. ``write`` records metrics, and ``signals`` stop the training. With several ``ranks``,
+    each has an observer that measures the same, and only that of the first rank writes files."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Observer:
                 yield
             except Stopped as stopped:
                 self.save(state)
-                self.bar.say(f"{stopped} at token {state.tokens:,}; --resume goes on.")
+                self.bar.say(f"{stopped} at token {state.tokens:,}; continue with --resume.")
                 raise stopped.conventional() from None
         except NotFiniteError as error:
             raise NotFiniteError(f"{error} {self._newest_checkpoint()}") from None

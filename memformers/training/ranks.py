@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Forward = Callable[[Sequence[Part], Memory], tuple[list[LMScores], Memory]]
-"""What stands for a model in a training step: successive segments and the memory before them to the losses of
+"""The forward pass of a training step: from successive segments and the memory before them to the losses of
 each, and the memory after them."""
 
 
@@ -176,8 +176,8 @@ def joined(config: TrainConfig) -> Iterator[Ranks]:
     except RuntimeError as error:
         if size > 1 and is_about_another_rank(error):
             raise OSError(
-                f"another process of this training has ended, so process {ranks.rank} can't go on; what it "
-                f"said tells why. ({str(error).splitlines()[0]})"
+                f"another process of this training has ended, so process {ranks.rank} can't continue; "
+                f"the messages of that process say why. ({str(error).splitlines()[0]})"
             ) from None
         raise
     finally:
@@ -187,10 +187,12 @@ def joined(config: TrainConfig) -> Iterator[Ranks]:
 def choose_gpu(device: str, local_rank: int) -> None:
     """Let this process use the GPU with its number on the machine; ValueError if there is none."""
     if device not in ("auto", "cuda"):
-        raise UserError(f"device={device!r} is one for all processes; use cuda, which gives each its own.")
+        raise UserError(
+            f"device={device!r} is one device for all processes; use cuda, which gives each its own GPU."
+        )
     if local_rank >= (gpus := torch.cuda.device_count()):
         raise UserError(
-            f"there are more processes than GPUs here, {gpus}; start {gpus} a machine, or use device='cpu'."
+            f"there are more processes than GPUs here ({gpus}); start {gpus} a machine, or use device='cpu'."
         )
     torch.cuda.set_device(local_rank)
 
@@ -263,7 +265,7 @@ def is_part(tensor: Tensor) -> "TypeGuard[DTensor]":
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """A weight or a moment of any shape, of which each rank may hold a part; then every rank must ask."""
+    """A weight or a moment of any shape, whole; if each rank holds a part, all ranks must call this."""
     return tensor.full_tensor() if is_part(tensor) else tensor
 
 

@@ -41,13 +41,15 @@ def check_same_config(config: TrainConfig, folder: Path) -> None:
     there is no run."""
     if not (folder / CONFIG).exists():
         if (folder / METRICS).exists():
-            raise UserError(f"{folder} has metrics, but no {CONFIG}; it is no run that can be resumed.")
+            raise UserError(
+                f"{folder} has metrics, but no {CONFIG}, so it can't be resumed; name a new folder."
+            )
         return
     stored = read_train_config(folder)
     if changes := differences(asdict(stored), asdict(config)):
         raise UserError(
             f"{folder} can't be resumed with other settings: {changes}. Leave them out, or begin a new run. "
-            f"(A longer training is a new one too, since the learning rate falls over tokens.)"
+            f"(A longer training is a new run too, since its learning rate falls more slowly.)"
         )
 
 
@@ -71,7 +73,7 @@ def check_same_corpus(corpus: Corpus, folder: Path) -> None:
         if before.get("sha256") != corpus.sha256:
             raise UserError(
                 f"{folder} was trained on {before.get('name')} ({before.get('source')}); the text from "
-                f"{corpus.source} is another. Name the same with data."
+                f"{corpus.source} is a different one. Name the same text with data."
             )
 
 
@@ -87,8 +89,8 @@ def go_on(
     its state and how many records belong to it. Later records are removed. Without any checkpoint, the
     training starts from the beginning.
 
-    Raises UserError where there are checkpoints, but none can be used, and OSError, with nothing changed,
-    where one can't be read, or not by all ranks.
+    Raises UserError if there are checkpoints, but none can be used, and OSError, without changing anything,
+    if one can't be read by some or all ranks.
     """
     ranks, checkpoints = ranks or Ranks(), folder / CHECKPOINTS
     if ranks.first:
@@ -109,7 +111,7 @@ def go_on(
         say_passed_over if ranks.first else lambda *_: None,
     )
     state = checkpoint.put(model, state.optimizers)
-    ranks.say(f"goes on at token {state.tokens:,}, from {path}")
+    ranks.say(f"continues at token {state.tokens:,}, from {path}")
     if ranks.first:
         note_other_environment(path, model.device)
         for later in folders[: folders.index(path)]:
@@ -133,7 +135,7 @@ def alike_on_all(make: Callable[[], T], ranks: Ranks) -> T:
     wrongs, unreads = ([said for said in kind if said] for kind in zip(*found, strict=True))
     if unreads or 0 < len(wrongs) < ranks.size:
         why = unreads[0] if unreads else f"only {len(wrongs)} of {ranks.size} processes find that {wrongs[0]}"
-        raise OSError(f"{why}; nothing was changed. Try again when the file system is well.")
+        raise OSError(f"{why}; nothing was changed. Try again when the file system works.")
     if wrongs:
         raise UserError(wrongs[0])
     assert made is not None
@@ -147,9 +149,9 @@ def read(
     about = read_about(path)
     made_with = saved_config(about.config, str(path / ABOUT))
     if about.corpus_sha256 != corpus.sha256:
-        raise UserError("it is of another text.")
+        raise UserError("it belongs to another text.")
     if changes := differences(asdict(made_with), asdict(config)):
-        raise UserError(f"it is another training's: {changes}.")
+        raise UserError(f"it belongs to another training: {changes}.")
     return read_checkpoint(path, model, state.optimizers, config.batch_size, ranks), about.records
 
 
@@ -161,8 +163,8 @@ def note_other_environment(path: Path, device: torch.device) -> None:
     )
     if differing := [f"{k} {before.get(k)} → {now.get(k)}" for k in now if now[k] != before.get(k)]:
         warnings.warn(
-            f"{path} was made elsewhere ({', '.join(differing)}); the training goes on, perhaps not bit "
-            f"for bit.",
+            f"{path} was made in another environment ({', '.join(differing)}); the training "
+            f"continues, perhaps not bit for bit as before.",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -1,4 +1,4 @@
-"""A run: one training, from its config to its folder."""
+"""A run: one training, from its config to the files in its folder."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -49,16 +49,16 @@ from memformers.training.text import Text, prepare
 
 
 def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> Path:
-    """Train as ``config`` says into ``folder``, which must not hold a run yet; returns the folder.
+    """Train as ``config`` says in ``folder``, which must not contain a run yet; returns the folder.
 
-    With ``resume``, a run in ``folder`` goes on from its newest checkpoint, as if it had never stopped; one
-    that is finished is left alone, and where there is none, one begins. ``dashboard`` is a labml server's
-    address; empty, labml's own ``$labml_app_url`` counts.
+    With ``resume``, a run in ``folder`` continues from its newest checkpoint, as if it had never stopped. A
+    finished run is not changed, and if there is no run, one begins. ``dashboard`` is the address of a labml
+    server; if it is empty, labml's own ``$labml_app_url`` is used.
 
-    SIGINT and SIGTERM end it after the step, with a checkpoint, by KeyboardInterrupt and SystemExit(143).
-    Raises ValueError for a corpus or config that doesn't work, and for a folder in use or of another
-    training; [`memformers.training.loop.NotFiniteError`][] for a training that diverged, OSError where
-    the folder can't be written, both with the last good checkpoint kept.
+    SIGINT and SIGTERM end the training after the current step and its checkpoint, by KeyboardInterrupt and
+    SystemExit(143). Raises ValueError for a corpus or config that can't be used, and for a folder that is in
+    use or belongs to another training; [`memformers.training.loop.NotFiniteError`][] for a training that
+    diverged; OSError if the folder can't be written. The last good checkpoint is kept.
     """
     keep_freed_memory()
     find_dashboard(dashboard)
@@ -113,18 +113,19 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
 
 
 def check_folder(config: TrainConfig, folder: Path, resume: bool) -> None:
-    """Raise UserError for a folder in use, of another training, or with files of something else."""
+    """Raise UserError for a folder that is in use, belongs to another training, or contains other files."""
     check_named(folder)
     if resume and (folder / CONFIG).exists():
         check_same_config(config, folder)
     elif (folder / METRICS).exists() or numbered(folder / CHECKPOINTS):
         raise UserError(f"{folder} already holds a run; name a new folder for this one, or resume it.")
-    elif not is_config_of(config, folder):  # as a comparison, or a start that failed, has left it
+    elif not is_config_of(config, folder):  # which a comparison, or a start that failed, may have written
         check_nothing_is_lost(folder, OF_A_RUN)
 
 
 def is_config_of(config: TrainConfig, folder: Path) -> bool:
-    """Whether the config in ``folder`` is this training's, but for the vocabulary, which the text gives."""
+    """Whether ``folder`` has the config of this training, except the vocabulary, which depends on the
+    text."""
     with contextlib.suppress(ValueError):
         saved = read_train_config(folder)
         size = config.model.vocab_size
@@ -133,16 +134,16 @@ def is_config_of(config: TrainConfig, folder: Path) -> bool:
 
 
 def in_its_precision(config: TrainConfig, folder: Path) -> TrainConfig:
-    """``config`` in the precision of the run in ``folder``, if one was begun there and it is left open."""
-    with contextlib.suppress(ValueError):  # which is said where the run is taken up
+    """``config`` with the precision of the run in ``folder``, if there is one and ``config`` chooses none."""
+    with contextlib.suppress(ValueError):  # which is reported when the run is resumed
         if config.precision == "auto" and (folder / CONFIG).exists():
             return replace(config, precision=read_train_config(folder).precision)
     return config
 
 
 def read_text(config: TrainConfig, folder: Path, ranks: Ranks) -> Text:
-    """The text to train on, the same on all ``ranks`` and as it was when the run in ``folder`` began, if one
-    did; else ValueError."""
+    """The text to train on. Raises ValueError unless it is the same on all ``ranks``, and that of the run in
+    ``folder`` if there is one."""
     corpus = ranks.in_turn(lambda: load_corpus(config.data, config.document_separator))
     ranks.check_alike(
         corpus.sha256,
@@ -153,7 +154,7 @@ def read_text(config: TrainConfig, folder: Path, ranks: Ranks) -> Text:
 
 
 def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
-    """The config for a text of so many different tokens; ValueError where it asks for others."""
+    """The config for a text of ``vocab_size`` different tokens; ValueError if it asks for another number."""
     asked = config.model.vocab_size
     if asked not in (ModelConfig().vocab_size, vocab_size):
         raise UserError(f"vocab_size={asked}, but the text has {vocab_size}; leave vocab_size out.")
@@ -161,8 +162,8 @@ def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
 
 
 def build_model(config: TrainConfig, ranks: Ranks | None = None) -> MemoryLM:
-    """A model on this rank's device whose weights are those of ``config.seed``, whatever was drawn before;
-    what is drawn from now on, each rank draws for itself."""
+    """A model on this rank's device with the weights of ``config.seed``, whatever random numbers were drawn
+    before. From then on, each rank draws its own random numbers."""
     ranks = ranks or Ranks()
     device = choose_device(ranks.device_name(config.device))
     if config.compile:
@@ -179,10 +180,10 @@ def build_model(config: TrainConfig, ranks: Ranks | None = None) -> MemoryLM:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raise ValueError where torch.compile can't compile; on CPU it needs a C++ compiler."""
+    """Raise ValueError if torch.compile can't compile; on CPU it needs a C++ compiler."""
     try:
         torch.compile(torch.exp)(torch.zeros(2, device=device))
-    except Exception as error:  # whatever a compiler, a linker or a missing one may end in
+    except Exception as error:  # any error of a compiler or linker, or of a missing one
         reason = " ".join(str(error).split())[:300]
         raise UserError(
             f"compile=True can't be used here; leave it out. torch.compile says: {reason}"
@@ -210,7 +211,7 @@ def describe_run(text: Text, model: MemoryLM) -> dict[str, Any]:
 
 
 def announce(facts: dict[str, Any], config: TrainConfig, folder: Path, ranks: Ranks) -> None:
-    """Say on the screen what is about to be trained, on what, and where it is kept."""
+    """Print the model and the text of the training that begins, and the folder that it writes to."""
     network, corpus = config.model.model, facts["corpus"]
     ranks.say(f"{network}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
     documents = f", {corpus['documents']:,} documents" if "documents" in corpus else ""
@@ -218,8 +219,8 @@ def announce(facts: dict[str, Any], config: TrainConfig, folder: Path, ranks: Ra
 
 
 def write_down(config: TrainConfig, facts: dict[str, Any], folder: Path, state: TrainingState) -> None:
-    """Keep the config and the facts; of a training that goes on where another machine or other versions left
-    it, all of its environments."""
+    """Write the config and the facts; if a training continues on another machine or with other versions, the
+    facts list all of its environments."""
     write_json(folder / CONFIG, asdict(config))
     if state.tokens:
         before = read_json(folder / FACTS)
@@ -234,7 +235,8 @@ def write_down(config: TrainConfig, facts: dict[str, Any], folder: Path, state: 
 def recorder(
     folder: Path, config: TrainConfig, facts: dict[str, Any], dashboard: str, ranks: Ranks
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """What takes the records of a training: the first rank's go to its folder and to labml."""
+    """A function that takes the records of a training: those of the first rank go to its folder and to
+    labml."""
     if ranks.first:
         settings, given = asdict(config), chosen_settings(config)
         with Tracking(folder, config.model.model, {**settings, **facts}, dashboard, given) as tracking:
@@ -244,8 +246,8 @@ def recorder(
 
 
 def chosen_settings(config: TrainConfig) -> list[str]:
-    """The dotted names of the settings that are not the defaults, but for what the text and the device
-    decide."""
+    """The dotted names of the settings that are not the defaults, except those that the text and the device
+    determine."""
     usual = dict(flatten(asdict(TrainConfig())))
     decided = {"model.vocab_size", *(["precision"] if usual["precision"] == "auto" else [])}
     settings = dict(flatten(asdict(config)))

@@ -13,7 +13,7 @@ from memformers.models.memory import Memory
 
 @dataclass(frozen=True)
 class Part:
-    """Some streams of a segment, where the model is."""
+    """Some streams of a segment, on the device of the model."""
 
     inputs: Tensor
     """``[S, B]``, int64."""
@@ -22,7 +22,7 @@ class Part:
     starts: Tensor | None = None
     """``[S, B]``, boolean: where a stream's new document begins; None for a plain text."""
     starts_over: bool = False
-    """Whether the streams begin here: nothing before is remembered."""
+    """Whether the streams begin here, with an empty memory."""
 
     @classmethod
     def of(cls, segment: Segment, own: Callable[[Tensor], Tensor], device: torch.device) -> "Part":
@@ -32,16 +32,16 @@ class Part:
         return cls(inputs, targets, starts, segment.starts_over)
 
     def streams(self, chosen: slice) -> "Part":
-        """The ``chosen`` ones, as views."""
+        """The ``chosen`` streams, as views."""
         starts = None if self.starts is None else self.starts[:, chosen]
         return Part(self.inputs[:, chosen], self.targets[:, chosen], starts, self.starts_over)
 
 
 class InTurn(nn.Module):
-    """``model``, a [`MemoryLM`][] or what stands for it, reading all segments of a training step.
+    """Applies ``model``, a [`MemoryLM`][] or a wrapper of one, to all segments of a training step.
 
-    Between two of them the memory keeps its gradient, so that the loss of the later reaches into the earlier.
-    It is one module, since DistributedDataParallel must see all of a step's losses as one output.
+    Between two segments the memory keeps its graph, so that the loss of the later segment has a gradient in
+    the earlier one. It is one module, since DistributedDataParallel needs all losses of a step as one output.
     """
 
     def __init__(self, model: nn.Module):
@@ -49,8 +49,8 @@ class InTurn(nn.Module):
         self.model = model
 
     def forward(self, parts: Sequence[Part], memory: Memory) -> tuple[list[LMScores], Memory]:
-        """What the model gives for each of ``parts``, successive segments of the same streams that follow
-        ``memory``, also where they start over with the first; and the detached memory after the last."""
+        """The model's outputs for each of ``parts``, successive segments of the same streams that follow
+        ``memory``, also if they start over with the first; and the detached memory after the last segment."""
         outputs: list[LMScores] = []
         for number, part in enumerate(parts, 1):
             past = Memory(()) if part.starts_over and outputs else memory

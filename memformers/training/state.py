@@ -1,4 +1,4 @@
-"""Where a training stands between two steps."""
+"""The state of a training between two steps."""
 
 from dataclasses import dataclass, field, fields
 
@@ -11,14 +11,14 @@ from memformers.training.gradients import Outcome
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a training has come."""
+    """The progress of a training."""
 
     step: int
     tokens: int
     seconds: float
-    """Of training alone: evaluations and checkpoints don't count."""
+    """The time of training steps, without evaluations and checkpoints."""
     evaluation_seconds: float = 0.0
-    """Of evaluations, and of the samples beside them."""
+    """The time of evaluations and of the samples that are generated with them."""
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Window:
     """Sums over the steps since the last training record."""
 
     began: float = 0.0
-    """Seconds into the training."""
+    """The training time, in seconds, at which the window began."""
     steps: int = 0
     tokens: int = 0
     not_predicted: int = 0
@@ -46,7 +46,7 @@ class Window:
     def add(
         self, outcome: Outcome, tokens: int, predictions: int, grad_norm: float, compression_grad_norm: float
     ) -> None:
-        """Count one step of so many tokens, with a target for so many."""
+        """Count one step of ``tokens`` tokens, of which ``predictions`` have a target."""
         self.steps += 1
         self.tokens += tokens
         self.not_predicted += tokens - predictions
@@ -60,7 +60,7 @@ class Window:
         self.mem_len, self.c_mem_len = outcome.memory.mem_len, outcome.memory.c_mem_len
 
     def metrics(self, seconds: float) -> dict[str, float]:
-        """The means over the window, which ends so many seconds into the training."""
+        """The means over the window, which ends after ``seconds`` of training."""
         metrics = {
             "loss.train": self.loss / self.steps,
             "accuracy.train": self.correct / max(self.tokens - self.not_predicted, 1),
@@ -78,24 +78,24 @@ class Window:
 
 @dataclass
 class TrainingState:
-    """With the weights and the random states, all that the next step depends on."""
+    """Everything that the next step depends on, except the weights and the random states."""
 
     optimizers: tuple[torch.optim.Optimizer, ...]
     memory: Memory = field(default_factory=lambda: Memory(()))
-    """What the streams' next segment may look back at."""
+    """The memory that the streams' next segments read."""
     epoch: int = 0
     """How many times the text has been read before."""
     position: int = 0
     """Where the next segment begins, in tokens of a stream."""
     step: int = 0
     tokens: int = 0
-    """Seen in all streams together."""
+    """The number of tokens read in all streams together."""
     seconds: float = 0.0
     evaluation_seconds: float = 0.0
     evaluations: int = 0
-    """How many are done."""
+    """The number of evaluations that are done."""
     skipped: int = 0
-    """Steps that nothing was learned from, since a number in them was not finite."""
+    """The number of steps that were skipped because a number in them was not finite."""
     window: Window = field(default_factory=Window)
 
     def __post_init__(self) -> None:
@@ -103,9 +103,9 @@ class TrainingState:
         for counted in fields(self):
             value = getattr(self, counted.name)
             if isinstance(value, int | float) and not value >= 0:
-                raise UserError(f"{counted.name}={value} can't be; a training counts up from 0.")
+                raise UserError(f"{counted.name}={value} must be 0 or more.")
 
     @property
     def progress(self) -> Progress:
-        """How far it has come."""
+        """The progress of the training."""
         return Progress(self.step, self.tokens, self.seconds, self.evaluation_seconds)

@@ -36,11 +36,11 @@ def prepare(corpus: Corpus, config: TrainConfig) -> Text:
     for documents, purpose in ((train_documents, "train"), (held_out, "validate")):
         if documents and max(documents) < 2:
             raise UserError(
-                f"{corpus.source} leaves documents of a single token to {purpose} on, in which nothing can "
-                f"be predicted; use longer documents."
+                f"{corpus.source} has only documents of a single token to {purpose} on, and nothing can be "
+                f"predicted in them; use longer documents."
             )
     if len(validation) < 2:
-        raise UserError(f"{corpus.source} leaves {len(validation)} tokens to validate on.")
+        raise UserError(f"{corpus.source} leaves {len(validation)} tokens to validate on; use a longer text.")
     return Text(corpus, tokenizer, train_tokens, validation, train_documents, held_out)
 
 

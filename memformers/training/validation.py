@@ -100,8 +100,8 @@ class Validation:
 
 def sample_of(documents: Sequence[int], tokens: float) -> list[int]:
     """The numbers of every k-th of ``documents``, whose lengths are given, with a small k for which they have
-    no more than so many ``tokens``; of the first where it alone has more. A document of a single token, in
-    which nothing is predicted, is none of them."""
+    at most this number of ``tokens`` together; only the first document if it alone has more. Documents of a
+    single token, in which nothing is predicted, are left out."""
     numbers = [number for number, length in enumerate(documents) if length > 1]
     for k in range(max(int(sum(documents) // tokens), 1), len(numbers)):
         if sum(documents[number] for number in numbers[::k]) <= tokens:
@@ -110,8 +110,9 @@ def sample_of(documents: Sequence[int], tokens: float) -> list[int]:
 
 
 def allowed_segments(config: TrainConfig, streams: int) -> float:
-    """How many segments of each stream an evaluation before the last may read, so that all of these take no
-    more than ``config.evaluation_share`` of the training's work, but for [`FEWEST_SEGMENTS`][]."""
+    """How many segments of each stream an evaluation before the last may read, so that all of them together
+    need at most ``config.evaluation_share`` of the training's work, but never fewer than
+    [`FEWEST_SEGMENTS`][]."""
     if config.evaluation_share == 0.0 or config.evaluations == 1:
         return math.inf
     tokens = config.evaluation_share * config.tokens * EVALUATED_A_TRAINED / (config.evaluations - 1)

@@ -93,7 +93,7 @@ def test_resume_takes_the_newest_run_in_runs_with_its_own_settings_and_refuses_o
     assert other.said("can't be resumed with other settings: learning_rate 0.01 → 0.002")
     resumed = run("train", "--resume", "--keep-checkpoints", 1)
     assert resumed.code == 0, resumed.err
-    assert "goes on at token" in resumed.out
+    assert "continues at token" in resumed.out
     assert read_json(folder / "result.json")["tokens"] >= 1500
     config = read_json(folder / "config.json")
     assert (config["learning_rate"], config["keep_checkpoints"], config["batch_size"]) == (0.01, 1, 4)
@@ -111,16 +111,16 @@ def test_resume_begins_a_run_where_there_is_none(tmp_path):
         ("train --batch-size 500000 --data builtin", "too short for 500000 streams"),
         ("train --vocab-size 7 --data builtin", "vocab_size=7, but the text has"),
         ("train --embedding adaptive --cutoffs 9 --data builtin", "use tokenizer='frequency', or leave"),
-        ("train --dashboard nowhere", "no http:// or https:// address"),
+        ("train --dashboard nowhere", "an address with http:// or https://"),
         ("train --device warp --data builtin", "device='warp' can't be used here"),
         ("train --learnin-rate 1", "--learning-rate"),
-        ("train --tokens 1.5", "--tokens: 1.5 is no whole number; write one such as 1000 or"),
+        ("train --tokens 1.5", "--tokens: 1.5 is not a whole number; write one such as 1000 or"),
         ("train --device meta --data builtin", "device='meta' can't be used here: it keeps shapes"),
         ("generate --device meta", "device='meta' can't be used here: it keeps shapes and no numbers"),
         ("train --resume", "error: runs holds no run to resume"),
-        ("train --resume /gone", "error: /gone is no run's folder"),
+        ("train --resume /gone", "error: /gone is not the folder of a run"),
         ("train --resume a --out b", "name one run to resume"),
-        ("compare --scale inf", "scale=inf must be above 0, and finite"),
+        ("compare --scale inf", "scale=inf must be a finite number above 0"),
         ("compare --model compressive", "name them with models"),
         ("compare --models transformer transformer", "must name each model once"),
         ("generate --checkpoint /gone", "error: /gone holds no checkpoint"),

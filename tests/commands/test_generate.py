@@ -65,7 +65,7 @@ def test_what_is_no_saved_memory_is_never_replaced(trained, tmp_path):
     before = weights.read_bytes()
     for target in (prompt, weights, "/dev/null"):
         ended = run("generate", "--checkpoint", trained, "--prompt-file", prompt, "--save-memory", target)
-        assert ended.said(f"{target} is there already and is no saved memory; name a new file")
+        assert ended.said(f"{target} exists already and is not a saved memory; name a new file")
         assert ended.out == ""  # before anything was written
     assert prompt.read_text() == TEXT
     assert weights.read_bytes() == before
@@ -74,9 +74,9 @@ def test_what_is_no_saved_memory_is_never_replaced(trained, tmp_path):
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("gone/memory", "is no folder; make it first"),
-        (".", "is there already and is no saved memory"),
-        ("\udcff", "is a name that is not UTF-8; name another place"),
+        ("gone/memory", "is not a folder; create it first"),
+        (".", "exists already and is not a saved memory"),
+        ("\udcff", "is not UTF-8; choose another name"),
     ],
 )
 def test_a_place_where_nothing_can_be_saved_is_said_at_once(target, message, trained, tmp_path):
@@ -109,7 +109,9 @@ def test_two_flipped_bits_of_a_saved_memory_are_noticed(trained, memory):
     data = bytearray(memory.read_bytes())
     data[-3] ^= 0b11
     memory.write_bytes(data)
-    assert run(*options, "--load-memory", memory).said("is not what was written: its checksum differs")
+    assert run(*options, "--load-memory", memory).said(
+        "has changed since it was written: its checksum differs"
+    )
 
 
 def test_a_terminal_that_knows_ascii_alone_shows_what_it_can(trained):

@@ -29,7 +29,7 @@ def test_recall_trains_reports_and_is_reported_again(tmp_path):
     shutil.rmtree(tmp_path / "r" / "figures")
     assert run("report", "r").code == 0
     assert (tmp_path / "r" / "figures" / "recall_accuracy.png").is_file()
-    assert run("report", "r/compressive-0").said("is a part of a recall experiment; name r.")
+    assert run("report", "r/compressive-0").said("is a part of a recall experiment; name r instead.")
 
 
 def test_without_a_name_it_goes_to_a_folder_of_its_own(tmp_path):
@@ -45,7 +45,7 @@ def test_without_a_name_it_goes_to_a_folder_of_its_own(tmp_path):
         ("--seeds 0", "seeds=0 is too small; use at least 1."),
         ("--resume", "name the experiment to resume as --out."),
         ("--device warp", "device='warp' can't be used here"),
-        ("--dashboard nowhere", "no http:// or https:// address"),
+        ("--dashboard nowhere", "an address with http:// or https://"),
     ],
 )
 def test_a_mistake_gets_a_clear_answer_before_anything_is_written(arguments, message, tmp_path):
@@ -58,5 +58,5 @@ def test_a_mistake_gets_a_clear_answer_before_anything_is_written(arguments, mes
 def test_a_report_that_is_not_ours_is_not_overwritten(tmp_path):
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "report.md").write_text("mine")
-    assert run("recall", "--quick", "--out", "r").said("has a report.md that is no run's")
+    assert run("recall", "--quick", "--out", "r").said("has a report.md that no run wrote")
     assert (tmp_path / "r" / "report.md").read_text() == "mine"

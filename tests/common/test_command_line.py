@@ -68,11 +68,11 @@ def test_a_whole_number_may_be_written_with_an_exponent():
 
 @pytest.mark.parametrize("text", ["1.5", "1e-1", "x", "", "inf", "1e999999999", "1/2", "0x10", "."])
 def test_what_is_no_whole_number_is_said_and_an_example_given(text, capsys):
-    with pytest.raises(ValueError, match="is no whole number; write one such as 1000 or 1e6"):
+    with pytest.raises(ValueError, match="is not a whole number; write one such as 1000 or 1e6"):
         whole_number(text)
     with pytest.raises(SystemExit):
         parse_arguments(Options, ["--tokens", text])
-    assert "is no whole number" in capsys.readouterr().err
+    assert "is not a whole number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_a_sealed_folder_and_its_files_have_the_modes_of_the_umask(tmp_path):
 
 
 def test_a_run_is_given_no_name_that_safetensors_cannot_read(tmp_path):
-    with pytest.raises(UserError, match="is a name that is not UTF-8; name another place"):
+    with pytest.raises(UserError, match="is not UTF-8; choose another name"):
         check_named(tmp_path / "\udcff")
 
 

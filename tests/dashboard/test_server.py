@@ -176,8 +176,8 @@ def test_a_folder_belongs_to_one_dashboard_to_which_others_bring_runs(quick_runs
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--host no.such.host.invalid", "are no address of this machine"),
-        ("--port 99999999", "are no address of this machine"),
+        ("--host no.such.host.invalid", "are not an address of this machine"),
+        ("--port 99999999", "is out of range; use 0 to 65535"),
         ("--port {taken}", "port {taken} is taken by another program; choose one with --port, or 0 for any"),
         ("--import /gone", "/gone holds no run"),
         ("--mongo 127.0.0.1:9", "no MongoDB answers at 127.0.0.1:9"),

@@ -69,7 +69,7 @@ def test_a_data_folder_is_found_by_option_or_environment(place, tmp_path, monkey
 
 def test_half_a_corpus_in_a_data_folder_is_an_error(tmp_path):
     (tmp_path / "input.txt").write_text(FAKE[:300])
-    with pytest.raises(ValueError, match="half a download, or another text"):
+    with pytest.raises(ValueError, match="the download is incomplete, or it is another text"):
         load_corpus(str(tmp_path))
 
 
@@ -97,7 +97,7 @@ def test_a_broken_cache_is_downloaded_again(serve, tmp_path):
 @pytest.mark.parametrize("length", [None, 5_000])
 def test_a_wrong_or_broken_download_leaves_the_built_in_play_and_no_cache(length, serve, tmp_path):
     serve(lambda *_: (200, b"<html>log in</html>"), length)
-    with pytest.warns(UserWarning, match="the built-in play takes its place"):
+    with pytest.warns(UserWarning, match="the built-in play is used instead"):
         assert load_corpus().is_stand_in
     assert not (tmp_path / "cache").exists()
 
@@ -140,7 +140,7 @@ def test_a_folder_in_the_environment_without_the_corpus_is_passed_over(tmp_path,
 @pytest.mark.parametrize("content", [b"", b" \n"])
 def test_a_file_without_text_is_an_error(content, tmp_path):
     (tmp_path / "x.txt").write_bytes(content)
-    with pytest.raises(ValueError, match="holds no text"):
+    with pytest.raises(ValueError, match="contains no text"):
         load_corpus(str(tmp_path / "x.txt"))
 
 

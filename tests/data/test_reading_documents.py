@@ -70,7 +70,7 @@ def test_a_plain_text_has_no_starts():
 
 
 def test_documents_of_another_text_are_an_error():
-    with pytest.raises(ValueError, match="documents of 20 tokens in all came for 21 tokens"):
+    with pytest.raises(ValueError, match="documents must have 21 tokens in total; 20 came"):
         next(training_segments(torch.arange(21), 2, 4, documents=[12, 8]))
 
 
@@ -120,9 +120,9 @@ def test_a_folder_without_text_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="is a folder without any file of UTF-8 text; name a text file"):
         load_corpus(str(tmp_path))
     (tmp_path / "blank.txt").write_text("\n")
-    with pytest.raises(ValueError, match="holds no text"):
+    with pytest.raises(ValueError, match="contains no text"):
         load_corpus(str(tmp_path))
-    with pytest.raises(ValueError, match="isn't there; name a text file"):
+    with pytest.raises(ValueError, match="doesn't exist; name a text file"):
         read_documents(tmp_path / "gone.jsonl")
 
 
@@ -162,9 +162,13 @@ def test_a_separator_cuts_a_text_into_documents(tmp_path):
 
 
 def test_a_separator_that_cannot_cut_is_an_error(folder):
-    with pytest.raises(ValueError, match=r"document_separator='<end>' doesn't occur in b\.txt; give what"):
+    with pytest.raises(
+        ValueError, match=r"document_separator='<end>' doesn't occur in b\.txt; give the text"
+    ):
         load_corpus(str(folder / "b.txt"), "<end>")
-    with pytest.raises(ValueError, match=r"document_separator='x' cuts a single text, but .* has documents"):
+    with pytest.raises(
+        ValueError, match=r"document_separator='x' divides a single text, but .* consists of documents"
+    ):
         load_corpus(str(folder), "x")
 
 

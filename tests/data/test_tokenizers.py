@@ -34,7 +34,7 @@ def test_characters_are_numbered_by_how_often_the_text_has_them_when_asked_for(t
 @pytest.mark.parametrize("name", ["character", "byte"])
 def test_cutoffs_between_tokens_that_are_in_no_order_of_frequency_are_an_error(name):
     with pytest.raises(
-        ValueError, match=rf"^cutoffs=\(3,\) .* of tokenizer='{name}' .*tokenizer='frequency'"
+        ValueError, match=rf"^cutoffs=\(3,\) .* but tokenizer='{name}' .*tokenizer='frequency'"
     ):
         check_order(name, (3,))
     check_order(name, ())
@@ -51,10 +51,10 @@ def test_broken_tokenizer_files_are_errors(tmp_path):
     with pytest.raises(ValueError, match="is missing"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"tokenizer": "word"}')
-    with pytest.raises(ValueError, match="names no tokenizer"):
+    with pytest.raises(ValueError, match="names an unknown tokenizer"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"tokenizer": "character", "vocabulary": "aba"}')
-    with pytest.raises(ValueError, match="different characters"):
+    with pytest.raises(ValueError, match="one character or more, each once"):
         load_tokenizer(tmp_path)
     with pytest.raises(ValueError, match="tokenizer='word' is unknown"):
         build_tokenizer("word", "abc")

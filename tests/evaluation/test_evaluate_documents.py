@@ -142,7 +142,7 @@ def test_the_command_evaluates_a_folder_of_documents(trained, tmp_path):
 def test_the_command_says_what_is_wrong_with_documents(trained, tmp_path):
     evaluated = ("evaluate", "--checkpoint", trained, "--text")
     assert run(*evaluated, tmp_path).said("is a folder without any file of UTF-8 text")
-    assert run(*evaluated, tmp_path / "gone.jsonl").said("isn't there; name a text file")
+    assert run(*evaluated, tmp_path / "gone.jsonl").said("doesn't exist; name a text file")
     (tmp_path / "x.txt").write_text("Again.\n")
-    assert run(*evaluated, tmp_path, "--document-separator", "|").said("cuts a single text, but")
+    assert run(*evaluated, tmp_path, "--document-separator", "|").said("divides a single text, but")
     assert run(*evaluated, tmp_path / "x.txt", "--document-separator", "|").said("'|' doesn't occur in x.txt")

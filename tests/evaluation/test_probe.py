@@ -114,7 +114,7 @@ def test_runs_that_cannot_be_probed_together_are_named(copied, tmp_path):
     facts = read_json(tmp_path / "runs" / "compressive" / "run.json")
     facts["corpus"]["sha256"] = "0123"
     write_json(tmp_path / "runs" / "compressive" / "run.json", facts)
-    with pytest.raises(ValueError, match=r"compressive was trained on .* of sha256 0123, but"):
+    with pytest.raises(ValueError, match=r"compressive was trained on .* with sha256 0123, but"):
         probe(tmp_path / "runs", QUICK, CPU)
     for checkpoints in (tmp_path / "runs").glob("*/checkpoints"):
         shutil.rmtree(checkpoints)

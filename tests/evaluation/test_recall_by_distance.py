@@ -134,7 +134,7 @@ def test_a_model_of_ours_is_measured_and_left_as_it_came(model):
 
 def test_controls_need_two_streams():
     one = islice(recall_segments(STREAM, 1, S, 0), 2)
-    with pytest.raises(ValueError, match="read 2 at least"):
+    with pytest.raises(ValueError, match="use at least 2 streams"):
         recall_by_distance(Copies(), one, EDGES, controls=controls_of(Copies().config.lengths))
 
 

@@ -188,13 +188,13 @@ def test_a_folder_of_other_settings_or_of_something_else_is_left_alone(tmp_path)
     before = (folder / "report.md").read_bytes()
     with pytest.raises(UserError, match="already holds an ablation; name a new folder, or resume this one"):
         tiny_ablation(folder)
-    with pytest.raises(UserError, match=r"is a comparison of other settings: tokens"):
+    with pytest.raises(UserError, match=r"is a comparison with other settings: tokens"):
         tiny_ablation(folder, text_tokens=64, resume=True)
-    with pytest.raises(UserError, match=r"has results of other settings: train.tokens 256 → 64\."):
+    with pytest.raises(UserError, match=r"has results with other settings: train.tokens 256 → 64\."):
         tiny_ablation(folder, recall_tokens=64, resume=True)
     assert (folder / "report.md").read_bytes() == before
     (tmp_path / "report.md").write_text("mine")
-    with pytest.raises(UserError, match=r"has a report\.md that is no run's"):
+    with pytest.raises(UserError, match=r"has a report\.md that no run wrote"):
         tiny_ablation(tmp_path)
     assert (tmp_path / "report.md").read_text() == "mine"
 

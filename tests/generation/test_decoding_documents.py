@@ -165,7 +165,7 @@ def test_a_file_whose_documents_do_not_fit_is_an_error(changed, message, tmp_pat
     decoder.read(tokens(9, 1))
     save_memory(decoder, path)
     save_file(load_file(path) | changed, path, metadata={MODEL: fingerprint(lm)})
-    with pytest.raises(ValueError, match=f"is no whole memory: .*{message}"):
+    with pytest.raises(ValueError, match=f"is not a complete memory: .*{message}"):
         load_memory(lm, path)
 
 

@@ -139,5 +139,5 @@ def test_what_is_no_prompt_is_said_at_once(model, prompts, message):
 
 
 def test_several_prompts_are_not_repeated():
-    with pytest.raises(ValueError, match="batch=2 for 3 prompts; it repeats a single one"):
+    with pytest.raises(ValueError, match="batch=2 repeats a single prompt, but 3 prompts came"):
         small_lm("transformer-xl").generate(prompts_of(3, 4, 5), 1, batch=2)

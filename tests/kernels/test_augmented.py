@@ -60,10 +60,13 @@ def test_dropout_drops_whole_probabilities_and_keeps_the_mean():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"positions": "learned", "kernel": "augmented"}, "kernel='augmented' splits sines and cosines"),
-        ({"position_features": 3, "kernel": "augmented"}, "position_features=3 is odd"),
-        ({"position_features": -1}, "position_features=-1 tells no distances apart"),
-        ({"position_features": 4, "positions": "learned"}, "position_features=4 is for sinusoids, and"),
+        ({"positions": "learned", "kernel": "augmented"}, "kernel='augmented' needs sines and cosines"),
+        (
+            {"position_features": 3, "kernel": "augmented"},
+            "needs an even number of position_features; 3 came",
+        ),
+        ({"position_features": -1}, "position_features=-1 can't represent distances"),
+        ({"position_features": 4, "positions": "learned"}, "position_features=4 is for sinusoids, which"),
     ],
 )
 def test_what_cannot_be_split_is_an_error(options, message):
@@ -80,5 +83,5 @@ def test_a_mask_and_a_table_of_distances_are_refused():
     with pytest.raises(ValueError, match="kernel='augmented' is causal and takes no explicit mask"):
         module(query=x, key=x, value=x, mask=naive.causal_mask(5, 5, x.device)[:, :, None])
     q = torch.randn(1, 1, 2, 3)
-    with pytest.raises(ValueError, match="kernel='augmented' takes sinusoids, not r"):
+    with pytest.raises(ValueError, match="kernel='augmented' needs sinusoids instead of r"):
         relative_attention(q, q, q, torch.randn(1, 2, 3), u=torch.randn(1, 3), kernel="augmented")

@@ -77,10 +77,10 @@ def test_a_named_kernel_that_cannot_run_says_why():
     mask = causal_mask(5, 5, x.device)[:, :, None]
     with pytest.raises(ValueError, match="kernel='blocked' is causal and takes no explicit mask"):
         attention("blocked")(query=x, key=x, value=x, mask=mask)
-    with pytest.raises(ValueError, match=r"can't drop attention probabilities, and dropout_prob=0.5"):
+    with pytest.raises(ValueError, match=r"can't drop attention probabilities, but dropout_prob=0.5"):
         RelativeMultiHeadAttention(2, 8, 0.5, kernel="fused")(query=x, key=x, value=x)
     meta = x.to("meta")
-    with pytest.raises(ValueError, match="runs on CPU, and the model is on meta"):
+    with pytest.raises(ValueError, match="runs on CPU, but the model is on meta"):
         attention("blocked").to("meta")(query=meta, key=meta, value=meta)
 
 
@@ -98,9 +98,9 @@ def test_the_fused_kernel_says_what_it_lacks(monkeypatch):
     assert "float64" in refusal(attention("fused").double(), x.double())
     wide = torch.randn(5, 1, 260)
     wide_heads = RelativeMultiHeadAttention(2, 260, 0.0, kernel="fused")
-    assert "takes heads of at most 128, and d_head=130" in refusal(wide_heads, wide)
+    assert "takes d_head up to 128, but d_head=130" in refusal(wide_heads, wide)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    assert "runs on a GPU, and the model is on cpu" in refusal(attention("fused"), x)
+    assert "runs on a GPU, but the model is on cpu" in refusal(attention("fused"), x)
 
 
 def test_an_unknown_kernel_is_an_error():

@@ -65,12 +65,12 @@ def test_it_is_saved_evaluated_and_written_like_any_model(tmp_path):
         ({"embedding": "wide"}, "embedding='wide' is unknown; use 'plain' or 'adaptive'"),
         ({"adaptive": AdaptiveConfig((3,))}, r"cutoffs=\(3,\) is for an adaptive embedding; use"),
         ({"adaptive": AdaptiveConfig(tie_weights=True)}, "tie_weights=True is for an adaptive embedding"),
-        (adaptive((7, 3)), r"cutoffs=\(7, 3\) must ascend from 1 or more"),
-        (adaptive((0,)), r"cutoffs=\(0,\) must ascend from 1 or more"),
+        (adaptive((7, 3)), r"cutoffs=\(7, 3\) must be 1 or more and in ascending order"),
+        (adaptive((0,)), r"cutoffs=\(0,\) must be 1 or more and in ascending order"),
         (adaptive(div_val=0), "div_val=0 and d_embed=128 must both be at least 1"),
         (
             adaptive((3, 7), 4, 8),
-            "div_val=4 leaves the last of 3 clusters no width of d_embed=8; use d_embed=16 or more",
+            "div_val=4 leaves cluster 3, the last, no width of d_embed=8; use d_embed=16 or more",
         ),
     ],
 )
@@ -82,6 +82,6 @@ def test_an_embedding_that_cannot_be_is_an_error(changes, message):
 def test_cutoffs_beyond_the_vocabulary_are_an_error_once_it_is_known():
     config = ModelConfig(**adaptive((300,)))  # a training's text may have more tokens
     with pytest.raises(
-        ValueError, match=r"cutoffs=\(300,\) leave the last cluster nothing of vocab_size=256"
+        ValueError, match=r"cutoffs=\(300,\) leave no token of vocab_size=256 to the last cluster"
     ):
         MemoryLM(config)

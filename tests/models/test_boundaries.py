@@ -112,7 +112,9 @@ def test_a_memory_in_a_file_has_its_valid_and_may_have_none():
 
 
 STARTS = r"starts were expected as boolean \[5, 2\] on cpu, true where a document begins; .* came\. Give one"
-VALID = r"a memory's valid was expected as int64 \[2\] on cpu, positions of each stream; .* came\. Use it"
+VALID = (
+    r"a memory's valid was expected as int64 \[2\] on cpu, positions of each stream; .* came\. Use the one"
+)
 
 
 @pytest.mark.parametrize(
@@ -150,5 +152,7 @@ def test_a_compression_that_does_not_say_its_rate_is_asked_for_it_only_where_it_
     x, past = torch.randn(5, 2, 12), [torch.randn(4, 2, 12)] * 2
     stack(x, past, past)
     stack(x, past, None, valid=torch.tensor([1, 2]))
-    with pytest.raises(ValueError, match="Identity doesn't say how many positions a slot stands for"):
+    with pytest.raises(
+        ValueError, match="Identity has no compression_rate, the number of positions that a slot represents"
+    ):
         stack(x, past, past, valid=torch.tensor([1, 2]))

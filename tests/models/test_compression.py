@@ -97,7 +97,7 @@ def test_every_compression_refuses_a_rate_below_one_and_a_rest(f_c):
 
 
 def test_a_dilation_below_one_is_an_error():
-    with pytest.raises(ValueError, match=r"dilations=\(1, 0\): each is a distance"):
+    with pytest.raises(ValueError, match=r"dilations=\(1, 0\) must be distances"):
         DilatedConvCompression(3, 4, dilations=(1, 0))
 
 

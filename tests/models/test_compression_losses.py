@@ -206,8 +206,8 @@ def test_slots_of_another_number_or_width_are_an_error_of_one_line(compress, mad
         read(stack_of(compress), segments=1)
     name = type(compress).__name__
     assert str(error.value) == (
-        f"{name} made {made} of memories [3, 2, 12]; [1, 2, 12] was expected, a slot for each "
-        f"compression_rate=3 of them and as wide as they are. Let its forward return that."
+        f"{name} made {made} of memories [3, 2, 12]; [1, 2, 12] was expected, one slot for every "
+        f"compression_rate=3 memories, of the same width. Return that shape from its forward method."
     )
 
 
@@ -239,5 +239,7 @@ def test_a_stack_without_a_loss_takes_what_has_no_parameters_or_learns_no_more()
 
 
 def test_an_auto_encoder_wants_to_know_how_many_positions_a_slot_stands_for():
-    with pytest.raises(ValueError, match="Identity doesn't say how many positions a slot stands for"):
+    with pytest.raises(
+        ValueError, match="Identity has no compression_rate, the number of positions that a slot represents"
+    ):
         CompressionAutoEncoder(nn.Identity(), 12)

@@ -86,7 +86,7 @@ def test_a_saved_model_comes_back_the_same(model, dtype, tmp_path):
     assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
 
 
-NO_WEIGHTS = "doesn't hold this config's weights"
+NO_WEIGHTS = "doesn't contain the weights of this config"
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ class TestGenerate:
             lm.generate(tokens(3), -1)
         with pytest.raises(ValueError, match="temperature=-1"):
             lm.generate(tokens(3), 1, temperature=-1)
-        with pytest.raises(ValueError, match="batch=2 for 2 prompts"):
+        with pytest.raises(ValueError, match="batch=2 repeats a single prompt, but 2 prompts"):
             lm.generate(tokens(3), 1, batch=2)
 
 

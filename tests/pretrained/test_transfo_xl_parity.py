@@ -126,7 +126,7 @@ def test_weights_of_the_original_are_not_taken_without_saying_where_they_normali
     reference = Reference(cutoffs=(3, 7), div_val=2)
     state = reference.named(reference.weights())
     said = {name: value for name, value in reference.config.items() if name != "pre_lnorm"}
-    with pytest.raises(ValueError, match=r"no pre_lnorm came; give its own, as in config=\{'pre_lnorm'"):
+    with pytest.raises(ValueError, match=r"no pre_lnorm came; give it, as in config=\{'pre_lnorm'"):
         from_transfo_xl(state, said)
     with pytest.raises(ValueError, match="the config's pre_lnorm='no' came"):
         from_transfo_xl(state, said | {"pre_lnorm": "no"})
@@ -138,7 +138,7 @@ def test_weights_of_the_original_are_not_taken_without_saying_where_they_normali
 def test_a_dropout_of_attention_that_is_not_taken_over_is_said():
     reference = Reference(cutoffs=(3, 7), div_val=2)
     state, config = reference.named(reference.weights()), reference.config | {"dropout": 0.1}
-    with pytest.warns(UserWarning, match=r"dropatt=0\.0 is left out: .* by dropout=0\.1, as all else"):
+    with pytest.warns(UserWarning, match=r"dropatt=0\.0 is not used: .* dropout=0\.1 applies to attention"):
         from_transfo_xl(state, config | {"dropatt": 0.0})
     from_transfo_xl(state, config | {"dropatt": 0.1})
 
@@ -157,7 +157,7 @@ def test_weights_that_do_not_fit_are_named():
         ),
         ({"word_emb.emb_layers.0.weight": torch.ones(3)}, r"emb_layers\.0\.weight is \[3\]; a tensor of 2"),
         ({"r_w_bias": None}, r"the weights lack layers\.0\.dec_attn\.r_w_bias"),
-        ({"r_w_bias": torch.ones(2, 4)}, r"2 heads of d_head=4 don't make d_model=12"),
+        ({"r_w_bias": torch.ones(2, 4)}, r"n_head=2 times d_head=4 must equal d_model=12"),
         (
             {"crit.out_layers.1.bias": torch.ones(4, dtype=torch.int8)},
             r"crit\.out_layers\.1\.bias is torch\.int8, no floating-point tensor",
@@ -173,15 +173,15 @@ def test_weights_that_do_not_fit_are_named():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({}, r"have 2 clusters of rare words, and cutoffs=\[\] make 0; give the model's own"),
+        ({}, r"have 2 clusters of rare words, and cutoffs=\[\] make 0; give those of the model"),
         ({"cutoffs": [3, 30]}, r"cutoffs=\(3, 30\)"),
-        ({"cutoffs": 3}, "the config's cutoffs=3 are no list of token ids"),
+        ({"cutoffs": 3}, "the config's cutoffs=3 must be a list of token ids"),
         ({"n_head": 4}, "the config says n_head=4, but the weights have 3"),
-        ({"tie_projs": True}, "the config's tie_projs=True are no list of yes and no"),
-        ({"attn_type": 2}, "attn_type=2 has no counterpart here"),
-        ({"mem_len": "long"}, "the config's mem_len='long' is no whole number"),
+        ({"tie_projs": True}, "the config's tie_projs=True must be a list of true and false"),
+        ({"attn_type": 2}, "attn_type=2 is not supported here"),
+        ({"mem_len": "long"}, "the config's mem_len='long' must be a whole number"),
         ({"mem_len": -1}, "mem_len=-1 is negative"),
-        ({"dropout": "0.1"}, "the config's dropout='0.1' is no number"),
+        ({"dropout": "0.1"}, "the config's dropout='0.1' must be a number"),
     ],
 )
 def test_a_config_of_another_model_is_an_error(config, message):

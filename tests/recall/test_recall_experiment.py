@@ -75,7 +75,7 @@ def test_an_arm_trains_in_a_process_of_its_own_from_its_config_alone(tmp_path):
     assert ended.out.startswith("mean, seed 0: 100%, ")
     assert read_json(tmp_path / "result.json")["tokens"] == 256
     write_json(tmp_path / "config.json", {"tokens": 5})
-    assert run_module("memformers.recall", tmp_path).said("is no config of a recall experiment")
+    assert run_module("memformers.recall", tmp_path).said("is not the config of a recall experiment")
 
 
 def test_a_frozen_compression_stays_as_it_was_drawn_and_all_else_learns(done):
@@ -124,7 +124,9 @@ def test_a_stopped_experiment_says_that_finished_trainings_are_kept(tmp_path, mo
     monkeypatch.setattr(experiment, "run_modules", stopped)
     with pytest.raises(KeyboardInterrupt):
         recall(RecallConfig(seeds=1, arms=TWO), tmp_path / "r")
-    assert f"finished trainings are kept in {tmp_path / 'r'}; --resume goes on." in capsys.readouterr().err
+    assert (
+        f"finished trainings are kept in {tmp_path / 'r'}; continue with --resume." in capsys.readouterr().err
+    )
     assert set(finished(tmp_path / "r")) == {"transformer-xl-0"}
 
 
@@ -167,24 +169,26 @@ def test_results_of_other_settings_are_refused_in_one_line(done, tmp_path):
     ) as error:
         recall(RecallConfig(), done)
     with pytest.raises(
-        ValueError, match=r"of other settings: train.tokens 256 → 64\. Leave them out"
+        ValueError, match=r"with other settings: train.tokens 256 → 64\. Leave them out"
     ) as error:
         recall(RecallConfig(tokens=64), done, resume=True)
     assert "\n" not in str(error.value)
     plan = read_json(done / "recall.json")
     plan["arms"][2]["mem_len"] = 12
     write_json(done / "recall.json", plan)
-    with pytest.raises(ValueError, match="has results of another compressive; name a new folder"):
+    with pytest.raises(ValueError, match="has results of compressive with other settings; name a new folder"):
         recall(RecallConfig(), done, resume=True)
 
 
 @pytest.mark.usefixtures("tiny")
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "mean-0").mkdir()
-    with pytest.raises(ValueError, match="has a mean-0 that is no run's"):
+    with pytest.raises(ValueError, match="has a mean-0 that no run wrote"):
         recall(RecallConfig(), tmp_path)
     write_json(tmp_path / "recall.json", {"mine": 1})
-    with pytest.raises(ValueError, match=r"recall\.json is of no experiment of ours; name a new folder"):
+    with pytest.raises(
+        ValueError, match=r"recall\.json is not the plan of a recall experiment; name a new folder"
+    ):
         recall(RecallConfig(), tmp_path, resume=True)
     assert (tmp_path / "mean-0").is_dir()
 

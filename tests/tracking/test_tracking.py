@@ -186,7 +186,7 @@ def test_a_flood_of_records_is_thinned_but_keeps_every_evaluation():
 def test_what_is_no_address_is_trouble_and_no_crash():
     assert "doesn't answer" in check_dashboard("http://localhost:abc/api")
     assert "doesn't answer" in check_dashboard("http://a b/c")
-    with pytest.raises(ValueError, match="no http:// or https:// address"):
+    with pytest.raises(ValueError, match="an address with http:// or https://"):
         find_dashboard("localhost:5005")
 
 

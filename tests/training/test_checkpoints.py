@@ -177,9 +177,9 @@ def test_only_broken_checkpoints_are_an_error_and_nothing_begins_anew(copy, monk
     with pytest.raises(SystemExit) as end, plain_errors():
         train_run(CONFIG, copy, resume=True)
     assert end.value.code == 2
-    assert "has 2 checkpoints, and none that can be used" in capsys.readouterr().err.splitlines()[-1]
+    assert "has 2 checkpoints, but none of them can be used" in capsys.readouterr().err.splitlines()[-1]
     assert {*files} <= {*copy.rglob("*")}
-    with pytest.raises(ValueError, match="none that can be used"):
+    with pytest.raises(ValueError, match="none of them can be used"):
         load_for_use(copy, CPU)
 
 
@@ -189,15 +189,15 @@ def test_a_checkpoint_of_another_training_or_version_is_passed_over(copy, capsys
     write_json(newest / "training.json", facts | {"corpus_sha256": "another"})
     reseal(newest)
     assert loaded_step(copy) == 5
-    assert "it is of another text" in capsys.readouterr().err
+    assert "it belongs to another text" in capsys.readouterr().err
     write_json(newest / "training.json", facts | {"config": asdict(replace(CONFIG, learning_rate=0.5))})
     reseal(newest)
     assert loaded_step(copy) == 5
-    assert "it is another training's: learning_rate 0.5 → 0.004" in capsys.readouterr().err
+    assert "it belongs to another training: learning_rate 0.5 → 0.004" in capsys.readouterr().err
     manifest = read_json(newest / "manifest.json")
     write_json(newest / "manifest.json", manifest | {"format": 2})
     assert loaded_step(copy) == 5
-    assert "is of format 2; this version reads format 1" in capsys.readouterr().err
+    assert "has format 2; this version reads format 1" in capsys.readouterr().err
 
 
 def test_a_broken_checkpoint_that_is_newer_takes_no_place_from_those_that_come(tmp_path, monkeypatch):
@@ -230,7 +230,7 @@ def test_a_checkpoint_is_a_pretrained_model(copy):
     newest = numbered(copy / "checkpoints")[0]
     model = MemoryLM.from_pretrained(newest)
     assert model.config == CONFIG.model
-    with pytest.raises(ValueError, match="is a training's checkpoint; name another folder"):
+    with pytest.raises(ValueError, match="is the checkpoint of a training; name another folder"):
         model.save_pretrained(newest)
 
 

@@ -26,7 +26,7 @@ CONFIG = small_training()
 @pytest.mark.parametrize("name", ["config.json", "sample.txt", "report.md", "result.json", "report.html"])
 def test_a_file_that_is_no_runs_is_not_overwritten(name, tmp_path):
     (tmp_path / name).write_text("mine")
-    with pytest.raises(ValueError, match=f"has a {name} that is no run's, and it would be overwritten"):
+    with pytest.raises(ValueError, match=f"has a {name} that no run wrote and that would be overwritten"):
         train_run(CONFIG, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "mine"
@@ -34,11 +34,11 @@ def test_a_file_that_is_no_runs_is_not_overwritten(name, tmp_path):
 
 def test_a_saved_model_and_a_run_do_not_take_each_others_place(tmp_path):
     small_lm("compressive").save_pretrained(tmp_path / "model")
-    with pytest.raises(ValueError, match=r"has a config\.json that is no run's"):
+    with pytest.raises(ValueError, match=r"has a config\.json that no run wrote"):
         train_run(CONFIG, tmp_path / "model")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / METRICS).touch()
-    with pytest.raises(ValueError, match="is a run's folder, whose config would be replaced"):
+    with pytest.raises(ValueError, match="is the folder of a run, whose config would be replaced"):
         small_lm("compressive").save_pretrained(tmp_path / "run")
 
 
@@ -52,7 +52,7 @@ def test_a_run_is_not_scattered_over_the_current_folder(resume):
 
 def test_a_comparison_does_not_overwrite_a_report_of_something_else(tmp_path):
     (tmp_path / "report.md").write_text("mine")
-    with pytest.raises(ValueError, match=r"has a report\.md that is no run's"):
+    with pytest.raises(ValueError, match=r"has a report\.md that no run wrote"):
         compare(CompareConfig(CONFIG), tmp_path)
 
 

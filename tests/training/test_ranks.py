@@ -98,7 +98,7 @@ def test_a_run_that_a_signal_to_any_rank_stopped_goes_on_with_another_number(tex
     output, _ = start(
         folder, *options, "--parallel", parallel[after], "--resume", processes=after
     ).communicate()
-    assert "goes on at token" in output
+    assert "continues at token" in output
     wanted, got = (without_times(read_metrics(f)) for f in (tmp_path / "alone", folder))
     for a, b in zip(wanted, got, strict=True):
         for name in a:  # of near ties, rounding may choose the other
@@ -154,7 +154,7 @@ def test_a_rank_whose_other_has_gone_says_so_in_one_line(text, tmp_path):
     said, _ = process.communicate(timeout=300)
     assert process.returncode != 0
     assert f"error: {tmp_path} already holds a run" in said
-    assert "error: another process of this training has ended, so process 1 can't go on" in said
+    assert "error: another process of this training has ended, so process 1 can't continue" in said
     assert said.count("Traceback") == 1, "torchrun's own"
 
 
@@ -220,5 +220,5 @@ def test_with_dropout_only_as_many_processes_go_on(tmp_path):
     write_json(path := tmp_path / "random.json", {"ranks": [{"torch": 0}, {"torch": 1}]})
     assert own_randomness(path, Ranks(1, 2), 0.1) == {"torch": 1}
     assert own_randomness(path, Ranks(2, 3), 0.0) == {"torch": 0}
-    with pytest.raises(ValueError, match=r"made by 2 processes, and there are 3 now; with dropout=0\.1"):
+    with pytest.raises(ValueError, match=r"made by 2 processes, but there are 3 now; with dropout=0\.1"):
         own_randomness(path, Ranks(2, 3), 0.1)

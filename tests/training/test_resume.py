@@ -127,7 +127,7 @@ def stopped(tmp_path_factory):
     ("changes", "message"),
     [
         ({"learning_rate": 1.0, "seed": 4}, r"learning_rate 0.004 → 1.0, seed 0 → 4"),
-        ({"tokens": 9_000}, r"tokens 2000 → 9000.*the learning rate falls over tokens"),
+        ({"tokens": 9_000}, r"tokens 2000 → 9000.*its learning rate falls more slowly"),
         ({"model": "compressive"}, r"model.model transformer-xl → compressive"),
         ({"batch_size": 5}, "batch_size 4 → 5"),
     ],
@@ -148,7 +148,7 @@ def test_checkpoints_alone_make_a_folder_one_in_use(stopped, tmp_path):
 def test_another_corpus_is_refused(stopped, monkeypatch):
     monkeypatch.setattr(run_module, "load_corpus", lambda *_: Corpus("other", "other.txt", "to be\n" * 9_000))
     with pytest.raises(
-        ValueError, match=r"was trained on built-in play .*the text from other.txt is another"
+        ValueError, match=r"was trained on built-in play .*the text from other.txt is a different one"
     ):
         train_run(small_training(), stopped, resume=True)
 
@@ -162,7 +162,7 @@ def test_what_changes_nothing_that_is_learned_may_differ_and_other_versions_are_
     write_json(newest / "training.json", facts)
     reseal(newest)
     changes = {"checkpoint_every": 64, "keep_checkpoints": 1, "skip_bad_steps": 2, "device": "cpu"}
-    with pytest.warns(RuntimeWarning, match=r"made elsewhere \(packages.torch 2.5.0 → "):
+    with pytest.warns(RuntimeWarning, match=r"made in another environment \(packages.torch 2.5.0 → "):
         train_run(small_training(**changes), folder, resume=True)
     assert read_json(folder / "result.json")["step"] == 32
     assert read_json(folder / "config.json")["skip_bad_steps"] == 2
@@ -181,7 +181,7 @@ def test_a_resume_that_is_refused_leaves_the_config_as_it_was(stopped, tmp_path)
     before = (folder / "config.json").read_bytes()
     for checkpoint in numbered(folder / "checkpoints"):
         (checkpoint / "state.json").write_text("{}")
-    with pytest.raises(ValueError, match="none that can be used"):
+    with pytest.raises(ValueError, match="none of them can be used"):
         train_run(small_training(skip_bad_steps=3), folder, resume=True)
     assert (folder / "config.json").read_bytes() == before
 

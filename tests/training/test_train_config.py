@@ -14,7 +14,7 @@ from tests.builders import small_training
         ({"parallel": "many"}, "parallel='many' is unknown"),
         ({"parallel": "fsdp", "compile": True}, "compile=True can't be used with parallel='fsdp'"),
         ({"accumulate": 0}, "accumulate=0 is too small"),
-        ({"accumulate": 3}, "batch_size=.* streams can't be cut into accumulate=3 equal parts"),
+        ({"accumulate": 3}, "batch_size=.* streams can't be divided into accumulate=3 equal parts"),
         ({"tokens": 0}, "tokens=0 is too small"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"evaluations": 0}, "evaluations=0"),

@@ -199,7 +199,7 @@ def test_documents_in_which_nothing_can_be_predicted_are_an_error(lengths, tmp_p
     monkeypatch.setattr(run_module, "load_corpus", lambda *_: corpus)
     config = small_training(batch_size=1, model="transformer")
     config = replace(config, model=replace(config.model, segment_len=1))
-    with pytest.raises(ValueError, match=r"some leaves documents of a single token to (train|validate) on"):
+    with pytest.raises(ValueError, match=r"some has only documents of a single token to (train|validate) on"):
         train_run(config, tmp_path / "run")
 
 
@@ -256,7 +256,7 @@ def test_two_processes_go_on_with_documents_bit_for_bit(files, tmp_path):
     for later in numbered(folder / "checkpoints")[:-1]:
         shutil.rmtree(later)
     said, _ = start(folder, *options, "--resume", processes=2).communicate()
-    assert "goes on at token 640" in said
+    assert "continues at token 640" in said
     newest = [numbered(f / "checkpoints")[0] for f in (whole, folder)]
     assert newest[0].name == newest[1].name == "000000002048"
     for name in ("model.safetensors", "optimizer.safetensors", "memory.safetensors"):

@@ -1,9 +1,9 @@
-"""Relative attention on CPU, block by block, with few passes over few temporaries.
+"""Relative attention on CPU, block by block, with small temporaries that are read and written few times.
 
-The naive kernel's large temporaries cost more than its arithmetic: every one is fresh memory. Here
-some heads of some streams are worked on at a time, in a few workspaces of 8 MiB, and matrix
-products read queries, keys and values where they lie. The forward pass keeps the probabilities where
-they are not too many; else the backward pass computes a block's again.
+The naive kernel's large temporaries cost more than its arithmetic, because each of them is newly allocated
+memory. Here a block has some heads of some streams and uses a few workspaces of 8 MiB, and matrix products
+read queries, keys and values without copies. The forward pass keeps the probabilities if there are not too
+many; otherwise the backward pass computes them again, block by block.
 
 The relative shift costs nothing: see [`memformers.kernels.blocked.tiling`][].
 """
@@ -17,8 +17,8 @@ from memformers.kernels.layout import sequence_first
 from memformers.kernels.transforms import no_second_derivative
 
 KEPT = 1 << 24
-"""Probabilities kept for the backward pass, at most: 64 MiB in float32. Beyond, a block's are computed
-twice, and memory no longer grows with the number of scores."""
+"""The most probabilities that are kept for the backward pass: 64 MiB in float32. If there are more, those of
+each block are computed twice, and memory does not grow with the number of scores."""
 
 
 def relative_attention(
@@ -34,8 +34,8 @@ def relative_attention(
     dropout_prob: float = 0.0,
 ) -> Tensor:
     """[`memformers.kernels.naive.relative_attention`][], causal: the same arguments and shapes, the same
-    result ``[B, H, S, E]``, and the same gradients. Dropout draws other numbers, one seed from torch's
-    generator."""
+    result ``[B, H, S, E]``, and the same gradients. Dropout draws other random numbers; it takes one seed
+    from torch's generator."""
     inputs = [x for x in (query, key, value, r, u, v, s) if x is not None]
     will_learn = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     keep = will_learn and count_scores(query, key) <= KEPT
@@ -57,13 +57,13 @@ def blocked_attention(
     dropout_prob: float,
     keep: bool,
 ) -> tuple[Tensor, list[Tensor]]:
-    """The output ``[B, H, S, E]`` and, if ``keep``, each block's probabilities ``[n, s, k]``, those that
-    were dropped with a minus sign, in a row of numbers ``[·]`` as long as it would be without ``first``."""
+    """The output ``[B, H, S, E]`` and, if ``keep``, each block's probabilities ``[n, s, k]``. Those that
+    were dropped have a minus sign. They are in a tensor ``[·]`` as long as it would be without ``first``."""
     out = sequence_first(query)
     terms = Terms(query, key, r, u, v, s, first, seed, dropout_prob)
     kept = []
-    # What is kept is one tensor a block: memory of that size is taken from what was freed before, while
-    # a single large one would be fresh from the system, and its first use slower than the arithmetic.
+    # One tensor is kept for each block: the allocator reuses freed memory for this size. A single large
+    # tensor would be new memory of the system, whose first use takes longer than the arithmetic.
     scores = None if keep else torch.empty_like(terms.workspace)
     for block in blocks(query, key, first):
         if scores is None:
@@ -93,8 +93,8 @@ def blocked_attention_backward(
     seed: Tensor | None,
     dropout_prob: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of query, key, value, r, u, v and s, of their shapes, from that of the output,
-    ``[B, H, S, E]``; empty ones where v or s is None."""
+    """The gradients of query, key, value, r, u, v and s, in their shapes, from the gradient of the output,
+    ``[B, H, S, E]``; empty tensors where v or s is None."""
     terms = Terms(query, key, r, u, v, s, first, seed, dropout_prob)
     E = query.shape[-1]
     d_query = sequence_first(query)
@@ -114,7 +114,7 @@ def blocked_attention_backward(
             probabilities = block.scores(kept[i])
         else:
             probabilities = terms.probabilities(block, block.scores(scores))
-        # Contiguous, since the transposed products that follow lose a fifth of their speed on rows far apart.
+        # Contiguous, since the transposed products below are a fifth slower if rows are far apart.
         d_context = block.pairs(grad).contiguous()  # [n, s, E]
         block.accumulate(d_value, terms.not_dropped(probabilities).to(query.dtype), d_context)
 
@@ -126,13 +126,13 @@ def blocked_attention_backward(
             probabilities = probabilities.abs()
         torch._softmax_backward_data(d_scores, probabilities, -1, terms.dtype, grad_input=d_scores)
         by_distance, by_key = block.split(workspace)  # [h, s·b, w], [b, h, s, k]
-        if block.shape != before:  # what isn't in the view by key stays 0
+        if block.shape != before:  # entries outside of the view by key stay 0
             by_distance.zero_()
             before = block.shape
         by_key.copy_(block.unpair(d_scores))
 
-        # u, v and s are added to the scores of every query: their gradients are of sums over all of them,
-        # which half precision would round too far.
+        # u, v and s are added to the scores of every query, so their gradients are sums over all queries,
+        # for which half precision is not exact enough.
         at_keys, keys = d_scores.sum(1, keepdim=True), block.columns(key).to(terms.dtype)
         d_u[block.heads] += block.unpair(torch.bmm(at_keys, keys.transpose(1, 2))).sum((0, 2))
         d_s[block.heads, block.distances] += block.by_distance(block.unpair(d_scores).sum(0)).sum(1)
@@ -200,7 +200,7 @@ def _(
 def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     *tensors, ctx.dropout_prob, _ = inputs
     _, kept = output
-    ctx.set_materialize_grads(False)  # of what is kept: zeros, as large as all scores
+    ctx.set_materialize_grads(False)  # or autograd makes zeros as large as all scores
     ctx.save_for_backward(*tensors, *kept)
 
 

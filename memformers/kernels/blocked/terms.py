@@ -1,4 +1,4 @@
-"""What the scores of a block are made from, and the probabilities that they become."""
+"""The terms of a block's scores, and the probabilities computed from them."""
 
 import math
 
@@ -14,10 +14,10 @@ is faster than with a mask of the block."""
 
 
 class Terms:
-    """What scores are made from: u, v and s over √E, and a table of r and s with distances along its rows.
+    """The terms of scores: u, v and s over √E, and a table of r and s with distances along its rows.
 
-    All in float32 where the inputs are in half precision: a score is an exponent, and rounding it
-    to 8 bits would cost more digits than everything else.
+    They are in float32 if the inputs are in half precision: a score is an exponent, and rounding it to 8
+    bits would lose more precision than all other steps together.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class Terms:
         self.scale_up = 1.0 / (1.0 - dropout_prob)
 
     def biased_queries(self, block: Block) -> tuple[Tensor, Tensor]:
-        """(q + u) / √E as ``[n, s, E]`` and (q + v) / √E as ``[h, s·b, E]``; if there is an s, with a 1 for
-        it after the last, ``[h, s·b, E + 1]``."""
+        """(q + u) / √E as ``[n, s, E]`` and (q + v) / √E as ``[h, s·b, E]``; if there is an s, the latter
+        ends with a 1 for it, ``[h, s·b, E + 1]``."""
         q = block.rows(self.query).permute(2, 0, 1, 3).to(self.dtype)  # [s, b, h, E]
         content = torch.add(self.u[block.heads], q, alpha=self.scale)
         position = q * self.scale if self.v is None else torch.add(self.v[block.heads], q, alpha=self.scale)
@@ -57,8 +57,8 @@ class Terms:
         return content.contiguous(), position.contiguous()
 
     def probabilities(self, block: Block, out: Tensor) -> Tensor:
-        """The block's probabilities ``[n, s, k]``, those to drop with a minus sign, written to ``out``.
-        With dropout, blocks must be asked for in their order."""
+        """The block's probabilities ``[n, s, k]``, written to ``out``; those to drop have a minus sign.
+        With dropout, this must be called for the blocks in their order."""
         content, position = self.biased_queries(block)
         by_distance, by_key = block.split(self.workspace)
         torch.bmm(position, self.table[block.heads, :, block.distances], out=by_distance)
@@ -74,7 +74,7 @@ class Terms:
         return out
 
     def hide(self, block: Block, scores: Tensor) -> None:
-        """Write −∞ to the block's scores ``[n, s, k]`` of keys before each query's first."""
+        """Write −∞ to the block's scores ``[n, s, k]`` of keys before the first key of each query."""
         if self.first is None:
             return
         first = self.first[block.streams, block.queries] - block.keys.start  # [b, s]
@@ -111,8 +111,8 @@ def exact(x: Tensor) -> torch.dtype:
 
 
 def descending(r: Tensor, s: Tensor | None) -> Tensor:
-    """The terms of distances 0 … K−1, ``r [H, K, E]`` and ``s [H, K]``, as one table by descending distance,
-    s as the last of E + 1 rows and zeros for the distances beyond: ``[H, E or E + 1, K + unused]``."""
+    """The terms of distances 0 … K−1, ``r [H, K, E]`` and ``s [H, K]``, as one table by descending distance:
+    ``[H, E or E + 1, K + unused]``. s is the last of E + 1 rows, and longer distances have zeros."""
     H, K, E = r.shape
     table = r.new_zeros(H, E if s is None else E + 1, K + unused(K))
     table[:, :E, unused(K) :] = r.flip(1).transpose(1, 2)
@@ -122,6 +122,6 @@ def descending(r: Tensor, s: Tensor | None) -> Tensor:
 
 
 def ascending(gradient: Tensor, K: int) -> Tensor:
-    """What belongs to the distances 0 … K−1, ``[H, …, K]``, of a table by descending distance,
-    ``[H, …, K + unused]``."""
+    """The part of the distances 0 … K−1, ``[H, …, K]``, in ascending order, of a table by descending
+    distance, ``[H, …, K + unused]``."""
     return gradient[..., unused(K) :].flip(-1)

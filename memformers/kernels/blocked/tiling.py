@@ -1,13 +1,13 @@
-"""How scores are cut into blocks, and how a block lies in memory.
+"""How scores are divided into blocks, and the layout of a block in memory.
 
-The relative shift costs nothing. A block's position scores are one matrix product a head, W
+The relative shift costs nothing. A block's position scores are one matrix product for each head, W
 ``[h, s·b, w]``: rows by query and stream, columns by descending distance w−1 … 0, with w > k. Query i's
-score for key j, at distance d = k − s + i − j, stands in column w − 1 − d = w − 1 − k + s − i + j of its
-row. From one query to the next a row begins b·w elements later, and the column moves one back: so the same
-memory, read from element w − 1 − k + s on with b·w − 1 elements from query to query, *is* the position
-score by key. The gradient of the scores, written through that view, is the gradient of W. (What the view
-shows as a score of the future are entries that no distance uses: distances of k and more, and those longer
-than query i has.)
+score for key j, at distance d = k − s + i − j, is in column w − 1 − d = w − 1 − k + s − i + j of its
+row. The row of the next query begins b·w elements later, and its column is one less. So the same memory,
+read from element w − 1 − k + s with a stride of b·w − 1 elements between queries, *is* the position score
+by key. The gradient of the scores, written through this view, is the gradient of W. (Where the view shows a
+score of the future, it reads entries that no distance uses: distances of k or more, and distances longer
+than those of query i.)
 """
 
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 WORKSPACE = 1 << 21
-"""Numbers in W, at most: 8 MiB in float32; more only where two pairs of head and stream have more."""
+"""The most numbers in W: 8 MiB in float32; more only if two pairs of head and stream need more."""
 QUERIES = 256
-"""Queries in a block, at most; so few of the keys that the causal mask hides are computed."""
+"""The most queries in a block. It is small, so that few scores that the causal mask hides are computed."""
 ALIGNED = 16
-"""The rows of W are a multiple of this: matrix products write them faster."""
+"""The length of W's rows is a multiple of this: matrix products write such rows faster."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Block:
     queries: slice
     keys: slice
     distances: slice
-    """In a table by descending distance."""
+    """Their columns in a table by descending distance."""
     last: bool
     """Whether these are the segment's last queries, which see every key."""
 
@@ -45,7 +45,7 @@ class Block:
 
     @property
     def row(self) -> int:
-        """w, how many distances stand in a row of W."""
+        """w, the number of distances in a row of W."""
         return self.distances.stop - self.distances.start
 
     def rows(self, x: Tensor) -> Tensor:
@@ -53,16 +53,16 @@ class Block:
         return x[self.streams, self.heads, self.queries]
 
     def pairs(self, x: Tensor) -> Tensor:
-        """That part by pairs of stream and head, ``[n, s, E]`` with n = b·h; a view where the memory
+        """The same part by pairs of stream and head, ``[n, s, E]`` with n = b·h. It is a view if the memory
         of ``x`` is sequence first, since a block has all heads or one stream."""
         return self.rows(x).permute(2, 0, 1, 3).flatten(1, 2).transpose(0, 1)
 
     def columns(self, x: Tensor) -> Tensor:
-        """Its keys' part ``[n, E, k]`` of ``x [B, H, K, E]``, a view likewise."""
+        """Its keys' part ``[n, E, k]`` of ``x [B, H, K, E]``, also a view."""
         return x[self.streams, self.heads, self.keys].transpose(2, 3).flatten(0, 1)
 
     def unpair(self, x: Tensor) -> Tensor:
-        """``[n, s, ·]`` by streams and heads again, ``[b, h, s, ·]``."""
+        """``[n, s, ·]`` separated into streams and heads, ``[b, h, s, ·]``."""
         h, b, _, _ = self.shape
         return x.unflatten(0, (b, h))
 
@@ -73,12 +73,12 @@ class Block:
 
     @property
     def room(self) -> int:
-        """How many scores it would have if its queries saw all keys of the past."""
+        """The number of scores that it would have if its queries saw all keys of the past."""
         h, b, s, _ = self.shape
         return b * h * s * self.keys.stop
 
     def scores(self, workspace: Tensor) -> Tensor:
-        """Room for the block's ``[n, s, k]``, in a workspace of any shape ``[·]`` that is large enough."""
+        """Space for the block's scores ``[n, s, k]``, in a workspace ``[·]`` that is large enough."""
         h, b, s, k = self.shape
         return workspace[: b * h * s * k].view(b * h, s, k)
 
@@ -99,24 +99,24 @@ class Block:
         return out
 
     def accumulate(self, gradient: Tensor, scores: Tensor, x: Tensor) -> None:
-        """Into ``gradient [B, H, K, E]``, the product of ``scores [n, s, k]`` and ``x [n, s, E]`` over
-        queries. The segment's last queries come first and write it; the others add to that, and to zeros
-        for keys that the last queries don't see."""
+        """Add the product of ``scores [n, s, k]`` and ``x [n, s, E]`` over queries to ``gradient
+        [B, H, K, E]``. The segment's last queries come first and write it; the others add to it. Keys that
+        the last queries don't see begin with zeros."""
         target = gradient[self.streams, self.heads, self.keys].view(len(scores), -1, x.shape[-1])  # [n, k, E]
         if self.last:
             torch.bmm(scores.transpose(1, 2), x, out=target)
-        else:  # baddbmm_ into pairs that aren't adjacent would be one product a pair
+        else:  # baddbmm_ into pairs that aren't adjacent would compute one product for each pair
             target += torch.bmm(scores.transpose(1, 2), x)
 
 
 def blocks(query: Tensor, key: Tensor, first: Tensor | None = None) -> Iterator[Block]:
     """Blocks that cover all of ``query [B, H, S, E]`` over ``key [B, H, K, E]``: all heads of some streams
-    where they are small, or some heads of one stream; the last queries first. There are 2, 4, 8 … pairs of
-    head and stream in a block, because the matrix products share them out among threads, and 3 pairs for 2
-    threads take as long as 4.
+    if they are small, or some heads of one stream; the last queries come first. A block has 2, 4, 8 … pairs
+    of head and stream, because the matrix products distribute them over threads, and 3 pairs on 2 threads
+    take as long as 4.
 
     A block of one stream begins with the first key that any of its queries sees, by ``first [B, S]``. Blocks
-    of several streams have all keys, so that how a stream is computed doesn't depend on the others'.
+    of several streams have all keys, so that the computation of a stream doesn't depend on the others.
     """
     (B, H, S, _), K = query.shape, key.shape[2]
     s = min(S, QUERIES)
@@ -139,19 +139,18 @@ def blocks(query: Tensor, key: Tensor, first: Tensor | None = None) -> Iterator[
 
 
 def unused(k: int) -> int:
-    """How many columns of W, at least one, a block of ``k`` keys has before those of its distances."""
+    """The number of columns, at least one, that W has before those of the distances for ``k`` keys."""
     return ALIGNED - k % ALIGNED
 
 
 def count_scores(query: Tensor, key: Tensor) -> int:
-    """How many scores ``query [B, H, S, E]`` and ``key [B, H, K, E]`` have, about: the causal mask may save
-    some."""
+    """The number of scores of ``query [B, H, S, E]`` and ``key [B, H, K, E]``, with those that the causal
+    mask hides."""
     return query.shape[:3].numel() * key.shape[2]
 
 
 def largest_block(query: Tensor, key: Tensor) -> int:
-    """How many numbers a workspace for ``query [B, H, S, E]`` and ``key [B, H, K, E]`` must hold, by distance
-    or by key."""
+    """The size of a workspace for ``query [B, H, S, E]`` and ``key [B, H, K, E]``, by distance or by key."""
     first = next(blocks(query, key))
     h, b, s, _ = first.shape
     return h * b * s * first.row

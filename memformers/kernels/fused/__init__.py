@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Relative attention on GPU, tile by tile in fast memory: no S × K matrix is ever stored.
 
-Here is the operator, as PyTorch sees it, and how its kernels are launched; they are in
-[`memformers.kernels.fused.passes`][], made of the tiles of [`memformers.kernels.fused.tiles`][].
+This file defines PyTorch's operator and launches its kernels. The kernels are in
+[`memformers.kernels.fused.passes`][] and use the tiles of [`memformers.kernels.fused.tiles`][].
 """
 
 import math
@@ -18,8 +18,8 @@ from memformers.kernels.layout import sequence_first
 from memformers.kernels.transforms import no_second_derivative
 
 PROGRAMS = 512
-"""Programs that the streams are shared among, if there are enough, in the kernel by distance: a few
-for each multiprocessor of a large GPU."""
+"""The number of programs that the kernel by distance divides the streams among, if there are enough
+streams: a few programs for each multiprocessor of a large GPU."""
 
 
 def relative_attention(
@@ -79,8 +79,8 @@ def fused_attention_backward(
     s: Tensor,
     first: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of query, key, value, r, u, v and s, of their shapes, from ``grad [B, H, S, E]``, that
-    of the output."""
+    """The gradients of query, key, value, r, u, v and s, in their shapes, from ``grad [B, H, S, E]``, the
+    gradient of the output."""
     (B, H, S, E), K = query.shape, key.shape[2]
     tiling, scale = choose_tiling(query, backward=True), 1 / math.sqrt(E)
     query_tiles, key_tiles = triton.cdiv(S, tiling["N"]), triton.cdiv(K, tiling["N"])
@@ -138,16 +138,16 @@ fused_attention_backward.register_autograd(no_second_derivative("fused"))
 
 def choose_tiling(query: Tensor, *, backward: bool) -> dict[str, Any]:
     """How the kernels are compiled for ``query [B, H, S, E]``: E, its padded width W, the tile's side N, and
-    how many warps and loads ahead.
+    the numbers of warps and of pipeline stages.
 
-    Chosen for Hopper's registers and shared memory from what the compiler reports, and not yet by
-    measurement. In float32, where a product keeps its operands in registers, tiles are small.
+    The values were chosen for Hopper's registers and shared memory from the compiler's report, and not yet by
+    measurement. In float32 a product keeps its operands in registers, so tiles are small.
     """
     E = query.shape[-1]
     if E > 128:
-        raise ValueError(f"the fused kernel takes heads of at most 128 numbers, and d_head={E}.")
+        raise ValueError(f"the fused kernel takes d_head up to 128; d_head={E} came.")
     if query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise ValueError(f"the fused kernel takes float32, float16 and bfloat16, not {query.dtype}.")
+        raise ValueError(f"the fused kernel takes float32, float16 and bfloat16; {query.dtype} came.")
     W = max(16, triton.next_power_of_2(E))  # a product needs 16
     if query.dtype == torch.float32:
         N, warps, stages = (32, 8, 1) if W <= 64 else (16, 8, 1)
@@ -166,7 +166,7 @@ def shared_memory(device: torch.device) -> int:
 
 
 def rows(x: Tensor) -> Rows:
-    """``x [B, H, T, E]`` as a kernel takes it: in any order, but for each vector in one piece."""
+    """``x [B, H, T, E]`` as a kernel takes it: in any order, but each vector must be contiguous."""
     x = x if x.stride(3) == 1 else x.contiguous()
     return Rows(x, x.stride(0), x.stride(1), x.stride(2), x.shape[2])
 

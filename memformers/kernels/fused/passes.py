@@ -1,17 +1,18 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """The kernels of the fused attention: its forward pass and three backward passes.
 
-The forward pass walks over the keys with a running softmax and keeps the output and, for each query,
-the logarithm of its softmax's denominator, from which the backward pass computes probabilities again
-(FlashAttention, Dao et al. 2022, arXiv 2205.14135). What is added here are the distances.
+The forward pass iterates over the keys with a running softmax. It keeps the output and, for each query, the
+logarithm of the softmax's denominator, from which the backward pass computes probabilities again
+(FlashAttention, Dao et al. 2022, arXiv 2205.14135). The distances are added here.
 
-u and v never meet a query: (q + u)·k_j + (q + v)·r_d + s_d = q·k_j + q·r_d + a_j + b_d, where
-a_j = u·k_j of each key and b_d = v·r_d + s_d of each distance are known beforehand.
+u and v are not added to queries: (q + u)·k_j + (q + v)·r_d + s_d = q·k_j + q·r_d + a_j + b_d, where
+a_j = u·k_j of each key and b_d = v·r_d + s_d of each distance are computed beforehand.
 
-The far distances of some keys are the near ones of the next N keys, so a program that walks over keys
-multiplies each query with each distance once. The backward pass has three kernels, one by query, one
-by key and one by distance; there, the queries meet a tile of distances as it is, and two tiles of keys
-folded. Every number is summed by one program in a fixed order: the same inputs give the same bits.
+The far distances of some keys are the near distances of the next N keys, so a program that iterates over
+keys multiplies each query with each distance once. The backward pass has three kernels, one by query, one
+by key and one by distance. The last one multiplies queries with one tile of distances, and folds the products
+with two tiles of keys. Every number is summed by one program in a fixed order, so the same inputs give the
+same bits.
 """
 
 import math
@@ -108,7 +109,7 @@ def gradient_by_query(
         # Softmax: dS = P ∘ (dP − rowsum(dO ∘ O)).
         ds = (tl.exp2(x - lse_i[:, None]) * (dp - delta_i[:, None])).to(q.dtype)
         dq = dot(ds, k, dq)
-        # These keys' far distances were the last keys' near ones: now their gradient is complete.
+        # These keys' far distances were the previous keys' near ones: now their gradient is complete.
         r_far = load(r, 0, head, first_distance - j + 1, E, W, N).to(q.dtype)
         dq = dot(skew(fold(ds_before, ds, N), N), r_far, dq)
         ds_before = ds
@@ -193,7 +194,7 @@ def gradient_by_distance(
 
 @triton.jit
 def distance_scores(q, r, b, head, first, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr):
-    """q_i·r_d + b_d for N distances from ``first`` on, by distance."""
+    """q_i·r_d + b_d for N distances, beginning with ``first``, by distance."""
     r_d = load(r, 0, head, first, E, W, N).to(q.dtype)
     return dot(q, tl.trans(r_d), None) + load_numbers(b, head, r.length, first, 0.0, N)
 
@@ -209,18 +210,18 @@ def key_scores(q, k, a_j, band, first_distance, scale, N: tl.constexpr):
 
 @triton.jit
 def first_tile(first, stream, S, i, N: tl.constexpr):
-    """Where the tiles of N keys begin that the N queries from ``i`` on see anything of."""
+    """The first key of the first tile of N keys that any of the N queries from ``i`` on sees."""
     begin = 0
     if first is not None:
-        # Tiles stay where they are without it. What is beyond the last query sees no key.
+        # Tiles begin at multiples of N, as without first. Rows after the last query see no key.
         begin = tl.min(load_numbers(first, stream, S, i, 2147483647, N), axis=0) // N * N
     return begin
 
 
 @triton.jit
 def from_first(x, first, stream, S, i, j, N: tl.constexpr):
-    """The scores of the queries from ``i`` on for the keys from ``j`` on, −∞ for keys before a query's
-    first."""
+    """The scores of the queries from ``i`` on for the keys from ``j`` on; −∞ for keys before the first
+    key of a query."""
     if first is not None:
         i_first = load_numbers(first, stream, S, i, 0, N)
         x = tl.where(j + tl.arange(0, N)[None, :] >= i_first[:, None], x, float("-inf"))

@@ -1,14 +1,14 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""What the fused kernels are made of: tiles read and written, and the band of distances in them.
+"""Functions of the fused kernels: they read and write tiles, and arrange the distances in them.
 
 The band. N queries and N keys, row i and column j of a tile, are at 2N − 1 different distances,
-first + N − 1 + i − j. They lie in two tiles of N distances, a near one from ``first`` on and a far one
-after it. Row i needs each column c of just one of them: of the near one where c ≥ i, else of the far
-one ([`fold`][]).
+first + N − 1 + i − j. They are in two tiles of N distances, a near one that begins with ``first`` and
+a far one after it. Row i needs each column c from exactly one of them: from the near one if c ≥ i, otherwise
+from the far one ([`fold`][]).
 
 The skew. Column c, the distance first + c or first + N + c, belongs to key column j = (i − c − 1) mod N:
-a permutation of each row that is its own inverse ([`skew`][]), so the gradient goes back the same
-way. And c ≥ i exactly where j ≥ i, so folding and skewing may change places.
+a permutation of each row that is its own inverse ([`skew`][]), so the same function
+serves the gradient. c ≥ i exactly where j ≥ i, so the order of folding and skewing doesn't matter.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 class Rows(NamedTuple):
-    """Vectors ``[B, H, length, E]`` as a kernel takes them: where they are, and the strides."""
+    """Vectors ``[B, H, length, E]`` as a kernel takes them: their memory and its strides."""
 
     data: Tensor
     stream: int
@@ -30,7 +30,7 @@ class Rows(NamedTuple):
 
 @triton.jit
 def fold(near, far, N: tl.constexpr):
-    """What each row needs of two tiles."""
+    """The columns that each row needs of two tiles."""
     row, column = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
     return tl.where(column >= row, near, far)
 
@@ -44,7 +44,7 @@ def skew(x, N: tl.constexpr):
 
 @triton.jit
 def dot(x, y, total):
-    """A matrix product added to ``total``; in float32 really that, and not TensorFloat-32."""
+    """A matrix product added to ``total``; float32 is computed in full precision, without TensorFloat-32."""
     return tl.dot(x, y, total, input_precision="ieee")
 
 
@@ -57,7 +57,7 @@ def place(length, H, N: tl.constexpr):
 
 @triton.jit
 def addresses(x, stream, head, first, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr):
-    """Pointers to N rows, and which of them exist; in 64 bits, for tables may be large."""
+    """Pointers to N rows, and which of them exist; in 64 bits, since tables may be large."""
     row, e = first + tl.arange(0, N)[:, None], tl.arange(0, W)[None, :]
     start = x.data + tl.cast(stream, tl.int64) * x.stream + tl.cast(head, tl.int64) * x.head
     return start + row.to(tl.int64) * x.row + e, (row >= 0) & (row < x.length) & (e < E)
@@ -65,21 +65,21 @@ def addresses(x, stream, head, first, E: tl.constexpr, W: tl.constexpr, N: tl.co
 
 @triton.jit
 def load(x, stream, head, first, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr):
-    """N rows from ``first`` on, ``[N, W]``; 0 where there is none."""
+    """N rows, beginning with ``first``, ``[N, W]``; 0 for rows that don't exist."""
     pointers, exist = addresses(x, stream, head, first, E, W, N)
     return tl.load(pointers, mask=exist, other=0.0)
 
 
 @triton.jit
 def store(x, stream, head, first, tile, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr):
-    """Write N rows, as far as they exist."""
+    """Write those of N rows that exist."""
     pointers, exist = addresses(x, stream, head, first, E, W, N)
     tl.store(pointers, tile.to(x.data.dtype.element_ty), mask=exist)
 
 
 @triton.jit
 def load_numbers(x, line, length, first, other: tl.constexpr, N: tl.constexpr):
-    """N numbers of one line of ``x [·, length]``; ``other`` where there is none."""
+    """N numbers of one line of ``x [·, length]``; ``other`` for numbers that don't exist."""
     column = first + tl.arange(0, N)
     start = x + tl.cast(line, tl.int64) * length
     return tl.load(start + column, mask=(column >= 0) & (column < length), other=other)
@@ -93,6 +93,6 @@ def load_statistics(lse, delta, line, S, first, N: tl.constexpr):
 
 @triton.jit
 def store_numbers(x, line, length, first, numbers, N: tl.constexpr):
-    """Write N numbers of one line, as far as they exist."""
+    """Write those of N numbers of one line that exist."""
     column = first + tl.arange(0, N)
     tl.store(x + tl.cast(line, tl.int64) * length + column, numbers, mask=column < length)
