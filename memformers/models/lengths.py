@@ -112,11 +112,12 @@ class MemoryLengths:
         """Raise ValueError for a ``memory`` of a kind that ``model``, of ``n_layers`` layers, doesn't keep,
         or in which layers of the same lengths don't remember the same positions."""
         for name, mem in (("mem", memory.mem), ("c_mem", memory.c_mem), ("sources", memory.sources)):
-            if mem and mem[0].dim() != 3:  # which may have no length at all
-                raise UserError(
-                    f"{name} of layer 0 was expected as [length, batch, d_model]; it is "
-                    f"{list(mem[0].shape)}. Use a memory as the model gives it."
-                )
+            for layer, tensor in enumerate(mem):
+                if tensor.dim() != 3:  # which may have no length at all
+                    raise UserError(
+                        f"{name} of layer {layer} was expected as [length, batch, d_model]; it is "
+                        f"{list(tensor.shape)}. Use a memory as the model gives it."
+                    )
             self._check_alike(name, mem, n_layers)
         for came, limit, memory_of in self._limits(memory, n_layers):
             if came and not limit:
@@ -157,11 +158,11 @@ class MemoryLengths:
         for layer, own in enumerate(self.of_layers(n_layers)):
             where = f" in layer {layer}" if self._differ else ""
             parts = (
-                (memory.mem, own.longest_memory, "a memory of {} positions"),
-                (memory.c_mem, own.c_mem_len, "a compressed memory of {} slots"),
-                (memory.sources, own.source_positions, "a memory with sources of {} positions"),
+                (memory.mem, own.longest_memory, "a memory of", "positions"),
+                (memory.c_mem, own.c_mem_len, "a compressed memory of", "slots"),
+                (memory.sources, own.source_positions, "a memory with sources of", "positions"),
             )
-            for tensors, longest, named in parts:
+            for tensors, longest, kind, unit in parts:
                 for tensor in tensors[layer : layer + 1]:
-                    limits.append((len(tensor), longest, named.format(len(tensor)) + where))
+                    limits.append((len(tensor), longest, f"{kind} {len(tensor)} {unit}{where}"))
         return limits

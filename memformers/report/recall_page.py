@@ -174,6 +174,7 @@ ARM_SETTINGS = (
     "compression_start",
     "frozen",
 )
+"""What the table of settings says of each arm, a column each."""
 OF_AN_ARM = (
     "train.model.model", "train.model.vocab_size", "train.model.mem_len", "train.model.c_mem_len",
     "train.model.compression", "train.model.adaptive", "train.seed", "train.data", "train.tokenizer",

@@ -266,6 +266,10 @@ def test_memories_and_positions_that_do_not_fit_are_an_error():
         ValueError, match="mem has 3 positions in layer 0 and 4 in layer 1; layers of the same"
     ):
         lm(text(7), unequal)
+    with pytest.raises(
+        ValueError, match=r"mem of layer 1 was expected as \[length, batch, d_model\]; it is \[\]"
+    ):
+        lm(text(7), Memory((one, torch.tensor(3.0))))
     by_layer = small_lm("transformer-xl", mem_len=(5, 3), positions="learned")
     by_layer(text(7), unequal)
     with pytest.raises(
