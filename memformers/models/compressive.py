@@ -31,7 +31,7 @@ class CompressiveTransformer(MemoryStack):
 
     ``compression_loss`` is what each layer's f_c learns from: [`AttentionReconstructionLoss`][] (attention),
     [`AutoEncodingLoss`][] (auto-encoding), for which f_c is a [`CompressionAutoEncoder`][], or
-    nothing (none). With ``bptt`` ≥ 1, as its [`memformers.models.memory.MemoryLengths`][] have it, f_c learns
+    nothing (none). With ``bptt`` ≥ 1, as its [`MemoryLengths`][] have it, f_c learns
     from the language model's loss as well ([`made_anew`][]), and then needs no other. Raises ValueError for a
     loss that can't train all of f_c.
     """

@@ -58,7 +58,7 @@ def test_streams_go_on_from_where_a_segment_ended(n, B, S, skipped):
 
 
 def test_a_position_outside_of_the_streams_is_an_error():
-    with pytest.raises(ValueError, match="position=11 is outside of streams of 10 tokens"):
+    with pytest.raises(ValueError, match="position=11 must be from 0 to 10, the tokens of a stream"):
         next(training_segments(torch.arange(21), 2, 4, (0, 11)))
 
 
