@@ -25,7 +25,8 @@ CAPTIONS = {
     "validation_tokens": "Validation loss over {}, memory carried.",
     "differences": "The same loss, less that of {} from the same seed: below zero is better.",
     "validation_time": "The same loss against training time, evaluations not counted.",
-    "reconstruction_loss": "How much attention changes when memories give way to their compressions.",
+    "reconstruction_loss": "The loss of the compression functions: how much attention changes when memories "
+    "are replaced by their slots, or for an auto-encoding arm how badly a decoder restores them.",
     "tokens_per_second": "Training speed, as the machine allowed at the time.",
 }
 

@@ -79,9 +79,9 @@ FIGURES = {
         validation_against("seconds"),
     ),
     "reconstruction_loss": Plot(
-        "Attention-reconstruction loss against training tokens",
+        "Loss of the compression functions against training tokens",
         "training tokens",
-        "attention-reconstruction loss\n(MSE, sum over layers)",
+        "reconstruction loss\n(MSE, sum over layers)",
         reconstruction_loss,
         log=True,
     ),
