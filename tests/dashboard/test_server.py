@@ -100,7 +100,7 @@ def test_a_dashboard_that_has_forgotten_the_run_gets_all_of_it_again(tmp_path):
             open_records(tmp_path / "other", print)
             with open(folder / "metrics.jsonl", "a") as file:
                 file.write('{"tokens": 61, "loss.train": 1.0}\n')
-            with pytest.raises(OSError, match="it is sent again"):
+            with pytest.raises(OSError, match="the run sends it again"):
                 sender.send(is_over=False)
         send(folder, dashboard)
         assert dashboard.curve(read_card(folder).run) == expected(folder)
