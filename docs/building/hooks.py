@@ -35,6 +35,7 @@ BOOSTS = {
     "api/index.md": 0.01,
     "api/": 0.001,
     "changelog.md": 0.1,
+    "command-line.md": 2,
     "contributing.md": 0.1,
     "notebooks/": 0.2,
     "troubleshooting.md": 0.3,
