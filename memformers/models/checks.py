@@ -66,6 +66,10 @@ def check_can_run(kernel: KernelName, query: Tensor, mask: Tensor | None, dropou
         raise UserError(f"kernel='{kernel}' {reason}; use kernel='auto' or 'naive'.")
 
 
+LONGEST = 2**31
+"""The most that a length or a compression rate may be: products of two fit into 64 bits."""
+
+
 def check_whole_numbers(config: object, names: Sequence[str]) -> None:
     """Raise UserError for a setting that is neither an int nor None, such as True, 1.5 or NumPy's numbers."""
     for name in names:
@@ -76,7 +80,7 @@ def check_whole_numbers(config: object, names: Sequence[str]) -> None:
 
 def check_by_layer(config: object, names: Sequence[str], n_layers: int, smallest: int) -> None:
     """Raise UserError for a setting that is neither a whole number nor a tuple with one for each of
-    ``n_layers`` layers, or that is below the ``smallest``, 0 or 1."""
+    ``n_layers`` layers, or that is below the ``smallest``, 0 or 1, or beyond [`LONGEST`][]."""
     for name in names:
         value = getattr(config, name)
         for entry in value if isinstance(value, tuple) else (value,):
@@ -88,6 +92,8 @@ def check_by_layer(config: object, names: Sequence[str], n_layers: int, smallest
             if entry < smallest:
                 wrong = "is negative; use 0 for none" if smallest == 0 else "is too small; use at least 1"
                 raise UserError(f"{name}={value} {wrong}.")
+            if entry > LONGEST:
+                raise UserError(f"{name}={value} is too large; use at most {LONGEST:,}.")
         by_layer(value, n_layers, name)
 
 

@@ -246,6 +246,7 @@ def test_arms_and_lengths_are_given_layer_by_layer():
         ({"mem_len": (3, 4)}, r"mem_len=\(3, 4\) is for 2 layers, but n_layers=4; give one number for each"),
         ({"compression_rate": (1, 1, 0, 1)}, r"compression_rate=\(1, 1, 0, 1\) is too small; use at least 1"),
         ({"c_mem_len": (1, -1, 0, 1)}, r"c_mem_len=\(1, -1, 0, 1\) is negative; use 0 for none"),
+        ({"mem_len": 10**99}, r"mem_len=10+ is too large; use at most 2,147,483,648"),
         ({"mem_len": (1, 2.0, 3, 4)}, "is a float; give a whole number, an int, or a tuple of them"),
         ({"mem_len": [1, 2, 3, 4]}, "is a list; give a whole number, an int, or a tuple of them"),
         (
