@@ -69,8 +69,9 @@ def effective_context(
     documents: Sequence[int] = (),
     progress: Callable[[int], object] = lambda tokens: None,
 ) -> EffectiveContext:
-    """RECL of ``models``, by name, on ``positions`` tokens evenly spread over the text ``tokens [n]``; where
-    it consists of ``documents`` of so many tokens, a context never reaches into another one.
+    """RECL of ``models``, by name, on ``positions`` tokens evenly spread over the text ``tokens [n]``. If
+    the text consists of documents, ``documents`` are their numbers of tokens, and no context reaches into
+    another document.
 
     Contexts grow by ``step`` tokens until they help none of the models, or reach ``longest`` or what half of
     the tokens have before them. ``progress`` is called with the number of further tokens that were read.
@@ -131,8 +132,8 @@ def effective_context(
 
 
 def tokens_before(documents: Sequence[int]) -> Tensor:
-    """How many tokens of its document are before each token of ``documents`` of so many tokens, int64
-    ``[n]``."""
+    """The number of tokens that each token has before it in its own document, int64 ``[n]``; ``documents``
+    are the documents' numbers of tokens."""
     lengths = torch.tensor(documents)
     return torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
 

@@ -23,7 +23,7 @@ class Streams:
 
     @property
     def there(self) -> Tensor:
-        """Whether a stream has so many tokens, boolean ``[1 + T, B]``."""
+        """Whether a stream has a token at each place, boolean ``[1 + T, B]``."""
         return torch.arange(len(self.at))[:, None] < torch.tensor(self.lengths)
 
     @property

@@ -55,7 +55,7 @@ class LayerGroup:
         return len(self.recent) + self.lengths.compression_rate * len(self.compressed)
 
     def make_room(self, region: Region, positions: int) -> None:
-        """Move what a region holds to its front where so many positions don't fit behind it any more."""
+        """Move the contents of a region to its front if the next ``positions`` don't fit behind them."""
         if region.end + positions > region.high:
             with uninterrupted():
                 for layer in self.layers:

@@ -104,5 +104,5 @@ def slots_left_out(
 
 
 def slots_to_cover(positions: Tensor, rate: int) -> Tensor:
-    """The fewest slots of ``rate`` positions that hold so many ``positions``, of any shape: rounded up."""
+    """The number of slots of ``rate`` positions that hold ``positions``, of any shape, rounded up."""
     return (positions + rate - 1).div(rate, rounding_mode="floor")

@@ -34,8 +34,8 @@ class CachedAttention:
     input ``x [t, B, D]``; it appends x with its keys and values.
 
     The scale and shift of ``norm`` are folded into the projections, 1/√E into the queries', and the position
-    terms of all ``longest`` distances are computed once. With a ``span``, each position sees only so many of
-    the newest keys, its own among them.
+    terms of all ``longest`` distances are computed once. With a ``span``, each position sees only that many
+    of the newest keys, its own included.
     """
 
     def __init__(
