@@ -65,8 +65,8 @@ class CompressiveTransformer(MemoryStack):
 
         ``starts [S, B]`` is true where a new document begins, and ``valid [B]`` says how many of the newest
         positions belong to the running one, where a slot stands for c of them, None for all; a query sees no
-        other document. With a ``span``, it sees so many of the newest keys, its own among them. M, C and the
-        span may differ by layer.
+        other document. With a ``span``, it sees only that many of the newest keys, its own included. M, C and
+        the span may differ by layer.
 
         Returns the output ``[S, B, D]`` and ``new_mem``: the detached input ``[S, B, D]`` of each
         layer; ``through_memory``, it keeps its gradient. Raises ValueError for a memory of another depth,

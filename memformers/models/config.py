@@ -112,8 +112,8 @@ class ModelConfig:
     (none), with the mean, max or most-used, or with bptt (compressive)."""
     bptt: int = 0
     """How many compressions back the language model's loss reaches the convolutions, beside the compression
-    loss; its memory then keeps the positions behind so many compressions' slots. 0: it never reaches them
-    (compressive)."""
+    loss; the memory then keeps the positions from which the slots of these compressions were made. 0: it
+    never reaches them (compressive)."""
 
     embedding: EmbeddingName = "plain"
     """A vector for each token and a linear head (plain), or adaptive embedding and softmax, with vectors

@@ -132,7 +132,7 @@ def memory_tensors(memory: Memory) -> dict[str, Tensor]:
 
 
 def memory_from_tensors(tensors: Mapping[str, Tensor], n_layers: int) -> Memory:
-    """The memory of so many layers that [`memory_tensors`][] gives; ValueError for anything else."""
+    """The memory of ``n_layers`` layers in what [`memory_tensors`][] gives; ValueError for other tensors."""
     kinds = {kind: [f"{kind}.{i}" for i in range(n_layers)] for kind in ("mem", "c_mem", "sources")}
     mem, c_mem, sources = (tuple(tensors[n] for n in names if n in tensors) for names in kinds.values())
     if others := sorted(set(tensors) - {"valid"} - {name for names in kinds.values() for name in names}):

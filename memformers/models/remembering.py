@@ -63,8 +63,8 @@ def compress_oldest(
 ) -> tuple[Memory, Compressed | None]:
     """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``starts [S, B]``, of
     which what overflows has become compressed slots, by each layer's own f_c, ``[n·c, B, D]`` to
-    ``[n, B, D]``. For an f_c that needs it, ``received`` gives the attention that so many of a layer's oldest
-    positions received, ``[n·c, B]``.
+    ``[n, B, D]``. For an f_c that needs it, ``received`` takes a layer and a number of its
+    oldest positions, and gives the attention that they received, ``[n·c, B]``.
 
     Returns it and what was compressed, or None where nothing overflowed. Slots are remembered without
     gradient, since f_c learns from its own loss. Source: Compressive Transformer (Rae et al. 2020, arXiv

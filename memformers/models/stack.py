@@ -60,7 +60,7 @@ class MemoryStack(nn.Module, ABC):
         """A segment ``x [S, B, D]`` after ``memory``; ``mask [S, K, B]`` or ``[S, K, 1]``, None for causal.
 
         ``starts [S, B]`` is true where a new document begins: its queries see no key before. With a ``span``,
-        each query sees so many of the newest keys, its own among them.
+        each query sees only that many of the newest keys, its own included.
 
         Returns the output ``[S, B, D]``, and each layer's detached input ``[S, B, D]``, which is what this
         segment adds to the memory; ``through_memory``, it keeps its gradient. Raises ValueError for a memory
@@ -108,9 +108,9 @@ class MemoryStack(nn.Module, ABC):
     def received_by_oldest(
         self, memory: Memory, inputs: Sequence[Tensor], starts: Tensor | None, layer: int, positions: int
     ) -> Tensor | None:
-        """How much attention so many of the oldest ``positions`` of a ``layer``'s memory received in the
-        segment of these ``inputs [S, B, D]``, with ``starts [S, B]``: ``[positions, B]``; None where its f_c
-        doesn't need it. A ``mask`` or ``span`` of the forward pass is not known here."""
+        """How much attention the oldest positions of a ``layer``'s memory, ``positions`` of them, received in
+        the segment of these ``inputs [S, B, D]``, with ``starts [S, B]``: ``[positions, B]``; None where its
+        f_c doesn't need it. A ``mask`` or ``span`` of the forward pass is not known here."""
         if not needs_attention(self.compressions[layer]):
             return None
         past = [parts[layer] for parts in (memory.c_mem, memory.mem) if parts]
