@@ -89,14 +89,24 @@ def test_a_folder_counts_before_a_name_and_an_unknown_name_is_told_the_known_one
 def test_a_packaged_model_writes_within_seconds_in_a_process_of_its_own(tmp_path):
     """On a machine with nothing else to do it takes less than three."""
     ended = finish(
-        program("generate", "--pretrained", "compressive-shakespeare", "--prompt", "ROMEO:", "--tokens", 200),
+        program(
+            "generate",
+            "--pretrained",
+            "compressive-shakespeare",
+            "--prompt",
+            "ROMEO:",
+            "--tokens",
+            200,
+            "--temperature",
+            0,
+        ),
         cwd=tmp_path,
         timeout=60,
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("ROMEO:")
     assert len(ended.stdout) == len("ROMEO:") + 200 + 1
-    assert sum(word in ended.stdout.split() for word in ("the", "and", "to", "I", "of", "you", "my")) > 2
+    assert sum(word in ("the", "and", "to", "I", "of", "you", "my") for word in ended.stdout.split()) > 5
 
 
 def test_evaluate_takes_a_packaged_model(tmp_path):
