@@ -46,9 +46,9 @@ def fake_run(folder, model, bits, *, finished=True, facts=FACTS, read=None, **ch
         (folder / "sample.txt").write_text(f"A sample of {model} with ``` and <b>tags</b>\n")
 
 
-def fake_comparison(folder, bits, seeds=None):
+def fake_comparison(folder, bits, seeds=None, keys=None):
     """A comparison whose runs came to ``bits`` per character: those of an arm's seeds, in order, by the arm's
-    name; None for a run that isn't there."""
+    name; None for a run that isn't there. ``keys``: the number of keys of each arm, if the runs say it."""
     seeds = seeds or max(map(len, bits.values()))
     plan = Plan({}, tuple(PlannedArm(arm, {}) for arm in bits), runs_of(list(bits), range(seeds)))
     folder.mkdir(parents=True, exist_ok=True)
@@ -56,4 +56,5 @@ def fake_comparison(folder, bits, seeds=None):
     for name, run in plan.runs.items():
         if run.seed < len(bits[run.arm]) and (value := bits[run.arm][run.seed]) is not None:
             model = run.arm if run.arm in MODELS else "transformer-xl"
-            fake_run(folder / name, model, value, seed=run.seed)
+            facts = FACTS | ({"keys": keys[run.arm]} if keys else {})
+            fake_run(folder / name, model, value, seed=run.seed, facts=facts)

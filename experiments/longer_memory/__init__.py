@@ -1,0 +1,1 @@
+"""Whether longer memories and more slots predict a text better."""

@@ -1,0 +1,76 @@
+"""The experiment on the length of memory, at a size of moments."""
+
+import csv
+from dataclasses import replace
+
+import pytest
+
+from experiments.longer_memory import __main__ as program
+from experiments.longer_memory.arms import comparison as all_memories
+from experiments.longer_memory.figure import save_figure
+from memformers import comparison
+from memformers.common.errors import UserError
+from memformers.models.config import ModelConfig
+from memformers.training.config import TrainConfig
+from tests.builders import small_training
+from tests.processes import train_here
+from tests.report.fake_runs import fake_comparison
+
+
+def test_every_arm_differs_from_transformer_xl_in_its_memory_only():
+    config = all_memories(TrainConfig(), seeds=3, scale=0.5, causes=True)
+    base = replace(config.shared.model, model="transformer-xl")
+    memories = {"model", "mem_len", "c_mem_len", "compression_rate", "compression_start"}
+    names = [arm.name for arm in config.planned_arms()]
+    assert names[:2] == ["transformer", "transformer-xl"]
+    assert len(set(names)) == len(names) == 10
+    for arm in config.planned_arms():
+        assert {name.removeprefix("model.") for name in arm.settings} <= memories, arm.name
+    assert base.mem_len == 64
+    assert config.shared.tokens == TrainConfig().tokens // 2
+
+
+@pytest.fixture
+def small(monkeypatch, quick_runs):
+    """Settings of a moment, and trainings in this process."""
+    tiny = small_training(tokens=128)
+    network = ModelConfig(d_model=16, heads=2, n_layers=1, d_ff=16, segment_len=16, mem_len=8)
+    monkeypatch.setattr("experiments.longer_memory.arms.BASE", network)
+    monkeypatch.setattr(program, "TrainConfig", lambda **given: replace(tiny, **given))
+    monkeypatch.setattr(comparison, "run_module", train_here)
+    monkeypatch.setattr("experiments.longer_memory.arms.LENGTHS", ("M-16: mem_len=16",))
+    slots = "slots: model=compressive mem_len=8 c_mem_len=8 compression_rate=2"
+    monkeypatch.setattr("experiments.longer_memory.arms.COMPRESSED", (slots,))
+
+
+@pytest.mark.usefixtures("small")
+def test_the_program_trains_every_memory_and_draws_each_by_its_keys_and_difference(tmp_path):
+    settings = program.LongerMemory(
+        data="builtin", out=tmp_path / "a", seeds=2, scale=1, causes=False, evaluations=1, dashboard="off"
+    )
+    program.main(settings)
+    with open(tmp_path / "a/figures/longer_memory.csv", newline="") as file:
+        rows = {row["arm"]: row for row in csv.DictReader(file)}
+    assert {name: float(row["keys"]) for name, row in rows.items()} == {
+        "transformer": 0, "transformer-xl": 8, "M-16": 16, "slots": 16
+    }  # fmt: skip
+    column = "bits per character, less the base's"
+    assert float(rows["transformer-xl"][column]) == 0
+    assert rows["slots"]["seeds"] == "2"
+    assert any(float(row[column]) for row in rows.values())
+    assert (tmp_path / "a/figures/longer_memory.svg").is_file()
+    with pytest.raises(UserError, match="name the comparison to resume as --out"):
+        program.main(replace(settings, out=None, resume=True))
+
+
+def test_the_differences_are_paired_by_seed_with_their_interval(tmp_path):
+    folder = tmp_path / "a"
+    bits = {"transformer": [2.5, 2.7], "transformer-xl": [2.25, 2.25], "M-128": [2.0, 2.2]}
+    fake_comparison(folder, bits, keys={"transformer": 0, "transformer-xl": 64, "M-128": 128})
+    save_figure(folder, tmp_path / "figures" / "longer_memory.png")
+    with open(tmp_path / "figures/longer_memory.csv", newline="") as file:
+        none, base, longer = csv.DictReader(file)
+    assert float(none["bits per character, less the base's"]) == pytest.approx(0.35)
+    assert float(none["half width of the 95 % interval"]) == pytest.approx(12.706 * 0.1)
+    assert float(base["half width of the 95 % interval"]) == 0
+    assert float(longer["bits per character, less the base's"]) == pytest.approx(-0.15)
