@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,6 +11,7 @@ from memformers.common.intervals import Mean
 from memformers.report.arms import Arm, arms_of, base_of, paired
 from memformers.report.evidence import more_bits
 from memformers.report.figures import DOTS, WIDTH, save_with_data
+from memformers.report.markdown import Cell
 from memformers.runs.finished import read_runs
 
 MEMORY = {"color": "#0072B2", "marker": "o", "linestyle": "-"}
@@ -37,7 +39,7 @@ def save_figure(folder: Path, path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", frameon=False, fontsize=8)
     head = ["arm", "keys", "bits per character, less the base's", "half width of the 95 % interval", "seeds"]
-    rows = [[name, keys, d.mean, d.half_width, d.n] for name, (keys, d) in points.items()]
+    rows: list[list[Cell]] = [[name, keys, d.mean, d.half_width, d.n] for name, (keys, d) in points.items()]
     path.parent.mkdir(parents=True, exist_ok=True)
     save_with_data(figure, path, head, rows)
 
@@ -61,7 +63,7 @@ def spread(points: Sequence[tuple[float, Mean]]) -> list[tuple[float, Mean]]:
     return placed
 
 
-def mark(axes: Axes, points: Sequence[tuple[float, Mean]], label: str, look: dict[str, str]) -> None:
+def mark(axes: Axes, points: Sequence[tuple[float, Mean]], label: str, look: dict[str, Any]) -> None:
     """A mark for each mean, with its interval if it has one."""
     axes.errorbar(
         [keys for keys, _ in points],
