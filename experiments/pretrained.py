@@ -59,7 +59,11 @@ def main(pretraining: Pretraining) -> None:
         raise UserError("Tiny Shakespeare was neither found nor downloaded; name its file with --data.")
     for name, network in MODELS.items():
         config = TrainConfig(
-            model=network, data=pretraining.data, tokens=pretraining.tokens, seed=pretraining.seed
+            model=network,
+            data=pretraining.data,
+            tokens=pretraining.tokens,
+            seed=pretraining.seed,
+            memory_warmup=0.0,  # as the models in the package were trained
         )
         run = train_run(config, pretraining.runs / name, "off", resume=True)
         recipe = put(run, pretraining.out / name)

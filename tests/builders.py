@@ -101,6 +101,7 @@ def small_training(**changes: Any) -> TrainConfig:
         batch_size=4,
         evaluations=2,
         log_every=5,
+        memory_warmup=0.0,
     )
     model = changes.pop("model", None)
     if isinstance(model, str):

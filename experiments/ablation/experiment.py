@@ -16,8 +16,8 @@ from memformers.recall.experiment import recall
 from memformers.runs.folder import PAGE, REPORT, check_named, check_nothing_is_lost
 from memformers.training.config import TrainConfig
 
-TEXT = TrainConfig(model=MEMORIES, tokens=500_000)
-"""The training of each row on the text, without its memory."""
+TEXT = TrainConfig(model=MEMORIES, tokens=500_000, memory_warmup=0.0)
+"""The training of each row on the text, without its memory; slots are there from the first steps on."""
 RECALL_TOKENS = 1_000_000
 QUICK_TOKENS = 16_384
 """Tokens of each training with --quick."""

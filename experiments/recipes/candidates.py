@@ -6,8 +6,10 @@ from typing import Any
 from memformers.models.config import ModelConfig
 from memformers.training.config import TrainConfig
 
-RATES = ("learning_rate", "muon_learning_rate", "beta2", "warmup", "weight_decay", "stretch")
-"""Settings that change what is learned from a step, but not its work."""
+RATES = (
+    "learning_rate", "muon_learning_rate", "beta2", "warmup", "weight_decay", "stretch", "memory_warmup",
+)  # fmt: skip
+"""Settings that change what is learned from a step, but not its work once the memory has its full length."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,16 @@ class Recipe:
 
 FIRST = {
     "optimizer": "adamw", "learning_rate": 2e-3, "batch_size": 8, "stretch": 0, "beta2": 0.99,
-    "precision": "float32",
+    "precision": "float32", "memory_warmup": 0.0,
 }  # fmt: skip
 """The recipe of the first version."""
 
 CANDIDATES = {
     "default": Recipe(),
     "first version": Recipe(FIRST),
+    "full memory from the beginning": Recipe({"memory_warmup": 0.0}),
+    "memory grows over a quarter": Recipe({"memory_warmup": 0.25}),
+    "memory grows over all of it": Recipe({"memory_warmup": 1.0}),
     "float32": Recipe({"precision": "float32"}),
     "AdamW for everything": Recipe({"optimizer": "adamw"}),
     "32 streams": Recipe({"batch_size": 32}),

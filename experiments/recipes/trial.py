@@ -32,7 +32,7 @@ class Enough(Exception):
 
 
 def speed(name: str, data: str) -> float:
-    """Tokens a second by this recipe, of the median step."""
+    """Tokens a second by this recipe, of the median step with a memory of full length."""
     times: list[float] = []
 
     def look(state: TrainingState) -> None:
@@ -43,7 +43,7 @@ def speed(name: str, data: str) -> float:
     config = CANDIDATES[name].config(tokens=10**9, seed=0, data=data)
     keep_freed_memory()
     try:
-        trained(config, maybe_checkpoint=look)
+        trained(replace(config, memory_warmup=0.0), maybe_checkpoint=look)
     except Enough:
         steps = [after - before for before, after in zip(times[WARM_UP:], times[WARM_UP + 1 :], strict=False)]
     return config.tokens_a_step / median(steps)

@@ -14,7 +14,7 @@ GROUPS = {
     ),
     "memory": Group(
         "What is remembered between segments.",
-        ("segment_len", "mem_len", "c_mem_len", "compression_rate", "same_length", "tbptt"),
+        ("segment_len", "mem_len", "c_mem_len", "compression_rate", "same_length", "memory_warmup", "tbptt"),
     ),
     "compression": Group(
         "What makes compressed slots of old memories, and what it learns from.",

@@ -141,6 +141,7 @@ TRAINING = TrainConfig(
     optimizer="muon",
     learning_rate=3e-3,
     muon_learning_rate=0.02,
+    memory_warmup=0.0,  # the distances grow instead
     evaluations=8,
     log_every=20,
     precision="float32",  # in a network of this size, casts take as much time as faster products save

@@ -61,7 +61,7 @@ def unused(config: Mapping[str, Any]) -> set[str]:
     if model != "transformer-xl":
         found.add("model.same_length")
     if model == "transformer":
-        found |= {"model.mem_len", "tbptt"}
+        found |= {"model.mem_len", "memory_warmup", "tbptt"}
     if config.get("model.positions") != "sinusoidal":
         found |= {"model.position_features", "model.clamp_len"}
     if config.get("model.embedding") != "adaptive":

@@ -84,6 +84,11 @@ class TrainConfig:
     reads tbptt + 1 segments of each stream and learns from the mean of their losses, so a training of the
     same length in tokens has fewer steps. The gradient of a step's first segment reaches into no earlier one,
     that of its last into tbptt; compressed slots never carry it (transformer-xl, compressive)."""
+    memory_warmup: float | None = None
+    """Fraction of the training over which the memory grows from no keys to all of them, in eight stages; with
+    0, it has its full length from the beginning. If not given, 0.5; but 0 with tbptt, whose steps read their
+    own segments' memory, and with compile, where each length is another shape to compile. Evaluations always
+    use the full memory (transformer-xl, compressive)."""
     compile: bool = False
     """Whether torch.compile builds the forward and backward pass of the training step; this takes minutes at
     the beginning."""
@@ -142,6 +147,15 @@ class TrainConfig:
             )
         if not 0.0 <= self.warmup < 1.0:
             raise UserError(f"warmup={self.warmup} must be a fraction of the training, in [0, 1).")
+        if not 0.0 <= self.memory_growth <= 1.0:
+            raise UserError(
+                f"memory_warmup={self.memory_warmup} must be a fraction of the training, in [0, 1]."
+            )
+        if self.memory_growth and self.tbptt:
+            raise UserError(
+                f"memory_warmup={self.memory_warmup} can't be used with tbptt={self.tbptt}, whose steps read "
+                f"the memory of their own segments; leave out one of them."
+            )
         if not 0.0 <= self.beta2 < 1.0:
             raise UserError(f"beta2={self.beta2} is outside [0, 1); usual values are 0.9 to 0.999.")
         if not 0 <= self.seed < 2**63:
@@ -151,6 +165,13 @@ class TrainConfig:
     def tokens_a_step(self) -> int:
         """How many tokens a step learns from, of all streams together: (tbptt + 1)·S·B."""
         return (self.tbptt + 1) * self.model.segment_len * self.batch_size
+
+    @property
+    def memory_growth(self) -> float:
+        """The fraction of the training over which the memory grows."""
+        if self.memory_warmup is None:
+            return 0.0 if self.tbptt or self.compile else 0.5
+        return self.memory_warmup
 
     @property
     def matrix_learning_rate(self) -> float:
@@ -169,7 +190,10 @@ def saved_config(data: Mapping[str, Any], source: str) -> TrainConfig:
     anything else."""
     model = data.get("model")
     # What a config of an earlier version doesn't say is what that version did.
-    now = {"optimizer": "adamw", "beta2": 0.99, "stretch": 0, "evaluation_share": 0.0, **data}
+    then = {
+        "optimizer": "adamw", "beta2": 0.99, "stretch": 0, "evaluation_share": 0.0, "memory_warmup": 0.0,
+    }  # fmt: skip
+    now = {**then, **data}
     if isinstance(model, dict):
         now["model"] = upgraded(model)
     return config_from_dict(TrainConfig, now, source)

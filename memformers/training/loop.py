@@ -4,6 +4,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -13,6 +14,7 @@ from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 from memformers.training.config import TrainConfig
 from memformers.training.gradients import backward, clip
+from memformers.training.memory_warmup import share_of_memory, shortened
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule, set_learning_rates
 from memformers.training.precision import with_precision
 from memformers.training.ranks import Ranks
@@ -86,8 +88,9 @@ def train(
         else:
             for optimizer in state.optimizers:
                 optimizer.step()
-            state.memory = outcome.memory
-            state.window.add(outcome, tokens, predictions, *norms)
+            share = share_of_memory(state.tokens + tokens, config)
+            state.memory = shortened(outcome.memory, share, model.config.layer_lengths)
+            state.window.add(replace(outcome, memory=state.memory), tokens, predictions, *norms)
 
         state.step, state.tokens = state.step + 1, state.tokens + tokens
         state.epoch, state.position = read[-1].epoch, read[-1].end

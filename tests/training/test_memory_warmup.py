@@ -1,0 +1,131 @@
+"""Memory that grows during a training."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from memformers.models.memory import Memory
+from memformers.runs.metrics import read_metrics
+from memformers.runs.sealed import numbered
+from memformers.training.loop import train
+from memformers.training.memory_warmup import STAGES, share_of_memory, shortened
+from memformers.training.run import train_run
+from tests.builders import small_lm, small_training
+from tests.training.runs import segments_of, without_times
+from tests.training.test_resume import stop_at
+
+
+def counting(*lengths):
+    """For each of ``lengths``, a tensor ``[length, 1, 1]`` that counts its positions."""
+    return tuple(torch.arange(float(length)).view(-1, 1, 1) for length in lengths)
+
+
+def test_the_share_grows_in_stages_from_nothing_to_everything():
+    config = small_training(tokens=8_000, memory_warmup=0.5)
+    shares = [share_of_memory(tokens, config) for tokens in range(0, 8_000, 250)]
+    assert shares[0] == 0
+    assert shares[:16] == [stage / STAGES for stage in range(STAGES) for _ in range(2)]
+    assert shares[16:] == [1.0] * 16
+    assert share_of_memory(0, small_training()) == 1.0
+
+
+def test_a_share_of_a_memory_is_its_newest_positions_then_its_newest_slots():
+    lm = small_lm("compressive", segment_len=8, mem_len=8, c_mem_len=8, compression_rate=4, bptt=1)
+    layers = lm.config.layer_lengths
+    memory = Memory(counting(10, 10), counting(8, 8), None, counting(8, 8))  # 2 positions wait for a slot
+    kept = {}
+    for share in (0, 3 / 8, 7 / 16, 1 / 2, 5 / 8, 1):
+        part = shortened(memory, share, layers)
+        for whole, cut in zip(memory.mem + memory.c_mem, part.mem + part.c_mem, strict=True):
+            assert torch.equal(cut, whole[len(whole) - len(cut) :])
+        kept[share] = (part.mem_len, part.c_mem_len, part.sources_len)
+    assert kept == {
+        0: (0, 0, 0),
+        3 / 8: (4, 0, 0),
+        7 / 16: (4, 0, 0),
+        1 / 2: (10, 0, 0),
+        5 / 8: (10, 2, 8),
+        1: (10, 8, 8),
+    }
+    assert shortened(memory, 1.0, layers) is memory
+    assert shortened(Memory(()), 0.5, layers) == Memory(())
+
+
+def test_each_layer_has_its_share_of_its_own_length():
+    layers = small_lm("transformer-xl", n_layers=2, mem_len=(4, 16)).config.layer_lengths
+    part = shortened(Memory(counting(4, 16)), 0.5, layers)
+    assert part.lengths(2) == [(2, 0), (8, 0)]
+
+
+@pytest.mark.parametrize(("model", "longest"), [("transformer-xl", (16, 0)), ("compressive", (8, 8))])
+def test_a_training_begins_without_memory_and_ends_with_all_of_it(model, longest):
+    M, C = longest
+    lm = small_lm(model, segment_len=16, mem_len=M, c_mem_len=C or 8, compression_rate=2)
+    config, seen = small_training(batch_size=1, tokens=7 * 16, memory_warmup=1.0), []
+    lm.register_forward_pre_hook(lambda _, args: seen.append((args[1].mem_len, args[1].c_mem_len)))
+    train(lm, segments_of(config), config, record=lambda *_: None, evaluate=lambda _: None)
+    keys = [mem + c_mem for mem, c_mem in seen]
+    assert keys[0] == 0
+    assert keys == sorted(keys)
+    assert 0 < keys[2] < keys[5] <= M + C
+    assert lm.config.layer_lengths[0].keys == M + C
+
+
+def test_without_a_warmup_the_memory_of_a_segment_is_the_one_that_the_last_returned():
+    lm, config, seen = small_lm("transformer-xl", segment_len=16, mem_len=16), small_training(tokens=128), []
+    lm.register_forward_hook(lambda _, args, output: seen.append((args[1], output.memory)))
+    train(lm, segments_of(config), config, record=lambda *_: None, evaluate=lambda _: None)
+    assert seen[1][0].mem[0] is not None
+    assert torch.equal(seen[1][0].mem[0], seen[0][1].mem[0])
+
+
+@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
+def test_a_resumed_run_has_the_same_records_and_weights(model, tmp_path, monkeypatch):
+    config = small_training(model=model, log_every=2, evaluations=1, memory_warmup=0.8, accumulate=2)
+    whole = train_run(config, tmp_path / "whole")
+    for step in (1, 8):
+        with monkeypatch.context() as patch:
+            stop_at(patch, step)
+            with pytest.raises(SystemExit):
+                train_run(config, tmp_path / "run", resume=True)
+    folder = train_run(config, tmp_path / "run", resume=True)
+    assert without_times(read_metrics(folder)) == without_times(read_metrics(whole))
+    lengths = [m["memory.length"] for m in read_metrics(whole) if "memory.length" in m]
+    assert lengths[0] < lengths[-1] >= 14
+    newest = [numbered(f / "checkpoints")[0] for f in (whole, folder)]
+    for name in ("model.safetensors", "optimizer.safetensors", "memory.safetensors"):
+        assert (newest[0] / name).read_bytes() == (newest[1] / name).read_bytes(), name
+    with pytest.raises(ValueError, match=r"can't be resumed with other settings: memory_warmup 0\.8 → 0\.0"):
+        train_run(replace(config, memory_warmup=0.0), folder, resume=True)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("share", [3 / 8, 6 / 8])
+def test_a_shortened_memory_still_hides_the_documents_before(share):
+    """What a stream's ended document left in it can be anything."""
+    lm = small_lm("compressive", segment_len=8, mem_len=8, c_mem_len=8, compression_rate=2)
+    tokens, memory = torch.randint(11, (4, 8, 3)), None
+    starts = torch.zeros(4, 8, 3, dtype=torch.bool)
+    starts[2, 4, 1] = starts[3, 2, 2] = True
+    for segment, begun in zip(tokens, starts, strict=True):
+        memory = lm(segment, memory, starts=begun).memory
+    short = shortened(memory, share, lm.config.layer_lengths)
+    known = (short.valid, [x.clone() for x in (*short.mem, *short.c_mem)])
+    for x in short.mem:
+        x[: max(len(x) - 6, 0), 2] = 7.0  # the third stream's document has 6 positions yet
+    for x in short.c_mem:
+        x[:, 2] = 7.0
+    changed = lm(tokens[0], short).logits
+    before = replace(short, mem=tuple(known[1][:2]), c_mem=tuple(known[1][2:]))
+    assert known[0].tolist()[2] == 6
+    assert torch.equal(changed, lm(tokens[0], before).logits)
+
+
+def test_a_warmup_that_cannot_be_is_refused():
+    with pytest.raises(
+        ValueError, match=r"memory_warmup=1\.5 must be a fraction of the training, in \[0, 1\]"
+    ):
+        small_training(memory_warmup=1.5)
+    with pytest.raises(ValueError, match=r"memory_warmup=0\.5 can't be used with tbptt=1"):
+        small_training(memory_warmup=0.5, tbptt=1)
