@@ -20,10 +20,10 @@ from tests.report.fake_runs import fake_comparison
 def test_every_arm_differs_from_transformer_xl_in_its_memory_only():
     config = all_memories(TrainConfig(), seeds=3, scale=0.5, causes=True)
     base = replace(config.shared.model, model="transformer-xl")
-    memories = {"model", "mem_len", "c_mem_len", "compression_rate", "compression_start"}
+    memories = {"model", "mem_len", "c_mem_len", "compression_rate", "compression_start", "memory_warmup"}
     names = [arm.name for arm in config.planned_arms()]
     assert names[:2] == ["transformer", "transformer-xl"]
-    assert len(set(names)) == len(names) == 10
+    assert len(set(names)) == len(names) == 14
     for arm in config.planned_arms():
         assert {name.removeprefix("model.") for name in arm.settings} <= memories, arm.name
     assert base.mem_len == 64
@@ -39,6 +39,9 @@ def small(monkeypatch, quick_runs):
     monkeypatch.setattr(program, "TrainConfig", lambda **given: replace(tiny, **given))
     monkeypatch.setattr(comparison, "run_module", train_here)
     monkeypatch.setattr("experiments.longer_memory.arms.LENGTHS", ("M-16: mem_len=16",))
+    monkeypatch.setattr(
+        "experiments.longer_memory.arms.GROWING", ("M-16-grows: mem_len=16 memory_warmup=0.5",)
+    )
     slots = "slots: model=compressive mem_len=8 c_mem_len=8 compression_rate=2"
     monkeypatch.setattr("experiments.longer_memory.arms.COMPRESSED", (slots,))
 
@@ -52,7 +55,7 @@ def test_the_program_trains_every_memory_and_draws_each_by_its_keys_and_differen
     with open(tmp_path / "a/figures/longer_memory.csv", newline="") as file:
         rows = {row["arm"]: row for row in csv.DictReader(file)}
     assert {name: float(row["keys"]) for name, row in rows.items()} == {
-        "transformer": 0, "transformer-xl": 8, "M-16": 16, "slots": 16
+        "transformer": 0, "transformer-xl": 8, "M-16": 16, "slots": 16, "M-16-grows": 16
     }  # fmt: skip
     column = "bits per character, less the base's"
     assert float(rows["transformer-xl"][column]) == 0

@@ -33,7 +33,7 @@ def test_the_share_grows_in_stages_from_nothing_to_everything():
 def test_a_share_of_a_memory_is_its_newest_positions_then_its_newest_slots():
     lm = small_lm("compressive", segment_len=8, mem_len=8, c_mem_len=8, compression_rate=4, bptt=1)
     layers = lm.config.layer_lengths
-    memory = Memory(counting(10, 10), counting(8, 8), None, counting(8, 8))  # 2 positions wait for a slot
+    memory = Memory(counting(8, 8), counting(8, 8), None, counting(8, 8))
     kept = {}
     for share in (0, 3 / 8, 7 / 16, 1 / 2, 5 / 8, 1):
         part = shortened(memory, share, layers)
@@ -44,9 +44,9 @@ def test_a_share_of_a_memory_is_its_newest_positions_then_its_newest_slots():
         0: (0, 0, 0),
         3 / 8: (4, 0, 0),
         7 / 16: (4, 0, 0),
-        1 / 2: (10, 0, 0),
-        5 / 8: (10, 2, 8),
-        1: (10, 8, 8),
+        1 / 2: (8, 0, 0),
+        5 / 8: (8, 2, 8),
+        1: (8, 8, 8),
     }
     assert shortened(memory, 1.0, layers) is memory
     assert shortened(Memory(()), 0.5, layers) == Memory(())
