@@ -64,7 +64,7 @@ def caption(arms: Sequence[Arm], base_label: str, bands: str) -> str:
     several = len(arms) > 1 and bool(bands)
     return (
         "Loss over the whole held-out text, by position in the segment, in octaves. The first tokens of a "
-        "segment have few tokens of it before them, so they depend mostly on memory."
+        "segment have only a few of its tokens before them, so they depend mostly on memory."
         + (
             f" The lower panel has the loss minus that of {base_label} from the same seed; a value below "
             f"zero is better."

@@ -122,7 +122,7 @@ def finding(label: str, part: str, worth: Measured, run: str) -> str:
     if not more.leaves_out_zero:
         return f"{said} Zeros cost {signed(zeroed)}; no difference between the two was seen."
     if more.mean > 0:
-        return f"{said} That is {signed(more)} more than zeros cost: the other contents mislead the model."
+        return f"{said} That is {signed(more)} more than zeros cost, so zeros disturb the model less."
     return (
         f"{said} Zeros cost {signed(zeroed)}, more than another stream's contents, so only a part of that "
         f"cost is due to the missing contents."
