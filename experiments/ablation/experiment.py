@@ -30,8 +30,8 @@ class Ablation:
     out: Path | None = None
     """Folder of the results; by default runs/, the date and "ablation"."""
     resume: bool = False
-    """Go on with the ablation in --out, of the same settings: finish what was stopped, and add rows and seeds
-    that it doesn't have."""
+    """Continue the ablation in --out, which must have the same settings: finish stopped trainings, and add
+    rows and seeds that it doesn't have."""
     only: Literal["text", "recall"] | None = None
     """One of the two tasks; both if not given."""
     arms: tuple[str, ...] = ()
@@ -39,7 +39,8 @@ class Ablation:
     seeds: int = 2
     """How many times each row is trained on each task. Intervals need at least 2."""
     quick: bool = False
-    """Whether to show in two or three minutes that all of it runs: one seed, and too few tokens to learn."""
+    """Whether to show in two or three minutes that the ablation runs: one seed, and too few tokens to
+    learn."""
     text_tokens: int | None = None
     """Tokens of each training on the text; half a million if not given."""
     recall_tokens: int | None = None
@@ -130,5 +131,5 @@ def ablation(config: Ablation, folder: Path) -> Path:
     write_results(findings, folder)
     page = write_report(findings, folder)
     if failed:
-        raise UserError(f"{' '.join(failed)} What there is, is in {page}; --resume trains the rest.")
+        raise UserError(f"{' '.join(failed)} The results so far are in {page}; --resume trains the rest.")
     return page

@@ -55,7 +55,7 @@ def values(findings: Findings) -> Figure:
     """A panel for the paper's figures, and one for each task."""
     paper = [None if row.paper is None else Mean(row.paper, float("nan"), 1) for row in findings.rows]
     panels = {"the paper, enwik8: bits per character": [Marks("", paper, PAPER)]}
-    for task, title in {"text": "bits per character", "recall": "answers right (%)"}.items():
+    for task, title in {"text": "bits per character", "recall": "right answers (%)"}.items():
         means = [
             marks(m, [findings.mean(m, row) for row in findings.rows])
             for m in findings.measures
@@ -67,9 +67,9 @@ def values(findings: Findings) -> Figure:
 
 
 def differences(findings: Findings) -> Figure:
-    """A panel for each measure, with zero ruled."""
+    """A panel for each measure, with a line at zero."""
     panels = {
-        f"{m.label}{' (points)' if m.scale > 1 else ''}, less {BASE_ROW.label}": [
+        f'{m.label}{" (points)" if m.scale > 1 else ""}, minus "{BASE_ROW.label}"': [
             marks(m, [findings.difference(m, row) for row in findings.rows])
         ]
         for m in findings.measures

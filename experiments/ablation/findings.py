@@ -52,10 +52,11 @@ def right_between(result: Result, low: int, high: int) -> float | None:
 
 MEASURES = (
     Measure("bits_per_character", "text", "bits per character", lambda r: r["bits_per_character"], 1, -1),
-    Measure("right_beyond", "recall", "right beyond", lambda r: right_between(r, *band()), 100, 1),
-    Measure("right_within", "recall", "right within", lambda r: right_between(r, 0, band()[0]), 100, 1),
+    Measure("right_beyond", "recall", "right, beyond", lambda r: right_between(r, *band()), 100, 1),
+    Measure("right_within", "recall", "right, within", lambda r: right_between(r, 0, band()[0]), 100, 1),
 )
-"""Beyond and within what one layer of Transformer-XL with as many keys sees without slots."""
+"""The measures of both tasks: "beyond" and "within" refer to the distances that one layer of Transformer-XL
+with as many keys sees."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Findings:
         return any(self.difference(measure, row) for measure in self.measures for row in self.rows)
 
     def first(self, task: str) -> FinishedRun:
-        """A run that represents all runs of ``task`` for properties that they share."""
+        """A run that represents all runs of ``task`` in the properties that they share."""
         return next(iter(self.arms[task].values())).first
 
     def title(self, task: str) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from experiments.ablation.figure import save_figures
 from experiments.ablation.findings import Findings, Measure, band
-from experiments.ablation.rows import BASE_ROW
+from experiments.ablation.rows import BASE_ROW, Row
 from memformers.common.files import write_text
 from memformers.common.intervals import Mean
 from memformers.report.arms import Arm
@@ -16,24 +16,26 @@ from memformers.runs.folder import FIGURES, PAGE, REPORT
 
 FEWEST_TOKENS = {"text": 500_000, "recall": 500_000}
 """Shorter trainings show that everything works, and not what a compression is worth."""
-TITLES = {"ablation": "What each row reaches", "differences": f"Differences to {BASE_ROW.label}"}
+BASE_NAME = f'"{BASE_ROW.label}"'
+"""Its label in quotation marks, since labels contain commas."""
+TITLES = {"ablation": "Results of each row", "differences": f"Differences to {BASE_NAME}"}
 CAPTIONS = {
-    "ablation": "Each row of the table, in the paper's order; above, the paper's figures on enwik8. Fewer "
-    "bits are better. Lines: 95 % intervals over seeds, by Student's t.",
-    "differences": f"How much more each row has than {BASE_ROW.label}, seed by seed. Lines: 95 % intervals "
-    f"by Student's t; a row is claimed to differ only where its interval leaves out zero.",
+    "ablation": "The rows of the table, in the paper's order. The first panel has the paper's results on "
+    "enwik8. Fewer bits are better. Lines are 95 % intervals over seeds, by Student's t.",
+    "differences": f"The value of each row minus that of {BASE_NAME} from the same seed. Lines are 95 % "
+    f"intervals by Student's t; a row is claimed to differ only if its interval leaves out zero.",
 }
 
 
 def write_report(findings: Findings, folder: Path) -> Path:
     """Write the report of ``findings`` into ``folder``; returns its page."""
     figures = save_figures(findings, folder / FIGURES)
-    parts = ["# The ablation: what compresses, and what it learns from", *warnings(findings)]
+    parts = ["# The ablation: compression functions and what they learn from", *warnings(findings)]
     parts += ["## What it shows", *(claims(findings, measure) for measure in findings.measures)]
-    parts += [limits(findings), "## Beside the paper's figures", MEANING.format(*band()), results(findings)]
+    parts += [limits(findings), "## Results beside the paper's", MEANING.format(*band()), results(findings)]
     parts += [pictured(path, TITLES[name], CAPTIONS[name], folder) for name, path in figures.items()]
     if findings.compared:
-        parts += [f"## Differences to {BASE_ROW.label}", differences(findings)]
+        parts += [f"## Differences to {BASE_NAME}", differences(findings)]
     parts += ["## What each row costs", costs(findings), "## How it was made", how_it_was_made(findings)]
     markdown = "\n\n".join(parts) + "\n"
     write_text(folder / REPORT, markdown)
@@ -42,11 +44,11 @@ def write_report(findings: Findings, folder: Path) -> Path:
 
 
 MEANING = (
-    "The paper's figures are bits per character on enwik8 (Rae et al. 2020, arXiv 1911.05507). Ours are bits "
-    "per character of the held-out text, and the share of questions on a recall stream that are answered "
-    "rightly, chance 25 %: of what was set {} to {} positions ago, which one layer sees only in its slots "
-    "(beyond), and of what was set later, which one layer of a Transformer-XL with as many keys sees as well "
-    "(within)."
+    "The paper's results are bits per character on enwik8 (Rae et al. 2020, arXiv 1911.05507). Ours are bits "
+    "per character of the held-out text, and the share of right answers on a recall stream, where chance is "
+    '25 %. "Right, beyond" counts the questions about values that were set {} to {} positions ago, which one '
+    'layer sees only in its slots. "Right, within" counts those about values that were set later, which one '
+    "layer of a Transformer-XL with as many keys sees too."
 )
 
 
@@ -54,13 +56,13 @@ def warnings(findings: Findings) -> list[str]:
     """What a reader must know before trusting the numbers."""
     found = []
     if missing := "; ".join(findings.missing):
-        found.append(f"> **Missing here**, since they failed or were not finished: {missing}.")
+        found.append(f"> **Some trainings are missing**, since they failed or did not finish: {missing}.")
     for task in findings.arms:
         first = findings.first(task)
         if (tokens := first.config["tokens"]) < FEWEST_TOKENS[task]:
             found.append(
-                f"> **Only {tokens:,} tokens each on {plain(findings.title(task))}**: too few to learn much. "
-                f"It shows that all of it runs."
+                f"> **Each training on {plain(findings.title(task))} has only {tokens:,} tokens**: too few "
+                f"to learn much. This report only shows that the ablation runs."
             )
         if first.facts["corpus"].get("stands_in_for_tiny_shakespeare"):
             found.append(
@@ -72,47 +74,48 @@ def warnings(findings: Findings) -> list[str]:
 def claims(findings: Findings, measure: Measure) -> str:
     """The claims about one measure that the seeds support, in a paragraph: a difference to the base only if
     its interval does not contain zero."""
-    about = f"**{findings.title(measure.task)}, {measure.label}**, against {BASE_ROW.label}"
+    about = f"**{findings.title(measure.task)}: {measure.label}**, compared with {BASE_NAME}"
     found = [(row, findings.difference(measure, row)) for row in findings.rows]
     known = [(row, d) for row, d in found if d is not None]
     if not known:
-        return f"{about}: nothing is compared, since no seed has both {BASE_ROW.label} and another row."
+        return f"{about}: nothing is compared, since no seed has results of {BASE_NAME} and of another row."
     several = [(row, d) for row, d in known if d.n > 1]
     if not several:
-        return f"{about}: one seed, from which nothing is claimed; --seeds 3 --resume gives intervals."
+        return f"{about}: there is only one seed, so nothing is claimed; --seeds 3 --resume gives intervals."
     said = []
-    for word, sign in (("better", 1), ("worse", -1)):
+    for word, sign in (("Better", 1), ("Worse", -1)):
         sure = [(row, d) for row, d in several if d.leaves_out_zero and d.mean * measure.better * sign > 0]
         if sure:
-            said.append(f"{word}: " + "; ".join(f"{row.label} by {amount(measure, d)}" for row, d in sure))
+            said.append(f"{word}: " + "; ".join(f"{quoted(row)} by {amount(measure, d)}" for row, d in sure))
     if unsure := [(row, d) for row, d in several if not d.leaves_out_zero]:
         hidden = max(abs(d.mean) + d.half_width for _, d in unsure)
         said.append(
-            f"no difference was seen for {', '.join(row.label for row, _ in unsure)}, of which the largest "
-            f"that could have hidden is {amount(measure, Mean(hidden, math.nan, 1))}"
+            f"No difference was seen: {'; '.join(quoted(row) for row, _ in unsure)}. For these rows, "
+            f"differences of up to {amount(measure, Mean(hidden, math.nan, 1))} are not excluded"
         )
     seeds = sorted({d.n for _, d in several})
-    return f"{about}, seed by seed over {' or '.join(map(str, seeds))} seeds: {'. '.join(map(upper, said))}."
+    return f"{about} from the same seed, over {' or '.join(map(str, seeds))} seeds. {'. '.join(said)}."
 
 
-def upper(text: str) -> str:
-    """The text with a capital letter at the beginning."""
-    return text[:1].upper() + text[1:]
+def quoted(row: Row) -> str:
+    """The label of ``row`` in quotation marks, since some labels contain commas."""
+    return f'"{row.label}"'
 
 
 def limits(findings: Findings) -> str:
     """The limits of the results, in a paragraph."""
     n = sum(findings.difference(m, row) is not None for m in findings.measures for row in findings.rows)
     chance = (
-        f"Each of the {n} intervals here leaves out zero by chance once in twenty, so a single one that does "
-        f"is weak evidence. "
+        f"By chance, one interval in twenty leaves out zero, and this report has {n} of them; so a single "
+        f"interval that leaves out zero is weak evidence. "
     )
     return (
-        f"What it doesn't show: which compression is best on other texts, or at the paper's size. These are "
-        f"small networks that were trained for minutes; the paper's are large, and it gives no intervals. "
-        f"{chance if n else ''}In our BPTT the gradient reaches back through one compression (bptt=1), and "
-        f"our most-used chooses among the positions of each slot; the paper's may do otherwise. Slots in the "
-        f"upper layers only are half as many slots; all other rows have equally many keys."
+        f"The ablation doesn't show which compression is best on other texts, or at the paper's size. Our "
+        f"networks are small and were trained for minutes; the paper's networks are large, and the paper "
+        f"gives no intervals. {chance if n else ''}In our BPTT, the gradient reaches back through one "
+        f"compression (bptt=1), and our most-used chooses among the positions of each slot; the paper may "
+        f"do this in another way. The row with slots only in the upper layers has half as many slots; all "
+        f"other rows have the same number of keys."
     )
 
 
@@ -151,14 +154,14 @@ def costs(findings: Findings) -> str:
     head, columns = ["row"], []
     for task in findings.arms:
         name = findings.title(task)
-        head += [f"{name}: keys of all layers, beside the segment's", "parameters", "training time"]
+        head += [f"{name}: keys of all layers, without the segment's", "parameters", "training time"]
         columns.append([cost(findings.arms[task].get(row.name)) for row in findings.rows])
     rows = [
         [row.label, *(cell for part in parts for cell in part)]
         for row, *parts in zip(findings.rows, *columns, strict=True)
     ]
     return table(head, rows) + (
-        "\n\nTraining times are of single trainings beside others, as the machine was; they are no benchmark."
+        "\n\nTraining times are not a benchmark, since other programs ran on the machine at the same time."
     )
 
 
@@ -190,9 +193,9 @@ def how_it_was_made(findings: Findings) -> str:
             ]
         )
     where = " and ".join(f"`{task}/{REPORT}`" for task in findings.arms)
-    return table(["task", "tokens a training", "network", "device", "system"], rows) + (
-        f"\n\n± is half of a 95 % interval over seeds, by Student's t. Every setting, curve and sample is in "
-        f"{where}; every value in `results.json` and `results.csv`."
+    return table(["task", "tokens per training", "network", "device", "system"], rows) + (
+        f"\n\n± is half the width of a 95 % interval over seeds, by Student's t. Every setting, curve and "
+        f"sample is in {where}; every value is in `results.json` and `results.csv`."
     )
 
 

@@ -47,8 +47,9 @@ def chosen_rows(names: Sequence[str]) -> tuple[Row, ...]:
 
 
 def text_settings(model: ModelConfig) -> dict[str, dict[str, Any]]:
-    """In what each row's network differs from ``model``, of which all have the lengths: but Transformer-XL,
-    which has as many keys, and the slots in the upper half of the layers, half as many as all others have."""
+    """The settings in which the network of each row differs from ``model``. All rows have the lengths of
+    ``model``, with two exceptions: Transformer-XL has as many keys in its memory alone, and the row with
+    slots only in the upper half of the layers has half as many slots."""
     lower, slots = model.n_layers // 2, by_layer(model.c_mem_len, model.n_layers, "c_mem_len")
     different: dict[str, dict[str, Any]] = {
         "transformer-xl": {"model": "transformer-xl", "mem_len": keys_of_layers(model)},

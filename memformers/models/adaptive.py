@@ -23,7 +23,7 @@ WORD_STD = 0.02
 
 @dataclass(frozen=True)
 class Clusters:
-    """How a vocabulary is divided. Raises ValueError for cutoffs outside the vocabulary and for clusters
+    """The clusters of a vocabulary. Raises ValueError for cutoffs outside the vocabulary and for clusters
     whose width would be 0."""
 
     vocab_size: int
@@ -88,7 +88,8 @@ class AdaptiveEmbedding(nn.Module):
         if len(self.tables) == 1:
             x = self.mapped(0, tokens)
         else:
-            # Each cluster looks at all tokens, so that nothing has to wait for how many are its own.
+            # Each cluster embeds all tokens, so that nothing has to wait until the number of its own is
+            # known.
             parts = []
             for i, (low, high) in enumerate(self.clusters.bounds):
                 own = (tokens >= low) & (tokens < high)

@@ -34,15 +34,15 @@ class RelativeMultiHeadAttention(nn.Module):
     - ``"learned"``: a learned vector r_d and scalar s_d for each head and distance d;
     - ``"sinusoidal"``: r_d = W_R · sinusoid(d), and learned u and v for each head, as in the paper.
 
-    ``max_positions`` is how many distances 0 … max_positions−1 the learned scheme stores: at least
-    the longest K = C + M + S it will meet. The sinusoidal scheme stores none and knows no bound; its
-    sinusoids are ``position_features`` numbers P, by default ``d_model``, and beyond a distance of
-    ``clamp_len`` all the same.
+    ``max_positions`` is the number of distances 0 … max_positions−1 that the learned scheme stores. It must
+    be at least the largest K = C + M + S that the module gets. The sinusoidal scheme stores no distances and
+    has no such limit. Its sinusoids have P = ``position_features`` numbers, by default ``d_model``, and are
+    the same for all distances beyond ``clamp_len``.
 
-    ``kernel`` names what computes the scores and their softmax, ``"auto"`` the fastest that can.
+    ``kernel`` names the kernel that computes the scores and their softmax; ``"auto"`` chooses the fastest.
 
-    Raises ValueError for a width that the heads don't divide, a dropout outside [0, 1), an unknown
-    scheme or kernel, no positions or features, and for a kernel that can't have these positions.
+    Raises ValueError if the heads don't divide ``d_model``, if the dropout is outside [0, 1), for an unknown
+    scheme or kernel, for no positions or features, and for a kernel that doesn't support these positions.
     """
 
     def __init__(
@@ -125,12 +125,12 @@ class RelativeMultiHeadAttention(nn.Module):
         mask: Tensor | None = None,
         first: Tensor | None = None,
     ) -> Tensor:
-        """What ``forward`` gives for ``query=norm(x)`` and ``key=value=norm([past; x])``, with less work.
+        """The same as ``forward`` for ``query=norm(x)`` and ``key=value=norm([past; x])``, with less work.
 
-        ``x [S, B, D]`` and ``past [M, B, D]`` are not normalized yet, or stay as they are for a norm of
-        None; returns ``[S, B, D]``. Scale γ and shift β of ``norm`` are moved into the weights,
-        W(γ ∘ x̂ + β) = (W ∘ γ)x̂ + Wβ. So of the past only x̂ is needed, which has nothing to learn, and
-        no gradient is computed for every remembered position just to be summed into γ's and β's.
+        ``x [S, B, D]`` and ``past [M, B, D]`` are not normalized yet; a ``norm`` of None leaves them as they
+        are. Returns ``[S, B, D]``. The scale γ and the shift β of ``norm`` are moved into the weights,
+        W(γ ∘ x̂ + β) = (W ∘ γ)x̂ + Wβ. So the past is only needed as x̂, which has no parameters: the
+        gradients of γ and β need no gradient for each remembered position.
         """
         x, past = standardized(norm, x), standardized(norm, past)  # x̂
         query = F.linear(x, *fold(norm, self.query))  # [S, B, D]
@@ -150,9 +150,9 @@ class RelativeMultiHeadAttention(nn.Module):
         mask: Tensor | None = None,
         first: Tensor | None = None,
     ) -> Tensor:
-        """Attention of what is projected already, ``query [B, H, S, E]`` over ``key``, ``value
-        [B, H, K, E]``, and the output map: ``[S, B, D]``. ``mask`` and ``first [B, S]`` are as the kernels
-        take them."""
+        """Attention over inputs that are already projected, ``query [B, H, S, E]`` and ``key``, ``value
+        [B, H, K, E]``, followed by the output map; returns ``[S, B, D]``. ``mask`` and ``first [B, S]`` have
+        the form that the kernels take."""
         K = key.shape[2]
         self._check_positions(K)
         dropout_prob = self.dropout_prob if self._dropping else 0.0
@@ -174,15 +174,15 @@ class RelativeMultiHeadAttention(nn.Module):
         return linear(self.output, rearrange(context, "b h s e -> s b (h e)"))
 
     def by_head(self, x: Tensor) -> Tensor:
-        """``[t, B, D]`` as kernels take it, ``[B, H, t, E]``."""
+        """``[t, B, D]`` in the order of the kernels, ``[B, H, t, E]``."""
         return rearrange(x, "t b (h e) -> b h t e", h=self.heads)
 
     @torch.no_grad()
     def probabilities(
         self, *, query: Tensor, key: Tensor, mask: Tensor | None = None, first: Tensor | None = None
     ) -> Tensor:
-        """How much each position of ``query [S, B, D]`` looks at each of ``key [K, B, D]``, by head:
-        ``[B, H, S, K]``, each row summing to 1. To look at, not to learn from: no gradient. ``mask``,
+        """The attention probabilities of each position of ``query [S, B, D]`` over the positions of
+        ``key [K, B, D]``, by head and without gradient: ``[B, H, S, K]``, where each row sums to 1. ``mask``,
         ``first [B, S]`` and errors are those of ``forward``."""
         self._check_shapes(query, key, key)
         self._check_positions(len(key))
@@ -192,9 +192,9 @@ class RelativeMultiHeadAttention(nn.Module):
         return attention_probabilities(query, key, **terms, mask=mask, first=first)
 
     def _worth_absorbing(self, x: Tensor, past: Tensor) -> bool:
-        """Whether to project the segment's queries instead of the memory's keys: for segments half as
-        short as a head is wide, over memories several times as long. Measured on CPU only, in float32;
-        autocast would round the scores."""
+        """Whether to project the segment's queries instead of the memory's keys: for segments that are at
+        most half as long as a head is wide, over memories at least four times as long. It was measured only
+        on CPU in float32; autocast would round the scores."""
         S, M = len(x), len(past)
         short = 2 * S * self.heads <= self.d_model and M >= 4 * S
         exact = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
@@ -209,8 +209,8 @@ class RelativeMultiHeadAttention(nn.Module):
         value_map: Affine,
         first: Tensor | None,
     ) -> Tensor:
-        """Attention of ``query [S, B, D]`` over the unprojected ``past`` and ``x``. Every key has the same
-        bias, which a softmax doesn't notice; and every value, which is added once."""
+        """Attention of ``query [S, B, D]`` over the unprojected ``past`` and ``x``. All keys have the same
+        bias, which doesn't change a softmax; all values have the same bias too, which is added once."""
         K = len(past) + len(x)
         self._check_positions(K)
         w_key, w_value = (rearrange(w, "(h e) d -> h e d", h=self.heads) for w, _ in (key_map, value_map))

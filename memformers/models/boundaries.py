@@ -93,8 +93,9 @@ def slots_left_out(
     """How many of the oldest of ``slots`` new slots the reconstruction loss leaves out, int64 ``[B]``; None
     where ``valid [B]`` and ``starts [S, B]`` are None.
 
-    They are those that stand for one of ``mem_len`` remembered positions before the running document; and all
-    of them where a document begins within the segment, of whose queries some belong to the one before.
+    These are the slots that represent any of the ``mem_len`` remembered positions before the running
+    document. If a document begins within the segment, they are all slots, since some queries belong to the
+    document before it.
     """
     if starts is None:
         return None if valid is None else slots_to_cover(mem_len - valid, rate).clamp(0, slots)

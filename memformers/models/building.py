@@ -40,7 +40,7 @@ def build_head(config: ModelConfig) -> nn.Linear | AdaptiveSoftmax:
 
 
 def initialise_vocabulary(embed: nn.Embedding | AdaptiveEmbedding, head: nn.Linear | AdaptiveSoftmax) -> None:
-    """Draw fresh weights of embedding and head, which starts from near-equal odds."""
+    """Draw fresh weights for embedding and head; the head starts with nearly equal probabilities."""
     if isinstance(embed, AdaptiveEmbedding):
         embed.reset_parameters()
     else:

@@ -1,5 +1,5 @@
-"""Compressive Transformer (Rae et al. 2020, arXiv 1911.05507): the oldest memories are compressed,
-not forgotten, and each layer learns to compress so that attention notices little."""
+"""Compressive Transformer (Rae et al. 2020, arXiv 1911.05507): the oldest memories are compressed and not
+forgotten, and each layer learns a compression that changes attention as little as possible."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,11 +29,11 @@ class CompressiveTransformer(MemoryStack):
     """``n_layers`` layers built like ``layer``, or like those given one by one, with fresh weights, and in
     pre-norm a final norm.
 
-    ``compression_loss`` is what each layer's f_c learns from: [`AttentionReconstructionLoss`][] (attention),
-    [`AutoEncodingLoss`][] (auto-encoding), for which f_c is a [`CompressionAutoEncoder`][], or
-    nothing (none). With ``bptt`` ≥ 1, as its [`MemoryLengths`][] have it, f_c learns
-    from the language model's loss as well ([`made_anew`][]), and then needs no other. Raises ValueError for a
-    loss that can't train all of f_c.
+    ``compression_loss`` is the loss from which each layer's f_c learns: [`AttentionReconstructionLoss`][]
+    (attention), [`AutoEncodingLoss`][] (auto-encoding), for which f_c is a [`CompressionAutoEncoder`][], or
+    no loss (none). With ``bptt`` ≥ 1, which must be that of the [`MemoryLengths`][], f_c also learns from the
+    language model's loss ([`made_anew`][]), and then needs no other loss. Raises ValueError for a loss that
+    can't train all of f_c.
     """
 
     def __init__(
@@ -105,9 +105,9 @@ class CompressiveTransformer(MemoryStack):
         return memory, AttentionReconstructionLoss(layers)(inputs, old, new, left_out)
 
     def made_anew(self, memory: Memory, lengths: MemoryLengths) -> Memory:
-        """``memory``, of which each layer's f_c, in training, makes the newest slots ``[m, B, D]`` anew of
-        the ``sources [m·c, B, D]``: so the language model's loss reaches f_c through slots of earlier steps
-        (section 3.2.1, backpropagation through time).
+        """``memory`` with newly computed slots: in training, each layer's f_c computes the newest slots
+        ``[m, B, D]`` again from the ``sources [m·c, B, D]``. So the language model's loss reaches f_c through
+        slots of earlier steps (section 3.2.1, backpropagation through time).
 
         Raises ValueError for sources that don't fit the slots.
         """
@@ -141,12 +141,12 @@ class CompressiveTransformer(MemoryStack):
 
 
 def newest_anew(f_c: nn.Module, slots: Tensor, sources: Tensor, lengths: LayerLengths) -> Tensor:
-    """A layer's ``slots [C, B, D]``, of which its f_c makes the newest m anew from the positions that they
-    stand for, ``sources [m·c, B, D]``."""
+    """A layer's ``slots [C, B, D]``, of which f_c computes the newest m again from the positions that they
+    represent, ``sources [m·c, B, D]``."""
     c, of_segment = lengths.compression_rate, lengths.slots_a_segment
     m = len(sources) // c
-    # What f_c makes of the last positions of a compression may depend on where that ends, so the slots of
-    # each whole segment are made by themselves, as they were.
+    # The last slots of a compression may depend on where it ends, so the slots of each whole segment are
+    # computed separately, as they were the first time.
     pieces = [n for n in (m % of_segment, *[of_segment] * (m // of_segment)) if n]
     old = sources.split([n * c for n in pieces])
     new = [slots_of(f_c, x, n) for x, n in zip(old, pieces, strict=True)]

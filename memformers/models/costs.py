@@ -18,9 +18,9 @@ def attention_operations(config: ModelConfig) -> int:
 
 
 def memory_facts(config: ModelConfig) -> dict[str, Any]:
-    """The facts about a memory in a run's ``run.json``: how many positions before the segment one layer looks
-    at, and all of them together; a layer's keys beside the segment's, M + C, as a mean where layers differ;
-    and attention operations a token."""
+    """The facts about a memory in a run's ``run.json``: the number of positions before the segment that one
+    layer sees, and that all layers together see; a layer's keys without the segment's, M + C, as a mean if
+    layers differ; and attention operations per token."""
     keys = sum(own.keys for own in config.layer_lengths) / config.n_layers
     return {
         "memory": {"one_layer": config.remembered_positions, "all_layers": sum(config.positions_of_layers)},

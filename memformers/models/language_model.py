@@ -97,9 +97,9 @@ class MemoryLM(nn.Module):
         ``starts``, boolean ``[S, B]``, is true where a stream's new document begins: its tokens see
         nothing of what came before, neither in the segment nor in memory.
 
-        ``through_memory``, the positions that this segment adds to the memory keep their gradient: a later
-        segment's loss reaches into this one, and farther where the memory that was given carries a gradient.
-        Compressed slots never do. [`Memory.detach`][] ends it.
+        With ``through_memory``, the positions that this segment adds to the memory keep their gradient, so a
+        later segment's loss reaches this segment, and earlier ones if the given memory carries a gradient.
+        Compressed slots never carry one. [`Memory.detach`][] removes the gradient.
 
         Raises ValueError for tokens that aren't integers ``[S, B]`` with S ≥ 1, for a memory of
         another model, batch, dtype or device, for a segment longer than learned positions, and for targets
@@ -123,7 +123,7 @@ class MemoryLM(nn.Module):
         self, tokens: Tensor, memory: Memory, starts: Tensor | None = None, through_memory: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
         """``tokens [S, B]``, with ``starts [S, B]``, to the transformer's output ``[S, B, D]`` and each
-        layer's input, likewise, detached but ``through_memory``."""
+        layer's input ``[S, B, D]``, which is detached without ``through_memory``."""
         x = self.dropout(self.embed(tokens))  # [S, B, D]
         past = self.transformer.arguments(memory)
         return self.transformer(
@@ -138,7 +138,7 @@ class MemoryLM(nn.Module):
 
     def score(self, hidden: Tensor, targets: Tensor) -> Scores:
         """How well the transformer's output ``[S, B, D]`` predicts ``targets [S, B]``."""
-        # How many targets a cluster has is a value, of which graphs and transformations know nothing.
+        # The number of targets in a cluster depends on values, which graphs and transformations don't have.
         has_values = not torch.compiler.is_compiling() and not is_transformed(hidden, targets)
         if isinstance(self.head, AdaptiveSoftmax) and has_values:
             assert isinstance(self.embed, AdaptiveEmbedding)

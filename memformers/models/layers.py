@@ -18,16 +18,17 @@ Attend = Callable[[Tensor], Tensor]
 
 
 class MemoryLayer(nn.Module):
-    """The one layer of every model here.
+    """The layer that all models share.
 
-    With ``norm="pre"`` normalization comes before each of the two, so that memories, which are a layer's
-    raw inputs, are normalized by the layer that reads them; ``norm="pre-without-final"`` is the same layer in
-    a stack that doesn't normalize its output. With ``norm="post"``, the form of the original
-    Transformer-XL, it comes after each sum, and attention reads inputs and memories as they are.
+    With ``norm="pre"``, the layer normalizes the input of attention and that of the feed-forward network.
+    Memories are raw inputs of a layer, so the layer that reads them normalizes them. With
+    ``norm="pre-without-final"``, the layer is the same, but the stack doesn't normalize its output. With
+    ``norm="post"``, the form of the original Transformer-XL, the layer normalizes each sum, and attention
+    reads inputs and memories without normalization.
 
-    ``feed_forward`` is any module from ``[S, B, D]`` to the same. A layer that adds up otherwise, with a gate
-    for instance, derives from a model's layer and says so in [`transform`][]; training, evaluation and
-    generation all come through there.
+    ``feed_forward`` is any module from ``[S, B, D]`` to the same shape. A layer that combines the parts in
+    another way, for example with a gate, derives from a model's layer and overrides [`transform`][], which
+    training, evaluation and generation all use.
     """
 
     def __init__(
@@ -73,8 +74,9 @@ class MemoryLayer(nn.Module):
         return self.transform(x, cached or partial(self.attend, past=past, mask=mask, first=first))
 
     def transform(self, x: Tensor, attend: Attend) -> Tensor:
-        """``x [S, B, D]`` to ``[S, B, D]``: attention by ``attend``, then feed-forward, each added up."""
-        # Nothing is dropped out in eval mode, where a call of a module for nothing is felt at each token.
+        """``x [S, B, D]`` to ``[S, B, D]``: attention by ``attend``, then the feed-forward network, each
+        added to its input."""
+        # Eval mode has no dropout, and calling a module without effect would slow down each token.
         dropout = self.dropout if self.training else nothing_dropped
         if self.norm == "post":
             x = self.norm_self_attn(x + dropout(attend(x)))
@@ -92,7 +94,7 @@ class MemoryLayer(nn.Module):
         return self.self_attn(query=z, key=z, value=z, mask=mask, first=first)
 
     def attention_input(self, x: Tensor) -> Tensor:
-        """What attention reads of the layer's input or memory ``x [·, B, D]``: ``[·, B, D]``."""
+        """The layer's input or memory ``x [·, B, D]`` as attention reads it: ``[·, B, D]``."""
         return x if self.norm == "post" else self.norm_self_attn(x)
 
     @property
@@ -135,6 +137,6 @@ def nothing_dropped(x: Tensor) -> Tensor:
 
 
 def check_norm(norm: str) -> None:
-    """Raise ValueError for a place of the norm that isn't known."""
+    """Raise ValueError for an unknown place of the norm."""
     if norm not in get_args(Norm):
         raise UserError(f"norm={norm!r} is unknown; use 'pre', 'pre-without-final' or 'post'.")

@@ -1,7 +1,7 @@
-"""How much a layer remembers, and numbers that layers share or each has of its own.
+"""The lengths of memories, which are the same for all layers or differ by layer.
 
-Fewer long memories may do: Rae & Razavi 2020 (arXiv 2007.03356) gave them to some of the layers only, best to
-those far from the text.
+A model may need only a few long memories: Rae & Razavi 2020 (arXiv 2007.03356) gave them to some layers only,
+with the best results in the layers far from the text.
 """
 
 from collections.abc import Sequence
@@ -59,28 +59,29 @@ class LayerLengths:
 
     @property
     def slots_anew(self) -> int:
-        """How many of the newest slots are made anew while f_c learns from the language model's loss."""
+        """The number of the newest slots that are computed again while f_c learns from the language model's
+        loss."""
         return min(self.bptt * self.slots_a_segment, self.c_mem_len)
 
     @property
     def source_positions(self) -> int:
-        """The positions that those slots stand for, which the memory keeps."""
+        """The number of positions that those slots represent; the memory keeps them."""
         return self.slots_anew * self.compression_rate
 
     @property
     def longest_memory(self) -> int:
-        """The most positions that a memory has between segments: one shorter than a slot's worth waits until
-        it fills one."""
+        """The largest number of positions that a memory has between segments: positions that don't fill a
+        slot wait in the memory until they do."""
         return max(self.mem_len, self.compression_rate - 1)
 
     @property
     def keys(self) -> int:
-        """The keys beside the segment's, M + C."""
+        """The number of keys without the segment's, M + C."""
         return self.mem_len + self.c_mem_len
 
     @property
     def positions(self) -> int:
-        """How many positions are remembered, where a slot stands for c of them."""
+        """The number of positions that are remembered, where a slot counts as c positions."""
         return self.mem_len + self.c_mem_len * self.compression_rate
 
 
@@ -152,8 +153,8 @@ class MemoryLengths:
                 )
 
     def _limits(self, memory: "Memory", n_layers: int) -> list[tuple[int, int, str]]:
-        """Of all parts of each layer's memory: the length that came, the longest there can be, and how to
-        name it. A memory of another depth is refused elsewhere."""
+        """For each part of each layer's memory: its length, the longest possible length, and its name in
+        messages. Another check refuses a memory of another depth."""
         limits = []
         for layer, own in enumerate(self.of_layers(n_layers)):
             where = f" in layer {layer}" if self._differ else ""

@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 class Memory:
     """The past of B parallel streams, oldest first.
 
-    ``mem`` holds a tensor ``[M, B, D]`` a layer: that layer's inputs. ``c_mem`` holds a tensor
-    ``[C, B, D]`` a layer, where each slot stands for ``compression_rate`` inputs older than all of
-    ``mem``; it is empty for a model that doesn't compress. M, C and the rate are those of all layers, or each
-    layer has its own. Neither carries a gradient, but ``mem`` does where the model was asked for it
-    (``through_memory``). Both may be views of what a backward pass still needs: don't change them in place.
+    ``mem`` has a tensor ``[M, B, D]`` for each layer: that layer's inputs. ``c_mem`` has a tensor
+    ``[C, B, D]`` for each layer, where each slot represents ``compression_rate`` inputs that are older than
+    all of ``mem``; it is empty for a model that doesn't compress. M, C and the rate may differ between
+    layers. Memory carries no gradient, except ``mem`` if the model was called with ``through_memory``. Both
+    may be views of tensors that a backward pass still needs: don't change them in place.
 
-    ``valid``, int64 ``[B]``, says how many of each stream's newest positions belong to its running document,
-    where a slot stands for ``compression_rate`` of them; None says all. A layer that remembers fewer sees all
-    it has. What came before is hidden from queries ([`memformers.models.boundaries`][]).
+    ``valid``, int64 ``[B]``, is the number of each stream's newest positions that belong to its running
+    document, where a slot counts as ``compression_rate`` positions; None means all. A layer that remembers
+    fewer positions sees all of them. Earlier positions are hidden from queries
+    ([`memformers.models.boundaries`][]).
 
-    ``sources`` holds a tensor ``[m·c, B, D]`` a layer: the inputs that the newest m slots of ``c_mem`` stand
-    for, without gradient, from which they are made anew while f_c learns from the language model's loss. It
-    is empty for a model with ``bptt=0``.
+    ``sources`` has a tensor ``[m·c, B, D]`` for each layer: the inputs that the newest m slots of ``c_mem``
+    represent, without gradient. From them, the slots are computed again while f_c learns from the language
+    model's loss. It is empty for a model with ``bptt=0``.
     """
 
     mem: tuple[Tensor, ...]
@@ -48,12 +49,12 @@ class Memory:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> "Memory":
-        """A memory of nothing that is as long as a full one: zeros that no query sees.
+        """An empty memory with the shapes of a full one: zeros that no query sees.
 
-        A model starts from it as from no memory; but shapes are then the same in every segment, where
-        ``segment_len`` is a multiple of ``compression_rate``. It holds as many of ``mem_len`` positions as
-        make whole slots, so that the first document begins at the edge of a slot. ``dtype`` and ``device``
-        are torch's defaults if not given.
+        A model computes the same from it as from no memory, but shapes are then the same in every segment if
+        ``segment_len`` is a multiple of ``compression_rate``. ``mem_len`` is rounded down to whole slots, so
+        that the first document begins at the edge of a slot. ``dtype`` and ``device`` are torch's defaults if
+        not given.
         """
         layers, slots = config.layer_lengths, config.model == "compressive"
 
@@ -68,8 +69,9 @@ class Memory:
         return cls(mem, c_mem, valid, zeros(sources) if any(sources) else ())
 
     def reset(self, done: Tensor) -> "Memory":
-        """The memory in which the streams that are ``done``, boolean ``[B]``, remember nothing: what
-        comes next is a new document. Raises ValueError for ``done`` of another shape, dtype or device."""
+        """The memory in which the streams that are ``done``, boolean ``[B]``, remember nothing, since their
+        next segment begins a new document. Raises ValueError for ``done`` of another shape, dtype or
+        device."""
         if not self.mem:
             return self  # nothing is remembered of any stream
         batch, device = self.mem[0].shape[1], self.mem[0].device
@@ -107,8 +109,8 @@ class Memory:
         return list(zip(mem, c_mem, strict=True))
 
     def positions(self, rate: ByLayer) -> int:
-        """How many positions are remembered, where a slot stands for ``rate`` of them, by the layer that
-        remembers the most."""
+        """The number of positions that the layer with the most remembers, where a slot counts as ``rate``
+        positions."""
         lengths = self.lengths(len(self.mem) or len(self.c_mem))
         if not lengths:
             return 0
@@ -123,8 +125,8 @@ torch.serialization.add_safe_globals([Memory])
 
 
 def memory_tensors(memory: Memory) -> dict[str, Tensor]:
-    """A memory as ``mem.0``, …, ``c_mem.0``, …, and ``sources.0``, … and ``valid`` where it has them, as
-    files have it."""
+    """The tensors of a memory by their names in files: ``mem.0``, …, ``c_mem.0``, …, and ``sources.0``, … and
+    ``valid`` if the memory has them."""
     tensors = {f"mem.{i}": mem.contiguous() for i, mem in enumerate(memory.mem)}
     tensors |= {f"c_mem.{i}": c_mem.contiguous() for i, c_mem in enumerate(memory.c_mem)}
     tensors |= {f"sources.{i}": sources.contiguous() for i, sources in enumerate(memory.sources)}
@@ -132,7 +134,8 @@ def memory_tensors(memory: Memory) -> dict[str, Tensor]:
 
 
 def memory_from_tensors(tensors: Mapping[str, Tensor], n_layers: int) -> Memory:
-    """The memory of ``n_layers`` layers in what [`memory_tensors`][] gives; ValueError for other tensors."""
+    """The memory of ``n_layers`` layers from the result of [`memory_tensors`][]. Raises ValueError for other
+    tensors."""
     kinds = {kind: [f"{kind}.{i}" for i in range(n_layers)] for kind in ("mem", "c_mem", "sources")}
     mem, c_mem, sources = (tuple(tensors[n] for n in names if n in tensors) for names in kinds.values())
     if others := sorted(set(tensors) - {"valid"} - {name for names in kinds.values() for name in names}):

@@ -33,7 +33,7 @@ class Sinusoids(nn.Module):
         table = self.table
         if len(table) < distances or table.dtype != like.dtype or table.device != like.device:
             table = sinusoids(distances, self.features, self.clamp_len).to(like)
-            # A graph that is compiled keeps nothing, and what inference mode makes can't be trained with.
+            # A compiled graph keeps no tables, and tensors made in inference mode can't be used in training.
             if not torch.compiler.is_compiling() and not table.is_inference():
                 self.table = table
         return table[:distances]

@@ -18,11 +18,11 @@ from memformers.models.layers import CompressiveTransformerLayer
 
 
 class AttentionReconstructionLoss:
-    """How much attention changes when memories give way to their compressions (section 3.2.1,
-    algorithm 2), summed over ``layers``; its gradient reaches each layer's f_c and nothing else.
+    """The change of attention when memories are replaced by their compressions (section 3.2.1, algorithm 2),
+    summed over ``layers``. Its gradient reaches only each layer's f_c.
 
-    For each layer, mean squared error between two content attentions (no positions) of the segment:
-    over the memories being compressed, and over their compressions.
+    For each layer, it is the mean squared error between two content attentions (without positions) of the
+    segment: over the memories that are compressed, and over their compressions.
     """
 
     def __init__(self, layers: Sequence[CompressiveTransformerLayer] | nn.ModuleList):
@@ -56,12 +56,11 @@ class AttentionReconstructionLoss:
 
 
 class AutoEncodingLoss:
-    """How far what a decoder makes of compressions is from the memories that they were (section 3.2.1, L_ae),
-    summed over ``compressions``, each layer's f_c with its decoder; its gradient reaches those and nothing
-    else.
+    """The error of decoders that restore the memories from their compressions (section 3.2.1, L_ae), summed
+    over ``compressions``, each layer's f_c with its decoder. Its gradient reaches only these modules.
 
-    For each layer, mean squared error between the memories, as they are before any norm, and what the decoder
-    makes of their compressions.
+    For each layer, it is the mean squared error between the memories, without any normalization, and the
+    output of the decoder for their compressions.
     """
 
     def __init__(self, compressions: Sequence[CompressionAutoEncoder]):
@@ -115,8 +114,8 @@ def auto_encoding(
 
 
 def check_compression_loss(loss: CompressionLossName, compress: nn.Module, bptt: int = 0) -> None:
-    """Raise ValueError for a loss that isn't known, or that can't train this f_c, or all of it. With ``bptt``
-    ≥ 1 it learns from the language model's loss too."""
+    """Raise ValueError for an unknown loss, and for one that doesn't train all of this f_c. With ``bptt`` ≥
+    1, f_c also learns from the language model's loss."""
     name, decodes = type(compress).__name__, isinstance(compress, CompressionAutoEncoder)
     if loss not in get_args(CompressionLossName):
         raise UserError(
@@ -156,7 +155,7 @@ def layer_loss(
         compressed = content_attention(attention, query, norm(c_mem))  # [B, H, S, E]
         return F.mse_loss(compressed, whole)
     counts = left_out < len(c_mem)  # [B]
-    first = left_out * counts  # a softmax over nothing has no value
+    first = left_out * counts  # a softmax over no keys has no value
     whole = content_attention(attention, query, norm(mem.detach()), first * (len(mem) // len(c_mem)))
     compressed = content_attention(attention, query, norm(c_mem), first)
     errors = F.mse_loss(compressed, whole, reduction="none").sum((1, 2, 3))  # [B]

@@ -1,5 +1,5 @@
-"""How memory grows by a segment, and how it is compressed and cut: at every moment each past position is in
-exactly one place, in the memory, in one slot of the compressed memory, or forgotten from the far end."""
+"""How memory grows with each segment, and how it is compressed and shortened. At every moment, each past
+position is in exactly one place: in the memory, in one slot of the compressed memory, or forgotten."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -34,17 +34,16 @@ def keep_newest(
 
 
 def slots_to_compress(length: int, mem_len: int, compression_rate: int) -> int:
-    """n = ⌈(length − mem_len) / c⌉ slots bring a memory of ``length`` back to ``mem_len``; but a
-    slot stands for c whole positions, so n ≤ ⌊length / c⌋, and up to c − 1 positions may remain."""
+    """The number of slots that bring a memory of ``length`` back to ``mem_len``, n = ⌈(length − mem_len) /
+    c⌉. A slot represents c whole positions, so n ≤ ⌊length / c⌋, and up to c − 1 positions may remain."""
     overflow = max(length - mem_len, 0)
     return min(-(-overflow // compression_rate), length // compression_rate)
 
 
 @dataclass(frozen=True)
 class Compressed:
-    """What one compression took and made: ``old [n·c, B, D]`` and ``new [n, B, D]``, a layer each;
-    ``new`` still carries the gradient to f_c. A layer that compressed nothing, though another did, has n = 0.
-    """
+    """The input and the result of one compression, ``old [n·c, B, D]`` and ``new [n, B, D]`` for each layer;
+    ``new`` still carries the gradient to f_c. If only other layers compressed something, n is 0."""
 
     old: tuple[Tensor, ...]
     new: tuple[Tensor, ...]
@@ -61,12 +60,12 @@ def compress_oldest(
     starts: Tensor | None = None,
     received: Callable[[int, int], Tensor | None] = lambda layer, positions: None,
 ) -> tuple[Memory, Compressed | None]:
-    """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``starts [S, B]``, of
-    which what overflows has become compressed slots, by each layer's own f_c, ``[n·c, B, D]`` to
-    ``[n, B, D]``. For an f_c that needs it, ``received`` takes a layer and a number of its
-    oldest positions, and gives the attention that they received, ``[n·c, B]``.
+    """The memory after a segment with these layer inputs, ``[S, B, D]`` for each layer, and ``starts [S,
+    B]``. Each layer's own f_c compresses the positions that overflow into slots, ``[n·c, B, D]`` to ``[n, B,
+    D]``. For an f_c that needs it, ``received`` takes a layer and a number of its oldest positions, and
+    returns the attention that they received, ``[n·c, B]``.
 
-    Returns it and what was compressed, or None where nothing overflowed. Slots are remembered without
+    Returns the memory and what was compressed, or None if nothing overflowed. Slots are remembered without
     gradient, since f_c learns from its own loss. Source: Compressive Transformer (Rae et al. 2020, arXiv
     1911.05507), section 3.1 and algorithm 1.
     """
@@ -99,8 +98,9 @@ def compress_oldest(
 def slots_left_out_by_layer(
     memory: Memory, starts: Tensor | None, slots: Sequence[int], layers: Sequence[LayerLengths]
 ) -> tuple[Tensor, ...] | None:
-    """How many of each layer's new ``slots`` the reconstruction loss leaves out after a segment with ``starts
-    [S, B]`` ([`slots_left_out`][]): int64 ``[B]`` a layer; None where all streams have but one document."""
+    """The number of each layer's new ``slots`` that the reconstruction loss leaves out after a segment with
+    ``starts [S, B]`` ([`slots_left_out`][]): int64 ``[B]`` for each layer; None if every stream has only one
+    document."""
     if memory.valid is None and starts is None:
         return None
     lengths = memory.lengths(len(layers))
@@ -119,7 +119,7 @@ def slots_left_out_by_layer(
 def followed(
     before: Memory, after: Memory, starts: Tensor | None, segment_len: int, rate: ByLayer = 1
 ) -> Memory:
-    """``after`` with its ``valid``, where it follows ``before`` by a segment with ``starts [S, B]``."""
+    """``after`` with its ``valid``, if it follows ``before`` after a segment with ``starts [S, B]``."""
     remembered = before.positions(rate), after.positions(rate)
     return replace(after, valid=valid_afterwards(before.valid, starts, segment_len, *remembered))
 
@@ -130,16 +130,16 @@ def followed_by(past: Sequence[Tensor], new: Sequence[Tensor]) -> list[tuple[Ten
 
 
 def newest(parts: Sequence[Tensor], length: int) -> Tensor:
-    """The last ``length`` positions of ``parts [·, B, D]``, which follow each other in time, or all where
-    there are fewer."""
+    """The last ``length`` positions of ``parts [·, B, D]``, which follow each other in time, or all positions
+    if there are fewer."""
     end = sum(map(len, parts))
     return cut(parts, max(end - length, 0), end)
 
 
 def cut(parts: Sequence[Tensor], start: int, stop: int) -> Tensor:
     """The positions from ``start`` to before ``stop`` of ``parts [·, B, D]``, which follow each other in
-    time. Copied only where they lie in several: a memory no longer than a segment is a view of that
-    segment's inputs."""
+    time. They are copied only if they are in several parts: a memory that is no longer than a segment is a
+    view of that segment's inputs."""
     pieces = []
     for part in parts:
         pieces.append(part[max(start, 0) : max(stop, 0)])

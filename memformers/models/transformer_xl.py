@@ -33,8 +33,8 @@ class TransformerXL(MemoryStack):
 
         ``starts [S, B]`` is true where a new document begins, and ``valid [B]`` says how many of the newest
         positions of ``mem`` belong to the running one, None for all; a query sees no other document. With a
-        ``span``, it sees so many of the newest positions, its own among them. M and the span may differ by
-        layer.
+        ``span``, a query sees only that many of the newest positions, its own included. M and the span may
+        differ by layer.
 
         Returns the output ``[S, B, D]`` and ``new_mem``: the detached input ``[S, B, D]`` of each
         layer, which is what this segment adds to the memory; ``through_memory``, it keeps its gradient.

@@ -22,12 +22,13 @@ from memformers.runs.metrics import flatten
 from memformers.runs.plan import read_plan
 
 CAPTIONS = {
-    "validation_tokens": "Validation loss over {}, memory carried.",
-    "differences": "The same loss, less that of {} from the same seed: below zero is better.",
-    "validation_time": "The same loss against training time, evaluations not counted.",
-    "reconstruction_loss": "The loss of the compression functions: how much attention changes when memories "
-    "are replaced by their slots, or for an auto-encoding arm how badly a decoder restores them.",
-    "tokens_per_second": "Training speed, as the machine allowed at the time.",
+    "validation_tokens": "Validation loss over {}, with memory carried from segment to segment.",
+    "differences": "The same loss minus that of {} from the same seed; a value below zero is better.",
+    "validation_time": "The same loss against training time, which does not include evaluations.",
+    "reconstruction_loss": "The loss of the compression functions. It measures how much attention changes "
+    "when memories are replaced by their slots; for an auto-encoding arm, it is the error of a decoder that "
+    "restores the memories from the slots.",
+    "tokens_per_second": "Training speed. Other programs on the machine can reduce it.",
 }
 
 
@@ -46,7 +47,9 @@ def write_report(folder: Path) -> Path:
     if probe:
         parts[-1:-1] = probe_section(arms, probe, folder)  # before the section on how it was made
     elif (folder / PROBE).exists():
-        parts.insert(1, "> **The probe was left out**: it is of other runs or checkpoints. Probe them again.")
+        parts.insert(
+            1, "> **The probe was left out**: it measured other runs or checkpoints. Probe these runs again."
+        )
     markdown = "\n\n".join(parts) + "\n"
     write_text(folder / REPORT, markdown)
     write_text(folder / PAGE, render_html(markdown, folder))
@@ -73,15 +76,16 @@ def samples(arms: Sequence[Arm]) -> list[str]:
     prompts = {label: (run.result or {}).get("prompt") for label, run in runs.items()}
     parts = [
         "## Samples",
-        "Written at the end, at temperature 0.8, after the beginning of the held-out text.",
+        "Each arm wrote its text after its training, at temperature 0.8. The prompt is the beginning of the "
+        "held-out text.",
     ]
     shared = len(set(prompts.values())) == 1
     if shared and (prompt := next(iter(prompts.values()))) is not None:
-        parts.append(f"All go on from the same prompt:\n\n{fenced(prompt)}")
+        parts.append(f"All arms continue the same prompt:\n\n{fenced(prompt)}")
     for label, run in runs.items():
         parts.append(f"### {plain(label)}")
         if not shared and (prompt := prompts[label]) is not None:
-            parts.append(f"The prompt:\n\n{fenced(prompt)}\n\nWhat it wrote:")
+            parts.append(f"The prompt:\n\n{fenced(prompt)}\n\nThe text that the arm wrote:")
         parts.append(fenced(run.sample))
     return parts
 
@@ -91,7 +95,11 @@ def drawn(arms: Sequence[Arm], base: Arm, figures: dict[str, Path], folder: Path
     over = {"validation_tokens": what_curves_are_over(arms), "differences": plain(base.label)}
     counts = sorted({len(arm.counted) for arm in arms})
     seeds = " or ".join(map(str, counts))
-    bands = f" Means over {seeds} seeds; bands: 95 % intervals, by Student's t." if counts[-1] > 1 else ""
+    bands = (
+        f" Curves are means over {seeds} seeds, and bands are 95 % intervals by Student's t."
+        if counts[-1] > 1
+        else ""
+    )
     captions = {name: CAPTIONS[name].format(over.get(name, "")) + bands for name in figures}
     parts = [pictured(path, FIGURES[name].title, captions[name], folder) for name, path in figures.items()]
     if path := save_positions(arms, base, folder / FOLDER):
@@ -112,16 +120,16 @@ def what_curves_are_over(arms: Sequence[Arm]) -> str:
     if set(parts.values()) == {"all"}:
         return "the whole held-out text"
     if len(set(parts.values())) == 1:
-        return f"the same {next(iter(parts.values()))} of the held-out text (the table: all of it)"
+        return f"the same {next(iter(parts.values()))} of the held-out text (the table's losses: all of it)"
     said = ", ".join(f"{name}: {part}" for name, part in parts.items())
-    return f"unequal parts of the held-out text ({said}; the table: all of it)"
+    return f"unequal parts of the held-out text ({said}; the table's losses: all of it)"
 
 
 def title(corpus: dict[str, Any]) -> str:
     """The headline, with a warning if the corpus is a stand-in."""
-    stand_in = " — NOT Tiny Shakespeare, which could not be had"
+    stand_in = " — NOT Tiny Shakespeare, which was not available"
     name = corpus["name"] + (stand_in if corpus["stands_in_for_tiny_shakespeare"] else "")
-    return f"What memory buys: transformers compared on {plain(name)}"
+    return f"How much memory helps: transformers compared on {plain(name)}"
 
 
 def missing(folder: Path) -> list[str]:
@@ -129,7 +137,7 @@ def missing(folder: Path) -> list[str]:
     planned = plan.runs if (plan := read_plan(folder)) else {}
     names = dict.fromkeys([*planned, *(path.parent.name for path in folder.glob(f"*/{CONFIG}"))])
     return [
-        f"{name} {'failed before its first step' if (folder / name / CONFIG).exists() else 'was not begun'}"
+        f"{name} {'failed before its first step' if (folder / name / CONFIG).exists() else 'was not started'}"
         for name in names
         if not (folder / name / FACTS).exists()
     ]
@@ -156,19 +164,23 @@ def warnings(arms: Sequence[Arm], absent: Sequence[str], others: Sequence[str]) 
     if runs[0].facts["corpus"]["stands_in_for_tiny_shakespeare"]:
         found.append(
             "> **The text is the built-in play.** Tiny Shakespeare was neither found nor "
-            "downloadable. Losses here can't be set beside published ones."
+            "downloadable. Don't compare losses here with published ones."
         )
     for arm in arms:
         for run in arm.runs:
             if run.result is None:
                 which = f", seed {run.seed}," if len(arm.runs) > 1 else ""
                 left = (
-                    "it counts in no mean and no curve" if arm.results else "its curves end where it stopped"
+                    "it is not part of any mean or curve"
+                    if arm.results
+                    else "its curves end where it stopped"
                 )
                 found.append(f"> **{plain(arm.label)}{which} did not finish**; {left}.")
     found += [f"> **{plain(name)}** and is missing here." for name in absent]
     if not on_one_machine(runs):
-        found.append("> **Not all runs were made on the same machine and versions**: don't compare times.")
+        found.append(
+            "> **Not all runs had the same machine and package versions**: don't compare their times."
+        )
     if others:
         found.append(
             f"> **These runs differ in more than their memory**: {plain(', '.join(others))}; see the "

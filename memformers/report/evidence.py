@@ -32,12 +32,14 @@ def verdict(arms: Sequence[Arm], base: Arm) -> list[str]:
         return [ONE_SEED]
     n = max(difference.n for difference in found.values() if difference)
     intro = (
-        f"Bits per character of the held-out text against those of {plain(base.label)}, seed by seed, over "
-        f"{n} seeds; ± is half of a 95 % interval by Student's t. Rounding alone, the same sums in another "
-        f"order, has moved final losses by {ROUNDING} nats, as another seed does; the intervals take in both."
+        f"Each arm is compared with {plain(base.label)} by its bits per character of the held-out text. The "
+        f"difference is computed for each seed; below is its mean over {n} seeds, and ± is half the width of "
+        f"a 95 % interval by Student's t. Rounding alone, when the same sums are computed in another order, "
+        f"has changed final losses by {ROUNDING} nats, and another seed changes them too; the intervals "
+        f"cover both."
         + (
-            " Each is by itself: of twenty arms that are all alike, about one will seem to differ."
-            * (len(others) > 2)
+            " Each interval is for one arm alone: of twenty arms that are all alike, about one will seem to "
+            "differ." * (len(others) > 2)
         )
     )
     mean = base.mean("bits_per_character")
@@ -46,24 +48,29 @@ def verdict(arms: Sequence[Arm], base: Arm) -> list[str]:
 
 
 ONE_SEED = (
-    f"**One seed, so nothing is claimed about which is better.** Rounding alone has moved final losses by "
-    f"{ROUNDING} nats. `memformers compare --seeds 5 --resume`, with this comparison's folder as `--out` and "
-    f"its settings, trains four seeds more of each arm and gives paired differences with their intervals."
+    f"**There is only one seed, so nothing is claimed about which arm is better.** Rounding alone has "
+    f"changed final losses by {ROUNDING} nats. `memformers compare --seeds 5 --resume`, with this "
+    f"comparison's folder as `--out` and its settings, trains each arm from four more seeds; the report "
+    f"then has paired differences with their intervals."
 )
 
 
 def claim(label: str, difference: Mean | None, base: Arm, level: float) -> str:
     """The claim about one arm; ``level`` is the baseline's bits per character."""
     if difference is None or math.isnan(difference.half_width):
-        return f"{label}: fewer than two seeds in common with {plain(base.label)}, so nothing is claimed."
+        return (
+            f"{label} has fewer than two seeds in common with {plain(base.label)}, so nothing is claimed "
+            f"about it."
+        )
     seeds = f" ({difference.n} seeds)"
     if difference.leaves_out_zero:
         kind = "worse" if difference.mean > 0 else "better"
         amount = f"{abs(difference.mean):.4f} ± {difference.half_width:.4f}"
         return f"**{label} is {kind} by {amount}**, or {abs(difference.mean) / level:.1%}{seeds}."
     return (
-        f"{label}: **no difference was seen**: {signed(difference)}, where below zero is better{seeds}. A "
-        f"difference of up to {abs(difference.mean) + difference.half_width:.4f} could have hidden."
+        f"{label}: **no difference was seen**: {signed(difference)}, where a value below zero is "
+        f"better{seeds}. A difference of up to {abs(difference.mean) + difference.half_width:.4f} is not "
+        f"excluded."
     )
 
 
@@ -88,7 +95,7 @@ def results_table(arms: Sequence[Arm], base: Arm) -> str:
         for arm, difference in zip(arms, differences, strict=True)
     ]
     head = ["arm", "seeds", "validation loss (nats)", "bits per character", "accuracy"]
-    against = [f"bits per character, less those of {base.label}"]
+    against = [f"bits per character minus those of {base.label}"]
     return table(head + against * show, rows)
 
 
@@ -118,9 +125,10 @@ def costs_table(arms: Sequence[Arm], base: Arm) -> str:
                 number(peak / 2**20 or None, ",.0f", " MiB"),
             ]
         )
-    head = ["arm", "keys a layer, beside the segment's", "memory reach, one layer / all layers (positions)",
-            "attention operations a token", "parameters", "tokens/s (median)", "training time",
-            *([] if why_not else [f"time, of that of {base.label}"]), "evaluation time",
+    head = ["arm", "keys per layer, without the segment's",
+            "memory reach, one layer / all layers (positions)",
+            "attention operations per token", "parameters", "tokens/s (median)", "training time",
+            *([] if why_not else [f"training time divided by that of {base.label}"]), "evaluation time",
             "peak memory"]  # fmt: skip
     note = ""
     if why_not and len(arms) > 1:
@@ -135,7 +143,7 @@ def no_ratios(arms: Sequence[Arm], base: Arm) -> str:
         return why_not
     ratios = [paired(arm, base, more_bits) for arm in arms if arm is not base]
     if not any(ratio and ratio.n > 1 for ratio in ratios):
-        return "they need their spread over several seeds"
+        return "they need several seeds, which show how much they vary"
     return ""
 
 
@@ -143,14 +151,14 @@ def not_comparable(arms: Sequence[Arm]) -> str:
     """Why training times can't be compared, in words; empty if they can."""
     runs = [run for arm in arms for run in arm.runs]
     if not on_one_machine(runs):
-        return "not all runs were made on the same machine and versions"
+        return "not all runs had the same machine and package versions"
     for run in runs:
         if len(speeds := steady_speeds(run)) < FEWEST_SPEEDS:
-            return f"{run.folder.name} is too short to tell whether other programs computed beside it"
+            return f"{run.folder.name} is too short to tell whether other programs ran at the same time"
         if (factor := max(speeds) / max(min(speeds), 1e-9)) > STEADY:
             return (
-                f"the speed of {run.folder.name} varied by a factor of {factor:.1f}, as it does where other "
-                f"programs compute beside it"
+                f"the speed of {run.folder.name} varied by a factor of {factor:.1f}, as it does when other "
+                f"programs run at the same time"
             )
     return ""
 

@@ -67,9 +67,9 @@ FIGURES = {
         validation_against("tokens"),
     ),
     "differences": Plot(
-        "Validation loss, less the baseline's, against training tokens",
+        "Validation loss minus the baseline's, against training tokens",
         "training tokens",
-        "validation loss, less the baseline's\n(bits per character)",
+        "validation loss minus the baseline's\n(bits per character)",
         differences,
     ),
     "validation_time": Plot(
@@ -133,10 +133,10 @@ def save_loss_by_position(
     figure = Figure(figsize=(9.0, 3.6), dpi=160, layout="constrained")
     left, right = figure.subplots(1, 2)
     left.plot(range(1, len(in_segment) + 1), in_segment, color="#0072B2")
-    left.set(xlabel="position in the segment (tokens)", ylabel="loss (nats a token)")
+    left.set(xlabel="position in the segment (tokens)", ylabel="loss (nats per token)")
     positions, losses, uncertainties = zip(*by_memory, strict=True)
     right.errorbar(positions, losses, uncertainties, color="#D55E00", marker="o", capsize=3)
-    right.set(xlabel="remembered before the segment (tokens)", ylabel="loss (nats a token, ± 95 %)")
+    right.set(xlabel="remembered before the segment (tokens)", ylabel="loss (nats per token, ± 95 %)")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)

@@ -28,9 +28,9 @@ def save_positions(arms: Sequence[Arm], base: Arm, folder: Path) -> Path | None:
     if not measured:
         return None
     looks = looks_of([arm.name for arm in arms])
-    panels = {"loss (nats a token)": [(arm, losses(arm)) for arm in measured]}
+    panels = {"loss (nats per token)": [(arm, losses(arm)) for arm in measured]}
     if less := [(arm, losses_less(arm, base)) for arm in measured if arm is not base]:
-        panels[f"loss, less that of\n{base.label}"] = [(arm, found) for arm, found in less if found]
+        panels[f"loss minus that of\n{base.label}"] = [(arm, found) for arm, found in less if found]
     panels = {name: found for name, found in panels.items() if found}
     figure = Figure(figsize=(WIDTH, 0.7 + 2.6 * len(panels)), dpi=DOTS, layout="constrained")
     places = list(figure.subplots(len(panels), 1, squeeze=False)[:, 0])
@@ -64,8 +64,13 @@ def caption(arms: Sequence[Arm], base_label: str, bands: str) -> str:
     several = len(arms) > 1 and bool(bands)
     return (
         "Loss over the whole held-out text, by position in the segment, in octaves. The first tokens of a "
-        "segment have little before them but what is remembered."
-        + (f" Below: less that of {base_label} from the same seed; below zero is better." if several else "")
+        "segment have only a few of its tokens before them, so they depend mostly on memory."
+        + (
+            f" The lower panel has the loss minus that of {base_label} from the same seed; a value below "
+            f"zero is better."
+            if several
+            else ""
+        )
         + bands
     )
 

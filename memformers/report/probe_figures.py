@@ -18,13 +18,14 @@ TITLES = {
     "attention": "Attention by place and by distance, for each layer",
 }
 CAPTIONS = {
-    "effective_context": "What a longer context gains, over all tokens (r = 1.0): the relative fall in "
-    "perplexity from one context length to the next, over the best that any of these models makes of the "
-    "shorter one. Where a curve first falls below 1 %, the grey line, is that model's relative effective "
-    "context length.",
-    "attention": "Where attention falls, with full memories. First panel of each model: the shares of "
-    "compressed memory, memory and segment, a bar for each head of each layer. Second panel: each layer's "
-    "mean over its heads, by distance in octaves; the heads are in the figure's data.",
+    "effective_context": "The gain of a longer context, over all tokens (r = 1.0): the relative fall of "
+    "perplexity from one context length to the next, compared with the best prediction that any of these "
+    "models makes from the shorter context. The relative effective context length of a model is the context "
+    "at which its curve first falls below 1 %, the grey line.",
+    "attention": "The distribution of attention, with full memories. The first panel of each model shows the "
+    "shares of compressed memory, memory and segment, with a bar for each head of each layer. The second "
+    "panel shows each layer's mean over its heads, by distance in octaves; the data of the figure has each "
+    "head.",
 }
 
 
@@ -75,7 +76,7 @@ def save_gains(
         for i, length in enumerate(lengths):
             rows.append([labels[run], length, gains[i], *(ends[i] if ends else (None, None))])
     axes.axhline(100 * GAIN_BELOW, color="#888888", linewidth=0.8)
-    finish(axes, "context (tokens)", f"gain of {context['step']} tokens more (% of perplexity)")
+    finish(axes, "context (tokens)", f"gain of {context['step']} more tokens (% of perplexity)")
     axes.set_title("all tokens (r = 1.0)", fontsize=9, loc="left")
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(steps=[1, 2, 4, 8, 10], integer=True))

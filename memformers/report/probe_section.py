@@ -35,8 +35,8 @@ def documents_read(probe: dict[str, Any]) -> list[str]:
     if not probe.get("documents"):
         return []
     missing = [
-        *([] if probe["effective_context"] else ["how much a context helps"]),
-        *([] if probe["attention"] else ["where attention falls with full memories"]),
+        *([] if probe["effective_context"] else ["how much context helps"]),
+        *([] if probe["attention"] else ["how attention is distributed with full memories"]),
     ]
     too_short = f" They are too short to measure {' and '.join(missing)}." * bool(missing)
     return [
@@ -53,17 +53,19 @@ def context_table(context: dict[str, Any], names: dict[str, str]) -> list[str]:
     ]
     head = ["arm"] + [f"r\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{r}" for r in context["recl"]]
     return [
-        "Relative effective context length in tokens (Dai et al. 2019, section 4.3), of the fraction r of "
-        f"tokens that are the hardest to predict from a short context; contexts in steps of "
-        f"{context['step']}, {context['positions']:,} tokens of the held-out text, one seed of each arm. "
-        "≤ is of the shortest context that was tried."
+        f"The table has the relative effective context length in tokens (Dai et al. 2019, section 4.3). It "
+        f"is over the fraction r of tokens that are the hardest to predict from a short context. Contexts "
+        f"grow in steps of {context['step']} tokens. The measurement uses {context['positions']:,} tokens of "
+        f"the held-out text and one seed of each arm. ≤ marks the shortest context that was measured."
         + (INTERVALS if "recl_intervals" in context else "")
-        + " Nothing is claimed about which arm's is longer:",
+        + " Nothing is claimed about which arm's context is longer:",
         table(head, rows),
     ]
 
 
-INTERVALS = " In brackets: 95 % intervals over resamples of these tokens; they say nothing of other seeds."
+INTERVALS = (
+    " Brackets have 95 % intervals over resamples of these tokens; the intervals do not cover other seeds."
+)
 
 
 def effective_length(context: dict[str, Any], r: str, name: str) -> str:

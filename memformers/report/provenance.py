@@ -13,14 +13,15 @@ from memformers.runs.finished import FinishedRun
 from memformers.runs.plan import read_plan
 
 FAIRNESS = (
-    "Same text, seeds, order of segments, token budget, optimizer, width and depth; from the same seed "
-    "all arms start with the same weights in everything they share. "
+    "All arms have the same text, seeds, order of segments, number of training tokens, optimizer, width and "
+    "depth. From the same seed, all arms start with the same weights in all modules that they share. "
 )
 METHOD = (
-    "Validation is contiguous, in eval mode, from an empty memory that is then carried; the table's is over "
-    "the whole held-out text. Attention operations are of one token with full memories, a multiply-add "
-    "counted as two, scores that the causal mask hides among them. Each figure lies beside this report, in "
-    "figures, as PNG and as SVG, with its data as CSV."
+    "Validation reads the text in its order, in eval mode, from an empty memory that is then carried from "
+    "segment to segment; the losses in the table are over the whole held-out text. Attention operations are "
+    "those of one token with full memories; a multiply-add counts as two, and scores that the causal mask "
+    "hides are included. The folder figures, beside this report, has each figure as PNG and as SVG, and its "
+    "data as CSV."
 )
 
 
@@ -38,7 +39,7 @@ def parameters_that_differ(arms: Sequence[Arm], base: Arm) -> str:
     level = base.first.facts["parameters"]
     more = {arm.label: arm.first.facts["parameters"] - level for arm in arms}
     told = [
-        f"{plain(label)} has {abs(n):,} parameters {'more' if n > 0 else 'fewer'} than {plain(base.label)} "
+        f"{plain(label)} has {abs(n):,} {'more' if n > 0 else 'fewer'} parameters than {plain(base.label)} "
         f"({abs(n) / level:.1%})"
         for label, n in more.items()
         if n

@@ -53,7 +53,7 @@ def accuracy_by_distance(summary: Mapping[str, Any]) -> Figure:
         above.plot(positions([0, arm["sees_back"]], edges), [-i, -i], **look)
         draw(axes, arm["recall"]["accuracy"], arm["title"], LOOKS.get(arm["name"], {"color": f"C{i}"}))
     above.set(yticks=[], ylim=(0.7 - len(arms), 0.7))
-    above.set_title("one layer looks back so far", fontsize=9, loc="left")
+    above.set_title("how far one layer looks back", fontsize=9, loc="left")
     above.spines[:].set_visible(False)
     above.tick_params(bottom=False, labelbottom=False)
     reaches = sorted({arm["sees_back"] for arm in arms})
@@ -119,7 +119,7 @@ def finish(axes: Axes, summary: Mapping[str, Any]) -> None:
     axes.set_xlim(0, len(edges) - 1)
     axes.set_ylim(0, 101)
     axes.set_xlabel("positions since the value was set", fontsize=9)
-    axes.set_ylabel("answers right (%)", fontsize=9)
+    axes.set_ylabel("right answers (%)", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.2, axis="y")
 

@@ -14,18 +14,18 @@ from memformers.runs.metrics import flatten
 
 FEWEST_TOKENS = 500_000
 """Shorter trainings show that everything works, and not what a memory is worth."""
-BANDS = "Bands: 95 % intervals over {} seeds, by Student's t. "
+BANDS = "Bands are 95 % intervals over {} seeds, by Student's t. "
 TITLES = {
-    "accuracy": "Share of answers right, by how long ago the value was set",
-    "controls": "Share of answers right with changed memories, by how long ago the value was set",
+    "accuracy": "Share of right answers, by how long ago the value was set",
+    "controls": "Share of right answers with changed memories, by how long ago the value was set",
 }
 CAPTIONS = {
     "accuracy": "The share of answers that are right, by how many positions ago the value was set. Vertical "
-    "lines and the bars above: the farthest that one layer of each arm looks back, from the end of its "
+    "lines, and the bars at the top, show how far one layer of each arm looks back from the end of its "
     "segment. {}",
-    "controls": "The same models, not trained again, given a memory that was changed before each segment: "
-    "zeroed, or swapped with another stream's. Grey: distances at which one layer has only slots to look "
-    "at. {}",
+    "controls": "The same models without further training. Before each segment, a part of the memory was "
+    "zeroed, or swapped with that of another stream. Grey marks the distances at which one layer sees only "
+    "slots. {}",
 }
 PLACES = ("segment", "memory", "slots", "beyond")
 
@@ -33,16 +33,17 @@ PLACES = ("segment", "memory", "slots", "beyond")
 def write_recall_report(summary: Mapping[str, Any], folder: Path) -> Path:
     """Write the report of ``summary``, as ``results.json`` has it, into ``folder``; returns its page."""
     figures = save_recall_figures(summary, folder / FIGURES)
-    band = BANDS.format(summary["seeds"]) if summary["seeds"] > 1 else "One seed, so there are no bands. "
-    parts = ["# Recall by distance: what each memory is worth at equal keys", *warnings(summary)]
+    one = "There is only one seed, so there are no bands. "
+    band = BANDS.format(summary["seeds"]) if summary["seeds"] > 1 else one
+    parts = ["# Recall by distance: memories with equal numbers of keys", *warnings(summary)]
     parts += [claim(summary), how_it_is_asked(summary)]
     parts += [
         pictured(path, TITLES[name], CAPTIONS[name].format(band).strip(), folder)
         for name, path in figures.items()
     ]
-    parts += ["## What each arm costs", costs(summary), "## Answers right, by distance", by_distance(summary)]
+    parts += ["## What each arm costs", costs(summary), "## Right answers by distance", by_distance(summary)]
     if any(arm["controls"] for arm in summary["arms"]):
-        parts += ["## Causal controls, by where the value was", CONTROLS, by_place(summary)]
+        parts += ["## Causal controls by the place of the value", CONTROLS, by_place(summary)]
     parts += ["## How it was made", how_it_was_made(summary)]
     markdown = "\n\n".join(parts) + "\n"
     write_text(folder / REPORT, markdown)
@@ -51,9 +52,10 @@ def write_recall_report(summary: Mapping[str, Any], folder: Path) -> Path:
 
 
 CONTROLS = (
-    "The value that is asked for was set in the segment that is read, in its memory, in its compressed "
-    "slots, or farther back than one layer looks. A control changes the memory that a segment is given, and "
-    "that alone: the memory that is carried on is the untouched one."
+    "Shares of right answers by the place where the value was set: in the segment that the model reads, in "
+    "the memory, in the compressed slots, or farther back than one layer looks (beyond). A control changes "
+    "only the memory with which the model reads a segment; the next segment gets the memory that was "
+    "computed without the change."
 )
 
 
@@ -61,15 +63,17 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
     """What a reader must know before trusting the numbers."""
     found = []
     if missing := "; ".join(summary["missing"]):
-        found.append(f"> **Missing here**, since they failed or were not finished: {missing}.")
+        found.append(f"> **Some trainings are missing**, since they failed or did not finish: {missing}.")
     if (tokens := summary["setting"]["train"]["tokens"]) < FEWEST_TOKENS:
         found.append(
-            f"> **Only {tokens:,} tokens each**: too few to learn to recall. It shows that all of it runs."
+            f"> **Each training has only {tokens:,} tokens**: too few to learn to recall. This report only "
+            f"shows that the experiment runs."
         )
     environments = {json.dumps(e, sort_keys=True) for arm in summary["arms"] for e in arm["environments"]}
     if len(environments) > 1 or len({jobs for arm in summary["arms"] for jobs in arm["jobs"]}) > 1:
         found.append(
-            "> **Not all arms ran on the same machine in the same way**: don't compare their seconds."
+            "> **Not all arms had the same machine, package versions and number of trainings at a time**: "
+            "don't compare their times."
         )
     return found
 
@@ -78,17 +82,21 @@ def claim(summary: Mapping[str, Any]) -> str:
     """The claim about the worth of the slots, as far as the seeds support one."""
     found = summary["headline"]
     if found is None:
-        return "Without both Transformer-XL and the Compressive Transformer there is nothing to claim."
+        return (
+            "Nothing is claimed, since a claim compares Transformer-XL with the Compressive Transformer, and "
+            "this experiment doesn't have both."
+        )
     titles = {arm["name"]: arm["title"] for arm in summary["arms"]}
     both = (
-        f"At {found['from']:,} to {found['to']:,} positions back, {titles['transformer-xl']}, is right in "
-        f"{percent(found['transformer-xl'])}, and {titles['compressive']}, in "
-        f"{percent(found['compressive'])}; chance is {100 * summary['chance']:.0f} %. One layer of the first "
-        f"doesn't reach so far; one of the second does."
+        f"Of the questions about values that were set {found['from']:,} to {found['to']:,} positions ago, "
+        f"{percent(found['transformer-xl'])} are answered rightly by the first model "
+        f"({titles['transformer-xl']}), and {percent(found['compressive'])} by the second "
+        f"({titles['compressive']}); chance is {100 * summary['chance']:.0f} %. One layer of the first model "
+        f"doesn't look back so far; one layer of the second does."
     )
     difference = found["difference"]
     if difference["half_width"] is None:
-        return f"{both} That is one seed, from which nothing is claimed; --seeds 5 gives an interval."
+        return f"{both} There is only one seed, so nothing is claimed; --seeds 5 gives an interval."
     mean, half = 100 * difference["mean"], 100 * difference["half_width"]
     said = (
         f"{both} The paired difference over {len(found['seeds'])} seeds is {mean:+.1f} points, with a 95 % "
@@ -96,26 +104,30 @@ def claim(summary: Mapping[str, Any]) -> str:
     )
     if abs(mean) > half:
         return f"{said}."
-    return f"{said}. It holds zero: no difference was seen, and one of {abs(mean) + half:.1f} may be there."
+    return (
+        f"{said}. The interval contains zero: no difference was seen, and one of up to "
+        f"{abs(mean) + half:.1f} points is not excluded."
+    )
 
 
 def how_it_is_asked(summary: Mapping[str, Any]) -> str:
     """The task, in a paragraph."""
     stream = summary["setting"]["stream"]
     return (
-        f"In a stream of symbols, a token sets one of {stream['keys']} keys to one of {stream['values']} "
-        f"values, with probability {stream['set_probability']:.3g}, or asks for a key; after an ask, the "
-        f"value that was last set is to be predicted. An ask draws a band of distances first (below 64 "
-        f"positions, and then each octave), then a key in it. The streams that are measured are the same for "
-        f"all arms and seeds, and nothing was trained on them."
+        f"The models read a stream of symbols. With probability {stream['set_probability']:.3g}, a token "
+        f"sets one of {stream['keys']} keys to one of {stream['values']} values; otherwise it asks for a "
+        f"key. After a question, the model must predict the value that was last set for the key. For each "
+        f"question, a band of distances is drawn first (below 64 positions, and then each octave), and then "
+        f"a key in this band. The streams that are measured are the same for all arms and seeds, and no "
+        f"model was trained on them."
     )
 
 
 def costs(summary: Mapping[str, Any]) -> str:
     """A row for each arm."""
-    head = ["arm", "keys a layer, beside the segment's", "one layer looks back (positions)",
-            "attention operations a token", "parameters", "training time", "peak memory",
-            "right within its reach"]  # fmt: skip
+    head = ["arm", "keys per layer, without the segment's", "one layer looks back (positions)",
+            "attention operations per token", "parameters", "training time", "peak memory",
+            "right answers within its reach"]  # fmt: skip
     return table(
         head,
         [
@@ -138,7 +150,7 @@ def by_distance(summary: Mapping[str, Any]) -> str:
     """A row for each bin, a column for each arm."""
     edges, arms = summary["edges"], summary["arms"]
     return table(
-        ["positions since it was set", *(arm["title"] for arm in arms)],
+        ["positions since the value was set", *(arm["title"] for arm in arms)],
         [
             [f"{edges[i]:,} – {edges[i + 1] - 1:,}", *(percent(arm["recall"]["accuracy"][i]) for arm in arms)]
             for i in range(len(edges) - 1)
@@ -154,7 +166,7 @@ def by_place(summary: Mapping[str, Any]) -> str:
         for name, recall in {"untouched": arm["recall"], **arm["controls"]}.items()
         if arm["controls"]
     ]
-    return table(["arm", "its memory", *PLACES], lines)
+    return table(["arm", "control", *PLACES], lines)
 
 
 def percent(value: Mapping[str, float | None]) -> str:
@@ -191,7 +203,7 @@ def how_it_was_made(summary: Mapping[str, Any]) -> str:
     facts = [
         ["seeds", f"{summary['seeds']}"],
         ["trainings at a time", ", ".join(map(str, jobs))],
-        ["threads of each", str(environment["threads"])],
+        ["threads of each training", str(environment["threads"])],
         ["device", environment["device"]],
         ["system", f"{environment['platform']}, Python {environment['python']}"],
         ["packages", ", ".join(f"{name} {version}" for name, version in environment["packages"].items())],
@@ -203,12 +215,12 @@ def how_it_was_made(summary: Mapping[str, Any]) -> str:
     interval = "± is half the width of a 95 % interval over seeds, by Student's t. "
     return "\n\n".join(
         [
-            f"{interval if summary['seeds'] > 1 else ''}Seconds are of training alone. Attention operations "
-            f"are of one token with full memories, a multiply-add counted as two, scores that the causal "
-            f"mask hides among them.",
+            f"{interval if summary['seeds'] > 1 else ''}Training times do not include measurements. "
+            f"Attention operations are those of one token with full memories; a multiply-add counts as two, "
+            f"and scores that the causal mask hides are included.",
             table(["", "value"], facts),
             table(["arm", *ARM_SETTINGS, "other settings"], of_arms),
-            table(["setting", "of all arms"], settings),
+            table(["setting", "value in all arms"], settings),
         ]
     )
 

@@ -33,7 +33,7 @@ def settings_tables(arms: Sequence[Arm]) -> list[str]:
     parts = []
     if differing:
         parts += [
-            f"Settings in which the arms differ; {UNUSED} is one that an arm doesn't use:",
+            f"Settings that differ between the arms; {UNUSED} marks a setting that an arm doesn't use:",
             table(["setting", *(arm.label for arm in arms)], differing),
         ]
     return [

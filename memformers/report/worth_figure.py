@@ -38,10 +38,10 @@ def save_worth(
         draw_costs(panels[0], costs, labels, looks)
     if others:
         draw_bands(panels[-1], worth["by_repeat_distance"], others, labels, looks)
-        panels[-1].set_ylabel(f"nats a token, less\n{drawn(labels[worth['baseline']])}", fontsize=9)
+        panels[-1].set_ylabel(f"nats per token, minus\n{drawn(labels[worth['baseline']])}", fontsize=9)
     legend(figure, panels)
     path = folder / "worth.png"
-    head = ["arm", "changed, or tokens since the same", "quantity (nats a token)", "mean",
+    head = ["arm", "changed part, or distance of repeats (tokens)", "quantity (nats per token)", "mean",
             "half width of the 95 % interval"]  # fmt: skip
     save_with_data(figure, path, head, list(rows(worth, costs, others, labels)))
     return {"worth": path}
@@ -58,7 +58,7 @@ def rows(
         for control, cost in found.items():
             yield [labels[run], control, "cost", cost["mean"], cost["half_width"]]
     for run in others:
-        less = f"loss, less that of {labels[worth['baseline']]}"
+        less = f"loss minus that of {labels[worth['baseline']]}"
         for group in worth["by_repeat_distance"]:
             if run in group["less_baseline"]:
                 difference = group["less_baseline"][run]
@@ -77,8 +77,8 @@ def draw_costs(
         marks = [(names.index(control), difference) for control, difference in found.items()]
         draw(axes, marks, offset(number, len(costs)), labels[run], {**looks[run], "linestyle": "none"})
     axes.set_xticks(range(len(names)), [CONTROLS[name] for name in names], fontsize=8)
-    axes.set_title("What a changed memory costs", fontsize=9, loc="left")
-    axes.set_ylabel("nats a token", fontsize=9)
+    axes.set_title("Cost of a changed memory", fontsize=9, loc="left")
+    axes.set_ylabel("nats per token", fontsize=9)
     finish(axes, len(names))
 
 
@@ -100,8 +100,8 @@ def draw_bands(
     axes.axvline(len(groups) - 1.5, color="#bbbbbb", linewidth=0.8)
     names = [fill(group["name"], 12) for group in groups]
     axes.set_xticks(range(len(groups)), names, rotation=45, fontsize=8)
-    axes.set_title("Where the text says something again", fontsize=9, loc="left")
-    axes.set_xlabel("tokens since it was last said", fontsize=9)
+    axes.set_title("Loss of repeats", fontsize=9, loc="left")
+    axes.set_xlabel("tokens since the last occurrence", fontsize=9)
     finish(axes, len(groups))
 
 

@@ -32,50 +32,53 @@ def worth_section(
     overall = worth["overall"]
     several = worth["baseline"] is not None
     of_documents = worth.get("of_documents", False)
-    place = "is at the same place of another document" if of_documents else "reads another place of the text"
+    place = (
+        "reads the same position of another document" if of_documents else "reads another part of the text"
+    )
     streams = "documents, each a stream" if of_documents else "streams"
     return [
         head,
-        f"Validation loss in nats a token. Before each segment that a trained model reads, a part of its "
-        f"memory is changed: *zeroed*, or *swapped* with that of another stream, which {place}. What the "
-        f"model then loses, less what it loses with the memory as it is, is what that part is worth to it. "
-        f"{overall['tokens']:,} tokens of the held-out text in {worth['streams']} {streams}, after the first "
-        f"{worth['warm_up']:,} of each, which fill the memories. ± is half of a 95 % interval "
-        f"over streams, by Student's t; one trained model of each arm; – is a part that an arm doesn't have.",
+        f"The table has the validation loss in nats per token, and how much it rises when a part of the "
+        f"memory is changed before each segment that a trained model reads: the part is *zeroed*, or "
+        f"*swapped* with that of another stream, which {place}. This rise is what the part is worth to the "
+        f"model. The losses are over {overall['tokens']:,} tokens of the held-out text in "
+        f"{worth['streams']} {streams}, after the first {worth['warm_up']:,} of each, which fill the "
+        f"memories. ± is half the width of a 95 % interval over streams, by Student's t. There is one "
+        f"trained model of each arm; – marks a part that an arm doesn't have.",
         worth_table(overall, labels),
         *findings(worth, labels),
         LIMITS,
         *([pictured(figure, TITLE, caption(worth, labels), folder)] if figure else []),
-        f"A token is a repeat if its stream has already had the same token after the same "
-        f"{worth['n_gram'] - 1} tokens; the distance is to the newest such occurrence. Repeats are "
-        f"easy for every model, since common words repeat too"
+        f"A token is a repeat if its stream already contains the same token after the same "
+        f"{worth['n_gram'] - 1} tokens; the distance is that to the last such occurrence. Repeats are easy "
+        f"to predict for every model, since common words repeat too, "
         + (
-            ", so look at the differences between arms and not at the losses"
+            "so compare the differences between arms and not the losses"
             if several
-            else ", so a low loss there doesn't show that they were copied"
+            else "so a low loss there doesn't show that the model copied them"
         )
-        + ". There are few repeats, and one 95 % interval in twenty leaves out zero by chance:",
+        + ". There are few repeats, and by chance one 95 % interval in twenty leaves out zero:",
         group_table("distance to the last occurrence, in tokens", worth["by_repeat_distance"], worth, labels),
-        "The same by how often a token's word occurs in the training text, upper and lower case alike. It is "
-        "the word that counts and not the token: rare words, such as names, are what a text says again, and "
-        "a character says little by how rare it is.",
-        group_table("word's occurrences in training", worth["by_occurrences"], worth, labels),
+        "The next table has the same quantities by how often the word that contains the token occurs in the "
+        "training text, in upper or lower case. Words are counted and not tokens, because texts repeat rare "
+        "words, such as names, and a rare character says little about the word.",
+        group_table("occurrences of the word in training", worth["by_occurrences"], worth, labels),
     ]
 
 
-TITLE = "Cost of a changed memory, and loss by how long ago the text said the same"
+TITLE = "Cost of a changed memory, and loss by the distance of repeats"
 LIMITS = (
-    "This is how much a trained model relies on a part, not how well a model that was trained without it "
-    "does; the table of results tells that. No model has met zeros in training, and they are still keys, "
-    "which get their share of attention. So zeroed memory may cost something though nothing was read in it; "
-    "what only swapping costs depends on what is in there. The intervals are over parts of one text, not "
-    "over seeds."
+    "These numbers show how much a trained model relies on a part of its memory. They do not show how good "
+    "a model is that was trained without this part; the table of results shows that. No model has seen "
+    "zeros in training, and zeros are still keys, which receive attention. So zeroed memory may raise the "
+    "loss although the model did not use its contents. A cost that only swapped memory has depends on the "
+    "contents. The intervals are over parts of one text, not over seeds."
 )
 
 
 def worth_table(overall: Measured, labels: Mapping[str, str]) -> str:
     """A row an arm: its loss, and what each change costs it."""
-    head = ["arm", "loss, memory untouched", *map(control_name, CONTROLS)]
+    head = ["arm", "loss with unchanged memory", *map(control_name, CONTROLS)]
     rows = [
         [
             label,
@@ -104,22 +107,25 @@ def finding(label: str, part: str, worth: Measured, run: str) -> str:
     swapped, zeroed = measured(costs[f"{part} swapped"]), measured(costs[f"{part} zeroed"])
     name = PARTS[part]
     if swapped.leaves_out_zero and swapped.mean > 0:
-        said = f"{label} makes use of what is in its {name}: another stream's costs {signed(swapped)}."
+        said = f"{label} uses the contents of its {name}: those of another stream cost {signed(swapped)}."
     elif swapped.leaves_out_zero:
-        said = f"{label} does better with another stream's {name} than with its own, by {signed(swapped)}."
+        said = (
+            f"{label} has a lower loss with another stream's {name} than with its own: the difference is "
+            f"{signed(swapped)}."
+        )
     else:
         said = (
-            f"{label}: no use of what is in its {name} was seen: another stream's costs {signed(swapped)}, "
-            f"and a cost of up to {swapped.mean + swapped.half_width:.4f} may have hidden."
+            f"{label}: no use of the contents of its {name} was seen. Those of another stream cost "
+            f"{signed(swapped)}, and a cost of up to {swapped.mean + swapped.half_width:.4f} is not excluded."
         )
     more = measured(worth["swapped_less_zeroed"][run][part])
     if not more.leaves_out_zero:
         return f"{said} Zeros cost {signed(zeroed)}; no difference between the two was seen."
     if more.mean > 0:
-        return f"{said} That is {signed(more)} more than zeros cost: it is misled by what it reads there."
+        return f"{said} That is {signed(more)} more than zeros cost, so zeros disturb the model less."
     return (
-        f"{said} Zeros cost {signed(zeroed)}, more than another stream's, so not all of what they cost is "
-        f"for want of what was in there."
+        f"{said} Zeros cost {signed(zeroed)}, more than another stream's contents, so only a part of that "
+        f"cost is due to the missing contents."
     )
 
 
@@ -133,7 +139,7 @@ def group_table(head: str, groups: Sequence[Measured], worth: Measured, labels: 
     baseline = worth["baseline"]
     for run, label in labels.items() if baseline else ():
         if run != baseline:
-            name = f"{label}, less {labels[baseline]}"
+            name = f"{label}, minus {labels[baseline]}"
             rows.append([name, *(cell(group["less_baseline"], run) for group in groups)])
     for run, label in labels.items():
         for control in worth["overall"]["less_untouched"][run]:
@@ -144,13 +150,15 @@ def group_table(head: str, groups: Sequence[Measured], worth: Measured, labels: 
 
 def caption(worth: Measured, labels: Mapping[str, str]) -> str:
     """The caption of the figure."""
-    bars = "Bars: 95 % intervals over streams."
-    costs = "what a trained model loses in nats a token when a part of its memory is changed"
+    bars = "Bars are 95 % intervals over streams."
+    costs = (
+        "how much the loss of a trained model rises, in nats per token, when a part of its memory is changed"
+    )
     if worth["baseline"] is None:
         return f"What memory is worth: {costs}. {bars}"
     against = (
-        f"the loss of each arm less that of {plain(labels[worth['baseline']])}, by how many tokens ago the "
-        f"text said the same; below zero is better"
+        f"the loss of each arm minus that of {plain(labels[worth['baseline']])}, by the distance of repeats "
+        f"in tokens; a value below zero is better"
     )
     if not any(worth["overall"]["less_untouched"].values()):
         return f"What memory is worth: {against}. {bars}"

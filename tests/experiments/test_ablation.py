@@ -111,7 +111,7 @@ def test_a_row_is_trained_on_both_tasks_and_reported_beside_the_paper(tmp_path, 
     assert all(value["mean"] > 0 for name, value in row["measures"].items() if name != "right_beyond")
     markdown = (folder / "report.md").read_text()
     assert "| mean pooling | 0.982 |" in markdown
-    assert "**Only 128 tokens each on built-in play (seed 0)**" in markdown
+    assert "**Each training on built-in play (seed 0) has only 128 tokens**" in markdown
     assert "nothing is compared" in markdown
     assert not (folder / "text/probe.json").exists()
 
@@ -134,9 +134,9 @@ def test_only_a_difference_whose_interval_leaves_out_zero_is_claimed(tmp_path):
     tiny_ablation(tmp_path / "a")
     markdown = (tmp_path / "a/report.md").read_text()
     text, beyond, _ = [line for line in markdown.splitlines() if "over 2 seeds" in line]
-    assert "Worse: mean pooling by 0.1001 ± 0.0013. No difference was seen for Transformer-XL" in text
-    assert "Better: mean pooling by 9.5 ± 6.4 points." in beyond
-    assert "Worse: Transformer-XL, equal keys by 20.5 ± 6.4 points." in beyond
+    assert 'Worse: "mean pooling" by 0.1001 ± 0.0013. No difference was seen: "Transformer-XL' in text
+    assert 'Better: "mean pooling" by 9.5 ± 6.4 points.' in beyond
+    assert 'Worse: "Transformer-XL, equal keys" by 20.5 ± 6.4 points.' in beyond
     assert "| mean pooling | +0.1001 ± 0.0013 | +9.5 ± 6.4 | +9.5 ± 6.4 |" in markdown
     assert "| Transformer-XL, equal keys | – | 2.4500 ± 1.9059 | 50.0 ± 0.0 % |" in markdown
     row = read_json(tmp_path / "a/results.json")["rows"][1]
@@ -154,13 +154,13 @@ def test_rows_and_seeds_are_added_and_what_is_finished_is_kept(tmp_path):
     tiny_ablation(folder, arms=("max", "conv"), seeds=1, resume=True)
     assert (folder / "text/conv/result.json").stat().st_mtime_ns == before
     markdown = (folder / "report.md").read_text()
-    assert "one seed, from which nothing is claimed" in markdown
+    assert "there is only one seed, so nothing is claimed" in markdown
     assert "±" not in markdown.partition("## How it was made")[0]
     tiny_ablation(folder, arms=("conv",), seeds=2, only="recall", resume=True)
     assert {path.parent.name for path in folder.glob("*/*/result.json")} == {
         "conv", "max", "max-0", "conv-0", "max-1", "conv-1"
     }  # fmt: skip
-    assert "max pooling by 40.5 ± 6.4 points" in (folder / "report.md").read_text()
+    assert '"max pooling" by 40.5 ± 6.4 points' in (folder / "report.md").read_text()
 
 
 @pytest.mark.usefixtures("pretended")
@@ -173,7 +173,7 @@ def test_a_training_that_fails_is_said_to_be_missing_and_the_rest_is_reported(tm
     with pytest.raises(UserError, match=failed) as error:
         tiny_ablation(tmp_path / "a", seeds=1)
     assert "\n" not in str(error.value)
-    said = "**Missing here**, since they failed or were not finished: text, mean pooling, seed 0."
+    said = "**Some trainings are missing**, since they failed or did not finish: text, mean pooling, seed 0."
     assert said in (tmp_path / "a/report.md").read_text()
     assert (tmp_path / "a/recall/mean-0/result.json").exists()
     monkeypatch.setattr(comparison, "run_module", lambda *_, **__: 1)

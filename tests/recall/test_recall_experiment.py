@@ -154,7 +154,7 @@ def test_a_training_that_fails_is_said_to_be_missing_and_the_others_are_reported
     with pytest.raises(ValueError, match="the training of mean-0 failed; the others are in"):
         recall(RecallConfig(seeds=1), tmp_path / "r")
     markdown = (tmp_path / "r" / "report.md").read_text()
-    assert "**Missing here**, since they failed or were not finished: mean, seed 0." in markdown
+    assert "**Some trainings are missing**, since they failed or did not finish: mean, seed 0." in markdown
     assert "| Compressive, M = 32" in markdown
     monkeypatch.setattr(experiment, "run_modules", lambda *_, **__: iter([(0, 1)]))
     with pytest.raises(ValueError, match="no training ended well, so there is nothing to report"):
@@ -197,8 +197,8 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 def test_one_seed_claims_nothing(tmp_path):
     recall(RecallConfig(seeds=1, arms=TWO), tmp_path / "r")
     markdown = (tmp_path / "r" / "report.md").read_text()
-    assert "That is one seed, from which nothing is claimed; --seeds 5 gives an interval." in markdown
-    assert "One seed, so there are no bands." in markdown
+    assert "There is only one seed, so nothing is claimed; --seeds 5 gives an interval." in markdown
+    assert "There is only one seed, so there are no bands." in markdown
     assert "±" not in markdown
 
 
@@ -206,7 +206,7 @@ def test_one_seed_claims_nothing(tmp_path):
     ("shares", "said"),
     [
         ([(0.9, 0.3), (0.8, 0.25)], "is +57.5 points, with a 95 % interval from +25.7 to +89.3"),
-        ([(0.5, 0.4), (0.4, 0.5)], "It holds zero: no difference was seen"),
+        ([(0.5, 0.4), (0.4, 0.5)], "The interval contains zero: no difference was seen"),
     ],
 )
 def test_the_headline_is_the_paired_difference_over_seeds(shares, said, done, tmp_path):

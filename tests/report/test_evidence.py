@@ -25,8 +25,9 @@ def test_a_difference_is_claimed_where_its_interval_leaves_out_zero(tmp_path):
     markdown = report(tmp_path)
     assert "**Compressive Transformer is better by 0.0200 ± 0.0025**, or 0.8% (3 seeds)." in markdown
     assert "**Transformer, no memory is worse by 0.0200 ± 0.0025**" in markdown
-    assert "against those of Transformer-XL, seed by seed, over 3 seeds; ± is half of a 95 % interval by " \
-           "Student's t. Rounding alone" in markdown  # fmt: skip
+    assert "compared with Transformer-XL by its bits per character" in markdown
+    assert "below is its mean over 3 seeds, and ± is half the width of a 95 % interval by Student's t. " \
+           "Rounding alone" in markdown  # fmt: skip
     assert "| −0.0200 ± 0.0025 |" in markdown
     assert "no difference was seen" not in markdown
     assert (tmp_path / "figures" / "differences.png").is_file()
@@ -37,8 +38,8 @@ def test_where_none_was_seen_the_report_says_how_large_a_difference_could_have_h
     fake_comparison(tmp_path, {"transformer-xl": XL, "compressive": less(-0.02, -0.03, -0.01)})
     markdown = report(tmp_path)
     assert (
-        "Compressive Transformer: **no difference was seen**: −0.0200 ± 0.0248, where below zero is better "
-        "(3 seeds). A difference of up to 0.0448 could have hidden." in markdown
+        "Compressive Transformer: **no difference was seen**: −0.0200 ± 0.0248, where a value below zero is "
+        "better (3 seeds). A difference of up to 0.0448 is not excluded." in markdown
     )
     assert " is better by" not in markdown
 
@@ -46,7 +47,7 @@ def test_where_none_was_seen_the_report_says_how_large_a_difference_could_have_h
 def test_one_seed_claims_nothing_and_says_how_to_get_more(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": [2.5], "compressive": [1.5]})
     markdown = report(tmp_path)
-    assert "**One seed, so nothing is claimed about which is better.**" in markdown
+    assert "**There is only one seed, so nothing is claimed about which arm is better.**" in markdown
     assert "`memformers compare --seeds 5 --resume`" in markdown
     assert "±" not in markdown
     assert " is better by" not in markdown
@@ -57,20 +58,20 @@ def test_a_folder_of_an_older_comparison_is_read_as_one_seed(tmp_path):
     for model in ("transformer", "compressive"):
         fake_run(tmp_path / model, model, 2.5)
     markdown = report(tmp_path)
-    assert "One seed, so nothing is claimed" in markdown
+    assert "only one seed, so nothing is claimed" in markdown
     assert "| Compressive Transformer | 1 | 1.7500 | 2.5000 |" in markdown
 
 
 def test_without_transformer_xl_the_first_arm_is_the_baseline(tmp_path):
     fake_comparison(tmp_path, {"wide": XL, "compressive": less(-0.020, -0.021, -0.019)})
-    assert "against those of wide, seed by seed" in report(tmp_path)
+    assert "compared with wide by its bits per character" in report(tmp_path)
 
 
 def test_means_are_over_seeds_with_their_intervals(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": XL})
     markdown = report(tmp_path)
     assert "| Transformer-XL | 3 | 1.7150 ± 0.0870 | 2.4500 ± 0.1242 | 50.0% ± 0.0% |" in markdown
-    assert "Means over 3 seeds; bands: 95 % intervals, by Student's t." in markdown
+    assert "Curves are means over 3 seeds, and bands are 95 % intervals by Student's t." in markdown
 
 
 def test_a_failed_seed_is_named_and_the_others_are_compared(tmp_path):
@@ -81,8 +82,8 @@ def test_a_failed_seed_is_named_and_the_others_are_compared(tmp_path):
     fake_run(tmp_path / "transformer-xl-seed3", "transformer-xl", 9.0, seed=3, finished=False)
     markdown = report(tmp_path)
     assert "> **compressive-seed2 failed before its first step** and is missing here." in markdown
-    assert "> **compressive-seed3 was not begun** and is missing here." in markdown
-    assert "> **Transformer-XL, seed 3, did not finish**; it counts in no mean and no curve." in markdown
+    assert "> **compressive-seed3 was not started** and is missing here." in markdown
+    assert "> **Transformer-XL, seed 3, did not finish**; it is not part of any mean or curve." in markdown
     assert "| Transformer-XL | 3 | 1.7150 ± 0.0870 |" in markdown
     assert "(2 seeds)" in markdown
 
@@ -116,7 +117,7 @@ def test_a_ratio_of_time_has_its_spread_over_seeds(tmp_path):
     for name, seconds in (("compressive", 13.0), ("compressive-seed1", 13.0), ("compressive-seed2", 13.3)):
         with_speed(tmp_path / name, [500.0] + [1000.0] * 9, seconds)  # the first record is of the warm-up
     markdown = report(tmp_path)
-    assert "time, of that of Transformer-XL" in markdown
+    assert "training time divided by that of Transformer-XL" in markdown
     assert "| 1.31 ± 0.04 |" in markdown  # 4.303 · 0.017321 / √3
     assert "Ratios of training time are left out" not in markdown
 
@@ -125,9 +126,9 @@ def test_a_ratio_of_time_has_its_spread_over_seeds(tmp_path):
     ("seeds", "disturbed", "facts", "why"),
     [
         (2, True, FACTS, "the speed of compressive varied by a factor of 1.6"),
-        (1, False, FACTS, "they need their spread over several seeds"),
-        (2, False, FACTS | {"environment": FACTS["environment"] | {"cores": 3}}, "not all runs were made on "
-         "the same machine"),
+        (1, False, FACTS, "they need several seeds"),
+        (2, False, FACTS | {"environment": FACTS["environment"] | {"cores": 3}}, "not all runs had the same "
+         "machine"),
     ],
 )  # fmt: skip
 def test_there_is_no_ratio_of_time_where_it_would_mislead(seeds, disturbed, facts, why, tmp_path):
@@ -138,7 +139,7 @@ def test_there_is_no_ratio_of_time_where_it_would_mislead(seeds, disturbed, fact
     markdown = report(tmp_path)
     curves = "" if seeds == 1 else " and curves against time"
     assert f"Ratios of training time{curves} are left out: {why}" in markdown
-    assert "time, of that of" not in markdown
+    assert "divided by that of" not in markdown
     assert (tmp_path / "figures" / "validation_time.png").exists() == (seeds == 1)
 
 

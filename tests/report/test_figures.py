@@ -74,20 +74,23 @@ def test_the_loss_by_position_is_of_octaves_and_its_difference_is_of_the_same_se
     )
     write_report(tmp_path)
     rows = [
-        row for row in table(tmp_path / "figures" / "loss_by_position.csv") if "less that" in row["quantity"]
+        row for row in table(tmp_path / "figures" / "loss_by_position.csv") if "minus that" in row["quantity"]
     ]
     assert {row["arm"] for row in rows} == {"Compressive Transformer"}
     assert numbers(rows, "first position", "last position") == [[1, 1], [2, 2], [3, 4], [5, 8], [9, 16]]
     assert numbers(rows, "mean") == [pytest.approx([-0.14])] * 5  # 0.7 · 0.2
-    assert "Below: less that of Transformer-XL from the same seed" in (tmp_path / "report.md").read_text()
+    assert (
+        "The lower panel has the loss minus that of Transformer-XL from the same seed"
+        in (tmp_path / "report.md").read_text()
+    )
 
 
 def test_one_seed_has_no_difference_by_position(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": [2.4], "compressive": [2.3]})
     write_report(tmp_path)
     rows = table(tmp_path / "figures" / "loss_by_position.csv")
-    assert {row["quantity"] for row in rows} == {"loss (nats a token)"}
-    assert "Below: less that of" not in (tmp_path / "report.md").read_text()
+    assert {row["quantity"] for row in rows} == {"loss (nats per token)"}
+    assert "The lower panel has" not in (tmp_path / "report.md").read_text()
 
 
 def test_results_of_an_older_version_have_no_figure_by_position(tmp_path):

@@ -74,7 +74,7 @@ def test_what_differs_beside_the_memory_itself_is_said(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": [2.4], "compressive": [2.3]})
     (tmp_path / "compressive" / "run.json").write_text(json.dumps(FACTS | {"parameters": 12345 + 1234}))
     assert (
-        "The arms are not of equal size: Compressive Transformer has 1,234 parameters more than "
+        "The arms are not of equal size: Compressive Transformer has 1,234 more parameters than "
         "Transformer-XL (10.0%)." in report(tmp_path)
     )
 
@@ -82,10 +82,10 @@ def test_what_differs_beside_the_memory_itself_is_said(tmp_path):
 def test_a_prompt_that_all_share_is_shown_once_and_others_beside_their_samples(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": [2.4], "compressive": [2.3]})
     markdown = report(tmp_path)
-    assert "All go on from the same prompt:\n\n```text\nBANQUO:\n```" in markdown
+    assert "All arms continue the same prompt:\n\n```text\nBANQUO:\n```" in markdown
     assert markdown.count("BANQUO:") == 1
     path = tmp_path / "compressive" / "result.json"
     write_json(path, read_json(path) | {"prompt": "ROSSE:\n"})
     markdown = report(tmp_path)
     assert "the same prompt" not in markdown
-    assert "The prompt:\n\n```text\nROSSE:\n```\n\nWhat it wrote:" in markdown
+    assert "The prompt:\n\n```text\nROSSE:\n```\n\nThe text that the arm wrote:" in markdown

@@ -21,7 +21,7 @@ def comparison(tmp_path):
 def test_a_comparison_becomes_markdown_html_and_figures(comparison):
     page = write_report(comparison)
     markdown = (comparison / "report.md").read_text()
-    assert markdown.startswith("# What memory buys: transformers compared on Tiny Shakespeare\n")
+    assert markdown.startswith("# How much memory helps: transformers compared on Tiny Shakespeare\n")
     assert "| Transformer-XL | 1 | 1.6800 | 2.4000 | 50.0% |" in markdown
     assert "| Transformer-XL | – | 64 / 256 | – | 12,345 | 1,006 | 10 s | – | 300 MiB |" in markdown
     assert "differ in more than their memory" not in markdown
@@ -39,16 +39,16 @@ def test_a_comparison_becomes_markdown_html_and_figures(comparison):
 @pytest.mark.parametrize(
     ("read", "said"),
     [
-        ((None, None), "Validation loss over the whole held-out text, memory carried"),
-        ((9_000, None), "Validation loss over the whole held-out text, memory carried"),
+        ((None, None), "Validation loss over the whole held-out text, with memory carried"),
+        ((9_000, None), "Validation loss over the whole held-out text, with memory carried"),
         (
             (2_048, 2_048),
-            "Validation loss over the same 2,048 tokens of the held-out text (the table: all of it)",
+            "Validation loss over the same 2,048 tokens of the held-out text (the table's losses: all of it)",
         ),
         (
             (2_048, 9_000),
             "over unequal parts of the held-out text (Transformer, no memory: 2,048 tokens, "
-            "Transformer-XL: all; the table: all of it)",
+            "Transformer-XL: all; the table's losses: all of it)",
         ),
     ],
 )

@@ -85,7 +85,7 @@ def test_each_part_has_its_cost_and_an_absent_one_a_dash(tmp_path):
     assert "| Transformer, no memory | 1.5000 | – | – | – | – |" in markdown
     assert "| Transformer-XL | 1.5000 | – | – | +0.0500 ± 0.0100 | +0.0800 ± 0.0100 |" in markdown
     assert "| Compressive Transformer | 1.5000 | +0.0200 ± 0.0100 | +0.0020 ± 0.0100 |" in markdown
-    assert "| Compressive Transformer, less Transformer, no memory | −0.0200 ± 0.0100 | – |" in markdown
+    assert "| Compressive Transformer, minus Transformer, no memory | −0.0200 ± 0.0100 | – |" in markdown
     assert "| tokens | 80 | 0 |" in markdown
 
 
@@ -97,16 +97,16 @@ def test_a_use_is_claimed_where_the_interval_leaves_out_zero(tmp_path):
     }
     markdown = section(worth_of(COSTS, more), tmp_path)
     assert (
-        "- Transformer-XL makes use of what is in its memory: another stream's costs +0.0800 ± 0.0100. That "
-        "is +0.0300 ± 0.0100 more than zeros cost" in markdown
+        "- Transformer-XL uses the contents of its memory: those of another stream cost +0.0800 ± 0.0100. "
+        "That is +0.0300 ± 0.0100 more than zeros cost" in markdown
     )
     assert (
-        "- Compressive Transformer: no use of what is in its compressed memory was seen: another stream's "
-        "costs +0.0020 ± 0.0100, and a cost of up to 0.0120 may have hidden. Zeros cost +0.0200 ± 0.0100, "
-        "more than another stream's" in markdown
+        "- Compressive Transformer: no use of the contents of its compressed memory was seen. Those of "
+        "another stream cost +0.0020 ± 0.0100, and a cost of up to 0.0120 is not excluded. Zeros cost "
+        "+0.0200 ± 0.0100, more than another stream's" in markdown
     )
     assert (
-        "- Compressive Transformer makes use of what is in its memory: another stream's costs +0.0600 ± "
+        "- Compressive Transformer uses the contents of its memory: those of another stream cost +0.0600 ± "
         "0.0100. Zeros cost +0.0500 ± 0.0100; no difference between the two was seen." in markdown
     )
 
@@ -114,18 +114,18 @@ def test_a_use_is_claimed_where_the_interval_leaves_out_zero(tmp_path):
 def test_a_memory_that_harms_is_said_to_harm(tmp_path):
     costs = {"transformer-xl": {ZEROED: difference(-0.05), SWAPPED: difference(-0.08)}}
     markdown = section(worth_of(costs, baseline=None), tmp_path)
-    assert "Transformer-XL does better with another stream's memory than with its own" in markdown
+    assert "Transformer-XL has a lower loss with another stream's memory than with its own" in markdown
 
 
 @pytest.mark.parametrize(
     ("models", "baseline", "said"),
     [
-        (MODELS, "transformer", ["above, what", "below, the loss of each arm less"]),
-        (MODELS[2:], None, ["What memory is worth: what a trained model loses"]),
+        (MODELS, "transformer", ["above, how much", "below, the loss of each arm minus"]),
+        (MODELS[2:], None, ["What memory is worth: how much the loss of a trained model rises"]),
         (
             ("transformer", "wide"),
             "transformer",
-            ["worth: the loss of each arm less that of Transformer, no"],
+            ["worth: the loss of each arm minus that of Transformer, no"],
         ),
     ],
 )
@@ -155,7 +155,7 @@ def test_a_difference_without_an_interval_claims_none(tmp_path):
     worth = worth_of(costs)
     worth["by_repeat_distance"][0]["less_baseline"] = {"transformer-xl": difference(-0.5, None)}
     markdown = section(worth, tmp_path)
-    assert "| Transformer-XL, less Transformer, no memory | −0.5000 | – |" in markdown
+    assert "| Transformer-XL, minus Transformer, no memory | −0.5000 | – |" in markdown
 
 
 def test_a_text_that_was_too_short_is_said_to_be(tmp_path):
