@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Patch, Rectangle
 from torch import Tensor
 
+from docs.building.translations import translated
 from memformers.kernels.naive import relative_shift
 from memformers.models.config import ModelConfig
 from memformers.models.lengths import MemoryLengths
@@ -174,9 +175,13 @@ DRAWINGS: dict[str, Callable[[], Figure]] = {
 }
 
 
-def svg(figure: Figure) -> str:
-    """A figure as SVG, the same each time."""
+def svg(figure: Figure, language: str = "en") -> str:
+    """A figure as SVG, the same each time, with its labels in ``language``."""
+    # Letters are drawn as paths. Other languages are text, because the font here lacks their letters.
+    fonttype = "path" if language == "en" else "none"
     file = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "memformers", "hatch.linewidth": 0.5}):
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "memformers", "svg.fonttype": fonttype, "hatch.linewidth": 0.5}
+    ):
         figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+    return file.getvalue() if language == "en" else translated(file.getvalue(), language)

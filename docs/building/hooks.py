@@ -1,6 +1,7 @@
 """What mkdocs calls while it builds the site."""
 
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is drawn, what lies elsewhere, the notebooks and the reference's pages."""
     for name, draw in DRAWINGS.items():
         files.append(File.generated(config, f"drawings/{name}.svg", content=svg(draw())))
+        for page, language in LANGUAGES.items():
+            uri = f"drawings/{name}.{page.removesuffix('.md')}.svg"
+            files.append(File.generated(config, uri, content=svg(draw(), language)))
     for uri, path in ELSEWHERE.items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
     for notebook in sorted((ROOT / "experiments/notebooks").glob("*.ipynb")):
@@ -75,6 +79,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     uri = page.file.src_uri
     boosts = [boost for beginning, boost in BOOSTS.items() if uri.startswith(beginning)]
     page.meta.setdefault("search", {"boost": boosts[0] if boosts else 1})
+    if uri.endswith(".ipynb"):
+        page.meta["hide"] = ["toc"]  # without it, the longest lines of code fit the page
     if uri in ELSEWHERE:
         return relinked(markdown, {path: site for site, path in ELSEWHERE.items()})
     try:
@@ -91,6 +97,12 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
         return DRAWING.sub(r'<a href="\1">\g<0></a>', with_mathml(html))
     except ValueError as error:
         raise PluginError(f"{page.file.src_uri}: {error}") from None
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Copy the notebooks that their pages offer for download."""
+    for notebook in (ROOT / "experiments/notebooks").glob("*.ipynb"):
+        shutil.copyfile(notebook, Path(config.site_dir) / "notebooks" / notebook.name)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:

@@ -1,4 +1,4 @@
-"""What mkdocs-jupyter leaves to do on a notebook's page: links between notebooks, and what figures show."""
+"""What mkdocs-jupyter leaves to do on a notebook's page: links, a download, and what figures show."""
 
 import re
 from html import escape
@@ -11,15 +11,15 @@ UNDESCRIBED = 'alt="No description has been provided for this image"'
 
 
 def for_the_site(html: str, path: Path) -> str:
-    """The page ``html`` of the notebook at ``path``, whose links to other notebooks lead to their pages, and
-    whose figures are described by the comments that begin their cells.
+    """The page ``html`` of the notebook at ``path``, whose links to other notebooks lead to their pages,
+    whose figures are described by the comments that begin their cells, and which offers the notebook itself.
 
     Raises ValueError for a figure whose cell doesn't begin with a comment.
     """
     html = LINK.sub(r"\1.html", html)
     for description in descriptions(path):
         html = html.replace(UNDESCRIBED, f'alt="{escape(description)}"', 1)
-    return html
+    return f'<p><a href="{path.name}" download>Download this notebook</a></p>\n{html}'
 
 
 def descriptions(path: Path) -> list[str]:

@@ -1,9 +1,12 @@
 """The drawings of the method say what is true of the models."""
 
+import re
+
 import pytest
 import torch
 
 from docs.building.drawings import DRAWINGS, reached, svg
+from docs.building.translations import LABEL, TRANSLATIONS
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
@@ -37,3 +40,13 @@ def test_a_drawing_is_the_same_each_time(name):
     first = svg(DRAWINGS[name]())
     assert first == svg(DRAWINGS[name]())
     assert first.count("<path") > 20
+
+
+@pytest.mark.parametrize("language", TRANSLATIONS)
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_a_drawing_for_another_language_has_no_english_label(name, language):
+    labels = LABEL.findall(svg(DRAWINGS[name](), language))
+    assert len(labels) > 9
+    words = set(re.findall("[A-Za-z-]{2,}", " ".join(labels)))
+    assert words <= {"Transformer-XL", "Compressive", "Transformer"}
+    assert any(ord(letter) > 0xD00 for label in labels for letter in label)

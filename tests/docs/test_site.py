@@ -18,6 +18,9 @@ from docs.building.reference import home
 from memformers.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "experiments/notebooks").glob("*.ipynb"))
+COLUMNS = 104
+"""Letters of code in a line of a page that is 1280 pixels wide and shows no table of contents."""
 ENTRY = re.compile(
     r'<div class="doc doc-object doc-(\w+)">\s*<h\d id="([^"]+)".*?<div class="doc doc-contents[^>]*>(.{60})',
     re.DOTALL,
@@ -178,6 +181,26 @@ def test_a_page_says_its_language(site):
     languages = {name: re.search(r'<html lang="([^"]+)"', html)[1] for name, html in pages(site).items()}
     others = {name: language for name, language in languages.items() if language != "en"}
     assert others == {"zh.html": "zh-Hans", "si.html": "si"}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_can_be_downloaded_and_its_code_has_the_whole_width(path, site):
+    page = read(site, f"notebooks/{path.stem}.html")
+    assert f'<a href="{path.name}" download>' in page
+    assert (site / "notebooks" / path.name).read_bytes() == path.read_bytes()
+    assert re.search(r'<div class="md-sidebar md-sidebar--secondary"[^>]* hidden', page)
+
+
+def test_code_on_how_to_pages_without_a_table_of_contents_fits_its_column():
+    code = [
+        (page.name, line)
+        for page in (ROOT / "docs/how-to").glob("*.md")
+        if "- toc" in (text := page.read_text(encoding="utf-8")).partition("# ")[0]
+        for block in re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+        for line in block.splitlines()
+    ]
+    assert {name for name, _ in code} == {"import.md"}
+    assert [found for found in code if len(found[1]) > COLUMNS] == []
 
 
 def test_a_drawing_is_as_wide_as_its_column_and_leads_to_itself(site):
