@@ -29,18 +29,12 @@ class Dashboard:
     """Folders of runs or comparisons to import, which were trained while no dashboard ran."""
     open: bool = False
     """Whether to open the page in the browser."""
-    fetch_page: bool = False
-    """Whether to download, with npm, the files that the page loads from public servers, and then end."""
 
     def run(self) -> None:
         """Start it, and stay until it is ended."""
         try:
-            from memformers.dashboard.page import fetch_copies
             from memformers.dashboard.server import Settings, default_folder, serve
         except ImportError as error:  # fcntl, on Windows
             raise UserError(f"the dashboard needs Linux or macOS: this Python has no {error.name}.") from None
-        if self.fetch_page:
-            print(f"the page's files are in {fetch_copies()}")
-            return
         folder = self.folder or default_folder()
         serve(Settings(folder, self.host, self.port, self.mongo, self.import_, self.open))

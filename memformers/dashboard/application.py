@@ -69,11 +69,11 @@ def open_mongo(host: str) -> None:
     prepare()
 
 
-def build(identity: str, names: frozenset[str], records: Records | None) -> tuple[Guard, list[str]]:
-    """The application, and the names of the files that its page will load from the network."""
+def build(identity: str, names: frozenset[str], records: Records | None) -> Guard:
+    """The application."""
     static = Path(labml_app.__file__).parent / "static"
     files = page_files(static)
-    html, missing = index_page(static)
+    html = index_page(static)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_api_route(WHO, lambda: {"identity": identity})
     app.add_api_route("/api/v1/{labml_token}/track", track, methods=["POST"])
@@ -98,7 +98,7 @@ def build(identity: str, names: frozenset[str], records: Records | None) -> tupl
             mend(records)
 
     Series.find_step_gap = smallest_gap
-    return Guard(app, names, lambda path, question: check_request(path, question, is_known), after), missing
+    return Guard(app, names, lambda path, question: check_request(path, question, is_known), after)
 
 
 def say_malformed(request: Request, error: Exception) -> Response:

@@ -21,7 +21,7 @@ from memformers.common.errors import UserError
 from memformers.common.network import LOOPBACK
 from memformers.runs.card import find_runs, read_card
 from memformers.runs.folder import COMPARISON
-from memformers.tracking.comparisons import COMPARISONS, note_comparison
+from memformers.tracking.comparisons import note_comparison
 from memformers.tracking.discovery import announced, api_address, new_identity
 from memformers.tracking.feeding import feed
 
@@ -96,15 +96,10 @@ def serve_alone(settings: Settings, runs: list[Path]) -> None:
         place = settings.mongo.rpartition("@")[2] or settings.folder  # without a password
         identity = new_identity()
         names = frozenset({settings.host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
-        app, missing = build(identity, names, records)
+        app = build(identity, names, records)
         (settings.folder / LOCK).write_text(json.dumps({"url": url}), encoding="utf-8")
         if settings.host not in LOOPBACK:
             say(f"it listens on {settings.host} and has no login: whoever reaches that sees and changes all.")
-        if missing:
-            say(
-                f"labml's pages load {', '.join(missing)} from public servers, and stay blank without a "
-                f"network; --fetch-page gets copies, once. {url}{COMPARISONS} needs nothing from outside."
-            )
         server = uvicorn.Server(
             uvicorn.Config(
                 app,

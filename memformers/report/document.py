@@ -81,13 +81,22 @@ def samples(arms: Sequence[Arm]) -> list[str]:
     ]
     shared = len(set(prompts.values())) == 1
     if shared and (prompt := next(iter(prompts.values()))) is not None:
-        parts.append(f"All arms continue the same prompt:\n\n{fenced(prompt)}")
+        parts.append(f"All arms continue the same prompt{shown(prompt)}")
     for label, run in runs.items():
         parts.append(f"### {plain(label)}")
         if not shared and (prompt := prompts[label]) is not None:
-            parts.append(f"The prompt:\n\n{fenced(prompt)}\n\nThe text that the arm wrote:")
+            parts.append(f"The prompt{shown(prompt)}\n\nThe text that the arm wrote:")
         parts.append(fenced(run.sample))
     return parts
+
+
+def shown(prompt: str) -> str:
+    """A prompt at the end of a sentence. One without letters and digits, as older versions took where the
+    held-out text begins at the end of a line, has its line breaks as marks: it would look like nothing."""
+    if any(character.isalnum() for character in prompt):
+        return f":\n\n{fenced(prompt)}"
+    marked = prompt.replace("\n", "⏎")
+    return f", of {len(prompt)} characters, where ⏎ is a line break:\n\n{fenced(marked)}"
 
 
 def drawn(arms: Sequence[Arm], base: Arm, figures: dict[str, Path], folder: Path) -> list[str]:

@@ -81,12 +81,20 @@ def with_figures(tokens: list[Token]) -> list[Token]:
     return found
 
 
+def unbroken(text: str) -> str:
+    """``text`` in which no line ends between a number and its interval or its unit."""
+    text = text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+    return re.sub(r"(?<=\d) (?=(?:s|MiB)\b|%)", "\N{NO-BREAK SPACE}", text)
+
+
 def render_html(markdown: str, folder: Path) -> str:
     """The report as one page with its figures inside; raw HTML in it stays text."""
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = with_figures(parser.parse(markdown))
     for token in tokens:
         for child in token.children or []:
+            if child.type == "text":
+                child.content = unbroken(child.content)
             if child.type == "image":
                 png = (folder / str(child.attrs["src"])).resolve()
                 assert png.parent == (folder / FIGURES).resolve(), png  # names are escaped: see plain

@@ -202,9 +202,7 @@ class Observer:
         return loss / math.log(2) / self.characters_a_token
 
     def _prompt(self) -> str:
-        """What samples go on from: the first line of the held-out text, or its end if it is long."""
-        first_line, newline, _ = self.text.corpus.validation_text.partition("\n")
-        return (first_line + newline)[-PROMPT_CHARACTERS:]
+        return opening(self.text.corpus.validation_text)
 
     def _sample(self, characters: int) -> str:
         with self.bar.standing() as show:
@@ -212,6 +210,15 @@ class Observer:
             return continue_text(
                 self.model, self.text.tokenizer, self._prompt(), characters, Sampling(0.8), seed=SAMPLE_SEED
             )
+
+
+def opening(text: str) -> str:
+    """What samples go on from: the beginning of the held-out ``text``, up to the end of the first line with a
+    letter or a digit, or the last part of this if it is long. The first line alone would not do: the text is
+    cut in the middle of a line, of which Tiny Shakespeare's rest is "?"."""
+    at = next((i for i, character in enumerate(text) if character.isalnum()), 0)
+    end = text.find("\n", at) + 1
+    return (text[:end] if end else text)[-PROMPT_CHARACTERS:]
 
 
 def peak_memory_before(folder: Path) -> int:

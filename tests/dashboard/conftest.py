@@ -20,7 +20,6 @@ pytest.importorskip("labml_app", reason="the dashboard's extra is not installed"
 import uvicorn
 
 from memformers.dashboard.application import build, open_records
-from memformers.dashboard.page import fetch_copies
 from memformers.dashboard.server import listen
 from memformers.tracking.discovery import new_identity
 
@@ -83,7 +82,7 @@ class DashboardHere(Client):
     def __init__(self, folder: Path):
         self.said: list[str] = []
         self.records = open_records(folder, self.said.append)
-        application, _ = build(new_identity(), frozenset({"workstation"}), self.records)
+        application = build(new_identity(), frozenset({"workstation"}), self.records)
         self.listener = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         config = uvicorn.Config(application, log_config=None, access_log=False, server_header=False)
@@ -140,12 +139,3 @@ def page():
         page.route(lambda url: not url.startswith("http://127.0.0.1:"), lambda route: route.abort())
         yield page
         browser.close()
-
-
-@pytest.fixture
-def copies(page):
-    """The page's own files; where there is no browser, they are not even asked for."""
-    try:
-        return fetch_copies()
-    except ValueError as error:
-        pytest.skip(f"the page's files can't be had: {error}")

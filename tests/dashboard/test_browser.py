@@ -79,7 +79,7 @@ def check_pages(page, dashboard, folder):
     assert header.index("compressive") < header.index("transformer")
 
 
-def test_two_runs_that_are_compared_are_listed_and_drawn(copies, page, quick_runs, tmp_path):
+def test_two_runs_that_are_compared_are_listed_and_drawn(page, quick_runs, tmp_path):
     plan_runs(runs_of(MODELS, [0]), tmp_path)
     for model in MODELS:
         with Tracking(tmp_path / model, model, {}, "off") as tracking:
@@ -93,9 +93,7 @@ def test_two_runs_that_are_compared_are_listed_and_drawn(copies, page, quick_run
 
 
 @pytest.mark.long
-def test_a_comparison_is_drawn_whole_though_the_dashboard_was_killed_in_the_middle(
-    copies, start, page, tmp_path
-):
+def test_a_comparison_is_drawn_whole_though_the_dashboard_was_killed_in_the_middle(start, page, tmp_path):
     dashboard, folder = start(), tmp_path / "compared"
     process = start_program(
         program("compare", *SMALL_RUN, "--models", *MODELS, "--tokens", 160_000, "--evaluations", 3, "--out",

@@ -162,7 +162,7 @@ def test_only_links_that_lead_somewhere_are_printed(comparison, tmp_path, capsys
     assert tmp_path / "nowhere" not in noted_comparisons().values()
 
 
-def test_a_run_that_has_just_begun_opens_without_trouble(copies, page, comparison, tmp_path):
+def test_a_run_that_has_just_begun_opens_without_trouble(page, comparison, tmp_path):
     troubles = []
     page.on("pageerror", lambda error: troubles.append(str(error)))
     page.on("response", lambda answer: troubles.append(answer.url) if answer.status >= 400 else None)

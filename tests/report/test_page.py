@@ -45,3 +45,11 @@ def test_on_paper_nothing_is_cut_off(report):
         page.emulate_media(media="print")
         assert page.evaluate(WIDE) == []
         browser.close()
+
+
+def test_no_line_ends_between_a_number_and_its_interval_or_its_unit(report):
+    html = report.read_text(encoding="utf-8")
+    assert "2.4500\u00a0±\u00a00.6353" in html
+    assert " ± " not in html.partition("<body>")[2]
+    assert "300\u00a0MiB" in html
+    assert " ± " in report.with_suffix(".md").read_text(encoding="utf-8")

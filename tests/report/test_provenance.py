@@ -89,3 +89,11 @@ def test_a_prompt_that_all_share_is_shown_once_and_others_beside_their_samples(t
     markdown = report(tmp_path)
     assert "the same prompt" not in markdown
     assert "The prompt:\n\n```text\nROSSE:\n```\n\nThe text that the arm wrote:" in markdown
+
+
+def test_a_prompt_without_letters_shows_its_line_breaks(tmp_path):
+    fake_run(tmp_path / "run", "transformer", 2.4)
+    path = tmp_path / "run" / "result.json"
+    write_json(path, read_json(path) | {"prompt": "?\n"})
+    markdown = report(tmp_path / "run")
+    assert "the same prompt, of 2 characters, where ⏎ is a line break:\n\n```text\n?⏎\n```" in markdown

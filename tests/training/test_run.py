@@ -82,3 +82,16 @@ def test_a_text_without_a_single_newline_trains_and_samples(tmp_path, monkeypatc
     monkeypatch.setattr(run_module, "load_corpus", lambda *_: Corpus("x", "x", "to be or not " * 400))
     folder = train_run(small_training(tokens=500), tmp_path / "run")
     assert len((folder / "sample.txt").read_text()) == observer.SAMPLE_CHARACTERS + 1
+
+
+@pytest.mark.parametrize(
+    ("held_out", "prompt"),
+    [
+        ("?\n\nGREMIO:\nGood morrow.\n", "?\n\nGREMIO:\n"),
+        ("the end of a line\nand more", "the end of a line\n"),
+        ("no line break", "no line break"),
+        ("?!\n--\n", "?!\n"),
+    ],
+)
+def test_a_sample_goes_on_from_the_first_line_with_a_letter(held_out, prompt):
+    assert observer.opening(held_out) == prompt
