@@ -1,5 +1,6 @@
 """The figure: the loss against the number of keys, less that of Transformer-XL with 64."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,31 @@ from memformers.report.figures import DOTS, WIDTH, save_with_data
 from memformers.report.markdown import Cell
 from memformers.runs.finished import read_runs
 
-MEMORY = {"color": "#0072B2", "marker": "o", "linestyle": "-"}
-SLOTS = {"color": "#D55E00", "marker": "s", "linestyle": ""}
-"""Two colours of Okabe and Ito's palette (2008), with markers that differ in print as well."""
-APART = 5.0
-"""The distance on the axis of keys between arms that have equally many."""
+LOOKS: dict[tuple[bool, bool], dict[str, Any]] = {
+    (False, False): {
+        "label": "Transformer-XL, and no memory at 0",
+        "color": "#0072B2",
+        "marker": "o",
+        "linestyle": "-",
+    },
+    (False, True): {
+        "label": "Transformer-XL, memory grows",
+        "color": "#56B4E9",
+        "marker": "D",
+        "linestyle": "--",
+    },
+    (True, False): {"label": "Compressive Transformer", "color": "#D55E00", "marker": "s", "linestyle": ""},
+    (True, True): {
+        "label": "Compressive Transformer, memory grows",
+        "color": "#E69F00",
+        "marker": "^",
+        "linestyle": "",
+    },
+}
+"""By whether an arm has slots, and whether its memory grows: colours of Okabe and Ito's palette (2008), with
+markers that differ in print as well."""
+APART = 2.5
+"""The distance on the axis of keys between arms of two kinds that have equally many."""
 
 
 def save_figure(folder: Path, path: Path) -> None:
@@ -26,14 +47,14 @@ def save_figure(folder: Path, path: Path) -> None:
     arms = [arm for arm in arms_of(read_runs(folder)) if arm.results]
     base = base_of(arms)
     points = {arm.name: (keys_of(arm), difference(arm, base)) for arm in arms}
-    memory = [arm for arm in arms if arm.first.model != "compressive"]
-    memory.sort(key=keys_of)
-    slots = [arm for arm in arms if arm not in memory]
-    figure = Figure(figsize=(WIDTH, 3.6), dpi=DOTS, layout="constrained")
+    kinds: dict[tuple[bool, bool], list[tuple[float, Mean]]] = {kind: [] for kind in LOOKS}
+    for arm in sorted(arms, key=keys_of):
+        kinds[arm.first.model == "compressive", grows(arm)].append(points[arm.name])
+    figure = Figure(figsize=(WIDTH, 3.8), dpi=DOTS, layout="constrained")
     axes = figure.add_subplot()
     axes.axhline(0, color="#888888", linewidth=0.8, zorder=0)
-    mark(axes, [points[arm.name] for arm in memory], "Transformer-XL, and no memory at 0", MEMORY)
-    mark(axes, spread([points[arm.name] for arm in slots]), "Compressive Transformer", SLOTS)
+    for number, (kind, found) in enumerate(kinds.items()):
+        mark(axes, spread(found, APART * number), LOOKS[kind])
     axes.set(xlabel="keys a layer, beside the segment's", ylabel=f"bits per character,\nless {base.label}'s")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -54,22 +75,29 @@ def difference(arm: Arm, base: Arm) -> Mean:
     return paired(arm, base, more_bits) or Mean(float("nan"), float("nan"), 0)
 
 
-def spread(points: Sequence[tuple[float, Mean]]) -> list[tuple[float, Mean]]:
-    """``points``, those with equally many keys side by side."""
-    placed: list[tuple[float, Mean]] = []
+def grows(arm: Arm) -> bool:
+    """Whether the memory of ``arm`` grows during the training."""
+    return bool(arm.first.config.get("memory_warmup")) and arm.first.model != "transformer"
+
+
+def spread(points: Sequence[tuple[float, Mean]], right: float) -> list[tuple[float, Mean]]:
+    """``points`` by their keys, moved to the ``right``, those with equally many keys side by side."""
+    seen: Counter[float] = Counter()
+    placed = []
     for keys, mean in points:
-        before = sum(other == keys for other, _ in points[: len(placed)])
-        placed.append((keys + APART * (before + 1), mean))
+        placed.append((keys + right + len(LOOKS) * APART * seen[keys], mean))
+        seen[keys] += 1
     return placed
 
 
-def mark(axes: Axes, points: Sequence[tuple[float, Mean]], label: str, look: dict[str, Any]) -> None:
-    """A mark for each mean, with its interval if it has one."""
+def mark(axes: Axes, points: Sequence[tuple[float, Mean]], look: dict[str, Any]) -> None:
+    """A mark for each mean, with its interval if it has one; nothing without means."""
+    if not points:
+        return
     axes.errorbar(
         [keys for keys, _ in points],
         [mean.mean for _, mean in points],
         [mean.half_width if mean.n > 1 else 0.0 for _, mean in points],
-        label=label,
         markersize=4.5,
         linewidth=1.2,
         capsize=2,

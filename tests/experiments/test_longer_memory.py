@@ -8,6 +8,7 @@ import pytest
 from experiments.longer_memory import __main__ as program
 from experiments.longer_memory.arms import comparison as all_memories
 from experiments.longer_memory.figure import save_figure
+from experiments.longer_memory.growth import write_table
 from memformers import comparison
 from memformers.common.errors import UserError
 from memformers.models.config import ModelConfig
@@ -77,3 +78,17 @@ def test_the_differences_are_paired_by_seed_with_their_interval(tmp_path):
     assert float(none["half width of the 95 % interval"]) == pytest.approx(12.706 * 0.1)
     assert float(base["half width of the 95 % interval"]) == 0
     assert float(longer["bits per character, less the base's"]) == pytest.approx(-0.15)
+
+
+def test_a_growing_memory_is_paired_with_the_same_memory_from_the_beginning(tmp_path):
+    bits = {
+        "transformer-xl": [2.3, 2.4],
+        "M-128": [2.5, 2.7],
+        "M-128-grows": [2.25, 2.25],
+        "M-64-grows": [2.2, 2.2],
+    }
+    fake_comparison(tmp_path / "a", bits, keys=dict.fromkeys(bits, 64))
+    write_table(tmp_path / "a", tmp_path / "growth.md")
+    _, _, first, second = (tmp_path / "growth.md").read_text().splitlines()
+    assert first == "| M-128 | 2.6000 ± 1.2706 | 2.2500 ± 0.0000 | −0.3500 ± 1.2706 | 2 |"
+    assert second.startswith("| M-64 | 2.3500 ± 0.6353 | 2.2000 ± 0.0000 | −0.1500 ± 0.6353 |")
