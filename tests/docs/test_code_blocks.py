@@ -54,6 +54,7 @@ TINY = {
 SERVES = {"dashboard"}
 OTHERS = (
     "python -m experiments.recipes ",
+    "python -m experiments.longer_memory",
     "pip install ",
     "source .venv/bin/activate",
     ".venv/bin/python -m pytest",
