@@ -99,6 +99,15 @@ def test_formulas_are_drawn_and_source_lines_are_there(site):
     assert "F.pad(position, (1, 0)).flatten(-2)" in method
 
 
+def test_each_mark_of_the_method_leads_to_its_lines_and_each_marked_line_to_its_text(site):
+    page = read(site, "method.html")
+    ids = re.findall(r' id="((?:text|lines)-\d+-\d)"', page)
+    links = re.findall(r'<a class="mark [^"]+"[^>]* href="#([^"]+)">[①-⑨]</a>', page)
+    assert len(ids) == len(set(ids)) > 100
+    assert set(links) == set(ids)
+    assert len(re.findall("[①-⑨]", page)) == len(links)  # none is left that leads nowhere
+
+
 def test_every_public_module_has_a_page_of_the_reference(site):
     modules = [p for p in (ROOT / "memformers").rglob("*.py") if not p.name.startswith("__")]
     for module in modules:
