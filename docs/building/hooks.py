@@ -39,7 +39,10 @@ BOOSTS = {
     "changelog.md": 0.1,
     "command-line.md": 2,
     "contributing.md": 0.1,
+    "design.md": 0.3,
     "notebooks/": 0.2,
+    "results/ablation/report.md": 0.1,
+    "results/ablation/": 0.5,
     "troubleshooting.md": 0.3,
 }
 """Weights of pages in a search, by how their path begins; the first that fits. What isn't here counts 1: a

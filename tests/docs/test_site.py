@@ -176,7 +176,16 @@ def test_an_option_has_its_meaning_and_its_default(site):
 def test_a_search_finds_guides_before_the_reference_and_names_in_the_reference(site):
     worker = next(site.glob("assets/javascripts/workers/search.*.js"))
     files = [worker, site / "search/search_index.json", site / "javascripts/search.js"]
-    guides = {"--resume": "checkpoints", "install": "quick-start", "compression rate": "", "--mem-len": ""}
+    guides = {
+        "--resume": "checkpoints",
+        "install": "quick-start",
+        "pretrained": "how-to/generate",
+        "tbptt": "how-to/train",
+        "--tbptt": "how-to/train",
+        "ablation": "how-to/compare",
+        "compression rate": "",
+        "--mem-len": "",
+    }
     command = ["node", ROOT / "tests/docs/search.js", *files, *guides, "keep_newest"]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
     assert found.pop("keep_newest")[0] == "api/memformers.models.remembering.html"
