@@ -90,3 +90,9 @@ def test_every_equation_of_the_method_that_has_code_beside_it_has_a_mark():
     assert len(blocks) >= 16
     assert len(equations) >= 16
     assert [tex for tex in equations if not set(tex) & set(MARKS)] == []
+
+
+@pytest.mark.parametrize("number", range(1, len(MARKS) + 1))
+def test_a_pointer_on_a_mark_shows_all_that_has_its_number(number):
+    style = (ROOT / "docs/stylesheets/extra.css").read_text(encoding="utf-8")
+    assert f".beside:has(.mark-{number}:is(:hover, :focus-visible, :target)) .mark-{number}" in style
