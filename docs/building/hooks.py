@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from docs.building.command_line import command_line_page
 from docs.building.drawings import DRAWINGS, svg
 from docs.building.markdown import expanded, named, relinked
+from docs.building.marks import with_marks
 from docs.building.maths import with_mathml
 from docs.building.notebooks import for_the_site
 from docs.building.reference import module_page, modules, navigation, page_of, with_public_names
@@ -38,7 +39,10 @@ BOOSTS = {
     "changelog.md": 0.1,
     "command-line.md": 2,
     "contributing.md": 0.1,
+    "design.md": 0.3,
     "notebooks/": 0.2,
+    "results/ablation/report.md": 0.1,
+    "results/ablation/": 0.5,
     "troubleshooting.md": 0.3,
 }
 """Weights of pages in a search, by how their path begins; the first that fits. What isn't here counts 1: a
@@ -90,11 +94,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Draw the formulas, complete a notebook's page, and let a click on a drawing show it larger."""
+    """Draw the formulas, link the marks, complete a notebook's page, and let a click on a drawing show it
+    larger."""
     try:
         if page.file.src_uri.endswith(".ipynb"):
             return for_the_site(html, Path(page.file.abs_src_path))
-        return DRAWING.sub(r'<a href="\1">\g<0></a>', with_mathml(html))
+        return DRAWING.sub(r'<a href="\1">\g<0></a>', with_marks(with_mathml(html)))
     except ValueError as error:
         raise PluginError(f"{page.file.src_uri}: {error}") from None
 

@@ -2,30 +2,37 @@
 
 !source memformers.models.remembering.keep_newest         a function, method or class, without its docstring
 !source memformers.models.remembering.newest from "a" to "b"  its lines from the one with a to the one with b
+!mark ① "a"                                              the mark ① at the shown line with a (see marks.py)
 !table docs/results/tiny_shakespeare/report.md 2         the second table of a Markdown file
 """
 
 import re
 from collections.abc import Mapping
 
+from docs.building.marks import checked, marked
 from docs.building.source import ROOT, excerpt
 
-SOURCE = re.compile(r'^!source (\S+)(?: from "([^"]+)")?(?: to "([^"]+)")?$', re.MULTILINE)
+SOURCE = re.compile(r'^!source (\S+)(?: from "([^"]+)")?(?: to "([^"]+)")?((?:\n!mark .*)*)$', re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)]+)\)")
 TABLE = re.compile(r"^!table (\S+) (\d+)$", re.MULTILINE)
 
 
 def expanded(markdown: str) -> str:
     """The page with everything that it asks for. Raises ValueError for what is not there."""
-    markdown = SOURCE.sub(lambda found: shown(found[1], found[2] or "", found[3] or ""), markdown)
+    markdown = SOURCE.sub(
+        lambda found: shown(found[1], found[2] or "", found[3] or "", found[4]), checked(markdown)
+    )
+    apart = re.search("^!mark.*", markdown, re.MULTILINE)
+    if apart:
+        raise ValueError(f"{apart[0]!r} has no code; put it directly below a !source line.")
     return TABLE.sub(lambda found: tables(found[1])[int(found[2]) - 1], markdown)
 
 
-def shown(name: str, first: str, last: str) -> str:
-    """Lines of the source as a code block that says where they are from."""
+def shown(name: str, first: str, last: str, marks: str) -> str:
+    """Lines of the source, with the lines' ``marks``, as a code block that says where they are from."""
     found = excerpt(name, first, last)
     title = f"{found.path}, lines {found.first_line} to {found.last_line}"
-    return f'```python title="{title}"\n{found.code}\n```'
+    return f'```python title="{title}"\n{marked(found.code, marks.strip(), name)}\n```'
 
 
 def tables(path: str) -> list[str]:

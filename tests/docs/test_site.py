@@ -99,6 +99,15 @@ def test_formulas_are_drawn_and_source_lines_are_there(site):
     assert "F.pad(position, (1, 0)).flatten(-2)" in method
 
 
+def test_each_mark_of_the_method_leads_to_its_lines_and_each_marked_line_to_its_text(site):
+    page = read(site, "method.html")
+    ids = re.findall(r' id="((?:text|lines)-\d+-\d)"', page)
+    links = re.findall(r'<a class="mark [^"]+"[^>]* href="#([^"]+)">[①-⑨]</a>', page)
+    assert len(ids) == len(set(ids)) > 100
+    assert set(links) == set(ids)
+    assert len(re.findall("[①-⑨]", page)) == len(links)  # none is left that leads nowhere
+
+
 def test_every_public_module_has_a_page_of_the_reference(site):
     modules = [p for p in (ROOT / "memformers").rglob("*.py") if not p.name.startswith("__")]
     for module in modules:
@@ -167,7 +176,16 @@ def test_an_option_has_its_meaning_and_its_default(site):
 def test_a_search_finds_guides_before_the_reference_and_names_in_the_reference(site):
     worker = next(site.glob("assets/javascripts/workers/search.*.js"))
     files = [worker, site / "search/search_index.json", site / "javascripts/search.js"]
-    guides = {"--resume": "checkpoints", "install": "quick-start", "compression rate": "", "--mem-len": ""}
+    guides = {
+        "--resume": "checkpoints",
+        "install": "quick-start",
+        "pretrained": "how-to/generate",
+        "tbptt": "how-to/train",
+        "--tbptt": "how-to/train",
+        "ablation": "how-to/compare",
+        "compression rate": "",
+        "--mem-len": "",
+    }
     command = ["node", ROOT / "tests/docs/search.js", *files, *guides, "keep_newest"]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
     assert found.pop("keep_newest")[0] == "api/memformers.models.remembering.html"

@@ -1,0 +1,98 @@
+"""The marks that lead from an equation to the lines that compute it."""
+
+import re
+
+import pytest
+
+from docs.building.markdown import expanded
+from docs.building.marks import BESIDE, MARKS, with_marks, with_terms
+from docs.building.maths import with_mathml
+from docs.building.source import ROOT
+
+NEWEST = "!source memformers.models.remembering.newest"
+
+
+def beside(text, code):
+    columns = "".join(f"<div markdown>\n\n{column}\n\n</div>\n" for column in (text, code))
+    return f'<div class="beside" markdown>\n{columns}</div>'
+
+
+def test_a_mark_is_a_comment_at_the_end_of_each_of_its_lines():
+    page = expanded(
+        beside("a ① and b ②", f'{NEWEST}\n!mark ② "return cut("\n!mark ① "end = "\n!mark ① "end - length"')
+    )
+    assert "    end = sum(map(len, parts))  # ①\n" in page
+    assert "    return cut(parts, max(end - length, 0), end)  # ②①\n```" in page
+    assert "!mark" not in page
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "reason"),
+    [
+        ("a ①", f'{NEWEST}\n!mark ① "gone"', r"newest shows no line with 'gone'; change !mark ① to a text"),
+        ("a ①", f'{NEWEST}\n!mark ① "end"', r"newest shows 2 lines with 'end'; change !mark ① to a text"),
+        ("a ①", NEWEST, rf"① has no line; below '{NEWEST}', add a line: !mark ①"),
+        ("a", f'{NEWEST}\n!mark ① "end ="', rf"① has no text; put it .*, beside '{NEWEST}'"),
+        ("a", f'{NEWEST}\n!mark 1 "end ="', r"""'!mark 1 "end ="' is not understood; write !mark ①"""),
+        ("a ①", f'{NEWEST}\n\n!mark ① "end ="', r"""'!mark ① "end ="' has no code; put it directly below"""),
+    ],
+)  # fmt: skip
+def test_a_mark_without_a_line_or_without_a_text_is_an_error_of_one_line(text, code, reason):
+    with pytest.raises(ValueError, match=reason) as error:
+        expanded(beside(text, code))
+    assert "\n" not in str(error.value)
+
+
+def test_a_mark_needs_a_text_beside_its_code():
+    with pytest.raises(
+        ValueError, match='has no text beside it; put both in a <div class="beside" markdown>'
+    ):
+        expanded(f'① {NEWEST}\n\n{NEWEST}\n!mark ① "end ="')
+
+
+def test_a_mark_and_its_lines_lead_to_each_other():
+    first = '<span class="n">end</span>  <span class="c1"># ①</span>'
+    last = '<span class="n">cut</span>  <span class="c1"># [B]  # ①</span>'
+    code = f'<div class="highlight"><pre><span></span><code>{first}\nx\n{last}\n</code></pre></div>'
+    page = with_marks(f'<p>① alone</p><div class="beside"><div><p>a ①, b ①</p></div><div>{code}</div></div>')
+
+    def mark(own, other):
+        return f'<a class="mark mark-1"{own} href="#{other}-1-1">①</a>'
+
+    assert page.startswith("<p>① alone</p>")
+    in_text, at_line = mark(' id="text-1-1"', "lines"), mark(' id="lines-1-1"', "text")
+    assert f"a {in_text}, b {mark('', 'lines')}" in page
+    lines = [
+        f'<span class="marked mark-1"><span class="marks">{at_line}</span><span class="n">end</span>',
+        "</span>x",
+        f'<span class="marked mark-1"><span class="marks">{mark("", "text")}</span><span class="n">cut</span>'
+        '  <span class="c1"># [B]</span>',
+        "</span></code>",
+    ]
+    assert "<code>" + "\n".join(lines) in page
+
+
+def test_a_mark_below_a_term_gives_the_term_its_class():
+    formula = with_mathml(
+        r'<span class="arithmatex">\(\underset{②}{a + b} + \frac{\overset{①}{c}}{d}\)</span>'
+    )
+    page = with_terms(formula)
+    assert (
+        '<munder><mrow class="term mark-2"><mi>a</mi><mo>+</mo><mi>b</mi></mrow><mtext>②</mtext></munder>'
+        in page
+    )
+    assert '<mover><mrow class="term mark-1"><mi>c</mi></mrow><mtext>①</mtext></mover>' in page
+
+
+def test_every_equation_of_the_method_that_has_code_beside_it_has_a_mark():
+    blocks = BESIDE.findall((ROOT / "docs/method.md").read_text(encoding="utf-8"))
+    equations = [tex for block in blocks for tex in re.findall(r"\$\$(.+?)\$\$", block, flags=re.DOTALL)]
+    assert len(blocks) >= 16
+    assert len(equations) >= 16
+    assert [tex for tex in equations if not set(tex) & set(MARKS)] == []
+
+
+@pytest.mark.parametrize("number", range(1, len(MARKS) + 1))
+def test_a_pointer_on_a_mark_shows_all_that_has_its_number(number):
+    style = (ROOT / "docs/stylesheets/extra.css").read_text(encoding="utf-8")
+    assert f".beside:has(.mark-{number}:is(:hover, :focus-visible, :target)) .mark-{number}" in style
