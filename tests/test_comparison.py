@@ -116,7 +116,7 @@ def test_seeds_and_arms_are_added_to_those_that_a_comparison_has(pretended, tmp_
     config = read_json(tmp_path / "long-seed4" / "config.json")
     assert (config["model"]["mem_len"], config["seed"]) == (32, 4)
     markdown = (tmp_path / "report.md").read_text()
-    assert "over 3 seeds; ± is half of a 95 % interval by Student's t" in markdown
+    assert "its mean over 3 seeds, and ± is half the width of " in markdown
 
 
 def test_a_dashboard_finds_all_runs_together_each_beside_the_baseline_of_its_seed(pretended, tmp_path):

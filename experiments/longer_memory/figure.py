@@ -1,4 +1,4 @@
-"""The figure: the loss against the number of keys, less that of Transformer-XL with 64."""
+"""The figure: the loss against the number of keys, minus that of Transformer-XL with 64."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -55,23 +55,25 @@ def save_figure(folder: Path, path: Path) -> None:
     axes.axhline(0, color="#888888", linewidth=0.8, zorder=0)
     for number, (kind, found) in enumerate(kinds.items()):
         mark(axes, spread(found, APART * number), LOOKS[kind])
-    axes.set(xlabel="keys a layer, beside the segment's", ylabel=f"bits per character,\nless {base.label}'s")
+    axes.set(
+        xlabel="keys per layer, without the segment's", ylabel=f"bits per character,\nminus {base.label}'s"
+    )
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", frameon=False, fontsize=8)
-    head = ["arm", "keys", "bits per character, less the base's", "half width of the 95 % interval", "seeds"]
+    head = ["arm", "keys", "bits per character, minus the base's", "half width of the 95 % interval", "seeds"]
     rows: list[list[Cell]] = [[name, keys, d.mean, d.half_width, d.n] for name, (keys, d) in points.items()]
     path.parent.mkdir(parents=True, exist_ok=True)
     save_with_data(figure, path, head, rows)
 
 
 def keys_of(arm: Arm) -> float:
-    """The keys a layer of ``arm``, beside the segment's."""
+    """The keys per layer of ``arm``, without the segment's."""
     return float(arm.first.facts["keys"])
 
 
 def difference(arm: Arm, base: Arm) -> Mean:
-    """Bits per character of ``arm``, less those of ``base``, paired by seed; 0 for ``base``."""
+    """Bits per character of ``arm``, minus those of ``base``, paired by seed; 0 for ``base``."""
     return paired(arm, base, more_bits) or Mean(float("nan"), float("nan"), 0)
 
 

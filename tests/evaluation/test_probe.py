@@ -88,7 +88,7 @@ def test_documents_are_probed_each_from_an_empty_memory(length, tmp_path):
     assert results["documents"] == held_out
     if length == 20:
         assert results["effective_context"] is results["attention"] is results["worth"] is None
-        assert "too short to measure how much a context helps and where attention falls" in markdown
+        assert "too short to measure how much context helps and how attention is distributed" in markdown
         assert "It was not measured: the held-out text is too short" in markdown
         return
     assert results["effective_context"]["positions"] == 20
@@ -97,7 +97,7 @@ def test_documents_are_probed_each_from_an_empty_memory(length, tmp_path):
     assert (worth["of_documents"], worth["streams"], worth["warm_up"]) == (True, held_out, 32)
     assert worth["overall"]["tokens"] == held_out * 64
     assert sum(group["tokens"] for group in worth["by_occurrences"]) == held_out * 64
-    assert "at the same place of another document" in markdown
+    assert "reads the same position of another document" in markdown
     assert "too short" not in markdown
 
 

@@ -58,7 +58,7 @@ def test_the_program_trains_every_memory_and_draws_each_by_its_keys_and_differen
     assert {name: float(row["keys"]) for name, row in rows.items()} == {
         "transformer": 0, "transformer-xl": 8, "M-16": 16, "slots": 16, "M-16-grows": 16
     }  # fmt: skip
-    column = "bits per character, less the base's"
+    column = "bits per character, minus the base's"
     assert float(rows["transformer-xl"][column]) == 0
     assert rows["slots"]["seeds"] == "2"
     assert any(float(row[column]) for row in rows.values())
@@ -74,10 +74,10 @@ def test_the_differences_are_paired_by_seed_with_their_interval(tmp_path):
     save_figure(folder, tmp_path / "figures" / "longer_memory.png")
     with open(tmp_path / "figures/longer_memory.csv", newline="") as file:
         none, base, longer = csv.DictReader(file)
-    assert float(none["bits per character, less the base's"]) == pytest.approx(0.35)
+    assert float(none["bits per character, minus the base's"]) == pytest.approx(0.35)
     assert float(none["half width of the 95 % interval"]) == pytest.approx(12.706 * 0.1)
     assert float(base["half width of the 95 % interval"]) == 0
-    assert float(longer["bits per character, less the base's"]) == pytest.approx(-0.15)
+    assert float(longer["bits per character, minus the base's"]) == pytest.approx(-0.15)
 
 
 def test_a_growing_memory_is_paired_with_the_same_memory_from_the_beginning(tmp_path):
