@@ -3,7 +3,9 @@ lengths, and Compressive Transformers with several kinds of slots, trained alike
 
 Run it with ``python -m experiments.longer_memory --data FILE --out FOLDER``. Finished trainings are kept;
 ``--resume`` continues, and adds seeds. The folder has the report of the comparison,
-``figures/longer_memory.png``, and in ``growth.md`` what it changes when a memory grows during the training.
+``figures/longer_memory.png``, and as tables what it changes when a memory grows during the training
+(``growth.md``), growing memories beside each other (``growing.md``), and how fast each arm learns at its
+beginning (``beginning.md``).
 """
 
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from pathlib import Path
 
 from experiments.longer_memory.arms import comparison
 from experiments.longer_memory.figure import save_figure
-from experiments.longer_memory.growth import write_table
+from experiments.longer_memory.growth import write_tables
 from memformers.commands.places import new_folder, say_report
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
@@ -52,7 +54,7 @@ def main(arguments: LongerMemory) -> None:
     config = comparison(train, seeds=arguments.seeds, scale=arguments.scale, causes=arguments.causes)
     page = compare(config, folder, arguments.dashboard, resume=arguments.resume)
     save_figure(folder, folder / FIGURES / "longer_memory.png")
-    write_table(folder, folder / "growth.md")
+    write_tables(folder)
     say_report(page)
 
 

@@ -6,7 +6,7 @@ from memformers.comparison import CompareConfig
 from memformers.models.config import ModelConfig
 from memformers.training.config import TrainConfig
 
-BASE = ModelConfig(mem_len=64)
+BASE = ModelConfig(mem_len=64, c_mem_len=32)
 """The network of all arms, and the memory of Transformer-XL, which the others are compared with."""
 SLOTS = "model=compressive mem_len=32 c_mem_len=32"
 LENGTHS = ("M-32: mem_len=32", "M-128: mem_len=128", "M-256: mem_len=256")

@@ -1,12 +1,15 @@
-"""The table: what it changes when a memory grows during the training."""
+"""Tables of memories that grow: what growing changes, how they compare with each other, and how fast each arm
+learns at its beginning; and the losses of all seeds."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from memformers.common.files import write_text
-from memformers.report.arms import Arm, arms_of, paired
+from memformers.common.intervals import mean_of
+from memformers.report.arms import Arm, arms_of, paired, seeds_in_common
 from memformers.report.evidence import more_bits, over_seeds, signed
-from memformers.report.markdown import table
+from memformers.report.markdown import csv_text, table
 from memformers.runs.finished import read_runs
 
 GROWS = "-grows"
@@ -14,11 +17,19 @@ GROWS = "-grows"
 beginning."""
 
 
-def write_table(folder: Path, path: Path) -> None:
-    """Write a row for each arm of the comparison in ``folder`` whose memory grows into ``path``, as
-    Markdown."""
-    arms = {arm.name: arm for arm in arms_of(read_runs(folder)) if arm.results}
-    write_text(path, growth_table(list(arms.values())) + "\n")
+BEGINNING = 0.1
+"""The fraction of a training that is its beginning."""
+
+
+def write_tables(folder: Path) -> None:
+    """Write ``growth.md``, ``growing.md`` and ``beginning.md``, of the comparison in ``folder``, into it, as
+    Markdown, and each training's loss as ``results.csv``."""
+    arms = [arm for arm in arms_of(read_runs(folder)) if arm.results]
+    write_text(folder / "growth.md", growth_table(arms) + "\n")
+    write_text(folder / "growing.md", growing_table(arms) + "\n")
+    write_text(folder / "beginning.md", beginning_table(arms) + "\n")
+    losses = [[arm.name, seed, r["bits_per_character"]] for arm in arms for seed, r in arm.results.items()]
+    write_text(folder / "results.csv", csv_text(["arm", "seed", "bits per character"], losses))
 
 
 def growth_table(arms: Sequence[Arm]) -> str:
@@ -26,13 +37,46 @@ def growth_table(arms: Sequence[Arm]) -> str:
     their difference, paired by seed."""
     by_name = {arm.name: arm for arm in arms}
     same = {"M-64": "transformer-xl"}  # the base of the comparison has the name of its model
-    rows = []
+    rows, changes = [], []
     for name, growing in by_name.items():
         plain = name.removesuffix(GROWS)
         full = by_name.get(same.get(plain, plain))
-        if not name.endswith(GROWS) or full is None or (change := paired(growing, full, more_bits)) is None:
+        if not name.endswith(GROWS) or full is None or not (seeds := seeds_in_common(growing, full)):
             continue
+        changes.append({seed: more_bits(growing.results[seed], full.results[seed]) for seed in seeds})
         means = (arm.mean("bits_per_character") for arm in (full, growing))
+        change = mean_of(list(changes[-1].values()))
         rows.append([plain, *(over_seeds(mean, ".4f") for mean in means), signed(change), f"{change.n}"])
-    head = ["memory", "full from the beginning", "growing", "growing − full", "seeds"]
-    return table(head, rows)
+    in_all = [seed for seed in changes[0] if all(seed in change for change in changes)] if changes else []
+    if len(changes) > 1 and in_all:
+        mean = mean_of([fmean(change[seed] for change in changes) for seed in in_all])
+        rows.append(["mean of these memories", "", "", signed(mean), f"{mean.n}"])
+    return table(["memory", "full from the beginning", "growing", "growing − full", "seeds"], rows)
+
+
+def growing_table(arms: Sequence[Arm]) -> str:
+    """Bits per character of each growing memory, and minus those of the first of them, paired by seed."""
+    growing = [arm for arm in arms if arm.name.endswith(GROWS)]
+    rows = []
+    for arm in growing:
+        change = None if arm is growing[0] else paired(arm, growing[0], more_bits)
+        mean = over_seeds(arm.mean("bits_per_character"), ".4f")
+        rows.append([arm.name, mean, signed(change) if change else "–"])
+    base = growing[0].name if growing else ""
+    return table(["arm", "bits per character", f"bits per character, minus those of {base}"], rows)
+
+
+def beginning_table(arms: Sequence[Arm]) -> str:
+    """The training loss of each arm in the first tenth of its training, in nats per token, over seeds."""
+    rows = []
+    for arm in arms:
+        means = [
+            fmean(
+                r["loss.train"]
+                for r in run.metrics
+                if "loss.train" in r and r["tokens"] <= BEGINNING * run.config["tokens"]
+            )
+            for run in arm.counted
+        ]
+        rows.append([arm.label, over_seeds(mean_of(means), ".3f")])
+    return table(["arm", "training loss over the first tenth (nats)"], rows)

@@ -170,8 +170,11 @@ def on_one_machine(runs: Sequence[FinishedRun]) -> bool:
 
 
 def steady_speeds(run: FinishedRun) -> list[float]:
-    """The tokens/s of a run's records except the first, in which it warms up."""
-    return [record["tokens_per_second"] for record in run.metrics if "tokens_per_second" in record][1:]
+    """The tokens/s of a run's records since its memory had its final length, since a longer one takes more
+    time; except the first of them, in which it warms up."""
+    records = [record for record in run.metrics if "tokens_per_second" in record]
+    lengths = [(r.get("memory.length"), r.get("memory.compressed_length")) for r in records]
+    return [r["tokens_per_second"] for r, own in zip(records, lengths, strict=True) if own == lengths[-1]][1:]
 
 
 def over_seeds(value: Mean | None, form: str, unit: str = "") -> str:

@@ -8,7 +8,7 @@ import pytest
 from experiments.longer_memory import __main__ as program
 from experiments.longer_memory.arms import comparison as all_memories
 from experiments.longer_memory.figure import save_figure
-from experiments.longer_memory.growth import write_table
+from experiments.longer_memory.growth import write_tables
 from memformers import comparison
 from memformers.common.errors import UserError
 from memformers.models.config import ModelConfig
@@ -88,7 +88,15 @@ def test_a_growing_memory_is_paired_with_the_same_memory_from_the_beginning(tmp_
         "M-64-grows": [2.2, 2.2],
     }
     fake_comparison(tmp_path / "a", bits, keys=dict.fromkeys(bits, 64))
-    write_table(tmp_path / "a", tmp_path / "growth.md")
-    _, _, first, second = (tmp_path / "growth.md").read_text().splitlines()
+    write_tables(tmp_path / "a")
+    _, _, first, second, both = (tmp_path / "a/growth.md").read_text().splitlines()
     assert first == "| M-128 | 2.6000 ± 1.2706 | 2.2500 ± 0.0000 | −0.3500 ± 1.2706 | 2 |"
     assert second.startswith("| M-64 | 2.3500 ± 0.6353 | 2.2000 ± 0.0000 | −0.1500 ± 0.6353 |")
+    assert both == "| mean of these memories |  |  | −0.2500 ± 0.9530 | 2 |"
+    _, _, base, *others = (tmp_path / "a/beginning.md").read_text().splitlines()
+    assert base == "| Transformer-XL | 3.000 ± 0.000 |"  # of the first of ten records
+    assert len(others) == 3
+    _, _, first, second = (tmp_path / "a/growing.md").read_text().splitlines()
+    assert first == "| M-128-grows | 2.2500 ± 0.0000 | – |"
+    assert second == "| M-64-grows | 2.2000 ± 0.0000 | −0.0500 ± 0.0000 |"
+    assert "M-128,1,2.7\n" in (tmp_path / "a/results.csv").read_text()

@@ -33,6 +33,26 @@ def test_a_difference_is_claimed_where_its_interval_leaves_out_zero(tmp_path):
     assert (tmp_path / "figures" / "differences.png").is_file()
 
 
+def test_a_speed_that_falls_while_the_memory_grows_is_no_sign_of_other_programs(tmp_path):
+    """Records 1 to 4 were twice as fast, with a shorter memory."""
+    fake_comparison(tmp_path, {"transformer-xl": XL[:2], "compressive": XL[:2]})
+    assert "are left out" not in report(tmp_path)
+    path = tmp_path / "compressive" / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for lengths in ((16, 64), (64, 64)):
+        for record in records:
+            if "tokens_per_second" in record:
+                early = record["tokens"] <= 400
+                record |= {
+                    "tokens_per_second": 2000.0 if early else 1000.0,
+                    "memory.length": lengths[not early],
+                }
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        assert ("the speed of compressive varied by a factor of 2.0" in report(tmp_path)) == (
+            lengths[0] == 64
+        )
+
+
 def test_where_none_was_seen_the_report_says_how_large_a_difference_could_have_hidden(tmp_path):
     """Differences of deviation 0.01: 4.303 · 0.01 / √3 = 0.0248."""
     fake_comparison(tmp_path, {"transformer-xl": XL, "compressive": less(-0.02, -0.03, -0.01)})
