@@ -10,15 +10,15 @@ from memformers.common.intervals import mean_of
 from memformers.report.arms import Arm, arms_of, paired, seeds_in_common
 from memformers.report.evidence import more_bits, over_seeds, signed
 from memformers.report.markdown import csv_text, table
-from memformers.runs.finished import read_runs
+from memformers.runs.finished import FinishedRun, read_runs
 
 GROWS = "-grows"
 """The end of the name of an arm whose memory grows; the arm without it has the same memory from the
 beginning."""
 
 
-BEGINNING = 0.1
-"""The fraction of a training that is its beginning."""
+EARLY = (0.1, 0.2)
+"""The part of a training, as fractions of its tokens, in which the arms' early progress is compared."""
 
 
 def write_tables(folder: Path) -> None:
@@ -67,16 +67,19 @@ def growing_table(arms: Sequence[Arm]) -> str:
 
 
 def beginning_table(arms: Sequence[Arm]) -> str:
-    """The training loss of each arm in the first tenth of its training, in nats per token, over seeds."""
+    """The training loss of each arm in the second tenth of its training, in nats per token, over seeds, and
+    minus that of the first arm, paired by seed."""
+    losses = {arm.label: {run.seed: early_loss(run) for run in arm.counted} for arm in arms}
+    first, base = next(iter(losses.items()))
     rows = []
-    for arm in arms:
-        means = [
-            fmean(
-                r["loss.train"]
-                for r in run.metrics
-                if "loss.train" in r and r["tokens"] <= BEGINNING * run.config["tokens"]
-            )
-            for run in arm.counted
-        ]
-        rows.append([arm.label, over_seeds(mean_of(means), ".3f")])
-    return table(["arm", "training loss over the first tenth (nats)"], rows)
+    for label, by_seed in losses.items():
+        changes = [loss - base[seed] for seed, loss in by_seed.items() if seed in base]
+        change = signed(mean_of(changes)) if changes and label != first else "–"
+        rows.append([label, over_seeds(mean_of(list(by_seed.values())), ".3f"), change])
+    return table(["arm", "training loss (nats)", f"training loss, minus that of {first}"], rows)
+
+
+def early_loss(run: FinishedRun) -> float:
+    """The mean training loss of a run's records in the part [`EARLY`][] of its training."""
+    low, high = (part * run.config["tokens"] for part in EARLY)
+    return fmean(r["loss.train"] for r in run.metrics if "loss.train" in r and low < r["tokens"] <= high)

@@ -94,7 +94,10 @@ def test_a_growing_memory_is_paired_with_the_same_memory_from_the_beginning(tmp_
     assert second.startswith("| M-64 | 2.3500 ± 0.6353 | 2.2000 ± 0.0000 | −0.1500 ± 0.6353 |")
     assert both == "| mean of these memories |  |  | −0.2500 ± 0.9530 | 2 |"
     _, _, base, *others = (tmp_path / "a/beginning.md").read_text().splitlines()
-    assert base == "| Transformer-XL | 3.000 ± 0.000 |"  # of the first of ten records
+    assert (
+        base == "| Transformer-XL | 0.875 ± 0.000 | – |"
+    )  # of the records after 300 and 400 of 2,000 tokens
+    assert others[0] == "| M-128 | 0.875 ± 0.000 | +0.0000 ± 0.0000 |"
     assert len(others) == 3
     _, _, first, second = (tmp_path / "a/growing.md").read_text().splitlines()
     assert first == "| M-128-grows | 2.2500 ± 0.0000 | – |"
