@@ -10,7 +10,7 @@ from memformers.common.intervals import mean_of
 from memformers.report.arms import Arm, arms_of, paired, seeds_in_common
 from memformers.report.evidence import more_bits, over_seeds, signed
 from memformers.report.markdown import csv_text, table
-from memformers.runs.finished import FinishedRun, read_runs
+from memformers.runs.finished import read_runs
 
 GROWS = "-grows"
 """The end of the name of an arm whose memory grows; the arm without it has the same memory from the
@@ -69,17 +69,23 @@ def growing_table(arms: Sequence[Arm]) -> str:
 def beginning_table(arms: Sequence[Arm]) -> str:
     """The training loss of each arm in the second tenth of its training, in nats per token, over seeds, and
     minus that of the first arm, paired by seed."""
-    losses = {arm.label: {run.seed: early_loss(run) for run in arm.counted} for arm in arms}
-    first, base = next(iter(losses.items()))
+    losses = {arm.label: early_losses(arm) for arm in arms}
+    first, base = next(iter(losses.items()), ("", {}))
     rows = []
     for label, by_seed in losses.items():
         changes = [loss - base[seed] for seed, loss in by_seed.items() if seed in base]
-        change = signed(mean_of(changes)) if changes and label != first else "–"
-        rows.append([label, over_seeds(mean_of(list(by_seed.values())), ".3f"), change])
+        mean = over_seeds(mean_of(list(by_seed.values())) if by_seed else None, ".3f")
+        rows.append([label, mean, signed(mean_of(changes)) if changes and label != first else "–"])
     return table(["arm", "training loss (nats)", f"training loss, minus that of {first}"], rows)
 
 
-def early_loss(run: FinishedRun) -> float:
-    """The mean training loss of a run's records in the part [`EARLY`][] of its training."""
-    low, high = (part * run.config["tokens"] for part in EARLY)
-    return fmean(r["loss.train"] for r in run.metrics if "loss.train" in r and low < r["tokens"] <= high)
+def early_losses(arm: Arm) -> dict[int, float]:
+    """By seed, the mean training loss of a run's records in the part [`EARLY`][] of its training; nothing for
+    a run too short to have any."""
+    found = {}
+    for run in arm.counted:
+        low, high = (part * run.config["tokens"] for part in EARLY)
+        losses = [r["loss.train"] for r in run.metrics if "loss.train" in r and low < r["tokens"] <= high]
+        if losses:
+            found[run.seed] = fmean(losses)
+    return found

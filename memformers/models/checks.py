@@ -66,6 +66,8 @@ def check_can_run(kernel: KernelName, query: Tensor, mask: Tensor | None, dropou
         raise UserError(f"kernel='{kernel}' {reason}; use kernel='auto' or 'naive'.")
 
 
+MOST_LAYERS = 10_000
+"""The largest depth, far beyond any network."""
 LONGEST = 2**31
 """The most that a length or a compression rate may be: products of two fit into 64 bits."""
 

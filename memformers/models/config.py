@@ -8,6 +8,7 @@ from memformers.common.errors import UserError
 from memformers.kernels.dispatch import KernelName
 from memformers.models.adaptive import Clusters, check_clusters
 from memformers.models.checks import (
+    MOST_LAYERS,
     Positions,
     check_by_layer,
     check_clamp,
@@ -137,6 +138,8 @@ class ModelConfig:
         for name in ("vocab_size", "n_layers", "d_ff", "segment_len"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)} is too small; use at least 1.")
+        if self.n_layers > MOST_LAYERS:
+            raise UserError(f"n_layers={self.n_layers} is too large; use at most {MOST_LAYERS:,}.")
         if self.bptt < 0:
             raise UserError(f"bptt={self.bptt} is negative; use 0 for none.")
         check_by_layer(self, ("compression_rate",), self.n_layers, smallest=1)

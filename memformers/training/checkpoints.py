@@ -249,13 +249,15 @@ def optimizer_tensors(model: MemoryLM, optimizers: Optimizers) -> dict[str, Tens
 def moment_shapes(
     model: MemoryLM, optimizers: Optimizers, kept: Mapping[str, Tensor]
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of the optimizers' tensors, for all parameters that have some."""
+    """The shapes of the optimizers' tensors, for all parameters that have some; Muon's have all of them or
+    none, since each step has a gradient for every matrix of the layers."""
     known, learner = {key.rpartition("/")[0] for key in kept}, learners(optimizers)
+    begun = {learner[parameter] for name, parameter in model.named_parameters() if name in known}
     return {
         f"{name}/{what}": () if what == "step" else tuple(parameter.shape)
         for name, parameter in model.named_parameters()
         for what in KEPT[type(learner[parameter])]
-        if name in known
+        if name in known or (isinstance(learner[parameter], Muon) and learner[parameter] in begun)
     }
 
 

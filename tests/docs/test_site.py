@@ -183,8 +183,8 @@ def test_a_search_finds_guides_before_the_reference_and_names_in_the_reference(s
         "tbptt": "how-to/train",
         "--tbptt": "how-to/train",
         "ablation": "how-to/compare",
-        "compression rate": "",
-        "--mem-len": "",
+        "compression rate": "how-to/train",
+        "--mem-len": "how-to/train",
     }
     command = ["node", ROOT / "tests/docs/search.js", *files, *guides, "keep_newest"]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)

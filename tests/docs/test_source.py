@@ -55,7 +55,7 @@ def test_a_page_shows_lines_with_their_file_and_number():
 
 def test_a_table_is_taken_whole():
     page = expanded("!table docs/results/tiny_shakespeare/report.md 2")
-    assert page.startswith("| arm | keys a layer")
+    assert page.startswith("| arm | keys per layer")
     assert page.strip().splitlines()[-1].startswith("| Compressive Transformer |")
 
 
