@@ -2,7 +2,7 @@
 plain error, and no file is lost or changed but the one that was named as the output.
 
 ``make test`` tries a few hundred. ``MEMFORMERS_FUZZ=10000 .venv/bin/python -m pytest tests/test_fuzz.py``
-tries so many, within some ten minutes.
+tries 10,000, which takes about ten minutes.
 """
 
 import os

@@ -24,7 +24,7 @@ def tensors(B, H, S, K, E, P):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("queries", [None, 3, 256])
 def test_augmented_equals_naive_in_output_and_every_gradient(size, dtype, queries, monkeypatch):
-    """With first keys, by blocks of so many queries."""
+    """With the first key that each query may see, if the queries are computed in blocks of ``queries``."""
     monkeypatch.setattr(augmented, "QUERIES", queries)
     first = None if queries is None else first_keys(size[0], size[2], size[3])
     inputs = {name: t.to(dtype).requires_grad_() for name, t in tensors(*size).items()}

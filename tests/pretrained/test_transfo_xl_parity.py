@@ -201,7 +201,8 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(suffix, tmp_path)
         load_weights(path)
     assert "\n" not in str(error.value)
     assert not exploded.exists()
-    # On purpose, of a bomb made here that only makes a folder: one that never exploded would show nothing.
+    # Unsafe on purpose: this file was made above, and its code only makes a folder. Without this check, a
+    # file whose code never runs would pass the test.
     torch.load(path, weights_only=False)
     assert exploded.exists()
 

@@ -31,7 +31,7 @@ SAME = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "ran
 
 
 def main(folder: Path, kills: int) -> None:
-    """Kill so many trainings of all three models, in turn."""
+    """Kill ``kills`` trainings, of the three models in turn."""
     moments = random.Random(SEED)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     undisturbed, seconds, killed = {}, {}, 0

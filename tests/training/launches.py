@@ -28,7 +28,7 @@ def start(folder: Path, *arguments: object, processes: int = 1) -> "subprocess.P
 
 
 def python(processes: int) -> list[str]:
-    """What runs a module, by itself or so many times by torchrun."""
+    """The command that runs a module, in one process or, started by torchrun, in several ``processes``."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     return [sys.executable, *(torchrun if processes > 1 else [])]
 

@@ -1,17 +1,23 @@
 """Small texts, checkpoints and runs that the tests of resuming share."""
 
+import signal
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from memformers.common.files import read_json, write_json
 from memformers.data.corpora import Corpus, load_corpus
 from memformers.data.streams import training_segments
 from memformers.data.tokenizers import CharacterTokenizer
-from memformers.runs.sealed import MANIFEST, checksum
+from memformers.runs.metrics import read_metrics
+from memformers.runs.sealed import MANIFEST, checksum, numbered
+from memformers.training import run as run_module
 from memformers.training.checkpoints import About
+from memformers.training.run import train_run
+from memformers.training.signals import Stopped
 
 TEXT = torch.arange(4 * 125 + 1) ** 2 % 7
 """Four streams of seven segments of 16 and a shorter one."""
@@ -74,3 +80,32 @@ def reseal(folder: Path) -> None:
     files = {name: {"size": (folder / name).stat().st_size, "sha256": checksum(folder / name)}
              for name in read_json(folder / MANIFEST)["files"]}  # fmt: skip
     write_json(folder / MANIFEST, {"format": 1, "files": files})
+
+
+def stop_at(monkeypatch, step):
+    """Let the next training be stopped after this step, as a signal does, without having kept it before."""
+    maybe_checkpoint = run_module.Observer.maybe_checkpoint
+
+    def stop(self, state):
+        maybe_checkpoint(self, state)
+        if state.step == step:
+            raise Stopped(signal.SIGTERM)
+
+    monkeypatch.setattr(run_module.Observer, "maybe_checkpoint", stop)
+
+
+def resumed(config, folder, monkeypatch, steps):
+    """Two runs of ``config`` in ``folder``: one that is never stopped, and one that is stopped after each of
+    ``steps`` and resumed. Asserts that their records and newest checkpoints are the same, bit for bit."""
+    whole = train_run(config, folder / "whole")
+    for step in steps:
+        with monkeypatch.context() as patch:
+            stop_at(patch, step)
+            with pytest.raises(SystemExit):
+                train_run(config, folder / "run", resume=True)
+    run = train_run(config, folder / "run", resume=True)
+    assert without_times(read_metrics(run)) == without_times(read_metrics(whole))
+    newest = [numbered(place / "checkpoints")[0] for place in (whole, run)]
+    for name in ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json"):
+        assert (newest[0] / name).read_bytes() == (newest[1] / name).read_bytes(), name
+    return whole, run

@@ -14,8 +14,7 @@ from memformers.training.run import train_run
 from tests.builders import small_lm, small_training
 from tests.training.launches import program
 from tests.training.ranks_program import train_in_double
-from tests.training.runs import DOCUMENTS, segments_of, without_times
-from tests.training.test_resume import stop_at
+from tests.training.runs import DOCUMENTS, segments_of, stop_at, without_times
 
 
 def training(compression_loss="none", **changes):

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 from dataclasses import asdict, replace
 
 import pytest
@@ -17,21 +16,8 @@ from memformers.training import run as run_module
 from memformers.training.checkpoints import read_about
 from memformers.training.resume import cut_metrics, differences
 from memformers.training.run import train_run
-from memformers.training.signals import Stopped
 from tests.builders import MODELS, small_training
-from tests.training.runs import reseal, short_corpus, without_times
-
-
-def stop_at(monkeypatch, step):
-    """Let the next training be stopped after this step, as a signal does, without having kept it before."""
-    maybe_checkpoint = run_module.Observer.maybe_checkpoint
-
-    def stop(self, state):
-        maybe_checkpoint(self, state)
-        if state.step == step:
-            raise Stopped(signal.SIGTERM)
-
-    monkeypatch.setattr(run_module.Observer, "maybe_checkpoint", stop)
+from tests.training.runs import reseal, short_corpus, stop_at, without_times
 
 
 @pytest.mark.parametrize("model", MODELS)

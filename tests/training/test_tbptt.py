@@ -11,8 +11,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from memformers.data.streams import IGNORED
 from memformers.models.memory import Memory
-from memformers.runs.metrics import read_metrics
-from memformers.runs.sealed import numbered
 from memformers.training.gradients import backward
 from memformers.training.loop import train
 from memformers.training.optimizers import build_optimizers
@@ -23,8 +21,7 @@ from memformers.training.state import TrainingState
 from tests.builders import small_lm, small_training
 from tests.training.launches import program
 from tests.training.ranks_program import train_in_double
-from tests.training.runs import DOCUMENTS, poisoned, segments_of, without_times
-from tests.training.test_resume import stop_at
+from tests.training.runs import DOCUMENTS, poisoned, resumed, segments_of
 
 
 def gradient_of(lm, parts, forward=None, **changes):
@@ -144,17 +141,7 @@ def test_after_a_skipped_step_nothing_of_an_epoch_that_has_ended_is_remembered(d
 def test_a_resumed_run_has_the_same_records_and_weights(model, tmp_path, monkeypatch):
     config = small_training(model=model, log_every=2, tbptt=1, evaluations=1, accumulate=2)
     config = replace(config, model=replace(config.model, dropout=0.3))
-    whole = train_run(config, tmp_path / "whole")
-    for step in (1, 8):
-        with monkeypatch.context() as patch:
-            stop_at(patch, step)
-            with pytest.raises(SystemExit):
-                train_run(config, tmp_path / "run", resume=True)
-    folder = train_run(config, tmp_path / "run", resume=True)
-    assert without_times(read_metrics(folder)) == without_times(read_metrics(whole))
-    newest = [numbered(f / "checkpoints")[0] for f in (whole, folder)]
-    for name in ("model.safetensors", "optimizer.safetensors", "memory.safetensors"):
-        assert (newest[0] / name).read_bytes() == (newest[1] / name).read_bytes(), name
+    _, folder = resumed(config, tmp_path, monkeypatch, (1, 8))
     with pytest.raises(ValueError, match="can't be resumed with other settings: tbptt 1 → 0"):
         train_run(replace(config, tbptt=0), folder, resume=True)
 

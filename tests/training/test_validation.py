@@ -25,14 +25,14 @@ from tests.training.runs import short_corpus, without_times
 
 
 def validation(characters=100_000, **changes):
-    """That of a text of bytes, a tenth of which is held out."""
+    """The validation of a text of bytes, a tenth of which is held out."""
     corpus, tokenizer = Corpus("x", "x", "to be, or nöt to be? " * (characters // 21)), ByteTokenizer()
     train, held_out = (tokenizer.encode(t) for t in (corpus.train_text, corpus.validation_text))
     return Validation(Text(corpus, tokenizer, train, held_out), small_training(**changes))
 
 
 def of_documents(lengths, **changes):
-    """That of documents of so many characters, one byte each, all of them held out."""
+    """The validation of documents of these ``lengths`` in characters, one byte each, all of them held out."""
     documents = tuple("to be or not " * (length // 13) + "x" * (length % 13) for length in lengths)
     corpus, tokenizer = Corpus("x", "x", "".join(documents), documents=tuple(lengths)), ByteTokenizer()
     corpus.__dict__.update(split=0)
