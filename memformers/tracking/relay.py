@@ -67,10 +67,10 @@ def relay(folder: Path) -> None:
         os._exit(UNSENT)  # whatever labml is waiting for, it had its time
 
     threading.Thread(target=wait_for_end, daemon=True).start()
+    give_labml_a_home(folder / "labml")
     is_sent = [False]
     sender = threading.Thread(target=send, args=(folder, os.environ[DASHBOARD], ended, is_sent), daemon=True)
     sender.start()
-    give_labml_a_home(folder)
 
     from labml import experiment, lab, tracker
 
@@ -108,11 +108,20 @@ class RunEndedBadly(Exception):
 
 
 def give_labml_a_home(folder: Path) -> None:
-    """Let labml write its ``~/.labml`` to the run's folder if the home folder can't be written."""
-    try:
-        (Path.home() / ".labml").mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):
-        os.environ["HOME"] = str(folder / "labml")
+    """Let labml keep its ``.labml`` in ``folder`` and not in the user's home. There, labml lists the projects
+    of this computer, and of runs that begin at the same moment, one fails at an entry that another has just
+    removed; and some homes can't be written."""
+    from labml.internal.computer.configs import computer_singleton
+
+    folder.mkdir(exist_ok=True)
+    homes = {name: os.environ.get(name) for name in ("HOME", "USERPROFILE")}
+    os.environ.update(dict.fromkeys(homes, str(folder)))
+    computer_singleton()  # looks for the home once, here
+    for name, home in homes.items():
+        if home is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = home
 
 
 if __name__ == "__main__":

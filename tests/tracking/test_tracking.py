@@ -118,6 +118,19 @@ def test_a_home_that_cannot_be_written_does_not_matter(tmp_path, monkeypatch, ca
     assert labml_log(tmp_path / "run")
 
 
+def test_labml_does_not_write_to_the_home_that_runs_share(tmp_path, monkeypatch, capfd):
+    # Of two runs that removed the same entry from its list of projects, one lost labml.
+    gone = tmp_path / "home" / ".labml" / "projects" / "gone.txt"
+    gone.parent.mkdir(parents=True)
+    gone.write_text(str(tmp_path / "no such project"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "run").mkdir()
+    track(tmp_path / "run")
+    assert capfd.readouterr().err == ""
+    assert labml_log(tmp_path / "run")
+    assert [path for path in (tmp_path / "home").rglob("*") if path.is_file()] == [gone]
+
+
 def test_a_relay_that_is_killed_does_not_matter(tmp_path, capfd):
     with Tracking(tmp_path, "test", {}) as tracking:
         tracking.record(RECORDS[0])
