@@ -119,7 +119,9 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 def train_all(config: RecallConfig, plan: Plan, folder: Path, dashboard: str) -> list[str]:
     """Run the trainings that aren't finished; returns the names of those that failed."""
-    due = [name for name in plan.runs if not (folder / name / RESULT).exists()]
+    # Of each seed, the arm that takes longest first, so that at the end no long training runs alone.
+    order = sorted(plan.runs, key=lambda n: (plan.runs[n][1], -config.setting.sees_back(plan.runs[n][0])))
+    due = [name for name in order if not (folder / name / RESULT).exists()]
     jobs = min(config.jobs, len(due))
     done = len(plan.runs) - len(due)
     print(
