@@ -73,15 +73,13 @@ def main(search: Search) -> None:
 
 
 def measured_speeds(names: list[str], data: str) -> dict[str, float]:
-    """Tokens a second by each recipe: the median of three rounds, in turn. Recipes whose steps have
-    the same work share one speed, so that noise doesn't give one of them more tokens."""
-    rounds = [{name: speed(name, data) for name in names} for _ in range(3)]
+    """Tokens a second by each recipe: the median of three rounds, in turn. Recipes whose steps have the same
+    work are measured once, so that noise doesn't give one of them more tokens."""
     alike = defaultdict(list)
     for name in names:
         alike[CANDIDATES[name].work].append(name)
-    return {
-        name: median(one[n] for one in rounds for n in group) for group in alike.values() for name in group
-    }
+    rounds = [{group[0]: speed(group[0], data) for group in alike.values()} for _ in range(3)]
+    return {name: median(one[group[0]] for one in rounds) for group in alike.values() for name in group}
 
 
 def table(search: Search, speeds: dict[str, float]) -> str:

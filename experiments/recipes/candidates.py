@@ -6,10 +6,8 @@ from typing import Any
 from memformers.models.config import ModelConfig
 from memformers.training.config import TrainConfig
 
-RATES = (
-    "learning_rate", "muon_learning_rate", "beta2", "warmup", "weight_decay", "stretch", "memory_warmup",
-)  # fmt: skip
-"""Settings that change what is learned from a step, but not its work once the memory has its full length."""
+RATES = ("learning_rate", "muon_learning_rate", "beta2", "warmup", "weight_decay", "stretch")
+"""Settings that change what is learned from a step, but not its work."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,7 @@ CANDIDATES = {
     "AdamW for everything": Recipe({"optimizer": "adamw"}),
     "32 streams": Recipe({"batch_size": 32}),
     "Muon 0.02, AdamW's part 2e-3": Recipe({"muon_learning_rate": 0.02, "learning_rate": 2e-3}),
+    "Muon 0.06, AdamW's part 6e-3": Recipe({"muon_learning_rate": 0.06, "learning_rate": 6e-3}),
     "warm-up 10 %": Recipe({"warmup": 0.1}),
     "β₂ 0.999": Recipe({"beta2": 0.999}),
     "no weight decay": Recipe({"weight_decay": 0.0}),

@@ -3,7 +3,6 @@
 import time
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from memformers.training.run import build_model, with_vocabulary
 from memformers.training.state import Progress, TrainingState
 from memformers.training.text import prepare
 
-TIMED_STEPS, WARM_UP = 10, 3
+TIMED_STEPS, WARM_UP = 32, 3
 EVALUATION_STREAMS = 16
 EVALUATIONS_DRAWN = 10
 """The number of evaluations of the recipes whose loss is drawn against seconds."""
@@ -32,7 +31,8 @@ class Enough(Exception):
 
 
 def speed(name: str, data: str) -> float:
-    """Tokens a second by this recipe, of the median step with a memory of full length."""
+    """Tokens a second by this recipe, over a training of few steps, in which the memory grows as it does in a
+    long one."""
     times: list[float] = []
 
     def look(state: TrainingState) -> None:
@@ -41,12 +41,14 @@ def speed(name: str, data: str) -> float:
             raise Enough
 
     config = CANDIDATES[name].config(tokens=10**9, seed=0, data=data)
+    tokens = config.tokens_a_step * (WARM_UP + TIMED_STEPS + 1)  # so it stops before it evaluates, at its end
+    config = replace(config, tokens=tokens, evaluations=1)
     keep_freed_memory()
     try:
-        trained(replace(config, memory_warmup=0.0), maybe_checkpoint=look)
+        trained(config, maybe_checkpoint=look)
     except Enough:
-        steps = [after - before for before, after in zip(times[WARM_UP:], times[WARM_UP + 1 :], strict=False)]
-    return config.tokens_a_step / median(steps)
+        seconds = times[-1] - times[WARM_UP - 1]
+    return config.tokens_a_step * TIMED_STEPS / seconds
 
 
 def train_one(folder: Path, data: str, name: str, seed: int, tokens: int, threads: int) -> str:
