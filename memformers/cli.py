@@ -44,7 +44,3 @@ def command_name(given: list[str]) -> str:
     for name, summary in COMMANDS.items():
         commands.add_parser(name, help=summary)
     return str(parser.parse_args(given).command)
-
-
-if __name__ == "__main__":
-    main()

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 def program(*arguments: Any) -> list[str]:
     """The command line of the command in a process of its own."""
-    return [sys.executable, "-m", "memformers.cli", *map(str, arguments)]
+    return [sys.executable, "-m", "memformers", *map(str, arguments)]
 
 
 def start(command: list[str], **options: Any) -> "subprocess.Popen[str]":

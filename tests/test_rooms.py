@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "recall": BELOW_TRAINING | {"tracking", "training", "report"},
     "commands": BELOW_TRAINING | {"tracking", "training", "report", "comparison", "recall", "dashboard"},
     "cli": {"commands", "common"},
+    "__main__": {"cli"},
 }
 """Which rooms each room may import."""
 WHEN_CALLED = {("models", "generation"), ("models", "pretrained")}

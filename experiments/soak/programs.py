@@ -36,7 +36,7 @@ class Training:
         self.folder = folder
         command = [
             *module_command("torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)),
-            "-m", "memformers.cli", "train", "--resume", "--out", str(folder), "--data", "builtin", *MODEL,
+            "-m", "memformers", "train", "--resume", "--out", str(folder), "--data", "builtin", *MODEL,
             "--parallel", "ddp", "--batch-size", str(BATCH), "--tokens", str(tokens), "--evaluations", "4",
             "--log-every", str(LOG_EVERY), "--checkpoint-every", str(tokens // 100), "--dashboard", dashboard,
         ]  # fmt: skip
@@ -105,9 +105,7 @@ class Dashboard:
 
     def start(self) -> None:
         """Start it, at the port it had before."""
-        command = module_command(
-            "memformers.cli", "dashboard", "--folder", str(self.folder), "--port", self.port
-        )
+        command = module_command("memformers", "dashboard", "--folder", str(self.folder), "--port", self.port)
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=module_environment(), text=True)
         assert self.process.stdout
         said = self.process.stdout.readline()

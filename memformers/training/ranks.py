@@ -158,7 +158,7 @@ def joined(config: TrainConfig) -> Iterator[Ranks]:
     if not started_by_torchrun:
         raise UserError(
             f"parallel={config.parallel!r} needs processes; start them with torchrun --nproc-per-node 2 "
-            f"-m memformers.cli train …"
+            f"-m memformers train …"
         )
     if config.batch_size % (size * config.accumulate):
         raise UserError(

@@ -179,7 +179,7 @@ def test_a_line_that_starts_several_processes_is_read_by_torchrun_and_by_the_com
 ):
     monkeypatch.chdir(tmp_path)
     started = get_args_parser().parse_args(shlex.split(line)[1:])
-    assert (started.module, started.training_script) == (True, "memformers.cli")
+    assert (started.module, started.training_script) == (True, "memformers")
     command, *arguments = started.training_script_args
     config = parse_train(arguments, Train()).config
     assert (command, config.parallel in ("ddp", "fsdp")) == ("train", True)

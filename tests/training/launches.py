@@ -20,7 +20,7 @@ numbers of processes agree on any machine."""
 
 def start(folder: Path, *arguments: object, processes: int = 1) -> "subprocess.Popen[str]":
     """Begin to train into ``folder``."""
-    command = [*python(processes), "-m", "memformers.cli", "train", *ARGUMENTS, "--out", folder, *arguments]
+    command = [*python(processes), "-m", "memformers", "train", *ARGUMENTS, "--out", folder, *arguments]
     return subprocess.Popen(
         list(map(str, command)),
         env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
