@@ -131,10 +131,12 @@ def compare(
         failed = train_all(trainings, folder, dashboard, resume)
         if not any((folder / name / RESULT).exists() for name in trainings):
             raise TrainingsFailed(f"no training ended well, so there is nothing to report; see {folder}.")
-        with monit.section("Report"):
-            report = write_report(folder)  # before the probe too, whatever that meets
-        if probed:
-            report = probe_and_report(config, folder, report)
+        try:
+            if probed:
+                probe_models(config, folder)
+        finally:  # whatever the probe met
+            with monit.section("Report"):
+                report = write_report(folder)
     if failed:
         raise TrainingsFailed(f"the training of {', '.join(failed)} failed; the others are in {report}.")
     show_comparison(folder, dashboard)
@@ -142,15 +144,13 @@ def compare(
     return report
 
 
-def probe_and_report(config: CompareConfig, folder: Path, report: Path) -> Path:
-    """Probe what was trained and write the report again; where that can't be, ``report`` stays."""
+def probe_models(config: CompareConfig, folder: Path) -> None:
+    """Probe what was trained; where that can't be, say so."""
     try:
         device = choose_device(config.train.device)
         probe(folder, ProbeConfig(positions=PROBED, longest=LONGEST, tokens=WITH_CHANGES), device)
-        return write_report(folder)
     except ValueError as error:
         print(f"NOTE: not probed: {error}")
-        return report
 
 
 def in_one_precision(config: CompareConfig, folder: Path) -> CompareConfig:

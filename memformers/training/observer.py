@@ -27,7 +27,7 @@ from memformers.training.state import Progress, TrainingState
 from memformers.training.text import Text
 from memformers.training.validation import Validation
 
-SAMPLE_CHARACTERS, GLIMPSE_CHARACTERS = 400, 80
+SAMPLE_CHARACTERS, GLIMPSE_CHARACTERS = 400, 50
 PROMPT_CHARACTERS = 100
 SAMPLE_SEED = 0
 
