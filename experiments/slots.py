@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from memformers.common.command_line import parse_arguments, plain_errors
-from memformers.common.errors import TrainingsFailed
+from memformers.common.errors import TrainingsFailed, UserError
 from memformers.common.files import read_json, write_text
 from memformers.common.jobs import run_modules
 from memformers.evaluation.intervals import half_width
@@ -85,6 +85,8 @@ class Slots:
 
 def main(arguments: Slots) -> None:
     """Train what the folder doesn't have, and write the table."""
+    if unknown := sorted(set(arguments.variants) - set(VARIANTS)):
+        raise UserError(f"variants {', '.join(unknown)} are unknown; there are {', '.join(VARIANTS)}.")
     folders = {
         (name, seed): arguments.out / f"{number:02}-{seed}-{arguments.tokens}"
         for number, name in enumerate(VARIANTS)
@@ -119,10 +121,12 @@ def table(folders: dict[tuple[str, int], Path]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def percent(shares: list[float]) -> str:
-    """The mean of ``shares`` in percent, with its interval if there are several."""
-    interval = f" ± {100 * half_width(torch.tensor(shares)):.1f}" if len(shares) > 1 else ""
-    return f"{100 * mean(shares):.1f}{interval} %"
+def percent(shares: list[float | None]) -> str:
+    """The mean of ``shares`` in percent, with its interval if there are several; a dash where nothing was
+    asked."""
+    asked = [share for share in shares if share is not None]
+    interval = f" ± {100 * half_width(torch.tensor(asked)):.1f}" if len(asked) > 1 else ""
+    return f"{100 * mean(asked):.1f}{interval} %" if asked else "–"
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ SERVES = {"dashboard"}
 OTHERS = (
     "python -m experiments.recipes ",
     "python -m experiments.longer_memory",
+    "python -m experiments.slots",
     "pip install ",
     "source .venv/bin/activate",
     ".venv/bin/python -m pytest",
