@@ -162,11 +162,12 @@ SETTINGS: dict[Reach, Setting] = {
         arms=(
             NO_MEMORY,
             Arm("transformer-xl", "Transformer-XL", "transformer-xl", mem_len=256),
-            *compressive_arms(128, 128, 15),
+            *compressive_arms(32, 224, 9),
         ),
-        others=other_compressions(128, 128, 15),
+        others=other_compressions(32, 224, 9),
         stream=RecallStream(set_probability=16 / 600),
         train=TRAINING,
+        growing=0.75,  # there are more octaves of distances
         evaluated=4096,
     ),
 }
