@@ -18,6 +18,7 @@ from experiments.recipes.candidates import CANDIDATES
 from experiments.recipes.figure import DRAWN, draw
 from experiments.recipes.trial import result_of, speed, train_one
 from memformers.common.command_line import plain_errors
+from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json, write_text
 from memformers.evaluation.intervals import half_width
 
@@ -44,6 +45,8 @@ class Search:
 
 def main(search: Search) -> None:
     """Measure, train and write the table."""
+    if unknown := sorted(set(search.recipes) - set(CANDIDATES)):
+        raise UserError(f"recipes {', '.join(unknown)} are unknown; there are: {'; '.join(CANDIDATES)}.")
     search.out.mkdir(parents=True, exist_ok=True)
     speeds = read_json(search.out / "speeds.json") if (search.out / "speeds.json").exists() else {}
     known = {CANDIDATES[name].work: speed for name, speed in speeds.items()}
@@ -83,19 +86,34 @@ def measured_speeds(names: list[str], data: str) -> dict[str, float]:
 
 
 def table(search: Search, speeds: dict[str, float]) -> str:
-    """The recipes, best first, as Markdown; the loss with its 95 % interval over seeds."""
-    rows = []
-    for name in search.recipes:
-        files = [result_of(search.out, name, seed) for seed in range(search.seeds)]
-        losses = [read_json(file)["loss"] for file in files if file.exists()]
-        if losses:
-            interval = f" ± {half_width(torch.tensor(losses)):.3f}" if len(losses) > 1 else ""
-            tokens = speeds[name] * search.seconds / 1e6
+    """The recipes, best first, as Markdown: the loss, and the difference to the default recipe seed by seed,
+    with 95 % intervals over seeds."""
+    losses = {name: finished(search, name) for name in search.recipes}
+    default, rows = losses.get("default", {}), []
+    for name, of_name in losses.items():
+        paired = [loss - default[seed] for seed, loss in of_name.items() if seed in default]
+        tokens = f"{speeds[name] * search.seconds / 1e6:.2f} M"
+        difference = "–" if name == "default" or not paired else with_interval(paired, "+.3f")
+        if of_name:
+            values = list(of_name.values())
             rows.append(
-                (mean(losses), f"| {name} | {tokens:.2f} M | {mean(losses):.3f}{interval} | {len(losses)} |")
+                (mean(values), [name, tokens, with_interval(values, ".3f"), difference, str(len(values))])
             )
-    head = "| recipe | tokens | validation loss (nats) | seeds |\n|---|---|---|---|\n"
-    return head + "\n".join(line for _, line in sorted(rows)) + "\n"
+    head = ["recipe", "tokens", "validation loss (nats)", "minus the default's", "seeds"]
+    lines = [head, ["---"] * len(head), *(row for _, row in sorted(rows))]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def finished(search: Search, name: str) -> dict[int, float]:
+    """The loss of each finished training by the recipe called ``name``, by its seed."""
+    files = {seed: result_of(search.out, name, seed) for seed in range(search.seeds)}
+    return {seed: read_json(file)["loss"] for seed, file in files.items() if file.exists()}
+
+
+def with_interval(values: list[float], form: str) -> str:
+    """The mean of ``values``, in this ``form``, and its interval if there are several."""
+    interval = f" ± {half_width(torch.tensor(values)):.3f}" if len(values) > 1 else ""
+    return f"{mean(values):{form}}{interval}".replace("-", "−")
 
 
 if __name__ == "__main__":
