@@ -35,7 +35,7 @@ from memformers.training.config import TrainConfig, saved_config
 from memformers.training.precision import with_precision
 from memformers.training.resume import alone_in, check_same_config, check_same_corpus, differences
 
-PROBED, LONGEST, WITH_CHANGES = 250, 192, 16_384
+PROBED, LONGEST, WITH_CHANGES = 200, 192, 12_288
 """Tokens that are predicted with each context when a comparison is probed, the longest context, and tokens
 that are predicted with each part of the memory changed, so that it takes seconds."""
 
