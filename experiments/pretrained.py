@@ -21,7 +21,7 @@ from memformers.evaluation.evaluate import evaluate, summary
 from memformers.models.config import ModelConfig
 from memformers.pretrained.own import load_checkpoint, save_model
 from memformers.pretrained.packaged import PACKAGED, RECIPE
-from memformers.runs.sealed import sealing
+from memformers.runs.sealed import atomic_dir
 from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.run import train_run
 from memformers.training.validation import EVALUATION_STREAMS
@@ -91,7 +91,7 @@ def put(run: Path, folder: Path) -> dict[str, Any]:
         "parameters": sum(tensor.numel() for tensor in weights.values()),
         "held_out": summary(evaluate(model, tokenizer.encode(text), EVALUATION_STREAMS), text),
     }
-    with sealing(folder) as temporary:
+    with atomic_dir(folder) as temporary:
         save_model(model, temporary, weights)
         save_tokenizer(tokenizer, temporary)
         write_json(temporary / RECIPE, recipe)

@@ -35,13 +35,13 @@ class Trainer:
         model: nn.Module,
         batches: list[Tensor],
         *,
-        starts: list[Tensor] | None = None,
+        doc_starts: list[Tensor] | None = None,
         bfloat16: bool = False,
         fused: bool = True,
     ):
         self.model = model
         self.batches = batches
-        self.starts = starts
+        self.doc_starts = doc_starts
         self.bfloat16 = bfloat16
         self.memory: Any = None
         self.taken = 0
@@ -58,8 +58,9 @@ class Trainer:
         reconstruction loss."""
         tokens = self.batches[number % len(self.batches)]
         # The peers know no starts.
-        starts = {} if self.starts is None else {"starts": self.starts[number % len(self.starts)]}
-        logits, self.memory, reconstruction_loss = self.model(tokens, self.memory, **starts)
+        own = self.doc_starts
+        given = {} if own is None else {"doc_starts": own[number % len(own)]}
+        logits, self.memory, reconstruction_loss = self.model(tokens, self.memory, **given)
         return logits, reconstruction_loss
 
     def step(self) -> Tensor:

@@ -46,13 +46,13 @@ def measure_all(*, quick: bool = False) -> dict[str, Any]:
 def measure_starts(case: Case, *, quick: bool = False) -> dict[str, Any]:
     """Seconds of each step with and without starts, in float32 and in bfloat16."""
     torch.manual_seed(0)
-    model, batches, starts = MemoryLM(case.config), random_batches(case), random_starts(case)
+    model, batches, doc_starts = MemoryLM(case.config), random_batches(case), random_starts(case)
     error = error_without_documents(model, batches)
     sides = {
         OURS: Trainer(model, batches),
-        STARTS: Trainer(copy_of(model), batches, starts=starts),
+        STARTS: Trainer(copy_of(model), batches, doc_starts=doc_starts),
         BFLOAT16: Trainer(copy_of(model), batches, bfloat16=True),
-        STARTS_BFLOAT16: Trainer(copy_of(model), batches, starts=starts, bfloat16=True),
+        STARTS_BFLOAT16: Trainer(copy_of(model), batches, doc_starts=doc_starts, bfloat16=True),
     }
     return {
         "case": case.name,
@@ -73,7 +73,7 @@ def error_without_documents(model: MemoryLM, batches: list[Tensor]) -> float:
     """The largest error of logits over segments with growing memories, of steps with starts in which no
     document begins. Raises ValueError beyond the tolerance."""
     plain = Trainer(model, batches)
-    started = Trainer(model, batches, starts=[torch.zeros_like(b, dtype=torch.bool) for b in batches])
+    started = Trainer(model, batches, doc_starts=[torch.zeros_like(b, dtype=torch.bool) for b in batches])
     error = max(relative_error(started.read(i)[0], plain.read(i)[0]) for i in range(len(batches)))
     if not error <= TOLERANCE:
         raise ValueError(

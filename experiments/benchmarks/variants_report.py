@@ -13,9 +13,9 @@ def boundaries(results: list[Result]) -> list[str]:
         "",
         "## Boundaries of documents",
         "",
-        f"By how much a whole training step with `starts` is slower than the same step without. Documents "
-        f"begin anywhere in a stream, after {SEGMENTS_A_DOCUMENT} segments on average. With `starts` in "
-        f"which no document begins, logits agree to "
+        f"By how much a whole training step with `doc_starts` is slower than the same step without. "
+        f"Documents begin anywhere in a stream, after {SEGMENTS_A_DOCUMENT} segments on average. "
+        f"With `doc_starts` in which no document begins, logits agree to "
         f"{max(r['error'] for r in results):.0e} (RMS, relative) before anything is timed.",
         "",
         table("case", "model", "precision", "ms without", "ms with", "slower by, %"),

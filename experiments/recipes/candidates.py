@@ -6,7 +6,7 @@ from typing import Any
 from memformers.models.config import ModelConfig
 from memformers.training.config import TrainConfig
 
-RATES = ("learning_rate", "muon_learning_rate", "beta2", "warmup", "weight_decay", "stretch")
+RATES = ("learning_rate", "muon_learning_rate", "beta2", "warmup", "weight_decay", "chunk_len")
 """Settings that change what is learned from a step, but not its work."""
 
 
@@ -36,7 +36,7 @@ class Recipe:
 
 
 FIRST = {
-    "optimizer": "adamw", "learning_rate": 2e-3, "batch_size": 8, "stretch": 0, "beta2": 0.99,
+    "optimizer": "adamw", "learning_rate": 2e-3, "batch_size": 8, "chunk_len": 0, "beta2": 0.99,
     "precision": "float32", "memory_warmup": 0.0,
 }  # fmt: skip
 """The recipe of the first version."""
@@ -61,6 +61,6 @@ CANDIDATES = {
     "segments of 128": Recipe({"batch_size": 32}, network={"segment_len": 128}),
     "width 192": Recipe(network={"d_model": 192, "d_ff": 768, "heads": 6}),
     "6 layers": Recipe(network={"n_layers": 6}),
-    "text from front to back": Recipe({"stretch": 0}),
+    "text from front to back": Recipe({"chunk_len": 0}),
 }
 """The recipes by their short names in the table."""

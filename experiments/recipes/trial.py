@@ -71,7 +71,7 @@ def trained(config: TrainConfig, **hooks: Any) -> list[tuple[int, float]]:
     config = with_vocabulary(config, text.tokenizer.vocab_size)
     model = build_model(config)
     segments = training_segments(
-        text.train, config.batch_size, config.model.segment_len, stretch=config.stretch, seed=config.seed
+        text.train, config.batch_size, config.model.segment_len, chunk_len=config.chunk_len, seed=config.seed
     )
     losses = []
 

@@ -25,7 +25,7 @@ GROUPS = {
         ("embedding", "cutoffs", "div_val", "d_embed", "tie_weights", "tie_projections"),
     ),
     "text": Group(
-        "How the text is read.", ("document_separator", "tokenizer", "tokens", "batch_size", "stretch")
+        "How the text is read.", ("document_separator", "tokenizer", "tokens", "batch_size", "chunk_len")
     ),
     "optimizer": Group(
         "How the weights are learned.",

@@ -27,7 +27,7 @@ class Segment:
     """Where the next segment begins, in tokens of a stream."""
     epoch: int
     """How many times the text was read before."""
-    starts: Tensor | None = None
+    doc_starts: Tensor | None = None
     """``[S, B]``, boolean: where a stream's new document begins; None for a plain text."""
 
     @property
@@ -42,20 +42,20 @@ def training_segments(
     segment_len: int,
     place: tuple[int, int] = (0, 0),
     *,
-    stretch: int = 0,
+    chunk_len: int = 0,
     seed: int = 0,
     documents: Sequence[int] = (),
 ) -> Iterator[Segment]:
     """An endless sequence of segments of ``tokens [n]``, which begins at ``place``: an epoch, and a position
     in its streams. All streams of an epoch end at the same time, and those of the next epoch follow.
 
-    With ``stretch=0`` each stream is one part of the text, the same in every epoch, and fewer than B tokens
-    are not used. Otherwise each stream is a sequence of stretches of ``stretch`` tokens, in an order drawn
-    from ``seed`` and the epoch ([`stretches`][]). A stretch is never longer than 1 / B of the text.
+    With ``chunk_len=0`` each stream is one part of the text, the same in every epoch, and fewer than B tokens
+    are not used. Otherwise each stream is a sequence of chunks of ``chunk_len`` tokens, in an order drawn
+    from ``seed`` and the epoch ([`chunks`][]). A chunk is never longer than 1 / B of the text.
 
     ``documents`` are the lengths, in tokens, of the documents that make up the text. With them, each epoch
     joins the documents in an order drawn from ``seed`` and the epoch, and each stream is one part of the
-    result ([`shuffled`][]); ``stretch`` is not used.
+    result ([`shuffled`][]); ``chunk_len`` is not used.
 
     Raises ValueError for a text with less than one segment for each stream, and for a position outside
     of the streams.
@@ -65,26 +65,26 @@ def training_segments(
         raise UserError(f"the documents must have {len(tokens):,} tokens in total; {sum(documents):,} came.")
     epoch, position = place
     while True:
-        inputs, targets, starts = (
+        inputs, targets, doc_starts = (
             shuffled(tokens, documents, batch_size, seed, epoch)
             if documents
-            else ordered(tokens, batch_size, stretch, seed, epoch)
+            else ordered(tokens, batch_size, chunk_len, seed, epoch)
         )
         if not 0 <= position <= len(inputs):
             raise UserError(
                 f"position={position:,} must be from 0 to {len(inputs):,}, the tokens of a stream."
             )
-        yield from cut(inputs, targets, segment_len, position, epoch, starts)
+        yield from iter_segments(inputs, targets, segment_len, position, epoch, doc_starts)
         epoch, position = epoch + 1, 0
 
 
 def ordered(
-    tokens: Tensor, batch_size: int, stretch: int, seed: int, epoch: int
+    tokens: Tensor, batch_size: int, chunk_len: int, seed: int, epoch: int
 ) -> tuple[Tensor, Tensor, None]:
     """The streams of an epoch of a plain text ``tokens [n]``: inputs and targets ``[length, B]``, and None
     for starts."""
-    starts, length = stretches(len(tokens), batch_size, stretch, seed, epoch)
-    at = (starts[:, None] + torch.arange(length)[:, None]).flatten(0, 1)  # [length of a stream, B]
+    begins, length = chunks(len(tokens), batch_size, chunk_len, seed, epoch)
+    at = (begins[:, None] + torch.arange(length)[:, None]).flatten(0, 1)  # [length of a stream, B]
     return tokens[at], tokens[at + 1], None
 
 
@@ -105,33 +105,33 @@ def shuffled(
     end = length.cumsum(0)  # where each ends now
     n = len(tokens) // batch_size * batch_size
     at = torch.repeat_interleave(first - (end - length), length) + torch.arange(len(tokens))
-    starts = torch.zeros(len(tokens), dtype=torch.bool)
-    starts[end - length] = True
+    doc_starts = torch.zeros(len(tokens), dtype=torch.bool)
+    doc_starts[end - length] = True
     targets = torch.full_like(tokens, IGNORED)
-    targets[:-1] = torch.where(starts[1:], IGNORED, tokens[at[1:]])
-    inputs, targets, starts = (
-        x[:n].view(batch_size, -1).T.contiguous() for x in (tokens[at], targets, starts)
+    targets[:-1] = torch.where(doc_starts[1:], IGNORED, tokens[at[1:]])
+    inputs, targets, doc_starts = (
+        x[:n].view(batch_size, -1).T.contiguous() for x in (tokens[at], targets, doc_starts)
     )
-    starts[0] = True
-    return inputs, targets, starts
+    doc_starts[0] = True
+    return inputs, targets, doc_starts
 
 
-def stretches(n_tokens: int, batch_size: int, stretch: int, seed: int, epoch: int) -> tuple[Tensor, int]:
-    """Where the stretches of an epoch begin in a text, ``[rounds, B]``, in the order in which each stream
+def chunks(n_tokens: int, batch_size: int, chunk_len: int, seed: int, epoch: int) -> tuple[Tensor, int]:
+    """Where the chunks of an epoch begin in a text, ``[rounds, B]``, in the order in which each stream
     reads them, and the length of each.
 
     The place of the first is drawn for each epoch, so that each epoch divides the text at other places. The
-    tokens before it and after the last round, which are not used, are fewer than a round and a stretch.
+    tokens before it and after the last round, which are not used, are fewer than a round and a chunk.
     """
     part = (n_tokens - 1) // batch_size
-    if not stretch or stretch >= part:
+    if not chunk_len or chunk_len >= part:
         return (torch.arange(batch_size) * part)[None], part
     generator = generator_of(seed, epoch)
-    left = n_tokens - 1 - stretch * batch_size
-    first = int(torch.randint(min(stretch, left + 1), (), generator=generator))
-    count = (n_tokens - 1 - first) // stretch
+    left = n_tokens - 1 - chunk_len * batch_size
+    first = int(torch.randint(min(chunk_len, left + 1), (), generator=generator))
+    count = (n_tokens - 1 - first) // chunk_len
     order = torch.randperm(count, generator=generator)[: count // batch_size * batch_size]
-    return first + stretch * order.view(-1, batch_size), stretch
+    return first + chunk_len * order.view(-1, batch_size), chunk_len
 
 
 def generator_of(seed: int, epoch: int) -> torch.Generator:
@@ -150,7 +150,7 @@ def evaluation_segments(tokens: Tensor, batch_size: int, segment_len: int) -> It
     missing = length * batch_size - (len(tokens) - 1)
     inputs = F.pad(tokens[:-1], (0, missing)).view(batch_size, length).T.contiguous()
     targets = F.pad(tokens[1:], (0, missing), value=IGNORED).view(batch_size, length).T.contiguous()
-    yield from cut(inputs, targets, segment_len)
+    yield from iter_segments(inputs, targets, segment_len)
 
 
 def stream_length(n_tokens: int, batch_size: int) -> int:
@@ -160,13 +160,13 @@ def stream_length(n_tokens: int, batch_size: int) -> int:
     return -(-(n_tokens - 1) // batch_size)
 
 
-def cut(
+def iter_segments(
     inputs: Tensor,
     targets: Tensor,
     segment_len: int,
     position: int = 0,
     epoch: int = 0,
-    starts: Tensor | None = None,
+    doc_starts: Tensor | None = None,
 ) -> Iterator[Segment]:
     """Consecutive segments of streams ``[length, B]``, beginning at ``position``; the last may be shorter."""
     for start in range(position, len(inputs), segment_len):
@@ -177,7 +177,7 @@ def cut(
             starts_over=start == 0,
             end=end,
             epoch=epoch,
-            starts=None if starts is None else starts[start:end],
+            doc_starts=None if doc_starts is None else doc_starts[start:end],
         )
 
 

@@ -94,7 +94,7 @@ def mass_of_segment(model: MemoryLM, inputs: list[Tensor], memory: Memory) -> tu
     ``[layers, H, 3]``, and by distance bin, ``[layers, H, bins]``."""
     config, S = model.config, len(inputs[0])
     edges = bin_edges(config.remembered_positions + config.segment_len)
-    first = model.transformer.first_seen(inputs[0], memory, None, config.span)
+    key_start = model.transformer.first_seen(inputs[0], memory, None, config.window)
     lengths, places, distances = memory.lengths(len(inputs)), [], []
     for i, layer in enumerate(model.transformer.memory_layers):
         M, C = lengths[i]
@@ -102,7 +102,7 @@ def mass_of_segment(model: MemoryLM, inputs: list[Tensor], memory: Memory) -> tu
         bins = bins.clamp(max=len(edges) - 1).to(inputs[0].device)
         past = [of_layers[i] for of_layers in (memory.c_mem, memory.mem) if of_layers]
         context = layer.attention_input(torch.cat((*past, inputs[i])))  # [K, B, D]
-        looks = layer.self_attn.probabilities(query=context[-S:], key=context, first=first[i])
+        looks = layer.self_attn.probabilities(query=context[-S:], key=context, key_start=key_start[i])
         mass = looks.mean(0)  # [H, S, K]
         places.append(torch.stack([part.sum(-1).mean(-1) for part in mass.split((C, M, S), dim=-1)], dim=-1))
         empty = mass.new_zeros(len(mass), len(edges))

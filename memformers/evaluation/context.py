@@ -28,7 +28,7 @@ from torch import Tensor
 from memformers.common.errors import UserError
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
-from memformers.models.scores import in_full
+from memformers.models.scores import upcast
 from memformers.models.stack import eval_mode
 
 THRESHOLD = 0.01
@@ -193,5 +193,5 @@ def losses_with_context(model: MemoryLM, tokens: Tensor, at: Tensor, context: in
             for segment in text.split(lengths):
                 logits, memory, _ = model(segment, memory)
             target = tokens[some].to(device)
-            found.append(F.cross_entropy(in_full(logits[-1]), target, reduction="none").double().cpu())
+            found.append(F.cross_entropy(upcast(logits[-1]), target, reduction="none").double().cpu())
     return torch.cat(found)

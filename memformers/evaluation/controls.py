@@ -11,7 +11,7 @@ from memformers.data.streams import Segment
 from memformers.models.language_model import LMScores, MemoryLM
 from memformers.models.lengths import MemoryLengths, most
 from memformers.models.memory import Memory
-from memformers.models.scores import Scores
+from memformers.models.scores import TokenLosses
 
 Control = Callable[[Memory], Memory]
 """A function from a memory to the one that the model gets instead; it may change its contents but not its
@@ -60,7 +60,7 @@ def controls_of(lengths: MemoryLengths) -> dict[str, Control]:
 
 def scores_under(
     model: MemoryLM, segment: Segment, memory: Memory, controls: Mapping[str, Control]
-) -> tuple[LMScores, dict[str, Scores]]:
+) -> tuple[LMScores, dict[str, TokenLosses]]:
     """Read ``segment``, of ``[S, B]`` tokens, with the unchanged memory and again under each of the
     ``controls``; returns the result of the first, and the scores of the others by name.
 

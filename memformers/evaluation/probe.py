@@ -20,8 +20,8 @@ from memformers.evaluation.attention_mass import (
     check_long_enough,
 )
 from memformers.evaluation.context import effective_context, tokens_before
+from memformers.evaluation.memory_ablation import memory_ablation
 from memformers.evaluation.rarity import word_occurrences
-from memformers.evaluation.worth import worth
 from memformers.models.language_model import MemoryLM
 from memformers.pretrained.own import load_checkpoint
 from memformers.runs.finished import FinishedRun, newest_checkpoint, one_of_each_arm, read_runs
@@ -94,7 +94,7 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
             )
     occurrences = occurrences_in(corpus, len(tokens), documents)
     with tqdm(unit="tok", unit_scale=True, desc="probing memory") as bar:
-        found = worth(
+        found = memory_ablation(
             models, tokens, occurrences, tokens=config.tokens, documents=documents, progress=bar.update
         )
     results: dict[str, Any] = {
@@ -102,7 +102,7 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
         "documents": len(documents),
         "effective_context": asdict(context) if context else None,
         "attention": attention_of(models, tokens, documents, config.streams),
-        "worth": asdict(found) if found else None,
+        "memory_ablation": asdict(found) if found else None,
     }
     write_json(folder / PROBE, results)
     return folder / PROBE

@@ -15,15 +15,15 @@ from memformers.models.memory import Memory
 class CachedLayer:
     """A layer, its cache, and its attention over that cache."""
 
-    def __init__(self, layer: MemoryLayer, cache: LayerCache, longest: int, span: int | None):
+    def __init__(self, layer: MemoryLayer, cache: LayerCache, longest: int, window: int | None):
         self.layer, self.cache = layer, cache
         norm = layer.norm_before_attention
-        self.attention = CachedAttention(layer.self_attn, norm, cache, longest, span)
+        self.attention = CachedAttention(layer.self_attn, norm, cache, longest, window)
 
-    def forward(self, x: Tensor, first: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, key_start: Tensor | None) -> Tensor:
         """The layer's output ``[t, B, D]`` for the stream's next inputs ``x [t, B, D]``, of which each sees
-        the keys from ``first [B, t]`` on, None for all."""
-        attend = self.attention if first is None else partial(self.attention, first=first)
+        the keys from ``key_start [B, t]`` on, None for all."""
+        attend = self.attention if key_start is None else partial(self.attention, key_start=key_start)
         return self.layer(x=x, cached=attend)
 
     def remember(self, inputs: Tensor, region: Region) -> None:

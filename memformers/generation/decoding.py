@@ -30,10 +30,10 @@ class Decoder:
 
     It starts from ``memory`` as the forward pass returns it, or with an empty memory. The model must not be
     trained at the same time, since keys and values would belong to other weights. There is no dropout and no
-    gradient. Documents begin where the ``starts`` of [`read`][] say so, and are kept separate as in the
+    gradient. Documents begin where the ``doc_starts`` of [`read`][] say so, and are kept separate as in the
     forward pass ([`memformers.models.boundaries`][]).
 
-    Raises ValueError for a model without memory ([`Rereader`][] is for that), and for a memory of
+    Raises ValueError for a model without memory ([`SlidingWindowDecoder`][] is for that), and for a memory of
     another model or batch.
     """
 
@@ -41,12 +41,12 @@ class Decoder:
     def __init__(self, model: MemoryLM, batch: int, memory: Memory | None = None):
         config = model.config
         if config.model == "transformer":
-            raise UserError("model='transformer' keeps no memory; read with a Rereader.")
+            raise UserError("model='transformer' keeps no memory; read with a SlidingWindowDecoder.")
         check_batch(batch)
         self.model, self.config, self.batch = model, config, batch
         self.running = torch.empty(0, batch, dtype=torch.long, device=model.device)
         """Tokens ``[t, B]`` of the running segment, which are not memory yet."""
-        self.starts: Tensor | None = None
+        self.doc_starts: Tensor | None = None
         """Where documents begin among them, boolean ``[t, B]``; None for nowhere."""
         self.valid = None if memory is None else memory.valid
         """How many of the newest positions before the running segment belong to each stream's document,
@@ -57,12 +57,12 @@ class Decoder:
         """The layers by how much they remember: one group where all remember the same."""
         self.layers: list[CachedLayer] = []
         layers, lengths = model.transformer.memory_layers, config.layer_lengths
-        spans = by_layer(config.span, len(layers), "span") if config.span else [None] * len(layers)
-        for i, (layer, own, span) in enumerate(zip(layers, lengths, spans, strict=True)):
+        windows = by_layer(config.window, len(layers), "window") if config.window else [None] * len(layers)
+        for i, (layer, own, window) in enumerate(zip(layers, lengths, windows, strict=True)):
             group = self.group(own)
             cache = LayerCache(layer, batch, group.compressed, group.recent)
             longest = group.compressed.capacity + group.recent.capacity
-            self.layers.append(CachedLayer(layer, cache, longest, span))
+            self.layers.append(CachedLayer(layer, cache, longest, window))
             group.layers.append(self.layers[-1])
             group.numbers.append(i)
         if memory is not None:
@@ -82,48 +82,48 @@ class Decoder:
         return self.groups[-1]
 
     @torch.no_grad()
-    def read(self, tokens: Tensor, starts: Tensor | None = None) -> Tensor:
+    def read(self, tokens: Tensor, doc_starts: Tensor | None = None) -> Tensor:
         """``tokens [T, B]``, T ≥ 1, to the logits ``[B, vocab_size]`` of the token after the last.
 
-        ``starts``, boolean ``[T, B]``, is true where a stream's new document begins: its tokens see nothing
-        of what came before. The segments end at the same places with and without starts.
+        ``doc_starts``, boolean ``[T, B]``, is true where a stream's new document begins: its tokens see
+        nothing of what came before. The segments end at the same places with and without starts.
 
         Raises UserError for tokens of another shape, or outside the vocabulary, and for starts of another
         shape, dtype or device.
         """
         self.model.check_tokens(tokens, self.batch)
-        check_starts(starts, tokens)
+        check_starts(doc_starts, tokens)
         with eval_mode(self.model):
-            for portion, new_starts in self.portions(tokens, starts):
-                begun = followed_by_starts(self.starts, self.running, new_starts, portion)
-                first = self.first_seen(begun, len(portion))
+            for portion, new_starts in self.portions(tokens, doc_starts):
+                begun = followed_by_starts(self.doc_starts, self.running, new_starts, portion)
+                key_start = self.first_seen(begun, len(portion))
                 for group in self.groups:
                     group.make_room(group.recent, len(portion))
                 with taking_in(len(portion), [group.recent for group in self.groups]):
                     x = self.model.embed(portion)  # [t, B, D]
-                    for layer, first_of_layer in zip(self.layers, first, strict=True):
+                    for layer, first_of_layer in zip(self.layers, key_start, strict=True):
                         x = layer.forward(x, first_of_layer)
                     logits = self.model.predict(self.model.transformer.norm(x[-1:]))[0]
                 running = torch.cat((self.running, portion))
-                self.running, self.starts, self.logits = running, begun, logits
+                self.running, self.doc_starts, self.logits = running, begun, logits
                 if len(self.running) == self.config.segment_len:
                     self.end_segment()
         assert self.logits is not None
         return self.logits
 
-    def first_seen(self, starts: Tensor | None, portion_len: int) -> list[Tensor | None]:
+    def first_seen(self, doc_starts: Tensor | None, portion_len: int) -> list[Tensor | None]:
         """The first key that each of the next ``portion_len`` tokens may see in each layer, int64 ``[B, t]``,
-        with the ``starts [·, B]`` of running segment and portion; None where all see all."""
+        with the ``doc_starts [·, B]`` of running segment and portion; None where all see all."""
         found: list[Tensor | None] = [None] * len(self.layers)
-        if starts is None and self.valid is None:
+        if doc_starts is None and self.valid is None:
             return found
         running = len(self.running)
         for group in self.groups:
             past = len(group.recent) - running, len(group.compressed)
             rate = group.lengths.compression_rate
-            first = first_of_document(starts, self.valid, running + portion_len, *past, rate)
+            key_start = first_of_document(doc_starts, self.valid, running + portion_len, *past, rate)
             for i in group.numbers:
-                found[i] = None if first is None else first[:, running:]
+                found[i] = None if key_start is None else key_start[:, running:]
         return found
 
     def positions(self) -> int:
@@ -131,11 +131,11 @@ class Decoder:
         remembers the most."""
         return max(group.positions() for group in self.groups)
 
-    def portions(self, tokens: Tensor, starts: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """``tokens [T, B]`` with their ``starts [T, B]``, cut where segments end, ``[t, B]`` each."""
+    def portions(self, tokens: Tensor, doc_starts: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """``tokens [T, B]`` with their ``doc_starts [T, B]``, cut where segments end, ``[t, B]`` each."""
         begin, end = 0, self.config.segment_len - len(self.running)
         while begin < len(tokens):
-            yield tokens[begin:end], None if starts is None else starts[begin:end]
+            yield tokens[begin:end], None if doc_starts is None else doc_starts[begin:end]
             begin, end = end, end + self.config.segment_len
 
     def end_segment(self) -> None:
@@ -151,8 +151,8 @@ class Decoder:
             for group, of_group in zip(self.groups, leaving, strict=True):
                 group.recent.drop(of_group.positions)
             after = self.positions()
-            self.valid = valid_afterwards(self.valid, self.starts, running, before, after)
-            self.running, self.starts = self.running[:0], None
+            self.valid = valid_afterwards(self.valid, self.doc_starts, running, before, after)
+            self.running, self.doc_starts = self.running[:0], None
 
     def compress(self, group: LayerGroup, leaving: Leaving, memory: Memory, inputs: Sequence[Tensor]) -> None:
         """Make slots of what is ``leaving`` the layers of a ``group``, which had this ``memory`` before the
@@ -165,7 +165,7 @@ class Decoder:
                 stack.compressions[i],
                 x,
                 leaving.slots,
-                stack.received_by_oldest(memory, inputs, self.starts, i, leaving.positions),
+                stack.received_by_oldest(memory, inputs, self.doc_starts, i, leaving.positions),
             )
             for i, x in zip(group.numbers, oldest, strict=True)
         ]
@@ -194,7 +194,7 @@ class Decoder:
         return Memory(tuple(mem), tuple(c_mem) if any(map(len, c_mem)) else (), self.valid), inputs
 
 
-class Rereader:
+class SlidingWindowDecoder:
     """A model without memory that reads B streams: for each token it reads the newest S tokens again, since
     each of them would otherwise see farther back than in training."""
 
@@ -202,26 +202,26 @@ class Rereader:
         check_batch(batch)
         self.model, self.batch = model, batch
         self.text = torch.empty(0, batch, dtype=torch.long, device=model.device)
-        self.starts: Tensor | None = None
+        self.doc_starts: Tensor | None = None
         self.logits: Tensor | None = None
         """Of the next token, ``[B, vocab_size]``; None before the first was read."""
 
     @torch.no_grad()
-    def read(self, tokens: Tensor, starts: Tensor | None = None) -> Tensor:
-        """What [`Decoder.read`][] does, ``tokens [T, B]`` with ``starts [T, B]`` to the logits
+    def read(self, tokens: Tensor, doc_starts: Tensor | None = None) -> Tensor:
+        """What [`Decoder.read`][] does, ``tokens [T, B]`` with ``doc_starts [T, B]`` to the logits
         ``[B, vocab_size]`` of the token after the last; with the same errors."""
         self.model.check_tokens(tokens, self.batch)
-        check_starts(starts, tokens)
+        check_starts(doc_starts, tokens)
         newest = slice(-self.model.config.segment_len, None)
-        begun = followed_by_starts(self.starts, self.text, starts, tokens)
-        self.starts = None if begun is None else begun[newest]
+        begun = followed_by_starts(self.doc_starts, self.text, doc_starts, tokens)
+        self.doc_starts = None if begun is None else begun[newest]
         self.text = torch.cat((self.text, tokens))[newest]
         with eval_mode(self.model):
-            self.logits = self.model(self.text, starts=self.starts).logits[-1]
+            self.logits = self.model(self.text, doc_starts=self.doc_starts).logits[-1]
         return self.logits
 
 
-Reader = Decoder | Rereader
+Reader = Decoder | SlidingWindowDecoder
 
 
 def check_batch(batch: int) -> None:
@@ -235,16 +235,18 @@ def reader(model: MemoryLM, batch: int, memory: Memory | None = None) -> Reader:
     check_batch(batch)
     if model.config.model == "transformer":
         model.check_memory(memory or Memory(()), batch)
-        return Rereader(model, batch)
+        return SlidingWindowDecoder(model, batch)
     return Decoder(model, batch, memory)
 
 
 def followed_by_starts(
-    before: Tensor | None, tokens_before: Tensor, starts: Tensor | None, tokens: Tensor
+    before: Tensor | None, tokens_before: Tensor, doc_starts: Tensor | None, tokens: Tensor
 ) -> Tensor | None:
     """The starts ``[r + t, B]`` of ``tokens_before [r, B]`` and the ``tokens [t, B]`` that follow; None where
     those of both are None, and no document begins."""
-    if before is None and starts is None:
+    if before is None and doc_starts is None:
         return None
     before = torch.zeros_like(tokens_before, dtype=torch.bool) if before is None else before
-    return torch.cat((before, torch.zeros_like(tokens, dtype=torch.bool) if starts is None else starts))
+    return torch.cat(
+        (before, torch.zeros_like(tokens, dtype=torch.bool) if doc_starts is None else doc_starts)
+    )

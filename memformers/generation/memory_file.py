@@ -57,8 +57,8 @@ def save_memory(reader: Reader, path: Path) -> None:
         raise UserError("nothing was read yet, so there is no memory to save.")
     tensors = memory_tensors(reader.memory())
     tensors |= {"running": reader.running.contiguous(), "logits": reader.logits.contiguous()}
-    if reader.starts is not None:
-        tensors["starts"] = reader.starts.contiguous()
+    if reader.doc_starts is not None:
+        tensors["doc_starts"] = reader.doc_starts.contiguous()
     metadata = {MODEL: fingerprint(reader.model), SEAL: checksum(tensors)}
     with replacing(path) as temporary:
         save_file(tensors, temporary, metadata=metadata)
@@ -80,10 +80,10 @@ def load_memory(model: MemoryLM, path: Path) -> Reader:
     if said.get(SEAL, checksum(tensors)) != checksum(tensors):  # version 0.1 wrote none
         raise UserError(f"{path} has changed since it was written: its checksum differs.")
     try:
-        running, starts, logits = whole(tensors, model)
+        running, doc_starts, logits = whole(tensors, model)
         stream = reader(model, 1, memory_from_tensors(tensors, model.config.n_layers))
         if len(running):
-            stream.read(running, starts)
+            stream.read(running, doc_starts)
     except UserError as error:
         raise UserError(f"{path} is not a complete memory: {error}") from None
     stream.logits = logits
@@ -99,14 +99,14 @@ def whole(tensors: dict[str, Tensor], model: MemoryLM) -> tuple[Tensor, Tensor |
         if name not in tensors:
             raise UserError(f"it has no {name}, {shape}.")
     running, logits = tensors.pop("running"), tensors.pop("logits")
-    starts = tensors.pop("starts", None)
+    doc_starts = tensors.pop("doc_starts", None)
     if running.dim() != 2 or running.shape[1] != 1 or len(running) >= config.segment_len:
         raise UserError(f"running is {list(running.shape)}; [t, 1], shorter than a segment, was expected.")
     if logits.shape != (1, config.vocab_size):
         raise UserError(f"logits are {list(logits.shape)}; [1, {config.vocab_size}] was expected.")
     if not_finite := [n for n, t in {**tensors, "logits": logits}.items() if not t.isfinite().all()]:
         raise UserError(f"{not_finite[0]} holds numbers that are NaN or infinite.")
-    return running, starts, logits
+    return running, doc_starts, logits
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:

@@ -23,7 +23,7 @@ class Prompts:
 
     tokens: Tensor
     """``[T, B]``, with zeros before a prompt and after it."""
-    starts: Tensor | None
+    doc_starts: Tensor | None
     """Boolean ``[T, B]``, true where a prompt begins after padding; None where none does."""
     ends: tuple[int, ...]
     """The end of each prompt: the number of tokens before it, including its padding."""
@@ -43,11 +43,11 @@ def side_by_side(prompts: Sequence[Tensor], config: ModelConfig) -> Prompts:
     begins = [(longest - len(prompt)) // step * step for prompt in prompts]
     ends = tuple(begin + len(prompt) for begin, prompt in zip(begins, prompts, strict=True))
     tokens = prompts[0].new_zeros(max(ends), len(prompts), dtype=torch.int64)
-    starts = torch.zeros_like(tokens, dtype=torch.bool)
+    doc_starts = torch.zeros_like(tokens, dtype=torch.bool)
     for stream, (prompt, begin, end) in enumerate(zip(prompts, begins, ends, strict=True)):
         tokens[begin:end, stream] = prompt
-        starts[begin, stream] = begin > 0
-    return Prompts(tokens, starts if any(begins) else None, ends)
+        doc_starts[begin, stream] = begin > 0
+    return Prompts(tokens, doc_starts if any(begins) else None, ends)
 
 
 def check_prompts(prompts: Sequence[Tensor]) -> None:

@@ -36,8 +36,8 @@ def generate(
     if batch < 1 or (batch > 1 and width > 1):
         raise UserError(f"batch={batch} repeats a single prompt, but {width} prompts came; leave batch out.")
     streams = reader(model, batch if batch > 1 else width)
-    starts = None if prompts.starts is None else prompts.starts[:together]
-    streams.read(prompts.tokens[:together].expand(-1, streams.batch), starts)
+    doc_starts = None if prompts.doc_starts is None else prompts.doc_starts[:together]
+    streams.read(prompts.tokens[:together].expand(-1, streams.batch), doc_starts)
     generator = seeded(seed, prompts.tokens.device)
     rest = prompts if together < max(prompts.ends) else None
     return write(streams, max_new_tokens, sampling, generator, stop, rest)
@@ -96,7 +96,7 @@ def following_prompts(
     newest: deque[Tensor] = deque(maxlen=len(prompts.tokens) - begin + 1)
     for i in range(begin, len(prompts.tokens)):
         token = torch.where(i < ends, prompts.tokens[i], next_token(reader, sampling, generator))
-        reader.read(token[None], None if prompts.starts is None else prompts.starts[i : i + 1])
+        reader.read(token[None], None if prompts.doc_starts is None else prompts.doc_starts[i : i + 1])
         newest.append(token)
     for token in following(reader, sampling, generator):
         newest.append(token)

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from memformers.kernels.naive import causal_mask, from_first, relative_shift
+from memformers.kernels.naive import causal_mask, from_key_start, relative_shift
 
 
 def relative_attention(
@@ -25,14 +25,14 @@ def relative_attention(
     u: Tensor,
     v: Tensor | None = None,
     s: Tensor | None = None,
-    first: Tensor | None = None,
+    key_start: Tensor | None = None,
 ) -> Tensor:
     """[`memformers.kernels.naive.relative_attention`][] over ``key = w_key x`` and ``value = w_value x``
     for the inputs x of ``past`` and then of ``segment``: causal, without mask or dropout.
 
     Shapes: ``query [B, H, S, E]``; ``past [M, B, D]`` and ``segment [S, B, D]``, K positions together;
     they are separate, since the past seldom needs a gradient; ``w_key``, ``w_value [H, E, D]``;
-    ``r [H, K, E]``; ``u``, ``v [H, E]``; ``s [H, K]``; ``first [B, S]``. Returns ``[B, H, S, E]``.
+    ``r [H, K, E]``; ``u``, ``v [H, E]``; ``s [H, K]``; ``key_start [B, S]``. Returns ``[B, H, S, E]``.
     """
     S, E = query.shape[2:]
     M, K = len(past), len(past) + len(segment)
@@ -46,8 +46,8 @@ def relative_attention(
     scores = (content + relative_shift(position)) / math.sqrt(E)  # [B, H, S, K]
 
     visible = causal_mask(S, K, query.device)
-    if first is not None:
-        visible = visible & from_first(first, K)
+    if key_start is not None:
+        visible = visible & from_key_start(key_start, K)
     probabilities = scores.masked_fill(~visible, -math.inf).softmax(dim=-1)
     attended = torch.einsum("bhij,jbd->bhid", probabilities[..., :M], past)
     attended = attended + torch.einsum("bhij,jbd->bhid", probabilities[..., M:], segment)

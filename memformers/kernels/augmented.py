@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from memformers.kernels.naive import causal_mask, from_first
+from memformers.kernels.naive import causal_mask, from_key_start
 
 QUERIES = 256
 """The most queries in a block, if each query has its own first key."""
@@ -34,13 +34,13 @@ def relative_attention(
     *,
     u: Tensor,
     v: Tensor,
-    first: Tensor | None = None,
+    key_start: Tensor | None = None,
     dropout_prob: float = 0.0,
 ) -> Tensor:
     """[`memformers.kernels.naive.relative_attention`][], causal, for ``r = w_r · sinusoids``.
 
     Shapes: ``query [B, H, S, E]``; ``key``, ``value [B, H, K, E]``; ``sinusoids [K, P]``, the sines and
-    then the cosines of the positions 0 … K−1; ``w_r [H, E, P]``; ``u``, ``v [H, E]``; ``first
+    then the cosines of the positions 0 … K−1; ``w_r [H, E, P]``; ``u``, ``v [H, E]``; ``key_start
     [B, S]``. Returns ``[B, H, S, E]``.
     """
     from torch.nn.attention.bias import (
@@ -55,17 +55,17 @@ def relative_attention(
     # The fast implementations require the same width of all three.
     padded = F.pad(value, (0, P))
     scale = 1.0 / math.sqrt(E)
-    if first is not None:
-        return in_blocks(of_query, of_key, padded, first, dropout_prob, scale)[..., :E]
+    if key_start is not None:
+        return in_blocks(of_query, of_key, padded, key_start, dropout_prob, scale)[..., :E]
     mask = causal_lower_right(S, K)
     return F.scaled_dot_product_attention(of_query, of_key, padded, mask, dropout_prob, scale=scale)[..., :E]
 
 
 def in_blocks(
-    query: Tensor, key: Tensor, value: Tensor, first: Tensor, dropout_prob: float, scale: float
+    query: Tensor, key: Tensor, value: Tensor, key_start: Tensor, dropout_prob: float, scale: float
 ) -> Tensor:
     """Plain causal attention of ``query [B, H, S, W]`` over ``key``, ``value [B, H, K, W]``, beginning with
-    key ``first [B, S]``: ``[B, H, S, W]``.
+    key ``key_start [B, S]``: ``[B, H, S, W]``.
 
     It needs a mask, which all heads share. The mask is built for one block of queries at a time and not
     kept: the backward pass computes the mask and the outputs of these queries again.
@@ -74,15 +74,17 @@ def in_blocks(
     parts = []
     for start in range(0, S, QUERIES):
         rows, k = slice(start, start + QUERIES), min(K - S + start + QUERIES, K)
-        inputs = query[:, :, rows], key[:, :, :k], value[:, :, :k], first[:, rows], dropout_prob, scale
+        inputs = query[:, :, rows], key[:, :, :k], value[:, :, :k], key_start[:, rows], dropout_prob, scale
         learns = torch.is_grad_enabled()
         parts.append(checkpoint(masked, *inputs, use_reentrant=False) if learns else masked(*inputs))
     return torch.cat(parts, dim=2)
 
 
 def masked(
-    query: Tensor, key: Tensor, value: Tensor, first: Tensor, dropout_prob: float, scale: float
+    query: Tensor, key: Tensor, value: Tensor, key_start: Tensor, dropout_prob: float, scale: float
 ) -> Tensor:
     """The same as [`in_blocks`][], for ``query [B, H, s, W]`` over ``key [B, H, k, W]`` in one block."""
-    visible = causal_mask(query.shape[2], key.shape[2], query.device) & from_first(first, key.shape[2])
+    visible = causal_mask(query.shape[2], key.shape[2], query.device) & from_key_start(
+        key_start, key.shape[2]
+    )
     return F.scaled_dot_product_attention(query, key, value, visible, dropout_prob, scale=scale)

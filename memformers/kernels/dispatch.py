@@ -28,7 +28,7 @@ def relative_attention(
     v: Tensor | None = None,
     s: Tensor | None = None,
     mask: Tensor | None = None,
-    first: Tensor | None = None,
+    key_start: Tensor | None = None,
     dropout_prob: float = 0.0,
     kernel: KernelName = "auto",
 ) -> Tensor:
@@ -41,7 +41,7 @@ def relative_attention(
         kernel = "naive" if transformed else fastest(query, key, mask, dropout_prob)
     if kernel == "naive":
         return naive.relative_attention(
-            query, key, value, r, u=u, v=v, s=s, mask=mask, first=first, dropout_prob=dropout_prob
+            query, key, value, r, u=u, v=v, s=s, mask=mask, key_start=key_start, dropout_prob=dropout_prob
         )
     reason = obstacle(kernel, query, mask, dropout_prob)
     if transformed and kernel != "augmented":
@@ -54,11 +54,11 @@ def relative_attention(
         )
     if kernel == "blocked":
         return blocked.relative_attention(
-            query, key, value, r, u=u, v=v, s=s, first=first, dropout_prob=dropout_prob
+            query, key, value, r, u=u, v=v, s=s, key_start=key_start, dropout_prob=dropout_prob
         )
     from memformers.kernels import fused  # here, since not every machine has Triton
 
-    return fused.relative_attention(query, key, value, r, u=u, v=v, s=s, first=first)
+    return fused.relative_attention(query, key, value, r, u=u, v=v, s=s, key_start=key_start)
 
 
 def fastest(query: Tensor, key: Tensor, mask: Tensor | None, dropout_prob: float) -> KernelName:

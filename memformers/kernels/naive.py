@@ -17,7 +17,7 @@ def relative_attention(
     v: Tensor | None = None,
     s: Tensor | None = None,
     mask: Tensor | None = None,
-    first: Tensor | None = None,
+    key_start: Tensor | None = None,
     dropout_prob: float = 0.0,
 ) -> Tensor:
     """Softmax attention whose scores depend on the distance d = K − S + i − j from query i to key j.
@@ -31,11 +31,11 @@ def relative_attention(
     vector of each distance 0 … K−1; ``u``, ``v [H, E]``; ``s [H, K]``, the scalar of each distance;
     ``mask`` boolean, broadcastable to ``[B, H, S, K]``, true where a query may look (default: causal,
     d ≥ 0; a mask may hide more keys, but must not show one with d < 0, since such distances don't exist
-    here); ``first [B, S]``, int64, the index of the first key that each query may see, from 0 to that of its
-    own key, K − S + i (default: 0); the mask may hide more.
-    ``dropout_prob`` drops attention probabilities. Returns ``[B, H, S, E]``.
+    here); ``key_start [B, S]``, int64, the index of the first key that each query may see, from 0 to that of
+    its own key, K − S + i (default: 0); the mask may hide more. ``dropout_prob`` drops attention
+    probabilities. Returns ``[B, H, S, E]``.
     """
-    probabilities = attention_probabilities(query, key, r, u=u, v=v, s=s, mask=mask, first=first)
+    probabilities = attention_probabilities(query, key, r, u=u, v=v, s=s, mask=mask, key_start=key_start)
     probabilities = F.dropout(probabilities, dropout_prob) if dropout_prob else probabilities
     return torch.einsum("bhij,bhje->bhie", probabilities, value)
 
@@ -49,7 +49,7 @@ def attention_probabilities(
     v: Tensor | None = None,
     s: Tensor | None = None,
     mask: Tensor | None = None,
-    first: Tensor | None = None,
+    key_start: Tensor | None = None,
 ) -> Tensor:
     """The attention of each query to each key, ``[B, H, S, K]``: the softmax of the scores above."""
     S, K, E = query.shape[2], key.shape[2], query.shape[3]
@@ -61,8 +61,8 @@ def attention_probabilities(
     scores = (content + relative_shift(position)) / math.sqrt(E)  # [B, H, S, K]
 
     visible = causal_mask(S, K, query.device) if mask is None else mask
-    if first is not None:
-        visible = visible & from_first(first, K)
+    if key_start is not None:
+        visible = visible & from_key_start(key_start, K)
     return scores.masked_fill(~visible, -math.inf).softmax(dim=-1)
 
 
@@ -83,6 +83,6 @@ def causal_mask(S: int, K: int, device: torch.device) -> Tensor:
     return torch.ones(S, K, dtype=torch.bool, device=device).tril(K - S)
 
 
-def from_first(first: Tensor, K: int) -> Tensor:
-    """Boolean ``[B, 1, S, K]``: query i of a stream sees the key ``first [B, S]`` and all later ones."""
-    return torch.arange(K, device=first.device) >= first[:, None, :, None]
+def from_key_start(key_start: Tensor, K: int) -> Tensor:
+    """Boolean ``[B, 1, S, K]``: query i of a stream sees the key ``key_start [B, S]`` and all later ones."""
+    return torch.arange(K, device=key_start.device) >= key_start[:, None, :, None]

@@ -24,7 +24,7 @@ def relative_attention(
     u: Tensor,
     v: Tensor | None = None,
     s: Tensor | None = None,
-    first: Tensor | None = None,
+    key_start: Tensor | None = None,
 ) -> Tensor:
     """[`memformers.kernels.naive.relative_attention`][] of the newest position over the keys in
     ``columns``, which are in order of time; the query's own key is the last.
@@ -32,7 +32,7 @@ def relative_attention(
     Shapes: ``query [B, H, 1, E]``; ``key [B, H, T, E]`` and ``value [B, H, E, T]``, buffers of T columns;
     ``r [H, K, E]`` and ``s [H, 1, K]`` by descending distance K−1 … 0, for at least as many distances as
     there are keys; ``u``, ``v [H, 1, E]``. ``query``, ``u``, ``v`` and ``s`` are divided by √E already;
-    ``first [B, 1]`` counts the keys in the order of ``columns``. Returns ``[B, H, 1, E]``.
+    ``key_start [B, 1]`` counts the keys in the order of ``columns``. Returns ``[B, H, 1, E]``.
     """
     B, H, T, _ = key.shape
     by_head = query if v is None else query + v
@@ -44,18 +44,19 @@ def relative_attention(
     for run in columns:
         end = begin + run.stop - run.start
         scores[..., run], begin = position[..., begin:end], end
-    if first is not None:
-        hide(scores, columns, first)
+    if key_start is not None:
+        hide(scores, columns, key_start)
     content = products(key.flatten(0, 1), (query + u).flatten(0, 1))  # [B·H, 1, T]
     probabilities = scores.flatten(0, 1)[:, None].add_(content).softmax(-1)  # [B·H, 1, T]
     return products(value.flatten(0, 1), probabilities).view_as(query)
 
 
-def hide(scores: Tensor, columns: Sequence[slice], first: Tensor) -> None:
-    """Write −∞ to ``scores [B, H, T]`` for the keys in ``columns`` that come before key ``first [B, 1]``."""
+def hide(scores: Tensor, columns: Sequence[slice], key_start: Tensor) -> None:
+    """Write −∞ to ``scores [B, H, T]`` for the keys in ``columns`` that come before key ``key_start [B,
+    1]``."""
     begin = 0
     for run in columns:
         end = begin + run.stop - run.start
-        keys = torch.arange(begin, end, device=first.device)
-        scores[..., run].masked_fill_(keys < first[:, :, None], -math.inf)
+        keys = torch.arange(begin, end, device=key_start.device)
+        scores[..., run].masked_fill_(keys < key_start[:, :, None], -math.inf)
         begin = end

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memformers.models.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
-from memformers.models.scores import Scores, in_full
+from memformers.models.scores import TokenLosses, upcast
 
 AT_ONCE = 1 << 24
 """The most logits of a rare cluster that are computed at once to see whether a word of it is likelier."""
@@ -18,15 +18,15 @@ AT_ONCE = 1 << 24
 
 def adaptive_scores(
     head: AdaptiveSoftmax, embedding: AdaptiveEmbedding, x: Tensor, targets: Tensor
-) -> Scores:
+) -> TokenLosses:
     """Of the predictions from ``x [S, B, D]`` for ``targets [S, B]``: what
-    [`memformers.models.scores.scores_of_logits`][] gives for the whole vocabulary's log-probabilities.
+    [`memformers.models.scores.token_losses`][] gives for the whole vocabulary's log-probabilities.
 
     Every weight has a gradient, 0 in a cluster without targets, as processes that average theirs need.
     """
     flat, target = x.flatten(0, 1), targets.flatten().contiguous()  # [N, D] and [N]
     words = head.clusters.bounds[0][1]  # of the first cluster; its other logits are the rare clusters'
-    first = in_full(head.cluster_logits(0, flat, embedding))  # [N, words + clusters]
+    first = upcast(head.cluster_logits(0, flat, embedding))  # [N, words + clusters]
     cluster = torch.bucketize(target, target.new_tensor(head.clusters.cutoffs), right=True)
     column = torch.where(cluster > 0, words - 1 + cluster, target)
     losses = F.cross_entropy(first, column, reduction="none")
@@ -35,7 +35,7 @@ def adaptive_scores(
     correct = target >= 0
     rare = list(zip(head.clusters.bounds, rows_by_cluster(cluster, len(head.clusters.bounds)), strict=True))
     for c, ((low, _), rows) in enumerate(rare[1:], 1):
-        logits, word = in_full(head.cluster_logits(c, flat[rows], embedding)), target[rows] - low
+        logits, word = upcast(head.cluster_logits(c, flat[rows], embedding)), target[rows] - low
         of_word = F.cross_entropy(logits, word, reduction="none")
         losses = losses.index_add(0, rows, of_word)
         own = own.index_add(0, rows, -of_word.detach())
@@ -43,7 +43,7 @@ def adaptive_scores(
     correct &= own >= first.detach()[:, :words].amax(-1)
     correct = unless_likelier_elsewhere(head, embedding, flat.detach(), first.detach(), cluster, own, correct)
     loss = losses.sum() / (target >= 0).sum()
-    return Scores(loss, losses.detach().view_as(targets), correct.view_as(targets))
+    return TokenLosses(loss, losses.detach().view_as(targets), correct.view_as(targets))
 
 
 def rows_by_cluster(cluster: Tensor, clusters: int) -> list[Tensor]:
@@ -74,7 +74,7 @@ def unless_likelier_elsewhere(
         of_cluster = first[:, words - 1 + c]
         doubtful = (correct & (cluster != c) & (of_cluster > own)).nonzero()[:, 0]
         for rows in doubtful.split(max(AT_ONCE // (high - low), 1)):
-            logits = in_full(head.cluster_logits(c, x[rows], embedding))
+            logits = upcast(head.cluster_logits(c, x[rows], embedding))
             likeliest = logits.amax(-1) - logits.logsumexp(-1)
             correct[rows] = of_cluster[rows] + likeliest <= own[rows]
     return correct

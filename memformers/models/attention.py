@@ -103,19 +103,19 @@ class RelativeMultiHeadAttention(nn.Module):
         key: Tensor,
         value: Tensor,
         mask: Tensor | None = None,
-        first: Tensor | None = None,
+        key_start: Tensor | None = None,
     ) -> Tensor:
         """Attend from ``query [S, B, D]`` to ``key``, ``value [K, B, D]``; returns ``[S, B, D]``.
 
         ``mask`` is boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None means
-        causal with all memory visible. ``first``, int64 ``[B, S]``, is the index of the first key that each
-        query may see, at most its own, K − S + i; None means 0. Raises ValueError for shapes that don't fit,
-        for more keys than learned positions, and for a mask that shows the future or hides everything.
+        causal with all memory visible. ``key_start``, int64 ``[B, S]``, is the index of the first key that
+        each query may see, at most its own, K − S + i; None means 0. Raises ValueError for shapes that don't
+        fit, for more keys than learned positions, and for a mask that shows the future or hides everything.
         """
         self._check_shapes(query, key, value)
-        mask, first = checked(mask, first, len(query), len(key), query.shape[1])
+        mask, key_start = checked(mask, key_start, len(query), len(key), query.shape[1])
         query, key, value = self.query(query), self.key(key), self.value(value)
-        return self.attend(self.by_head(query), self.by_head(key), self.by_head(value), mask, first)
+        return self.attend(self.by_head(query), self.by_head(key), self.by_head(value), mask, key_start)
 
     def over_memory(
         self,
@@ -123,7 +123,7 @@ class RelativeMultiHeadAttention(nn.Module):
         past: Tensor,
         norm: nn.LayerNorm | None,
         mask: Tensor | None = None,
-        first: Tensor | None = None,
+        key_start: Tensor | None = None,
     ) -> Tensor:
         """The same as ``forward`` for ``query=norm(x)`` and ``key=value=norm([past; x])``, with less work.
 
@@ -136,11 +136,11 @@ class RelativeMultiHeadAttention(nn.Module):
         query = F.linear(x, *fold(norm, self.query))  # [S, B, D]
         key_map, value_map = fold(norm, self.key), fold(norm, self.value)
         if mask is None and self._worth_absorbing(x, past):
-            return self._absorbed(query, past, x, key_map, value_map, first)
-        mask, first = checked(mask, first, len(x), len(past) + len(x), x.shape[1])
+            return self._absorbed(query, past, x, key_map, value_map, key_start)
+        mask, key_start = checked(mask, key_start, len(x), len(past) + len(x), x.shape[1])
         key = torch.cat((F.linear(past, *key_map), F.linear(x, *key_map)))  # [K, B, D]
         value = torch.cat((F.linear(past, *value_map), F.linear(x, *value_map)))  # [K, B, D]
-        return self.attend(self.by_head(query), self.by_head(key), self.by_head(value), mask, first)
+        return self.attend(self.by_head(query), self.by_head(key), self.by_head(value), mask, key_start)
 
     def attend(
         self,
@@ -148,17 +148,17 @@ class RelativeMultiHeadAttention(nn.Module):
         key: Tensor,
         value: Tensor,
         mask: Tensor | None = None,
-        first: Tensor | None = None,
+        key_start: Tensor | None = None,
     ) -> Tensor:
         """Attention over inputs that are already projected, ``query [B, H, S, E]`` and ``key``, ``value
-        [B, H, K, E]``, followed by the output map; returns ``[S, B, D]``. ``mask`` and ``first [B, S]`` have
-        the form that the kernels take."""
+        [B, H, K, E]``, followed by the output map; returns ``[S, B, D]``. ``mask`` and ``key_start [B, S]``
+        have the form that the kernels take."""
         K = key.shape[2]
         self._check_positions(K)
         dropout_prob = self.dropout_prob if self._dropping else 0.0
         check_can_run(self.kernel, query, mask, dropout_prob)
         if self.kernel == "augmented":
-            context = self._augmented(query, key, value, first, dropout_prob)
+            context = self._augmented(query, key, value, key_start, dropout_prob)
         else:
             terms = self.distance_terms(K)
             context = relative_attention(
@@ -167,7 +167,7 @@ class RelativeMultiHeadAttention(nn.Module):
                 value,
                 **terms,
                 mask=mask,
-                first=first,
+                key_start=key_start,
                 dropout_prob=dropout_prob,
                 kernel=self.kernel,
             )
@@ -179,17 +179,17 @@ class RelativeMultiHeadAttention(nn.Module):
 
     @torch.no_grad()
     def probabilities(
-        self, *, query: Tensor, key: Tensor, mask: Tensor | None = None, first: Tensor | None = None
+        self, *, query: Tensor, key: Tensor, mask: Tensor | None = None, key_start: Tensor | None = None
     ) -> Tensor:
         """The attention probabilities of each position of ``query [S, B, D]`` over the positions of
         ``key [K, B, D]``, by head and without gradient: ``[B, H, S, K]``, where each row sums to 1. ``mask``,
-        ``first [B, S]`` and errors are those of ``forward``."""
+        ``key_start [B, S]`` and errors are those of ``forward``."""
         self._check_shapes(query, key, key)
         self._check_positions(len(key))
-        mask, first = checked(mask, first, len(query), len(key), query.shape[1])
+        mask, key_start = checked(mask, key_start, len(query), len(key), query.shape[1])
         query, key = self.by_head(self.query(query)), self.by_head(self.key(key))
         terms = self.distance_terms(key.shape[2])
-        return attention_probabilities(query, key, **terms, mask=mask, first=first)
+        return attention_probabilities(query, key, **terms, mask=mask, key_start=key_start)
 
     def _worth_absorbing(self, x: Tensor, past: Tensor) -> bool:
         """Whether to project the segment's queries instead of the memory's keys: for segments that are at
@@ -207,7 +207,7 @@ class RelativeMultiHeadAttention(nn.Module):
         x: Tensor,
         key_map: Affine,
         value_map: Affine,
-        first: Tensor | None,
+        key_start: Tensor | None,
     ) -> Tensor:
         """Attention of ``query [S, B, D]`` over the unprojected ``past`` and ``x``. All keys have the same
         bias, which doesn't change a softmax; all values have the same bias too, which is added once."""
@@ -216,7 +216,7 @@ class RelativeMultiHeadAttention(nn.Module):
         w_key, w_value = (rearrange(w, "(h e) d -> h e d", h=self.heads) for w, _ in (key_map, value_map))
         terms = self.distance_terms(K)
         attended = absorbed.relative_attention(
-            self.by_head(query), past, x, w_key, w_value, **terms, first=first
+            self.by_head(query), past, x, w_key, w_value, **terms, key_start=key_start
         )
         return self.output(rearrange(attended, "b h s e -> s b (h e)") + value_map[1])
 
@@ -225,7 +225,7 @@ class RelativeMultiHeadAttention(nn.Module):
         return self.training and self.dropout_prob > 0.0
 
     def _augmented(
-        self, query: Tensor, key: Tensor, value: Tensor, first: Tensor | None, dropout_prob: float
+        self, query: Tensor, key: Tensor, value: Tensor, key_start: Tensor | None, dropout_prob: float
     ) -> Tensor:
         return augmented.relative_attention(
             query,
@@ -235,7 +235,7 @@ class RelativeMultiHeadAttention(nn.Module):
             rearrange(self.position.weight, "(h e) p -> h e p", h=self.heads).to(query),
             u=self.u.to(query),
             v=self.v.to(query),
-            first=first,
+            key_start=key_start,
             dropout_prob=dropout_prob,
         )
 

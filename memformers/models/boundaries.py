@@ -1,6 +1,6 @@
 """Where documents begin: what a query may see then, and how much of a memory belongs to its document.
 
-Several documents follow each other in a stream. ``starts [S, B]`` is true where a new one begins in a
+Several documents follow each other in a stream. ``doc_starts [S, B]`` is true where a new one begins in a
 segment, and a memory's ``valid [B]`` says how many of each stream's newest positions belong to the running
 document, where a slot stands for ``rate`` (c) of them. What lies before is hidden, but kept, so that shapes
 stay the same. A slot is seen only if every position that it stands for belongs to the running document.
@@ -15,14 +15,15 @@ EVERYTHING = 1 << 62
 """A number of positions for all that a memory has, of any length."""
 
 
-def check_starts(starts: Tensor | None, x: Tensor) -> None:
-    """Raise UserError unless ``starts`` is boolean ``[S, B]`` for a segment ``x [S, B, ·]``, or None."""
-    if starts is None:
+def check_starts(doc_starts: Tensor | None, x: Tensor) -> None:
+    """Raise UserError unless ``doc_starts`` is boolean ``[S, B]`` for a segment ``x [S, B, ·]``, or None."""
+    if doc_starts is None:
         return
-    if starts.dtype != torch.bool or starts.shape != x.shape[:2] or starts.device != x.device:
+    if doc_starts.dtype != torch.bool or doc_starts.shape != x.shape[:2] or doc_starts.device != x.device:
         raise UserError(
-            f"starts were expected as boolean {list(x.shape[:2])} on {x.device}, true where a document "
-            f"begins; {starts.dtype} {list(starts.shape)} on {starts.device} came. Give one for each token."
+            f"expected doc_starts as boolean {list(x.shape[:2])} on {x.device}, true where a document "
+            f"begins, got {doc_starts.dtype} {list(doc_starts.shape)} on {doc_starts.device}; "
+            f"give one for each token."
         )
 
 
@@ -38,11 +39,11 @@ def check_valid(valid: Tensor | None, x: Tensor) -> None:
         )
 
 
-def newest_start(starts: Tensor) -> Tensor:
-    """For each position of ``starts [S, B]``, the index of the newest start at or before it, −1 where there
-    is none: int64 ``[S, B]``."""
-    indices = torch.arange(len(starts), device=starts.device)[:, None]
-    return torch.where(starts, indices, -1).cummax(0).values
+def newest_start(doc_starts: Tensor) -> Tensor:
+    """For each position of ``doc_starts [S, B]``, the index of the newest start at or before it, −1 where
+    there is none: int64 ``[S, B]``."""
+    indices = torch.arange(len(doc_starts), device=doc_starts.device)[:, None]
+    return torch.where(doc_starts, indices, -1).cummax(0).values
 
 
 def seen_of_past(valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tensor:
@@ -53,55 +54,57 @@ def seen_of_past(valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tens
 
 
 def first_of_document(
-    starts: Tensor | None, valid: Tensor | None, segment_len: int, mem_len: int, c_mem_len: int, rate: int
+    doc_starts: Tensor | None, valid: Tensor | None, segment_len: int, mem_len: int, c_mem_len: int, rate: int
 ) -> Tensor | None:
     """The first key that each query of a segment may see: the first of its document, int64 ``[B, S]``, of
-    ``starts [S, B]`` and ``valid [B]``; None where both are None, and all is seen."""
+    ``doc_starts [S, B]`` and ``valid [B]``; None where both are None, and all is seen."""
     past = mem_len + c_mem_len
     before = None if valid is None else past - seen_of_past(valid, mem_len, c_mem_len, rate)  # [B]
-    if starts is None:
+    if doc_starts is None:
         return None if before is None else before[:, None].expand(-1, segment_len)
-    newest = newest_start(starts).T  # [B, S]
+    newest = newest_start(doc_starts).T  # [B, S]
     before = newest.new_zeros(len(newest)) if before is None else before
     return torch.where(newest < 0, before[:, None], past + newest)
 
 
-def first_within_span(S: int, K: int, span: int, device: torch.device) -> Tensor:
-    """The first key of the ``span`` newest ones that each of ``S`` queries sees, up to its own among K: int64
-    ``[S]``."""
-    return torch.arange(K - S + 1, K + 1, device=device).sub(span).clamp(min=0)
+def first_in_window(S: int, K: int, window: int, device: torch.device) -> Tensor:
+    """The first key of the ``window`` newest ones that each of ``S`` queries sees, up to its own among K:
+    int64 ``[S]``."""
+    return torch.arange(K - S + 1, K + 1, device=device).sub(window).clamp(min=0)
 
 
 def valid_afterwards(
-    valid: Tensor | None, starts: Tensor | None, segment_len: int, before: int, after: int
+    valid: Tensor | None, doc_starts: Tensor | None, segment_len: int, before: int, after: int
 ) -> Tensor | None:
-    """The ``valid [B]`` of the memory after a segment with ``starts [S, B]``, where ``before`` positions were
-    remembered and ``after`` are: int64 ``[B]``, at most ``after``; None where both are None."""
-    if valid is None and starts is None:
+    """The ``valid [B]`` of the memory after a segment with ``doc_starts [S, B]``, where ``before`` positions
+    were remembered and ``after`` are: int64 ``[B]``, at most ``after``; None where both are None."""
+    if valid is None and doc_starts is None:
         return None
-    if starts is None:
+    if doc_starts is None:
         assert valid is not None
         return (valid.clamp(0, before) + segment_len).clamp(max=after)
-    newest = newest_start(starts)[-1]  # [B]
+    newest = newest_start(doc_starts)[-1]  # [B]
     old = newest.new_full(newest.shape, before) if valid is None else valid.clamp(0, before)
     return torch.where(newest < 0, old + segment_len, segment_len - newest).clamp(max=after)
 
 
 def slots_left_out(
-    valid: Tensor | None, starts: Tensor | None, mem_len: int, slots: int, rate: int
+    valid: Tensor | None, doc_starts: Tensor | None, mem_len: int, slots: int, rate: int
 ) -> Tensor | None:
     """How many of the oldest of ``slots`` new slots the reconstruction loss leaves out, int64 ``[B]``; None
-    where ``valid [B]`` and ``starts [S, B]`` are None.
+    where ``valid [B]`` and ``doc_starts [S, B]`` are None.
 
     These are the slots that represent any of the ``mem_len`` remembered positions before the running
     document. If a document begins within the segment, they are all slots, since some queries belong to the
     document before it.
     """
-    if starts is None:
+    if doc_starts is None:
         return None if valid is None else slots_to_cover(mem_len - valid, rate).clamp(0, slots)
-    hidden = torch.zeros_like(starts[0], dtype=torch.int64) if valid is None else mem_len - valid  # positions
-    hidden = hidden.masked_fill(starts[0], mem_len)
-    return slots_to_cover(hidden, rate).clamp(0, slots).masked_fill(starts[1:].any(0), slots)
+    hidden = (
+        torch.zeros_like(doc_starts[0], dtype=torch.int64) if valid is None else mem_len - valid
+    )  # positions
+    hidden = hidden.masked_fill(doc_starts[0], mem_len)
+    return slots_to_cover(hidden, rate).clamp(0, slots).masked_fill(doc_starts[1:].any(0), slots)
 
 
 def slots_to_cover(positions: Tensor, rate: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from memformers.kernels import single
 from memformers.models.attention import RelativeMultiHeadAttention
-from memformers.models.boundaries import first_within_span
+from memformers.models.boundaries import first_in_window
 from memformers.models.linear import affine, fold, linear, standardized
 
 
@@ -34,7 +34,7 @@ class CachedAttention:
     input ``x [t, B, D]``; it appends x with its keys and values.
 
     The scale and shift of ``norm`` are folded into the projections, 1/√E into the queries', and the position
-    terms of all ``longest`` distances are computed once. With a ``span``, each position sees only that many
+    terms of all ``longest`` distances are computed once. With a ``window``, each position sees only that many
     of the newest keys, its own included.
     """
 
@@ -44,9 +44,9 @@ class CachedAttention:
         norm: nn.LayerNorm | None,
         cache: KeyValueCache,
         longest: int,
-        span: int | None = None,
+        window: int | None = None,
     ):
-        self.attention, self.norm, self.cache, self.span = attention, norm, cache, span
+        self.attention, self.norm, self.cache, self.window = attention, norm, cache, window
         self.scale = 1 / math.sqrt(attention.d_model // attention.heads)
         maps = [fold(norm, m) for m in (attention.query, attention.key, attention.value)]
         (w_query, b_query), *_ = maps
@@ -59,18 +59,18 @@ class CachedAttention:
         if "s" in terms:
             self.terms["s"] = terms["s"].flip(1)[:, None] * self.scale  # [H, 1, K]
 
-    def __call__(self, x: Tensor, first: Tensor | None = None) -> Tensor:
-        """``x [t, B, D]`` to the same; ``first``, int64 ``[B, t]``, is the index of the first key that each
-        query may see, None for all."""
+    def __call__(self, x: Tensor, key_start: Tensor | None = None) -> Tensor:
+        """``x [t, B, D]`` to the same; ``key_start``, int64 ``[B, t]``, is the index of the first key that
+        each query may see, None for all."""
         query, key, value = self.project(x)
         self.cache.append(x, key, value)
         if x.shape[0] > 1:
-            return self.several(query, first)
-        columns = self.cache.columns(self.span if first is None else None)
-        if first is not None:
-            first = self.within_span(first, columns, query)
+            return self.several(query, key_start)
+        columns = self.cache.columns(self.window if key_start is None else None)
+        if key_start is not None:
+            key_start = self.within_window(key_start, columns, query)
         context = single.relative_attention(
-            query, self.cache.key, self.cache.value, columns=columns, **self.terms, first=first
+            query, self.cache.key, self.cache.value, columns=columns, **self.terms, key_start=key_start
         )
         return linear(self.attention.output, rearrange(context, "b h t e -> t b (h e)"))
 
@@ -79,20 +79,22 @@ class CachedAttention:
         projected = affine(self.projections, standardized(self.norm, x))  # [t, B, 3 D]
         return rearrange(projected, "t b (three h e) -> three b h t e", three=3, h=self.attention.heads)
 
-    def several(self, query: Tensor, first: Tensor | None) -> Tensor:
-        """Causal attention of several positions, ``query [B, H, t, E]``, from ``first [B, t]`` on, as in
+    def several(self, query: Tensor, key_start: Tensor | None) -> Tensor:
+        """Causal attention of several positions, ``query [B, H, t, E]``, from ``key_start [B, t]`` on, as in
         training: ``[t, B, D]``."""
         columns = self.cache.columns(None)
         key = torch.cat([self.cache.key[:, :, run] for run in columns], dim=2)
         value = torch.cat([self.cache.value[..., run].mT for run in columns], dim=2)
-        first = self.within_span(first, columns, query)
-        return self.attention.attend(query / self.scale, key, value, first=first)
+        key_start = self.within_window(key_start, columns, query)
+        return self.attention.attend(query / self.scale, key, value, key_start=key_start)
 
-    def within_span(self, first: Tensor | None, columns: Sequence[slice], query: Tensor) -> Tensor | None:
-        """``first [B, t]``, or the first key of the span where that is newer, for ``query [B, H, t, E]`` and
-        the keys in ``columns``; None where both are None."""
-        if self.span is None:
-            return first
+    def within_window(
+        self, key_start: Tensor | None, columns: Sequence[slice], query: Tensor
+    ) -> Tensor | None:
+        """``key_start [B, t]``, or the first key of the span where that is newer, for ``query [B, H, t, E]``
+        and the keys in ``columns``; None where both are None."""
+        if self.window is None:
+            return key_start
         (B, _, S, _), K = query.shape, sum(run.stop - run.start for run in columns)
-        nearest = first_within_span(S, K, self.span, query.device).expand(B, S)
-        return nearest if first is None else torch.maximum(first, nearest)
+        nearest = first_in_window(S, K, self.window, query.device).expand(B, S)
+        return nearest if key_start is None else torch.maximum(key_start, nearest)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.kernels.dispatch import KernelName, obstacle
-from memformers.kernels.naive import causal_mask, from_first
+from memformers.kernels.naive import causal_mask, from_key_start
 from memformers.models.lengths import by_layer
 
 Positions = Literal["learned", "sinusoidal"]
@@ -147,21 +147,21 @@ def check_mask(mask: Tensor, S: int, K: int, B: int) -> Tensor:
 
 
 def checked(
-    mask: Tensor | None, first: Tensor | None, S: int, K: int, B: int
+    mask: Tensor | None, key_start: Tensor | None, S: int, K: int, B: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """A boolean ``mask [S, K, B]`` or ``[S, K, 1]`` and ``first [B, S]`` as kernels take them. A mask becomes
-    ``[B, 1, S, K]`` or ``[1, 1, S, K]``, and takes in what ``first`` hides. ValueError for those
+    """A boolean ``mask [S, K, B]`` or ``[S, K, 1]`` and ``key_start [B, S]`` as kernels take them. A mask
+    becomes ``[B, 1, S, K]`` or ``[1, 1, S, K]``, and takes in what ``key_start`` hides. ValueError for those
     that can't be."""
-    if first is not None and (first.dtype != torch.int64 or first.shape != (B, S)):
+    if key_start is not None and (key_start.dtype != torch.int64 or key_start.shape != (B, S)):
         raise UserError(
-            f"first was expected as int64 [{B}, {S}], the first key that each query may see; {first.dtype} "
-            f"{list(first.shape)} came."
+            f"key_start was expected as int64 [{B}, {S}], the first key that each query may see; "
+            f"{key_start.dtype} {list(key_start.shape)} came."
         )
     if mask is None:
-        return None, first
+        return None, key_start
     mask = check_mask(mask, S, K, B)
-    if first is not None:
-        mask = check_mask(mask & rearrange(from_first(first, K), "b 1 s k -> s k b"), S, K, B)
+    if key_start is not None:
+        mask = check_mask(mask & rearrange(from_key_start(key_start, K), "b 1 s k -> s k b"), S, K, B)
     return rearrange(mask, "s k b -> b 1 s k"), None
 
 

@@ -32,8 +32,8 @@ class CompressiveTransformer(MemoryStack):
     ``compression_loss`` is the loss from which each layer's f_c learns: [`AttentionReconstructionLoss`][]
     (attention), [`AutoEncodingLoss`][] (auto-encoding), for which f_c is a [`CompressionAutoEncoder`][], or
     no loss (none). With ``bptt`` ≥ 1, which must be that of the [`MemoryLengths`][], f_c also learns from the
-    language model's loss ([`made_anew`][]), and then needs no other loss. Raises ValueError for a loss that
-    can't train all of f_c.
+    language model's loss ([`recompute_slots`][]), and then needs no other loss. Raises ValueError for a loss
+    that can't train all of f_c.
     """
 
     def __init__(
@@ -55,25 +55,25 @@ class CompressiveTransformer(MemoryStack):
         c_mem: Sequence[Tensor] | None,
         mask: Tensor | None = None,
         *,
-        starts: Tensor | None = None,
+        doc_starts: Tensor | None = None,
         valid: Tensor | None = None,
-        span: ByLayer | None = None,
+        window: ByLayer | None = None,
         through_memory: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         """``x [S, B, D]``; ``mem`` and ``c_mem``: None, empty, or a tensor ``[M, B, D]`` and
         ``[C, B, D]`` a layer; ``mask [S, C + M + S, B]`` or ``[S, C + M + S, 1]``, None for causal.
 
-        ``starts [S, B]`` is true where a new document begins, and ``valid [B]`` says how many of the newest
-        positions belong to the running one, where a slot stands for c of them, None for all; a query sees no
-        other document. With a ``span``, it sees only that many of the newest keys, its own included. M, C and
-        the span may differ by layer.
+        ``doc_starts [S, B]`` is true where a new document begins, and ``valid [B]`` says how many of the
+        newest positions belong to the running one, where a slot stands for c of them, None for all; a query
+        sees no other document. With a ``window``, it sees only that many of the newest keys, its own
+        included. M, C and the span may differ by layer.
 
         Returns the output ``[S, B, D]`` and ``new_mem``: the detached input ``[S, B, D]`` of each
         layer; ``through_memory``, it keeps its gradient. Raises ValueError for a memory of another depth,
         batch, width, dtype or device, and for starts or valid that don't fit.
         """
         memory = Memory(tuple(mem or ()), tuple(c_mem or ()), valid)
-        return self.read(x, memory, mask, starts, span, through_memory)
+        return self.read(x, memory, mask, doc_starts, window, through_memory)
 
     def arguments(self, memory: Memory) -> dict[str, tuple[Tensor, ...] | Tensor | None]:
         """``mem``, ``[M, B, D]`` a layer, ``c_mem``, ``[C, B, D]`` a layer, and ``valid [B]``."""
@@ -89,12 +89,12 @@ class CompressiveTransformer(MemoryStack):
         memory: Memory,
         inputs: Sequence[Tensor],
         lengths: MemoryLengths,
-        starts: Tensor | None = None,
+        doc_starts: Tensor | None = None,
     ) -> tuple[Memory, Tensor]:
-        """Both memories after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``starts
+        """Both memories after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``doc_starts
         [S, B]``; and the loss of what was compressed, a scalar."""
-        received = partial(self.received_by_oldest, memory, inputs, starts)
-        memory, compressed = compress_oldest(memory, inputs, self.compressions, lengths, starts, received)
+        received = partial(self.received_by_oldest, memory, inputs, doc_starts)
+        memory, compressed = compress_oldest(memory, inputs, self.compressions, lengths, doc_starts, received)
         if compressed is None or self.compression_loss == "none":
             return memory, inputs[0].new_zeros(())
         old, new, left_out = compressed.old, compressed.new, compressed.left_out
@@ -104,23 +104,23 @@ class CompressiveTransformer(MemoryStack):
         layers = cast(list[CompressiveTransformerLayer], self.memory_layers)
         return memory, AttentionReconstructionLoss(layers)(inputs, old, new, left_out)
 
-    def made_anew(self, memory: Memory, lengths: MemoryLengths) -> Memory:
+    def recompute_slots(self, memory: Memory, lengths: MemoryLengths) -> Memory:
         """``memory`` with newly computed slots: in training, each layer's f_c computes the newest slots
-        ``[m, B, D]`` again from the ``sources [m·c, B, D]``. So the language model's loss reaches f_c through
-        slots of earlier steps (section 3.2.1, backpropagation through time).
+        ``[m, B, D]`` again from the ``slot_inputs [m·c, B, D]``. So the language model's loss reaches f_c
+        through slots of earlier steps (section 3.2.1, backpropagation through time).
 
-        Raises ValueError for sources that don't fit the slots.
+        Raises ValueError for slot_inputs that don't fit the slots.
         """
-        if not memory.sources:
+        if not memory.slot_inputs:
             return memory
-        c_mem, sources = memory.c_mem or [x[:0] for x in memory.sources], memory.sources
-        for name, tensors in (("c_mem", c_mem), ("sources", sources)):
+        c_mem, slot_inputs = memory.c_mem or [x[:0] for x in memory.slot_inputs], memory.slot_inputs
+        for name, tensors in (("c_mem", c_mem), ("slot_inputs", slot_inputs)):
             check_memory(name, tensors, c_mem[0], len(self.layers))
-        each = list(zip(c_mem, sources, lengths.of_layers(len(self.layers)), strict=True))
+        each = list(zip(c_mem, slot_inputs, lengths.of_layers(len(self.layers)), strict=True))
         for slots, positions, own in each:
             if len(positions) % own.compression_rate or len(positions) > len(slots) * own.compression_rate:
                 raise UserError(
-                    f"sources of {len(positions)} positions came beside {len(slots)} slots of "
+                    f"slot_inputs of {len(positions)} positions came beside {len(slots)} slots of "
                     f"compression_rate={own.compression_rate}; use a memory as the model gives it."
                 )
         if not (self.training and torch.is_grad_enabled()):
@@ -140,14 +140,14 @@ class CompressiveTransformer(MemoryStack):
         return [cast(CompressiveTransformerLayer, layer).compress for layer in self.layers]
 
 
-def newest_anew(f_c: nn.Module, slots: Tensor, sources: Tensor, lengths: LayerLengths) -> Tensor:
+def newest_anew(f_c: nn.Module, slots: Tensor, slot_inputs: Tensor, lengths: LayerLengths) -> Tensor:
     """A layer's ``slots [C, B, D]``, of which f_c computes the newest m again from the positions that they
-    represent, ``sources [m·c, B, D]``."""
+    represent, ``slot_inputs [m·c, B, D]``."""
     c, of_segment = lengths.compression_rate, lengths.slots_a_segment
-    m = len(sources) // c
+    m = len(slot_inputs) // c
     # The last slots of a compression may depend on where it ends, so the slots of each whole segment are
     # computed separately, as they were the first time.
     pieces = [n for n in (m % of_segment, *[of_segment] * (m // of_segment)) if n]
-    old = sources.split([n * c for n in pieces])
+    old = slot_inputs.split([n * c for n in pieces])
     new = [slots_of(f_c, x, n) for x, n in zip(old, pieces, strict=True)]
     return torch.cat([slots[: len(slots) - m], *new])

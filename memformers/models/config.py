@@ -234,7 +234,7 @@ class ModelConfig:
         return self.lengths.of_layers(self.n_layers)
 
     @property
-    def span(self) -> ByLayer | None:
+    def window(self) -> ByLayer | None:
         """How many of the newest positions a query sees, its own among them; None for all."""
         return self.mem_len if self.same_length else None
 

@@ -24,7 +24,7 @@ from memformers.models.checks import check_memory
 from memformers.models.config import ModelConfig
 from memformers.models.linear import linear
 from memformers.models.memory import Memory
-from memformers.models.scores import Scores, check_targets, scores_of_logits
+from memformers.models.scores import TokenLosses, check_targets, token_losses
 
 
 class LMOutput(NamedTuple):
@@ -47,7 +47,7 @@ _register_namedtuple(LMOutput, serialized_type_name="memformers.LMOutput")
 class LMScores(NamedTuple):
     """What [`MemoryLM`][] returns for a segment whose next tokens are given."""
 
-    scores: Scores
+    scores: TokenLosses
     """Loss, and each token's."""
     memory: Memory
     """As in [`LMOutput`][]."""
@@ -85,7 +85,7 @@ class MemoryLM(nn.Module):
         tokens: Tensor,
         memory: Memory | None = None,
         targets: Tensor | None = None,
-        starts: Tensor | None = None,
+        doc_starts: Tensor | None = None,
         *,
         through_memory: bool = False,
     ) -> LMOutput | LMScores:
@@ -94,7 +94,7 @@ class MemoryLM(nn.Module):
         With ``targets [S, B]``, each token's next one, or −100 if there is none, it returns losses in place
         of logits; an adaptive softmax then computes only what the targets need.
 
-        ``starts``, boolean ``[S, B]``, is true where a stream's new document begins: its tokens see
+        ``doc_starts``, boolean ``[S, B]``, is true where a stream's new document begins: its tokens see
         nothing of what came before, neither in the segment nor in memory.
 
         With ``through_memory``, the positions that this segment adds to the memory keep their gradient, so a
@@ -112,22 +112,22 @@ class MemoryLM(nn.Module):
             raise UserError(f"memory is a {type(memory).__name__}; a Memory or None was expected.")
         memory = memory or Memory(())
         self.config.lengths.check_kind(memory, self.config.model, self.config.n_layers)
-        read = self.transformer.made_anew(memory, self.config.lengths)
-        hidden, inputs = self.transform(tokens, read, starts, through_memory)
-        memory, auxiliary_loss = self.transformer.remember(memory, inputs, self.config.lengths, starts)
+        read = self.transformer.recompute_slots(memory, self.config.lengths)
+        hidden, inputs = self.transform(tokens, read, doc_starts, through_memory)
+        memory, auxiliary_loss = self.transformer.remember(memory, inputs, self.config.lengths, doc_starts)
         if targets is not None:
             return LMScores(self.score(hidden, targets), memory, auxiliary_loss)
         return LMOutput(self.predict(hidden), memory, auxiliary_loss)
 
     def transform(
-        self, tokens: Tensor, memory: Memory, starts: Tensor | None = None, through_memory: bool = False
+        self, tokens: Tensor, memory: Memory, doc_starts: Tensor | None = None, through_memory: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
-        """``tokens [S, B]``, with ``starts [S, B]``, to the transformer's output ``[S, B, D]`` and each
+        """``tokens [S, B]``, with ``doc_starts [S, B]``, to the transformer's output ``[S, B, D]`` and each
         layer's input ``[S, B, D]``, which is detached without ``through_memory``."""
         x = self.dropout(self.embed(tokens))  # [S, B, D]
         past = self.transformer.arguments(memory)
         return self.transformer(
-            x, **past, starts=starts, span=self.config.span, through_memory=through_memory
+            x, **past, doc_starts=doc_starts, window=self.config.window, through_memory=through_memory
         )
 
     def predict(self, hidden: Tensor) -> Tensor:
@@ -136,14 +136,14 @@ class MemoryLM(nn.Module):
             return self.head(hidden, self.embed)
         return linear(self.head, hidden)
 
-    def score(self, hidden: Tensor, targets: Tensor) -> Scores:
+    def score(self, hidden: Tensor, targets: Tensor) -> TokenLosses:
         """How well the transformer's output ``[S, B, D]`` predicts ``targets [S, B]``."""
         # The number of targets in a cluster depends on values, which graphs and transformations don't have.
         has_values = not torch.compiler.is_compiling() and not is_transformed(hidden, targets)
         if isinstance(self.head, AdaptiveSoftmax) and has_values:
             assert isinstance(self.embed, AdaptiveEmbedding)
             return adaptive_scores(self.head, self.embed, hidden, targets)
-        return scores_of_logits(self.predict(hidden), targets)
+        return token_losses(self.predict(hidden), targets)
 
     @property
     def device(self) -> torch.device:
@@ -164,7 +164,7 @@ class MemoryLM(nn.Module):
         one = self.head.weight.new_empty(1, batch, self.config.d_model)
         check_memory("mem", memory.mem, one, self.config.n_layers)
         check_memory("c_mem", memory.c_mem, one, self.config.n_layers)
-        check_memory("sources", memory.sources, one, self.config.n_layers)
+        check_memory("slot_inputs", memory.slot_inputs, one, self.config.n_layers)
         check_valid(memory.valid, one)
 
     # The rooms above build on this one, so the methods below import them when they are called.

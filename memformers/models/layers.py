@@ -60,18 +60,18 @@ class MemoryLayer(nn.Module):
         mem: Tensor | None = None,
         c_mem: Tensor | None = None,
         mask: Tensor | None = None,
-        first: Tensor | None = None,
+        key_start: Tensor | None = None,
         cached: Attend | None = None,
     ) -> Tensor:
         """``x [S, B, D]`` to ``[S, B, D]``, after looking at ``c_mem [C, B, D]`` and ``mem [M, B, D]``.
 
         ``mask`` is boolean ``[S, C + M + S, B]`` or ``[S, C + M + S, 1]``, true where a query may look, None
-        for causal; ``first [B, S]`` is the index of the first key that each query may see, None for all.
+        for causal; ``key_start [B, S]`` is the index of the first key that each query may see, None for all.
         ``cached`` attends over keys and values that are computed already, in place of memories
         and mask ([`memformers.models.cached_attention.CachedAttention`][]).
         """
         past = [memory for memory in (c_mem, mem) if memory is not None and len(memory)]
-        return self.transform(x, cached or partial(self.attend, past=past, mask=mask, first=first))
+        return self.transform(x, cached or partial(self.attend, past=past, mask=mask, key_start=key_start))
 
     def transform(self, x: Tensor, attend: Attend) -> Tensor:
         """``x [S, B, D]`` to ``[S, B, D]``: attention by ``attend``, then the feed-forward network, each
@@ -84,14 +84,16 @@ class MemoryLayer(nn.Module):
         x = x + dropout(attend(x))
         return x + dropout(self.feed_forward(self.norm_ff(x)))
 
-    def attend(self, x: Tensor, past: Sequence[Tensor], mask: Tensor | None, first: Tensor | None) -> Tensor:
+    def attend(
+        self, x: Tensor, past: Sequence[Tensor], mask: Tensor | None, key_start: Tensor | None
+    ) -> Tensor:
         """Attention of ``x [S, B, D]`` over ``past``, tensors ``[·, B, D]`` in order of time, and itself, all
         normalized first in pre-norm: ``[S, B, D]``."""
         if past:
             context, norm = torch.cat(list(past)), self.norm_before_attention
-            return self.self_attn.over_memory(x, context, norm, mask, first)
+            return self.self_attn.over_memory(x, context, norm, mask, key_start)
         z = self.attention_input(x)
-        return self.self_attn(query=z, key=z, value=z, mask=mask, first=first)
+        return self.self_attn(query=z, key=z, value=z, mask=mask, key_start=key_start)
 
     def attention_input(self, x: Tensor) -> Tensor:
         """The layer's input or memory ``x [·, B, D]`` as attention reads it: ``[·, B, D]``."""

@@ -64,7 +64,7 @@ class LayerLengths:
         return min(self.bptt * self.slots_a_segment, self.c_mem_len)
 
     @property
-    def source_positions(self) -> int:
+    def slot_input_positions(self) -> int:
         """The number of positions that those slots represent; the memory keeps them."""
         return self.slots_anew * self.compression_rate
 
@@ -112,7 +112,7 @@ class MemoryLengths:
     def check_kind(self, memory: "Memory", model: str, n_layers: int) -> None:
         """Raise ValueError for a ``memory`` of a kind that ``model``, of ``n_layers`` layers, doesn't keep,
         or in which layers of the same lengths don't remember the same positions."""
-        for name, mem in (("mem", memory.mem), ("c_mem", memory.c_mem), ("sources", memory.sources)):
+        for name, mem in (("mem", memory.mem), ("c_mem", memory.c_mem), ("slot_inputs", memory.slot_inputs)):
             for layer, tensor in enumerate(mem):
                 if tensor.dim() != 3:  # which may have no length at all
                     raise UserError(
@@ -161,7 +161,7 @@ class MemoryLengths:
             parts = (
                 (memory.mem, own.longest_memory, "a memory of", "positions"),
                 (memory.c_mem, own.c_mem_len, "a compressed memory of", "slots"),
-                (memory.sources, own.source_positions, "a memory with sources of", "positions"),
+                (memory.slot_inputs, own.slot_input_positions, "a memory with slot_inputs of", "positions"),
             )
             for tensors, longest, kind, unit in parts:
                 for tensor in tensors[layer : layer + 1]:

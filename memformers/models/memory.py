@@ -30,15 +30,15 @@ class Memory:
     fewer positions sees all of them. Earlier positions are hidden from queries
     ([`memformers.models.boundaries`][]).
 
-    ``sources`` has a tensor ``[m·c, B, D]`` for each layer: the inputs that the newest m slots of ``c_mem``
-    represent, without gradient. From them, the slots are computed again while f_c learns from the language
-    model's loss. It is empty for a model with ``bptt=0``.
+    ``slot_inputs`` has a tensor ``[m·c, B, D]`` for each layer: the inputs that the newest m slots of
+    ``c_mem`` represent, without gradient. From them, the slots are computed again while f_c learns from the
+    language model's loss. It is empty for a model with ``bptt=0``.
     """
 
     mem: tuple[Tensor, ...]
     c_mem: tuple[Tensor, ...] = ()
     valid: Tensor | None = None
-    sources: tuple[Tensor, ...] = ()
+    slot_inputs: tuple[Tensor, ...] = ()
 
     @classmethod
     def empty(
@@ -65,8 +65,8 @@ class Memory:
         valid = torch.zeros(batch, dtype=torch.int64, device=device)
         mem = zeros([own.mem_len - own.mem_len % own.compression_rate for own in layers])
         c_mem = zeros([own.c_mem_len for own in layers]) if slots else ()
-        sources = [own.slots_anew * own.compression_rate for own in layers]
-        return cls(mem, c_mem, valid, zeros(sources) if any(sources) else ())
+        slot_inputs = [own.slots_anew * own.compression_rate for own in layers]
+        return cls(mem, c_mem, valid, zeros(slot_inputs) if any(slot_inputs) else ())
 
     def reset(self, done: Tensor) -> "Memory":
         """The memory in which the streams that are ``done``, boolean ``[B]``, remember nothing, since their
@@ -101,7 +101,7 @@ class Memory:
     @property
     def sources_len(self) -> int:
         """m·c, in positions, of the layer that has the most."""
-        return max(map(len, self.sources), default=0)
+        return max(map(len, self.slot_inputs), default=0)
 
     def lengths(self, n_layers: int) -> list[tuple[int, int]]:
         """M and C of each of ``n_layers`` layers."""
@@ -125,19 +125,21 @@ torch.serialization.add_safe_globals([Memory])
 
 
 def memory_tensors(memory: Memory) -> dict[str, Tensor]:
-    """The tensors of a memory by their names in files: ``mem.0``, …, ``c_mem.0``, …, and ``sources.0``, … and
-    ``valid`` if the memory has them."""
+    """The tensors of a memory by their names in files: ``mem.0``, …, ``c_mem.0``, …, and ``slot_inputs.0``, …
+    and ``valid`` if the memory has them."""
     tensors = {f"mem.{i}": mem.contiguous() for i, mem in enumerate(memory.mem)}
     tensors |= {f"c_mem.{i}": c_mem.contiguous() for i, c_mem in enumerate(memory.c_mem)}
-    tensors |= {f"sources.{i}": sources.contiguous() for i, sources in enumerate(memory.sources)}
+    tensors |= {
+        f"slot_inputs.{i}": slot_inputs.contiguous() for i, slot_inputs in enumerate(memory.slot_inputs)
+    }
     return tensors if memory.valid is None else tensors | {"valid": memory.valid.contiguous()}
 
 
 def memory_from_tensors(tensors: Mapping[str, Tensor], n_layers: int) -> Memory:
     """The memory of ``n_layers`` layers from the result of [`memory_tensors`][]. Raises ValueError for other
     tensors."""
-    kinds = {kind: [f"{kind}.{i}" for i in range(n_layers)] for kind in ("mem", "c_mem", "sources")}
-    mem, c_mem, sources = (tuple(tensors[n] for n in names if n in tensors) for names in kinds.values())
+    kinds = {kind: [f"{kind}.{i}" for i in range(n_layers)] for kind in ("mem", "c_mem", "slot_inputs")}
+    mem, c_mem, slot_inputs = (tuple(tensors[n] for n in names if n in tensors) for names in kinds.values())
     if others := sorted(set(tensors) - {"valid"} - {name for names in kinds.values() for name in names}):
         raise UserError(f"it holds {', '.join(others)}, which this model has not.")
-    return Memory(mem, c_mem, tensors.get("valid"), sources)
+    return Memory(mem, c_mem, tensors.get("valid"), slot_inputs)

@@ -10,9 +10,9 @@ from memformers.models.memory import Memory
 
 def with_streams(memory: Memory, change: Callable[[Tensor], Tensor]) -> Memory:
     """The memory of the streams that ``change`` chooses from, or adds to, a tensor ``[·, B, …]``."""
-    kinds = memory.mem, memory.c_mem, memory.sources
-    mem, c_mem, sources = (tuple(map(change, tensors)) for tensors in kinds)
-    return Memory(mem, c_mem, None if memory.valid is None else change(memory.valid[None])[0], sources)
+    kinds = memory.mem, memory.c_mem, memory.slot_inputs
+    mem, c_mem, slot_inputs = (tuple(map(change, tensors)) for tensors in kinds)
+    return Memory(mem, c_mem, None if memory.valid is None else change(memory.valid[None])[0], slot_inputs)
 
 
 def some_streams(memory: Memory, streams: slice) -> Memory:
@@ -24,7 +24,9 @@ def joined_streams(memories: Sequence[Memory]) -> Memory:
     """The memory of the streams of all ``memories``, one after the other."""
     if len(memories) == 1:
         return memories[0]
-    kinds = zip(*((memory.mem, memory.c_mem, memory.sources) for memory in memories), strict=True)
-    mem, c_mem, sources = (tuple(torch.cat(t, dim=1) for t in zip(*parts, strict=True)) for parts in kinds)
+    kinds = zip(*((memory.mem, memory.c_mem, memory.slot_inputs) for memory in memories), strict=True)
+    mem, c_mem, slot_inputs = (
+        tuple(torch.cat(t, dim=1) for t in zip(*parts, strict=True)) for parts in kinds
+    )
     valid = [memory.valid for memory in memories if memory.valid is not None]
-    return Memory(mem, c_mem, torch.cat(valid) if valid else None, sources)
+    return Memory(mem, c_mem, torch.cat(valid) if valid else None, slot_inputs)

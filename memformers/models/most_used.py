@@ -6,7 +6,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from memformers.common.errors import UserError
-from memformers.kernels.naive import attention_probabilities, causal_mask, from_first
+from memformers.kernels.naive import attention_probabilities, causal_mask, from_key_start
 from memformers.models.compression import check_rate, check_whole_slots
 from memformers.models.layers import MemoryLayer
 
@@ -52,10 +52,12 @@ class MostUsedCompression(nn.Module):
 
 
 @torch.no_grad()
-def attention_received(layer: MemoryLayer, context: Tensor, S: int, first: Tensor | None = None) -> Tensor:
+def attention_received(
+    layer: MemoryLayer, context: Tensor, S: int, key_start: Tensor | None = None
+) -> Tensor:
     """How much attention each position or slot of ``context [K, B, D]``, a ``layer``'s inputs, receives from
     the ``S`` last ones: the mean over heads and over the queries that may see it, ``[K, B]``; 0 where none
-    may. ``first [B, S]`` is the first key that each query may see, None for all.
+    may. ``key_start [B, S]`` is the first key that each query may see, None for all.
 
     No kernel tells its probabilities, so they are computed once more, by the definition and without a
     gradient: two projections of all K positions, and 4·S·K·D operations for scores, which is as much as a
@@ -70,12 +72,12 @@ def attention_received(layer: MemoryLayer, context: Tensor, S: int, first: Tenso
     for begin in range(0, S, QUERIES):
         end = min(begin + QUERIES, S)
         k = K - S + end  # the last of these queries sees no later key
-        of_first = None if first is None else first[:, begin:end]
+        of_first = None if key_start is None else key_start[:, begin:end]
         nearer = {name: term[:, :k] if name in ("r", "s") else term for name, term in terms.items()}
-        looks = attention_probabilities(query[:, :, begin:end], key[:, :, :k], **nearer, first=of_first)
+        looks = attention_probabilities(query[:, :, begin:end], key[:, :, :k], **nearer, key_start=of_first)
         visible = causal_mask(end - begin, k, context.device)
         if of_first is not None:
-            visible = visible & from_first(of_first, k)  # [B, 1, s, k]
+            visible = visible & from_key_start(of_first, k)  # [B, 1, s, k]
         total = total + F.pad(looks.to(total.dtype).mean(1).sum(-2), (0, K - k))  # [B, K]
         seen = seen + F.pad(visible.sum(-2).to(total.dtype), (0, K - k)).view(-1, K)  # [B, K] or [1, K]
     return (total / seen.clamp(min=1)).T

@@ -155,22 +155,22 @@ def layer_loss(
         compressed = content_attention(attention, query, norm(c_mem))  # [B, H, S, E]
         return F.mse_loss(compressed, whole)
     counts = left_out < len(c_mem)  # [B]
-    first = left_out * counts  # a softmax over no keys has no value
-    whole = content_attention(attention, query, norm(mem.detach()), first * (len(mem) // len(c_mem)))
-    compressed = content_attention(attention, query, norm(c_mem), first)
+    key_start = left_out * counts  # a softmax over no keys has no value
+    whole = content_attention(attention, query, norm(mem.detach()), key_start * (len(mem) // len(c_mem)))
+    compressed = content_attention(attention, query, norm(c_mem), key_start)
     errors = F.mse_loss(compressed, whole, reduction="none").sum((1, 2, 3))  # [B]
     return errors.where(counts, 0.0).sum() / (counts.sum() * whole[0].numel()).clamp(min=1)
 
 
 def content_attention(
-    attention: RelativeMultiHeadAttention, query: Tensor, context: Tensor, first: Tensor | None = None
+    attention: RelativeMultiHeadAttention, query: Tensor, context: Tensor, key_start: Tensor | None = None
 ) -> Tensor:
-    """Softmax(q·k / √E) of ``query [B, H, S, E]`` over ``context [·, B, D]``, from ``first [B]`` on or all:
-    ``[B, H, S, E]``, with no positions, not causal, no output projection and frozen weights."""
+    """Softmax(q·k / √E) of ``query [B, H, S, E]`` over ``context [·, B, D]``, from ``key_start [B]`` on or
+    all: ``[B, H, S, E]``, with no positions, not causal, no output projection and frozen weights."""
     key, value = (project(attention, linear, context) for linear in (attention.key, attention.value))
     visible = None
-    if first is not None:
-        visible = torch.arange(len(context), device=first.device) >= first[:, None, None, None]
+    if key_start is not None:
+        visible = torch.arange(len(context), device=key_start.device) >= key_start[:, None, None, None]
     if query.device.type != "cpu":
         return F.scaled_dot_product_attention(query, key, value, visible)
     # In bfloat16, which autocast would choose, the backward pass takes several times as long on a CPU.

@@ -24,13 +24,13 @@ class Leaving:
 
 
 def keep_newest(
-    memory: Memory, inputs: Sequence[Tensor], mem_len: ByLayer, starts: Tensor | None = None
+    memory: Memory, inputs: Sequence[Tensor], mem_len: ByLayer, doc_starts: Tensor | None = None
 ) -> Memory:
-    """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``starts [S, B]``: the
-    newest ``mem_len`` positions of both; Transformer-XL forgets the others (section 3.2)."""
+    """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``doc_starts [S, B]``:
+    the newest ``mem_len`` positions of both; Transformer-XL forgets the others (section 3.2)."""
     lengths = by_layer(mem_len, len(inputs), "mem_len")
     mem = tuple(map(newest, followed_by(memory.mem, inputs), lengths))
-    return followed(memory, Memory(mem, memory.c_mem), starts, len(inputs[0]))
+    return followed(memory, Memory(mem, memory.c_mem), doc_starts, len(inputs[0]))
 
 
 def slots_to_compress(length: int, mem_len: int, compression_rate: int) -> int:
@@ -57,10 +57,10 @@ def compress_oldest(
     inputs: Sequence[Tensor],
     compress: Sequence[Callable[..., Tensor]],
     lengths: MemoryLengths,
-    starts: Tensor | None = None,
+    doc_starts: Tensor | None = None,
     received: Callable[[int, int], Tensor | None] = lambda layer, positions: None,
 ) -> tuple[Memory, Compressed | None]:
-    """The memory after a segment with these layer inputs, ``[S, B, D]`` for each layer, and ``starts [S,
+    """The memory after a segment with these layer inputs, ``[S, B, D]`` for each layer, and ``doc_starts [S,
     B]``. Each layer's own f_c compresses the positions that overflow into slots, ``[n·c, B, D]`` to ``[n, B,
     D]``. For an f_c that needs it, ``received`` takes a layer and a number of its oldest positions, and
     returns the attention that they received, ``[n·c, B]``.
@@ -79,7 +79,7 @@ def compress_oldest(
     taken = [n * own.compression_rate for n, own in zip(slots_of_layers, layers, strict=True)]
     mem = tuple(newest(x, length - nc) for x, length, nc in zip(past, found, taken, strict=True))
     if not any(slots_of_layers):
-        return followed(memory, replace(memory, mem=mem), starts, S, rates), None
+        return followed(memory, replace(memory, mem=mem), doc_starts, S, rates), None
     old = tuple(cut(parts, 0, nc).detach() for parts, nc in zip(past, taken, strict=True))
     new = tuple(
         slots_of(f_c, x, n, received(layer, len(x))) if n else x
@@ -89,19 +89,21 @@ def compress_oldest(
     c_mem = tuple(newest(parts, own.c_mem_len) for parts, own in zip(slots, layers, strict=True))
     after = Memory(mem, c_mem)
     if any(own.slots_anew for own in layers):
-        behind = zip(followed_by(memory.sources, old), layers, strict=True)
-        after = replace(after, sources=tuple(newest(parts, own.source_positions) for parts, own in behind))
-    left_out = slots_left_out_by_layer(memory, starts, slots_of_layers, layers)
-    return followed(memory, after, starts, S, rates), Compressed(old, new, left_out)
+        behind = zip(followed_by(memory.slot_inputs, old), layers, strict=True)
+        after = replace(
+            after, slot_inputs=tuple(newest(parts, own.slot_input_positions) for parts, own in behind)
+        )
+    left_out = slots_left_out_by_layer(memory, doc_starts, slots_of_layers, layers)
+    return followed(memory, after, doc_starts, S, rates), Compressed(old, new, left_out)
 
 
 def slots_left_out_by_layer(
-    memory: Memory, starts: Tensor | None, slots: Sequence[int], layers: Sequence[LayerLengths]
+    memory: Memory, doc_starts: Tensor | None, slots: Sequence[int], layers: Sequence[LayerLengths]
 ) -> tuple[Tensor, ...] | None:
     """The number of each layer's new ``slots`` that the reconstruction loss leaves out after a segment with
-    ``starts [S, B]`` ([`slots_left_out`][]): int64 ``[B]`` for each layer; None if every stream has only one
-    document."""
-    if memory.valid is None and starts is None:
+    ``doc_starts [S, B]`` ([`slots_left_out`][]): int64 ``[B]`` for each layer; None if every stream has only
+    one document."""
+    if memory.valid is None and doc_starts is None:
         return None
     lengths = memory.lengths(len(layers))
     found: list[Tensor] = []
@@ -110,18 +112,18 @@ def slots_left_out_by_layer(
         if layer and of_one == of_each[layer - 1]:  # as are all layers of most models
             found.append(found[-1])
         else:
-            left_out = slots_left_out(memory.valid, starts, *of_one)
+            left_out = slots_left_out(memory.valid, doc_starts, *of_one)
             assert left_out is not None
             found.append(left_out)
     return tuple(found)
 
 
 def followed(
-    before: Memory, after: Memory, starts: Tensor | None, segment_len: int, rate: ByLayer = 1
+    before: Memory, after: Memory, doc_starts: Tensor | None, segment_len: int, rate: ByLayer = 1
 ) -> Memory:
-    """``after`` with its ``valid``, if it follows ``before`` after a segment with ``starts [S, B]``."""
+    """``after`` with its ``valid``, if it follows ``before`` after a segment with ``doc_starts [S, B]``."""
     remembered = before.positions(rate), after.positions(rate)
-    return replace(after, valid=valid_afterwards(before.valid, starts, segment_len, *remembered))
+    return replace(after, valid=valid_afterwards(before.valid, doc_starts, segment_len, *remembered))
 
 
 def followed_by(past: Sequence[Tensor], new: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:

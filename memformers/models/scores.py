@@ -12,7 +12,7 @@ from torch import Tensor
 from memformers.common.errors import UserError
 
 
-class Scores(NamedTuple):
+class TokenLosses(NamedTuple):
     """Losses of the predictions of a segment, with targets ``[S, B]``."""
 
     loss: Tensor
@@ -23,15 +23,15 @@ class Scores(NamedTuple):
     """bool ``[S, B]``: whether the target was the most likely token."""
 
 
-def scores_of_logits(logits: Tensor, targets: Tensor) -> Scores:
+def token_losses(logits: Tensor, targets: Tensor) -> TokenLosses:
     """Of ``logits [S, B, vocab_size]`` for ``targets [S, B]``."""
     # What F.cross_entropy computes, in two steps, so that a mean and the losses share a normalization.
-    log_probs, flat = F.log_softmax(in_full(logits).flatten(0, 1), dim=-1), targets.flatten()
+    log_probs, flat = F.log_softmax(upcast(logits).flatten(0, 1), dim=-1), targets.flatten()
     loss, losses = F.nll_loss(log_probs, flat), F.nll_loss(log_probs.detach(), flat, reduction="none")
-    return Scores(loss, losses.view_as(targets), logits.detach().argmax(-1) == targets)
+    return TokenLosses(loss, losses.view_as(targets), logits.detach().argmax(-1) == targets)
 
 
-def in_full(logits: Tensor) -> Tensor:
+def upcast(logits: Tensor) -> Tensor:
     """Logits, of any shape, in float32 where they are in half precision, so that losses are not rounded
     to it."""
     return logits.float() if logits.element_size() < 4 else logits

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from memformers.common.errors import UserError
-from memformers.models.boundaries import check_starts, check_valid, first_of_document, first_within_span
+from memformers.models.boundaries import check_starts, check_valid, first_in_window, first_of_document
 from memformers.models.checks import check_memory
 from memformers.models.compression import needs_attention
 from memformers.models.layers import MemoryLayer
@@ -53,14 +53,14 @@ class MemoryStack(nn.Module, ABC):
         x: Tensor,
         memory: Memory,
         mask: Tensor | None = None,
-        starts: Tensor | None = None,
-        span: ByLayer | None = None,
+        doc_starts: Tensor | None = None,
+        window: ByLayer | None = None,
         through_memory: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         """A segment ``x [S, B, D]`` after ``memory``; ``mask [S, K, B]`` or ``[S, K, 1]``, None for causal.
 
-        ``starts [S, B]`` is true where a new document begins: its queries see no key before. With a ``span``,
-        each query sees only that many of the newest keys, its own included.
+        ``doc_starts [S, B]`` is true where a new document begins: its queries see no key before. With a
+        ``window``, each query sees only that many of the newest keys, its own included.
 
         Returns the output ``[S, B, D]``, and each layer's detached input ``[S, B, D]``, which is what this
         segment adds to the memory; ``through_memory``, it keeps its gradient. Raises ValueError for a memory
@@ -69,54 +69,54 @@ class MemoryStack(nn.Module, ABC):
         check_memory("mem", memory.mem, x, len(self.layers))
         check_memory("c_mem", memory.c_mem, x, len(self.layers))
         check_valid(memory.valid, x)
-        check_starts(starts, x)
-        first = self.first_seen(x, memory, starts, span)
+        check_starts(doc_starts, x)
+        key_start = self.first_seen(x, memory, doc_starts, window)
         inputs = []
         for i, layer in enumerate(self.layers):
             inputs.append(x if through_memory else x.detach())
-            x = sparing(layer, self.recompute)(
+            x = maybe_recompute(layer, self.recompute)(
                 x=x,
                 mem=memory.mem[i] if memory.mem else None,
                 c_mem=memory.c_mem[i] if memory.c_mem else None,
                 mask=mask,
-                first=first[i],
+                key_start=key_start[i],
             )
         return self.norm(x), inputs
 
     def first_seen(
-        self, x: Tensor, memory: Memory, starts: Tensor | None, span: ByLayer | None
+        self, x: Tensor, memory: Memory, doc_starts: Tensor | None, window: ByLayer | None
     ) -> list[Tensor | None]:
         """The first key that each query of ``x [S, B, ·]`` may see in each layer, int64 ``[B, S]``, for the
         arguments of [`read`][]; None where every query sees all keys up to its own."""
         n_layers = len(self.layers)
-        if starts is None and memory.valid is None and span is None:
+        if doc_starts is None and memory.valid is None and window is None:
             return [None] * n_layers
         lengths = memory.lengths(n_layers)
         # What a slot stands for is asked of a compression only where it matters.
         asked = memory.valid is not None and any(C for _, C in lengths)
         rates = self.compression_rates if asked else [1] * n_layers
-        spans = [None] * n_layers if span is None else by_layer(span, n_layers, "span")
+        windows = [None] * n_layers if window is None else by_layer(window, n_layers, "window")
         found: list[Tensor | None] = []
-        of_each = list(zip(lengths, rates, spans, strict=True))
+        of_each = list(zip(lengths, rates, windows, strict=True))
         for layer, of_one in enumerate(of_each):
             if layer and of_one == of_each[layer - 1]:  # as are all layers of most models
                 found.append(found[-1])
             else:
-                found.append(first_seen_by_layer(x, memory.valid, starts, *of_one))
+                found.append(first_seen_by_layer(x, memory.valid, doc_starts, *of_one))
         return found
 
     def received_by_oldest(
-        self, memory: Memory, inputs: Sequence[Tensor], starts: Tensor | None, layer: int, positions: int
+        self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None, layer: int, positions: int
     ) -> Tensor | None:
         """How much attention the oldest positions of a ``layer``'s memory, ``positions`` of them, received in
-        the segment of these ``inputs [S, B, D]``, with ``starts [S, B]``: ``[positions, B]``; None where its
-        f_c doesn't need it. A ``mask`` or ``span`` of the forward pass is not known here."""
+        the segment of these ``inputs [S, B, D]``, with ``doc_starts [S, B]``: ``[positions, B]``; None where
+        its f_c doesn't need it. A ``mask`` or ``window`` of the forward pass is not known here."""
         if not needs_attention(self.compressions[layer]):
             return None
         past = [parts[layer] for parts in (memory.c_mem, memory.mem) if parts]
-        first = self.first_seen(inputs[layer], memory, starts, None)[layer]
+        key_start = self.first_seen(inputs[layer], memory, doc_starts, None)[layer]
         context, S = torch.cat((*past, inputs[layer])), len(inputs[layer])
-        received = attention_received(self.memory_layers[layer], context, S, first)
+        received = attention_received(self.memory_layers[layer], context, S, key_start)
         slots = len(memory.c_mem[layer]) if memory.c_mem else 0
         return received[slots : slots + positions]
 
@@ -141,12 +141,12 @@ class MemoryStack(nn.Module, ABC):
         memory: Memory,
         inputs: Sequence[Tensor],
         lengths: MemoryLengths,
-        starts: Tensor | None = None,
+        doc_starts: Tensor | None = None,
     ) -> tuple[Memory, Tensor]:
-        """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``starts [S, B]``;
-        and the loss of compressing it, a scalar: 0 where nothing was compressed."""
+        """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``doc_starts [S,
+        B]``; and the loss of compressing it, a scalar: 0 where nothing was compressed."""
 
-    def made_anew(self, memory: Memory, lengths: MemoryLengths) -> Memory:
+    def recompute_slots(self, memory: Memory, lengths: MemoryLengths) -> Memory:
         """``memory`` as a segment is to read it: where f_c learns from the language model's loss, its newest
         slots ``[m, B, D]`` a layer are made anew from what they stand for, with the gradient to f_c."""
         return memory
@@ -165,19 +165,19 @@ class MemoryStack(nn.Module, ABC):
 def first_seen_by_layer(
     x: Tensor,
     valid: Tensor | None,
-    starts: Tensor | None,
+    doc_starts: Tensor | None,
     lengths: tuple[int, int],
     rate: int,
-    span: int | None,
+    window: int | None,
 ) -> Tensor | None:
     """The first key that each query of ``x [S, B, ·]`` may see in a layer with these ``lengths`` M and C,
     int64 ``[B, S]``; None where every query sees all keys up to its own."""
     (S, B), (M, C) = x.shape[:2], lengths
-    first = first_of_document(starts, valid, S, M, C, rate)
-    if span is None or span >= C + M + S:
-        return first
-    nearest = first_within_span(S, C + M + S, span, x.device).expand(B, S)
-    return nearest if first is None else torch.maximum(first, nearest)
+    key_start = first_of_document(doc_starts, valid, S, M, C, rate)
+    if window is None or window >= C + M + S:
+        return key_start
+    nearest = first_in_window(S, C + M + S, window, x.device).expand(B, S)
+    return nearest if key_start is None else torch.maximum(key_start, nearest)
 
 
 def copied(layer: MemoryLayer) -> MemoryLayer:
@@ -194,7 +194,7 @@ def reset_parameters(modules: Iterable[nn.Module]) -> None:
             reset()
 
 
-def sparing(layer: nn.Module, recompute: bool) -> Callable[..., Tensor]:
+def maybe_recompute(layer: nn.Module, recompute: bool) -> Callable[..., Tensor]:
     """``layer``, from ``[S, B, D]`` to the same; or with ``recompute``, one that keeps only its inputs for
     the backward pass and computes the rest again there (Chen et al. 2016, arXiv 1604.06174)."""
     if recompute and torch.is_grad_enabled():

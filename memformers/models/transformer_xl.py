@@ -23,25 +23,25 @@ class TransformerXL(MemoryStack):
         mem: Sequence[Tensor] | None,
         mask: Tensor | None = None,
         *,
-        starts: Tensor | None = None,
+        doc_starts: Tensor | None = None,
         valid: Tensor | None = None,
-        span: ByLayer | None = None,
+        window: ByLayer | None = None,
         through_memory: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         """``x [S, B, D]`` and ``mem``, None, empty, or a tensor ``[M, B, D]`` a layer; ``mask [S, M + S, B]``
         or ``[S, M + S, 1]``, true where a query may look, None for causal.
 
-        ``starts [S, B]`` is true where a new document begins, and ``valid [B]`` says how many of the newest
-        positions of ``mem`` belong to the running one, None for all; a query sees no other document. With a
-        ``span``, a query sees only that many of the newest positions, its own included. M and the span may
-        differ by layer.
+        ``doc_starts [S, B]`` is true where a new document begins, and ``valid [B]`` says how many of the
+        newest positions of ``mem`` belong to the running one, None for all; a query sees no other document.
+        With a ``window``, a query sees only that many of the newest positions, its own included. M and the
+        span may differ by layer.
 
         Returns the output ``[S, B, D]`` and ``new_mem``: the detached input ``[S, B, D]`` of each
         layer, which is what this segment adds to the memory; ``through_memory``, it keeps its gradient.
         Raises ValueError for a memory of another depth, batch, width, dtype or device, and for starts or
         valid that don't fit.
         """
-        return self.read(x, Memory(tuple(mem or ()), valid=valid), mask, starts, span, through_memory)
+        return self.read(x, Memory(tuple(mem or ()), valid=valid), mask, doc_starts, window, through_memory)
 
     def arguments(self, memory: Memory) -> dict[str, tuple[Tensor, ...] | Tensor | None]:
         """``mem``, ``[M, B, D]`` a layer, and ``valid [B]``."""
@@ -56,8 +56,8 @@ class TransformerXL(MemoryStack):
         memory: Memory,
         inputs: Sequence[Tensor],
         lengths: MemoryLengths,
-        starts: Tensor | None = None,
+        doc_starts: Tensor | None = None,
     ) -> tuple[Memory, Tensor]:
         """The newest positions after a segment with these layer inputs, ``[S, B, D]`` a layer, and
-        ``starts [S, B]``; there is no loss, a scalar 0."""
-        return keep_newest(memory, inputs, lengths.mem_len, starts), inputs[0].new_zeros(())
+        ``doc_starts [S, B]``; there is no loss, a scalar 0."""
+        return keep_newest(memory, inputs, lengths.mem_len, doc_starts), inputs[0].new_zeros(())

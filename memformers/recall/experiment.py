@@ -23,7 +23,7 @@ from memformers.runs.metrics import flatten
 from memformers.tracking.comparisons import show_comparison
 from memformers.tracking.discovery import DASHBOARD, find_dashboard
 from memformers.training.config import saved_config
-from memformers.training.ranks import Ranks
+from memformers.training.ranks import Distributed
 from memformers.training.resume import alone_in
 
 ARMS = ("arms", "others")
@@ -67,7 +67,7 @@ def recall(config: RecallConfig, folder: Path, dashboard: str = "", *, resume: b
     else:
         check_nothing_is_lost(folder, (*OF_A_COMPARISON, RESULTS, TABLE, *plan.runs))
     folder.mkdir(parents=True, exist_ok=True)
-    with alone_in(folder, Ranks()):
+    with alone_in(folder, Distributed()):
         settings = {name: value for name, value in asdict(config.setting).items() if name not in ARMS}
         arms = [asdict(arm) for arm in plan.arms]
         write_json(folder / PLAN, {"setting": settings, "arms": arms, "seeds": plan.seeds})

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from memformers.report.attention_figure import save_attention
 from memformers.report.curves import FEWEST_FOR_A_LINE, drawn
 from memformers.report.figures import DOTS, WIDTH, finish, legend, save_with_data
-from memformers.report.worth_figure import save_worth
+from memformers.report.memory_ablation_figure import save_memory_ablation
 
 GAIN_BELOW = 0.01
 TITLES = {
@@ -40,8 +40,8 @@ def save_probe_figures(
         paths["effective_context"] = save_gains(context, labels, looks, folder)
     if attention := probe["attention"]:
         paths["attention"] = save_attention(attention, labels, folder)
-    if worth := probe.get("worth"):
-        paths |= save_worth(worth, labels, looks, folder)
+    if memory_ablation := probe.get("memory_ablation"):
+        paths |= save_memory_ablation(memory_ablation, labels, looks, folder)
     return paths
 
 

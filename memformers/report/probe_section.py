@@ -7,8 +7,8 @@ from typing import Any
 from memformers.report.arms import Arm
 from memformers.report.curves import looks_of
 from memformers.report.markdown import pictured, table
+from memformers.report.memory_ablation_section import memory_ablation_section
 from memformers.report.probe_figures import CAPTIONS, TITLES, save_probe_figures
-from memformers.report.worth_section import worth_section
 from memformers.runs.folder import FIGURES
 
 
@@ -20,13 +20,17 @@ def probe_section(arms: Sequence[Arm], probe: dict[str, Any], folder: Path) -> l
     looks_by_arm = looks_of([arm.name for arm in arms])
     looks = {run.folder.name: looks_by_arm[arm.name] for arm in arms for run in arm.runs}
     drawn = save_probe_figures(probe, labels, looks, folder / FIGURES)
-    of_worth = drawn.pop("worth", None)
+    of_worth = drawn.pop("memory_ablation", None)
     return [
         "## What context and memory are worth",
         *documents_read(probe),
         *(context_table(probe["effective_context"], names) if probe["effective_context"] else ()),
         *(pictured(path, TITLES[name], CAPTIONS[name], folder) for name, path in drawn.items()),
-        *(worth_section(probe["worth"], names, of_worth, folder) if "worth" in probe else ()),
+        *(
+            memory_ablation_section(probe["memory_ablation"], names, of_worth, folder)
+            if "memory_ablation" in probe
+            else ()
+        ),
     ]
 
 

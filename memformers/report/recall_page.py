@@ -190,7 +190,8 @@ ARM_SETTINGS = (
 OF_AN_ARM = (
     "train.model.model", "train.model.vocab_size", "train.model.mem_len", "train.model.c_mem_len",
     "train.model.compression", "train.model.adaptive", "train.seed", "train.data", "train.tokenizer",
-    "train.stretch", "train.evaluation_share", "train.checkpoint", "train.keep_checkpoints", "train.parallel",
+    "train.chunk_len", "train.evaluation_share", "train.checkpoint", "train.keep_checkpoints",
+    "train.parallel",
 )  # fmt: skip
 """The beginnings of the names of settings that differ between arms or seeds, or have no meaning here."""
 

@@ -52,7 +52,7 @@ class Manifest:
 
 
 @contextmanager
-def sealing(folder: Path) -> Iterator[Path]:
+def atomic_dir(folder: Path) -> Iterator[Path]:
     """A temporary folder beside ``folder``, sealed and given its name when the block ends well.
 
     Another folder of this name is replaced. Raises OSError if it can't be written; then nothing of it is

@@ -31,11 +31,11 @@ from memformers.data.tokenizers import Tokenizer, save_tokenizer
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
 from memformers.pretrained.own import read_config, save_model
-from memformers.runs.sealed import LEFTOVER, check_seal, numbered, remove, sealing
+from memformers.runs.sealed import LEFTOVER, atomic_dir, check_seal, numbered, remove
 from memformers.training.muon import Muon
 from memformers.training.optimizers import Optimizers
 from memformers.training.randomness import check_random_states, random_states, set_random_states
-from memformers.training.ranks import Ranks, full_tensor, placed_like
+from memformers.training.ranks import Distributed, full_tensor, placed_like
 from memformers.training.state import TrainingState
 
 BEST = "best"
@@ -74,14 +74,14 @@ def save_checkpoint(
     tokenizer: Tokenizer,
     state: TrainingState,
     about: About,
-    ranks: Ranks | None = None,
+    ranks: Distributed | None = None,
 ) -> None:
     """Write a checkpoint that appears as ``folder`` when it is complete and on the disk.
 
     All ``ranks`` must call this, and the first one writes. Raises OSError if it can't be written; then no
     other checkpoint has changed.
     """
-    ranks = ranks or Ranks()
+    ranks = ranks or Distributed()
     weights = {name: full_tensor(tensor) for name, tensor in model.state_dict().items()}
     moments = optimizer_tensors(model, state.optimizers)
     memory = memory_tensors(ranks.all_memory(state.memory))
@@ -89,7 +89,7 @@ def save_checkpoint(
     if not ranks.first:
         return
     try:
-        with sealing(folder) as temporary:
+        with atomic_dir(folder) as temporary:
             save_model(model, temporary, weights)
             save_tokenizer(tokenizer, temporary)
             save_file(moments, temporary / OPTIMIZER)
@@ -111,7 +111,7 @@ class Checkpoint:
     state: TrainingState
     """The state it was made in, with the memory of this rank's streams."""
 
-    def put(self, model: MemoryLM, optimizers: Optimizers) -> TrainingState:
+    def restore(self, model: MemoryLM, optimizers: Optimizers) -> TrainingState:
         """Restore weights, optimizers and random states; returns the state. All ranks must call this."""
         parameters, learning = model.state_dict(), dict(model.named_parameters())
         model.load_state_dict(
@@ -133,14 +133,14 @@ def read_checkpoint(
     model: MemoryLM,
     optimizers: Optimizers,
     batch_size: int,
-    ranks: Ranks | None = None,
+    ranks: Distributed | None = None,
 ) -> Checkpoint:
     """The checkpoint in ``folder`` of a training of ``model`` with ``optimizers``, checked.
 
     Raises ValueError for a checkpoint that has changed since it was written, or of another model or version;
     and with dropout, which is random on each rank, for one of another number of ``ranks``.
     """
-    ranks = ranks or Ranks()
+    ranks = ranks or Distributed()
     check_seal(folder, FILES)
     if (config := read_config(folder)) != model.config:
         raise UserError(f"{folder} belongs to another model: {config}")
@@ -158,7 +158,7 @@ def read_checkpoint(
     return Checkpoint(weights, moments, randomness, state)
 
 
-def own_randomness(path: Path, ranks: Ranks, dropout: float) -> dict[str, Any]:
+def own_randomness(path: Path, ranks: Distributed, dropout: float) -> dict[str, Any]:
     """This rank's random states in ``path``, or the first rank's if the number of ranks doesn't matter."""
     states = read_json(path).get("ranks")
     if not isinstance(states, list) or not states:

@@ -35,8 +35,8 @@ class TrainConfig:
     """How long to train: the number of tokens seen."""
     batch_size: int = 64
     """Parallel streams of text, B."""
-    stretch: int = 4096
-    """The training text is cut into stretches of this many tokens. Each epoch reads them in another random
+    chunk_len: int = 4096
+    """The training text is divided into chunks of this many tokens. Each epoch reads them in another random
     order, which depends on the seed; memory is carried from one to the next. 0 reads the text from beginning
     to end. Documents are never cut, and always read in a random order that depends on the seed."""
     optimizer: OptimizerName = "muon"
@@ -113,10 +113,10 @@ class TrainConfig:
                 f"muon_learning_rate={self.muon_learning_rate} was given to optimizer={self.optimizer!r}, "
                 f"which uses only learning_rate; leave it out, or use optimizer='muon'."
             )
-        if 0 < self.stretch < self.model.segment_len:
+        if 0 < self.chunk_len < self.model.segment_len:
             raise UserError(
-                f"stretch={self.stretch} is shorter than a segment of {self.model.segment_len}; use at least "
-                f"{self.model.segment_len}, or 0 to read the text from front to back."
+                f"chunk_len={self.chunk_len} is shorter than a segment of {self.model.segment_len}; use at "
+                f"least {self.model.segment_len}, or 0 to read the text from front to back."
             )
         if self.compile and self.parallel == "fsdp":
             raise UserError("compile=True can't be used with parallel='fsdp'; use parallel='ddp'.")
@@ -127,7 +127,7 @@ class TrainConfig:
         for name in ("tokens", "batch_size", "accumulate", "evaluations", "log_every", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)} is too small; use at least 1.")
-        for name in ("stretch", "checkpoint_every", "skip_bad_steps", "tbptt"):
+        for name in ("chunk_len", "checkpoint_every", "skip_bad_steps", "tbptt"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name}={getattr(self, name)} is negative; use 0 for none.")
         for name in ("learning_rate", "muon_learning_rate", "max_grad_norm"):
@@ -191,7 +191,7 @@ def saved_config(data: Mapping[str, Any], source: str) -> TrainConfig:
     model = data.get("model")
     # What a config of an earlier version doesn't say is what that version did.
     then = {
-        "optimizer": "adamw", "beta2": 0.99, "stretch": 0, "evaluation_share": 0.0, "memory_warmup": 0.0,
+        "optimizer": "adamw", "beta2": 0.99, "chunk_len": 0, "evaluation_share": 0.0, "memory_warmup": 0.0,
     }  # fmt: skip
     now = {**then, **data}
     if isinstance(model, dict):

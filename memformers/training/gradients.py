@@ -16,12 +16,12 @@ from memformers.models.memory import Memory
 from memformers.models.memory_streams import joined_streams, some_streams
 from memformers.models.remembering import slots_to_compress
 from memformers.training.config import TrainConfig
-from memformers.training.ranks import Forward, Ranks, averaging, full_tensor
-from memformers.training.segments import Part
+from memformers.training.ranks import Distributed, Forward, full_tensor, grad_sync
+from memformers.training.segments import Batch
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutput:
     """The result of a step's forward passes, over the streams of all ranks."""
 
     loss: float
@@ -35,13 +35,13 @@ class Outcome:
 
 def backward(
     forward: Forward,
-    segments: Sequence[Part],
+    segments: Sequence[Batch],
     memory: Memory,
     config: TrainConfig,
-    ranks: Ranks,
+    ranks: Distributed,
     *,
     predictions: int | None = None,
-) -> Outcome:
+) -> StepOutput:
     """Add the gradient of the mean loss of ``segments``, which follow each other, to the gradients of the
     parameters, averaged over ``ranks``.
 
@@ -58,7 +58,7 @@ def backward(
     in_each, device = predictions / (ranks.size * parts), segments[0].inputs.device.type
     weights = auxiliary_weights(segments, memory, config, ranks)
     for number, (own, past) in enumerate(in_parts(segments, memory, parts), 1):
-        with averaging(forward, last=number == parts):
+        with grad_sync(forward, last=number == parts):
             with torch.autocast(device, torch.bfloat16, enabled=config.precision == "bfloat16"):
                 outputs, remembered = forward(own, past)
             losses = [weighted(x.scores.loss, s.targets, in_each) for x, s in zip(outputs, own, strict=True)]
@@ -71,7 +71,7 @@ def backward(
         correct += sum(int(x.scores.correct.sum()) for x in outputs)
         memories.append(remembered)
     loss, auxiliary_loss, share = ranks.means(loss, auxiliary_loss, correct)
-    return Outcome(loss, auxiliary_loss, round(share * ranks.size), joined_streams(memories))
+    return StepOutput(loss, auxiliary_loss, round(share * ranks.size), joined_streams(memories))
 
 
 def weighted(loss: Tensor, targets: Tensor, expected: float) -> Tensor:
@@ -82,14 +82,14 @@ def weighted(loss: Tensor, targets: Tensor, expected: float) -> Tensor:
 
 
 def auxiliary_weights(
-    segments: Sequence[Part], memory: Memory, config: TrainConfig, ranks: Ranks
+    segments: Sequence[Batch], memory: Memory, config: TrainConfig, ranks: Distributed
 ) -> list[list[float]]:
     """For each of ``segments`` and each part of this rank's streams, how much its reconstruction loss counts
     in the mean over the parts of all ranks: in proportion to the streams that it is a mean over, so that each
     of those counts alike. Where layers have memories or rates of their own, other streams may count in each,
     and all parts count alike. ``segments`` and ``memory`` are those of this rank."""
     model, parts = config.model, config.accumulate
-    plain = memory.valid is None and all(segment.starts is None for segment in segments)
+    plain = memory.valid is None and all(segment.doc_starts is None for segment in segments)
     layers = {(own.mem_len, own.compression_rate) for own in model.layer_lengths}
     if model.model != "compressive" or parts * ranks.size == 1 or plain or len(layers) > 1:
         return [[1.0] * parts] * len(segments)
@@ -99,7 +99,7 @@ def auxiliary_weights(
     return [[x / mean if mean else 0.0 for x in xs] for xs, mean in zip(counted, in_each, strict=True)]
 
 
-def counted_streams(segments: Sequence[Part], memory: Memory, lengths: MemoryLengths) -> Iterator[Tensor]:
+def counted_streams(segments: Sequence[Batch], memory: Memory, lengths: MemoryLengths) -> Iterator[Tensor]:
     """For each of ``segments``, ``[S, B]`` each, after ``memory``, in which streams its reconstruction loss
     counts new slots: boolean ``[B]``. All layers compress at the same times."""
     rate, mem_len = most(lengths.compression_rate), most(lengths.mem_len)
@@ -109,10 +109,10 @@ def counted_streams(segments: Sequence[Part], memory: Memory, lengths: MemoryLen
             M, C, valid = 0, 0, None
         S, B = segment.inputs.shape
         n = slots_to_compress(M + S, mem_len, rate)
-        left_out = slots_left_out(valid, segment.starts, M, n, rate)
+        left_out = slots_left_out(valid, segment.doc_starts, M, n, rate)
         yield torch.full((B,), n > 0) if left_out is None else left_out < n
         before, M, C = M + rate * C, M + S - n * rate, min(C + n, most(lengths.c_mem_len))
-        valid = valid_afterwards(valid, segment.starts, S, before, M + rate * C)
+        valid = valid_afterwards(valid, segment.doc_starts, S, before, M + rate * C)
 
 
 def clip(model: MemoryLM, max_norm: float) -> tuple[float, float]:
@@ -127,7 +127,7 @@ def clip(model: MemoryLM, max_norm: float) -> tuple[float, float]:
     return norm, compression_norm
 
 
-def in_parts(segments: Sequence[Part], memory: Memory, parts: int) -> Iterator[tuple[list[Part], Memory]]:
+def in_parts(segments: Sequence[Batch], memory: Memory, parts: int) -> Iterator[tuple[list[Batch], Memory]]:
     """The streams of ``segments``, ``[S, B]`` each, and of ``memory``, divided into ``parts`` equal parts."""
     size = segments[0].inputs.shape[1] // parts
     for i in range(parts):

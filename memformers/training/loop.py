@@ -17,9 +17,9 @@ from memformers.training.gradients import backward, clip
 from memformers.training.memory_warmup import share_of_memory, shortened
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule, set_learning_rates
 from memformers.training.precision import with_precision
-from memformers.training.ranks import Ranks
-from memformers.training.segments import Part
-from memformers.training.state import Progress, TrainingState, Window
+from memformers.training.ranks import Distributed
+from memformers.training.segments import Batch
+from memformers.training.state import MetricAccumulator, Progress, TrainingState
 
 
 class NotFiniteError(UserError):
@@ -38,7 +38,7 @@ def train(
     evaluate: Callable[[Progress], None],
     state: TrainingState | None = None,
     maybe_checkpoint: Callable[[TrainingState], None] = lambda state: None,
-    ranks: Ranks | None = None,
+    ranks: Distributed | None = None,
 ) -> Progress:
     """Train ``model`` in place on ``config.tokens`` tokens of ``segments``; returns its progress.
 
@@ -52,7 +52,7 @@ def train(
     Raises [`NotFiniteError`][] at a step that diverged, before the optimizer uses its gradient; the first
     ``config.skip_bad_steps`` of such steps are skipped with a warning instead.
     """
-    device, ranks = next(model.parameters()).device, ranks or Ranks()
+    device, ranks = next(model.parameters()).device, ranks or Distributed()
     config = with_precision(config, device, ranks)
     forward = ranks.forward_of(model, compile=config.compile)
     state = state or TrainingState(build_optimizers(model, config))
@@ -73,7 +73,7 @@ def train(
         read = [next(segments) for _ in range(1 + config.tbptt)]
         tokens = sum(segment.inputs.numel() for segment in read)
         predictions = sum(segment.predictions for segment in read)
-        own = [Part.of(segment, ranks.own, device) for segment in read]  # [S, B] each
+        own = [Batch.of(segment, ranks.own, device) for segment in read]  # [S, B] each
         set_learning_rates(state.optimizers, learning_rate(state.tokens + tokens // 2))
 
         memory = nothing_remembered(model, own[0], config) if read[0].starts_over else state.memory
@@ -100,26 +100,26 @@ def train(
             if state.window.steps:
                 metrics = state.window.metrics(state.seconds)
                 record(state.progress, metrics | {"learning_rate": state.optimizers[0].param_groups[0]["lr"]})
-            state.window = Window(state.seconds)
+            state.window = MetricAccumulator(state.seconds)
 
 
-def nothing_remembered(model: MemoryLM, segment: Part, config: TrainConfig) -> Memory:
+def nothing_remembered(model: MemoryLM, segment: Batch, config: TrainConfig) -> Memory:
     """What the streams of a ``segment`` begin with. For a compiled step on documents, that is as long as a
     full memory: so all steps have the same shapes, and one compilation is enough."""
-    if segment.starts is None or not config.compile:
+    if segment.doc_starts is None or not config.compile:
         return Memory(())
     weight = next(model.parameters())
     batch = segment.inputs.shape[1]
     return Memory.empty(model.config, batch, dtype=weight.dtype, device=weight.device)
 
 
-def without_what_has_ended(memory: Memory, segments: Sequence[Part]) -> Memory:
+def without_what_has_ended(memory: Memory, segments: Sequence[Batch]) -> Memory:
     """The part of the ``memory`` before ``segments``, ``[S, B]`` each, that the next segments may still use:
     nothing if the streams started over within them, and nothing of a stream in which a document began."""
     if any(segment.starts_over for segment in segments[1:]):
         return Memory(())
-    starts = [segment.starts for segment in segments if segment.starts is not None]
-    return memory.reset(torch.cat(starts).any(0)) if starts else memory
+    doc_starts = [segment.doc_starts for segment in segments if segment.doc_starts is not None]
+    return memory.reset(torch.cat(doc_starts).any(0)) if doc_starts else memory
 
 
 def evaluations_due(tokens: int, config: TrainConfig) -> int:

@@ -25,12 +25,14 @@ def shortened(memory: Memory, share: float, layers: Sequence[LayerLengths]) -> M
     as a whole memory has. Slots come after a whole memory of positions, which they are older than."""
     if share == 1.0 or not memory.mem:
         return memory
-    mem, c_mem, sources = [], [], []
+    mem, c_mem, slot_inputs = [], [], []
     for layer, own in enumerate(layers):
         keys = int(share * own.keys)
         positions = keys - keys % own.compression_rate if keys < own.mem_len else own.longest_memory
         slots = max(keys - own.mem_len, 0)
         mem.append(newest([memory.mem[layer]], positions))
         c_mem += [newest([x], slots) for x in memory.c_mem[layer : layer + 1]]
-        sources += [newest([x], slots * own.compression_rate) for x in memory.sources[layer : layer + 1]]
-    return Memory(tuple(mem), tuple(c_mem), memory.valid, tuple(sources))
+        slot_inputs += [
+            newest([x], slots * own.compression_rate) for x in memory.slot_inputs[layer : layer + 1]
+        ]
+    return Memory(tuple(mem), tuple(c_mem), memory.valid, tuple(slot_inputs))

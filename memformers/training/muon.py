@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memformers.training.ranks import full_tensor, held_of, rows_like
+from memformers.training.ranks import full_tensor, local_tensor, rows_like
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """a, b, c of the quintic x → ax + bx³ + cx⁵, which takes small singular values to about 1 fast; Jordan's."""
@@ -73,7 +73,7 @@ class Muon(torch.optim.Optimizer):
         updates = orthogonalized(matrices.to(self.dtype or matrices.dtype)).to(matrices)
         for parameter, update in zip(parameters, updates, strict=True):
             parameter.mul_(1 - lr * weight_decay)
-            held_of(parameter).sub_(rows_like(parameter, update.reshape(parameter.shape)), alpha=step)
+            local_tensor(parameter).sub_(rows_like(parameter, update.reshape(parameter.shape)), alpha=step)
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from memformers.training.bar import Bar
 from memformers.training.checkpoints import About, keep_best_and_newest, read_about, save_checkpoint
 from memformers.training.config import TrainConfig
 from memformers.training.loop import NotFiniteError
-from memformers.training.ranks import Ranks, unsharded
+from memformers.training.ranks import Distributed, summon_full_params
 from memformers.training.signals import Stopped, StopSignals
 from memformers.training.state import Progress, TrainingState
 from memformers.training.text import Text
@@ -48,7 +48,7 @@ class Observer:
         write: Callable[[dict[str, Any]], None],
         signals: StopSignals,
         bar: Bar,
-        ranks: Ranks,
+        ranks: Distributed,
     ):
         self.folder = folder
         self.config = config
@@ -84,7 +84,7 @@ class Observer:
         the result.
         """
         begun, is_last = time.perf_counter(), progress.tokens >= self.config.tokens
-        with self.signals.at_once(), unsharded(self.model):
+        with self.signals.at_once(), summon_full_params(self.model):
             result = self._evaluation(is_last)
             if not math.isfinite(result.loss):
                 raise NotFiniteError(f"validation loss is {result.loss} at token {progress.tokens:,}.")
@@ -133,7 +133,7 @@ class Observer:
 
     def finish(self, progress: Progress) -> None:
         """Write the sample and the result; a signal ends it at once."""
-        with self.signals.at_once(), unsharded(self.model):
+        with self.signals.at_once(), summon_full_params(self.model):
             evaluation = self.evaluation or self._evaluation(whole=True)
             sample = self._sample(SAMPLE_CHARACTERS)
         result: dict[str, Any] = {

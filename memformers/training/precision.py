@@ -6,13 +6,15 @@ import torch
 
 from memformers.common.devices import multiplies_bfloat16_faster
 from memformers.training.config import TrainConfig
-from memformers.training.ranks import Ranks
+from memformers.training.ranks import Distributed
 
 
-def with_precision(config: TrainConfig, device: torch.device, ranks: Ranks | None = None) -> TrainConfig:
+def with_precision(
+    config: TrainConfig, device: torch.device, ranks: Distributed | None = None
+) -> TrainConfig:
     """``config`` with bfloat16 in place of ``precision="auto"`` if ``device`` multiplies it faster, else
     float32; the first of several ``ranks`` decides."""
     if config.precision != "auto":
         return config
-    faster = (ranks or Ranks()).all_gather(multiplies_bfloat16_faster(device))[0]
+    faster = (ranks or Distributed()).all_gather(multiplies_bfloat16_faster(device))[0]
     return replace(config, precision="bfloat16" if faster else "float32")

@@ -24,19 +24,19 @@ from memformers.models.language_model import LMScores, MemoryLM
 from memformers.models.memory import Memory
 from memformers.models.memory_streams import with_streams
 from memformers.training.config import Parallel, TrainConfig
-from memformers.training.segments import InTurn, Part
+from memformers.training.segments import Batch, InTurn
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
-Forward = Callable[[Sequence[Part], Memory], tuple[list[LMScores], Memory]]
+Forward = Callable[[Sequence[Batch], Memory], tuple[list[LMScores], Memory]]
 """The forward pass of a training step: from successive segments and the memory before them to the losses of
 each, and the memory after them."""
 
 
-class Ranks:
+class Distributed:
     """The processes of a training, seen from one of them; with a single process, its methods do nothing."""
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, parallel: Parallel = "single"):
@@ -140,7 +140,7 @@ class Ranks:
 
 
 @contextmanager
-def joined(config: TrainConfig) -> Iterator[Ranks]:
+def joined(config: TrainConfig) -> Iterator[Distributed]:
     """A block in which the processes that torchrun started, if it did, train together as ``config`` says.
 
     Raises ValueError if ``config.parallel`` doesn't fit the way in which the program was started, and for a
@@ -153,7 +153,7 @@ def joined(config: TrainConfig) -> Iterator[Ranks]:
             raise UserError(
                 f"torchrun started {size} processes, but parallel='single'; use parallel='ddp' or 'fsdp'."
             )
-        yield Ranks()
+        yield Distributed()
         return
     if not started_by_torchrun:
         raise UserError(
@@ -165,7 +165,7 @@ def joined(config: TrainConfig) -> Iterator[Ranks]:
             f"batch_size={config.batch_size} streams can't be shared equally by {size} processes in "
             f"accumulate={config.accumulate} parts; use a multiple of {size * config.accumulate}."
         )
-    ranks = Ranks(int(os.environ["RANK"]), size, int(os.environ["LOCAL_RANK"]), config.parallel)
+    ranks = Distributed(int(os.environ["RANK"]), size, int(os.environ["LOCAL_RANK"]), config.parallel)
     if torch.cuda.is_available() and config.device != "cpu":
         choose_gpu(config.device, ranks.local_rank)
         dist.init_process_group("cpu:gloo,cuda:nccl")
@@ -222,7 +222,7 @@ def shard(model: MemoryLM, device: torch.device) -> None:
 
 
 @contextmanager
-def averaging(forward: Any, last: bool) -> Iterator[None]:
+def grad_sync(forward: Any, last: bool) -> Iterator[None]:
     """A block in which gradients are only summed up here, unless this is the ``last`` part of a step."""
     model = getattr(forward, "model", forward)
     if is_sharded(model):
@@ -234,7 +234,7 @@ def averaging(forward: Any, last: bool) -> Iterator[None]:
 
 
 @contextmanager
-def unsharded(model: nn.Module) -> Iterator[None]:
+def summon_full_params(model: nn.Module) -> Iterator[None]:
     """A block in which every rank has all of the weights, to be read; all must enter it."""
     shards = [module for module in model.modules() if is_sharded(module)]
     for module in shards:
@@ -280,7 +280,7 @@ def placed_like(tensor: Tensor, parameter: Tensor) -> Tensor:
     return tensor
 
 
-def held_of(parameter: Tensor) -> Tensor:
+def local_tensor(parameter: Tensor) -> Tensor:
     """What this rank holds of a weight of any shape, to be changed in place."""
     return parameter.to_local() if is_part(parameter) else parameter
 

@@ -23,7 +23,7 @@ from memformers.runs.metrics import flatten
 from memformers.runs.sealed import newest_that_loads, numbered, remove_leftovers, say_passed_over, set_aside
 from memformers.training.checkpoints import ABOUT, Checkpoint, read_about, read_checkpoint
 from memformers.training.config import TrainConfig, read_train_config, saved_config
-from memformers.training.ranks import Ranks
+from memformers.training.ranks import Distributed
 from memformers.training.state import TrainingState
 
 T = TypeVar("T")
@@ -77,13 +77,13 @@ def check_same_corpus(corpus: Corpus, folder: Path) -> None:
             )
 
 
-def go_on(
+def restore_newest(
     folder: Path,
     model: MemoryLM,
     state: TrainingState,
     config: TrainConfig,
     corpus: Corpus,
-    ranks: Ranks | None = None,
+    ranks: Distributed | None = None,
 ) -> tuple[TrainingState, int]:
     """The newest usable checkpoint of ``folder``, put into ``model`` and the optimizers of ``state``; returns
     its state and how many records belong to it. Later records are removed. Without any checkpoint, the
@@ -92,7 +92,7 @@ def go_on(
     Raises UserError if there are checkpoints, but none can be used, and OSError, without changing anything,
     if one can't be read by some or all ranks.
     """
-    ranks, checkpoints = ranks or Ranks(), folder / CHECKPOINTS
+    ranks, checkpoints = ranks or Distributed(), folder / CHECKPOINTS
     if ranks.first:
         remove_leftovers(checkpoints)
     ranks.barrier()
@@ -110,7 +110,7 @@ def go_on(
         lambda path: alike_on_all(lambda: read(path, model, state, config, corpus, ranks), ranks),
         say_passed_over if ranks.first else lambda *_: None,
     )
-    state = checkpoint.put(model, state.optimizers)
+    state = checkpoint.restore(model, state.optimizers)
     ranks.say(f"continues at token {state.tokens:,}, from {path}")
     if ranks.first:
         note_other_environment(path, model.device)
@@ -120,7 +120,7 @@ def go_on(
     return state, records
 
 
-def alike_on_all(make: Callable[[], T], ranks: Ranks) -> T:
+def alike_on_all(make: Callable[[], T], ranks: Distributed) -> T:
     """The result of ``make``, which may raise a UserError on all ranks. If a rank can't read a file, or only
     some ranks find an error, OSError on all ranks: their file systems show different contents, from which
     nothing can be concluded."""
@@ -143,7 +143,7 @@ def alike_on_all(make: Callable[[], T], ranks: Ranks) -> T:
 
 
 def read(
-    path: Path, model: MemoryLM, state: TrainingState, config: TrainConfig, corpus: Corpus, ranks: Ranks
+    path: Path, model: MemoryLM, state: TrainingState, config: TrainConfig, corpus: Corpus, ranks: Distributed
 ) -> tuple[Checkpoint, int]:
     """The checkpoint in ``path`` and how many records belong to it; ValueError for one that can't be used."""
     about = read_about(path)
@@ -183,7 +183,7 @@ def cut_metrics(folder: Path, records: int) -> int:
 
 
 @contextmanager
-def alone_in(folder: Path, ranks: Ranks | None = None) -> Iterator[None]:
+def alone_in(folder: Path, ranks: Distributed | None = None) -> Iterator[None]:
     """A block in which no other training uses ``folder``; ValueError if another one does."""
     if ranks and not ranks.first:
         yield

@@ -41,8 +41,8 @@ from memformers.training.observer import Observer
 from memformers.training.optimizers import build_optimizers
 from memformers.training.precision import with_precision
 from memformers.training.randomness import seed_python_and_numpy
-from memformers.training.ranks import Ranks, joined
-from memformers.training.resume import alone_in, check_same_config, check_same_corpus, go_on
+from memformers.training.ranks import Distributed, joined
+from memformers.training.resume import alone_in, check_same_config, check_same_corpus, restore_newest
 from memformers.training.signals import StopSignals
 from memformers.training.state import TrainingState
 from memformers.training.text import Text, prepare
@@ -80,7 +80,7 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
             facts = describe_run(text, model)
             announce(facts, config, folder, ranks)
             if resume:
-                state, records = go_on(folder, model, state, config, text.corpus, ranks)
+                state, records = restore_newest(folder, model, state, config, text.corpus, ranks)
             ranks.first_alone(lambda: write_down(config, facts, folder, state))
             with (
                 recorder(folder, config, facts, dashboard, ranks) as write,
@@ -92,7 +92,7 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
                     config.batch_size,
                     config.model.segment_len,
                     (state.epoch, state.position),
-                    stretch=config.stretch,
+                    chunk_len=config.chunk_len,
                     seed=config.seed,
                     documents=text.train_documents,
                 )
@@ -141,7 +141,7 @@ def in_its_precision(config: TrainConfig, folder: Path) -> TrainConfig:
     return config
 
 
-def read_text(config: TrainConfig, folder: Path, ranks: Ranks) -> Text:
+def read_text(config: TrainConfig, folder: Path, ranks: Distributed) -> Text:
     """The text to train on. Raises ValueError unless it is the same on all ``ranks``, and that of the run in
     ``folder`` if there is one."""
     corpus = ranks.in_turn(lambda: load_corpus(config.data, config.document_separator))
@@ -161,10 +161,10 @@ def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
     return replace(config, model=replace(config.model, vocab_size=vocab_size))
 
 
-def build_model(config: TrainConfig, ranks: Ranks | None = None) -> MemoryLM:
+def build_model(config: TrainConfig, ranks: Distributed | None = None) -> MemoryLM:
     """A model on this rank's device with the weights of ``config.seed``, whatever random numbers were drawn
     before. From then on, each rank draws its own random numbers."""
-    ranks = ranks or Ranks()
+    ranks = ranks or Distributed()
     device = choose_device(ranks.device_name(config.device))
     if config.compile:
         check_compiler(device)
@@ -210,7 +210,7 @@ def describe_run(text: Text, model: MemoryLM) -> dict[str, Any]:
     }
 
 
-def announce(facts: dict[str, Any], config: TrainConfig, folder: Path, ranks: Ranks) -> None:
+def announce(facts: dict[str, Any], config: TrainConfig, folder: Path, ranks: Distributed) -> None:
     """Print the model and the text of the training that begins, and the folder that it writes to."""
     network, corpus = config.model.model, facts["corpus"]
     ranks.say(f"{network}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
@@ -233,7 +233,7 @@ def write_down(config: TrainConfig, facts: dict[str, Any], folder: Path, state: 
 
 @contextmanager
 def recorder(
-    folder: Path, config: TrainConfig, facts: dict[str, Any], dashboard: str, ranks: Ranks
+    folder: Path, config: TrainConfig, facts: dict[str, Any], dashboard: str, ranks: Distributed
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A function that takes the records of a training: those of the first rank go to its folder and to
     labml."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from memformers.training.ranks import Ranks
+from memformers.training.ranks import Distributed
 
 
 class Stopped(BaseException):
@@ -48,13 +48,13 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def check(self, ranks: Ranks | None = None) -> None:
+    def check(self, ranks: Distributed | None = None) -> None:
         """Raise [`Stopped`][] if a signal has come to any of ``ranks``, all of which must call this.
 
         Only what the ranks have told each other counts: a signal that comes while they do waits for the next
         call, since a rank that stopped by itself would leave the others waiting for it.
         """
-        if number := (ranks or Ranks()).highest(self.received or 0):
+        if number := (ranks or Distributed()).highest(self.received or 0):
             raise Stopped(signal.Signals(number))
 
     @contextmanager

@@ -6,7 +6,7 @@ import torch
 
 from memformers.common.errors import UserError
 from memformers.models.memory import Memory
-from memformers.training.gradients import Outcome
+from memformers.training.gradients import StepOutput
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Progress:
 
 
 @dataclass
-class Window:
+class MetricAccumulator:
     """Sums over the steps since the last training record."""
 
     began: float = 0.0
@@ -44,7 +44,12 @@ class Window:
     c_mem_len: int = 0
 
     def add(
-        self, outcome: Outcome, tokens: int, predictions: int, grad_norm: float, compression_grad_norm: float
+        self,
+        outcome: StepOutput,
+        tokens: int,
+        predictions: int,
+        grad_norm: float,
+        compression_grad_norm: float,
     ) -> None:
         """Count one step of ``tokens`` tokens, of which ``predictions`` have a target."""
         self.steps += 1
@@ -96,7 +101,7 @@ class TrainingState:
     """The number of evaluations that are done."""
     skipped: int = 0
     """The number of steps that were skipped because a number in them was not finite."""
-    window: Window = field(default_factory=Window)
+    window: MetricAccumulator = field(default_factory=MetricAccumulator)
 
     def __post_init__(self) -> None:
         """Raise ValueError for a negative count."""

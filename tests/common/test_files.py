@@ -7,7 +7,7 @@ import pytest
 from memformers.common.errors import UserError
 from memformers.common.files import replacing, write_text
 from memformers.runs.folder import check_named
-from memformers.runs.sealed import sealing
+from memformers.runs.sealed import atomic_dir
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_a_new_file_has_the_mode_of_the_umask_and_one_that_is_there_keeps_its_ow
 
 @pytest.mark.usefixtures("_private_umask")
 def test_a_sealed_folder_and_its_files_have_the_modes_of_the_umask(tmp_path):
-    with sealing(tmp_path / "sealed") as temporary:
+    with atomic_dir(tmp_path / "sealed") as temporary:
         (temporary / "weights").touch(mode=0o600)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "sealed").iterdir()}
     assert set(modes.values()) == {0o640}

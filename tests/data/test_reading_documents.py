@@ -31,13 +31,13 @@ def test_an_epoch_has_each_document_once_in_one_piece_but_for_the_cuts_between_s
         return
     firsts = {sum(documents[:i]): length for i, length in enumerate(documents)}
     lasts = {first + length - 1 for first, length in firsts.items()}
-    for inputs, targets, starts in epochs_of(documents, B, S, seed):
+    for inputs, targets, doc_starts in epochs_of(documents, B, S, seed):
         assert inputs.shape == (n // B, B)
         joined = inputs.T.flatten()
         assert len(joined.unique()) == len(joined) > n - B  # fewer than B tokens fall off
         begins = torch.isin(joined, torch.tensor(list(firsts)))
         at_stream = torch.arange(len(joined)) % (n // B) == 0
-        assert torch.equal(starts.T.flatten(), begins | at_stream)
+        assert torch.equal(doc_starts.T.flatten(), begins | at_stream)
         assert torch.equal(joined[1:][~begins[1:]], joined[:-1][~begins[1:]] + 1), "in one piece"
         ends = torch.isin(inputs, torch.tensor(list(lasts)))
         assert torch.equal(targets, torch.where(ends, IGNORED, inputs + 1)), "no target crosses a boundary"
@@ -66,7 +66,7 @@ def test_streams_of_documents_go_on_from_any_place():
 
 
 def test_a_plain_text_has_no_starts():
-    assert next(training_segments(torch.arange(21), 2, 4)).starts is None
+    assert next(training_segments(torch.arange(21), 2, 4)).doc_starts is None
 
 
 def test_documents_of_another_text_are_an_error():

@@ -70,11 +70,11 @@ def test_a_short_text_is_an_error_that_says_what_to_do():
 
 
 @given(
-    n=st.integers(40, 200), B=st.integers(1, 4), stretch=st.integers(3, 30), seed=st.integers(0, 2**63 - 1)
+    n=st.integers(40, 200), B=st.integers(1, 4), chunk_len=st.integers(3, 30), seed=st.integers(0, 2**63 - 1)
 )
-def test_stretches_are_read_once_an_epoch_each_in_one_piece(n, B, stretch, seed):
+def test_chunks_are_read_once_an_epoch_each_in_one_piece(n, B, chunk_len, seed):
     S = 3
-    segments = training_segments(torch.arange(n), B, S, stretch=stretch, seed=seed)
+    segments = training_segments(torch.arange(n), B, S, chunk_len=chunk_len, seed=seed)
     epochs = [
         list(g)
         for _, g in itertools.takewhile(lambda e: e[0] < 3, itertools.groupby(segments, lambda s: s.epoch))
@@ -84,16 +84,16 @@ def test_stretches_are_read_once_an_epoch_each_in_one_piece(n, B, stretch, seed)
         targets = torch.cat([s.targets for s in epoch])
         assert torch.equal(targets, inputs + 1)
         assert len(inputs.unique()) == inputs.numel()
-        length = min(stretch, (n - 1) // B)
+        length = min(chunk_len, (n - 1) // B)
         pieces = inputs.T.reshape(-1, length)
         assert torch.equal(pieces, pieces[:, :1] + torch.arange(length))
         left = n - 1 - inputs.numel()
         assert 0 <= left < length * (B + 1)
 
 
-def test_the_order_of_stretches_is_the_seeds_and_new_in_each_epoch():
+def test_the_order_of_chunks_is_the_seeds_and_new_in_each_epoch():
     def epochs(seed):
-        segments = training_segments(torch.arange(4_001), 2, 10, stretch=100, seed=seed)
+        segments = training_segments(torch.arange(4_001), 2, 10, chunk_len=100, seed=seed)
         both = itertools.takewhile(lambda s: s.epoch < 2, segments)
         return [
             torch.cat([s.inputs for s in g]).flatten().tolist()
@@ -106,12 +106,12 @@ def test_the_order_of_stretches_is_the_seeds_and_new_in_each_epoch():
     assert epochs(2)[0] != first
 
 
-def test_streams_of_stretches_go_on_from_any_place():
-    whole = list(itertools.islice(training_segments(torch.arange(500), 2, 7, stretch=20, seed=3), 60))
+def test_streams_of_chunks_go_on_from_any_place():
+    whole = list(itertools.islice(training_segments(torch.arange(500), 2, 7, chunk_len=20, seed=3), 60))
     assert whole[-1].epoch > 0
     for i, segment in enumerate(whole[:-1]):
         place = (segment.epoch, segment.end)
-        resumed = next(training_segments(torch.arange(500), 2, 7, place, stretch=20, seed=3))
+        resumed = next(training_segments(torch.arange(500), 2, 7, place, chunk_len=20, seed=3))
         assert torch.equal(resumed.inputs, whole[i + 1].inputs)
         assert (resumed.epoch, resumed.end, resumed.starts_over) == (
             whole[i + 1].epoch, whole[i + 1].end, whole[i + 1].starts_over,

@@ -41,14 +41,14 @@ def test_a_comparison_is_probed_and_its_report_shows_it(copied, capsys):
         assert cell.split("(")[0].strip() == {None: "over 48", 16: "≤\N{NO-BREAK SPACE}16"}.get(
             length, str(length)
         )
-    worth = results["worth"]
-    assert worth["overall"]["tokens"] == 512
-    assert set(worth["overall"]["less_untouched"]["compressive"]) == {
+    memory_ablation = results["memory_ablation"]
+    assert memory_ablation["overall"]["tokens"] == 512
+    assert set(memory_ablation["overall"]["less_untouched"]["compressive"]) == {
         "slots zeroed", "slots swapped", "memory zeroed", "memory swapped"
     }  # fmt: skip
-    assert worth["by_occurrences"][-1]["tokens"] > 0
+    assert memory_ablation["by_occurrences"][-1]["tokens"] > 0
     assert "512 tokens of the held-out text in 16 streams" in markdown
-    for name in ("effective_context", "attention", "worth"):
+    for name in ("effective_context", "attention", "memory_ablation"):
         assert (copied / "figures" / f"{name}.png").stat().st_size > 10_000
         assert f"figures/{name}.png" in markdown
 
@@ -87,16 +87,20 @@ def test_documents_are_probed_each_from_an_empty_memory(length, tmp_path):
     assert f"Each of the {held_out} held-out documents is read from an empty memory" in markdown
     assert results["documents"] == held_out
     if length == 20:
-        assert results["effective_context"] is results["attention"] is results["worth"] is None
+        assert results["effective_context"] is results["attention"] is results["memory_ablation"] is None
         assert "too short to measure how much context helps and how attention is distributed" in markdown
         assert "It was not measured: the held-out text is too short" in markdown
         return
     assert results["effective_context"]["positions"] == 20
     assert set(results["attention"]) == {"run"}
-    worth = results["worth"]
-    assert (worth["of_documents"], worth["streams"], worth["warm_up"]) == (True, held_out, 32)
-    assert worth["overall"]["tokens"] == held_out * 64
-    assert sum(group["tokens"] for group in worth["by_occurrences"]) == held_out * 64
+    memory_ablation = results["memory_ablation"]
+    assert (memory_ablation["of_documents"], memory_ablation["streams"], memory_ablation["warm_up"]) == (
+        True,
+        held_out,
+        32,
+    )
+    assert memory_ablation["overall"]["tokens"] == held_out * 64
+    assert sum(group["tokens"] for group in memory_ablation["by_occurrences"]) == held_out * 64
     assert "reads the same position of another document" in markdown
     assert "too short" not in markdown
 

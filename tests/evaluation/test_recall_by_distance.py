@@ -12,7 +12,7 @@ from memformers.models.config import ModelConfig
 from memformers.models.language_model import LMScores
 from memformers.models.memory import Memory
 from memformers.models.remembering import compress_oldest
-from memformers.models.scores import Scores
+from memformers.models.scores import TokenLosses
 from tests.builders import small_lm
 
 STREAM = RecallStream(keys=6, values=4, set_probability=0.15)
@@ -49,7 +49,7 @@ class Copies(nn.Module):
         inputs[..., 0] = tokens
         compress = [lambda old: rearrange(old[..., 0], "(n c) b -> n b c", c=RATE)]
         memory, _ = compress_oldest(memory, [inputs], compress, self.config.lengths)
-        scores = Scores(torch.zeros(()), torch.ones(tokens.shape), answers == targets)
+        scores = TokenLosses(torch.zeros(()), torch.ones(tokens.shape), answers == targets)
         return LMScores(scores, memory, torch.zeros(()))
 
 

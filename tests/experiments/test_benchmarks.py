@@ -92,9 +92,9 @@ def test_each_compression_is_measured_and_those_without_parameters_also_without_
 def test_the_report_says_by_how_much_starts_and_compressions_are_slower():
     seconds = {"ours": [0.1, 0.2], "with starts": [0.104, 0.208], "ours, bfloat16": [0.1, 0.1],
                "with starts, bfloat16": [0.11, 0.11]}  # fmt: skip
-    starts = {"case": "mid", "model": "compressive", "error": 1e-7, "seconds": seconds}
+    doc_starts = {"case": "mid", "model": "compressive", "error": 1e-7, "seconds": seconds}
     compressions = {"case": "compare", "seconds": {"conv, attention": [0.1, 0.2], "max, none": [0.05, 0.1]}}
-    lines = [*boundaries([starts]), *of_compressions(compressions)]
+    lines = [*boundaries([doc_starts]), *of_compressions(compressions)]
     assert "| mid | compressive | float32 | 150.0 | 156.0 | 4.0 (4.0 – 4.0) |" in lines
     assert "| mid | compressive | bfloat16 | 100.0 | 110.0 | 10.0 (10.0 – 10.0) |" in lines
     assert "| max | none | 75.0 | 0.50 (0.50 – 0.50) |" in lines

@@ -21,8 +21,8 @@ from memformers.models.memory import Memory
 from memformers.training.config import TrainConfig
 from memformers.training.gradients import backward
 from memformers.training.optimizers import build_optimizers
-from memformers.training.ranks import Ranks
-from memformers.training.segments import InTurn, Part
+from memformers.training.ranks import Distributed
+from memformers.training.segments import Batch, InTurn
 from tests.builders import MODELS
 
 SIZES = ModelConfig(
@@ -109,7 +109,7 @@ def test_operations_are_those_of_a_step_that_runs(changes):
     lm = built(config)
     memory = with_full_memories(lm, config)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        backward(InTurn(lm), [Part(tokens(config), tokens(config))], memory, config, Ranks())
+        backward(InTurn(lm), [Batch(tokens(config), tokens(config))], memory, config, Distributed())
     assert flops(config).total() == counter.get_total_flops()
 
 
@@ -191,13 +191,13 @@ def group(backend, ranks, store):
 
 def bytes_after_a_step(config, ranks, watch, prepare=lambda forward: None):
     """A step of the first rank; returns the bytes of its weights, gradients and optimizers' state."""
-    lm, alone = built(config), Ranks(parallel=config.parallel)
+    lm, alone = built(config), Distributed(parallel=config.parallel)
     alone.place(lm, torch.device("cpu"))
     optimizers, forward = build_optimizers(lm, config), alone.forward_of(lm, compile=False)
     prepare(forward)
     x = tokens(config, config.batch_size // ranks)
     with watch:
-        backward(forward, [Part(x, x)], Memory(()), config, alone)
+        backward(forward, [Batch(x, x)], Memory(()), config, alone)
     for optimizer in optimizers:
         optimizer.step()
     moments = [t for o in optimizers for state in o.state.values() for t in state.values()]

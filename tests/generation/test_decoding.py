@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memformers import RelativeMultiHeadAttention, TransformerXL, TransformerXLLayer
-from memformers.generation.decoding import Decoder, Rereader, reader
+from memformers.generation.decoding import Decoder, SlidingWindowDecoder, reader
 from memformers.models.linear import linear
 from memformers.models.memory import Memory
 from tests.builders import MODELS, fill_zeros, small_lm
@@ -99,7 +99,7 @@ def test_a_model_without_memory_reads_its_newest_segment_again():
     lm = small_lm("transformer").train()
     text = torch.randint(11, (20, 2))
     stream = reader(lm, 2)
-    assert isinstance(stream, Rereader)
+    assert isinstance(stream, SlidingWindowDecoder)
     for end in range(1, 21):
         logits = stream.read(text[end - 1 : end])
         torch.testing.assert_close(logits, lm(text[max(end - 7, 0) : end]).logits[-1])
@@ -107,7 +107,9 @@ def test_a_model_without_memory_reads_its_newest_segment_again():
 
 
 def test_what_cannot_be_decoded_is_an_error():
-    with pytest.raises(ValueError, match="model='transformer' keeps no memory; read with a Rereader"):
+    with pytest.raises(
+        ValueError, match="model='transformer' keeps no memory; read with a SlidingWindowDecoder"
+    ):
         Decoder(small_lm("transformer"), 1)
     for kind in MODELS:
         for batch in (0, -1, 1.5, True):

@@ -24,18 +24,18 @@ def tokens(T, B):
 
 def documents(T, B, *begins):
     """Starts ``[T, B]`` at these pairs of position and stream."""
-    starts = torch.zeros(T, B, dtype=torch.bool)
+    doc_starts = torch.zeros(T, B, dtype=torch.bool)
     for position, stream in begins:
-        starts[position, stream] = True
-    return starts
+        doc_starts[position, stream] = True
+    return doc_starts
 
 
 @torch.no_grad()
-def read_by_segments(lm, text, starts, memory=None):
+def read_by_segments(lm, text, doc_starts, memory=None):
     """Logits ``[T, B, 11]`` of the forward pass, and the memory after the last whole segment."""
     S, logits, after_whole_segments = lm.config.segment_len, [], memory
-    for segment, begins in zip(text.split(S), starts.split(S), strict=True):
-        output = lm.eval()(segment, memory, starts=begins)
+    for segment, begins in zip(text.split(S), doc_starts.split(S), strict=True):
+        output = lm.eval()(segment, memory, doc_starts=begins)
         logits.append(output.logits)
         memory = output.memory
         after_whole_segments = memory if len(segment) == S else after_whole_segments
@@ -78,17 +78,17 @@ def test_any_documents_in_any_portions_after_any_memory(
     _, memory = read_by_segments(lm, tokens(before, 3), documents(before, 3))
     memory = Memory(memory.mem, memory.c_mem).reset(torch.tensor(done)) if any(done) else memory
     T = sum(portions)
-    text, starts = tokens(T, 3), documents(T, 3, *(pair for pair in begins if pair[0] < T))
-    wanted, after = read_by_segments(lm, text, starts, memory)
+    text, doc_starts = tokens(T, 3), documents(T, 3, *(pair for pair in begins if pair[0] < T))
+    wanted, after = read_by_segments(lm, text, doc_starts, memory)
     decoder, end = Decoder(lm, 3, memory), 0
     same_memory(decoder.memory(), memory)
     for portion in portions:
         part = slice(end, end + portion)
-        begin_here = starts[part].any()
-        logits, end = decoder.read(text[part], starts[part] if begin_here else None), end + portion
+        begin_here = doc_starts[part].any()
+        logits, end = decoder.read(text[part], doc_starts[part] if begin_here else None), end + portion
         torch.testing.assert_close(logits, wanted[end - 1], **EXACT)
     if after.valid is not None and decoder.memory().valid is None:  # nothing began, and nothing was reset
-        assert not starts.any()
+        assert not doc_starts.any()
         after = Memory(after.mem, after.c_mem)
     same_memory(decoder.memory(), after)
 
@@ -98,9 +98,9 @@ def test_any_documents_in_any_portions_after_any_memory(
 def test_a_stream_that_has_ended_is_given_a_new_document_while_others_go_on(model, positions):
     lm, text = small_lm(model, positions=positions), tokens(70, 3)
     begins = [(21, 0), (42, 0), (42, 2)]  # where a segment and a slot begin
-    starts = documents(70, 3, *begins)
+    doc_starts = documents(70, 3, *begins)
     together = reader(lm, 3)
-    logits = torch.stack([together.read(text[t, None], starts[t, None]) for t in range(70)])
+    logits = torch.stack([together.read(text[t, None], doc_starts[t, None]) for t in range(70)])
     for position, stream in [(0, 0), (0, 1), (0, 2), *begins]:
         end = min([p for p, b in begins if b == stream and p > position], default=70)
         alone = reader(lm, 1)
@@ -111,10 +111,10 @@ def test_a_stream_that_has_ended_is_given_a_new_document_while_others_go_on(mode
 @pytest.mark.parametrize("model", MODELS)
 def test_a_stream_in_which_no_document_begins_does_not_see_that_of_another(model):
     lm, text = small_lm(model), tokens(40, 2)
-    starts = documents(40, 2, (9, 0), (25, 0))
+    doc_starts = documents(40, 2, (9, 0), (25, 0))
     plain, split = reader(lm, 2), reader(lm, 2)
     for t in range(40):
-        wanted, got = plain.read(text[t, None]), split.read(text[t, None], starts[t, None])
+        wanted, got = plain.read(text[t, None]), split.read(text[t, None], doc_starts[t, None])
         torch.testing.assert_close(got[1], wanted[1], **EXACT)
         assert t not in (9, 25) or not torch.allclose(got[0], wanted[0])
 
@@ -125,7 +125,7 @@ def test_without_documents_nothing_is_computed_for_them(monkeypatch):
         decoder = Decoder(small_lm(model), 2)
         for portion in tokens(30, 2).split(4):
             decoder.read(portion)
-        assert decoder.starts is None
+        assert decoder.doc_starts is None
         assert decoder.memory().valid is None
 
 
@@ -134,14 +134,17 @@ def test_without_documents_nothing_is_computed_for_them(monkeypatch):
 def test_a_saved_memory_goes_on_in_its_document(model, read, tmp_path):
     """Whether that began in the running segment or before it."""
     lm, path, text = small_lm(model).eval(), tmp_path / "memory.safetensors", tokens(60, 1)
-    starts = documents(60, 1, (8, 0), (36, 0))
+    doc_starts = documents(60, 1, (8, 0), (36, 0))
     first = Decoder(lm, 1)
-    first.read(text[:read], starts[:read])
+    first.read(text[:read], doc_starts[:read])
     save_memory(first, path)
     second = load_memory(lm, path)
     same_memory(second.memory(), first.memory())
     for t in range(read, 60):
-        wanted, got = first.read(text[t, None], starts[t, None]), second.read(text[t, None], starts[t, None])
+        wanted, got = (
+            first.read(text[t, None], doc_starts[t, None]),
+            second.read(text[t, None], doc_starts[t, None]),
+        )
         torch.testing.assert_close(got, wanted, **EXACT)
 
 
@@ -155,7 +158,7 @@ def test_a_memory_without_documents_is_saved_as_before(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"starts": torch.zeros(3, 1, dtype=torch.bool)}, r"starts were expected as boolean \[2, 1\]"),
+        ({"doc_starts": torch.zeros(3, 1, dtype=torch.bool)}, r"expected doc_starts as boolean \[2, 1\]"),
         ({"valid": torch.zeros(2, dtype=torch.int64)}, r"valid was expected as int64 \[1\]"),
     ],
 )
@@ -172,7 +175,7 @@ def test_a_file_whose_documents_do_not_fit_is_an_error(changed, message, tmp_pat
 @pytest.mark.parametrize("model", MODELS)
 def test_starts_of_another_kind_are_an_error(model):
     stream = reader(small_lm(model), 2)
-    for starts in (torch.zeros(3, 1, dtype=torch.bool), torch.zeros(3, 2)):
-        with pytest.raises(ValueError, match=r"starts were expected as boolean \[3, 2\] on cpu"):
-            stream.read(tokens(3, 2), starts)
+    for doc_starts in (torch.zeros(3, 1, dtype=torch.bool), torch.zeros(3, 2)):
+        with pytest.raises(ValueError, match=r"expected doc_starts as boolean \[3, 2\] on cpu"):
+            stream.read(tokens(3, 2), doc_starts)
     assert stream.logits is None

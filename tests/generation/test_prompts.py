@@ -85,14 +85,14 @@ def test_a_prompt_begins_where_a_segment_and_a_slot_do_and_all_end_close_togethe
     laid_out = side_by_side(prompts := prompts_of(50, 1, 29, 28), config)
     assert laid_out.ends == (50, 49, 29 + 12, 28 + 12)
     assert laid_out.together == 40
-    assert laid_out.starts.nonzero().tolist() == [[12, 2], [12, 3], [48, 1]]
+    assert laid_out.doc_starts.nonzero().tolist() == [[12, 2], [12, 3], [48, 1]]
     for stream, (prompt, end) in enumerate(zip(prompts, laid_out.ends, strict=True)):
         assert torch.equal(laid_out.tokens[end - len(prompt) : end, stream], prompt)
 
 
 def test_prompts_of_one_length_are_those_of_a_tensor():
     lm, prompts = small_lm("compressive"), prompts_of(9, 9)
-    assert side_by_side(prompts, lm.config).starts is None
+    assert side_by_side(prompts, lm.config).doc_starts is None
     for some in (prompts, prompts[:1]):
         texts = [
             torch.stack(list(lm.generate(p, 30, seed=1))) for p in (some, torch.stack(some, 1), tuple(some))

@@ -25,8 +25,8 @@ def tensors(
 
 
 def first_keys(B: int, S: int, K: int, device: str = "cpu") -> Tensor:
-    """Random ``first [B, S]`` of every kind: all keys, a document that begins somewhere for all queries, some
-    keys of each query's own, and the query's own key alone."""
+    """Random ``key_start [B, S]`` of every kind: all keys, a document that begins somewhere for all queries,
+    some keys of each query's own, and the query's own key alone."""
     generator = torch.Generator().manual_seed(2)
     own = torch.arange(K - S, K).expand(B, S)
     some = (torch.rand(B, S, generator=generator) * (own + 1)).long()
@@ -41,13 +41,16 @@ def close(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
 
 
 def compare(
-    kernel: Callable[..., Tensor], inputs: dict[str, Tensor], dtype: torch.dtype, first: Tensor | None = None
+    kernel: Callable[..., Tensor],
+    inputs: dict[str, Tensor],
+    dtype: torch.dtype,
+    key_start: Tensor | None = None,
 ) -> None:
     """Whether ``kernel`` agrees with the naive one on ``inputs``, in output and every gradient, where queries
-    see the keys from ``first [B, S]`` on."""
+    see the keys from ``key_start [B, S]`` on."""
     exact = {name: t.detach().double().requires_grad_() for name, t in inputs.items()}
-    wanted = naive.relative_attention(**exact, first=first)
-    compare_outputs(kernel(**inputs, first=first), wanted, inputs, exact, dtype)
+    wanted = naive.relative_attention(**exact, key_start=key_start)
+    compare_outputs(kernel(**inputs, key_start=key_start), wanted, inputs, exact, dtype)
 
 
 def compare_outputs(

@@ -26,14 +26,14 @@ def tensors(B, H, S, K, E, P):
 def test_augmented_equals_naive_in_output_and_every_gradient(size, dtype, queries, monkeypatch):
     """With the first key that each query may see, if the queries are computed in blocks of ``queries``."""
     monkeypatch.setattr(augmented, "QUERIES", queries)
-    first = None if queries is None else first_keys(size[0], size[2], size[3])
+    key_start = None if queries is None else first_keys(size[0], size[2], size[3])
     inputs = {name: t.to(dtype).requires_grad_() for name, t in tensors(*size).items()}
     exact = {name: t.detach().double().requires_grad_() for name, t in inputs.items()}
     table = sinusoids(size[3], size[5])
     r = torch.einsum("hep,kp->hke", exact["w_r"], table)
     given = {name: exact[name] for name in ("query", "key", "value", "u", "v")}
-    wanted = naive.relative_attention(**given, r=r, first=first)
-    got = augmented.relative_attention(**inputs, sinusoids=table.to(dtype), first=first)
+    wanted = naive.relative_attention(**given, r=r, key_start=key_start)
+    got = augmented.relative_attention(**inputs, sinusoids=table.to(dtype), key_start=key_start)
     compare_outputs(got, wanted, inputs, exact, dtype)
 
 
@@ -42,7 +42,7 @@ def test_no_mask_of_first_keys_is_kept_for_the_backward_pass():
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         augmented.relative_attention(
-            **inputs, sinusoids=sinusoids(139, 2).double(), first=first_keys(1, 67, 139)
+            **inputs, sinusoids=sinusoids(139, 2).double(), key_start=first_keys(1, 67, 139)
         )
     assert kept
     assert max(t.numel() for t in kept) < 67 * 139

@@ -45,17 +45,17 @@ def test_the_sizes_of_blocks_change_nothing(size, kept, workspace, queries, boun
     monkeypatch.setattr(blocked, "KEPT", kept)
     monkeypatch.setattr(tiling, "WORKSPACE", workspace)
     monkeypatch.setattr(tiling, "QUERIES", queries)
-    first = first_keys(size[0], *size[2:4]) if bounded else None
-    compare(blocked.relative_attention, tensors(*size, torch.float64), torch.float64, first)
+    key_start = first_keys(size[0], *size[2:4]) if bounded else None
+    compare(blocked.relative_attention, tensors(*size, torch.float64), torch.float64, key_start)
 
 
 def test_keys_that_no_query_of_a_block_sees_are_left_out(monkeypatch):
     """In a block of one stream; in one of several, what a stream sees would change how others are rounded."""
-    inputs, first = tensors(2, 3, 7, 13, 2, torch.float64), torch.tensor([[6] * 7, [2] * 4 + [10] * 3])
+    inputs, key_start = tensors(2, 3, 7, 13, 2, torch.float64), torch.tensor([[6] * 7, [2] * 4 + [10] * 3])
     monkeypatch.setattr(tiling, "QUERIES", 4)
 
     def keys():
-        found = blocks(inputs["query"], inputs["key"], first)
+        found = blocks(inputs["query"], inputs["key"], key_start)
         return [(b.streams.start, b.queries.start, b.keys.start, b.keys.stop) for b in found]
 
     assert keys() == [(0, 3, 0, 13), (0, 0, 0, 9)]
@@ -68,8 +68,8 @@ def test_what_one_stream_sees_changes_no_bit_of_the_others(workspace, monkeypatc
     monkeypatch.setattr(tiling, "WORKSPACE", workspace)
     inputs, results = tensors(3, 2, 7, 43, 5, torch.float32), []
     for begins in (0, 29):
-        first = torch.tensor([[0] * 7, [begins] * 7, [11] * 7])
-        out = blocked.relative_attention(**inputs, first=first)
+        key_start = torch.tensor([[0] * 7, [begins] * 7, [11] * 7])
+        out = blocked.relative_attention(**inputs, key_start=key_start)
         results.append([out, *torch.autograd.grad(out.square().sum(), [inputs[n] for n in PER_STREAM])])
     for a, b in zip(*results, strict=True):
         assert torch.equal(a[0], b[0])
@@ -81,20 +81,20 @@ def test_what_one_stream_sees_changes_no_bit_of_the_others(workspace, monkeypatc
 def test_keys_are_hidden_stretch_by_stretch_as_by_a_mask(workspace, monkeypatch):
     monkeypatch.setattr(tiling, "WORKSPACE", workspace)
     inputs, results = tensors(3, 2, 7, 43, 5, torch.float32), []
-    first = torch.tensor([[0, 0, 9, 9, 9, 41, 41], [36] * 7, [0] * 7])
+    key_start = torch.tensor([[0, 0, 9, 9, 9, 41, 41], [36] * 7, [0] * 7])
     for fewest in (0, 7):
         monkeypatch.setattr(terms, "FEWEST_QUERIES", fewest)
-        out = blocked.relative_attention(**inputs, first=first)
+        out = blocked.relative_attention(**inputs, key_start=key_start)
         results.append([out, *torch.autograd.grad(out.square().sum(), list(inputs.values()))])
     assert all(map(torch.equal, *results))
-    assert terms.stretches_of(first) == [
+    assert terms.stretches_of(key_start) == [
         [0, 0, 2, 0],
         [0, 2, 5, 9],
         [0, 5, 7, 41],
         [1, 0, 7, 36],
         [2, 0, 7, 0],
     ]
-    naively = naive.relative_attention(**inputs, first=first)
+    naively = naive.relative_attention(**inputs, key_start=key_start)
     torch.testing.assert_close(results[0][0], naively)
 
 
@@ -139,16 +139,16 @@ def test_dropout_drops_some_probabilities_and_their_gradients(kept, queries, bou
     inputs = tensors(B, H, S, K, K, dtype)
     exact = {name: t.detach().double().requires_grad_() for name, t in inputs.items()}
     one_hot = torch.eye(K, dtype=torch.float64).expand(B, H, K, K)
-    first = first_keys(B, S, K) if bounded else None
+    key_start = first_keys(B, S, K) if bounded else None
     torch.manual_seed(5)
     one_hots = inputs | {"value": one_hot.to(dtype)}
-    shown = blocked.relative_attention(**one_hots, first=first, dropout_prob=p) != 0
-    probabilities = naive.relative_attention(**exact | {"value": one_hot}, first=first)
+    shown = blocked.relative_attention(**one_hots, key_start=key_start, dropout_prob=p) != 0
+    probabilities = naive.relative_attention(**exact | {"value": one_hot}, key_start=key_start)
     assert 0.6 < shown[probabilities > 0].double().mean() < 0.8
     wanted = (probabilities * shown / (1 - p)) @ exact["value"]
 
     torch.manual_seed(5)
-    got = blocked.relative_attention(**inputs, first=first, dropout_prob=p)
+    got = blocked.relative_attention(**inputs, key_start=key_start, dropout_prob=p)
     compare_outputs(got, wanted, inputs, exact, dtype)
 
 

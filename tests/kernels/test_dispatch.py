@@ -32,10 +32,10 @@ def test_every_kernel_gives_the_same_attention_and_gradients(kernel, options):
         device = "cuda" if torch.cuda.is_available() else "cpu"
         dtype, tolerance = torch.float32, {"rtol": 1e-4, "atol": 1e-5}
     x, results = torch.randn(11, 3, 8, device=device, dtype=dtype), []
-    first = first_keys(3, 5, 11, device) if options["positions"] == "learned" else None
+    key_start = first_keys(3, 5, 11, device) if options["positions"] == "learned" else None
     for name in ("naive", kernel):
         module = attention(name, **options).to(device, dtype)
-        output = module(query=x[-5:], key=x, value=x, first=first)
+        output = module(query=x[-5:], key=x, value=x, key_start=key_start)
         output.square().sum().backward()
         results.append([output, *(p.grad for p in module.parameters())])
     for a, b in zip(*results, strict=True):

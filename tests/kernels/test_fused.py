@@ -80,9 +80,9 @@ def test_fused_equals_naive_where_queries_see_the_keys_from_another_one_on(dtype
 
 def test_documents_in_a_long_segment_begin_at_any_key():
     """Of several tiles of keys, some are seen by no query, and some by a few."""
-    size, starts = (2, 1, 67, 131, 3), torch.tensor([[0, 20, 65], [33, 40, 66]])
-    documents = (torch.arange(67)[:, None] >= starts[:, None]).sum(-1)  # [B, S]
-    begins = torch.cat((torch.tensor([[0], [50]]), 64 + starts), dim=1)
+    size, doc_starts = (2, 1, 67, 131, 3), torch.tensor([[0, 20, 65], [33, 40, 66]])
+    documents = (torch.arange(67)[:, None] >= doc_starts[:, None]).sum(-1)  # [B, S]
+    begins = torch.cat((torch.tensor([[0], [50]]), 64 + doc_starts), dim=1)
     compare(
         fused.relative_attention,
         tensors(*size, torch.float32),
@@ -153,8 +153,8 @@ def test_heads_too_wide_and_other_dtypes_are_refused():
 
 
 def test_the_operator_keeps_torchs_promises():
-    inputs, first = tensors(2, 3, 5, 11, 7, torch.float32), first_keys(2, 5, 11, DEVICE).int()
-    torch.library.opcheck(torch.ops.memformers.fused_attention, (*inputs.values(), first))
+    inputs, key_start = tensors(2, 3, 5, 11, 7, torch.float32), first_keys(2, 5, 11, DEVICE).int()
+    torch.library.opcheck(torch.ops.memformers.fused_attention, (*inputs.values(), key_start))
 
 
 def test_torch_compile_takes_it_in_one_graph():

@@ -19,7 +19,7 @@ def inputs(S: int, K: int, B: int = 2, H: int = 3, E: int = 5):
     return {name: torch.randn(shape, requires_grad=True) for name, shape in shapes.items()}
 
 
-def one_score_at_a_time(query, key, value, r, u, v=None, s=None, mask=None, first=None):
+def one_score_at_a_time(query, key, value, r, u, v=None, s=None, mask=None, key_start=None):
     B, H, S, E = query.shape
     K = key.shape[2]
     out = torch.zeros(B, H, S, E)
@@ -27,7 +27,7 @@ def one_score_at_a_time(query, key, value, r, u, v=None, s=None, mask=None, firs
         for h in range(H):
             for i in range(S):
                 scores = {}
-                for j in range(0 if first is None else first[b, i], K):
+                for j in range(0 if key_start is None else key_start[b, i], K):
                     d = K - S + i - j
                     if d >= 0 and (mask is None or mask.expand(B, H, S, K)[b, h, i, j]):
                         score = (query[b, h, i] + u[h]) @ key[b, h, j]
@@ -63,26 +63,26 @@ def test_a_mask_hides_keys_from_queries():
 
 @pytest.mark.parametrize(("S", "K"), SIZES)
 def test_a_query_sees_no_key_before_its_first(S, K):
-    tensors, first = inputs(S, K, B=5), first_keys(5, S, K)
+    tensors, key_start = inputs(S, K, B=5), first_keys(5, S, K)
     naive, definition = (
-        relative_attention(**tensors, first=first),
-        one_score_at_a_time(**tensors, first=first),
+        relative_attention(**tensors, key_start=key_start),
+        one_score_at_a_time(**tensors, key_start=key_start),
     )
     torch.testing.assert_close(naive, definition, rtol=0, atol=1e-12)
 
 
 def test_a_first_key_and_a_mask_hide_what_either_hides():
-    tensors, first = inputs(4, 6), torch.tensor([[0, 1, 2, 3], [2, 2, 4, 5]])
+    tensors, key_start = inputs(4, 6), torch.tensor([[0, 1, 2, 3], [2, 2, 4, 5]])
     mask = causal_mask(4, 6, torch.device("cpu")).expand(2, 1, 4, 6).clone()
     mask[0, 0, 1, 1:3] = False
-    naive = relative_attention(**tensors, mask=mask, first=first)
-    wanted = one_score_at_a_time(**tensors, mask=mask, first=first)
+    naive = relative_attention(**tensors, mask=mask, key_start=key_start)
+    wanted = one_score_at_a_time(**tensors, mask=mask, key_start=key_start)
     torch.testing.assert_close(naive, wanted, rtol=0, atol=1e-12)
 
 
 def test_what_comes_before_a_first_key_gets_a_gradient_of_exactly_zero():
     tensors = inputs(4, 6)
-    relative_attention(**tensors, first=torch.tensor([[0] * 4, [2] * 4])).square().sum().backward()
+    relative_attention(**tensors, key_start=torch.tensor([[0] * 4, [2] * 4])).square().sum().backward()
     for name in ("key", "value"):
         grad = tensors[name].grad
         assert not grad[1, :, :2].any()

@@ -20,7 +20,7 @@ def test_single_equals_naive_over_the_keys_in_its_columns(columns, terms, bounde
     shapes = {"query": (B, H, 1, E), "key": (B, H, T, E), "value": (B, H, T, E), "r": (H, K + 2, E)}
     shapes |= {"u": (H, E), "v": (H, E), "s": (H, K + 2)}
     given = {name: torch.randn(shape) for name, shape in shapes.items()}
-    first = first_keys(B, 1, K) if bounded else None
+    key_start = first_keys(B, 1, K) if bounded else None
 
     key, value = (torch.cat([given[n][:, :, run] for run in columns], dim=2) for n in ("key", "value"))
     used = {name: given[name] for name in terms}
@@ -30,7 +30,7 @@ def test_single_equals_naive_over_the_keys_in_its_columns(columns, terms, bounde
         value,
         given["r"][:, :K],
         **used | ({"s": given["s"][:, :K]} if "s" in terms else {}),
-        first=first,
+        key_start=key_start,
     )
 
     scaled = {name: used[name][:, None] / math.sqrt(E) for name in terms}  # [H, 1, E]
@@ -43,6 +43,6 @@ def test_single_equals_naive_over_the_keys_in_its_columns(columns, terms, bounde
         given["r"].flip(1),
         columns,
         **scaled,
-        first=first,
+        key_start=key_start,
     )
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)

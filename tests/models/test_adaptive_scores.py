@@ -14,8 +14,8 @@ from memformers.models import adaptive_scores
 from memformers.models.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Clusters
 from memformers.models.memory import Memory
 from memformers.training.gradients import backward
-from memformers.training.ranks import Ranks
-from memformers.training.segments import InTurn, Part
+from memformers.training.ranks import Distributed
+from memformers.training.segments import Batch, InTurn
 from tests.builders import fill_zeros, small_lm, small_training
 
 D, V = 13, 37
@@ -113,7 +113,7 @@ def test_the_whole_vocabulary_is_never_computed_for_all_targets(reading):
     with LargestTensor() as largest:
         if reading == "training":
             config = small_training(batch_size=41)
-            backward(InTurn(lm), [Part(text, text)], Memory(()), config, Ranks())
+            backward(InTurn(lm), [Batch(text, text)], Memory(()), config, Distributed())
         else:
             evaluate(lm, text.flatten(), 41)
     assert largest.numbers < 100_000  # of all words for all targets there are 7 · 41 · 4001 = 1,148,287

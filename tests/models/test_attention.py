@@ -97,11 +97,11 @@ def test_a_mask_that_cannot_work_is_an_error(change, message):
 
 @pytest.mark.parametrize("change", [lambda f: f[:, :-1], lambda f: f.int(), lambda f: f[0]])
 def test_first_keys_of_another_shape_or_dtype_are_an_error(change):
-    x, first = torch.randn(7, 2, 8), change(torch.zeros(2, 3, dtype=torch.int64))
+    x, key_start = torch.randn(7, 2, 8), change(torch.zeros(2, 3, dtype=torch.int64))
     with pytest.raises(
-        ValueError, match=r"first was expected as int64 \[2, 3\], the first key that each query"
+        ValueError, match=r"key_start was expected as int64 \[2, 3\], the first key that each query"
     ):
-        RelativeMultiHeadAttention(2, 8)(query=x[-3:], key=x, value=x, first=first)
+        RelativeMultiHeadAttention(2, 8)(query=x[-3:], key=x, value=x, key_start=key_start)
 
 
 @pytest.mark.parametrize(
@@ -120,18 +120,18 @@ def test_shapes_that_do_not_fit_are_an_error(query, key, value):
         )
 
 
-def over_memory_and_plainly(attention, S, M, mask=None, first=None):
+def over_memory_and_plainly(attention, S, M, mask=None, key_start=None):
     """The same attention over a memory twice: as layers ask for it, and as defined; with gradients."""
     norm = torch.nn.LayerNorm(12)
     torch.nn.init.normal_(norm.weight)
     torch.nn.init.normal_(norm.bias)
     x, past = torch.randn(S, 2, 12, requires_grad=True), torch.randn(M, 2, 12)
     context = norm(torch.cat((past, x)))
-    plain = attention(query=norm(x), key=context, value=context, mask=mask, first=first)
+    plain = attention(query=norm(x), key=context, value=context, mask=mask, key_start=key_start)
     learning = [x, *attention.parameters(), *norm.parameters()]
     weight = torch.randn_like(plain)
     results = []
-    for output in (attention.over_memory(x, past, norm, mask, first), plain):
+    for output in (attention.over_memory(x, past, norm, mask, key_start), plain):
         results.append([output, *torch.autograd.grad(output, learning, weight)])
     return results
 
@@ -145,8 +145,10 @@ def test_attention_over_a_memory_is_attention_over_memory_and_segment(positions,
     attention = RelativeMultiHeadAttention(
         3, 12, 0.0, positions=positions, max_positions=M + S, kernel=kernel
     )
-    first = first_keys(2, S, M + S) if bounded else None
-    for got, wanted in zip(*over_memory_and_plainly(fill_zeros(attention), S, M, first=first), strict=True):
+    key_start = first_keys(2, S, M + S) if bounded else None
+    for got, wanted in zip(
+        *over_memory_and_plainly(fill_zeros(attention), S, M, key_start=key_start), strict=True
+    ):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-11)
 
 

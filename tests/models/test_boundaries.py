@@ -39,21 +39,21 @@ def test_a_query_sees_every_key_of_its_document_and_no_other(
     """f_c here keeps a slot's first position, which tells the c positions that it stands for."""
     c = c if compresses else 1
     T, B, memory, at = sum(segments), 2, Memory(()), 0
-    starts = torch.tensor([[data.draw(st.integers(0, 3)) == 0 for _ in range(B)] for _ in range(T)])
+    doc_starts = torch.tensor([[data.draw(st.integers(0, 3)) == 0 for _ in range(B)] for _ in range(T)])
     given = [data.draw(st.booleans()) for _ in segments]
-    for part, is_given in zip(starts.split(segments), given, strict=True):
+    for part, is_given in zip(doc_starts.split(segments), given, strict=True):
         part &= is_given
-    documents = starts.cumsum(0)  # [T, B]
+    documents = doc_starts.cumsum(0)  # [T, B]
     for S, is_given in zip(segments, given, strict=True):
-        of_segment = starts[at : at + S] if is_given else None
-        first = first_of_document(of_segment, memory.valid, S, memory.mem_len, memory.c_mem_len, c)
+        of_segment = doc_starts[at : at + S] if is_given else None
+        key_start = first_of_document(of_segment, memory.valid, S, memory.mem_len, memory.c_mem_len, c)
         mem = [[int(p)] for p in memory.mem[0][:, 0, 0]] if memory.mem else []
         slots = [[int(p) + i for i in range(c)] for p in memory.c_mem[0][:, 0, 0]] if memory.c_mem else []
         held = slots + mem + [[at + i] for i in range(S)]
         for b in range(B):
             for i in range(S):
                 seen = seen_by_list(held, documents[:, b], documents[at + i, b])
-                before = 0 if first is None else int(first[b, i])
+                before = 0 if key_start is None else int(key_start[b, i])
                 assert [j >= before for j in range(len(held) - S + i + 1)] == seen[: len(held) - S + i + 1]
         if compresses:
             lengths = MemoryLengths(mem_len, c_mem_len, c)
@@ -67,8 +67,8 @@ def test_a_query_sees_every_key_of_its_document_and_no_other(
 
 
 def test_the_newest_start_at_or_before_each_position():
-    starts = torch.tensor([[0, 1, 0], [0, 0, 1], [0, 0, 0], [0, 1, 1]]).bool()
-    assert newest_start(starts).T.tolist() == [[-1, -1, -1, -1], [0, 0, 0, 3], [-1, 1, 1, 3]]
+    doc_starts = torch.tensor([[0, 1, 0], [0, 0, 1], [0, 0, 0], [0, 1, 1]]).bool()
+    assert newest_start(doc_starts).T.tolist() == [[-1, -1, -1, -1], [0, 0, 0, 3], [-1, 1, 1, 3]]
 
 
 @pytest.mark.parametrize("valid", [None, torch.tensor([5, 0])])
@@ -103,7 +103,7 @@ def test_what_does_not_say_which_streams_are_done_is_an_error(done):
 
 def test_a_memory_in_a_file_has_its_valid_and_may_have_none():
     lm = small_lm("compressive")
-    memory = lm(torch.randint(11, (7, 2)), starts=torch.ones(7, 2, dtype=torch.bool)).memory
+    memory = lm(torch.randint(11, (7, 2)), doc_starts=torch.ones(7, 2, dtype=torch.bool)).memory
     again = memory_from_tensors(memory_tensors(memory), SMALL.n_layers)
     assert torch.equal(again.valid, memory.valid)
     lm.check_memory(again, 2)
@@ -111,7 +111,7 @@ def test_a_memory_in_a_file_has_its_valid_and_may_have_none():
     assert memory_from_tensors(memory_tensors(Memory(memory.mem)), SMALL.n_layers).valid is None
 
 
-STARTS = r"starts were expected as boolean \[5, 2\] on cpu, true where a document begins; .* came\. Give one"
+STARTS = r"expected doc_starts as boolean \[5, 2\] on cpu"
 VALID = (
     r"a memory's valid was expected as int64 \[2\] on cpu, positions of each stream; .* came\. Use the one"
 )
@@ -120,10 +120,10 @@ VALID = (
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"starts": torch.zeros(5, 3).bool()}, STARTS),
-        ({"starts": torch.zeros(5, 1).bool()}, STARTS),
-        ({"starts": torch.zeros(5, 2)}, STARTS),
-        ({"starts": torch.zeros(5, 2, device="meta").bool()}, STARTS),
+        ({"doc_starts": torch.zeros(5, 3).bool()}, STARTS),
+        ({"doc_starts": torch.zeros(5, 1).bool()}, STARTS),
+        ({"doc_starts": torch.zeros(5, 2)}, STARTS),
+        ({"doc_starts": torch.zeros(5, 2, device="meta").bool()}, STARTS),
         ({"valid": torch.zeros(3).long()}, VALID),
         ({"valid": torch.zeros(2, 1).long()}, VALID),
         ({"valid": torch.zeros(2)}, VALID),

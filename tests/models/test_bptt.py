@@ -26,11 +26,11 @@ def segments(n):
     return list(torch.randint(11, (n * 6, 2)).split(6))
 
 
-def past_of(lm, texts, starts=None):
+def past_of(lm, texts, doc_starts=None):
     """The memory after ``texts``, as a training leaves it."""
     memory = Memory(())
     for i, text in enumerate(texts):
-        memory = lm(text, memory, starts=None if starts is None else starts[i]).memory
+        memory = lm(text, memory, doc_starts=None if doc_starts is None else doc_starts[i]).memory
     return memory
 
 
@@ -109,16 +109,16 @@ def test_each_layer_makes_the_newest_of_its_own_slots_anew_where_lengths_differ(
         for past, inputs in zip(pasts, lm.transform(text, memory)[1], strict=True):
             past.append(inputs)
         memory = lm(text, memory).memory
-        kept.append([len(x) for x in memory.sources])
+        kept.append([len(x) for x in memory.slot_inputs])
     assert kept == [[6, 0, 0], [9, 0, 6], *[[9, 0, 12]] * 4]
     c_mem = []
     for layer, f_c in enumerate(lm.transformer.compressions):
         past, c, n = torch.cat(pasts[layer]), (3, 2, 6)[layer], kept[-1][layer]
         ends = len(past) - len(memory.mem[layer])
-        torch.testing.assert_close(memory.sources[layer], past[ends - n : ends])
-        remembered, sources = memory.c_mem[layer], past[ends - n : ends]
+        torch.testing.assert_close(memory.slot_inputs[layer], past[ends - n : ends])
+        remembered, slot_inputs = memory.c_mem[layer], past[ends - n : ends]
         # As they were made, segment by segment: the first layer two slots at a time, the last one.
-        new = [f_c(x) for x in sources.split([3, 6] if layer == 0 else [c] * (n // c))]
+        new = [f_c(x) for x in slot_inputs.split([3, 6] if layer == 0 else [c] * (n // c))]
         c_mem.append(torch.cat([remembered[: len(remembered) - n // c], *new]))
         torch.testing.assert_close(c_mem[-1], remembered)
     found = loss_of(lm, texts[-1], memory, targets)
@@ -127,11 +127,11 @@ def test_each_layer_makes_the_newest_of_its_own_slots_anew_where_lengths_differ(
     reached = [any(g.any() for g in gradient(found, f_c.parameters())) for f_c in lm.transformer.compressions]
     assert reached == [True, False, True]
     full = Memory.empty(lm.config, 2)
-    assert [len(x) for x in full.sources] == [9, 0, 12]
+    assert [len(x) for x in full.slot_inputs] == [9, 0, 12]
     again = memory_from_tensors(memory_tensors(memory), 3)
-    assert all(map(torch.equal, again.sources, memory.sources))
+    assert all(map(torch.equal, again.slot_inputs, memory.slot_inputs))
     lm.check_memory(again, 2)
-    with pytest.raises(ValueError, match=r"sources of 9 positions in layer 0 .*, which keeps 6 at most"):
+    with pytest.raises(ValueError, match=r"slot_inputs of 9 positions in layer 0 .*, which keeps 6 at most"):
         lm_of(1, compression=compression, **lengths).check_memory(memory, 2)
 
 
@@ -140,7 +140,7 @@ def test_slots_of_older_compressions_reach_no_compression(bptt):
     """Without the newest slots nothing is left of the gradient."""
     lm, texts = lm_of(bptt), segments(6)
     memory = past_of(lm, texts[:-1])
-    read = lm.transformer.made_anew(memory, lm.config.lengths)
+    read = lm.transformer.recompute_slots(memory, lm.config.lengths)
     for c_mem, before in zip(read.c_mem, memory.c_mem, strict=True):
         learning = of_compressions(lm)
         newest, older = c_mem[-2 * bptt :], c_mem[: -2 * bptt]
@@ -153,10 +153,10 @@ def test_slots_of_older_compressions_reach_no_compression(bptt):
 def test_without_it_nothing_is_kept_or_made_anew():
     lm = lm_of(0)
     memory = past_of(lm, segments(4))
-    assert memory.sources == ()
-    assert lm.transformer.made_anew(memory, lm.config.lengths) is memory
-    assert not any("sources" in name for name in memory_tensors(memory))
-    assert Memory.empty(lm.config, 2).sources == ()
+    assert memory.slot_inputs == ()
+    assert lm.transformer.recompute_slots(memory, lm.config.lengths) is memory
+    assert not any("slot_inputs" in name for name in memory_tensors(memory))
+    assert Memory.empty(lm.config, 2).slot_inputs == ()
 
 
 @pytest.mark.parametrize("when", ["eval", "no_grad"])
@@ -183,7 +183,7 @@ def test_what_is_kept_is_bounded_and_carries_no_gradient(through_memory):
     for text in segments(8):
         memory = lm(text, memory, through_memory=through_memory).memory
         assert memory.sources_len <= 3 * 5  # of 6 slots of 3 compressions, 5 are remembered
-        assert not any(x.requires_grad for x in memory.sources + memory.c_mem)
+        assert not any(x.requires_grad for x in memory.slot_inputs + memory.c_mem)
     assert memory.sources_len == 15
     lm = lm_of(1, segment_len=7, mem_len=5)  # compressions of 2 and 3 slots
     memory = past_of(lm, torch.randint(11, (10, 7, 2)))
@@ -208,12 +208,12 @@ def test_nothing_else_gets_another_gradient_and_both_losses_add_up():
 
 def test_a_slot_of_another_document_is_hidden_and_gives_f_c_no_gradient():
     lm, texts = lm_of(2), segments(5)
-    starts = [torch.zeros(6, 2, dtype=torch.bool) for _ in texts]
-    memory = past_of(lm, texts[:-1], starts)
-    starts[-1][0] = True
+    doc_starts = [torch.zeros(6, 2, dtype=torch.bool) for _ in texts]
+    memory = past_of(lm, texts[:-1], doc_starts)
+    doc_starts[-1][0] = True
     learning = of_compressions(lm)
-    seen = loss_of(lm, texts[-1], memory, texts[0], starts=torch.zeros_like(starts[-1]))
-    hidden = loss_of(lm, texts[-1], memory, texts[0], starts=starts[-1])
+    seen = loss_of(lm, texts[-1], memory, texts[0], doc_starts=torch.zeros_like(doc_starts[-1]))
+    hidden = loss_of(lm, texts[-1], memory, texts[0], doc_starts=doc_starts[-1])
     after = loss_of(lm, texts[-1], memory.reset(torch.tensor([True, True])), texts[0])
     assert any(g.any() for g in gradient(seen, learning))
     assert not any(g.any() for g in gradient(hidden, learning))
@@ -236,15 +236,15 @@ def test_sources_go_with_their_streams_and_into_files():
     lm = lm_of(2)
     memory = past_of(lm, segments(4))
     parts = [some_streams(memory, slice(i, i + 1)) for i in range(2)]
-    assert all(map(torch.equal, joined_streams(parts).sources, memory.sources))
+    assert all(map(torch.equal, joined_streams(parts).slot_inputs, memory.slot_inputs))
     again = memory_from_tensors(memory_tensors(memory), 2)
-    assert all(map(torch.equal, again.sources, memory.sources))
+    assert all(map(torch.equal, again.slot_inputs, memory.slot_inputs))
     lm.check_memory(again, 2)
     file = io.BytesIO()
     torch.save(memory, file)
     loaded = torch.load(io.BytesIO(file.getvalue()))
-    assert all(map(torch.equal, loaded.sources, memory.sources))
-    assert all(map(torch.equal, memory.detach().sources, memory.sources))
+    assert all(map(torch.equal, loaded.slot_inputs, memory.slot_inputs))
+    assert all(map(torch.equal, memory.detach().slot_inputs, memory.slot_inputs))
 
 
 def test_a_text_whose_memory_was_saved_goes_on(tmp_path):
@@ -261,16 +261,21 @@ def test_a_text_whose_memory_was_saved_goes_on(tmp_path):
 def test_a_memory_with_sources_is_refused_where_it_does_not_fit():
     lm = lm_of(2)
     memory = past_of(lm, segments(4))
-    with pytest.raises(ValueError, match=r"sources of 12 positions was given to .*, which has none"):
+    with pytest.raises(ValueError, match=r"slot_inputs of 12 positions was given to .*, which has none"):
         lm_of(0)(segments(1)[0], memory)
-    with pytest.raises(ValueError, match=r"sources of 12 positions was given to .*, which keeps 6 at most"):
+    with pytest.raises(
+        ValueError, match=r"slot_inputs of 12 positions was given to .*, which keeps 6 at most"
+    ):
         lm_of(1).check_memory(memory, 2)
-    for sources in ([x[:-1] for x in memory.sources], [torch.cat((x, x)) for x in memory.sources]):
-        wrong = Memory(memory.mem, memory.c_mem, sources=tuple(sources))
-        with pytest.raises(ValueError, match=r"sources of \d+ positions came beside 6 slots of"):
+    for slot_inputs in (
+        [x[:-1] for x in memory.slot_inputs],
+        [torch.cat((x, x)) for x in memory.slot_inputs],
+    ):
+        wrong = Memory(memory.mem, memory.c_mem, slot_inputs=tuple(slot_inputs))
+        with pytest.raises(ValueError, match=r"slot_inputs of \d+ positions came beside 6 slots of"):
             lm(segments(1)[0], wrong)
-    other = Memory(memory.mem, memory.c_mem, sources=tuple(x[:, :1] for x in memory.sources))
-    with pytest.raises(ValueError, match="sources of layer 0 was expected as"):
+    other = Memory(memory.mem, memory.c_mem, slot_inputs=tuple(x[:, :1] for x in memory.slot_inputs))
+    with pytest.raises(ValueError, match="slot_inputs of layer 0 was expected as"):
         lm(segments(1)[0], other)
 
 

@@ -19,10 +19,10 @@ def three_segments(model, forward, bounded):
     begin, after an empty memory of full length."""
     generator, S = torch.Generator().manual_seed(0), model.config.segment_len
     text = torch.randint(11, (3 * S, 2), generator=generator)
-    starts = (torch.rand(3 * S, 2, generator=generator) < 0.2).split(S) if bounded else [None] * 3
+    doc_starts = (torch.rand(3 * S, 2, generator=generator) < 0.2).split(S) if bounded else [None] * 3
     memory, results = Memory.empty(model.config, 2) if bounded else None, []
-    for segment, of_segment in zip(text.split(S), starts, strict=True):
-        output = forward(segment, memory, starts=of_segment)
+    for segment, of_segment in zip(text.split(S), doc_starts, strict=True):
+        output = forward(segment, memory, doc_starts=of_segment)
         memory = output.memory
         loss = output.logits.square().mean() + output.auxiliary_loss
         learning = [p for p in model.parameters() if p.requires_grad]

@@ -105,12 +105,12 @@ def test_a_dilation_below_one_is_an_error():
 @pytest.mark.parametrize("begin", [6, 9])
 def test_slots_of_a_dilated_convolution_hold_nothing_of_the_document_before(begin):
     lm, tokens = small_lm("compressive", compression="dilated", segment_len=6, mem_len=6), text(30)
-    starts = torch.zeros(30, 2, dtype=torch.bool)
-    starts[begin] = True
+    doc_starts = torch.zeros(30, 2, dtype=torch.bool)
+    doc_starts[begin] = True
     edges = [0, *range(6, 36, 6)]
     found, memory = [], Memory(())
     for t, end in pairwise(edges):
-        logits, memory, _ = lm(tokens[t:end], memory, starts=starts[t:end])
+        logits, memory, _ = lm(tokens[t:end], memory, doc_starts=doc_starts[t:end])
         found.append(logits)
     fresh, memory = [], Memory(())
     for t, end in pairwise(edges):

@@ -42,13 +42,13 @@ def stack_of(compress, *loss):
     return fill_zeros(CompressiveTransformer(layer, 2, *loss))
 
 
-def read(stack, segments=3, starts=None):
+def read(stack, segments=3, doc_starts=None):
     """The last output, memory and auxiliary loss of random segments."""
     memory = Memory(())
     for _ in range(segments):
         x = torch.randn(7, 2, 12)
-        output, inputs = stack(x, memory.mem, memory.c_mem, starts=starts, valid=memory.valid)
-        memory, auxiliary_loss = stack.remember(memory, inputs, LENGTHS, starts)
+        output, inputs = stack(x, memory.mem, memory.c_mem, doc_starts=doc_starts, valid=memory.valid)
+        memory, auxiliary_loss = stack.remember(memory, inputs, LENGTHS, doc_starts)
     return output, memory, auxiliary_loss
 
 
@@ -175,11 +175,11 @@ def test_what_a_stack_compresses_by_includes_decoders():
 def test_a_compression_of_a_users_own_works_and_learns_in_a_stack(wrapped):
     own = CompressionAutoEncoder(Newest(), 12) if wrapped else Newest()
     stack = stack_of(own, "auto-encoding" if wrapped else "attention")
-    starts = torch.zeros(7, 2, dtype=torch.bool)
-    starts[6, 1] = True
-    for begins in (None, starts):
+    doc_starts = torch.zeros(7, 2, dtype=torch.bool)
+    doc_starts[6, 1] = True
+    for begins in (None, doc_starts):
         stack.zero_grad()
-        output, memory, auxiliary_loss = read(stack, starts=begins)
+        output, memory, auxiliary_loss = read(stack, doc_starts=begins)
         auxiliary_loss.backward()
         assert output.shape == (7, 2, 12)
         assert memory.c_mem_len == 4

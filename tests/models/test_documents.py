@@ -32,19 +32,19 @@ def tokens(T, B):
 
 def documents(T, B, *begins):
     """Starts ``[T, B]`` at these pairs of position and stream."""
-    starts = torch.zeros(T, B, dtype=torch.bool)
+    doc_starts = torch.zeros(T, B, dtype=torch.bool)
     for position, stream in begins:
-        starts[position, stream] = True
-    return starts
+        doc_starts[position, stream] = True
+    return doc_starts
 
 
-def read(lm, text, starts=None, memory=None, begin=0):
+def read(lm, text, doc_starts=None, memory=None, begin=0):
     """The logits ``[T, B, 11]`` of a text read in segments, of which the first ends as if ``begin`` tokens of
     it were missing; each segment's auxiliary loss; and the last memory."""
     logits, losses, at = [], [], 0
     while at < len(text):
         end = at + lm.config.segment_len - (begin if at == 0 else 0)
-        output = lm(text[at:end], memory, starts=None if starts is None else starts[at:end])
+        output = lm(text[at:end], memory, doc_starts=None if doc_starts is None else doc_starts[at:end])
         memory = output.memory
         logits.append(output.logits)
         losses.append(output.auxiliary_loss)
@@ -122,9 +122,9 @@ def test_documents_of_several_streams_are_read_as_each_alone(model, kernel):
 @pytest.mark.parametrize("model", MODELS)
 def test_the_other_streams_do_not_change_by_a_bit(kernel, model):
     lm, text = small_lm(model, kernel=kernel), tokens(35, 3)
-    starts = documents(35, 3, (9, 1), (23, 1))
+    doc_starts = documents(35, 3, (9, 1), (23, 1))
     plain, _, before = read(lm, text)
-    logits, _, after = read(lm, text, starts)
+    logits, _, after = read(lm, text, doc_starts)
     for stream in (0, 2):
         assert torch.equal(logits[:, stream], plain[:, stream])
         for a, b in zip((*after.mem, *after.c_mem), (*before.mem, *before.c_mem), strict=True):
@@ -138,11 +138,11 @@ def test_the_other_streams_do_not_change_by_a_bit(kernel, model):
 @pytest.mark.parametrize("begin", [8, 9, 10])
 def test_nothing_of_an_old_document_reaches_a_new_one(kernel, model, begin):
     """Nor where a slot straddles the start, as c = 3 divides only one of the three."""
-    lm, text, starts = small_lm(model, kernel=kernel), tokens(40, 2), documents(40, 2, (begin, 0))
+    lm, text, doc_starts = small_lm(model, kernel=kernel), tokens(40, 2), documents(40, 2, (begin, 0))
     other = text.clone()
     other[:begin, 0] = (other[:begin, 0] + 1) % 11
     (logits, losses, memory), (others, other_losses, other_memory) = (
-        read(lm, t, starts) for t in (text, other)
+        read(lm, t, doc_starts) for t in (text, other)
     )
     assert not torch.equal(logits[:begin, 0], others[:begin, 0])
     assert torch.equal(logits[begin:], others[begin:])
@@ -157,7 +157,7 @@ def test_a_gradient_ends_at_the_start_of_a_document(kernel, compressive):
     stack = (small_compressive if compressive else small_xl)(positions="sinusoidal", kernel=kernel)
     x = torch.randn(5, 2, 12, requires_grad=True)
     past = [[torch.randn(n, 2, 12, requires_grad=True) for _ in range(2)] for n in (4, 3)[: 1 + compressive]]
-    output, _ = stack(x, *past, starts=documents(5, 2, (2, 0)), valid=torch.tensor([9, 5]))
+    output, _ = stack(x, *past, doc_starts=documents(5, 2, (2, 0)), valid=torch.tensor([9, 5]))
     inputs = [x, *(tensor for tensors in past for tensor in tensors)]
     after = torch.autograd.grad(output[2:, 0].square().sum(), inputs, retain_graph=True)
     assert not after[0][:2, 0].any()
@@ -206,9 +206,9 @@ def test_a_stream_that_is_reset_begins_a_document_with_its_next_token(kernel, mo
     lm = small_lm(model, kernel=kernel, segment_len=S)
     *_, memory = read(lm, tokens(21, 3))
     text, done = tokens(3 * S, 3), torch.tensor([True, False, True])
-    starts = documents(3 * S, 3, (0, 0), (0, 2))
+    doc_starts = documents(3 * S, 3, (0, 0), (0, 2))
     logits, losses, after = read(lm, text, memory=memory.reset(done))
-    started, started_losses, started_after = read(lm, text, starts, memory)
+    started, started_losses, started_after = read(lm, text, doc_starts, memory)
     assert torch.equal(logits, started)
     assert losses == started_losses
     assert torch.equal(after.valid, started_after.valid)
@@ -219,11 +219,11 @@ def test_a_stream_that_is_reset_begins_a_document_with_its_next_token(kernel, mo
 def test_where_no_document_begins_nothing_changes(model, kernel):
     lm, text = small_lm(model, kernel=kernel), tokens(28, 2)
     results = []
-    for starts in (None, documents(28, 2)):
-        logits, losses, memory = read(lm, text, starts)
+    for doc_starts in (None, documents(28, 2)):
+        logits, losses, memory = read(lm, text, doc_starts)
         loss = logits.square().sum() + torch.stack(losses).sum()
         results.append([logits, *losses, *gradients(lm, loss), *memory.mem, *memory.c_mem])
-        assert (memory.valid is None) == (starts is None)
+        assert (memory.valid is None) == (doc_starts is None)
     same(*results)
     everything = 5 if model == "transformer-xl" else 0 if model == "transformer" else 3 * 4 + memory.mem_len
     assert memory.valid.tolist() == [everything] * 2
@@ -233,14 +233,14 @@ def test_the_reconstruction_loss_is_the_mean_over_the_streams_that_have_slots_of
     lm = small_lm("compressive", mem_len=6, segment_len=6, n_layers=1)
     *_, memory = read(lm, tokens(24, 5))
     text = tokens(6, 5)
-    starts = documents(6, 5, (0, 1), (4, 2))
+    doc_starts = documents(6, 5, (0, 1), (4, 2))
     valid = torch.tensor([99, 99, 99, 4, 3])
 
     def loss(stream, valid):
         parts = [tuple(t[:, stream, None] for t in tensors) for tensors in (memory.mem, memory.c_mem)]
         return lm(text[:, stream, None], Memory(*parts, valid)).auxiliary_loss
 
-    together = lm(text, Memory(memory.mem, memory.c_mem, valid), starts=starts).auxiliary_loss
+    together = lm(text, Memory(memory.mem, memory.c_mem, valid), doc_starts=doc_starts).auxiliary_loss
     # Stream 1 has just begun and stream 2 does within; of the 6 positions of memory that become two slots,
     # streams 3 and 4 have 4 and 3, and so one whole slot each.
     alone = [loss(0, None), loss(3, torch.tensor([4])), loss(4, torch.tensor([3]))]
@@ -249,7 +249,7 @@ def test_the_reconstruction_loss_is_the_mean_over_the_streams_that_have_slots_of
     assert loss(3, torch.tensor([4])) != loss(3, None)
     assert loss(3, torch.tensor([2])) == 0
     all_start = documents(6, 5, *((3, b) for b in range(5)))
-    assert lm(text, memory, starts=all_start).auxiliary_loss == 0
+    assert lm(text, memory, doc_starts=all_start).auxiliary_loss == 0
 
 
 @pytest.mark.parametrize("kernel", ["auto", "blocked", "augmented"])
@@ -276,21 +276,21 @@ def test_within_a_document_a_query_sees_its_span_of_keys_and_in_a_short_one_fewe
     mask = torch.ones(4, 7, dtype=torch.bool).tril(3).triu(1)[..., None].repeat(1, 1, 2)  # 3 keys each
     mask[2:, :5, 0] = False
     mask[:, :2, 1] = False
-    output, _ = stack(x, past, starts=documents(4, 2, (2, 0)), valid=torch.tensor([3, 1]), span=3)
+    output, _ = stack(x, past, doc_starts=documents(4, 2, (2, 0)), valid=torch.tensor([3, 1]), window=3)
     torch.testing.assert_close(output, stack(x, past, mask)[0], **EXACT)
 
 
 def test_an_explicit_mask_hides_beside_what_a_document_does():
     stack, x, past = small_xl(), torch.randn(4, 2, 12), [torch.randn(3, 2, 12)] * 2
-    starts, valid = documents(4, 2, (2, 0)), torch.tensor([3, 1])
+    doc_starts, valid = documents(4, 2, (2, 0)), torch.tensor([3, 1])
     mask = torch.ones(4, 7, dtype=torch.bool).tril(3)[..., None].repeat(1, 1, 2)
     mask[3, 5] = False
     wanted = mask.clone()
     wanted[2:, :5, 0] = False
     wanted[:, :2, 1] = False
-    output, _ = stack(x, past, mask, starts=starts, valid=valid)
+    output, _ = stack(x, past, mask, doc_starts=doc_starts, valid=valid)
     torch.testing.assert_close(output, stack(x, past, wanted)[0], **EXACT)
     mask[3] = False
     mask[3, 0] = True
     with pytest.raises(ValueError, match="the mask hides every key from query 3 of stream 0; show it one"):
-        stack(x, past, mask, starts=starts, valid=valid)
+        stack(x, past, mask, doc_starts=doc_starts, valid=valid)

@@ -17,15 +17,18 @@ def test_an_exported_model_reads_segment_after_segment_as_the_model_does(model):
     def segment():
         return torch.randint(11, (6, 2)), torch.rand(6, 2) < 0.1
 
-    text, starts = segment()
+    text, doc_starts = segment()
     memory = Memory.empty(lm.config, 2)
     file = io.BytesIO()
-    torch.export.save(torch.export.export(lm, (text, memory), {"starts": starts}), file)
+    torch.export.save(torch.export.export(lm, (text, memory), {"doc_starts": doc_starts}), file)
     exported = torch.export.load(io.BytesIO(file.getvalue())).module()
     wanted, got = memory, memory
     for _ in range(10):
-        text, starts = segment()
-        of_model, of_exported = lm(text, wanted, starts=starts), exported(text, got, starts=starts)
+        text, doc_starts = segment()
+        of_model, of_exported = (
+            lm(text, wanted, doc_starts=doc_starts),
+            exported(text, got, doc_starts=doc_starts),
+        )
         torch.testing.assert_close(of_exported.logits, of_model.logits, rtol=0, atol=1e-10)
         torch.testing.assert_close(of_exported.auxiliary_loss, of_model.auxiliary_loss, rtol=0, atol=1e-10)
         wanted, got = of_model.memory, of_exported.memory

@@ -35,27 +35,29 @@ def text(T=60, B=2):
 
 
 def some_starts(T=60, B=2):
-    starts = torch.zeros(T, B, dtype=torch.bool)
-    starts[[9, 24, 25, 40], [0, 1, 0, 0]] = True
-    return starts
+    doc_starts = torch.zeros(T, B, dtype=torch.bool)
+    doc_starts[[9, 24, 25, 40], [0, 1, 0, 0]] = True
+    return doc_starts
 
 
-def read(lm, tokens, starts=None, memory=None):
+def read(lm, tokens, doc_starts=None, memory=None):
     """All logits, the auxiliary losses and the last memory."""
     logits, losses, S = [], [], lm.config.segment_len
     for t in range(0, len(tokens), S):
-        output = lm(tokens[t : t + S], memory, starts=None if starts is None else starts[t : t + S])
+        output = lm(
+            tokens[t : t + S], memory, doc_starts=None if doc_starts is None else doc_starts[t : t + S]
+        )
         logits.append(output.logits)
         losses.append(output.auxiliary_loss)
         memory = output.memory
     return torch.cat(logits), torch.stack(losses), memory
 
 
-def by_hand(lm, tokens, starts):
+def by_hand(lm, tokens, doc_starts):
     """The logits of a text, where each layer's whole past is known with the positions it stands for, and what
     it remembers of that is written down anew for each segment, with its own lengths, by the naive kernel."""
     config, S, B = lm.config, lm.config.segment_len, tokens.shape[1]
-    document = torch.zeros_like(tokens) if starts is None else newest_start(starts) + 1
+    document = torch.zeros_like(tokens) if doc_starts is None else newest_start(doc_starts) + 1
     pasts, slots, logits = [[] for _ in config.layer_lengths], [[] for _ in config.layer_lengths], []
     for begin in range(0, len(tokens), S):
         x, here = lm.embed(tokens[begin : begin + S]), range(begin, min(begin + S, len(tokens)))
@@ -98,8 +100,8 @@ def by_hand(lm, tokens, starts):
 def test_each_layer_remembers_what_its_own_lengths_say(model, positions, bounded):
     """Slots of several rates, a layer without memory and one without slots, with documents and without."""
     lm, tokens = small_lm(model, positions=positions, **LENGTHS).eval(), text()
-    starts = some_starts() if bounded else None
-    torch.testing.assert_close(read(lm, tokens, starts)[0], by_hand(lm, tokens, starts), **EXACT)
+    doc_starts = some_starts() if bounded else None
+    torch.testing.assert_close(read(lm, tokens, doc_starts)[0], by_hand(lm, tokens, doc_starts), **EXACT)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_a_tuple_of_equal_lengths_is_the_same_to_the_bit_as_the_number(model, se
         logits, losses, memory = read(lm, text(), some_starts() if bounded else None)
         (logits.square().mean() + losses.sum()).backward()
         grads = [p.grad for p in lm.parameters() if p.grad is not None]
-        results.append([logits, losses, *memory.mem, *memory.c_mem, *memory.sources, *grads])
+        results.append([logits, losses, *memory.mem, *memory.c_mem, *memory.slot_inputs, *grads])
     assert all(map(torch.equal, *results))
 
 
@@ -124,12 +126,12 @@ def test_a_tuple_of_equal_lengths_is_the_same_to_the_bit_as_the_number(model, se
 @pytest.mark.parametrize("bounded", [False, True])
 def test_a_decoder_writes_what_one_pass_reads(model, settings, bounded):
     lm, tokens = small_lm(model, **settings).eval(), text()
-    starts = some_starts() if bounded else None
-    logits, _, memory = read(lm, tokens[:56], None if starts is None else starts[:56])
+    doc_starts = some_starts() if bounded else None
+    logits, _, memory = read(lm, tokens[:56], None if doc_starts is None else doc_starts[:56])
     decoder = Decoder(lm, 2)
     for t in range(0, 56, 3):
         end = min(t + 3, 56)
-        last = decoder.read(tokens[t:end], None if starts is None else starts[t:end])
+        last = decoder.read(tokens[t:end], None if doc_starts is None else doc_starts[t:end])
     torch.testing.assert_close(last, logits[-1], **EXACT)
     found = decoder.memory()
     for a, b in zip((*found.mem, *found.c_mem), (*memory.mem, *memory.c_mem), strict=True):
@@ -141,9 +143,13 @@ def test_a_decoder_writes_what_one_pass_reads(model, settings, bounded):
 
 @pytest.mark.parametrize(("model", "settings"), CASES)
 def test_a_document_at_the_edge_of_every_layers_slots_is_read_as_in_a_fresh_stream(model, settings):
-    lm, tokens, starts = small_lm(model, **settings).eval(), text(80), torch.zeros(80, 2, dtype=torch.bool)
-    starts[24] = True  # 12 positions fill whole slots of 2, 3 and 4
-    found, losses, _ = read(lm, tokens, starts)
+    lm, tokens, doc_starts = (
+        small_lm(model, **settings).eval(),
+        text(80),
+        torch.zeros(80, 2, dtype=torch.bool),
+    )
+    doc_starts[24] = True  # 12 positions fill whole slots of 2, 3 and 4
+    found, losses, _ = read(lm, tokens, doc_starts)
     memory, fresh, fresh_losses = None, [], []
     for begin, end in [(24, 28), *((t, min(t + 7, 80)) for t in range(28, 80, 7))]:
         logits, memory, loss = lm(tokens[begin:end], memory)

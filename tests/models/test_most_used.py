@@ -29,7 +29,7 @@ def by_hand(mem, received, c):
     return slots
 
 
-def received_by_hand(layer, context, S, first):
+def received_by_hand(layer, context, S, key_start):
     """Each key's mean probability, by one row of the score formula at a time."""
     attention, (K, B, D) = layer.self_attn, context.shape
     H, E = attention.heads, D // attention.heads
@@ -37,7 +37,7 @@ def received_by_hand(layer, context, S, first):
     total, seen = torch.zeros(K, B), torch.zeros(K, B)
     for b in range(B):
         for i in range(S):
-            begin, end = (0 if first is None else int(first[b, i])), K - S + i + 1
+            begin, end = (0 if key_start is None else int(key_start[b, i])), K - S + i + 1
             for h in range(H):
                 own = slice(h * E, (h + 1) * E)
                 q = attention.query(z[end - 1, b])[own]
@@ -69,8 +69,8 @@ def test_attention_received_is_the_mean_over_heads_and_the_queries_that_may_see(
     monkeypatch.setattr(most_used, "QUERIES", queries)
     layer = small_lm("compressive", positions=positions, norm=norm).transformer.layers[0]
     context = torch.randn(13, 2, 12)
-    first = torch.tensor([[0, 0, 0, 9, 9, 9, 9], [2, 2, 2, 2, 2, 11, 12]])
-    for of_queries in (None, first):
+    key_start = torch.tensor([[0, 0, 0, 9, 9, 9, 9], [2, 2, 2, 2, 2, 11, 12]])
+    for of_queries in (None, key_start):
         wanted = received_by_hand(layer, context, 7, of_queries)
         found = attention_received(layer, context, 7, of_queries)
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
@@ -101,13 +101,13 @@ def test_a_model_keeps_of_each_group_the_input_that_the_newest_segment_looked_at
 
 def test_a_decoder_keeps_the_same_positions_also_where_documents_begin():
     lm, tokens = small_lm("compressive", compression="most-used").eval(), torch.randint(11, (45, 3))
-    starts = torch.zeros(45, 3, dtype=torch.bool)
-    starts[[9, 16, 30], [0, 1, 1]] = True
-    for begins in (None, starts):
+    doc_starts = torch.zeros(45, 3, dtype=torch.bool)
+    doc_starts[[9, 16, 30], [0, 1, 1]] = True
+    for begins in (None, doc_starts):
         memory, decoder = Memory(()), Decoder(lm, 3)
         for t in range(0, 45, 7):
             some = None if begins is None else begins[t : t + 7]
-            logits, memory, _ = lm(tokens[t : t + 7], memory, starts=some)
+            logits, memory, _ = lm(tokens[t : t + 7], memory, doc_starts=some)
         for t in range(0, 45, 4):
             last = decoder.read(tokens[t : t + 4], None if begins is None else begins[t : t + 4])
         torch.testing.assert_close(last, logits[-1], rtol=0, atol=1e-10)
@@ -118,13 +118,13 @@ def test_a_decoder_keeps_the_same_positions_also_where_documents_begin():
 def test_slots_of_a_document_hold_its_positions_alone(begin, mem_len):
     """Wherever the document begins: what was read before changes nothing that is seen."""
     lm = small_lm("compressive", compression="most-used", segment_len=6, mem_len=mem_len).eval()
-    starts = torch.zeros(36, 1, dtype=torch.bool)
-    starts[begin] = True
+    doc_starts = torch.zeros(36, 1, dtype=torch.bool)
+    doc_starts[begin] = True
     found, tokens = [], torch.randint(11, (36, 1))
     for text in (tokens, torch.cat(((tokens[:begin] + 1) % 11, tokens[begin:]))):
         memory, logits = Memory(()), []
         for t in range(0, 36, 6):
-            output = lm(text[t : t + 6], memory, starts=starts[t : t + 6])
+            output = lm(text[t : t + 6], memory, doc_starts=doc_starts[t : t + 6])
             memory = output.memory
             logits.append(output.logits)
         found.append(torch.cat(logits)[begin:])
@@ -133,11 +133,11 @@ def test_slots_of_a_document_hold_its_positions_alone(begin, mem_len):
 
 def test_a_document_is_compressed_as_in_a_fresh_stream():
     lm = small_lm("compressive", compression="most-used", segment_len=6, mem_len=6).eval()
-    tokens, starts = torch.randint(11, (42, 1)), torch.zeros(42, 1, dtype=torch.bool)
-    starts[9] = True
+    tokens, doc_starts = torch.randint(11, (42, 1)), torch.zeros(42, 1, dtype=torch.bool)
+    doc_starts[9] = True
     memory, fresh = Memory(()), Memory(())
     for t in range(0, 42, 6):
-        logits, memory, loss = lm(tokens[t : t + 6], memory, starts=starts[t : t + 6])
+        logits, memory, loss = lm(tokens[t : t + 6], memory, doc_starts=doc_starts[t : t + 6])
         if t >= 6:
             wanted, fresh, wanted_loss = lm(tokens[max(t, 9) : t + 6], fresh)
             torch.testing.assert_close(logits[-len(wanted) :], wanted, rtol=0, atol=1e-10)

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memformers.models.scores import scores_of_logits
+from memformers.models.scores import token_losses
 from tests.builders import MODELS, small_lm
 
 
@@ -13,7 +13,7 @@ def test_the_loss_of_logits_and_its_gradient_are_those_of_cross_entropy_to_the_b
     targets[3:5] = -100
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         wanted = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        scores = scores_of_logits(logits, targets)
+        scores = token_losses(logits, targets)
     assert torch.equal(scores.loss, wanted)
     grads = [torch.autograd.grad(loss, logits)[0] for loss in (scores.loss, wanted)]
     assert torch.equal(*grads)

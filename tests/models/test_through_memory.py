@@ -23,12 +23,12 @@ def text(length=15):
     return torch.randint(11, (length, 2)), torch.randint(11, (length, 2))
 
 
-def loss_of_segments(lm, tokens, targets, lengths, starts=None, through=True):
+def loss_of_segments(lm, tokens, targets, lengths, doc_starts=None, through=True):
     """The mean over all positions, read segment by segment with a memory that keeps its gradient."""
     memory, losses = Memory(()), []
-    begins = [None] * len(lengths) if starts is None else starts.split(lengths)
+    begins = [None] * len(lengths) if doc_starts is None else doc_starts.split(lengths)
     for x, y, start in zip(tokens.split(lengths), targets.split(lengths), begins, strict=True):
-        logits, memory, auxiliary_loss = lm(x, memory, starts=start, through_memory=through)
+        logits, memory, auxiliary_loss = lm(x, memory, doc_starts=start, through_memory=through)
         losses.append(F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none"))
         assert auxiliary_loss == 0
     return torch.cat(losses).mean(), memory
@@ -89,10 +89,10 @@ def test_so_have_short_segments_that_project_queries_instead_of_memory(monkeypat
 
 def test_so_have_segments_in_which_documents_begin():
     lm, (tokens, targets) = small_lm("transformer-xl", **EVERYTHING), text()
-    starts = torch.rand(len(tokens), 2) < 0.2
-    starts[6, 0] = True
-    parts, _ = loss_of_segments(lm, tokens, targets, list(LENGTHS), starts)
-    joined, _ = loss_of_segments(lm, tokens, targets, [len(tokens)], starts)
+    doc_starts = torch.rand(len(tokens), 2) < 0.2
+    doc_starts[6, 0] = True
+    parts, _ = loss_of_segments(lm, tokens, targets, list(LENGTHS), doc_starts)
+    joined, _ = loss_of_segments(lm, tokens, targets, [len(tokens)], doc_starts)
     agree(gradients(lm, parts), gradients(lm, joined))
 
 
@@ -151,8 +151,8 @@ def test_slots_and_their_loss_carry_no_gradient_into_what_was_compressed():
 
 def test_a_detached_memory_is_the_same_without_gradient():
     lm = small_lm("compressive")
-    starts = torch.rand(7, 2) < 0.3
-    memory = lm(torch.randint(11, (7, 2)), starts=starts, through_memory=True).memory
+    doc_starts = torch.rand(7, 2) < 0.3
+    memory = lm(torch.randint(11, (7, 2)), doc_starts=doc_starts, through_memory=True).memory
     detached = memory.detach()
     assert not any(x.requires_grad for x in (*detached.mem, *detached.c_mem))
     assert all(map(torch.equal, detached.mem + detached.c_mem, memory.mem + memory.c_mem))

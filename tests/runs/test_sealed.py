@@ -6,16 +6,16 @@ import pytest
 
 from memformers.runs.sealed import (
     LEFTOVER,
+    atomic_dir,
     check_seal,
     newest_that_loads,
     numbered,
     remove_leftovers,
-    sealing,
 )
 
 
 def seal(folder, text="text"):
-    with sealing(folder) as temporary:
+    with atomic_dir(folder) as temporary:
         (temporary / "a.txt").write_text(text)
         (temporary / "b.bin").write_bytes(bytes(range(256)))
     return folder
@@ -61,7 +61,7 @@ def test_a_file_that_must_be_there_and_was_never_sealed_is_missed(tmp_path):
 
 def test_a_failure_leaves_what_was_there(tmp_path):
     folder = seal(tmp_path / "7")
-    with pytest.raises(ZeroDivisionError), sealing(folder) as temporary:
+    with pytest.raises(ZeroDivisionError), atomic_dir(folder) as temporary:
         (temporary / "a.txt").write_text("half" * (1 // 0))
     check_seal(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["7"]

@@ -55,7 +55,9 @@ def test_a_resumed_run_has_the_same_records_and_weights(compression_loss, tmp_pa
         stop_at(patch, 4)
         with pytest.raises(SystemExit):
             train_run(config, tmp_path / "run", resume=True)
-    assert load_file(numbered(tmp_path / "run" / "checkpoints")[0] / "memory.safetensors")["sources.1"].any()
+    assert load_file(numbered(tmp_path / "run" / "checkpoints")[0] / "memory.safetensors")[
+        "slot_inputs.1"
+    ].any()
     folder = train_run(config, tmp_path / "run", resume=True)
     assert without_times(read_metrics(folder)) == without_times(read_metrics(whole))
     newest = [numbered(f / "checkpoints")[0] for f in (whole, folder)]
@@ -76,7 +78,7 @@ def test_two_ranks_end_with_one_processs_weights_memory_and_losses(
     program(tmp_path, replace(config, parallel=parallel, accumulate=2), 2)
     one = load_file(tmp_path / "single.0.safetensors")
     ranks = [load_file(tmp_path / f"{parallel}.{rank}.safetensors") for rank in range(2)]
-    assert "sources.0" in one
+    assert "slot_inputs.0" in one
     for name, tensor in one.items():
         torch.testing.assert_close(ranks[0][name], tensor, rtol=0, atol=1e-10)
         assert torch.equal(ranks[0][name], ranks[1][name])

@@ -93,10 +93,10 @@ def test_a_shortened_memory_still_hides_the_documents_before(share):
     """What a stream's ended document left in it can be anything."""
     lm = small_lm("compressive", segment_len=8, mem_len=8, c_mem_len=8, compression_rate=2)
     tokens, memory = torch.randint(11, (4, 8, 3)), None
-    starts = torch.zeros(4, 8, 3, dtype=torch.bool)
-    starts[2, 4, 1] = starts[3, 2, 2] = True
-    for segment, begun in zip(tokens, starts, strict=True):
-        memory = lm(segment, memory, starts=begun).memory
+    doc_starts = torch.zeros(4, 8, 3, dtype=torch.bool)
+    doc_starts[2, 4, 1] = doc_starts[3, 2, 2] = True
+    for segment, begun in zip(tokens, doc_starts, strict=True):
+        memory = lm(segment, memory, doc_starts=begun).memory
     short = shortened(memory, share, lm.config.layer_lengths)
     known = (short.valid, [x.clone() for x in (*short.mem, *short.c_mem)])
     for x in short.mem:

@@ -15,7 +15,7 @@ from memformers.runs.folder import METRICS
 from memformers.tracking import recorder
 from memformers.training import run as run_module
 from memformers.training.observer import in_one_line
-from memformers.training.ranks import Ranks
+from memformers.training.ranks import Distributed
 from memformers.training.resume import alike_on_all
 from memformers.training.run import check_folder, train_run
 from tests.builders import small_lm, small_training
@@ -83,7 +83,7 @@ def test_a_read_error_ends_the_resume_with_nothing_changed(run_of_its_own, monke
     assert (run_of_its_own / "result.json").is_file()
 
 
-class TwoRanks(Ranks):
+class TwoRanks(Distributed):
     """Two processes, the other of which says ``other``."""
 
     def __init__(self, other):

@@ -15,7 +15,7 @@ from memformers.models.memory import Memory
 from memformers.runs.metrics import read_metrics
 from memformers.training.checkpoints import own_randomness
 from memformers.training.loop import train
-from memformers.training.ranks import Ranks
+from memformers.training.ranks import Distributed
 from memformers.training.run import train_run
 from memformers.training.signals import Stopped, StopSignals
 from tests.builders import small_lm, small_training
@@ -109,7 +109,7 @@ def test_a_run_that_a_signal_to_any_rank_stopped_goes_on_with_another_number(tex
 def test_a_signal_that_comes_while_the_ranks_tell_each_other_waits_for_the_next_step():
     """Else the one rank would stop, and the others wait for it for ever."""
 
-    class SignalledWhileTheyVote(Ranks):
+    class SignalledWhileTheyVote(Distributed):
         def highest(self, number):
             os.kill(os.getpid(), signal.SIGTERM)
             return number
@@ -126,7 +126,7 @@ def test_a_signal_ends_the_evaluation_of_several_ranks_between_two_segments():
     with StopSignals(alone=False) as signals:
 
         def between_segments():
-            signals.check(Ranks())
+            signals.check(Distributed())
             read.append(1)
             if len(read) == 2:
                 signal.raise_signal(signal.SIGTERM)
@@ -138,13 +138,13 @@ def test_a_signal_ends_the_evaluation_of_several_ranks_between_two_segments():
 
 
 def test_what_one_rank_alone_has_otherwise_is_an_error_on_all():
-    class Two(Ranks):
+    class Two(Distributed):
         def all_gather(self, value):
             return [value, "another"]
 
     with pytest.raises(ValueError, match="texts differ"):
         Two(0, 2).check_alike("one", "texts differ")
-    Ranks().check_alike("one", "texts differ")
+    Distributed().check_alike("one", "texts differ")
 
 
 @LONG
@@ -208,17 +208,17 @@ def test_recomputed_layers_drop_out_the_same():
 
 def test_each_rank_has_its_own_streams_and_their_memory():
     streams = torch.arange(12).view(2, 6)
-    parts = [Ranks(rank, 3).own(streams) for rank in range(3)]
+    parts = [Distributed(rank, 3).own(streams) for rank in range(3)]
     assert torch.equal(torch.cat(parts, dim=1), streams)
     memory = Memory((torch.rand(4, 6, 2),), (torch.rand(3, 6, 2),))
-    own = Ranks(1, 3).own_memory(memory)
+    own = Distributed(1, 3).own_memory(memory)
     assert torch.equal(own.mem[0], memory.mem[0][:, 2:4])
     assert torch.equal(own.c_mem[0], memory.c_mem[0][:, 2:4])
 
 
 def test_with_dropout_only_as_many_processes_go_on(tmp_path):
     write_json(path := tmp_path / "random.json", {"ranks": [{"torch": 0}, {"torch": 1}]})
-    assert own_randomness(path, Ranks(1, 2), 0.1) == {"torch": 1}
-    assert own_randomness(path, Ranks(2, 3), 0.0) == {"torch": 0}
+    assert own_randomness(path, Distributed(1, 2), 0.1) == {"torch": 1}
+    assert own_randomness(path, Distributed(2, 3), 0.0) == {"torch": 0}
     with pytest.raises(ValueError, match=r"made by 2 processes, but there are 3 now; with dropout=0\.1"):
-        own_randomness(path, Ranks(2, 3), 0.1)
+        own_randomness(path, Distributed(2, 3), 0.1)

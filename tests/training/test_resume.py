@@ -22,10 +22,10 @@ from tests.training.runs import reseal, short_corpus, stop_at, without_times
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_resumed_run_has_the_same_records_sample_result_and_weights(model, tmp_path, monkeypatch):
-    """With Muon, dropout, and a text so short that a new order of its stretches begins in step 8 and each 8
+    """With Muon, dropout, and a text so short that a new order of its chunks begins in step 8 and each 8
     steps."""
     monkeypatch.setattr(run_module, "load_corpus", lambda *_: Corpus("short", "", short_corpus().text[:550]))
-    config = small_training(model=model, log_every=4, stretch=40)
+    config = small_training(model=model, log_every=4, chunk_len=40)
     assert config.optimizer == "muon"
     config = replace(config, model=replace(config.model, dropout=0.3))
     whole = train_run(config, tmp_path / "whole")
@@ -53,7 +53,7 @@ def test_peak_memory_is_the_highest_of_all_processes_and_ranks(tmp_path, monkeyp
     here, of_another_rank = [0], 75
     monkeypatch.setattr(observer, "peak_memory", lambda device: here[0])
     monkeypatch.setattr(
-        run_module.Ranks,
+        run_module.Distributed,
         "highest",
         lambda ranks, number: max(number, of_another_rank) if number > 1 else number,
     )

@@ -14,9 +14,9 @@ from memformers.models.memory import Memory
 from memformers.training.gradients import backward
 from memformers.training.loop import train
 from memformers.training.optimizers import build_optimizers
-from memformers.training.ranks import Ranks
+from memformers.training.ranks import Distributed
 from memformers.training.run import train_run
-from memformers.training.segments import InTurn, Part
+from memformers.training.segments import Batch, InTurn
 from memformers.training.state import TrainingState
 from tests.builders import small_lm, small_training
 from tests.training.launches import program
@@ -29,12 +29,14 @@ def gradient_of(lm, parts, forward=None, **changes):
     lm.zero_grad()
     predictions = sum(int((part.targets != IGNORED).sum()) for part in parts)
     config = small_training(batch_size=4, tbptt=len(parts) - 1, **changes)
-    outcome = backward(forward or InTurn(lm), parts, Memory(()), config, Ranks(), predictions=predictions)
+    outcome = backward(
+        forward or InTurn(lm), parts, Memory(()), config, Distributed(), predictions=predictions
+    )
     return outcome, [p.grad for p in lm.parameters()]
 
 
 def segment(length, streams=4):
-    return Part(torch.randint(11, (length, streams)), torch.randint(11, (length, streams)))
+    return Batch(torch.randint(11, (length, streams)), torch.randint(11, (length, streams)))
 
 
 @pytest.mark.usefixtures("float64")
@@ -85,7 +87,7 @@ def test_the_gradient_reaches_into_a_steps_earlier_segments_and_no_other():
     assert reached()
     past = lm(first.inputs).memory
     lm.zero_grad()
-    backward(InTurn(lm), [second], past, small_training(), Ranks())
+    backward(InTurn(lm), [second], past, small_training(), Distributed())
     assert not reached()
     gradient_of(lm, [first, replace(second, starts_over=True)])
     assert not reached()
@@ -132,7 +134,7 @@ def test_after_a_skipped_step_nothing_of_an_epoch_that_has_ended_is_remembered(d
     assert [segment.starts_over for segment in segments] == [True] + [False] * 7 + [True]
     assert before[2].mem is before[1].mem
     if documents:
-        begun = torch.cat([segment.starts for segment in segments[3:6]]).any(0)
+        begun = torch.cat([segment.doc_starts for segment in segments[3:6]]).any(0)
         assert (before[2].valid[begun] == 0).all()
     assert state.memory.mem == ()
 

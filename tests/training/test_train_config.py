@@ -37,8 +37,8 @@ from tests.builders import small_training
         ),
         ({"muon_learning_rate": 0.0}, "muon_learning_rate=0.0 must be above 0"),
         ({"beta2": 1.0}, r"beta2=1.0 is outside \[0, 1\)"),
-        ({"stretch": 63}, "stretch=63 is shorter than a segment of 64; use at least 64, or 0 to read"),
-        ({"stretch": -1}, "stretch=-1 is negative"),
+        ({"chunk_len": 63}, "chunk_len=63 is shorter than a segment of 64; use at least 64, or 0 to read"),
+        ({"chunk_len": -1}, "chunk_len=-1 is negative"),
     ],
 )
 def test_a_config_that_cannot_work_is_an_error(changes, message):
@@ -62,7 +62,7 @@ def test_unknown_keys_are_errors_with_the_nearest_known_one():
 
 def test_a_config_of_the_version_without_muon_is_read_as_what_it_did():
     saved = asdict(small_training())
-    for name in ("optimizer", "muon_learning_rate", "beta2", "stretch"):
+    for name in ("optimizer", "muon_learning_rate", "beta2", "chunk_len"):
         del saved[name]
     config = saved_config(saved, "here")
-    assert (config.optimizer, config.beta2, config.stretch) == ("adamw", 0.99, 0)
+    assert (config.optimizer, config.beta2, config.chunk_len) == ("adamw", 0.99, 0)

@@ -23,9 +23,9 @@ from memformers.training import run as run_module
 from memformers.training.gradients import backward
 from memformers.training.loop import train
 from memformers.training.optimizers import build_optimizers
-from memformers.training.ranks import Ranks
+from memformers.training.ranks import Distributed
 from memformers.training.run import train_run
-from memformers.training.segments import InTurn, Part
+from memformers.training.segments import Batch, InTurn
 from memformers.training.state import TrainingState
 from tests.builders import small_lm, small_training
 from tests.training.launches import program, start
@@ -61,19 +61,19 @@ def test_a_step_on_documents_learns_from_each_of_them_alone():
     lm = small_lm("transformer-xl", segment_len=64, mem_len=16)
     config = replace(config, model=lm.config)
     segment = next(segments_of(config, documents=DOCUMENTS))
-    assert segment.starts[1:].any()
-    part = Part(segment.inputs, segment.targets, segment.starts)
+    assert segment.doc_starts[1:].any()
+    part = Batch(segment.inputs, segment.targets, segment.doc_starts)
     outcome = backward(
-        InTurn(lm), [part], Memory(()), config, Ranks(), predictions=segment.predictions
+        InTurn(lm), [part], Memory(()), config, Distributed(), predictions=segment.predictions
     )  # fmt: skip
     losses = []
     for b in range(2):
-        firsts = [*segment.starts[:, b].nonzero()[:, 0].tolist(), 64]
+        firsts = [*segment.doc_starts[:, b].nonzero()[:, 0].tolist(), 64]
         for first, end in itertools.pairwise(firsts):
             inputs, targets = (x[first:end, b : b + 1] for x in (segment.inputs, segment.targets))
             losses.append(lm(inputs, None, targets).scores.losses[targets != IGNORED])
     assert outcome.loss == pytest.approx(torch.cat(losses).mean().item(), abs=1e-10)
-    ends = torch.cat([segment.starts[1:], segment.starts[:0]]).sum()
+    ends = torch.cat([segment.doc_starts[1:], segment.doc_starts[:0]]).sum()
     assert segment.predictions == 128 - ends - (segment.targets[-1] == IGNORED).sum()
 
 
@@ -85,13 +85,13 @@ def test_each_prediction_counts_alike_whatever_part_of_a_step_it_is_in(embedding
     lm = small_lm("transformer-xl", **changes)
     inputs, targets = torch.randint(0, 11, (2, 5, 4))
     targets[1:, 0] = targets[:, 1] = targets[2, 3] = IGNORED
-    starts = torch.rand(5, 4) < 0.3
+    doc_starts = torch.rand(5, 4) < 0.3
     found = []
     for accumulate in (1, 2, 4):
         lm.zero_grad()
         outcome = backward(
-            InTurn(lm), [Part(inputs, targets, starts)], Memory(()),
-            small_training(batch_size=4, accumulate=accumulate), Ranks(),
+            InTurn(lm), [Batch(inputs, targets, doc_starts)], Memory(()),
+            small_training(batch_size=4, accumulate=accumulate), Distributed(),
             predictions=int((targets != IGNORED).sum()),
         )  # fmt: skip
         found.append((outcome, [p.grad for p in lm.parameters()]))
@@ -118,18 +118,18 @@ def test_each_stream_counts_alike_in_the_reconstruction_loss_whatever_part_of_a_
     *_, memory = [lm(torch.randint(0, 11, (6, 4))).memory for _ in range(2)]
     memory = replace(memory, valid=torch.tensor([99, 3, 99, 99]))
     inputs, targets = torch.randint(0, 11, (2, 6, 4))
-    starts = torch.zeros(6, 4, dtype=torch.bool)
-    starts[5, 3] = True
+    doc_starts = torch.zeros(6, 4, dtype=torch.bool)
+    doc_starts[5, 3] = True
     parts = [
-        Part(inputs, targets, starts),
-        Part(targets, inputs, starts.roll(1, dims=1)),
-        Part(inputs.repeat(3, 1), targets.repeat(3, 1), starts.repeat(3, 1), starts_over=True),
+        Batch(inputs, targets, doc_starts),
+        Batch(targets, inputs, doc_starts.roll(1, dims=1)),
+        Batch(inputs.repeat(3, 1), targets.repeat(3, 1), doc_starts.repeat(3, 1), starts_over=True),
     ]
     found = []
     for accumulate in (1, 2, 4):
         lm.zero_grad()
         config = replace(small_training(batch_size=4, accumulate=accumulate), model=lm.config)
-        outcome = backward(InTurn(lm), parts[:segments], memory, config, Ranks())
+        outcome = backward(InTurn(lm), parts[:segments], memory, config, Distributed())
         found.append((outcome.auxiliary_loss, [p.grad for p in lm.parameters()]))
     (one, expected), *others = found
     assert one > 0
@@ -164,7 +164,7 @@ def test_after_a_skipped_step_a_new_document_does_not_see_the_one_before_it():
     with pytest.warns(RuntimeWarning, match="the step is skipped"):
         train(lm, iter(segments), config, record=lambda *_: None, evaluate=lambda _: None, state=state,
               maybe_checkpoint=lambda state: before.append(state.memory))  # fmt: skip
-    begun = segments[2].starts.any(0)
+    begun = segments[2].doc_starts.any(0)
     assert begun.any()
     assert not begun.all()
     assert (state.memory.valid[begun] == 0).all()

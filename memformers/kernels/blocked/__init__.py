@@ -30,7 +30,7 @@ def relative_attention(
     u: Tensor,
     v: Tensor | None = None,
     s: Tensor | None = None,
-    first: Tensor | None = None,
+    key_start: Tensor | None = None,
     dropout_prob: float = 0.0,
 ) -> Tensor:
     """[`memformers.kernels.naive.relative_attention`][], causal: the same arguments and shapes, the same
@@ -40,7 +40,7 @@ def relative_attention(
     will_learn = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     keep = will_learn and count_scores(query, key) <= KEPT
     seed = torch.randint(1 << 62, ()) if dropout_prob else None
-    return blocked_attention(query, key, value, r, u, v, s, first, seed, dropout_prob, keep)[0]
+    return blocked_attention(query, key, value, r, u, v, s, key_start, seed, dropout_prob, keep)[0]
 
 
 @torch.library.custom_op("memformers::blocked_attention", mutates_args=(), device_types="cpu")
@@ -52,20 +52,21 @@ def blocked_attention(
     u: Tensor,
     v: Tensor | None,
     s: Tensor | None,
-    first: Tensor | None,
+    key_start: Tensor | None,
     seed: Tensor | None,
     dropout_prob: float,
     keep: bool,
 ) -> tuple[Tensor, list[Tensor]]:
     """The output ``[B, H, S, E]`` and, if ``keep``, each block's probabilities ``[n, s, k]``. Those that
-    were dropped have a minus sign. They are in a tensor ``[·]`` as long as it would be without ``first``."""
+    were dropped have a minus sign. They are in a tensor ``[·]`` as long as it would be without
+    ``key_start``."""
     out = sequence_first(query)
-    terms = Terms(query, key, r, u, v, s, first, seed, dropout_prob)
+    terms = Terms(query, key, r, u, v, s, key_start, seed, dropout_prob)
     kept = []
     # One tensor is kept for each block: the allocator reuses freed memory for this size. A single large
     # tensor would be new memory of the system, whose first use takes longer than the arithmetic.
     scores = None if keep else torch.empty_like(terms.workspace)
-    for block in blocks(query, key, first):
+    for block in blocks(query, key, key_start):
         if scores is None:
             kept.append(terms.workspace.new_empty(block.room))
         room = block.scores(kept[-1] if scores is None else scores)
@@ -89,16 +90,16 @@ def blocked_attention_backward(
     u: Tensor,
     v: Tensor | None,
     s: Tensor | None,
-    first: Tensor | None,
+    key_start: Tensor | None,
     seed: Tensor | None,
     dropout_prob: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value, r, u, v and s, in their shapes, from the gradient of the output,
     ``[B, H, S, E]``; empty tensors where v or s is None."""
-    terms = Terms(query, key, r, u, v, s, first, seed, dropout_prob)
+    terms = Terms(query, key, r, u, v, s, key_start, seed, dropout_prob)
     E = query.shape[-1]
     d_query = sequence_first(query)
-    fresh = torch.empty_like if first is None else torch.zeros_like  # for keys that no query sees
+    fresh = torch.empty_like if key_start is None else torch.zeros_like  # for keys that no query sees
     d_key, d_value = (fresh(x, memory_format=torch.contiguous_format) for x in (key, value))
     vectors = terms.table[:, :E]  # r by descending distance
     d_vectors, d_u, d_s = (torch.zeros_like(x) for x in (vectors, terms.u, vectors[:, 0]))
@@ -108,7 +109,7 @@ def blocked_attention_backward(
     workspace = torch.empty_like(terms.workspace, dtype=query.dtype)
     scores = None if kept else torch.empty_like(terms.workspace)
     before = None
-    for i, block in enumerate(blocks(query, key, first)):
+    for i, block in enumerate(blocks(query, key, key_start)):
         content, position = (x.to(query.dtype) for x in terms.biased_queries(block))  # [n, s, E], [h, s·b, E]
         if scores is None:
             probabilities = block.scores(kept[i])
@@ -167,7 +168,7 @@ def _(
     u: Tensor,
     v: Tensor | None,
     s: Tensor | None,
-    first: Tensor | None,
+    key_start: Tensor | None,
     seed: Tensor | None,
     dropout_prob: float,
     keep: bool,
@@ -187,7 +188,7 @@ def _(
     u: Tensor,
     v: Tensor | None,
     s: Tensor | None,
-    first: Tensor | None,
+    key_start: Tensor | None,
     seed: Tensor | None,
     dropout_prob: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -205,9 +206,9 @@ def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]
-    *inputs, first, seed = ctx.saved_tensors[:9]
+    *inputs, key_start, seed = ctx.saved_tensors[:9]
     kept = list(ctx.saved_tensors[9:])
-    grads = blocked_attention_backward(grad, kept, *inputs, first, seed, ctx.dropout_prob)
+    grads = blocked_attention_backward(grad, kept, *inputs, key_start, seed, ctx.dropout_prob)
     return *(None if x is None else g for x, g in zip(inputs, grads, strict=True)), None, None, None, None
 
 

@@ -28,13 +28,13 @@ class Terms:
         u: Tensor,
         v: Tensor | None,
         s: Tensor | None,
-        first: Tensor | None,
+        key_start: Tensor | None,
         seed: Tensor | None,
         dropout_prob: float,
     ):
         self.scale = 1.0 / math.sqrt(query.shape[-1])
         self.dtype = exact(query)
-        self.query, self.key, self.first = query, key, first
+        self.query, self.key, self.key_start = query, key, key_start
         self.u = u.to(self.dtype) * self.scale
         self.v = None if v is None else v.to(self.dtype) * self.scale
         self.table = descending(r.to(self.dtype), None if s is None else s.to(self.dtype) * self.scale)
@@ -75,15 +75,15 @@ class Terms:
 
     def hide(self, block: Block, scores: Tensor) -> None:
         """Write −∞ to the block's scores ``[n, s, k]`` of keys before the first key of each query."""
-        if self.first is None:
+        if self.key_start is None:
             return
-        first = self.first[block.streams, block.queries] - block.keys.start  # [b, s]
-        if first.max() <= 0:
+        key_start = self.key_start[block.streams, block.queries] - block.keys.start  # [b, s]
+        if key_start.max() <= 0:
             return
-        by_stream, stretches = block.unpair(scores), stretches_of(first)  # [b, h, s, k]
-        if FEWEST_QUERIES * len(stretches) > first.numel():
+        by_stream, stretches = block.unpair(scores), stretches_of(key_start)  # [b, h, s, k]
+        if FEWEST_QUERIES * len(stretches) > key_start.numel():
             keys = torch.arange(by_stream.shape[-1])
-            by_stream.masked_fill_(keys < first[:, None, :, None], -math.inf)
+            by_stream.masked_fill_(keys < key_start[:, None, :, None], -math.inf)
             return
         for stream, start, stop, hidden in stretches:
             if hidden > 0:
@@ -94,14 +94,14 @@ class Terms:
         return probabilities if self.generator is None else probabilities.relu()
 
 
-def stretches_of(first: Tensor) -> list[list[int]]:
-    """The stretches of queries of a stream that have the same ``first [b, s]``, in order: the stream, the
+def stretches_of(key_start: Tensor) -> list[list[int]]:
+    """The stretches of queries of a stream that have the same ``key_start [b, s]``, in order: the stream, the
     first query, the one after the last, and what they have."""
-    begins = F.pad(first[:, 1:] != first[:, :-1], (1, 0), value=True).nonzero()  # [stretches, 2]
+    begins = F.pad(key_start[:, 1:] != key_start[:, :-1], (1, 0), value=True).nonzero()  # [stretches, 2]
     stream, start = begins.unbind(1)
     stop = F.pad(start[1:], (0, 1))
-    stop = stop.where(stop > 0, first.shape[1])  # the next one begins in another stream
-    return torch.stack((stream, start, stop, first[stream, start]), dim=1).tolist()
+    stop = stop.where(stop > 0, key_start.shape[1])  # the next one begins in another stream
+    return torch.stack((stream, start, stop, key_start[stream, start]), dim=1).tolist()
 
 
 def exact(x: Tensor) -> torch.dtype:

@@ -109,14 +109,14 @@ class Block:
             target += torch.bmm(scores.transpose(1, 2), x)
 
 
-def blocks(query: Tensor, key: Tensor, first: Tensor | None = None) -> Iterator[Block]:
+def blocks(query: Tensor, key: Tensor, key_start: Tensor | None = None) -> Iterator[Block]:
     """Blocks that cover all of ``query [B, H, S, E]`` over ``key [B, H, K, E]``: all heads of some streams
     if they are small, or some heads of one stream; the last queries come first. A block has 2, 4, 8 … pairs
     of head and stream, because the matrix products distribute them over threads, and 3 pairs on 2 threads
     take as long as 4.
 
-    A block of one stream begins with the first key that any of its queries sees, by ``first [B, S]``. Blocks
-    of several streams have all keys, so that the computation of a stream doesn't depend on the others.
+    A block of one stream begins with the first key that any of its queries sees, by ``key_start [B, S]``.
+    Blocks of several streams have all keys, so that the computation of a stream doesn't depend on the others.
     """
     (B, H, S, _), K = query.shape, key.shape[2]
     s = min(S, QUERIES)
@@ -125,7 +125,7 @@ def blocks(query: Tensor, key: Tensor, first: Tensor | None = None) -> Iterator[
     for stop in range(S, 0, -s):
         queries = slice(max(stop - s, 0), stop)
         for stream in range(0, B, b):
-            begin = 0 if first is None or b > 1 else int(first[stream, queries].min())
+            begin = 0 if key_start is None or b > 1 else int(key_start[stream, queries].min())
             k = K - S + stop - begin
             for head in range(0, H, h):
                 yield Block(

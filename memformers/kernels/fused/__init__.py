@@ -31,15 +31,15 @@ def relative_attention(
     u: Tensor,
     v: Tensor | None = None,
     s: Tensor | None = None,
-    first: Tensor | None = None,
+    key_start: Tensor | None = None,
 ) -> Tensor:
     """[`memformers.kernels.naive.relative_attention`][], causal and without dropout: the same
     arguments and shapes, the same result ``[B, H, S, E]``, and the same gradients. Raises ValueError for
     heads wider than 128 and for dtypes other than float32, float16 and bfloat16."""
     v = torch.zeros_like(u) if v is None else v
     s = r.new_zeros(r.shape[:2]) if s is None else s
-    first = None if first is None else first.to(torch.int32).contiguous()
-    return fused_attention(query, key, value, r, u, v, s, first)[0]
+    key_start = None if key_start is None else key_start.to(torch.int32).contiguous()
+    return fused_attention(query, key, value, r, u, v, s, key_start)[0]
 
 
 @torch.library.custom_op("memformers::fused_attention", mutates_args=())
@@ -51,7 +51,7 @@ def fused_attention(
     u: Tensor,
     v: Tensor,
     s: Tensor,
-    first: Tensor | None,
+    key_start: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """The output ``[B, H, S, E]``, and each query's base-2 logarithm of the sum of e^score, ``[B, H, S]``."""
     B, H, S, E = query.shape
@@ -59,7 +59,7 @@ def fused_attention(
     out, lse = sequence_first(query), query.new_empty((B, H, S), dtype=torch.float32)
     with torch.cuda.device_of(query):
         a, b = biases(key, r, u, v, s)
-        inputs = rows(query), rows(key), rows(value), rows(r[None]), a, b, first
+        inputs = rows(query), rows(key), rows(value), rows(r[None]), a, b, key_start
         programs = B * H * triton.cdiv(S, tiling["N"])
         passes.attend[(programs,)](*inputs, rows(out), lse, H, 1 / math.sqrt(E), **tiling)
     return out, lse
@@ -77,7 +77,7 @@ def fused_attention_backward(
     u: Tensor,
     v: Tensor,
     s: Tensor,
-    first: Tensor | None,
+    key_start: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value, r, u, v and s, in their shapes, from ``grad [B, H, S, E]``, the
     gradient of the output."""
@@ -92,7 +92,7 @@ def fused_attention_backward(
     with torch.cuda.device_of(query):
         a, b = biases(key, r, u, v, s)
         delta = row_dots(grad, out)
-        inputs = rows(query), rows(key), rows(value), rows(r[None]), a, b, first, rows(grad), lse, delta
+        inputs = rows(query), rows(key), rows(value), rows(r[None]), a, b, key_start, rows(grad), lse, delta
         passes.gradient_by_query[(B * H * query_tiles,)](*inputs, rows(d_query), H, scale, **tiling)
         by_key = rows(d_key), rows(d_value), u.contiguous(), d_u
         passes.gradient_by_key[(B * H * key_tiles,)](*inputs, *by_key, H, scale, **tiling)
@@ -112,12 +112,12 @@ def fused_attention_backward(
 
 
 @fused_attention.register_fake
-def _(query, key, value, r, u, v, s, first):
+def _(query, key, value, r, u, v, s, key_start):
     return sequence_first(query), query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
 @fused_attention_backward.register_fake
-def _(grad, out, lse, query, key, value, r, u, v, s, first):
+def _(grad, out, lse, query, key, value, r, u, v, s, key_start):
     rest = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (r, u, v, s))
     return *(sequence_first(x) for x in (query, key, value)), *rest
 

@@ -46,7 +46,7 @@ def dot_rows(x, y, dots, H, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def attend(
-    query, key, value, r, a, b, first, out, lse,
+    query, key, value, r, a, b, key_start, out, lse,
     H, scale, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
     """The output and the log-sum-exp of N queries."""
@@ -54,7 +54,7 @@ def attend(
     stream, head, i = place(S, H, N)
     first_distance = K - S + i  # of the first query to the first key
     q = load(query, stream, head, i, E, W, N)
-    begin = first_tile(first, stream, S, i, N)
+    begin = first_tile(key_start, stream, S, i, N)
     far = distance_scores(q, r, b, head, first_distance - begin + 1, E, W, N)
     highest = tl.full([N], float("-inf"), tl.float32)
     total = tl.zeros([N], tl.float32)
@@ -64,12 +64,12 @@ def attend(
         k = load(key, stream, head, j, E, W, N).to(q.dtype)
         a_j = load_numbers(a, stream * H + head, K, j, 0.0, N)
         x = key_scores(q, k, a_j, fold(near, far, N), first_distance - j, scale, N)
-        x = from_first(x, first, stream, S, i, j, N)
+        x = from_key_start(x, key_start, stream, S, i, j, N)
         far = near
 
         higher = tl.maximum(highest, tl.max(x, axis=1))
         top = higher
-        if first is not None:  # a query that has seen no key yet has no highest score
+        if key_start is not None:  # a query that has seen no key yet has no highest score
             top = tl.where(higher == float("-inf"), 0.0, higher)
         p = tl.exp2(x - top[:, None])
         shrink = tl.exp2(highest - top)
@@ -82,7 +82,7 @@ def attend(
 
 @triton.jit
 def gradient_by_query(
-    query, key, value, r, a, b, first, grad, lse, delta, d_query,
+    query, key, value, r, a, b, key_start, grad, lse, delta, d_query,
     H, scale, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
     """The gradient of N queries."""
@@ -92,7 +92,7 @@ def gradient_by_query(
     q = load(query, stream, head, i, E, W, N)
     g = load(grad, stream, head, i, E, W, N).to(q.dtype)
     lse_i, delta_i = load_statistics(lse, delta, stream * H + head, S, i, N)
-    begin = first_tile(first, stream, S, i, N)
+    begin = first_tile(key_start, stream, S, i, N)
     far = distance_scores(q, r, b, head, first_distance - begin + 1, E, W, N)
     ds_before = tl.zeros([N, N], q.dtype)
     dq = tl.zeros([N, W], tl.float32)
@@ -102,7 +102,7 @@ def gradient_by_query(
         k = load(key, stream, head, j, E, W, N).to(q.dtype)
         a_j = load_numbers(a, stream * H + head, K, j, 0.0, N)
         x = key_scores(q, k, a_j, fold(near, far, N), first_distance - j, scale, N)
-        x = from_first(x, first, stream, S, i, j, N)
+        x = from_key_start(x, key_start, stream, S, i, j, N)
         far = near
 
         dp = dot(g, tl.trans(load(value, stream, head, j, E, W, N).to(q.dtype)), None)
@@ -120,7 +120,7 @@ def gradient_by_query(
 
 @triton.jit
 def gradient_by_key(
-    query, key, value, r, a, b, first, grad, lse, delta, d_key, d_value, u, d_u,
+    query, key, value, r, a, b, key_start, grad, lse, delta, d_key, d_value, u, d_u,
     H, scale, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
     """The gradients of N keys and values, and these keys' part of the gradient of u."""
@@ -139,7 +139,7 @@ def gradient_by_key(
         near = distance_scores(q, r, b, head, first_distance - N + 1, E, W, N)
         far = distance_scores(q, r, b, head, first_distance + 1, E, W, N)
         x = key_scores(q, k.to(q.dtype), a_j, fold(near, far, N), first_distance, scale, N)
-        x = from_first(x, first, stream, S, i, j, N)
+        x = from_key_start(x, key_start, stream, S, i, j, N)
 
         p = tl.exp2(x - lse_i[:, None])
         dv = dot(tl.trans(p.to(q.dtype)), g, dv)
@@ -156,7 +156,7 @@ def gradient_by_key(
 
 @triton.jit
 def gradient_by_distance(
-    query, key, value, r, a, b, first, grad, lse, delta, d_r, d_b, B, parts,
+    query, key, value, r, a, b, key_start, grad, lse, delta, d_r, d_b, B, parts,
     H, scale, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
     """The gradient of N distances' q·r_d + b_d with respect to r and b, over every parts-th stream."""
@@ -181,8 +181,8 @@ def gradient_by_distance(
         x = (fold(content, far_content, N) + skew(position, N)) * (scale * LOG2E)
         at = j + column + tl.where(column >= row, 0, N)
         x = tl.where(at >= 0, x, float("-inf"))
-        if first is not None:
-            x = tl.where(at >= load_numbers(first, stream, S, i, 0, N)[:, None], x, float("-inf"))
+        if key_start is not None:
+            x = tl.where(at >= load_numbers(key_start, stream, S, i, 0, N)[:, None], x, float("-inf"))
 
         ds = tl.exp2(x - lse_i[:, None]) * (fold(dp, far_dp, N) - delta_i[:, None])
         ds = skew(ds, N)
@@ -194,7 +194,7 @@ def gradient_by_distance(
 
 @triton.jit
 def distance_scores(q, r, b, head, first, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr):
-    """q_i·r_d + b_d for N distances, beginning with ``first``, by distance."""
+    """q_i·r_d + b_d for N distances, beginning with ``key_start``, by distance."""
     r_d = load(r, 0, head, first, E, W, N).to(q.dtype)
     return dot(q, tl.trans(r_d), None) + load_numbers(b, head, r.length, first, 0.0, N)
 
@@ -209,21 +209,21 @@ def key_scores(q, k, a_j, band, first_distance, scale, N: tl.constexpr):
 
 
 @triton.jit
-def first_tile(first, stream, S, i, N: tl.constexpr):
+def first_tile(key_start, stream, S, i, N: tl.constexpr):
     """The first key of the first tile of N keys that any of the N queries from ``i`` on sees."""
     begin = 0
-    if first is not None:
+    if key_start is not None:
         # Tiles begin at multiples of N, as without first. Rows after the last query see no key.
-        begin = tl.min(load_numbers(first, stream, S, i, 2147483647, N), axis=0) // N * N
+        begin = tl.min(load_numbers(key_start, stream, S, i, 2147483647, N), axis=0) // N * N
     return begin
 
 
 @triton.jit
-def from_first(x, first, stream, S, i, j, N: tl.constexpr):
+def from_key_start(x, key_start, stream, S, i, j, N: tl.constexpr):
     """The scores of the queries from ``i`` on for the keys from ``j`` on; −∞ for keys before the first
     key of a query."""
-    if first is not None:
-        i_first = load_numbers(first, stream, S, i, 0, N)
+    if key_start is not None:
+        i_first = load_numbers(key_start, stream, S, i, 0, N)
         x = tl.where(j + tl.arange(0, N)[None, :] >= i_first[:, None], x, float("-inf"))
     return x
 
@@ -232,7 +232,7 @@ def from_first(x, first, stream, S, i, j, N: tl.constexpr):
 def key_products(
     q, g, key, value, a, stream, head, H, first, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
 ):
-    """q·k_j + a_j and the gradient g·v_j of the probabilities, for N keys from ``first`` on."""
+    """q·k_j + a_j and the gradient g·v_j of the probabilities, for N keys from ``key_start`` on."""
     k = load(key, stream, head, first, E, W, N).to(q.dtype)
     values = load(value, stream, head, first, E, W, N).to(q.dtype)
     a_j = load_numbers(a, stream * H + head, key.length, first, 0.0, N)

@@ -22,13 +22,21 @@ APART = 0.16
 """The distance between arms at the same place of the axis; places have a distance of 1."""
 
 
-def save_worth(
-    worth: Mapping[str, Any], labels: Mapping[str, str], looks: Mapping[str, dict[str, Any]], folder: Path
+def save_memory_ablation(
+    memory_ablation: Mapping[str, Any],
+    labels: Mapping[str, str],
+    looks: Mapping[str, dict[str, Any]],
+    folder: Path,
 ) -> dict[str, Path]:
-    """Draw what memory is ``worth`` into ``folder``; returns the path by the figure's name, or nothing if
-    there is neither a memory nor a second arm. ``labels`` and ``looks`` have the runs' names as keys."""
-    costs = {run: found for run, found in worth["overall"]["less_untouched"].items() if found}
-    others = [run for run in worth["overall"]["loss"] if run != worth["baseline"] and worth["baseline"]]
+    """Draw what memory is ``memory_ablation`` into ``folder``; returns the path by the figure's name, or
+    nothing if there is neither a memory nor a second arm. ``labels`` and ``looks`` have the runs' names as
+    keys."""
+    costs = {run: found for run, found in memory_ablation["overall"]["less_untouched"].items() if found}
+    others = [
+        run
+        for run in memory_ablation["overall"]["loss"]
+        if run != memory_ablation["baseline"] and memory_ablation["baseline"]
+    ]
     if not costs and not others:
         return {}
     heights = [2.6] * bool(costs) + [3.4] * bool(others)
@@ -37,18 +45,20 @@ def save_worth(
     if costs:
         draw_costs(panels[0], costs, labels, looks)
     if others:
-        draw_bands(panels[-1], worth["by_repeat_distance"], others, labels, looks)
-        panels[-1].set_ylabel(f"nats per token, minus\n{drawn(labels[worth['baseline']])}", fontsize=9)
+        draw_bands(panels[-1], memory_ablation["by_repeat_distance"], others, labels, looks)
+        panels[-1].set_ylabel(
+            f"nats per token, minus\n{drawn(labels[memory_ablation['baseline']])}", fontsize=9
+        )
     legend(figure, panels)
-    path = folder / "worth.png"
+    path = folder / "memory_ablation.png"
     head = ["arm", "changed part, or distance of repeats (tokens)", "quantity (nats per token)", "mean",
             "half width of the 95 % interval"]  # fmt: skip
-    save_with_data(figure, path, head, list(rows(worth, costs, others, labels)))
-    return {"worth": path}
+    save_with_data(figure, path, head, list(rows(memory_ablation, costs, others, labels)))
+    return {"memory_ablation": path}
 
 
 def rows(
-    worth: Mapping[str, Any],
+    memory_ablation: Mapping[str, Any],
     costs: Mapping[str, Mapping[str, Any]],
     others: Sequence[str],
     labels: Mapping[str, str],
@@ -58,8 +68,8 @@ def rows(
         for control, cost in found.items():
             yield [labels[run], control, "cost", cost["mean"], cost["half_width"]]
     for run in others:
-        less = f"loss minus that of {labels[worth['baseline']]}"
-        for group in worth["by_repeat_distance"]:
+        less = f"loss minus that of {labels[memory_ablation['baseline']]}"
+        for group in memory_ablation["by_repeat_distance"]:
             if run in group["less_baseline"]:
                 difference = group["less_baseline"][run]
                 yield [labels[run], group["name"], less, difference["mean"], difference["half_width"]]

@@ -17,21 +17,22 @@ Measured = Mapping[str, Any]
 """The measurements in ``probe.json``, or a part of them."""
 
 
-def worth_section(
-    worth: Measured | None, labels: Mapping[str, str], figure: Path | None, folder: Path
+def memory_ablation_section(
+    ablation: Measured | None, labels: Mapping[str, str], figure: Path | None, folder: Path
 ) -> list[str]:
-    """The section on what memory is ``worth`` to models, as paragraphs, with its ``figure`` if there is one.
-    A probe of ``folder`` measured it, and ``labels`` has the names of the models by their runs."""
+    """The section on the ``ablation`` of each model's memory, as paragraphs, with its ``figure`` if
+    there is one. A probe of ``folder`` measured it, and ``labels`` has the names of the models by their
+    runs."""
     head = "### What each part of memory is worth"
-    if worth is None:
+    if ablation is None:
         return [
             head,
             "It was not measured: the held-out text is too short to fill the memories of two streams, or of "
             "two of its documents.",
         ]
-    overall = worth["overall"]
-    several = worth["baseline"] is not None
-    of_documents = worth.get("of_documents", False)
+    overall = ablation["overall"]
+    several = ablation["baseline"] is not None
+    of_documents = ablation.get("of_documents", False)
     place = (
         "reads the same position of another document" if of_documents else "reads another part of the text"
     )
@@ -42,27 +43,32 @@ def worth_section(
         f"memory is changed before each segment that a trained model reads: the part is *zeroed*, or "
         f"*swapped* with that of another stream, which {place}. This rise is what the part is worth to the "
         f"model. The losses are over {overall['tokens']:,} tokens of the held-out text in "
-        f"{worth['streams']} {streams}, after the first {worth['warm_up']:,} of each, which fill the "
+        f"{ablation['streams']} {streams}, after the first {ablation['warm_up']:,} of each, which fill the "
         f"memories. ± is half the width of a 95 % interval over streams, by Student's t. There is one "
         f"trained model of each arm; – marks a part that an arm doesn't have.",
-        worth_table(overall, labels),
-        *findings(worth, labels),
+        memory_ablation_table(overall, labels),
+        *findings(ablation, labels),
         LIMITS,
-        *([pictured(figure, TITLE, caption(worth, labels), folder)] if figure else []),
+        *([pictured(figure, TITLE, caption(ablation, labels), folder)] if figure else []),
         f"A token is a repeat if its stream already contains the same token after the same "
-        f"{worth['n_gram'] - 1} tokens; the distance is that to the last such occurrence. Repeats are easy "
-        f"to predict for every model, since common words repeat too, "
+        f"{ablation['n_gram'] - 1} tokens; the distance is that to the last such occurrence. Repeats are "
+        f"easy to predict for every model, since common words repeat too, "
         + (
             "so compare the differences between arms and not the losses"
             if several
             else "so a low loss there doesn't show that the model copied them"
         )
         + ". There are few repeats, and by chance one 95 % interval in twenty leaves out zero:",
-        group_table("distance to the last occurrence, in tokens", worth["by_repeat_distance"], worth, labels),
+        group_table(
+            "distance to the last occurrence, in tokens",
+            ablation["by_repeat_distance"],
+            ablation,
+            labels,
+        ),
         "The next table has the same quantities by how often the word that contains the token occurs in the "
         "training text, in upper or lower case. Words are counted and not tokens, because texts repeat rare "
         "words, such as names, and a rare character says little about the word.",
-        group_table("occurrences of the word in training", worth["by_occurrences"], worth, labels),
+        group_table("occurrences of the word in training", ablation["by_occurrences"], ablation, labels),
     ]
 
 
@@ -76,7 +82,7 @@ LIMITS = (
 )
 
 
-def worth_table(overall: Measured, labels: Mapping[str, str]) -> str:
+def memory_ablation_table(overall: Measured, labels: Mapping[str, str]) -> str:
     """A row an arm: its loss, and what each change costs it."""
     head = ["arm", "loss with unchanged memory", *map(control_name, CONTROLS)]
     rows = [
@@ -90,20 +96,20 @@ def worth_table(overall: Measured, labels: Mapping[str, str]) -> str:
     return table(head, rows)
 
 
-def findings(worth: Measured, labels: Mapping[str, str]) -> list[str]:
+def findings(ablation: Measured, labels: Mapping[str, str]) -> list[str]:
     """What may be claimed of each part of each arm's memory, as a list: a use only where an interval leaves
     out zero. Nothing where no arm has a memory."""
     lines = [
-        f"- {finding(plain(label), part, worth, run)}"
+        f"- {finding(plain(label), part, ablation, run)}"
         for run, label in labels.items()
-        for part in worth["swapped_less_zeroed"][run]
+        for part in ablation["swapped_less_zeroed"][run]
     ]
     return ["\n".join(lines)] * bool(lines)
 
 
-def finding(label: str, part: str, worth: Measured, run: str) -> str:
+def finding(label: str, part: str, ablation: Measured, run: str) -> str:
     """Whether the contents of a ``part`` are used, and how zeros compare with them."""
-    costs = worth["overall"]["less_untouched"][run]
+    costs = ablation["overall"]["less_untouched"][run]
     swapped, zeroed = measured(costs[f"{part} swapped"]), measured(costs[f"{part} zeroed"])
     name = PARTS[part]
     if swapped.leaves_out_zero and swapped.mean > 0:
@@ -118,7 +124,7 @@ def finding(label: str, part: str, worth: Measured, run: str) -> str:
             f"{label}: no use of the contents of its {name} was seen. Those of another stream cost "
             f"{signed(swapped)}, and a cost of up to {swapped.mean + swapped.half_width:.4f} is not excluded."
         )
-    more = measured(worth["swapped_less_zeroed"][run][part])
+    more = measured(ablation["swapped_less_zeroed"][run][part])
     if not more.leaves_out_zero:
         return f"{said} Zeros cost {signed(zeroed)}; no difference between the two was seen."
     if more.mean > 0:
@@ -129,38 +135,38 @@ def finding(label: str, part: str, worth: Measured, run: str) -> str:
     )
 
 
-def group_table(head: str, groups: Sequence[Measured], worth: Measured, labels: Mapping[str, str]) -> str:
+def group_table(head: str, groups: Sequence[Measured], ablation: Measured, labels: Mapping[str, str]) -> str:
     """A column for each group of tokens: their number, the loss of each arm, and its differences."""
     rows = [["tokens", *(f"{group['tokens']:,}" for group in groups)]]
     rows += [
         [f"{label}: loss", *(number(g["loss"].get(run), ".4f") for g in groups)]
         for run, label in labels.items()
     ]
-    baseline = worth["baseline"]
+    baseline = ablation["baseline"]
     for run, label in labels.items() if baseline else ():
         if run != baseline:
             name = f"{label}, minus {labels[baseline]}"
             rows.append([name, *(cell(group["less_baseline"], run) for group in groups)])
     for run, label in labels.items():
-        for control in worth["overall"]["less_untouched"][run]:
+        for control in ablation["overall"]["less_untouched"][run]:
             name = f"{label}: {control_name(control)}"
             rows.append([name, *(cell(g["less_untouched"].get(run, {}), control) for g in groups)])
     return table([head, *(group["name"] for group in groups)], rows)
 
 
-def caption(worth: Measured, labels: Mapping[str, str]) -> str:
+def caption(ablation: Measured, labels: Mapping[str, str]) -> str:
     """The caption of the figure."""
     bars = "Bars are 95 % intervals over streams."
     costs = (
         "how much the loss of a trained model rises, in nats per token, when a part of its memory is changed"
     )
-    if worth["baseline"] is None:
+    if ablation["baseline"] is None:
         return f"What memory is worth: {costs}. {bars}"
     against = (
-        f"the loss of each arm minus that of {plain(labels[worth['baseline']])}, by the distance of repeats "
-        f"in tokens; a value below zero is better"
+        f"the loss of each arm minus that of {plain(labels[ablation['baseline']])}, by the distance of "
+        f"repeats in tokens; a value below zero is better"
     )
-    if not any(worth["overall"]["less_untouched"].values()):
+    if not any(ablation["overall"]["less_untouched"].values()):
         return f"What memory is worth: {against}. {bars}"
     return f"What memory is worth: above, {costs}; below, {against}. {bars}"
 

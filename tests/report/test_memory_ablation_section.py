@@ -6,8 +6,8 @@ from memformers.common.files import write_json
 from memformers.report.arms import LABELS
 from memformers.report.curves import LOOKS
 from memformers.report.document import write_report
-from memformers.report.worth_figure import save_worth
-from memformers.report.worth_section import worth_section
+from memformers.report.memory_ablation_figure import save_memory_ablation
+from memformers.report.memory_ablation_section import memory_ablation_section
 from tests.report.fake_runs import fake_run
 
 
@@ -43,7 +43,7 @@ def worth_of(costs, more=None, baseline="transformer"):
     }  # fmt: skip
 
 
-def probed(folder, models, **worth):
+def probed(folder, models, **memory_ablation):
     """The report of ``models`` with a probe of this or an older version, and no other figures than its."""
     for model in models:
         fake_run(folder / model, model, 2.4)
@@ -55,16 +55,18 @@ def probed(folder, models, **worth):
         "checkpoints": dict.fromkeys(models, ""),
         "effective_context": {"step": 32, "positions": 10, "recl": recl, "gains": gains},
         "attention": dict.fromkeys(models, mass),
-        **worth,
+        **memory_ablation,
     }
     write_json(folder / "probe.json", probe)
     return write_report(folder).with_suffix(".md").read_text(encoding="utf-8")
 
 
-def section(worth, folder, figure=None):
-    """The part of a report that is about ``worth``."""
-    models = worth["overall"]["loss"] if worth else ()
-    return "\n\n".join(worth_section(worth, {name: LABELS[name] for name in models}, figure, folder))
+def section(memory_ablation, folder, figure=None):
+    """The part of a report that is about ``memory_ablation``."""
+    models = memory_ablation["overall"]["loss"] if memory_ablation else ()
+    return "\n\n".join(
+        memory_ablation_section(memory_ablation, {name: LABELS[name] for name in models}, figure, folder)
+    )
 
 
 MODELS = ("transformer", "transformer-xl", "compressive")
@@ -130,14 +132,14 @@ def test_a_memory_that_harms_is_said_to_harm(tmp_path):
     ],
 )
 def test_the_figure_has_a_panel_for_costs_and_one_for_differences(models, baseline, said, tmp_path):
-    worth = worth_of({name: COSTS.get(name, {}) for name in models}, baseline=baseline)
+    memory_ablation = worth_of({name: COSTS.get(name, {}) for name in models}, baseline=baseline)
     labels = {name: LABELS.get(name, name) for name in models}
     looks = {name: LOOKS.get(name, LOOKS["compressive"]) for name in models}
-    figure = save_worth(worth, labels, looks, tmp_path)["worth"]
+    figure = save_memory_ablation(memory_ablation, labels, looks, tmp_path)["memory_ablation"]
     assert figure.stat().st_size > 10_000
-    markdown = "\n\n".join(worth_section(worth, labels, figure, tmp_path))
+    markdown = "\n\n".join(memory_ablation_section(memory_ablation, labels, figure, tmp_path))
     assert all(words in markdown for words in said)
-    assert markdown.count("(worth.png)") == 1
+    assert markdown.count("(memory_ablation.png)") == 1
     assert figure.with_suffix(".svg").is_file()
     lines = figure.with_suffix(".csv").read_text().splitlines()
     marks = sum(map(len, (COSTS.get(name, {}) for name in models))) + (len(models) - 1 if baseline else 0)
@@ -145,16 +147,16 @@ def test_the_figure_has_a_panel_for_costs_and_one_for_differences(models, baseli
 
 
 def test_a_model_without_memory_alone_has_no_figure(tmp_path):
-    worth = worth_of({"transformer": {}}, baseline=None)
-    assert save_worth(worth, LABELS, LOOKS, tmp_path) == {}
-    assert "| Transformer, no memory | 1.5000 | – | – | – | – |" in section(worth, tmp_path)
+    memory_ablation = worth_of({"transformer": {}}, baseline=None)
+    assert save_memory_ablation(memory_ablation, LABELS, LOOKS, tmp_path) == {}
+    assert "| Transformer, no memory | 1.5000 | – | – | – | – |" in section(memory_ablation, tmp_path)
 
 
 def test_a_difference_without_an_interval_claims_none(tmp_path):
     costs = {"transformer": {}, "transformer-xl": {ZEROED: difference(0.05), SWAPPED: difference(0.08)}}
-    worth = worth_of(costs)
-    worth["by_repeat_distance"][0]["less_baseline"] = {"transformer-xl": difference(-0.5, None)}
-    markdown = section(worth, tmp_path)
+    memory_ablation = worth_of(costs)
+    memory_ablation["by_repeat_distance"][0]["less_baseline"] = {"transformer-xl": difference(-0.5, None)}
+    markdown = section(memory_ablation, tmp_path)
     assert "| Transformer-XL, minus Transformer, no memory | −0.5000 | – |" in markdown
 
 
@@ -167,4 +169,4 @@ def test_a_probe_of_an_older_version_makes_the_report_it_made(tmp_path):
     assert "## What context and memory are worth" in markdown
     assert "| Transformer-XL | ≤\N{NO-BREAK SPACE}32 | ≤\N{NO-BREAK SPACE}32 |" in markdown
     assert "### What each part" not in markdown
-    assert not (tmp_path / "figures" / "worth.png").exists()
+    assert not (tmp_path / "figures" / "memory_ablation.png").exists()

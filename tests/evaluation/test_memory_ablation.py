@@ -9,10 +9,10 @@ from torch import nn
 
 from memformers.evaluation.controls import controls_of
 from memformers.evaluation.intervals import mean_over_streams
-from memformers.evaluation.worth import N_GRAM, Difference, worth
+from memformers.evaluation.memory_ablation import N_GRAM, Difference, memory_ablation
 from memformers.models.language_model import LMScores
 from memformers.models.memory import Memory
-from memformers.models.scores import Scores
+from memformers.models.scores import TokenLosses
 from tests.builders import SMALL, small_lm
 
 TEXT = torch.randint(0, 3, (3_000,), generator=torch.Generator().manual_seed(0))
@@ -31,7 +31,7 @@ class Ignores(nn.Module):
     def forward(self, inputs, memory, targets):
         losses = targets + self.more
         memory = Memory((torch.randn(5, inputs.shape[1], 2),), (torch.randn(4, inputs.shape[1], 2),))
-        return LMScores(Scores(losses.mean(), losses, targets == 0), memory, torch.zeros(()))
+        return LMScores(TokenLosses(losses.mean(), losses, targets == 0), memory, torch.zeros(()))
 
 
 class Reads(Ignores):
@@ -43,11 +43,11 @@ class Reads(Ignores):
         losses = torch.ones(targets.shape) * slots.abs().mean((0, 2))
         written = (1.0 + torch.arange(inputs.shape[1]) % 2)[:, None].expand(4, -1, 2)
         memory = Memory((torch.randn(5, inputs.shape[1], 2),), (written,))
-        return LMScores(Scores(losses.mean(), losses, targets == 0), memory, torch.zeros(()))
+        return LMScores(TokenLosses(losses.mean(), losses, targets == 0), memory, torch.zeros(()))
 
 
 def test_memory_that_is_ignored_is_worth_exactly_nothing():
-    found = worth({"ignores": Ignores()}, TEXT, WORDS, tokens=800)
+    found = memory_ablation({"ignores": Ignores()}, TEXT, WORDS, tokens=800)
     nothing, controls = Difference(0.0, 0.0), controls_of(Ignores().config.lengths)
     assert len(controls) == 4
     for group in (found.overall, *found.by_occurrences, *found.by_repeat_distance):
@@ -60,7 +60,7 @@ def test_memory_that_is_ignored_is_worth_exactly_nothing():
 
 def test_a_model_that_reads_its_slots_loses_by_what_is_there():
     """Streams lose 1 and 2 in turn, so zeros cost −1 and −2, and another stream's slots +1 and −1."""
-    found = worth({"reads": Reads()}, TEXT, WORDS, tokens=800)
+    found = memory_ablation({"reads": Reads()}, TEXT, WORDS, tokens=800)
     costs = found.overall.less_untouched["reads"]
     half = 2.131 * math.sqrt(16 / 15) / math.sqrt(16)  # Student's t for 15 degrees of freedom
     assert found.streams == 16
@@ -74,7 +74,9 @@ def test_a_model_that_reads_its_slots_loses_by_what_is_there():
 
 
 def test_what_a_model_does_not_have_is_not_measured():
-    found = worth({"none": Ignores("transformer"), "xl": Ignores("transformer-xl")}, TEXT, WORDS, tokens=200)
+    found = memory_ablation(
+        {"none": Ignores("transformer"), "xl": Ignores("transformer-xl")}, TEXT, WORDS, tokens=200
+    )
     assert found.overall.less_untouched["none"] == {}
     assert set(found.overall.less_untouched["xl"]) == {"memory zeroed", "memory swapped"}
     assert set(found.swapped_less_zeroed["xl"]) == {"memory"}
@@ -83,7 +85,7 @@ def test_what_a_model_does_not_have_is_not_measured():
 @pytest.mark.usefixtures("float64")
 def test_losses_and_costs_are_those_of_streams_read_one_segment_at_a_time():
     lm, S, warm_up = small_lm("compressive").train(), 7, 21
-    found = worth({"lm": lm}, TEXT, WORDS, tokens=16 * 10)
+    found = memory_ablation({"lm": lm}, TEXT, WORDS, tokens=16 * 10)
     length, plain, without = (len(TEXT) - 1) // 16, 0.0, 0.0
     at = torch.arange(16) * length + torch.arange(warm_up + 11)[:, None]
     tokens, memory = TEXT[at], Memory(())
@@ -107,7 +109,7 @@ def test_losses_and_costs_are_those_of_streams_read_one_segment_at_a_time():
 
 def test_arms_are_compared_on_the_same_tokens_with_the_one_that_looks_back_least():
     models = {"far": Ignores(more=0.25, segment_len=6), "near": Ignores("transformer", segment_len=5)}
-    found = worth(models, TEXT, WORDS, tokens=500)
+    found = memory_ablation(models, TEXT, WORDS, tokens=500)
     assert found.baseline == "near"
     assert set(found.overall.less_baseline) == {"far"}
     for group in (found.overall, *found.by_occurrences, *found.by_repeat_distance):
@@ -116,7 +118,7 @@ def test_arms_are_compared_on_the_same_tokens_with_the_one_that_looks_back_least
 
 
 def test_every_token_is_in_one_group_of_each_kind():
-    found = worth({"ignores": Ignores()}, TEXT, WORDS, tokens=800)
+    found = memory_ablation({"ignores": Ignores()}, TEXT, WORDS, tokens=800)
     counted = found.overall.tokens
     assert counted == 800
     assert sum(group.tokens for group in found.by_occurrences) == counted
@@ -143,8 +145,8 @@ def test_every_token_is_in_one_group_of_each_kind():
 
 def test_a_short_text_is_read_in_fewer_streams_and_one_for_a_single_stream_not_at_all():
     lm = Ignores()  # 21 tokens fill its memories, and a segment has 7
-    assert worth({"lm": lm}, TEXT[: 5 * 28 + 1], WORDS, tokens=800).streams == 5
-    assert worth({"lm": lm}, TEXT[: 2 * 28], WORDS, tokens=800) is None
+    assert memory_ablation({"lm": lm}, TEXT[: 5 * 28 + 1], WORDS, tokens=800).streams == 5
+    assert memory_ablation({"lm": lm}, TEXT[: 2 * 28], WORDS, tokens=800) is None
 
 
 def test_an_interval_is_that_of_the_streams_means_and_weighs_unequal_ones():
@@ -165,7 +167,7 @@ DOCUMENTS = (40, 12, 75, 29, 3, 60, 33, 300)
 def test_documents_are_read_each_alone_and_swapped_with_one_at_the_same_place():
     lm, S, warm_up = small_lm("compressive"), 7, 21
     n = sum(DOCUMENTS)
-    found = worth({"lm": lm}, TEXT[:n], WORDS[:n], tokens=300, documents=DOCUMENTS)
+    found = memory_ablation({"lm": lm}, TEXT[:n], WORDS[:n], tokens=300, documents=DOCUMENTS)
     read = [min(len(d), 1 + warm_up + 50) for d in TEXT[:n].split(DOCUMENTS) if len(d) > warm_up + S]
     texts = [d for d in TEXT[:n].split(DOCUMENTS) if len(d) > warm_up + S]
     order = sorted(range(len(read)), key=lambda i: -read[i])
@@ -201,4 +203,7 @@ def test_documents_are_read_each_alone_and_swapped_with_one_at_the_same_place():
 
 
 def test_documents_that_fill_no_memory_are_not_measured():
-    assert worth({"lm": Ignores()}, TEXT[:100], WORDS[:100], tokens=800, documents=(28, 28, 44)) is None
+    assert (
+        memory_ablation({"lm": Ignores()}, TEXT[:100], WORDS[:100], tokens=800, documents=(28, 28, 44))
+        is None
+    )

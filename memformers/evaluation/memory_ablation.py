@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memformers.data.streams import cut
+from memformers.data.streams import iter_segments
 from memformers.evaluation.attention_mass import filling_segments
 from memformers.evaluation.controls import controls_of, scores_under
 from memformers.evaluation.intervals import mean_over_streams
@@ -76,7 +76,7 @@ class Worth:
     """Whether each stream is a document."""
 
 
-def worth(
+def memory_ablation(
     models: Mapping[str, MemoryLM],
     text: Tensor,
     occurrences: Tensor,
@@ -155,7 +155,7 @@ def losses_of_group(
     controls = controls_of(model.config.lengths)
     found: dict[str, list[Tensor]] = {name: [] for name in (UNTOUCHED, *controls)}
     memory = Memory(())
-    for segment in cut(tokens[:-1], tokens[1:], model.config.segment_len):
+    for segment in iter_segments(tokens[:-1], tokens[1:], model.config.segment_len):
         begin = segment.end - len(segment.inputs)
         B = sum(length - 1 > begin for length in lengths)
         segment = replace(segment, inputs=segment.inputs[:, :B], targets=segment.targets[:, :B])
