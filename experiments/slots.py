@@ -16,7 +16,7 @@ import torch
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import TrainingsFailed, UserError
 from memformers.common.files import read_json, write_text
-from memformers.common.jobs import run_modules
+from memformers.common.processes import run_modules
 from memformers.evaluation.intervals import half_width
 from memformers.recall.arms import SETTINGS
 from memformers.recall.config import ArmRun, run_of

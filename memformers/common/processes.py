@@ -6,9 +6,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import memformers
+
+LOOK_SECONDS = 0.1
+"""How often several running processes are checked, in seconds."""
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
@@ -19,9 +25,8 @@ def module_command(module: str, *arguments: str) -> list[str]:
 def module_environment() -> dict[str, str]:
     """The environment for a child process that imports the same package as this process: from the same place
     and, from Python 3.11 on, never from a folder of the same name in the current folder."""
-    home = str(Path(__file__).parents[1])
-    before = os.environ.get("PYTHONPATH")
-    path = home if not before else home + os.pathsep + before
+    root = str(Path(memformers.__file__).parents[1])
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     return os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
@@ -32,23 +37,40 @@ def is_first() -> bool:
 
 
 def run_module(module: str, *arguments: str, environment: Mapping[str, str]) -> int:
-    """Run ``module`` to its end and return its exit code.
+    """Run ``module`` to its end and return its exit code; for signals, see [`run_modules`][]."""
+    ((_, code),) = run_modules([(module, *arguments)], 1, environment=environment)
+    return code
 
-    Ctrl-C or SIGTERM is passed on to the child, which may have to save a checkpoint, and KeyboardInterrupt or
-    SystemExit is raised when it has ended. A second Ctrl-C kills it.
+
+def run_modules(
+    commands: Sequence[Sequence[str]], jobs: int, *, environment: Mapping[str, str]
+) -> Iterator[tuple[int, int]]:
+    """Run ``commands``, each a module and its arguments, in this order and at most ``jobs`` at a time; yields
+    the number and the exit code of each when it has ended.
+
+    Ctrl-C or SIGTERM is passed on to the running processes, which may have to save a checkpoint, and
+    KeyboardInterrupt or SystemExit is raised when they have ended. A second Ctrl-C kills them.
     """
-    process = subprocess.Popen(
-        module_command(module, *arguments), env=module_environment() | dict(environment)
-    )
+    waiting = list(enumerate(commands))[::-1]
+    running: dict[int, subprocess.Popen[bytes]] = {}
+    variables = module_environment() | dict(environment)
     try:
         with sigterm_as_exit():
-            return process.wait()
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    number, (module, *arguments) = waiting.pop()
+                    running[number] = subprocess.Popen(module_command(module, *arguments), env=variables)
+                time.sleep(LOOK_SECONDS)
+                for number in [n for n, process in running.items() if process.poll() is not None]:
+                    yield number, running.pop(number).returncode
     except (KeyboardInterrupt, SystemExit):
-        process.terminate()
-        process.wait()
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
         raise
     finally:
-        if process.poll() is None:
+        for process in running.values():
             process.kill()
 
 

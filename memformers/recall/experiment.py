@@ -12,7 +12,7 @@ from typing import Any
 from memformers.common.devices import choose_device
 from memformers.common.errors import TrainingsFailed, UserError
 from memformers.common.files import read_json, write_json
-from memformers.common.jobs import run_modules
+from memformers.common.processes import run_modules
 from memformers.recall.arms import Arm
 from memformers.recall.config import RecallConfig, run_of
 from memformers.recall.summary import RESULTS, TABLE, write_summary

@@ -1,13 +1,18 @@
+"""Modules of this package that run in processes of their own."""
+
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from memformers.common import jobs
-from memformers.common.jobs import run_modules
-from tests.processes import start, wait_for
+import memformers
+from memformers.common import processes
+from memformers.common.processes import run_modules
+from tests.processes import finish, start, wait_for
 
 WELL, BADLY = ["timeit", "-n1", "-r1"], ["timeit", "--no-such-option"]
 
@@ -40,7 +45,7 @@ def test_no_more_than_so_many_run_at_a_time(monkeypatch):
             raise AssertionError("all had ended")
 
     monkeypatch.setattr(subprocess, "Popen", Process)
-    monkeypatch.setattr(jobs, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(processes, "LOOK_SECONDS", 0.0)
     assert sorted(run_modules([WELL] * 5, 2, environment={})) == [(n, 0) for n in range(5)]
     assert max(most) == 2
 
@@ -48,7 +53,9 @@ def test_no_more_than_so_many_run_at_a_time(monkeypatch):
 def test_what_runs_is_ended_with_the_program_and_waited_for(tmp_path):
     child = f"import os, time; open(r'{tmp_path}/' + str(os.getpid()), 'w').close(); time.sleep(60)"
     commands = [["timeit", "-n1", "-r1", child]] * 2
-    program = f"from memformers.common.jobs import run_modules as r; list(r({commands}, 2, environment={{}}))"
+    program = (
+        f"from memformers.common.processes import run_modules as r; list(r({commands}, 2, environment={{}}))"
+    )
     process = start([sys.executable, "-c", program])
     wait_for(lambda: len(os.listdir(tmp_path)) == 2)
     process.send_signal(signal.SIGTERM)
@@ -56,3 +63,18 @@ def test_what_runs_is_ended_with_the_program_and_waited_for(tmp_path):
     for path in tmp_path.iterdir():
         with pytest.raises(ProcessLookupError):
             os.kill(int(path.name), 0)
+
+
+def test_a_process_imports_the_package_of_its_parent_although_another_one_is_installed(tmp_path):
+    """``ours`` is imported from the current folder, ``installed`` is on the path of every process."""
+    for version in ("ours", "installed"):
+        package = tmp_path / version / "memformers"
+        shutil.copytree(Path(memformers.__file__).parent / "common", package / "common")
+        (package / "__init__.py").write_text(f"__version__ = {version!r}\n")
+        (package / "said.py").write_text(
+            "import importlib.util as u, memformers as m; print(m.__version__, u.find_spec('common'))"
+        )
+    program = "from memformers.common.processes import run_module as r; r('memformers.said', environment={})"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
+    ended = finish([sys.executable, "-c", program], cwd=tmp_path / "ours", env=environment)
+    assert ended.stdout == "ours None\n", ended.stderr
