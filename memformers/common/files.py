@@ -64,8 +64,17 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write ``data`` to ``path`` as indented JSON, atomically."""
-    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+    """Write ``data`` to ``path`` as indented JSON, atomically; a dataclass becomes an object of its
+    fields, or what its ``to_json`` returns."""
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False, default=_jsonable) + "\n")
+
+
+def _jsonable(value: Any) -> Any:
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,9 +1,12 @@
-"""Means of a few independent numbers, with intervals by Student's t."""
+"""Means of independent numbers, with intervals by Student's t."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import Any, TypeVar
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -21,12 +24,56 @@ class Mean:
         """Whether the interval excludes zero; never for a single number."""
         return abs(self.mean) > self.half_width
 
+    def to_json(self) -> dict[str, float | int | None]:
+        """The fields by name; the half width of a single number is None, since JSON has no NaN."""
+        half_width = None if math.isnan(self.half_width) else self.half_width
+        return {"mean": self.mean, "half_width": half_width, "n": self.n}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Mean":
+        """The mean that [`to_json`][] wrote."""
+        half_width = data["half_width"]
+        return cls(data["mean"], math.nan if half_width is None else half_width, data["n"])
+
 
 def mean_of(numbers: Sequence[float]) -> Mean:
-    """The mean of at least one number."""
+    """The mean of at least one number; without an interval where one of them is infinite or NaN."""
     n = len(numbers)
+    if not all(map(math.isfinite, numbers)):
+        return Mean(sum(numbers) / n, math.nan, n)
     half_width = t_quantile(n - 1) * stdev(numbers) / math.sqrt(n) if n > 1 else math.nan
     return Mean(fmean(numbers), half_width, n)
+
+
+def mean_of_known(numbers: Iterable[float | None]) -> Mean | None:
+    """The mean of those ``numbers`` that aren't None; None if all are."""
+    known = [number for number in numbers if number is not None]
+    return mean_of(known) if known else None
+
+
+def mean_of_groups(sums: Sequence[float], counts: Sequence[int]) -> Mean:
+    """The mean of all numbers in independent groups, each of which has ``counts`` numbers that add up to
+    ``sums``, with its interval over the groups that have any; at least one has.
+
+    The interval is that of a ratio: of (sum − mean · count) / mean count. For equal counts that is the
+    interval of the groups' means.
+    """
+    groups = [(total, count) for total, count in zip(sums, counts, strict=True) if count]
+    mean_count = fmean(count for _, count in groups)
+    mean = mean_of([total for total, _ in groups]).mean / mean_count
+    residuals = mean_of([(total - mean * count) / mean_count for total, count in groups])
+    return Mean(mean, residuals.half_width, residuals.n)
+
+
+def paired(ours: Mapping[K, float | None], base: Mapping[K, float | None]) -> Mean | None:
+    """The mean of ``ours`` minus ``base`` over the keys, such as seeds, for which both have a number; None
+    without such a key.
+
+    From the same seed, arms begin with the same weights in all modules that they share, and read the same
+    segments in the same order. So a difference of two such runs varies less than each of them.
+    """
+    both = ((number, base.get(key)) for key, number in ours.items())
+    return mean_of_known(None if a is None or b is None else a - b for a, b in both)
 
 
 def t_quantile(freedom: int) -> float:

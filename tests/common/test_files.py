@@ -5,7 +5,9 @@ import os
 import pytest
 
 from memformers.common.errors import UserError
-from memformers.common.files import replacing, write_text
+from memformers.common.files import read_json, replacing, write_json, write_text
+from memformers.common.intervals import mean_of
+from memformers.common.option_groups import Option
 from memformers.runs.folder import check_named
 from memformers.runs.sealed import atomic_dir
 
@@ -51,3 +53,16 @@ def test_a_link_is_followed(tmp_path):
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "there").read_text() == "new"
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_dataclasses_are_written_as_their_fields_or_as_they_say(tmp_path):
+    write_json(tmp_path / "x.json", {"option": Option("a", "int", "", (mean_of([1.0, 1.0]),))})
+    option = {
+        "name": "a",
+        "kind": "int",
+        "meaning": "",
+        "default": [{"mean": 1.0, "half_width": 0.0, "n": 2}],
+    }
+    assert read_json(tmp_path / "x.json") == {"option": option}
+    with pytest.raises(TypeError, match="object is no JSON"):
+        write_json(tmp_path / "x.json", {"x": object()})

@@ -1,8 +1,9 @@
+import json
 import math
 
 import pytest
 
-from memformers.common.intervals import mean_of
+from memformers.common.intervals import Mean, mean_of, mean_of_groups, mean_of_known, paired, t_quantile
 
 
 @pytest.mark.parametrize(
@@ -20,10 +21,20 @@ def test_an_interval_is_students(numbers, mean, half_width):
     assert found.half_width == pytest.approx(half_width, rel=3e-4)
 
 
-def test_a_single_number_has_no_interval_and_leaves_nothing_out():
-    found = mean_of([5.0])
-    assert found.mean == 5.0
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(1, 12.706), (2, 4.303), (10, 2.228), (11, 2.201), (15, 2.131), (30, 2.042),
+                              (120, 1.980), (10**6, 1.960)],
+)  # fmt: skip
+def test_few_observations_make_wide_intervals(freedom, quantile):
+    """By tables of Student's t."""
+    assert t_quantile(freedom) == pytest.approx(quantile, abs=6e-4)
+
+
+@pytest.mark.parametrize("numbers", [[5.0], [1.0, math.nan], [math.inf, -math.inf, 1.0]])
+def test_numbers_without_an_interval_leave_nothing_out(numbers):
+    found = mean_of(numbers)
     assert math.isnan(found.half_width)
+    assert (found.mean, found.n) == (pytest.approx(sum(numbers) / len(numbers), nan_ok=True), len(numbers))
     assert not found.leaves_out_zero
 
 
@@ -31,3 +42,27 @@ def test_an_interval_leaves_out_zero_where_the_mean_is_farther_from_it_than_half
     assert mean_of([1.0, 1.1, 0.9]).leaves_out_zero
     assert mean_of([-1.0, -1.1, -0.9]).leaves_out_zero
     assert not mean_of([-1.0, 1.1, 0.9]).leaves_out_zero
+
+
+def test_the_mean_of_groups_weighs_them_by_their_numbers():
+    equal = mean_of_groups([2.0, 4.0, 6.0], [2, 2, 2])
+    assert (equal.mean, equal.half_width, equal.n) == (2.0, pytest.approx(4.303 / math.sqrt(3)), 3)
+    unequal = mean_of_groups([1.0, 4.0, 0.0], [1, 3, 0])
+    assert (unequal.mean, unequal.n) == (1.25, 2)
+    assert unequal.half_width == pytest.approx(12.706 * 0.125)  # residuals −1/8 and 1/8, deviation √2 / 8
+    assert math.isnan(mean_of_groups([1.0, 0.0], [1, 0]).half_width)
+
+
+def test_differences_are_paired_by_seed_where_both_have_a_number():
+    ours, base = {0: 1.0, 1: 3.0, 2: None, 4: 9.0}, {1: 2.5, 0: 0.0, 2: 1.0, 3: 7.0}
+    assert paired(ours, base) == mean_of([1.0, 0.5])
+    assert paired({0: 1.0}, {1: 1.0}) is None
+    assert mean_of_known([None, 2.0, 4.0]) == mean_of([2.0, 4.0])
+    assert mean_of_known([None]) is None
+
+
+@pytest.mark.parametrize("mean", [Mean(1.0, 0.5, 3), mean_of([1.0])])
+def test_a_mean_survives_json_which_has_no_nan(mean):
+    written = json.dumps(mean.to_json(), allow_nan=False)
+    assert json.loads(written)["half_width"] == (None if mean.n == 1 else 0.5)
+    assert repr(Mean.from_json(json.loads(written))) == repr(mean)

@@ -5,7 +5,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memformers.common.intervals import t_quantile
 from memformers.evaluation.evaluate import BLOCK, Evaluation, evaluate, summary, with_lengths
 from tests.builders import MODELS, small_lm
 
@@ -107,15 +106,6 @@ def test_the_uncertainty_covers_the_truth_about_95_times_in_100():
         covered += abs(result.loss - 3.0) <= result.uncertainty
     assert 0.90 <= covered / 400 <= 0.98
     assert math.isnan(Evaluation(0.0, 0.0, (), draws[:BLOCK], draws > 0, BLOCK).uncertainty)
-
-
-@pytest.mark.parametrize(
-    ("freedom", "quantile"), [(1, 12.706), (2, 4.303), (10, 2.228), (11, 2.201), (15, 2.131), (30, 2.042),
-                              (120, 1.980), (10**6, 1.960)],
-)  # fmt: skip
-def test_few_observations_make_wide_intervals(freedom, quantile):
-    """By tables of Student's t."""
-    assert t_quantile(freedom) == pytest.approx(quantile, abs=6e-4)
 
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
