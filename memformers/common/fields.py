@@ -1,0 +1,132 @@
+"""Settings and arguments that are checked against their annotations: their type, and a range beside it.
+
+    @dataclass(frozen=True)
+    class Config:
+        heads: Count = 4
+        norm: Literal["pre", "post"] = "pre"
+        dropout: Annotated[float, Range(0, below=1)] = 0.0
+
+        def __post_init__(self) -> None:
+            check_fields(self)
+
+What depends on several settings stays a sentence of its own, after that.
+"""
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache, wraps
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from memformers.common.errors import UserError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "True or False", NoneType: "None"}
+
+
+@dataclass(frozen=True)
+class Range:
+    """The range of a number, as a part of its annotation: ``Annotated[float, Range(0, below=1)]``. NaN is in
+    no range; ``below=math.inf`` is for finite numbers."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: float | None = None
+    below: float | None = None
+
+    def __contains__(self, number: float) -> bool:
+        inside = self.least <= number <= self.most
+        inside = inside and (self.above is None or number > self.above)
+        return inside and (self.below is None or number < self.below)
+
+    def __str__(self) -> str:
+        bounds = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+        said = [f"{word} {x:,}" for word, x in bounds.items() if x is not None and math.isfinite(x)]
+        return " and ".join(said + ["finite"] * (self.below == math.inf))
+
+
+Count = Annotated[int, Range(1)]
+"""A whole number of which there must be some."""
+Whole = Annotated[int, Range(0)]
+"""A whole number, or 0 for none."""
+Share = Annotated[float, Range(0, 1)]
+"""A fraction of a whole, none and all included."""
+Probability = Annotated[float, Range(0, below=1)]
+"""Of something that doesn't always happen, such as dropout."""
+Positive = Annotated[float, Range(above=0)]
+"""A number above 0."""
+
+
+def check_fields(config: Any) -> None:
+    """Raise UserError for the first field of the dataclass instance ``config`` whose value is not of the
+    field's type, not among its choices, or outside its range."""
+    kinds = annotations_of(config.__class__)
+    for each in fields(config):
+        check_value(each.name, getattr(config, each.name), kinds[each.name], each.default)
+
+
+def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
+    """``function``, whose arguments are first checked against its annotations; UserError as in
+    [`check_fields`][]."""
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        kinds = annotations_of(function)
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            check_value(name, value, kinds.get(name, Any), signature.parameters[name].default)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def check_value(name: str, value: object, kind: Any, default: object = MISSING) -> None:
+    """Raise UserError unless ``value`` is of this ``kind``, an annotation."""
+    if not fits(value, kind):
+        known = default is not MISSING and default is not inspect.Parameter.empty
+        instead = f"; the default is {default!r}" if known else ""
+        raise UserError(f"expected {name} to be {described(kind)}, got {name}={value!r}{instead}.")
+
+
+@cache
+def annotations_of(owner: Any) -> dict[str, Any]:
+    """The annotations of a class or function, with what stands beside the types."""
+    return get_type_hints(owner, include_extras=True)
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether ``value`` is of this ``kind``. Kinds that no config has, such as modules, take everything."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return fits(value, args[0]) and all(value in beside for beside in args if isinstance(beside, Range))
+    if origin in (Union, UnionType):
+        return any(fits(value, each) for each in args)
+    if origin is Literal:
+        return any(value == each and type(value) is type(each) for each in args)
+    if origin is tuple and args[1:] == (...,):
+        return isinstance(value, tuple) and all(fits(each, args[0]) for each in value)
+    if kind in (int, float):
+        return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+    checked = kind in (str, bool, NoneType, Path) or (isinstance(kind, type) and is_dataclass(kind))
+    return isinstance(value, kind) if checked else True
+
+
+def described(kind: Any) -> str:
+    """What a value of this ``kind`` is, as an error says it."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return ", ".join([described(args[0]), *(str(each) for each in args if isinstance(each, Range))])
+    if origin in (Union, UnionType):
+        of_such = [tuple[each, ...] for each in args]  # type: ignore[valid-type]
+        return ", or ".join(
+            "a tuple of such numbers" if each in of_such else described(each) for each in args
+        )
+    if origin is Literal:
+        return "one of " + ", ".join(map(repr, args))
+    if origin is tuple:
+        return f"a tuple, each {described(args[0])}"
+    return NAMES.get(kind, f"of type {getattr(kind, '__name__', kind)}")
