@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from memformers.kernels.dispatch import SUPPORT, Support
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 from memformers.training.config import TrainConfig
@@ -125,7 +126,7 @@ def kept_bytes(config: TrainConfig) -> Counts:
     with torch.device("meta"):
         lm = built(config)
     # The fused kernel is refused on a CPU, but with fake tensors it only makes fake ones.
-    allowed = patch("memformers.kernels.dispatch.what_fused_lacks", return_value="")
+    allowed = patch.dict(SUPPORT, fused=Support())
     with allowed, FakeTensorMode(allow_non_fake_inputs=True), rules:
         lm.to_empty(device="cpu")
         inputs = full_inputs(lm, config.batch_size)

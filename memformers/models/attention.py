@@ -8,7 +8,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from memformers.common.errors import UserError
-from memformers.kernels import absorbed, augmented
+from memformers.kernels import absorbed
 from memformers.kernels.dispatch import KernelName, relative_attention
 from memformers.kernels.naive import attention_probabilities
 from memformers.models.checks import (
@@ -65,8 +65,8 @@ class RelativeMultiHeadAttention(nn.Module):
             raise UserError(f"positions={positions!r} is unknown; use 'learned' or 'sinusoidal'.")
         if max_positions < 1:
             raise UserError(f"max_positions={max_positions} stores no distance; use at least 1.")
-        check_features(position_features, d_model, positions, kernel)
-        check_clamp(clamp_len, positions, kernel)
+        check_features(position_features, positions)
+        check_clamp(clamp_len, positions)
         d_head = d_model // heads
         self.heads = heads
         self.d_model = d_model
@@ -156,21 +156,18 @@ class RelativeMultiHeadAttention(nn.Module):
         K = key.shape[2]
         self._check_positions(K)
         dropout_prob = self.dropout_prob if self._dropping else 0.0
-        check_can_run(self.kernel, query, mask, dropout_prob)
-        if self.kernel == "augmented":
-            context = self._augmented(query, key, value, key_start, dropout_prob)
-        else:
-            terms = self.distance_terms(K)
-            context = relative_attention(
-                query,
-                key,
-                value,
-                **terms,
-                mask=mask,
-                key_start=key_start,
-                dropout_prob=dropout_prob,
-                kernel=self.kernel,
-            )
+        terms = self.distance_terms(K)
+        check_can_run(self.kernel, mask, dropout_prob, query, key, value, *terms.values())
+        context = relative_attention(
+            query,
+            key,
+            value,
+            **terms,
+            mask=mask,
+            key_start=key_start,
+            dropout_prob=dropout_prob,
+            kernel=self.kernel,
+        )
         return linear(self.output, rearrange(context, "b h s e -> s b (h e)"))
 
     def by_head(self, x: Tensor) -> Tensor:
@@ -223,21 +220,6 @@ class RelativeMultiHeadAttention(nn.Module):
     @property
     def _dropping(self) -> bool:
         return self.training and self.dropout_prob > 0.0
-
-    def _augmented(
-        self, query: Tensor, key: Tensor, value: Tensor, key_start: Tensor | None, dropout_prob: float
-    ) -> Tensor:
-        return augmented.relative_attention(
-            query,
-            key,
-            value,
-            self.sinusoids(key.shape[2], self.position.weight).to(query),
-            rearrange(self.position.weight, "(h e) p -> h e p", h=self.heads).to(query),
-            u=self.u.to(query),
-            v=self.v.to(query),
-            key_start=key_start,
-            dropout_prob=dropout_prob,
-        )
 
     def distance_terms(self, K: int) -> dict[str, Tensor]:
         """The kernel's r ``[H, K, E]``, u, and the scheme's s ``[H, K]`` or v, for K distances."""

@@ -15,14 +15,8 @@ from memformers.models.lengths import by_layer
 Positions = Literal["learned", "sinusoidal"]
 
 
-def check_features(features: int | None, d_model: int, positions: Positions, kernel: KernelName) -> None:
-    """Raise ValueError for position features, or those of ``d_model`` for want of any, that can't be, or not
-    with these positions or this kernel."""
-    if kernel == "augmented" and positions == "learned":
-        raise UserError(
-            "kernel='augmented' needs sines and cosines, which positions='learned' doesn't have; use "
-            "positions='sinusoidal' or another kernel."
-        )
+def check_features(features: int | None, positions: Positions) -> None:
+    """Raise ValueError for position features that can't be, or not with these positions."""
     if features is not None and features < 1:
         raise UserError(f"position_features={features} can't represent distances; use at least 1.")
     if features is not None and positions == "learned":
@@ -30,13 +24,10 @@ def check_features(features: int | None, d_model: int, positions: Positions, ker
             f"position_features={features} is for sinusoids, which positions='learned' doesn't have; leave "
             f"it out, or use positions='sinusoidal'."
         )
-    features = d_model if features is None else features
-    if kernel == "augmented" and features % 2:
-        raise UserError(f"kernel='augmented' needs an even number of position_features; {features} came.")
 
 
-def check_clamp(clamp_len: int | None, positions: Positions, kernel: KernelName) -> None:
-    """Raise ValueError for a longest distance that can't be, or not with these positions or this kernel."""
+def check_clamp(clamp_len: int | None, positions: Positions) -> None:
+    """Raise ValueError for a longest distance that can't be, or not with these positions."""
     if clamp_len is None:
         return
     if clamp_len < 1:
@@ -45,11 +36,6 @@ def check_clamp(clamp_len: int | None, positions: Positions, kernel: KernelName)
         raise UserError(
             f"clamp_len={clamp_len} is for sinusoids, which positions='learned' doesn't have; leave it out, "
             f"or use positions='sinusoidal'."
-        )
-    if kernel == "augmented":
-        raise UserError(
-            f"kernel='augmented' splits distances into positions, which clamp_len={clamp_len} doesn't allow; "
-            f"use kernel='auto', or leave clamp_len out."
         )
 
 
@@ -60,9 +46,12 @@ def check_kernel(kernel: str) -> None:
         raise UserError(f"kernel={kernel!r} is unknown; use one of {names}.")
 
 
-def check_can_run(kernel: KernelName, query: Tensor, mask: Tensor | None, dropout_prob: float) -> None:
-    """Raise UserError, saying why, for a named kernel that can't compute this for ``query [B, H, S, E]``."""
-    if kernel not in ("auto", "naive") and (reason := obstacle(kernel, query, mask, dropout_prob)):
+def check_can_run(
+    kernel: KernelName, mask: Tensor | None, dropout_prob: float, query: Tensor, *others: Tensor | None
+) -> None:
+    """Raise UserError, saying why, for a named kernel that can't compute attention of ``query [B, H, S, E]``
+    and the ``others``."""
+    if kernel != "auto" and (reason := obstacle(kernel, mask, dropout_prob, query, *others)):
         raise UserError(f"kernel='{kernel}' {reason}; use kernel='auto' or 'naive'.")
 
 

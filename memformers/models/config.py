@@ -81,10 +81,9 @@ class ModelConfig:
     """The paper's fixed sinusoids (sinusoidal), or a learned vector for each distance (learned)."""
     kernel: KernelName = "auto"
     """What computes attention: naive (the definition), blocked (fast on CPU), fused (Triton, on a GPU),
-    augmented (PyTorch's own, for sinusoidal positions), or what was measured to be fastest for the device
-    and size (auto)."""
+    or what was measured to be fastest for the device and size (auto)."""
     position_features: int | None = None
-    """Numbers in a sinusoid, P (sinusoidal positions); d_model if not given, fewer for augmented."""
+    """Numbers in a sinusoid, P (sinusoidal positions); d_model if not given."""
     clamp_len: int | None = None
     """Distances beyond this look alike, for memories longer than in training (sinusoidal positions); all
     are told apart if not given."""
@@ -132,8 +131,8 @@ class ModelConfig:
         check_dropout(self.dropout)
         check_norm(self.norm)
         check_kernel(self.kernel)
-        check_features(self.position_features, self.d_model, self.positions, self.kernel)
-        check_clamp(self.clamp_len, self.positions, self.kernel)
+        check_features(self.position_features, self.positions)
+        check_clamp(self.clamp_len, self.positions)
         self.check_embedding()
         for name in ("vocab_size", "n_layers", "d_ff", "segment_len"):
             if getattr(self, name) < 1:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import _register_namedtuple
 
 from memformers.common.errors import UserError
-from memformers.kernels.transforms import is_transformed
+from memformers.kernels.operators import is_transformed
 from memformers.models.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from memformers.models.adaptive_scores import adaptive_scores
 from memformers.models.boundaries import check_valid

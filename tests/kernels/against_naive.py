@@ -9,19 +9,25 @@ from memformers.kernels import naive
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
 """RMS error, relative to the RMS value."""
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+"""Of the fused kernel: without a GPU, Triton's interpreter runs it on CPU."""
+
+
+def leaves(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor]:
+    """Random tensors of these shapes that take a gradient."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
+        for name, shape in shapes.items()
+    }
 
 
 def tensors(
     B: int, H: int, S: int, K: int, E: int, dtype: torch.dtype, device: str = "cpu"
 ) -> dict[str, Tensor]:
     """Random arguments of a kernel, of both position schemes at once."""
-    generator = torch.Generator().manual_seed(0)
     shapes = {"query": (B, H, S, E), "key": (B, H, K, E), "value": (B, H, K, E), "r": (H, K, E)}
-    shapes |= {"u": (H, E), "v": (H, E), "s": (H, K)}
-    return {
-        name: torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
-        for name, shape in shapes.items()
-    }
+    return leaves(shapes | {"u": (H, E), "v": (H, E), "s": (H, K)}, dtype, device)
 
 
 def first_keys(B: int, S: int, K: int, device: str = "cpu") -> Tensor:
@@ -36,8 +42,8 @@ def first_keys(B: int, S: int, K: int, device: str = "cpu") -> Tensor:
 
 def close(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
     """Whether they agree within the tolerance of ``dtype``."""
-    error = (got.double() - wanted.double()).square().mean().sqrt()
-    assert error <= TOLERANCE[dtype] * wanted.double().square().mean().sqrt() + 1e-30
+    got, wanted = got.double(), wanted.double()
+    assert (got - wanted).norm() <= TOLERANCE[dtype] * wanted.norm() + 1e-30
 
 
 def compare(
@@ -45,11 +51,12 @@ def compare(
     inputs: dict[str, Tensor],
     dtype: torch.dtype,
     key_start: Tensor | None = None,
+    law: Callable[..., Tensor] = naive.relative_attention,
 ) -> None:
-    """Whether ``kernel`` agrees with the naive one on ``inputs``, in output and every gradient, where queries
+    """Whether ``kernel`` agrees with the ``law`` on ``inputs``, in output and every gradient, where queries
     see the keys from ``key_start [B, S]`` on."""
     exact = {name: t.detach().double().requires_grad_() for name, t in inputs.items()}
-    wanted = naive.relative_attention(**exact, key_start=key_start)
+    wanted = law(**exact, key_start=key_start)
     compare_outputs(kernel(**inputs, key_start=key_start), wanted, inputs, exact, dtype)
 
 
@@ -66,3 +73,17 @@ def compare_outputs(
     for name, a, b in zip(inputs, got_grads, wanted_grads, strict=True):
         assert a.dtype == inputs[name].dtype
         close(a, b, dtype)
+
+
+def results(kernel: Callable[..., Tensor], inputs: dict[str, Tensor], **options: Tensor) -> list[Tensor]:
+    """The output and the gradient of every input of the output's sum of squares."""
+    out = kernel(**inputs, **options)
+    return [out, *torch.autograd.grad(out.square().sum(), list(inputs.values()))]
+
+
+def kept_by(compute: Callable[[], Tensor]) -> list[Tensor]:
+    """The tensors that are kept for the backward pass."""
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        compute()
+    return kept

@@ -1,4 +1,4 @@
-"""The blocked CPU kernel against the naive one: output and every gradient."""
+"""The blocks of the blocked CPU kernel, what it keeps, and its dropout."""
 
 import pytest
 import torch
@@ -6,34 +6,7 @@ import torch
 from memformers.kernels import blocked, naive
 from memformers.kernels.blocked import terms, tiling
 from memformers.kernels.blocked.tiling import blocks
-from tests.kernels.against_naive import compare, compare_outputs, first_keys, tensors
-
-# (B, H, S, K, E): prime and different, and the edges: no memory, one query, one of everything,
-# several blocks of queries, a block of several heads.
-SIZES = [
-    (2, 3, 5, 11, 7),
-    (3, 2, 7, 7, 5),
-    (5, 3, 1, 13, 2),
-    (1, 1, 1, 1, 1),
-    (2, 3, 293, 431, 5),
-    (1, 2, 521, 1031, 3),
-    (7, 5, 17, 23, 11),
-    (2, 3, 16, 32, 5),
-    (1, 2, 300, 310, 3),
-]
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_blocked_equals_naive_in_output_and_every_gradient(size, dtype):
-    compare(blocked.relative_attention, tensors(*size, dtype), dtype)
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_blocked_equals_naive_where_queries_see_the_keys_from_another_one_on(size, dtype):
-    B, _, S, K, _ = size
-    compare(blocked.relative_attention, tensors(*size, dtype), dtype, first_keys(B, S, K))
+from tests.kernels.against_naive import compare, compare_outputs, first_keys, kept_by, results, tensors
 
 
 @pytest.mark.parametrize("kept", [0, blocked.KEPT])
@@ -66,12 +39,10 @@ def test_keys_that_no_query_of_a_block_sees_are_left_out(monkeypatch):
 @pytest.mark.parametrize("workspace", [300, tiling.WORKSPACE])
 def test_what_one_stream_sees_changes_no_bit_of_the_others(workspace, monkeypatch):
     monkeypatch.setattr(tiling, "WORKSPACE", workspace)
-    inputs, results = tensors(3, 2, 7, 43, 5, torch.float32), []
-    for begins in (0, 29):
-        key_start = torch.tensor([[0] * 7, [begins] * 7, [11] * 7])
-        out = blocked.relative_attention(**inputs, key_start=key_start)
-        results.append([out, *torch.autograd.grad(out.square().sum(), [inputs[n] for n in PER_STREAM])])
-    for a, b in zip(*results, strict=True):
+    inputs = tensors(3, 2, 7, 43, 5, torch.float32)
+    starts = [torch.tensor([[0] * 7, [begins] * 7, [11] * 7]) for begins in (0, 29)]
+    found = [results(blocked.relative_attention, inputs, key_start=start) for start in starts]
+    for a, b in list(zip(*found, strict=True))[:4]:  # the output, and the gradients of query, key and value
         assert torch.equal(a[0], b[0])
         assert torch.equal(a[2], b[2])
         assert not torch.equal(a[1], b[1])
@@ -80,49 +51,28 @@ def test_what_one_stream_sees_changes_no_bit_of_the_others(workspace, monkeypatc
 @pytest.mark.parametrize("workspace", [300, tiling.WORKSPACE])
 def test_keys_are_hidden_stretch_by_stretch_as_by_a_mask(workspace, monkeypatch):
     monkeypatch.setattr(tiling, "WORKSPACE", workspace)
-    inputs, results = tensors(3, 2, 7, 43, 5, torch.float32), []
+    inputs, found = tensors(3, 2, 7, 43, 5, torch.float32), []
     key_start = torch.tensor([[0, 0, 9, 9, 9, 41, 41], [36] * 7, [0] * 7])
     for fewest in (0, 7):
         monkeypatch.setattr(terms, "FEWEST_QUERIES", fewest)
-        out = blocked.relative_attention(**inputs, key_start=key_start)
-        results.append([out, *torch.autograd.grad(out.square().sum(), list(inputs.values()))])
-    assert all(map(torch.equal, *results))
-    assert terms.stretches_of(key_start) == [
-        [0, 0, 2, 0],
-        [0, 2, 5, 9],
-        [0, 5, 7, 41],
-        [1, 0, 7, 36],
-        [2, 0, 7, 0],
-    ]
-    naively = naive.relative_attention(**inputs, key_start=key_start)
-    torch.testing.assert_close(results[0][0], naively)
+        found.append(results(blocked.relative_attention, inputs, key_start=key_start))
+    assert all(map(torch.equal, *found))
+    stretches = [[0, 0, 2, 0], [0, 2, 5, 9], [0, 5, 7, 41], [1, 0, 7, 36], [2, 0, 7, 0]]
+    assert terms.stretches_of(key_start) == stretches
 
 
-PER_STREAM = "query", "key", "value"
-
-
-def kept_for_backward(K):
-    """How many numbers the forward pass keeps that aren't its inputs or its output."""
-    inputs = tensors(1, 4, 8, K, 2, torch.float32)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda t: t):
-        out = blocked.relative_attention(**inputs)
-    known = {t.data_ptr() for t in (out, *inputs.values())}
-    return sum(t.numel() for t in kept if t.data_ptr() not in known)
-
-
-def test_probabilities_are_kept_up_to_a_bound_and_recomputed_beyond(monkeypatch):
+@pytest.mark.parametrize(("K", "probabilities"), [(100, 4 * 8 * 100), (101, 0)])
+def test_probabilities_are_kept_up_to_a_bound_and_recomputed_beyond(K, probabilities, monkeypatch):
     monkeypatch.setattr(blocked, "KEPT", 4 * 8 * 100)
-    assert kept_for_backward(K=100) == 4 * 8 * 100
-    assert kept_for_backward(K=101) == 0
+    inputs, outputs = tensors(1, 4, 8, K, 2, torch.float32), []
+    kept = kept_by(lambda: outputs.append(blocked.relative_attention(**inputs)))
+    known = {t.data_ptr() for t in (*outputs, *inputs.values())}
+    assert sum(t.numel() for t in kept if t.data_ptr() not in known) == probabilities
 
 
 def test_nothing_is_kept_where_nothing_will_learn():
     inputs = {name: t.detach() for name, t in tensors(1, 2, 3, 5, 2, torch.float32).items()}
-    terms = inputs["u"], inputs["v"], inputs["s"]
-    _, kept = blocked.blocked_attention(
-        *(inputs[n] for n in ("query", "key", "value", "r")), *terms, None, None, 0.0, False
-    )
+    _, kept = blocked.blocked_attention(*inputs.values(), None, None, 0.0, False)
     assert kept == []
     torch.testing.assert_close(blocked.relative_attention(**inputs), naive.relative_attention(**inputs))
 

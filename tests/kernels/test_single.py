@@ -1,48 +1,28 @@
-"""The kernel of a single query over cached keys, against the naive one."""
-
-import math
+"""The products that the kernel of a single query consists of."""
 
 import pytest
 import torch
 
-from memformers.kernels import naive, single
-from tests.kernels.against_naive import first_keys
-
-pytestmark = pytest.mark.usefixtures("float64")
+from memformers.kernels import single
+from memformers.kernels.single import by_columns, by_rows, products
 
 
-@pytest.mark.parametrize("columns", [[slice(2, 9)], [slice(3, 5), slice(7, 12)], [slice(4, 5)]])
-@pytest.mark.parametrize("terms", [("u",), ("u", "v"), ("u", "s")])
-@pytest.mark.parametrize("bounded", [False, True])
-def test_single_equals_naive_over_the_keys_in_its_columns(columns, terms, bounded):
-    B, H, T, E = 5, 2, 13, 3
-    K = sum(run.stop - run.start for run in columns)
-    shapes = {"query": (B, H, 1, E), "key": (B, H, T, E), "value": (B, H, T, E), "r": (H, K + 2, E)}
-    shapes |= {"u": (H, E), "v": (H, E), "s": (H, K + 2)}
-    given = {name: torch.randn(shape) for name, shape in shapes.items()}
-    key_start = first_keys(B, 1, K) if bounded else None
+@pytest.mark.parametrize("few", [1, 2])
+@pytest.mark.parametrize("faster", [False, True])
+def test_both_ways_give_the_same_products(few, faster, monkeypatch):
+    matrices = torch.randn(3, 5, 7, dtype=torch.float64)
+    vectors = torch.randn(3, few, 7, dtype=torch.float64)
+    expected = torch.einsum("nrc,nfc->nfr", matrices, vectors)
+    for way in (by_columns, by_rows):
+        torch.testing.assert_close(way(matrices, vectors), expected, rtol=1e-12, atol=1e-12)
+    monkeypatch.setattr(single, "rows_are_faster", lambda: faster)
+    torch.testing.assert_close(products(matrices, vectors), expected, rtol=1e-12, atol=1e-12)
 
-    key, value = (torch.cat([given[n][:, :, run] for run in columns], dim=2) for n in ("key", "value"))
-    used = {name: given[name] for name in terms}
-    wanted = naive.relative_attention(
-        given["query"],
-        key,
-        value,
-        given["r"][:, :K],
-        **used | ({"s": given["s"][:, :K]} if "s" in terms else {}),
-        key_start=key_start,
-    )
 
-    scaled = {name: used[name][:, None] / math.sqrt(E) for name in terms}  # [H, 1, E]
-    if "s" in terms:
-        scaled["s"] = scaled["s"].flip(-1)
-    got = single.relative_attention(
-        given["query"] / math.sqrt(E),
-        given["key"],
-        given["value"].mT,
-        given["r"].flip(1),
-        columns,
-        **scaled,
-        key_start=key_start,
-    )
-    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+@pytest.mark.parametrize(
+    ("columns", "rows", "faster"), [(1.0, 0.5, True), (1.0, 0.95, False), (0.5, 1.0, False)]
+)
+def test_the_clearly_faster_way_is_taken_by_its_best_time(columns, rows, faster, monkeypatch):
+    times = {by_columns: iter([9.0, *[columns] * 20]), by_rows: iter([*[rows] * 20, 9.0])}
+    monkeypatch.setattr(single, "seconds", lambda way, *_: next(times[way]))
+    assert single.rows_are_faster.__wrapped__() is faster

@@ -70,7 +70,11 @@ def test_more_keys_than_learned_positions_is_an_error_with_both_numbers():
         ({"heads": 2, "d_model": 8, "max_positions": 0}, "max_positions=0"),
         ({"heads": 2, "d_model": 8, "clamp_len": 5, "positions": "learned"}, "clamp_len=5 is for sinusoids"),
         (SINUSOIDAL | {"clamp_len": 0}, "clamp_len=0 is too small"),
-        (SINUSOIDAL | {"clamp_len": 5, "kernel": "augmented"}, "which clamp_len=5 doesn't allow"),
+        (SINUSOIDAL | {"position_features": -1}, "position_features=-1 can.t represent distances"),
+        (
+            SINUSOIDAL | {"position_features": 4, "positions": "learned"},
+            "position_features=4 is for sinusoids",
+        ),
     ],
 )
 def test_a_config_that_cannot_work_is_an_error(arguments, message):

@@ -54,7 +54,6 @@ def different(found, wanted):
         ({"positions": "learned"}, 1 << 18),
         ({"positions": "sinusoidal"}, 1),
         ({"positions": "learned"}, 1),
-        ({"kernel": "augmented"}, 1),
         ({"norm": "post"}, 1 << 18),
     ],
 )

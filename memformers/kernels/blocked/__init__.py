@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from memformers.kernels.blocked.terms import Terms, ascending, exact
-from memformers.kernels.blocked.tiling import blocks, count_scores
-from memformers.kernels.layout import sequence_first
-from memformers.kernels.transforms import no_second_derivative
+from memformers.kernels.blocked.tiling import blocks
+from memformers.kernels.operators import no_second_derivative, sequence_first
 
 KEPT = 1 << 24
 """The most probabilities that are kept for the backward pass: 64 MiB in float32. If there are more, those of
@@ -38,7 +37,7 @@ def relative_attention(
     from torch's generator."""
     inputs = [x for x in (query, key, value, r, u, v, s) if x is not None]
     will_learn = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    keep = will_learn and count_scores(query, key) <= KEPT
+    keep = will_learn and query.shape[:3].numel() * key.shape[2] <= KEPT
     seed = torch.randint(1 << 62, ()) if dropout_prob else None
     return blocked_attention(query, key, value, r, u, v, s, key_start, seed, dropout_prob, keep)[0]
 
@@ -160,42 +159,17 @@ def blocked_attention_backward(
 
 
 @blocked_attention.register_fake
-def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    r: Tensor,
-    u: Tensor,
-    v: Tensor | None,
-    s: Tensor | None,
-    key_start: Tensor | None,
-    seed: Tensor | None,
-    dropout_prob: float,
-    keep: bool,
-) -> tuple[Tensor, list[Tensor]]:
+def _(query, key, value, r, u, v, s, key_start, seed, dropout_prob, keep):  # type: ignore[no-untyped-def]
     kept = [query.new_empty(block.room, dtype=exact(query)) for block in blocks(query, key)] if keep else []
     return sequence_first(query), kept
 
 
 @blocked_attention_backward.register_fake
-def _(
-    grad: Tensor,
-    kept: list[Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    r: Tensor,
-    u: Tensor,
-    v: Tensor | None,
-    s: Tensor | None,
-    key_start: Tensor | None,
-    seed: Tensor | None,
-    dropout_prob: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _(grad, kept, query, key, value, r, u, v, s, *_):  # type: ignore[no-untyped-def]
     def fresh(x: Tensor | None) -> Tensor:
         return u.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
 
-    return sequence_first(query), fresh(key), fresh(value), fresh(r), fresh(u), fresh(v), fresh(s)
+    return sequence_first(query), *map(fresh, (key, value, r, u, v, s))
 
 
 def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memformers.kernels.blocked.tiling import Block, blocks, largest_block, unused
+from memformers.kernels.blocked.tiling import Block, blocks, unused
 
 FEWEST_QUERIES = 4
 """Queries that a stretch with the same first key must have on average, so that hiding keys stretch by stretch
@@ -38,9 +38,10 @@ class Terms:
         self.u = u.to(self.dtype) * self.scale
         self.v = None if v is None else v.to(self.dtype) * self.scale
         self.table = descending(r.to(self.dtype), None if s is None else s.to(self.dtype) * self.scale)
-        _, _, queries, _ = next(blocks(query, key)).shape  # the first is the largest
+        largest = next(blocks(query, key))
+        h, b, queries, _ = largest.shape
         self.future = self.u.new_full((queries, queries), -math.inf).triu_(1)
-        self.workspace = self.u.new_empty(largest_block(query, key))
+        self.workspace = self.u.new_empty(h * b * queries * largest.row)
         self.generator = None if seed is None else torch.Generator().manual_seed(int(seed))
         self.dropped_below = int(dropout_prob * (1 << 31))
         self.scale_up = 1.0 / (1.0 - dropout_prob)

@@ -141,16 +141,3 @@ def blocks(query: Tensor, key: Tensor, key_start: Tensor | None = None) -> Itera
 def unused(k: int) -> int:
     """The number of columns, at least one, that W has before those of the distances for ``k`` keys."""
     return ALIGNED - k % ALIGNED
-
-
-def count_scores(query: Tensor, key: Tensor) -> int:
-    """The number of scores of ``query [B, H, S, E]`` and ``key [B, H, K, E]``, with those that the causal
-    mask hides."""
-    return query.shape[:3].numel() * key.shape[2]
-
-
-def largest_block(query: Tensor, key: Tensor) -> int:
-    """The size of a workspace for ``query [B, H, S, E]`` and ``key [B, H, K, E]``, by distance or by key."""
-    first = next(blocks(query, key))
-    h, b, s, _ = first.shape
-    return h * b * s * first.row

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from memformers.kernels.fused import passes
 from memformers.kernels.fused.tiles import Rows
-from memformers.kernels.layout import sequence_first
-from memformers.kernels.transforms import no_second_derivative
+from memformers.kernels.operators import no_second_derivative, sequence_first
 
 PROGRAMS = 512
 """The number of programs that the kernel by distance divides the streams among, if there are enough
@@ -34,8 +33,8 @@ def relative_attention(
     key_start: Tensor | None = None,
 ) -> Tensor:
     """[`memformers.kernels.naive.relative_attention`][], causal and without dropout: the same
-    arguments and shapes, the same result ``[B, H, S, E]``, and the same gradients. Raises ValueError for
-    heads wider than 128 and for dtypes other than float32, float16 and bfloat16."""
+    arguments and shapes, the same result ``[B, H, S, E]``, and the same gradients; for heads and dtypes
+    of its [`memformers.kernels.dispatch.SUPPORT`][]."""
     v = torch.zeros_like(u) if v is None else v
     s = r.new_zeros(r.shape[:2]) if s is None else s
     key_start = None if key_start is None else key_start.to(torch.int32).contiguous()
@@ -144,10 +143,6 @@ def choose_tiling(query: Tensor, *, backward: bool) -> dict[str, Any]:
     measurement. In float32 a product keeps its operands in registers, so tiles are small.
     """
     E = query.shape[-1]
-    if E > 128:
-        raise ValueError(f"the fused kernel takes d_head up to 128; d_head={E} came.")
-    if query.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise ValueError(f"the fused kernel takes float32, float16 and bfloat16; {query.dtype} came.")
     W = max(16, triton.next_power_of_2(E))  # a product needs 16
     if query.dtype == torch.float32:
         N, warps, stages = (32, 8, 1) if W <= 64 else (16, 8, 1)

@@ -1,4 +1,5 @@
-"""Detects transformations of a computation, such as ``vmap`` and forward-mode derivatives."""
+"""What the kernels that are PyTorch operators of their own share: the order of results in memory, and which
+derivatives they don't have."""
 
 from collections.abc import Callable
 from typing import NoReturn
@@ -6,6 +7,12 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+
+def sequence_first(x: Tensor) -> Tensor:
+    """An empty ``[B, H, T, E]`` like ``x`` whose memory is in the modules' order, ``[T, B, H, E]``."""
+    B, H, T, E = x.shape
+    return x.new_empty(T, B, H, E).permute(1, 2, 0, 3)
 
 
 def is_transformed(*tensors: Tensor | None) -> bool:
