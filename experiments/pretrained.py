@@ -12,16 +12,16 @@ from typing import Any
 import torch
 
 from memformers.common.command_line import parse_arguments, plain_errors
-from memformers.common.environment import describe_environment
 from memformers.common.errors import UserError
 from memformers.common.files import write_json
+from memformers.common.machine import describe_environment
 from memformers.data.corpora import load_corpus
 from memformers.data.tokenizers import save_tokenizer
 from memformers.evaluation.evaluate import evaluate, summary
 from memformers.models.config import ModelConfig
 from memformers.pretrained.own import load_checkpoint, save_model
 from memformers.pretrained.packaged import PACKAGED, RECIPE
-from memformers.runs.sealed import atomic_dir
+from memformers.runs.atomic_dir import atomic_dir
 from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.run import train_run
 from memformers.training.validation import EVALUATION_STREAMS

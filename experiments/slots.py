@@ -20,8 +20,7 @@ from memformers.common.processes import run_modules
 from memformers.evaluation.intervals import half_width
 from memformers.recall.arms import SETTINGS
 from memformers.recall.config import ArmRun, run_of
-from memformers.runs.card import new_run_id, plan_run
-from memformers.runs.folder import RESULT
+from memformers.runs.folder import RESULT, new_run_id, plan_run
 
 BASE = SETTINGS["near"]
 COLUMNS = {"memory": "right in memory", "slots": "right in slots", "beyond": "right beyond"}

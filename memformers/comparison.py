@@ -8,16 +8,15 @@ from pathlib import Path
 from labml import monit
 
 from memformers.common.command_line import command_as_given
-from memformers.common.devices import choose_device
 from memformers.common.errors import TrainingsFailed, UserError
 from memformers.common.files import read_json, replacing, write_json
+from memformers.common.machine import choose_device
 from memformers.common.processes import run_module
 from memformers.data.corpora import BUILTIN, STAND_IN, Corpus, load_corpus
 from memformers.data.text_files import bytes_of
 from memformers.evaluation.probe import ProbeConfig, probe
 from memformers.models.config import ModelConfig, ModelName
 from memformers.report.document import write_report
-from memformers.runs.card import new_run_id, plan_run
 from memformers.runs.folder import (
     CARD,
     COMPARISON,
@@ -26,6 +25,8 @@ from memformers.runs.folder import (
     RESULT,
     check_named,
     check_nothing_is_lost,
+    new_run_id,
+    plan_run,
 )
 from memformers.runs.plan import Plan, Planned, PlannedArm, baseline_of, compared_with, read_plan, runs_of
 from memformers.tracking.comparisons import show_comparison

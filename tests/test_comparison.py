@@ -12,9 +12,9 @@ from memformers.common.files import read_json, write_json
 from memformers.comparison import CompareConfig, compare, pin_corpus
 from memformers.data import corpora
 from memformers.data.corpora import Corpus, builtin_corpus, load_corpus
-from memformers.runs.metrics import read_metrics
+from memformers.runs.atomic_dir import numbered
+from memformers.runs.folder import read_metrics
 from memformers.runs.plan import runs_of
-from memformers.runs.sealed import numbered
 from tests.builders import MODELS, small_training
 from tests.processes import program, start, train_here, wait_for
 

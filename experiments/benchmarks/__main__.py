@@ -18,8 +18,8 @@ from experiments.benchmarks.machine import ROOT
 from experiments.benchmarks.peers import LABML, LUCIDRAINS, lucidrains_is_installed
 from experiments.benchmarks.report import write_report
 from memformers.common.command_line import parse_arguments, plain_errors
-from memformers.common.environment import describe_environment
 from memformers.common.files import read_json, write_json
+from memformers.common.machine import describe_environment
 
 HERE = Path(__file__).parent
 

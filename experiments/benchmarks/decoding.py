@@ -22,8 +22,8 @@ from experiments.benchmarks.decoding_report import report
 from experiments.benchmarks.machine import relative_error
 from experiments.benchmarks.peers import LABML, LabmlLM
 from memformers import MemoryLM, ModelConfig, from_labml
-from memformers.common.environment import describe_environment
 from memformers.common.files import write_json, write_text
+from memformers.common.machine import describe_environment
 from memformers.data.corpora import builtin_corpus
 from memformers.data.tokenizers import CharacterTokenizer
 from memformers.evaluation.evaluate import evaluate

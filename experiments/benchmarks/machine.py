@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from memformers.common.environment import peak_memory
+from memformers.common.machine import peak_memory
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,7 +50,7 @@ def resident_memory() -> int | None:
 
 
 def forget_peak_memory() -> None:
-    """Let :func:`memformers.common.environment.peak_memory` start from what the process holds now, where the
+    """Let :func:`memformers.common.machine.peak_memory` start from what the process holds now, where the
     system (Linux) can; elsewhere importing may have held more than it left."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")

@@ -9,8 +9,8 @@ import torch
 
 from experiments.recipes.candidates import CANDIDATES
 from experiments.recipes.figure import DRAWN
-from memformers.common.allocator import keep_freed_memory
 from memformers.common.files import write_json
+from memformers.common.machine import keep_freed_memory
 from memformers.data.corpora import load_corpus
 from memformers.data.streams import training_segments
 from memformers.evaluation.evaluate import evaluate

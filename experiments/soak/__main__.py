@@ -18,8 +18,8 @@ from experiments.soak.page import cells, page, row
 from experiments.soak.programs import Dashboard, Training, running
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.processes import sigterm_as_exit
-from memformers.runs.metrics import read_metrics
-from memformers.runs.sealed import numbered
+from memformers.runs.atomic_dir import numbered
+from memformers.runs.folder import read_metrics
 
 SAME = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json")
 

@@ -7,8 +7,8 @@ import torch
 
 from experiments.soak.faults import Outcome, Soak
 from experiments.soak.programs import RANKS, TOKENS_A_STEP
-from memformers.common.environment import describe_environment
-from memformers.runs.metrics import read_metrics
+from memformers.common.machine import describe_environment
+from memformers.runs.folder import read_metrics
 
 
 def page(soak: Soak, outcomes: list[Outcome], starts: int, seconds: float, folders: tuple[Path, Path]) -> str:

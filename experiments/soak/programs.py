@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from memformers.common.processes import module_command, module_environment
-from memformers.runs.metrics import read_metrics
+from memformers.runs.folder import read_metrics
 
 RANKS, BATCH, SEGMENT, LOG_EVERY = 2, 8, 32, 5
 TOKENS_A_STEP = BATCH * SEGMENT

@@ -1,6 +1,6 @@
 """The groups in which ``--help`` shows the options of trainings and comparisons."""
 
-from memformers.common.option_groups import Group
+from memformers.common.command_line import Group
 
 GROUPS = {
     "comparison": Group("The comparison, in addition to the models.", ("arms", "equal_keys")),

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from memformers.common.devices import choose_device
 from memformers.common.errors import UserError
+from memformers.common.machine import choose_device
 from memformers.data.tokenizers import Tokenizer
 from memformers.models.language_model import MemoryLM
 from memformers.pretrained.own import load_checkpoint

@@ -4,8 +4,8 @@ from datetime import datetime
 from pathlib import Path
 
 from memformers.common.errors import UserError
+from memformers.runs.atomic_dir import has_manifest
 from memformers.runs.folder import CONFIG
-from memformers.runs.sealed import is_sealed
 
 RUNS = Path("runs")
 
@@ -29,7 +29,7 @@ def newest_run() -> Path:
 
 def resumable(folder: Path) -> Path:
     """The folder, if a run was begun in it; else ValueError."""
-    if not (folder / CONFIG).is_file() or is_sealed(folder):
+    if not (folder / CONFIG).is_file() or has_manifest(folder):
         raise UserError(f"{folder} is not the folder of a run; name the run to resume.")
     return folder
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from memformers.commands.places import say_report
-from memformers.common.devices import choose_device
+from memformers.common.machine import choose_device
 from memformers.evaluation.probe import ProbeConfig, probe
 from memformers.report.document import write_report
 

@@ -95,7 +95,7 @@ def sigterm_as_exit() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
+def deferring_interrupts() -> Iterator[None]:
     """A block that Ctrl-C doesn't interrupt: KeyboardInterrupt is raised when the block has ended."""
     interrupts: list[int] = []
     with handling(signal.SIGINT, lambda number, frame: interrupts.append(number)):

@@ -12,8 +12,7 @@ from memformers.common.intervals import mean_of
 from memformers.dashboard.curves import Curve, over_seeds
 from memformers.dashboard.following import FollowedJson, Numbers
 from memformers.dashboard.live_run import FINISHED, RUNNING, LiveRun
-from memformers.runs.folder import COMPARISON, METRICS
-from memformers.runs.metrics import flatten, short_names
+from memformers.runs.folder import COMPARISON, METRICS, flatten, short_names
 from memformers.runs.plan import Plan, read_plan
 from memformers.tracking.comparisons import noted_comparisons
 

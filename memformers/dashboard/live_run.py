@@ -8,8 +8,7 @@ from typing import Any
 
 from memformers.dashboard.curves import Curve, thinned
 from memformers.dashboard.following import STEP, FollowedJson, FollowedMetrics
-from memformers.runs.folder import CARD, CONFIG, FACTS, METRICS, RESULT
-from memformers.runs.metrics import flatten
+from memformers.runs.folder import CARD, CONFIG, FACTS, METRICS, RESULT, flatten
 from memformers.runs.plan import Planned
 
 WAITING, RUNNING, FINISHED, STOPPED, FAILED, SILENT = (

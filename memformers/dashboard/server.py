@@ -19,8 +19,7 @@ import platformdirs
 
 from memformers.common.errors import UserError
 from memformers.common.network import LOOPBACK
-from memformers.runs.card import find_runs, read_card
-from memformers.runs.folder import COMPARISON
+from memformers.runs.folder import COMPARISON, find_runs, read_card
 from memformers.tracking.comparisons import note_comparison
 from memformers.tracking.discovery import announced, api_address, new_identity
 from memformers.tracking.feeding import feed

@@ -4,7 +4,7 @@ from functools import partial
 
 from torch import Tensor
 
-from memformers.common.processes import uninterrupted
+from memformers.common.processes import deferring_interrupts
 from memformers.generation.cache import LayerCache, Region, taking_in
 from memformers.models.cached_attention import CachedAttention
 from memformers.models.layers import MemoryLayer
@@ -57,7 +57,7 @@ class LayerGroup:
     def make_room(self, region: Region, positions: int) -> None:
         """Move the contents of a region to its front if the next ``positions`` don't fit behind them."""
         if region.end + positions > region.high:
-            with uninterrupted():
+            with deferring_interrupts():
                 for layer in self.layers:
                     layer.cache.copy_to_front(region)
                 region.start, region.end = region.low, region.low + len(region)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.common.processes import uninterrupted
+from memformers.common.processes import deferring_interrupts
 from memformers.generation.cache import LayerCache, Region, taking_in
 from memformers.generation.cached_layers import CachedLayer, LayerGroup
 from memformers.models.boundaries import check_starts, first_of_document, valid_afterwards
@@ -143,7 +143,7 @@ class Decoder:
         stack, running = self.model.transformer, len(self.running)
         before = self.positions() - running
         leaving = [stack.leaving(len(group.recent), group.lengths) for group in self.groups]
-        with uninterrupted():
+        with deferring_interrupts():
             memory, inputs = self.views()
             for group, of_group in zip(self.groups, leaving, strict=True):
                 if of_group.slots:

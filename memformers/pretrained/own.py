@@ -14,8 +14,8 @@ from memformers.common.files import config_from_dict, read_json, replacing, writ
 from memformers.data.tokenizers import Tokenizer, load_tokenizer
 from memformers.models.config import ModelConfig, upgraded
 from memformers.models.language_model import MemoryLM
+from memformers.runs.atomic_dir import check_manifest, has_manifest, newest_that_loads, numbered
 from memformers.runs.folder import CHECKPOINTS, FACTS, METRICS
-from memformers.runs.sealed import check_seal, is_sealed, newest_that_loads, numbered
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 
@@ -23,7 +23,7 @@ CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json
 def save_model(model: MemoryLM, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
     """[`MemoryLM.save_pretrained`][]; ``weights``, by name, are the whole weights if each process holds only
     a part of the model."""
-    if is_sealed(folder):
+    if has_manifest(folder):
         raise UserError(f"{folder} is the checkpoint of a training; name another folder.")
     if any((folder / name).exists() for name in (METRICS, FACTS, CHECKPOINTS)):
         raise UserError(f"{folder} is the folder of a run, whose config would be replaced; name another.")
@@ -36,8 +36,8 @@ def save_model(model: MemoryLM, folder: Path, weights: Mapping[str, Tensor] | No
 def load_model(folder: Path, device: str | torch.device) -> MemoryLM:
     """The model in ``folder``, in eval mode on ``device``; ValueError for a missing, broken or mismatched
     file."""
-    if is_sealed(folder):
-        check_seal(folder, (CONFIG, WEIGHTS))
+    if has_manifest(folder):
+        check_manifest(folder, (CONFIG, WEIGHTS))
     config, weights = read_config(folder), folder / WEIGHTS
     if not weights.is_file():
         raise UserError(f"{weights} was expected beside config.json, but is missing.")
@@ -69,8 +69,8 @@ def load_checkpoint(folder: Path, device: torch.device) -> tuple[MemoryLM, Token
 
 def load_with_tokenizer(folder: Path, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
     """The model and tokenizer whose files are in ``folder`` itself; else ValueError."""
-    if is_sealed(folder):
-        check_seal(folder, (TOKENIZER,))
+    if has_manifest(folder):
+        check_manifest(folder, (TOKENIZER,))
     model, tokenizer = load_model(folder, device), load_tokenizer(folder)
     if model.config.vocab_size != tokenizer.vocab_size:
         raise UserError(

@@ -9,17 +9,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from memformers.common.devices import choose_device
 from memformers.common.errors import TrainingsFailed, UserError
 from memformers.common.files import read_json, write_json
+from memformers.common.machine import choose_device
 from memformers.common.processes import run_modules
 from memformers.recall.arms import Arm
 from memformers.recall.config import RecallConfig, run_of
 from memformers.recall.summary import RESULTS, TABLE, write_summary
 from memformers.report.recall_page import write_recall_report
-from memformers.runs.card import new_run_id, plan_run, read_card
-from memformers.runs.folder import OF_A_COMPARISON, PLAN, RESULT, check_named, check_nothing_is_lost
-from memformers.runs.metrics import flatten
+from memformers.runs.folder import (
+    OF_A_COMPARISON,
+    PLAN,
+    RESULT,
+    check_named,
+    check_nothing_is_lost,
+    flatten,
+    new_run_id,
+    plan_run,
+    read_card,
+)
 from memformers.tracking.comparisons import show_comparison
 from memformers.tracking.discovery import DASHBOARD, find_dashboard
 from memformers.training.config import saved_config

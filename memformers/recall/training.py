@@ -5,8 +5,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from memformers.common.environment import describe_environment, peak_memory
 from memformers.common.files import write_json
+from memformers.common.machine import describe_environment, peak_memory
 from memformers.data.recall_stream import recall_segments
 from memformers.evaluation.controls import controls_of
 from memformers.evaluation.recall_by_distance import UNTOUCHED, Recall, recall_by_distance

@@ -16,9 +16,8 @@ from memformers.report.position_figure import TITLE, caption, save_positions
 from memformers.report.probe_section import probe_section
 from memformers.report.provenance import how_it_was_made
 from memformers.runs.finished import FinishedRun, read_probe, read_runs
-from memformers.runs.folder import CONFIG, FACTS, PAGE, PROBE, REPORT
+from memformers.runs.folder import CONFIG, FACTS, PAGE, PROBE, REPORT, flatten
 from memformers.runs.folder import FIGURES as FOLDER
-from memformers.runs.metrics import flatten
 from memformers.runs.plan import read_plan
 
 CAPTIONS = {

@@ -8,8 +8,8 @@ from memformers.report.arms import Arm
 from memformers.report.markdown import table
 from memformers.report.page import plain
 from memformers.report.settings import name_of, settings_tables
-from memformers.runs.card import read_card
 from memformers.runs.finished import FinishedRun
+from memformers.runs.folder import read_card
 from memformers.runs.plan import read_plan
 
 FAIRNESS = (
@@ -71,10 +71,8 @@ def facts_table(arms: Sequence[Arm], folder: Path) -> str:
 def dates(runs: Sequence[FinishedRun]) -> str:
     """The times when the training of ``runs`` began and ended."""
     cards = [read_card(run.folder) for run in runs]
-    begun, ended = min(card.started for card in cards), max(card.ended for card in cards)
-    return " to ".join(
-        f"{datetime.fromtimestamp(t, timezone.utc):%Y-%m-%d %H:%M} UTC" for t in (begun, ended)
-    )
+    times = min(card.started for card in cards), max(card.ended for card in cards)
+    return " to ".join(f"{datetime.fromtimestamp(t, timezone.utc):%Y-%m-%d %H:%M} UTC" for t in times if t)
 
 
 def distinct(values: Iterable[str | None]) -> str:

@@ -9,8 +9,7 @@ from memformers.common.files import write_text
 from memformers.report.markdown import number, pictured, table
 from memformers.report.page import render_html
 from memformers.report.recall_figures import save_recall_figures
-from memformers.runs.folder import FIGURES, PAGE, REPORT
-from memformers.runs.metrics import flatten
+from memformers.runs.folder import FIGURES, PAGE, REPORT, flatten
 
 FEWEST_TOKENS = 500_000
 """Shorter trainings show that everything works, and not what a memory is worth."""

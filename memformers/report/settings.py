@@ -7,7 +7,7 @@ from typing import Any
 
 from memformers.report.arms import Arm
 from memformers.report.markdown import table
-from memformers.runs.metrics import flatten
+from memformers.runs.folder import flatten
 
 UNUSED = "–"
 OF_A_COMPRESSION = (

@@ -7,10 +7,9 @@ from typing import Any
 
 from memformers.common.errors import UserError
 from memformers.common.files import read_json
-from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, PROBE, RESULT, SAMPLE
-from memformers.runs.metrics import read_metrics
+from memformers.runs.atomic_dir import numbered
+from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, PROBE, RESULT, SAMPLE, read_metrics
 from memformers.runs.plan import read_plan
-from memformers.runs.sealed import numbered
 
 
 @dataclass(frozen=True)

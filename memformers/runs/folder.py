@@ -1,4 +1,4 @@
-"""A run is a folder that holds everything about one training:
+"""A run is a folder that holds everything about one training, and this is how its files are read back:
 
 config.json      the TrainConfig
 run.json         corpus, parameters, hardware, versions, command, git commit
@@ -11,11 +11,17 @@ result.json      the last evaluation, time, peak memory and the prompt of the sa
 probe.json       what a probe measured; a comparison's is beside its runs' folders
 """
 
-from collections.abc import Sequence
+import json
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from memformers.common.errors import UserError
-from memformers.common.files import check_utf8_name
+from memformers.common.files import check_utf8_name, config_from_dict, read_json, write_json
 
 CONFIG, FACTS, METRICS, CARD, LOG = "config.json", "run.json", "metrics.jsonl", "labml.json", "labml.log"
 CHECKPOINTS, SAMPLE, RESULT, PROBE = "checkpoints", "sample.txt", "result.json", "probe.json"
@@ -41,3 +47,95 @@ def check_nothing_is_lost(folder: Path, names: Sequence[str]) -> None:
         raise UserError(
             f"{folder} has a {taken[0]} that no run wrote and that would be overwritten; name a new folder."
         )
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested dicts as pairs of dotted names and plain values, for labml's flat configs."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Dotted names as a reader sees them: the last part alone, where no other name ends in it."""
+    names = list(names)
+    last = Counter(name.rpartition(".")[2] for name in names)
+    return {name: name if last[end := name.rpartition(".")[2]] > 1 else end for name in names}
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """All complete records of a run; a last line that a crash truncated is skipped."""
+    path = folder / METRICS
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a dashboard shows of a run besides its metrics: ``labml.json`` in its folder."""
+
+    run: str
+    """Its id: the same in every session of the run, so that all sessions form one curve."""
+    comment: str
+    """The line below the name, which the search also covers."""
+    compare_with: str = ""
+    """The id of the run with which labml's comparison shows this one; empty for none."""
+    name: str = ""
+    """Empty until the training chooses one."""
+    started: float = 0.0
+    """In seconds since 1970, as are all times here; 0 before it starts."""
+    config: dict[str, Any] = field(default_factory=dict)
+    given: tuple[str, ...] = ()
+    """Of its settings, those that the user chose."""
+    status: str = ""
+    """How it ended, such as "completed"; empty while it runs."""
+    ended: float = 0.0
+
+
+def new_run_id() -> str:
+    """An id that no other run has."""
+    return uuid.uuid4().hex
+
+
+def plan_run(folder: Path, run: str, comment: str, compare_with: str, name: str = "") -> None:
+    """Write, before a training in ``folder`` starts, how the dashboard will show it; without a ``name``, the
+    training chooses one."""
+    write_json(folder / CARD, asdict(Card(run, comment, compare_with, name)))
+
+
+def open_card(folder: Path, name: str, config: Mapping[str, Any], given: Sequence[str] = ()) -> Card:
+    """The card of a training that starts, or continues, in ``folder``, with settings ``config`` of which the
+    user chose the ``given`` ones."""
+    is_there = (folder / CARD).exists()
+    card = read_card(folder) if is_there else Card(new_run_id(), folder.resolve().name)
+    card = replace(
+        card,
+        name=card.name or name,
+        started=card.started or time.time(),
+        config=dict(config),
+        given=tuple(given),
+        status="",
+    )
+    write_json(folder / CARD, asdict(card))
+    return card
+
+
+def close_card(folder: Path, status: str) -> None:
+    """Write how the run in ``folder`` ended."""
+    write_json(folder / CARD, asdict(replace(read_card(folder), status=status, ended=time.time())))
+
+
+def read_card(folder: Path) -> Card:
+    """The card of the run in ``folder``; ValueError if it can't be read."""
+    return config_from_dict(Card, read_json(folder / CARD), str(folder / CARD))
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """All runs in ``folder``, be it a run, a comparison, or a folder of these; ValueError if none."""
+    patterns = (METRICS, f"*/{METRICS}", f"*/*/{METRICS}")
+    runs = [path.parent for pattern in patterns for path in folder.glob(pattern)]
+    if not runs:
+        raise UserError(f"{folder} holds no run: no {METRICS} in it or in its sub-folders.")
+    return sorted(runs, key=lambda run: read_card(run).started)

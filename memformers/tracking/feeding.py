@@ -22,9 +22,7 @@ from typing import IO, Any
 from urllib.parse import urlencode
 
 from memformers.common.network import ask_json, get
-from memformers.runs.card import Card, read_card
-from memformers.runs.folder import METRICS
-from memformers.runs.metrics import short_names
+from memformers.runs.folder import METRICS, Card, read_card, short_names
 from memformers.tracking.discovery import has_run
 
 SEND_SECONDS, RETRY_SECONDS = 2.0, 3.0

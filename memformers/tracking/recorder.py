@@ -12,9 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from memformers.runs.card import close_card, open_card
-from memformers.runs.folder import LOG, METRICS
-from memformers.runs.metrics import flatten
+from memformers.runs.folder import LOG, METRICS, close_card, flatten, open_card
 from memformers.tracking.discovery import (
     ANSWER_SECONDS,
     AUTO,

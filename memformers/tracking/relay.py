@@ -15,8 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from memformers.common.processes import module_command, module_environment
-from memformers.runs.card import close_card, read_card
-from memformers.runs.folder import CARD, LOG, METRICS
+from memformers.runs.folder import CARD, LOG, METRICS, close_card, read_card
 from memformers.tracking.discovery import AUTO, DASHBOARD, LABML_URL, OFF, find_running
 from memformers.tracking.feeding import SHARE, feed, new_records, thin
 

@@ -14,8 +14,7 @@ from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict
 from memformers.models.config import ModelConfig, ModelName
 from memformers.models.lengths import ByLayer
-from memformers.runs.folder import FIGURES
-from memformers.runs.metrics import flatten
+from memformers.runs.folder import FIGURES, flatten
 from memformers.runs.plan import PlannedArm
 from memformers.training.config import TrainConfig
 

@@ -31,7 +31,7 @@ from memformers.data.tokenizers import Tokenizer, save_tokenizer
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
 from memformers.pretrained.own import read_config, save_model
-from memformers.runs.sealed import LEFTOVER, atomic_dir, check_seal, numbered, remove
+from memformers.runs.atomic_dir import LEFTOVER, atomic_dir, check_manifest, numbered, remove
 from memformers.training.muon import Muon
 from memformers.training.optimizers import Optimizers
 from memformers.training.randomness import check_random_states, random_states, set_random_states
@@ -141,7 +141,7 @@ def read_checkpoint(
     and with dropout, which is random on each rank, for one of another number of ``ranks``.
     """
     ranks = ranks or Distributed()
-    check_seal(folder, FILES)
+    check_manifest(folder, FILES)
     if (config := read_config(folder)) != model.config:
         raise UserError(f"{folder} belongs to another model: {config}")
     numbers = read_json(folder / STATE)
@@ -175,7 +175,7 @@ def own_randomness(path: Path, ranks: Distributed, dropout: float) -> dict[str, 
 
 def read_about(folder: Path) -> About:
     """The [`About`][] of the checkpoint in ``folder``; else ValueError."""
-    check_seal(folder, (ABOUT,))
+    check_manifest(folder, (ABOUT,))
     return config_from_dict(About, read_json(folder / ABOUT), str(folder / ABOUT))
 
 

@@ -9,14 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from memformers.common.environment import describe_environment, peak_memory
 from memformers.common.files import sync, write_json, write_text
+from memformers.common.machine import describe_environment, peak_memory
 from memformers.evaluation.evaluate import Evaluation
 from memformers.generation.sampling import Sampling
 from memformers.generation.text import continue_text
 from memformers.models.language_model import MemoryLM
+from memformers.runs.atomic_dir import numbered
 from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
-from memformers.runs.sealed import numbered
 from memformers.training.bar import Bar
 from memformers.training.checkpoints import About, keep_best_and_newest, read_about, save_checkpoint
 from memformers.training.config import TrainConfig

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from memformers.common.devices import multiplies_bfloat16_faster
+from memformers.common.machine import multiplies_bfloat16_faster
 from memformers.training.config import TrainConfig
 from memformers.training.ranks import Distributed
 

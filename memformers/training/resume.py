@@ -12,15 +12,20 @@ from typing import Any, TypeVar
 import torch
 from filelock import FileLock, Timeout
 
-from memformers.common.environment import describe_environment
 from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_text
+from memformers.common.machine import describe_environment
 from memformers.data.corpora import Corpus
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
-from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS
-from memformers.runs.metrics import flatten
-from memformers.runs.sealed import newest_that_loads, numbered, remove_leftovers, say_passed_over, set_aside
+from memformers.runs.atomic_dir import (
+    newest_that_loads,
+    numbered,
+    remove_leftovers,
+    say_passed_over,
+    set_aside,
+)
+from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, flatten
 from memformers.training.checkpoints import ABOUT, Checkpoint, read_about, read_checkpoint
 from memformers.training.config import TrainConfig, read_train_config, saved_config
 from memformers.training.ranks import Distributed

@@ -9,17 +9,16 @@ from typing import Any
 
 import torch
 
-from memformers.common.allocator import keep_freed_memory
 from memformers.common.command_line import command_as_given
-from memformers.common.devices import choose_device
-from memformers.common.environment import describe_environment, git_commit
 from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json
+from memformers.common.machine import choose_device, describe_environment, git_commit, keep_freed_memory
 from memformers.data.corpora import load_corpus
 from memformers.data.streams import training_segments
 from memformers.models.config import ModelConfig
 from memformers.models.costs import memory_facts
 from memformers.models.language_model import MemoryLM
+from memformers.runs.atomic_dir import numbered
 from memformers.runs.folder import (
     CHECKPOINTS,
     CONFIG,
@@ -29,9 +28,8 @@ from memformers.runs.folder import (
     RESULT,
     check_named,
     check_nothing_is_lost,
+    flatten,
 )
-from memformers.runs.metrics import flatten
-from memformers.runs.sealed import numbered
 from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
 from memformers.training.bar import Bar

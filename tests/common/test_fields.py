@@ -8,11 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import pytest
 
-from memformers.common.command_line import parse_arguments
+from memformers.common.command_line import Group, parse_arguments
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Positive, Range, Share, Whole, check_arguments, check_fields
 from memformers.common.files import config_from_dict
-from memformers.common.option_groups import Group
 
 Lengths = Whole | tuple[Whole, ...]
 

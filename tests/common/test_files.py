@@ -4,12 +4,12 @@ import os
 
 import pytest
 
+from memformers.common.command_line import Option
 from memformers.common.errors import UserError
 from memformers.common.files import read_json, replacing, write_json, write_text
 from memformers.common.intervals import mean_of
-from memformers.common.option_groups import Option
+from memformers.runs.atomic_dir import atomic_dir
 from memformers.runs.folder import check_named
-from memformers.runs.sealed import atomic_dir
 
 
 @pytest.fixture
@@ -33,12 +33,12 @@ def test_a_new_file_has_the_mode_of_the_umask_and_one_that_is_there_keeps_its_ow
 
 
 @pytest.mark.usefixtures("_private_umask")
-def test_a_sealed_folder_and_its_files_have_the_modes_of_the_umask(tmp_path):
-    with atomic_dir(tmp_path / "sealed") as temporary:
+def test_an_atomic_folder_and_its_files_have_the_modes_of_the_umask(tmp_path):
+    with atomic_dir(tmp_path / "folder") as temporary:
         (temporary / "weights").touch(mode=0o600)
-    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "sealed").iterdir()}
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "folder").iterdir()}
     assert set(modes.values()) == {0o640}
-    assert (tmp_path / "sealed").stat().st_mode & 0o777 == 0o750
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o750
 
 
 def test_a_run_is_given_no_name_that_safetensors_cannot_read(tmp_path):

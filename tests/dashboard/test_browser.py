@@ -9,8 +9,7 @@ import pytest
 
 from memformers.comparison import plan_runs
 from memformers.dashboard.server import bring_in
-from memformers.runs.card import read_card
-from memformers.runs.metrics import read_metrics
+from memformers.runs.folder import read_card, read_metrics
 from memformers.runs.plan import runs_of
 from memformers.tracking.recorder import Tracking
 from tests.builders import SMALL_RUN

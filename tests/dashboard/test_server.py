@@ -12,8 +12,7 @@ from memformers.comparison import plan_runs
 from memformers.dashboard.application import open_records
 from memformers.dashboard.guard import MOST_BYTES
 from memformers.dashboard.server import bring_in
-from memformers.runs.card import find_runs, read_card
-from memformers.runs.metrics import read_metrics
+from memformers.runs.folder import find_runs, read_card, read_metrics
 from memformers.runs.plan import runs_of
 from memformers.tracking import feeding
 from memformers.tracking.discovery import api_address, find_running

@@ -19,7 +19,7 @@ from memformers.pretrained.packaged import (
     packaged_folder,
     packaged_names,
 )
-from memformers.runs.sealed import check_seal
+from memformers.runs.atomic_dir import check_manifest
 from tests.builders import small_lm, small_training
 from tests.processes import finish, program, run
 
@@ -41,7 +41,7 @@ def test_the_package_has_both_models():
 @pytest.mark.parametrize("name", packaged_names())
 def test_the_files_are_small_and_those_that_were_made(name):
     folder = packaged_folder(name)
-    check_seal(folder)
+    check_manifest(folder)
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 2_000_000
 
 
@@ -135,7 +135,7 @@ def test_the_program_trains_each_model_and_packages_its_weights_in_bfloat16(tmp_
     out, runs = tmp_path / "out", tmp_path / "runs"
     settings = pretrained.Pretraining(data="builtin", tokens=5_000, runs=runs, out=out)
     pretrained.main(settings)
-    check_seal(out / "small")
+    check_manifest(out / "small")
     trained, tokenizer = load_checkpoint(runs / "small", CPU)
     packaged, _ = load_checkpoint(out / "small", CPU)
     expected = {name: tensor.bfloat16() for name, tensor in trained.state_dict().items()}

@@ -13,7 +13,7 @@ from memformers.recall import experiment
 from memformers.recall.config import RecallConfig, read_run, run_of
 from memformers.recall.experiment import recall
 from memformers.recall.summary import mean_of
-from memformers.runs.metrics import read_metrics
+from memformers.runs.folder import read_metrics
 from memformers.training.run import build_model
 from tests.builders import tiny_recall
 from tests.processes import recall_here, run_module

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict
 
 from memformers.common.files import write_json
+from memformers.runs.folder import plan_run
 from memformers.runs.plan import Plan, PlannedArm, runs_of
 from tests.builders import MODELS, small_training
 
@@ -27,6 +28,7 @@ def fake_run(folder, model, bits, *, finished=True, facts=FACTS, read=None, **ch
     config = asdict(small_training(model=model, **changes))
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "run.json").write_text(json.dumps(facts))
+    plan_run(folder, model, "", "")
     with open(folder / "metrics.jsonl", "w") as file:
         for i in range(1, 11):
             train = {"loss.train": 3.0 / i, "tokens_per_second": 1000.0 + i}

@@ -31,7 +31,8 @@ def test_a_report_names_its_run_date_command_and_commit(tmp_path):
     write_json(folder / "compare.json", plan | {"commands": ["memformers compare --scale 0.1"]})
     for name in ("transformer-xl", "compressive"):
         (folder / name / "run.json").write_text(json.dumps(FACTS | {"commit": "0123456789ab-dirty"}))
-        write_json(folder / name / "labml.json", {"started": 1e9, "ended": 1e9 + 3600})
+        card = folder / name / "labml.json"
+        write_json(card, read_json(card) | {"started": 1e9, "ended": 1e9 + 3600})
     markdown = report(folder)
     assert "| name | named |" in markdown
     assert "| trained | 2001-09-09 01:46 UTC to 2001-09-09 02:46 UTC |" in markdown

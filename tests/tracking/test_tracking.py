@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from memformers.runs.metrics import read_metrics
+from memformers.runs.folder import read_metrics
 from memformers.tracking.discovery import check_dashboard, find_dashboard
 from memformers.tracking.feeding import RECORDS_A_POLL, thin
 from memformers.tracking.recorder import Tracking

@@ -15,8 +15,8 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
-from memformers.runs.metrics import read_metrics
-from memformers.runs.sealed import LEFTOVER, numbered
+from memformers.runs.atomic_dir import LEFTOVER, numbered
+from memformers.runs.folder import read_metrics
 from memformers.tracking import relay
 from memformers.training import observer
 from memformers.training import run as run_module

@@ -12,8 +12,8 @@ from memformers.common.files import read_json, write_json
 from memformers.data.corpora import Corpus, load_corpus
 from memformers.data.streams import training_segments
 from memformers.data.tokenizers import CharacterTokenizer
-from memformers.runs.metrics import read_metrics
-from memformers.runs.sealed import MANIFEST, checksum, numbered
+from memformers.runs.atomic_dir import MANIFEST, checksum, numbered
+from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
 from memformers.training.checkpoints import About
 from memformers.training.run import train_run

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from memformers.runs.metrics import read_metrics
-from memformers.runs.sealed import numbered
+from memformers.runs.atomic_dir import numbered
+from memformers.runs.folder import read_metrics
 from memformers.training.gradients import clip
 from memformers.training.loop import train
 from memformers.training.run import train_run

@@ -13,10 +13,10 @@ from safetensors.torch import load, load_file, save_file
 
 from memformers import MemoryLM
 from memformers.common.command_line import plain_errors
-from memformers.common.environment import describe_environment
 from memformers.common.files import config_from_dict, read_json, write_json
+from memformers.common.machine import describe_environment
 from memformers.pretrained.own import load_checkpoint as load_for_use
-from memformers.runs.sealed import BROKEN, check_seal, numbered
+from memformers.runs.atomic_dir import BROKEN, check_manifest, numbered
 from memformers.training import run as run_module
 from memformers.training.checkpoints import FILES, read_checkpoint, save_checkpoint
 from memformers.training.config import TrainConfig
@@ -30,7 +30,7 @@ from tests.training.runs import about, letters, reseal, segments_of, short_corpu
 
 CPU = torch.device("cpu")
 CONFIG = small_training(model="compressive", tokens=64 * 6)
-SEALED = (*FILES, "manifest.json")
+WRITTEN = (*FILES, "manifest.json")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def loaded_step(folder):
 
 
 @given(
-    name=st.sampled_from(SEALED),
+    name=st.sampled_from(WRITTEN),
     how=st.sampled_from(["flip", "cut", "grow", "gone", "folder"]),
     where=st.floats(0, 1, exclude_max=True),
     bit=st.integers(0, 7),
@@ -103,7 +103,7 @@ def test_whatever_happens_to_a_file_the_checkpoint_before_is_taken(run, name, ho
             path.rmdir()
         path.write_bytes(data)
     assert sorted(run.rglob("*")) == files
-    check_seal(newest)
+    check_manifest(newest)
 
 
 json_values = st.recursive(
@@ -213,7 +213,7 @@ def test_a_broken_checkpoint_that_is_newer_takes_no_place_from_those_that_come(t
     train_run(replace(config, keep_checkpoints=1), tmp_path, resume=True)
     (newest,) = numbered(tmp_path / "checkpoints")
     assert int(newest.name) == 64 * 8
-    check_seal(newest)
+    check_manifest(newest)
     aside = sorted(path.name for path in newest.parent.glob(f"{BROKEN}*"))
     assert aside == [f"{BROKEN}{64 * step:012}" for step in (6, 8)]
 

@@ -14,8 +14,8 @@ import torch
 
 from memformers.common.command_line import plain_errors
 from memformers.common.files import read_json
-from memformers.runs.metrics import read_metrics
-from memformers.runs.sealed import check_seal, numbered
+from memformers.runs.atomic_dir import check_manifest, numbered
+from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
 from memformers.training.loop import NotFiniteError, train
 from memformers.training.observer import Observer
@@ -51,7 +51,7 @@ def test_a_signal_ends_the_command_with_a_checkpoint_and_the_conventional_code(n
     assert "Traceback" not in errors
     assert f"stopped by {number.name} at token" in errors
     (checkpoint,) = numbered(tmp_path / "checkpoints")
-    check_seal(checkpoint)
+    check_manifest(checkpoint)
     assert read_json(checkpoint / "training.json")["records"] == len(read_metrics(tmp_path))
     log = next((tmp_path / "labml").glob("*/*/run_log.jsonl")).read_text()
     assert json.loads(log)["status"] == "crashed"
@@ -114,7 +114,7 @@ def test_a_disk_that_is_full_is_one_line_and_the_earlier_checkpoint_is_whole(
             train_run(config, tmp_path / "run")
     assert end.value.code == 2
     (checkpoint,) = numbered(tmp_path / "run" / "checkpoints")
-    check_seal(checkpoint)
+    check_manifest(checkpoint)
     assert not list(checkpoint.parent.glob(".*"))
     error = capsys.readouterr().err.splitlines()[-1]
     assert "can't be written: " in error

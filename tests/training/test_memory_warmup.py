@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from memformers.models.memory import Memory
-from memformers.runs.metrics import read_metrics
+from memformers.runs.folder import read_metrics
 from memformers.training.loop import train
 from memformers.training.memory_warmup import STAGES, share_of_memory, shortened
 from memformers.training.run import train_run

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from memformers.common.environment import describe_environment
 from memformers.common.files import read_json
+from memformers.common.machine import describe_environment
 from memformers.comparison import CompareConfig, compare
 from memformers.report.document import write_report
-from memformers.runs import sealed
+from memformers.runs import atomic_dir
 from memformers.runs.folder import METRICS
 from memformers.tracking import recorder
 from memformers.training import run as run_module
@@ -66,7 +66,7 @@ def test_a_read_error_ends_the_resume_with_nothing_changed(run_of_its_own, monke
     """A file system that fails for a moment, as a network's does."""
     (run_of_its_own / "result.json").unlink()
     before = {p: p.stat().st_mtime_ns for p in run_of_its_own.rglob("*") if p.name != ".lock"}
-    real, failing = sealed.checksum, max((run_of_its_own / "checkpoints").glob("0*")).name
+    real, failing = atomic_dir.checksum, max((run_of_its_own / "checkpoints").glob("0*")).name
 
     def checksum(path):
         if failing in path.parts:
@@ -75,7 +75,7 @@ def test_a_read_error_ends_the_resume_with_nothing_changed(run_of_its_own, monke
 
     config = small_training(tokens=512)
     with monkeypatch.context() as patch:
-        patch.setattr(sealed, "checksum", checksum)
+        patch.setattr(atomic_dir, "checksum", checksum)
         with pytest.raises(OSError, match="Input/output error; nothing was changed"):
             train_run(config, run_of_its_own, resume=True)
     assert {p: p.stat().st_mtime_ns for p in before} == before
@@ -96,7 +96,7 @@ class TwoRanks(Distributed):
 
 def test_what_only_one_process_finds_wrong_ends_the_resume():
     def broken():
-        sealed.check_seal(Path("/gone"))
+        atomic_dir.check_manifest(Path("/gone"))
 
     with pytest.raises(OSError, match=r"only 1 of 2 processes find that .* nothing was changed"):
         alike_on_all(broken, TwoRanks(("", "")))
@@ -117,7 +117,7 @@ def test_a_checkpoint_is_kept_when_the_last_one_is_minutes_old(minutes, tokens, 
         tokens=1280, evaluations=1, log_every=5, checkpoint_minutes=minutes, keep_checkpoints=99
     )
     train_run(config, tmp_path / "run")
-    assert [int(path.name) for path in sealed.numbered(tmp_path / "run" / "checkpoints")] == tokens
+    assert [int(path.name) for path in atomic_dir.numbered(tmp_path / "run" / "checkpoints")] == tokens
 
 
 def test_a_resume_on_another_machine_is_seen_in_the_run_and_in_its_report(tmp_path, monkeypatch):

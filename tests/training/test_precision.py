@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from memformers.common import devices
+from memformers.common import machine
 from memformers.runs.folder import CONFIG
 from memformers.training import precision
 from memformers.training.config import read_train_config
@@ -45,7 +45,7 @@ def test_a_processor_without_instructions_for_bfloat16_is_told_by_its_times(monk
     slow_half = {torch.float32: 1.0, torch.bfloat16: 0.9}
     fast_half = {torch.float32: 1.0, torch.bfloat16: 0.3}
     for times, expected in ((slow_half, False), (fast_half, True)):
-        devices.multiplies_bfloat16_faster.cache_clear()
-        monkeypatch.setattr(devices, "seconds", lambda x, y, times=times: times[x.dtype])
-        assert devices.multiplies_bfloat16_faster(torch.device("cpu")) is expected
-    devices.multiplies_bfloat16_faster.cache_clear()
+        machine.multiplies_bfloat16_faster.cache_clear()
+        monkeypatch.setattr(machine, "seconds", lambda x, y, times=times: times[x.dtype])
+        assert machine.multiplies_bfloat16_faster(torch.device("cpu")) is expected
+    machine.multiplies_bfloat16_faster.cache_clear()

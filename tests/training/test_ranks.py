@@ -12,7 +12,7 @@ from memformers import AdaptiveConfig
 from memformers.common.files import write_json
 from memformers.evaluation.evaluate import evaluate
 from memformers.models.memory import Memory
-from memformers.runs.metrics import read_metrics
+from memformers.runs.folder import read_metrics
 from memformers.training.checkpoints import own_randomness
 from memformers.training.loop import train
 from memformers.training.ranks import Distributed

@@ -8,9 +8,8 @@ import pytest
 
 from memformers.common.files import read_json, write_json
 from memformers.data.corpora import Corpus
-from memformers.runs.folder import METRICS
-from memformers.runs.metrics import read_metrics
-from memformers.runs.sealed import numbered
+from memformers.runs.atomic_dir import numbered
+from memformers.runs.folder import METRICS, read_metrics
 from memformers.training import observer
 from memformers.training import run as run_module
 from memformers.training.checkpoints import read_about

@@ -10,7 +10,7 @@ from memformers.common.processes import module_command
 from memformers.data.corpora import Corpus
 from memformers.evaluation.evaluate import evaluate
 from memformers.pretrained.own import load_checkpoint
-from memformers.runs.metrics import read_metrics
+from memformers.runs.folder import read_metrics
 from memformers.tracking import relay
 from memformers.training import observer
 from memformers.training import run as run_module

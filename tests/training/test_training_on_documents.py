@@ -17,8 +17,8 @@ from memformers.data.corpora import Corpus, load_corpus
 from memformers.data.streams import IGNORED
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
-from memformers.runs.metrics import read_metrics
-from memformers.runs.sealed import numbered
+from memformers.runs.atomic_dir import numbered
+from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
 from memformers.training.gradients import backward
 from memformers.training.loop import train

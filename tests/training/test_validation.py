@@ -9,7 +9,7 @@ from memformers.data.corpora import Corpus
 from memformers.data.streams import stream_length
 from memformers.data.tokenizers import ByteTokenizer
 from memformers.evaluation.units import bits_per_character
-from memformers.runs.metrics import read_metrics
+from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
 from memformers.training.config import saved_config
 from memformers.training.run import build_model, train_run

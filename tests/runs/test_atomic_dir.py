@@ -4,26 +4,26 @@ import re
 
 import pytest
 
-from memformers.runs.sealed import (
+from memformers.runs.atomic_dir import (
     LEFTOVER,
     atomic_dir,
-    check_seal,
+    check_manifest,
     newest_that_loads,
     numbered,
     remove_leftovers,
 )
 
 
-def seal(folder, text="text"):
+def written(folder, text="text"):
     with atomic_dir(folder) as temporary:
         (temporary / "a.txt").write_text(text)
         (temporary / "b.bin").write_bytes(bytes(range(256)))
     return folder
 
 
-def test_a_sealed_folder_is_whole_and_knows_every_byte(tmp_path):
-    folder = seal(tmp_path / "deep" / "7")
-    check_seal(folder)
+def test_a_folder_is_whole_and_knows_every_byte(tmp_path):
+    folder = written(tmp_path / "deep" / "7")
+    check_manifest(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["files"]["b.bin"]["size"] == 256
     assert sorted(path.name for path in folder.parent.iterdir()) == ["7"]
@@ -32,9 +32,9 @@ def test_a_sealed_folder_is_whole_and_knows_every_byte(tmp_path):
         for place in (0, len(data) // 2):
             path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
             with pytest.raises(ValueError, match=re.escape(str(folder))):
-                check_seal(folder)
+                check_manifest(folder)
         path.write_bytes(data)
-    check_seal(folder)
+    check_manifest(folder)
 
 
 @pytest.mark.parametrize(
@@ -48,29 +48,29 @@ def test_a_sealed_folder_is_whole_and_knows_every_byte(tmp_path):
     ],
 )
 def test_what_is_wrong_is_said(change, message, tmp_path):
-    folder = seal(tmp_path / "7")
+    folder = written(tmp_path / "7")
     change(folder)
     with pytest.raises(ValueError, match=message):
-        check_seal(folder)
+        check_manifest(folder)
 
 
-def test_a_file_that_must_be_there_and_was_never_sealed_is_missed(tmp_path):
+def test_a_file_that_must_be_there_and_was_never_written_is_missed(tmp_path):
     with pytest.raises(ValueError, match=r"lists no c\.txt"):
-        check_seal(seal(tmp_path / "7"), ("a.txt", "c.txt"))
+        check_manifest(written(tmp_path / "7"), ("a.txt", "c.txt"))
 
 
 def test_a_failure_leaves_what_was_there(tmp_path):
-    folder = seal(tmp_path / "7")
+    folder = written(tmp_path / "7")
     with pytest.raises(ZeroDivisionError), atomic_dir(folder) as temporary:
         (temporary / "a.txt").write_text("half" * (1 // 0))
-    check_seal(folder)
+    check_manifest(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["7"]
-    seal(folder, "new")
+    written(folder, "new")
     assert (folder / "a.txt").read_text() == "new"
 
 
 def test_a_folder_that_was_being_replaced_comes_back_when_the_process_dies(tmp_path, monkeypatch):
-    folder = seal(tmp_path / "7")
+    folder = written(tmp_path / "7")
     rename = type(folder).rename
 
     def die(self, target):
@@ -80,17 +80,17 @@ def test_a_folder_that_was_being_replaced_comes_back_when_the_process_dies(tmp_p
 
     if (child := os.fork()) == 0:
         monkeypatch.setattr(type(folder), "rename", die)
-        seal(folder, "new")
+        written(folder, "new")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert not folder.exists()
     remove_leftovers(tmp_path)
-    check_seal(folder)
+    check_manifest(folder)
     assert (folder / "a.txt").read_text() == "text"
     assert [path.name for path in tmp_path.iterdir()] == ["7"]
 
 
 def test_a_folder_stays_where_the_new_one_cannot_take_its_name(tmp_path, monkeypatch):
-    folder = seal(tmp_path / "7")
+    folder = written(tmp_path / "7")
     rename = type(folder).rename
 
     def fail_once(self, target):
@@ -100,14 +100,14 @@ def test_a_folder_stays_where_the_new_one_cannot_take_its_name(tmp_path, monkeyp
 
     monkeypatch.setattr(type(folder), "rename", fail_once)
     with pytest.raises(OSError, match="no"):
-        seal(folder, "new")
+        written(folder, "new")
     assert (folder / "a.txt").read_text() == "text"
     assert [path.name for path in tmp_path.iterdir()] == ["7"]
 
 
 def test_leftovers_are_no_checkpoints_and_go_away(tmp_path):
     for number in (9, 10):
-        seal(tmp_path / f"{number}")
+        written(tmp_path / f"{number}")
     (tmp_path / ".unfinished-abc").mkdir()
     (tmp_path / "best").symlink_to("9")
     assert [path.name for path in numbered(tmp_path)] == ["10", "9"]
@@ -117,11 +117,11 @@ def test_leftovers_are_no_checkpoints_and_go_away(tmp_path):
 
 def test_the_newest_that_loads_is_taken_and_others_are_named_in_one_line(tmp_path, capsys):
     for number in (1, 2, 3):
-        seal(tmp_path / f"{number}")
+        written(tmp_path / f"{number}")
     (tmp_path / "3" / "a.txt").write_text("tex\n")
 
     def load(folder):
-        check_seal(folder)
+        check_manifest(folder)
         return "loaded"
 
     assert newest_that_loads(numbered(tmp_path), load) == (tmp_path / "2", "loaded")

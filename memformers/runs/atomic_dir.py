@@ -1,6 +1,6 @@
 """Folders that are written atomically, with checksums that detect changes.
 
-A sealed folder holds ``manifest.json`` with the size and SHA-256 of every other file. It is written under
+Such a folder holds ``manifest.json`` with the size and SHA-256 of every other file. It is written under
 another name, flushed to the disk, and renamed. If the process or the machine stops at any moment, the old
 folders don't change, and what may be left has another kind of name.
 """
@@ -32,8 +32,8 @@ BROKEN = ".broken-"
 
 
 @dataclass(frozen=True)
-class SealedFile:
-    """A file as it was when its folder was sealed."""
+class FileEntry:
+    """A file as it was written."""
 
     size: int
     """In bytes."""
@@ -47,13 +47,13 @@ class Manifest:
 
     format: int
     """Of the folder's files; another number means another meaning."""
-    files: dict[str, SealedFile]
+    files: dict[str, FileEntry]
     """By name."""
 
 
 @contextmanager
 def atomic_dir(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside ``folder``, sealed and given its name when the block ends well.
+    """A temporary folder beside ``folder``, given its name and a manifest when the block ends well.
 
     Another folder of this name is replaced. Raises OSError if it can't be written; then nothing of it is
     left, and no other folder has changed.
@@ -64,7 +64,7 @@ def atomic_dir(folder: Path) -> Iterator[Path]:
     try:
         yield temporary
         paths = sorted(temporary.iterdir())
-        files = {path.name: SealedFile(path.stat().st_size, checksum(path)) for path in paths}
+        files = {path.name: FileEntry(path.stat().st_size, checksum(path)) for path in paths}
         write_json(temporary / MANIFEST, asdict(Manifest(FORMAT, files)))
         mode = stat.S_IMODE((temporary / MANIFEST).stat().st_mode)
         for path in paths:
@@ -93,9 +93,9 @@ def put_in_place(new: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def check_seal(folder: Path, names: Sequence[str] | None = None) -> None:
-    """Raise ValueError unless the files called ``names``, by default all, are unchanged since the folder was
-    sealed."""
+def check_manifest(folder: Path, names: Sequence[str] | None = None) -> None:
+    """Raise ValueError unless the files called ``names``, by default all, are as the manifest in ``folder``
+    says."""
     source = f"{folder / MANIFEST}"
     data = read_json(folder / MANIFEST)
     if data.get("format") != FORMAT:
@@ -107,14 +107,14 @@ def check_seal(folder: Path, names: Sequence[str] | None = None) -> None:
         check_file(folder / name, files[name])
 
 
-def check_file(path: Path, sealed: SealedFile) -> None:
+def check_file(path: Path, written: FileEntry) -> None:
     """Raise UserError unless the file at ``path`` is unchanged, and OSError if it can't be read: a file
     system that fails for a moment must not cost a checkpoint."""
     try:
         size = path.stat().st_size
-        if size != sealed.size:
-            raise UserError(f"{path} was written with {sealed.size:,} bytes and now has {size:,}.")
-        if checksum(path) != sealed.sha256:
+        if size != written.size:
+            raise UserError(f"{path} was written with {written.size:,} bytes and now has {size:,}.")
+        if checksum(path) != written.sha256:
             raise UserError(f"{path} has changed since it was written: its checksum differs.")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise UserError(f"{path} was expected, but is missing.") from None
@@ -184,6 +184,6 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def is_sealed(folder: Path) -> bool:
+def has_manifest(folder: Path) -> bool:
     """Whether ``folder`` has a manifest."""
     return os.path.lexists(folder / MANIFEST)

@@ -1,0 +1,147 @@
+"""The machine: the device of a model and its fastest precision, memory, and what a report says of both."""
+
+import contextlib
+import ctypes
+import os
+import platform
+import subprocess
+import sys
+import time
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memformers.common.errors import UserError
+
+FULL, HALF = torch.float32, torch.bfloat16
+ROUNDS = 7
+"""How often a product is timed in each precision, alternately; the best time counts."""
+CLEARLY = 0.6
+"""bfloat16 is used if its product takes at most this fraction of float32's time."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Names of settings in glibc's malloc.h."""
+KEPT = 1 << 30
+"""Bytes of freed memory that a process keeps, at most, at the end of its heap."""
+FROM_HEAP = 1 << 25
+"""Bytes up to which memory is taken from the heap: the most that glibc allows."""
+PACKAGES = ("memformers-torch", "torch", "einops", "labml", "labml-helpers", "numpy", "matplotlib")
+
+
+def choose_device(name: str) -> torch.device:
+    """The device called ``name``, checked by using it; ``auto`` is a GPU if there is one. Raises UserError if
+    there is no such device here, or if it stores no numbers."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.zeros(1, device=name).device
+    except NotImplementedError:  # how PyTorch says that it was built without it, in fifty lines
+        reason = "this PyTorch doesn't have it"
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+    else:
+        if device.type != "meta":
+            return device
+        reason = "it keeps shapes and no numbers"
+    raise UserError(f"device={name!r} can't be used here: {reason}; use auto, cpu or, with a GPU, cuda.")
+
+
+@cache
+def multiplies_bfloat16_faster(device: torch.device) -> bool:
+    """Whether ``device`` multiplies matrices much faster in bfloat16 than in float32: GPUs since Ampere, and
+    processors with instructions for it (AVX512-BF16, AMX); others emulate it.
+
+    A processor is measured, once in a process and within milliseconds: with the instructions, bfloat16 takes
+    a quarter of the time, without them as long as float32 or longer.
+    """
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type != "cpu":
+        return False
+    pairs = [(torch.ones(1024, 256, dtype=d), torch.ones(256, 256, dtype=d)) for d in (FULL, HALF)]
+    times = [[seconds(x, y) for x, y in pairs] for _ in range(ROUNDS)]
+    full, half = map(min, zip(*times, strict=True))
+    return half < CLEARLY * full
+
+
+def seconds(x: Tensor, y: Tensor) -> float:
+    """How many seconds the product of ``x [rows, inner]`` and ``y [inner, columns]`` takes."""
+    begin = time.perf_counter()
+    torch.mm(x, y)
+    return time.perf_counter() - begin
+
+
+def keep_freed_memory() -> None:
+    """Let the C library, where it is glibc, keep freed memory for the next step of a training. By default it
+    gives most of it back to the system after each step, and the system must clear the same pages again: about
+    ten thousand of them in a step of 2,048 tokens, which takes a tenth of its time."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            mallopt = ctypes.CDLL(None).mallopt
+            mallopt(M_MMAP_THRESHOLD, FROM_HEAP)
+            mallopt(M_TRIM_THRESHOLD, KEPT)
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """Versions, hardware and threads, as a report states them."""
+    return {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "packages": {name: _version(name) for name in PACKAGES},
+        "device": _device_name(device),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def git_commit() -> str | None:
+    """The commit that this package's files are of, with "-dirty" after it where tracked files differ from it;
+    None where they are not tracked by git, as in an installed package."""
+    here = Path(__file__)
+    git = ["git", "-C", str(here.parent)]
+    try:
+        for command in (["ls-files", "--error-unmatch", here.name],
+                        ["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]):  # fmt: skip
+            found = subprocess.run([*git, *command], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """The peak memory of this process so far, in bytes: of the GPU if it trains on one, else resident memory;
+    None if the system doesn't report it."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.exists():  # unlike getrusage, this doesn't count the parent's memory before exec
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        if "VmHWM" in lines:
+            return int(lines["VmHWM"].split()[0]) * 1024
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
