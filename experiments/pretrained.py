@@ -24,7 +24,7 @@ from memformers.pretrained.packaged import PACKAGED, RECIPE
 from memformers.runs.atomic_dir import atomic_dir
 from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.run import train_run
-from memformers.training.validation import EVALUATION_STREAMS
+from memformers.training.text import EVALUATION_STREAMS
 
 # Two bytes a weight of the Compressive Transformer make 1.95 MB; at d_ff=512 they would be 2.3 MB.
 NETWORK = ModelConfig(d_ff=384, position_features=64)

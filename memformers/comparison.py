@@ -33,7 +33,7 @@ from memformers.tracking.comparisons import show_comparison
 from memformers.tracking.discovery import DASHBOARD, find_dashboard, has_run, page_address, sent_to
 from memformers.training.arms import arms_of_models, check_arms, read_arms, training_of
 from memformers.training.config import TrainConfig, saved_config
-from memformers.training.precision import with_precision
+from memformers.training.distributed import with_precision
 from memformers.training.resume import alone_in, check_same_config, check_same_corpus, differences
 
 PROBED, LONGEST, WITH_CHANGES = 200, 192, 12_288

@@ -7,8 +7,7 @@ import torch
 from experiments.scaling.counting import Counts, built, flops, kept_bytes, over_layers
 from memformers.common.errors import UserError
 from memformers.training.config import TrainConfig
-from memformers.training.muon import Muon
-from memformers.training.optimizers import build_optimizers
+from memformers.training.optimizers import Muon, build_optimizers
 
 FLOAT32 = 4
 """Bytes of a number in weights, gradients and moments, in both precisions."""

@@ -31,7 +31,7 @@ from memformers.runs.folder import (
 from memformers.tracking.comparisons import show_comparison
 from memformers.tracking.discovery import DASHBOARD, find_dashboard
 from memformers.training.config import saved_config
-from memformers.training.ranks import Distributed
+from memformers.training.distributed import Distributed
 from memformers.training.resume import alone_in
 
 ARMS = ("arms", "others")

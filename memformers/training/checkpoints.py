@@ -32,11 +32,9 @@ from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
 from memformers.pretrained.own import read_config, save_model
 from memformers.runs.atomic_dir import LEFTOVER, atomic_dir, check_manifest, numbered, remove
-from memformers.training.muon import Muon
-from memformers.training.optimizers import Optimizers
-from memformers.training.randomness import check_random_states, random_states, set_random_states
-from memformers.training.ranks import Distributed, full_tensor, placed_like
-from memformers.training.state import TrainingState
+from memformers.training.distributed import Distributed, full_tensor, placed_like
+from memformers.training.optimizers import Muon, Optimizers
+from memformers.training.state import TrainingState, check_random_states, random_states, set_random_states
 
 BEST = "best"
 OPTIMIZER, MEMORY = "optimizer.safetensors", "memory.safetensors"

@@ -1,23 +1,83 @@
 """One training step's forward and backward pass, in one part or several, on one process or several."""
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from memformers.data.streams import IGNORED
+from memformers.data.streams import IGNORED, Segment
 from memformers.models.boundaries import slots_left_out, valid_afterwards
-from memformers.models.language_model import MemoryLM
+from memformers.models.language_model import LMScores, MemoryLM
 from memformers.models.lengths import MemoryLengths, most
 from memformers.models.memory import Memory
 from memformers.models.memory_streams import joined_streams, some_streams
 from memformers.models.remembering import slots_to_compress
 from memformers.training.config import TrainConfig
-from memformers.training.ranks import Distributed, Forward, full_tensor, grad_sync
-from memformers.training.segments import Batch
+from memformers.training.distributed import Distributed, full_tensor, is_sharded
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some streams of a segment, on the device of the model."""
+
+    inputs: Tensor
+    """``[S, B]``, int64."""
+    targets: Tensor
+    """``[S, B]``: each input's next token, or −100."""
+    doc_starts: Tensor | None = None
+    """``[S, B]``, boolean: where a stream's new document begins; None for a plain text."""
+    starts_over: bool = False
+    """Whether the streams begin here, with an empty memory."""
+
+    @classmethod
+    def of(cls, segment: Segment, own: Callable[[Tensor], Tensor], device: torch.device) -> "Batch":
+        """The streams of ``segment`` that ``own`` chooses from ``[S, B]``, on ``device``."""
+        inputs, targets = (own(x).to(device) for x in (segment.inputs, segment.targets))
+        doc_starts = None if segment.doc_starts is None else own(segment.doc_starts).to(device)
+        return cls(inputs, targets, doc_starts, segment.starts_over)
+
+    def streams(self, chosen: slice) -> "Batch":
+        """The ``chosen`` streams, as views."""
+        doc_starts = None if self.doc_starts is None else self.doc_starts[:, chosen]
+        return Batch(self.inputs[:, chosen], self.targets[:, chosen], doc_starts, self.starts_over)
+
+
+class InTurn(nn.Module):
+    """Applies ``model``, a [`MemoryLM`][] or a wrapper of one, to all segments of a training step.
+
+    Between two segments the memory keeps its graph, so that the loss of the later segment has a gradient in
+    the earlier one. It is one module, since DistributedDataParallel needs all losses of a step as one output.
+    """
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, parts: Sequence[Batch], memory: Memory) -> tuple[list[LMScores], Memory]:
+        """The model's outputs for each of ``parts``, successive segments of the same streams that follow
+        ``memory``, also if they start over with the first; and the detached memory after the last segment."""
+        outputs: list[LMScores] = []
+        for number, part in enumerate(parts, 1):
+            past = Memory(()) if part.starts_over and outputs else memory
+            output = self.model(
+                part.inputs, past, part.targets, part.doc_starts, through_memory=number < len(parts)
+            )
+            outputs.append(output)
+            memory = output.memory
+        return outputs, memory.detach()
+
+
+Forward = Callable[[Sequence[Batch], Memory], tuple[list[LMScores], Memory]]
+"""The forward pass of a training step: from successive segments and the memory before them to the losses of
+each, and the memory after them."""
 
 
 @dataclass(frozen=True)
@@ -133,3 +193,27 @@ def in_parts(segments: Sequence[Batch], memory: Memory, parts: int) -> Iterator[
     for i in range(parts):
         own = slice(i * size, (i + 1) * size)
         yield [segment.streams(own) for segment in segments], some_streams(memory, own)
+
+
+def forward_of(model: MemoryLM, ranks: Distributed, *, compile: bool) -> Forward:
+    """The forward pass of a training step of ``model``, whose gradients are averaged over ``ranks``."""
+    forward: nn.Module = InTurn(torch.compile(model, fullgraph=True) if compile else model)  # type: ignore[arg-type]
+    if compile:  # which looks whether a memory with a gradient graph has a .grad
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+    if ranks.parallel == "ddp":
+        # A compression function has no gradient in a segment that compresses nothing.
+        idle = bool(model.transformer.compressions)
+        forward = DistributedDataParallel(forward, find_unused_parameters=idle)
+    return forward
+
+
+@contextmanager
+def grad_sync(forward: Any, last: bool) -> Iterator[None]:
+    """A block in which gradients are only summed up here, unless this is the ``last`` part of a step."""
+    model = getattr(forward, "model", forward)
+    if is_sharded(model):
+        model.set_requires_gradient_sync(last)
+        yield
+    else:
+        with forward.no_sync() if hasattr(forward, "no_sync") and not last else contextlib.nullcontext():
+            yield

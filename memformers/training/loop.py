@@ -11,14 +11,13 @@ import torch
 from memformers.common.errors import UserError
 from memformers.data.streams import Segment
 from memformers.models.language_model import MemoryLM
+from memformers.models.lengths import LayerLengths
 from memformers.models.memory import Memory
+from memformers.models.remembering import newest
 from memformers.training.config import TrainConfig
-from memformers.training.gradients import backward, clip
-from memformers.training.memory_warmup import share_of_memory, shortened
+from memformers.training.distributed import Distributed, with_precision
+from memformers.training.gradients import Batch, backward, clip, forward_of
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule, set_learning_rates
-from memformers.training.precision import with_precision
-from memformers.training.ranks import Distributed
-from memformers.training.segments import Batch
 from memformers.training.state import MetricAccumulator, Progress, TrainingState
 
 
@@ -54,7 +53,7 @@ def train(
     """
     device, ranks = next(model.parameters()).device, ranks or Distributed()
     config = with_precision(config, device, ranks)
-    forward = ranks.forward_of(model, compile=config.compile)
+    forward = forward_of(model, ranks, compile=config.compile)
     state = state or TrainingState(build_optimizers(model, config))
     learning_rate = learning_rate_schedule(config)
     model.train()
@@ -151,3 +150,33 @@ def skip(problem: str, state: TrainingState, config: TrainConfig) -> None:
     state.skipped += 1
     left = f"{state.skipped} of {config.skip_bad_steps}"
     warnings.warn(f"{where}; the step is skipped ({left}).", RuntimeWarning, stacklevel=3)
+
+
+STAGES = 8
+"""The number of lengths that a growing memory has, one after the other; few, since each is another shape to
+compile and to choose a kernel for."""
+
+
+def share_of_memory(tokens: int, config: TrainConfig) -> float:
+    """The fraction of a whole memory's keys that a segment may use after a training on this number of
+    ``tokens``: 0 at the beginning, 1 from ``memory_growth`` of the training on."""
+    grown = config.memory_growth * config.tokens
+    return 1.0 if tokens >= grown else int(STAGES * tokens / grown) / STAGES
+
+
+def shortened(memory: Memory, share: float, layers: Sequence[LayerLengths]) -> Memory:
+    """``memory`` with the newest keys of each of ``layers`` only: at most the fraction ``share`` of as many
+    as a whole memory has. Slots come after a whole memory of positions, which they are older than."""
+    if share == 1.0 or not memory.mem:
+        return memory
+    mem, c_mem, slot_inputs = [], [], []
+    for layer, own in enumerate(layers):
+        keys = int(share * own.keys)
+        positions = keys - keys % own.compression_rate if keys < own.mem_len else own.longest_memory
+        slots = max(keys - own.mem_len, 0)
+        mem.append(newest([memory.mem[layer]], positions))
+        c_mem += [newest([x], slots) for x in memory.c_mem[layer : layer + 1]]
+        slot_inputs += [
+            newest([x], slots * own.compression_rate) for x in memory.slot_inputs[layer : layer + 1]
+        ]
+    return Memory(tuple(mem), tuple(c_mem), memory.valid, tuple(slot_inputs))

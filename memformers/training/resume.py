@@ -28,7 +28,7 @@ from memformers.runs.atomic_dir import (
 from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, flatten
 from memformers.training.checkpoints import ABOUT, Checkpoint, read_about, read_checkpoint
 from memformers.training.config import TrainConfig, read_train_config, saved_config
-from memformers.training.ranks import Distributed
+from memformers.training.distributed import Distributed
 from memformers.training.state import TrainingState
 
 T = TypeVar("T")

@@ -32,17 +32,14 @@ from memformers.runs.folder import (
 )
 from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
-from memformers.training.bar import Bar
 from memformers.training.config import TrainConfig, read_train_config
+from memformers.training.distributed import Distributed, joined, with_precision
 from memformers.training.loop import train
-from memformers.training.observer import Observer
+from memformers.training.observer import Bar, Observer
 from memformers.training.optimizers import build_optimizers
-from memformers.training.precision import with_precision
-from memformers.training.randomness import seed_python_and_numpy
-from memformers.training.ranks import Distributed, joined
 from memformers.training.resume import alone_in, check_same_config, check_same_corpus, restore_newest
 from memformers.training.signals import StopSignals
-from memformers.training.state import TrainingState
+from memformers.training.state import TrainingState, seed_python_and_numpy
 from memformers.training.text import Text, prepare
 
 

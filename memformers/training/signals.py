@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from memformers.training.ranks import Distributed
+from memformers.training.distributed import Distributed
 
 
 class Stopped(BaseException):

@@ -1,5 +1,7 @@
-"""The text of a training, as tokens."""
+"""The text of a training as tokens, and how much of the held-out text an evaluation reads."""
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,8 +9,18 @@ from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.data.corpora import Corpus
-from memformers.data.streams import check_length
+from memformers.data.streams import check_length, stream_length
 from memformers.data.tokenizers import Tokenizer, build_tokenizer, check_order
+from memformers.evaluation.documents import (
+    Reading,
+    beginning_of,
+    bits_of_documents,
+    evaluate_documents,
+    grouped,
+)
+from memformers.evaluation.evaluate import Evaluation, evaluate
+from memformers.evaluation.units import bits_per_character
+from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig
 
 
@@ -51,3 +63,105 @@ def encoded(tokenizer: Tokenizer, text: str, documents: tuple[str, ...]) -> tupl
         return tokenizer.encode(text), ()
     parts = [tokenizer.encode(document) for document in documents]
     return torch.cat(parts), tuple(map(len, parts))
+
+
+EVALUATION_STREAMS = 16
+EVALUATED_A_TRAINED = 3
+"""The number of tokens that are evaluated in about the time of one trained token, forward and backward."""
+FEWEST_SEGMENTS = 2
+"""The number of segments of each stream: from the second one on, the memory isn't empty."""
+
+
+class Validation:
+    """The held-out text of ``text``, and the part of it that every evaluation of a training reads; the last
+    one reads all of it.
+
+    Evaluations are of streams, and the part is the beginning of each, so an evaluation of the whole text
+    holds that of the part. Documents are read one by one, and the part is every k-th of them, or where a
+    single one is too long, the beginning of the first. Its length depends only on ``config`` and the text,
+    and not on time, so it is the same however often the training is resumed.
+    """
+
+    def __init__(self, text: Text, config: TrainConfig):
+        tokens, self.segment_len = len(text.validation), config.model.segment_len
+        self.text = text
+        self.streams = min(EVALUATION_STREAMS, tokens - 1)
+        self.reading: Reading | None = None
+        """How documents are read, those of the part first; None for a plain text."""
+        allowed = allowed_segments(config, self.streams)
+        if documents := text.validation_documents:
+            in_part = sample_of(documents, allowed * self.streams * self.segment_len)
+            others = sorted(set(range(len(documents))) - set(in_part))
+            groups = [grouped(documents, numbers, EVALUATION_STREAMS) for numbers in (in_part, others)]
+            self.reading = Reading(documents, groups[0] + groups[1], self.segment_len)
+            self.all_segments = len(self.reading.steps)
+            self.segments = len(Reading(documents, groups[0], self.segment_len).steps)
+            if len(in_part) == 1:
+                self.segments = int(min(self.segments, allowed * self.streams))
+        else:
+            self.all_segments = -(-stream_length(tokens, self.streams) // self.segment_len)
+            self.segments = int(min(self.all_segments, allowed))
+            """Of each stream, or of the documents in the order of reading: those of the part that every
+            evaluation reads."""
+
+    def evaluate(self, model: MemoryLM, whole: bool, done: Callable[[float], None]) -> Evaluation:
+        """Evaluate the ``whole`` text, or the part; ``done`` is told before each segment what fraction is."""
+        segments, read = self.all_segments if whole else self.segments, iter(range(self.all_segments))
+        tokens = self.text.validation
+
+        def between_segments() -> None:
+            done(next(read) / segments)
+
+        if self.reading:
+            return evaluate_documents(model, tokens, self.reading, between_segments, segments)
+        return evaluate(model, tokens, self.streams, between_segments, segments)
+
+    def part(self, evaluation: Evaluation) -> Evaluation:
+        """The evaluation of the part, taken from one of the whole text or of the part."""
+        if self.reading:
+            return beginning_of(evaluation, self.reading, self.segments)
+        return evaluation.beginning(self.segments, self.segment_len)
+
+    def metrics(self, evaluation: Evaluation) -> dict[str, float]:
+        """The metrics of an evaluation for a record, with the number of evaluated tokens."""
+        metrics = {
+            "loss.valid": evaluation.loss,
+            "bits_per_character.valid": self.bits_per_character(evaluation),
+            "accuracy.valid": evaluation.accuracy,
+            "evaluated_tokens": len(evaluation.losses),
+        }
+        if evaluation.reconstruction_loss is not None:
+            metrics["reconstruction_loss.valid"] = evaluation.reconstruction_loss
+        return metrics
+
+    def bits_per_character(self, evaluation: Evaluation) -> float:
+        """Bits per character: exact for the whole text; for a part, from the whole text's number of tokens
+        per character."""
+        text, tokens = self.text.corpus.validation_text, len(self.text.validation)
+        given = len(self.text.validation_documents) or 1  # first tokens, which nothing predicts
+        if len(evaluation.losses) < tokens - given:
+            return evaluation.loss / math.log(2) * (tokens - given) / max(len(text) - given, 1)
+        if self.reading:
+            return bits_of_documents(evaluation, self.text.corpus.validation_documents)[0]
+        return bits_per_character(evaluation.losses, text)
+
+
+def sample_of(documents: Sequence[int], tokens: float) -> list[int]:
+    """The numbers of every k-th of ``documents``, whose lengths are given, with a small k for which they have
+    at most this number of ``tokens`` together; only the first document if it alone has more. Documents of a
+    single token, in which nothing is predicted, are left out."""
+    numbers = [number for number, length in enumerate(documents) if length > 1]
+    for k in range(max(int(sum(documents) // tokens), 1), len(numbers)):
+        if sum(documents[number] for number in numbers[::k]) <= tokens:
+            return numbers[::k]
+    return numbers[:1]
+
+
+def allowed_segments(config: TrainConfig, streams: int) -> float:
+    """How many segments of each stream an evaluation before the last may read, so that all of them together
+    need at most ``config.evaluation_share`` of the training's work, but never fewer than
+    [`FEWEST_SEGMENTS`][]."""
+    if config.evaluation_share == 0.0 or config.evaluations == 1:
+        return math.inf
+    tokens = config.evaluation_share * config.tokens * EVALUATED_A_TRAINED / (config.evaluations - 1)
+    return max(tokens // (streams * config.model.segment_len), FEWEST_SEGMENTS)

@@ -19,10 +19,9 @@ from experiments.scaling.page import Rates, page
 from memformers import MemoryLM, ModelConfig
 from memformers.models.memory import Memory
 from memformers.training.config import TrainConfig
-from memformers.training.gradients import backward
+from memformers.training.distributed import Distributed
+from memformers.training.gradients import Batch, InTurn, backward
 from memformers.training.optimizers import build_optimizers
-from memformers.training.ranks import Distributed
-from memformers.training.segments import Batch, InTurn
 from tests.builders import MODELS
 
 SIZES = ModelConfig(

@@ -13,9 +13,8 @@ from memformers.evaluation.evaluate import evaluate
 from memformers.models import adaptive_scores
 from memformers.models.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Clusters
 from memformers.models.memory import Memory
-from memformers.training.gradients import backward
-from memformers.training.ranks import Distributed
-from memformers.training.segments import Batch, InTurn
+from memformers.training.distributed import Distributed
+from memformers.training.gradients import Batch, InTurn, backward
 from tests.builders import fill_zeros, small_lm, small_training
 
 D, V = 13, 37

@@ -16,9 +16,9 @@ from memformers.common.files import config_from_dict
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import memory_tensors
 from memformers.training.config import TrainConfig
+from memformers.training.distributed import full_tensor, joined
 from memformers.training.loop import train
 from memformers.training.optimizers import build_optimizers
-from memformers.training.ranks import full_tensor, joined
 from memformers.training.state import TrainingState
 from tests.builders import fill_zeros
 from tests.training.runs import DOCUMENTS, segments_of

@@ -1,6 +1,6 @@
 import time
 
-from memformers.training.bar import Bar
+from memformers.training.observer import Bar
 from memformers.training.state import Progress
 from tests.builders import small_training
 

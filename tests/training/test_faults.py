@@ -20,7 +20,7 @@ from memformers.training import run as run_module
 from memformers.training.loop import NotFiniteError, train
 from memformers.training.observer import Observer
 from memformers.training.run import build_model, train_run
-from memformers.training.validation import Validation
+from memformers.training.text import Validation
 from tests.builders import MODELS, SMALL_RUN, small_training
 from tests.processes import finish, program, start, wait_for
 from tests.training.runs import poisoned, segments_of, tensors_of, without_times

@@ -7,8 +7,7 @@ import torch
 
 from memformers.models.memory import Memory
 from memformers.runs.folder import read_metrics
-from memformers.training.loop import train
-from memformers.training.memory_warmup import STAGES, share_of_memory, shortened
+from memformers.training.loop import STAGES, share_of_memory, shortened, train
 from memformers.training.run import train_run
 from tests.builders import small_lm, small_training
 from tests.training.runs import resumed, segments_of

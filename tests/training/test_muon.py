@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from memformers.models.language_model import MemoryLM
-from memformers.training.muon import COEFFICIENTS, STEPS, Muon, orthogonalized
-from memformers.training.optimizers import build_optimizers
+from memformers.training.optimizers import COEFFICIENTS, STEPS, Muon, build_optimizers, orthogonalized
 from tests.builders import MODELS, small_training
 
 

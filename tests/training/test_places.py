@@ -14,8 +14,8 @@ from memformers.runs import atomic_dir
 from memformers.runs.folder import METRICS
 from memformers.tracking import recorder
 from memformers.training import run as run_module
+from memformers.training.distributed import Distributed
 from memformers.training.observer import in_one_line
-from memformers.training.ranks import Distributed
 from memformers.training.resume import alike_on_all
 from memformers.training.run import check_folder, train_run
 from tests.builders import small_lm, small_training

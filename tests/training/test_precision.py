@@ -6,9 +6,9 @@ import torch
 
 from memformers.common import machine
 from memformers.runs.folder import CONFIG
-from memformers.training import precision
+from memformers.training import distributed
 from memformers.training.config import read_train_config
-from memformers.training.precision import with_precision
+from memformers.training.distributed import with_precision
 from memformers.training.run import train_run
 from tests.builders import small_training
 
@@ -16,7 +16,7 @@ from tests.builders import small_training
 @pytest.fixture(params=[True, False])
 def faster(request, monkeypatch):
     """Whether this machine multiplies bfloat16 faster, as far as trainings know."""
-    monkeypatch.setattr(precision, "multiplies_bfloat16_faster", lambda device: request.param)
+    monkeypatch.setattr(distributed, "multiplies_bfloat16_faster", lambda device: request.param)
     return request.param
 
 
@@ -36,7 +36,7 @@ def test_a_run_says_its_precision_and_keeps_it_on_another_machine(tmp_path, monk
     taken = read_train_config(tmp_path / "run").precision
     assert taken == ("bfloat16" if faster else "float32")
     (tmp_path / "run" / "result.json").unlink()  # as if it had not ended
-    monkeypatch.setattr(precision, "multiplies_bfloat16_faster", lambda device: not faster)
+    monkeypatch.setattr(distributed, "multiplies_bfloat16_faster", lambda device: not faster)
     train_run(config, tmp_path / "run", dashboard="off", resume=True)
     assert json.loads((tmp_path / "run" / CONFIG).read_text())["precision"] == taken
 

@@ -14,8 +14,8 @@ from memformers.evaluation.evaluate import evaluate
 from memformers.models.memory import Memory
 from memformers.runs.folder import read_metrics
 from memformers.training.checkpoints import own_randomness
+from memformers.training.distributed import Distributed
 from memformers.training.loop import train
-from memformers.training.ranks import Distributed
 from memformers.training.run import train_run
 from memformers.training.signals import Stopped, StopSignals
 from tests.builders import small_lm, small_training

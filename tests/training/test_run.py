@@ -16,7 +16,7 @@ from memformers.training import observer
 from memformers.training import run as run_module
 from memformers.training.loop import NotFiniteError
 from memformers.training.run import train_run
-from memformers.training.validation import EVALUATION_STREAMS
+from memformers.training.text import EVALUATION_STREAMS
 from tests.builders import small_training
 
 

@@ -20,12 +20,11 @@ from memformers.models.memory import Memory
 from memformers.runs.atomic_dir import numbered
 from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
-from memformers.training.gradients import backward
+from memformers.training.distributed import Distributed
+from memformers.training.gradients import Batch, InTurn, backward
 from memformers.training.loop import train
 from memformers.training.optimizers import build_optimizers
-from memformers.training.ranks import Distributed
 from memformers.training.run import train_run
-from memformers.training.segments import Batch, InTurn
 from memformers.training.state import TrainingState
 from tests.builders import small_lm, small_training
 from tests.training.launches import program, start

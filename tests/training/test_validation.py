@@ -13,11 +13,11 @@ from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
 from memformers.training.config import saved_config
 from memformers.training.run import build_model, train_run
-from memformers.training.text import Text
-from memformers.training.validation import (
+from memformers.training.text import (
     EVALUATED_A_TRAINED,
     EVALUATION_STREAMS,
     FEWEST_SEGMENTS,
+    Text,
     Validation,
 )
 from tests.builders import small_training

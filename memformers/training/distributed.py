@@ -6,34 +6,30 @@ DDP every rank holds the whole model; with FSDP each holds a part of every weigh
 state. Memory is never a part of the model, so it is neither shared nor broadcast.
 """
 
-import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from memformers.common.errors import UserError
-from memformers.models.language_model import LMScores, MemoryLM
+from memformers.common.machine import multiplies_bfloat16_faster
+from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 from memformers.models.memory_streams import with_streams
 from memformers.training.config import Parallel, TrainConfig
-from memformers.training.segments import Batch, InTurn
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
-Forward = Callable[[Sequence[Batch], Memory], tuple[list[LMScores], Memory]]
-"""The forward pass of a training step: from successive segments and the memory before them to the losses of
-each, and the memory after them."""
 
 
 class Distributed:
@@ -62,17 +58,6 @@ class Distributed:
         model.to(device)
         if self.parallel == "fsdp":
             shard(model, device)
-
-    def forward_of(self, model: MemoryLM, *, compile: bool) -> Forward:
-        """The function to call in a training step instead of ``model``."""
-        forward: nn.Module = InTurn(torch.compile(model, fullgraph=True) if compile else model)  # type: ignore[arg-type]
-        if compile:  # which looks whether a memory with a gradient graph has a .grad
-            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-        if self.parallel == "ddp":
-            # A compression function has no gradient in a segment that compresses nothing.
-            idle = bool(model.transformer.compressions)
-            forward = DistributedDataParallel(forward, find_unused_parameters=idle)
-        return forward
 
     def own(self, streams: Tensor) -> Tensor:
         """This rank's part of ``streams [·, B, …]``."""
@@ -222,18 +207,6 @@ def shard(model: MemoryLM, device: torch.device) -> None:
 
 
 @contextmanager
-def grad_sync(forward: Any, last: bool) -> Iterator[None]:
-    """A block in which gradients are only summed up here, unless this is the ``last`` part of a step."""
-    model = getattr(forward, "model", forward)
-    if is_sharded(model):
-        model.set_requires_gradient_sync(last)
-        yield
-    else:
-        with forward.no_sync() if hasattr(forward, "no_sync") and not last else contextlib.nullcontext():
-            yield
-
-
-@contextmanager
 def summon_full_params(model: nn.Module) -> Iterator[None]:
     """A block in which every rank has all of the weights, to be read; all must enter it."""
     shards = [module for module in model.modules() if is_sharded(module)]
@@ -292,3 +265,14 @@ def rows_like(parameter: Tensor, whole: Tensor) -> Tensor:
     # As torch.chunk cuts, with fewer parts than ranks where rows are few, FSDP2 has cut the weight.
     first = sum(map(len, whole.chunk(dist.get_world_size())[: dist.get_rank()]))
     return whole[first : first + len(parameter.to_local())]
+
+
+def with_precision(
+    config: TrainConfig, device: torch.device, ranks: Distributed | None = None
+) -> TrainConfig:
+    """``config`` with bfloat16 in place of ``precision="auto"`` if ``device`` multiplies it faster, else
+    float32; the first of several ``ranks`` decides."""
+    if config.precision != "auto":
+        return config
+    faster = (ranks or Distributed()).all_gather(multiplies_bfloat16_faster(device))[0]
+    return replace(config, precision="bfloat16" if faster else "float32")
