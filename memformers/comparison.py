@@ -29,8 +29,14 @@ from memformers.runs.folder import (
     plan_run,
 )
 from memformers.runs.plan import Plan, Planned, PlannedArm, baseline_of, compared_with, read_plan, runs_of
-from memformers.tracking.comparisons import show_comparison
-from memformers.tracking.discovery import DASHBOARD, find_dashboard, has_run, page_address, sent_to
+from memformers.tracking.discovery import (
+    DASHBOARD,
+    find_dashboard,
+    has_run,
+    page_address,
+    sent_to,
+    show_comparison,
+)
 from memformers.training.arms import arms_of_models, check_arms, read_arms, training_of
 from memformers.training.config import TrainConfig, saved_config
 from memformers.training.distributed import with_precision

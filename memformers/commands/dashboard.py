@@ -23,8 +23,6 @@ class Dashboard:
     runs."""
     port: int = 5005
     """The port to listen on; 0 takes any free port."""
-    mongo: str = ""
-    """Keep the records in the MongoDB at this host, or mongodb:// address, instead of files."""
     import_: Annotated[tuple[Path, ...], tyro.conf.arg(name="import", metavar="RUNS")] = ()
     """Folders of runs or comparisons to import, which were trained while no dashboard ran."""
     open: bool = False
@@ -33,8 +31,7 @@ class Dashboard:
     def run(self) -> None:
         """Start it, and stay until it is ended."""
         try:
-            from memformers.dashboard.server import Settings, default_folder, serve
+            from memformers.dashboard.server import default_folder, serve
         except ImportError as error:  # fcntl, on Windows
             raise UserError(f"the dashboard needs Linux or macOS: this Python has no {error.name}.") from None
-        folder = self.folder or default_folder()
-        serve(Settings(folder, self.host, self.port, self.mongo, self.import_, self.open))
+        serve(self.folder or default_folder(), self.host, self.port, self.import_, self.open)

@@ -1,7 +1,7 @@
 """labml's own server as one application: its records, its handlers and its page, protected by our guard.
 
-Some things that labml-app adds when it starts itself are left out: the connection to a MongoDB, which it
-requires, a static route that joins paths without a check, answers with stack traces, and the permission for
+Some things that labml-app adds when it starts itself are left out: the connection to a MongoDB, a static
+route that joins paths without a check, answers with stack traces, and the permission for
 https://app.labml.ai to call it.
 """
 
@@ -31,13 +31,10 @@ from labml_app.analyses.series import Series
 from labml_app.db import run
 from labml_db import Key
 
-from memformers.common.errors import UserError
-from memformers.dashboard.comparison_pages import add_pages
-from memformers.dashboard.guard import LOG, Guard
-from memformers.dashboard.mending import mend, prepare
-from memformers.dashboard.page import index_page, page_files
+from memformers.dashboard.guard import LOG, RUN_ID, Guard, is_packet
+from memformers.dashboard.mending import mend
+from memformers.dashboard.pages import add_pages, index_page, page_files
 from memformers.dashboard.records import Records
-from memformers.dashboard.requests import RUN_ID, check_request, is_packet
 from memformers.tracking.discovery import WHO
 
 PAGE_ROUTE = re.compile(r"(/[\w-]+)*/?")
@@ -48,28 +45,18 @@ def open_records(folder: Path, say: Callable[[str], None]) -> Records:
     """Keep the records of labml's models in ``folder``, all of them readable and consistent."""
     records = Records(folder, say)
     records.install(db.models, db.indexes)
-    records.check()
-    mend(records)
-    records.is_damaged = False
+    check(records)
     return records
 
 
-def open_mongo(host: str) -> None:
-    """Keep the records of labml's models in the MongoDB at ``host``, a name or a mongodb:// address;
-    ValueError if none answers."""
-    from pymongo import MongoClient
-    from pymongo.errors import PyMongoError
-
-    try:
-        MongoClient(host, serverSelectionTimeoutMS=3000).admin.command("ping")
-        db.init_mongo_db(host)
-    except PyMongoError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"no MongoDB answers at {host.rpartition('@')[2]}: {reason}") from None
-    prepare()
+def check(records: Records) -> None:
+    """Set aside what can't be read, and repair the rest."""
+    records.check()
+    mend(records)
+    records.is_damaged = False
 
 
-def build(identity: str, names: frozenset[str], records: Records | None) -> Guard:
+def build(identity: str, names: frozenset[str], records: Records) -> Guard:
     """The application."""
     static = Path(labml_app.__file__).parent / "static"
     files = page_files(static)
@@ -92,13 +79,11 @@ def build(identity: str, names: frozenset[str], records: Records | None) -> Guar
     app.add_api_route("/{path:path}", serve, response_class=Response)
 
     def after() -> None:
-        if records is not None and records.is_damaged:
-            records.is_damaged = False
-            records.check()
-            mend(records)
+        if records.is_damaged:
+            check(records)
 
     Series.find_step_gap = smallest_gap
-    return Guard(app, names, lambda path, question: check_request(path, question, is_known), after)
+    return Guard(app, names, is_known, after)
 
 
 def say_malformed(request: Request, error: Exception) -> Response:

@@ -1,23 +1,22 @@
 """The data of the comparison page, read only from the runs' folders, without labml's server and records."""
 
+import contextlib
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from memformers.common.errors import UserError
 from memformers.common.intervals import mean_of
-from memformers.dashboard.curves import Curve, over_seeds
-from memformers.dashboard.following import FollowedJson, Numbers
-from memformers.dashboard.live_run import FINISHED, RUNNING, LiveRun
-from memformers.runs.folder import COMPARISON, METRICS, flatten, short_names
+from memformers.dashboard.guard import Knows
+from memformers.dashboard.live_run import FINISHED, RUNNING, Curve, FollowedJson, LiveRun
+from memformers.runs.folder import COMPARISON, flatten, run_folders, short_names
 from memformers.runs.plan import Plan, read_plan
-from memformers.tracking.comparisons import noted_comparisons
+from memformers.tracking.discovery import noted_comparisons
 
-Knows = Callable[[str], bool]
-"""Whether labml's pages have a run, by its id."""
 FIRST_METRICS = ("loss.valid", "loss.train")
 """The metric that is drawn if the user has chosen none: the first of these that exists."""
 
@@ -32,28 +31,17 @@ class LiveComparison:
 
     def update(self) -> None:
         """Read the new contents of the runs' files."""
-        plan = self._plan()
-        places = self._places(plan)
-        planned = plan.runs if plan else {}
-        settings = settings_of(plan) if plan else {}
+        plan = None
+        with contextlib.suppress(UserError, OSError):
+            plan = read_plan(self.folder) if self.plan_file.read() else None
+        planned, settings = (plan.runs, settings_of(plan)) if plan else ({}, {})
+        places = {name: self.folder / name for name in planned}
+        for place in run_folders(self.folder):
+            inside = place.relative_to(self.folder).as_posix()
+            places.setdefault(place.name if inside == "." else inside, place)
         self.runs = {name: self.runs.get(name) or LiveRun(place, name) for name, place in places.items()}
         for name, run in self.runs.items():
             run.update(planned.get(name), settings.get(name, {}))
-
-    def _plan(self) -> Plan | None:
-        try:
-            return read_plan(self.folder) if self.plan_file.read() else None
-        except (UserError, OSError):
-            return None
-
-    def _places(self, plan: Plan | None) -> dict[str, Path]:
-        """The folders of the runs, the planned ones first, by their names in the comparison."""
-        places = {name: self.folder / name for name in (plan.runs if plan else {})}
-        for pattern in (METRICS, f"*/{METRICS}", f"*/*/{METRICS}"):
-            for place in sorted(path.parent for path in self.folder.glob(pattern)):
-                inside = place.relative_to(self.folder).as_posix()
-                places.setdefault(place.name if inside == "." else inside, place)
-        return places
 
     def summary(self) -> dict[str, Any]:
         """The comparison's row in the list of comparisons."""
@@ -82,13 +70,14 @@ class LiveComparison:
             "over": over,
             "settings": differing,
             "arms": [
-                arm | {"mean": self._mean_curve(arm["counted"], curves)} for arm in self._arms(differing)
+                arm | {"mean": mean_curve([curves[name] for name in arm["counted"]])}
+                for arm in self._arms(differing)
             ],
             "runs": [
-                run.row(differing)
-                | {
+                {
+                    **run.row(differing),
                     "page": run.identity if run.identity and knows(run.identity) else "",
-                    "curve": {"x": plain(curves[name].x), "y": plain(curves[name].y)},
+                    "curve": {axis: [*map(finite, getattr(curves[name], axis).tolist())] for axis in "xy"},
                 }
                 for name, run in self.runs.items()
             ],
@@ -110,7 +99,7 @@ class LiveComparison:
                 if len(known) == len(counted):
                     mean = mean_of(known)
                     values[name] = [mean.mean, finite(mean.half_width)]
-            settings = [{name: run.settings.get(name) for name in differing} for run in runs]
+            settings = {name: [run.settings.get(name) for run in runs] for name in differing}
             yield {
                 "name": arm,
                 "seeds": len(runs),
@@ -118,21 +107,10 @@ class LiveComparison:
                 "states": [run.state for run in runs],
                 "values": values,
                 "settings": {
-                    name: settings[0][name]
-                    if all(one[name] == settings[0][name] for one in settings)
-                    else "…"
-                    for name in differing
+                    name: found[0] if found.count(found[0]) == len(found) else "…"
+                    for name, found in settings.items()
                 },
             }
-
-    def _mean_curve(self, names: list[str], curves: Mapping[str, Curve]) -> dict[str, Any]:
-        """The mean of the curves that have begun, with its interval if there are several."""
-        begun = [curves[name] for name in names if len(curves[name].y)]
-        if not begun:
-            return {"x": [], "y": [], "low": [], "high": [], "seeds": 0}
-        mean = over_seeds(begun)
-        ends = {"x": mean.x, "y": mean.y, "low": mean.low, "high": mean.high}
-        return {name: plain(numbers) for name, numbers in ends.items()} | {"seeds": len(begun)}
 
 
 class LiveComparisons:
@@ -144,11 +122,10 @@ class LiveComparisons:
         self.lock = threading.Lock()
 
     def _get(self, identity: str) -> LiveComparison | None:
-        folder = noted_comparisons().get(identity)
-        if folder is None or not folder.is_dir():
+        if not self.known(identity):
             self.open.pop(identity, None)
             return None
-        comparison = self.open.setdefault(identity, LiveComparison(folder))
+        comparison = self.open.setdefault(identity, LiveComparison(noted_comparisons()[identity]))
         comparison.update()
         return comparison
 
@@ -171,12 +148,9 @@ class LiveComparisons:
             if comparison is None:
                 return None
             asked = f"{comparison.version} {metric} {over}"
-            version = {"version": hashlib.sha256(asked.encode()).hexdigest()[:16]}
-            return (
-                version
-                if version["version"] == seen
-                else version | comparison.describe(metric, over, self.knows)
-            )
+            version = hashlib.sha256(asked.encode()).hexdigest()[:16]
+            new = {} if version == seen else comparison.describe(metric, over, self.knows)
+            return {"version": version, **new}
 
     def of_run(self, run: str) -> str:
         """The id of the comparison that has the run with this id; empty if there is none."""
@@ -203,9 +177,20 @@ def differing_settings(runs: list[Mapping[str, Any]]) -> dict[str, str]:
     return short_names([name for name in differing if name != "seed"])
 
 
-def plain(numbers: Numbers) -> list[float | None]:
-    """Numbers for JSON, which has no NaN."""
-    return [finite(number) for number in numbers.tolist()]
+def mean_curve(curves: Sequence[Curve]) -> dict[str, Any]:
+    """The mean of ``x``, and that of ``y`` with the ends of its interval, at each number of tokens at which
+    all ``curves`` that have begun have a point."""
+    begun = [curve.by_tokens() for curve in curves if len(curve.y)]
+    shared = sorted(set.intersection(*map(set, begun))) if begun else []
+    xs = [fmean(curve[tokens][0] for curve in begun) for tokens in shared]
+    ys = [mean_of([curve[tokens][1] for curve in begun]) for tokens in shared]
+    return {
+        "x": [finite(x) for x in xs],
+        "y": [finite(y.mean) for y in ys],
+        "low": [finite(y.mean - y.half_width) for y in ys],
+        "high": [finite(y.mean + y.half_width) for y in ys],
+        "seeds": len(begun),
+    }
 
 
 def finite(number: float) -> float | None:

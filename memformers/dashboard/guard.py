@@ -2,12 +2,13 @@
 
 The dashboard has no login, so other web pages must not be able to reach it through the user's browser:
 neither as another origin, nor by a name of theirs that points to this machine (DNS rebinding). Requests that
-are too large or malformed don't reach labml's handlers either.
+are too large or malformed don't reach labml's handlers either, since these accept anything.
 """
 
 import ipaddress
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -19,9 +20,19 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 LOG = logging.getLogger("memformers.dashboard")
 MOST_BYTES = 1_000_000
 """The longest body of a request."""
-Check = Callable[[str, Any], tuple[int, str] | None]
-"""A function of a path and of the JSON that is sent to it: the status and the message of a refusal, or
-None."""
+Knows = Callable[[str], bool]
+"""Whether labml's pages have a run, by its id."""
+RUN_ID = re.compile(r"[0-9A-Za-z-]{10,64}(_[0-9]{1,4})?")
+"""A run's id as labml's clients make it, followed by the rank of a process after the first."""
+OF_RUN = re.compile(
+    r"/api/v1/(?:run/status|run|metrics/preferences|metrics|compare/metrics|compare/preferences"
+    r"|custom_metrics|logs/(?:stdout|stderr|std_logger))/(?P<run>[^/]+)(?:/\w+)?/?"
+)
+"""The paths that ask about a run."""
+TRACK = re.compile(r"/api/v1/[^/]+/track")
+
+STATUS = {"status": "", "details": None, "time": 0.0}
+"""The fields that every status has."""
 SAFE_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -31,13 +42,13 @@ SAFE_HEADERS = [
 
 class Guard:
     """An ASGI application around ``app`` that refuses requests of other pages, and does not show the details
-    of errors. ``names`` are those of this machine, in addition to its addresses; ``check`` is called with
-    every request before ``app``; ``after`` is called when a request was served."""
+    of errors. ``names`` are those of this machine, in addition to its addresses; ``knows`` says whether there
+    is a run; ``after`` is called when a request was served."""
 
-    def __init__(self, app: App, names: frozenset[str], check: Check, after: Callable[[], None]):
+    def __init__(self, app: App, names: frozenset[str], knows: Knows, after: Callable[[], None]):
         self.app = app
         self.names = names
-        self.check = check
+        self.knows = knows
         self.after = after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,8 +57,8 @@ class Guard:
                 await self.app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        if refusal := refuse(headers, self.names):
-            await answer(send, 403, refusal)
+        if reason := refuse(headers, self.names):
+            await answer(send, 403, reason)
             return
         body = await read_body(receive)
         if body is None:
@@ -58,8 +69,8 @@ class Guard:
         except (ValueError, RecursionError):
             await answer(send, 400, "A request's body is JSON, and this one is not.")
             return
-        if refused := self.check(scope["path"], question):
-            await answer(send, *refused)
+        if refusal := check_request(scope["path"], question, self.knows):
+            await answer(send, *refusal)
             return
         started = False
 
@@ -137,3 +148,49 @@ async def answer(send: Send, status: int, text: str) -> None:
     headers = [(b"content-type", b"text/plain; charset=utf-8"), *SAFE_HEADERS]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": text.encode()})
+
+
+def check_request(path: str, question: Any, knows: Knows) -> tuple[int, str] | None:
+    """The status and the message of a refusal, or None. Refused are a ``question`` that is not a JSON object,
+    and one about a run that doesn't exist, for which labml would make records."""
+    if question is not None and not isinstance(question, dict) and not TRACK.fullmatch(path):
+        return 400, "A JSON object is expected."
+    asked = OF_RUN.fullmatch(path)
+    if asked is None:
+        return None
+    run = asked["run"]
+    if not RUN_ID.fullmatch(run):
+        return 400, "That is no run's id."
+    if not knows(run.partition("_")[0]):
+        return 404, "There is no such run."
+    return None
+
+
+def is_packet(packet: Any) -> bool:
+    """Whether a run's packet has the structure that labml's client gives it."""
+    if not isinstance(packet, dict):
+        return False
+    settings, series = packet.get("configs", {}), packet.get("track", {})
+    status = packet.get("status", STATUS)
+    return (
+        isinstance(settings, dict)
+        and all(isinstance(one, dict) and {"name", "computed"} <= one.keys() for one in settings.values())
+        and isinstance(series, dict)
+        and all(map(is_series, series.values()))
+        and isinstance(status, dict)
+        and status.keys() >= STATUS.keys()
+    )
+
+
+def is_series(series: Any) -> bool:
+    """Whether this has a list of steps and a list of values of the same length."""
+    if not isinstance(series, dict):
+        return False
+    lists = [series.get("step"), series.get("value")]
+    numbers = (isinstance(one, list) and all(map(is_number, one)) for one in lists)
+    return all(numbers) and len(series["step"]) == len(series["value"])
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value from JSON is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,16 +1,26 @@
-"""One run, read from its folder while it is trained."""
+"""One run, read from its folder while it is trained; each poll reads only what is new."""
 
+import json
 import math
 import time
+from array import array
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
-from memformers.dashboard.curves import Curve, thinned
-from memformers.dashboard.following import STEP, FollowedJson, FollowedMetrics
+import numpy as np
+from numpy.typing import NDArray
+
+from memformers.dashboard.guard import is_number
 from memformers.runs.folder import CARD, CONFIG, FACTS, METRICS, RESULT, flatten
 from memformers.runs.plan import Planned
 
+Numbers = NDArray[np.float64]
+TOKENS, SECONDS = "tokens", "seconds"
+POINTS = 500
+"""About the number of points that a chart can show."""
 WAITING, RUNNING, FINISHED, STOPPED, FAILED, SILENT = (
     "waiting", "running", "finished", "stopped", "failed", "silent",
 )  # fmt: skip
@@ -18,6 +28,21 @@ SILENT_SECONDS = 900.0
 """The time without a new record after which a run that has not ended may have died with its machine."""
 STOPS = ("killed", "crashed: KeyboardInterrupt", "crashed: SystemExit")
 """The statuses on the card of a run that someone ended."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points in the order of their tokens."""
+
+    tokens: Numbers
+    x: Numbers
+    """The horizontal axis: the tokens, or the seconds."""
+    y: Numbers
+
+    def by_tokens(self) -> dict[float, tuple[float, float]]:
+        """``x`` and ``y`` at each number of tokens."""
+        rows = np.stack((self.tokens, self.x, self.y), axis=1).tolist()
+        return {tokens: (x, y) for tokens, x, y in rows}
 
 
 class LiveRun:
@@ -75,19 +100,18 @@ class LiveRun:
     def _values(self) -> dict[str, float]:
         """The numbers of its row in the table, as far as they exist."""
         facts, result = self.read[FACTS], self.read[RESULT]
-        valid = self.metrics.points("loss.valid")[2]
-        train = self.metrics.points("loss.train")[2]
-        tokens, seconds = self.metrics.column(STEP), self.metrics.column("seconds")
-        speed = self.metrics.points("tokens_per_second")[2]
+        valid, train, speed = (
+            self.metrics.points(name)[2] for name in ("loss.valid", "loss.train", "tokens_per_second")
+        )
+        last = {name: self.metrics.column(name)[-1:] for name in (TOKENS, SECONDS)}
         found = {
             "held_out": result.get("loss"),
             "bits_per_character": result.get("bits_per_character"),
             "valid": valid[-1] if len(valid) else None,
             "best": valid.min() if len(valid) else None,
             "train": train[-1] if len(train) else None,
-            "tokens": tokens[-1] if len(tokens) else None,
-            "seconds": seconds[-1] if len(seconds) else None,
-            "tokens_per_second": sorted(speed)[len(speed) // 2] if len(speed) else None,
+            **{name: column[0] if len(column) else None for name, column in last.items()},
+            "tokens_per_second": median_high(speed) if len(speed) else None,
             "parameters": facts.get("parameters"),
             "keys": facts.get("keys"),
             "peak_memory": result.get("peak_memory_bytes"),
@@ -98,15 +122,15 @@ class LiveRun:
         """The ``metric`` over "tokens" or "seconds"."""
         if (metric, over) not in self.curves:
             tokens, seconds, values = self.metrics.points(metric)
-            budget = number(self.settings.get("tokens")) or 0.0
-            x = seconds if over == "seconds" else tokens
-            self.curves[metric, over] = thinned(Curve(tokens, x, values), budget)
+            budget = number(self.settings.get(TOKENS)) or 0.0
+            self.curves[metric, over] = thinned(
+                Curve(tokens, seconds if over == SECONDS else tokens, values), budget
+            )
         return self.curves[metric, over]
 
     def row(self, differing: Mapping[str, str]) -> dict[str, Any]:
         """Its row in the table, with the ``differing`` settings."""
-        budget = number(self.settings.get("tokens"))
-        done = self.values.get("tokens", 0.0)
+        budget = number(self.settings.get(TOKENS))
         return {
             "name": self.name,
             "arm": self.arm,
@@ -114,13 +138,128 @@ class LiveRun:
             "state": self.state,
             "why": self.why,
             "changed": self.changed,
-            "progress": min(done / budget, 1.0) if budget else None,
+            "progress": min(self.values.get(TOKENS, 0.0) / budget, 1.0) if budget else None,
             "values": self.values,
             "settings": {name: self.settings.get(name) for name in differing},
         }
 
 
+class FollowedMetrics:
+    """The records of ``metrics.jsonl`` at ``path``, in columns.
+
+    A last line without its end is read later, and a line that is not a record is left out. A file that was
+    shortened or replaced, as by a resumed training, is read again from its beginning.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._forget()
+
+    def _forget(self) -> None:
+        self.file: tuple[int, int] | None = None
+        """The device and the inode of the file that was read."""
+        self.offset = 0
+        self.changed = 0.0
+        """The time of the last change of the file, in seconds since 1970."""
+        self.rows = 0
+        self.columns: dict[str, array[float]] = {}
+
+    def update(self) -> None:
+        """Read what was appended since the last call; a file that is missing has no records."""
+        try:
+            with open(self.path, "rb") as file:
+                status = self.path.stat()
+                if self.file != (status.st_dev, status.st_ino) or status.st_size < self.offset:
+                    self._forget()
+                    self.file = (status.st_dev, status.st_ino)
+                self.changed = status.st_mtime
+                file.seek(self.offset)
+                new = file.read()
+        except OSError:
+            self._forget()
+            return
+        whole = new[: new.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        for line in whole.splitlines():
+            self._add(line)
+
+    def _add(self, line: bytes) -> None:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(record, dict) or not is_exact(record.get(TOKENS)):
+            return
+        for name, value in record.items():
+            if is_exact(value):
+                column = self.columns.setdefault(name, array("d"))
+                column.extend([math.nan] * (self.rows - len(column)))
+                column.append(value)
+        self.rows += 1
+
+    @property
+    def names(self) -> list[str]:
+        """The metrics, without those of the horizontal axes."""
+        return [name for name in self.columns if name not in (TOKENS, SECONDS)]
+
+    def column(self, name: str) -> Numbers:
+        """A metric in every record, NaN if a record doesn't have it."""
+        values = self.columns.get(name, array("d"))
+        return np.pad(np.array(values, float), (0, self.rows - len(values)), constant_values=math.nan)
+
+    def points(self, name: str) -> tuple[Numbers, Numbers, Numbers]:
+        """Tokens, seconds and values of the records in which the metric ``name`` is finite; the last record
+        of each number of tokens."""
+        tokens, seconds, values = self.column(TOKENS), self.column(SECONDS), self.column(name)
+        order = np.flatnonzero(np.isfinite(values) & np.isfinite(tokens))[::-1]
+        kept = order[np.unique(tokens[order], return_index=True)[1]]
+        return tokens[kept], seconds[kept], values[kept]
+
+
+class FollowedJson:
+    """The JSON object in ``path``, read again when the file has changed; empty if the file is missing or
+    broken."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.seen: tuple[int, int, int] | None = None
+        self.data: dict[str, Any] = {}
+
+    def read(self) -> dict[str, Any]:
+        """The current contents of the file."""
+        try:
+            status = self.path.stat()
+            seen = (status.st_ino, status.st_size, status.st_mtime_ns)
+            if seen != self.seen:
+                data = json.loads(self.path.read_text(encoding="utf-8"))
+                self.seen, self.data = seen, data if isinstance(data, dict) else {}
+        except (OSError, ValueError, RecursionError):
+            self.seen, self.data = None, {}
+        return self.data
+
+
+def thinned(curve: Curve, budget: float) -> Curve:
+    """At most about [`POINTS`][] points: each is the mean of the points in
+    an interval of the training, drawn at the last of them.
+
+    The intervals have the same length for all runs with the same number of tokens, the ``budget``, so that
+    seeds which record at the same tokens keep points at the same tokens.
+    """
+    if len(curve.y) <= POINTS:
+        return curve
+    width = max(budget, float(curve.tokens[-1])) / POINTS
+    stretch = np.ceil(curve.tokens / width)
+    first = np.flatnonzero(np.diff(stretch, prepend=-1.0))
+    last = np.append(first[1:], len(stretch)) - 1
+    y = np.add.reduceat(curve.y, first) / (last - first + 1)
+    return Curve(curve.tokens[last], curve.x[last], y)
+
+
+def is_exact(value: Any) -> bool:
+    """Whether a value from JSON is a number that a float can hold."""
+    return isinstance(value, float) or (type(value) is int and abs(value) < 1 << 53)
+
+
 def number(value: Any) -> float | None:
     """A finite number; None for any other value, since a file may contain anything."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None
+    return float(value) if is_number(value) and math.isfinite(value) else None

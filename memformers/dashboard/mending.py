@@ -18,23 +18,9 @@ from memformers.dashboard.records import Records
 from memformers.tracking.discovery import TOKEN
 
 
-def prepare() -> None:
-    """Assign runs that are sent with our token to the only user that labml's server knows."""
-    project.create_project(settings.FLOAT_PROJECT_TOKEN, "float project")
-    project.create_project(settings.SAMPLES_PROJECT_TOKEN, "samples project")
-    local = user.get_or_create_user("local", is_local_user=True)
-    if not local.projects or local.projects[0].load() is None:
-        new = project.Project(labml_token=gen_token())
-        new.save()
-        local.projects = [new.key]
-        local.save()
-        project.ProjectIndex.set(new.labml_token, new.key)
-    project.ProjectIndex.set(TOKEN, local.projects[0])
-
-
 def mend(records: Records) -> None:
     """Check and repair all records, after one was lost."""
-    prepare()
+    assign_default_user()
     home = project.get_project(TOKEN)
     assert home is not None
     for key in records.drivers["Run"].get_all():
@@ -81,3 +67,17 @@ def is_listed(home: Any, one: Any) -> bool:
     """Whether a run is on the runs page or in the archive."""
     lists = [key.load() for key in home.folders.values()]
     return one.run_uuid in home.runs and any(one.run_uuid in a.run_uuids for a in lists)
+
+
+def assign_default_user() -> None:
+    """Assign runs that are sent with our token to the only user that labml's server knows."""
+    project.create_project(settings.FLOAT_PROJECT_TOKEN, "float project")
+    project.create_project(settings.SAMPLES_PROJECT_TOKEN, "samples project")
+    local = user.get_or_create_user("local", is_local_user=True)
+    if not local.projects or local.projects[0].load() is None:
+        new = project.Project(labml_token=gen_token())
+        new.save()
+        local.projects = [new.key]
+        local.save()
+        project.ProjectIndex.set(new.labml_token, new.key)
+    project.ProjectIndex.set(TOKEN, local.projects[0])

@@ -10,8 +10,7 @@ import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -19,9 +18,9 @@ import platformdirs
 
 from memformers.common.errors import UserError
 from memformers.common.network import LOOPBACK
+from memformers.common.processes import handling
 from memformers.runs.folder import COMPARISON, find_runs, read_card
-from memformers.tracking.comparisons import note_comparison
-from memformers.tracking.discovery import announced, api_address, new_identity
+from memformers.tracking.discovery import announced, api_address, new_identity, note_comparison
 from memformers.tracking.feeding import feed
 
 INSTALL = "pip install '.[dashboard]' in a clone of the repository"
@@ -30,43 +29,31 @@ CLOSE_SECONDS = 2
 """How long a request may take after Ctrl-C."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The settings of a dashboard."""
-
-    folder: Path
-    host: str
-    port: int
-    mongo: str
-    runs: tuple[Path, ...]
-    """Folders of runs to bring in."""
-    open_browser: bool
-
-
 def default_folder() -> Path:
     """The default folder of the records."""
     return platformdirs.user_data_path("memformers") / "dashboard"
 
 
-def serve(settings: Settings) -> None:
-    """Run the dashboard until Ctrl-C. If one already runs on the folder, bring the runs to it, if
-    there are any. ValueError if it can't be started."""
-    found = {folder: find_runs(folder) for folder in settings.runs}
+def serve(folder: Path, host: str, port: int, imported: Sequence[Path], open_browser: bool) -> None:
+    """Run the dashboard whose records are in ``folder`` until Ctrl-C, and bring the runs in the ``imported``
+    folders to it. If one already runs on the folder, bring the runs to that one, if there are any. ValueError
+    if it can't be started."""
+    found = {place: find_runs(place) for place in imported}
     runs = [run for inside in found.values() for run in inside]
-    for folder in dict.fromkeys(together(run, folder) for folder, inside in found.items() for run in inside):
-        note_comparison(folder)
-    settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(settings.folder / LOCK, "a+", encoding="utf-8") as lock:
-        if owner := take(lock.fileno(), settings.folder):
+    for compared in dict.fromkeys(together(run, place) for place, inside in found.items() for run in inside):
+        note_comparison(compared)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(folder / LOCK, "a+", encoding="utf-8") as lock:
+        if owner := take(lock.fileno(), folder):
             if not (runs and owner.startswith("http")):
                 raise UserError(
-                    f"{settings.folder} belongs to the dashboard that runs at {owner}; open that one, or "
-                    f"name another folder with --folder."
+                    f"{folder} belongs to the dashboard that runs at {owner}; open that one, or name another "
+                    f"folder with --folder."
                 )
             print(f"dashboard: {owner}")
             bring_in(runs, owner)
             return
-        serve_alone(settings, runs)
+        serve_alone(folder, host, port, runs, open_browser)
 
 
 def together(run: Path, given: Path) -> Path:
@@ -75,49 +62,36 @@ def together(run: Path, given: Path) -> Path:
     return run.parent if (run.parent / COMPARISON).exists() else given
 
 
-def serve_alone(settings: Settings, runs: list[Path]) -> None:
+def serve_alone(folder: Path, host: str, port: int, runs: list[Path], open_browser: bool) -> None:
     """Run the dashboard in a folder that this process owns."""
     try:
         import uvicorn
 
-        from memformers.dashboard.application import build, open_mongo, open_records, quiet_labml
+        from memformers.dashboard.application import build, open_records, quiet_labml
     except ImportError as error:
         raise UserError(f"the dashboard needs {error.name}, which is not installed: {INSTALL}") from None
-    quiet_labml(settings.folder / LOG_FILE)
-    with listen(settings.host, settings.port) as listener:
+    quiet_labml(folder / LOG_FILE)
+    with listen(host, port) as listener:
         port = listener.getsockname()[1]
-        url = f"http://{bracketed(reachable(settings.host))}:{port}"
-        records = None
-        if settings.mongo:
-            open_mongo(settings.mongo)
-        else:
-            records = open_records(settings.folder, say)
-        place = settings.mongo.rpartition("@")[2] or settings.folder  # without a password
+        here = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+        url = f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"
         identity = new_identity()
-        names = frozenset({settings.host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
-        app = build(identity, names, records)
-        (settings.folder / LOCK).write_text(json.dumps({"url": url}), encoding="utf-8")
-        if settings.host not in LOOPBACK:
-            say(f"it listens on {settings.host} and has no login: whoever reaches that sees and changes all.")
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=CLOSE_SECONDS,
-            )
-        )
+        names = frozenset({host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
+        app = build(identity, names, open_records(folder, say))
+        (folder / LOCK).write_text(json.dumps({"url": url}), encoding="utf-8")
+        if host not in LOOPBACK:
+            say(f"it listens on {host} and has no login: whoever reaches that sees and changes all.")
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, server_header=False,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
+        )  # fmt: skip
         if runs:
             threading.Thread(target=bring_in, args=(runs, url), daemon=True).start()
-        if settings.open_browser:
+        if open_browser:
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         with announced(url, identity), ends_well():
-            print(
-                f"dashboard: {url}  (Ctrl-C ends it; records in {place})",
-                flush=True,
-            )
-            server.run(sockets=[listener])
+            print(f"dashboard: {url}  (Ctrl-C ends it; records in {folder})", flush=True)
+            uvicorn.Server(config).run(sockets=[listener])
     print("dashboard: stopped")
 
 
@@ -160,16 +134,6 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def reachable(host: str) -> str:
-    """The address at which this machine itself reaches a server that listens on ``host``."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-
-
-def bracketed(host: str) -> str:
-    """A host as it is written in a URL."""
-    return f"[{host}]" if ":" in host else host
-
-
 @contextlib.contextmanager
 def ends_well() -> Iterator[None]:
     """Let Ctrl-C and SIGTERM, after which uvicorn has closed everything, end only the block."""
@@ -177,13 +141,12 @@ def ends_well() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with contextlib.suppress(KeyboardInterrupt):
-            yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with (
+        handling(signal.SIGINT, stop),
+        handling(signal.SIGTERM, stop),
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        yield
 
 
 def bring_in(runs: list[Path], url: str) -> None:

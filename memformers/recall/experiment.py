@@ -28,8 +28,7 @@ from memformers.runs.folder import (
     plan_run,
     read_card,
 )
-from memformers.tracking.comparisons import show_comparison
-from memformers.tracking.discovery import DASHBOARD, find_dashboard
+from memformers.tracking.discovery import DASHBOARD, find_dashboard, show_comparison
 from memformers.training.config import saved_config
 from memformers.training.distributed import Distributed
 from memformers.training.resume import alone_in

@@ -132,10 +132,14 @@ def read_card(folder: Path) -> Card:
     return config_from_dict(Card, read_json(folder / CARD), str(folder / CARD))
 
 
+def run_folders(folder: Path) -> list[Path]:
+    """All folders with a run's metrics: ``folder``, those in it, and those in these."""
+    patterns = (METRICS, f"*/{METRICS}", f"*/*/{METRICS}")
+    return [path.parent for pattern in patterns for path in sorted(folder.glob(pattern))]
+
+
 def find_runs(folder: Path) -> list[Path]:
     """All runs in ``folder``, be it a run, a comparison, or a folder of these; ValueError if none."""
-    patterns = (METRICS, f"*/{METRICS}", f"*/*/{METRICS}")
-    runs = [path.parent for pattern in patterns for path in folder.glob(pattern)]
-    if not runs:
-        raise UserError(f"{folder} holds no run: no {METRICS} in it or in its sub-folders.")
-    return sorted(runs, key=lambda run: read_card(run).started)
+    if runs := run_folders(folder):
+        return sorted(runs, key=lambda run: read_card(run).started)
+    raise UserError(f"{folder} holds no run: no {METRICS} in it or in its sub-folders.")

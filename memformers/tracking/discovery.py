@@ -1,7 +1,12 @@
-"""Where a run is sent: to a given address, or to a dashboard on this machine, which writes a note so that
-trainings find it."""
+"""How runs, comparisons and dashboards find each other.
+
+A run is sent to a given address, or to a dashboard on this machine, which writes a note so that trainings
+find it. A comparison writes a note too, by which dashboards find its folder. Its note outlives the comparison
+and the dashboard, so a dashboard that is started later shows it too.
+"""
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
@@ -21,6 +26,8 @@ WHO = "/memformers"
 """The path at which a dashboard returns its identity."""
 TOKEN = "default"
 """Runs sent with this token appear on the runs page; it is also the one in labml's own examples."""
+COMPARISONS = "/comparisons"
+"""Where a dashboard has its page of them."""
 ANSWER_SECONDS = 2.0
 DASHBOARD = "MEMFORMERS_DASHBOARD"
 """The environment variable that tells a training, and its relay, which dashboard to use."""
@@ -65,15 +72,15 @@ def check_dashboard(url: str) -> str:
     return f"answers with an error, {status}" if status >= 500 else ""
 
 
-def notes_folder() -> Path:
-    """The folder in which running dashboards write their notes."""
-    return platformdirs.user_state_path("memformers") / "dashboards"
+def notes_folder(kind: str) -> Path:
+    """The folder of this machine's notes of "dashboards" or of "comparisons"."""
+    return platformdirs.user_state_path("memformers") / kind
 
 
 @contextlib.contextmanager
 def announced(url: str, identity: str) -> Iterator[None]:
     """Let trainings find the dashboard at ``url``, which answers ``identity``, during the block."""
-    folder = notes_folder()
+    folder = notes_folder("dashboards")
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.json"):
         if is_gone(old):
@@ -91,16 +98,19 @@ def new_identity() -> str:
     return uuid.uuid4().hex
 
 
+def newest_first(notes: Path) -> list[Path]:
+    """The notes in a folder, those of which may go at any moment."""
+    times = {}
+    for note in notes.glob("*.json"):
+        with contextlib.suppress(OSError):
+            times[note] = note.stat().st_mtime
+    return sorted(times, key=lambda note: times[note], reverse=True)
+
+
 def find_running() -> str:
     """The address for runs of the newest dashboard that runs on this machine, or an empty string."""
-    try:
-        notes = sorted(notes_folder().glob("*.json"), key=lambda note: note.stat().st_mtime, reverse=True)
-    except OSError:
-        return ""
-    for note in notes:
-        if url := is_running(note):
-            return api_address(url)
-    return ""
+    running = filter(None, map(is_running, newest_first(notes_folder("dashboards"))))
+    return next((api_address(url) for url in running), "")
 
 
 def is_running(note: Path) -> str:
@@ -137,3 +147,51 @@ def page_address(api: str) -> str:
     root = api.partition("/api/")[0].rstrip("/")
     scheme, mark, host = root.partition("://")
     return scheme + mark + host.rpartition("@")[2]
+
+
+def comparison_id(folder: Path) -> str:
+    """What a dashboard calls the comparison in ``folder``: 16 hexadecimal digits."""
+    return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+
+
+def note_comparison(folder: Path) -> None:
+    """Let dashboards on this machine show the runs in ``folder``; notes of folders that are gone go too.
+    Raises OSError where the note can't be written."""
+    notes = notes_folder("comparisons")
+    notes.mkdir(parents=True, exist_ok=True)
+    for identity, other in noted_comparisons().items():
+        if not other.is_dir():
+            (notes / f"{identity}.json").unlink(missing_ok=True)
+    write_json(notes / f"{comparison_id(folder)}.json", {"folder": str(folder.resolve())})
+
+
+def noted_comparisons() -> dict[str, Path]:
+    """The folders of all comparisons, by their ids; that which was begun last comes first."""
+    found = {}
+    for note in newest_first(notes_folder("comparisons")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            folder = Path(json.loads(note.read_text(encoding="utf-8"))["folder"])
+            if comparison_id(folder) == note.stem:
+                found[note.stem] = folder
+    return found
+
+
+def show_comparison(folder: Path, dashboard: str) -> None:
+    """Let dashboards on this machine show all runs in ``folder`` in one chart, and print where one does so;
+    ``dashboard`` is what [`find_dashboard`][] gave."""
+    if dashboard == OFF:
+        return
+    with contextlib.suppress(OSError):  # where the user's own folders can't be written
+        note_comparison(folder)
+    if page := comparison_page(sent_to(dashboard), folder):
+        print(f"dashboard: {page}  (all runs in one chart)", flush=True)
+
+
+def comparison_page(api: str, folder: Path) -> str:
+    """Where the dashboard that takes runs at ``api`` shows the comparison in ``folder``; empty where it
+    doesn't."""
+    path = f"{COMPARISONS}/{comparison_id(folder)}"
+    with contextlib.suppress(OSError):
+        if api and get(f"{api.partition('/api/')[0]}{path}", ANSWER_SECONDS)[0] == 200:
+            return page_address(api) + path
+    return ""

@@ -9,13 +9,13 @@ import pytest
 from memformers.comparison import plan_runs, print_links
 from memformers.runs.folder import COMPARISON
 from memformers.runs.plan import runs_of
-from memformers.tracking.comparisons import (
+from memformers.tracking.discovery import (
+    api_address,
     comparison_page,
     note_comparison,
     noted_comparisons,
     show_comparison,
 )
-from memformers.tracking.discovery import api_address
 from memformers.tracking.recorder import Tracking
 from tests.dashboard.conftest import DashboardHere
 

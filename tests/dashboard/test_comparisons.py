@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from memformers.common.intervals import mean_of
-from memformers.dashboard.comparisons import LiveComparison, LiveComparisons
-from memformers.dashboard.curves import POINTS, Curve, over_seeds, thinned
-from memformers.dashboard.following import FollowedMetrics
+from memformers.dashboard.comparisons import LiveComparison, LiveComparisons, mean_curve
+from memformers.dashboard.live_run import POINTS, Curve, FollowedMetrics, thinned
 from memformers.runs.plan import run_name
-from memformers.tracking.comparisons import comparison_id, note_comparison, noted_comparisons
+from memformers.tracking.discovery import comparison_id, note_comparison, noted_comparisons
 
 ARMS = {"short": {"model.mem_len": 8}, "long": {"model.mem_len": 32}}
 TRAIN = {"model": {"d_model": 16, "mem_len": 8}, "tokens": 100, "seed": 0, "data": "builtin"}
@@ -154,7 +153,7 @@ def test_a_long_curve_is_thinned_alike_for_all_seeds():
     assert (thin[0].tokens == thin[1].tokens).all()
     assert thin[0].y[3] == pytest.approx(curves[0].y[120:160].mean())
     assert thin[0].x[3] == pytest.approx(160 / 7)
-    assert len(over_seeds(thin).y) == POINTS
+    assert len(mean_curve(thin)["y"]) == POINTS
     half = thinned(Curve(tokens[:10_010], tokens[:10_010], curves[0].y[:10_010]), 20_000.0)
     assert (half.tokens[:-1] == thin[0].tokens[:250]).all()
 

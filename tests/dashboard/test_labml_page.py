@@ -5,7 +5,7 @@ from pathlib import Path
 
 import labml_app
 
-from memformers.dashboard.page import COPIES, index_page, page_files
+from memformers.dashboard.pages import COPIES, index_page, page_files
 
 STATIC = Path(labml_app.__file__).parent / "static"
 

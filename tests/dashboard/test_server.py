@@ -179,7 +179,6 @@ def test_a_folder_belongs_to_one_dashboard_to_which_others_bring_runs(quick_runs
         ("--port 99999999", "is out of range; use 0 to 65535"),
         ("--port {taken}", "port {taken} is taken by another program; choose one with --port, or 0 for any"),
         ("--import /gone", "/gone holds no run"),
-        ("--mongo 127.0.0.1:9", "no MongoDB answers at 127.0.0.1:9"),
     ],
 )
 def test_what_cannot_be_started_gets_one_line(arguments, message, tmp_path):

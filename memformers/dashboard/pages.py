@@ -1,4 +1,5 @@
-"""The comparison page on the dashboard's server: its files, and the numbers that it requests."""
+"""The pages of the dashboard's server: labml's own, whose files are copies or labml's, and the page of
+comparisons, with the numbers that it requests."""
 
 import re
 from pathlib import Path
@@ -7,11 +8,29 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 
-from memformers.dashboard.comparisons import Knows, LiveComparisons
-from memformers.tracking.comparisons import COMPARISONS
+from memformers.dashboard.comparisons import LiveComparisons
+from memformers.dashboard.guard import Knows
+from memformers.tracking.discovery import COMPARISONS
 
 WEB = Path(__file__).parent / "web"
-"""The page's own files, and the chart library uPlot 1.6.32 with its licence."""
+"""The comparison page's own files, and the chart library uPlot 1.6.32 with its licence."""
+COPIES = WEB / "labml"
+"""The folder of the copies: d3 6.7.0 (BSD), Bootstrap 5.0.0-beta2's styles (MIT) and Font Awesome Free 5.9.0
+(styles MIT, fonts OFL), with their licences, in the versions that labml-app 0.5.14's page requests."""
+COPY_OF = {
+    "https://d3js.org/d3.v6.min.js": "d3/dist/d3.min.js",
+    "https://cdn.jsdelivr.net/npm/bootstrap@5.0.0-beta2/dist/css/bootstrap.min.css": (
+        "bootstrap/dist/css/bootstrap.min.css"
+    ),
+    "https://cdnjs.cloudflare.com/ajax/libs/font-awesome/5.9.0/css/all.css": "fontawesome/css/all.css",
+}
+"""The copy of each file that labml's page loads from a public server."""
+LOCAL = "/local/"
+ON_LABML_PAGE = (
+    '<link href="/comparisons/files/on_labml_page.css" rel="stylesheet">'
+    '<script src="/comparisons/files/on_labml_page.js" defer></script>'
+)
+"""The addition to labml's page: a link to our page of comparisons."""
 PAGE = "comparisons.html"
 FILES = {path.name: path for path in WEB.iterdir() if path.suffix in (".css", ".js")}
 TYPES = {".css": "text/css", ".js": "text/javascript"}
@@ -22,6 +41,25 @@ HEADERS = {
     "cache-control": "no-cache",
 }
 """These headers prevent that the name of a run runs a script, and show a new version of the page at once."""
+
+
+def page_files(static: Path) -> dict[str, Path]:
+    """Every file that may be served, by its path on the server: labml's page, and the copies. No other file
+    can be requested, since no path is ever joined."""
+    files = {f"/{path.relative_to(static).as_posix()}": path for path in _files(static)}
+    return files | {f"{LOCAL}{path.relative_to(COPIES).as_posix()}": path for path in _files(COPIES)}
+
+
+def index_page(static: Path) -> str:
+    """labml's page, which loads the copies and nothing from the network."""
+    html = (static / "index.html").read_text(encoding="utf-8")
+    for url, copy in COPY_OF.items():
+        html = html.replace(url, LOCAL + copy)
+    return html.replace("</head>", f"{ON_LABML_PAGE}</head>")
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def add_pages(app: FastAPI, knows: Knows) -> None:
