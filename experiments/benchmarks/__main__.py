@@ -8,20 +8,18 @@ writes into ``runs/benchmarks`` unless told otherwise.
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from experiments.benchmarks import attention, attention_gpu, training, variants
+from experiments.benchmarks import attention, training, variants
 from experiments.benchmarks.cases import CASES, MODELS
-from experiments.benchmarks.machine import ROOT
+from experiments.benchmarks.measuring import ROOT, Result
 from experiments.benchmarks.peers import LABML, LUCIDRAINS, lucidrains_is_installed
 from experiments.benchmarks.report import write_report
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.files import read_json, write_json
 from memformers.common.machine import describe_environment
-
-HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Options:
     def folder(self) -> Path:
         """The folder of the results: that of this file for everything or a new report, otherwise runs/."""
         whole = self.only in ("everything", "report") and not self.quick
-        return self.out or (HERE if whole else ROOT / "runs" / "benchmarks")
+        return self.out or (Path(__file__).parent if whole else ROOT / "runs" / "benchmarks")
 
 
 def main(options: Options) -> None:
@@ -53,9 +51,12 @@ def main(options: Options) -> None:
     print((options.folder / "RESULTS.md").read_text(encoding="utf-8"))
 
 
-def measure(options: Options) -> dict[str, Any]:
+def measure(options: Options) -> Result:
     """Everything that is measured."""
-    results: dict[str, Any] = {"quick": options.quick, "environment": environment()}
+    described = describe_environment(torch.device("cpu"))
+    peers = [LABML] + [LUCIDRAINS] * lucidrains_is_installed()
+    described["packages"] |= {name: version(name) for name in peers}
+    results: Result = {"quick": options.quick, "environment": described}
     if options.only in ("everything", "training"):
         cases = [CASES["seed"]] if options.quick else list(CASES.values())
         results["training"] = [
@@ -68,18 +69,9 @@ def measure(options: Options) -> dict[str, Any]:
         repeats = 2 if options.quick else 7
         results["attention"] = [attention.measure(M, repeats=repeats) for M in lengths]
         if torch.cuda.is_available():
-            results["attention on GPU"] = [attention_gpu.measure(M, repeats=20) for M in lengths]
+            results["attention on GPU"] = [attention.measure_on_gpu(M, repeats=20) for M in lengths]
             results["GPU"] = torch.cuda.get_device_name()
     return results
-
-
-def environment() -> dict[str, Any]:
-    """Hardware, threads and versions, the peers' included."""
-    described = describe_environment(torch.device("cpu"))
-    peers = {LABML: version(LABML)}
-    if lucidrains_is_installed():
-        peers[LUCIDRAINS] = version(LUCIDRAINS)
-    return described | {"packages": described["packages"] | peers}
 
 
 if __name__ == "__main__":

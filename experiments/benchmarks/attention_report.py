@@ -1,25 +1,46 @@
-"""The measurements of attention alone, as Markdown."""
+"""The measurements of attention alone, as Markdown and a figure."""
 
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from experiments.benchmarks import attention
-from experiments.benchmarks.attention_gpu import FLEX, FLOOR, FUSED
-from experiments.benchmarks.markdown import Result, mebibytes, row, table
-from experiments.benchmarks.spread import spread, times_as_fast
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+from experiments.benchmarks import attention as a
+from experiments.benchmarks.measuring import Result, spread, times_as_fast
 from memformers.kernels import blocked
+from memformers.report.figures import finish, legend, save
+from memformers.report.markdown import number, table
 
 FIGURE = Path("figures") / "attention.png"
+LOOKS: dict[str, dict[str, Any]] = {
+    a.OURS: {"color": "#D55E00", "linestyle": "-", "marker": "s"},
+    a.NAIVE: {"color": "#0072B2", "linestyle": ":", "marker": "o"},
+    a.SDPA: {"color": "#009E73", "linestyle": "--", "marker": "^"},
+}
 
 
 def attention_alone(results: list[Result]) -> list[str]:
     """Time and memory against the number of keys."""
-    a = attention
     errors = [error for r in results for error in r["errors"].values()]
-    lines = [
-        "",
+    rows = []
+    for r in results:
+        for name in a.IMPLEMENTATIONS:
+            if name not in r["seconds"]:
+                cells = [f"not run: {r['not run'][name]}", *"––––"]
+            else:
+                seconds, naive = r["seconds"][name], r["seconds"].get(a.NAIVE)
+                cells = [
+                    f"{spread(seconds, 1e3):.0f}",
+                    f"{1e6 * median(seconds) / r['keys']:.0f}",
+                    str(times_as_fast(seconds, naive)) if naive else "–",
+                    mebibytes(r["extra memory"].get(name)),
+                    f"{r['flops'] / median(seconds) / median(r['torch.mm, FLOP/s']):.0%}",
+                ]
+            rows.append([str(r["memory_len"]), str(r["keys"]), name, *cells])
+    return [
         "## Attention alone",
-        "",
         f"Forward and backward, with the gradients of queries, keys, values and learned positions, of {a.S} "
         f"queries in {a.B} streams and {a.H} heads of {a.E}, all inputs contiguous. Outputs and gradients "
         f"agree with the naive kernel to {max(errors, default=0.0):.0e} (RMS, relative) before anything is "
@@ -28,49 +49,59 @@ def attention_alone(results: list[Result]) -> list[str]:
         f"to {4 * blocked.KEPT / 2**20:.0f} MiB of probabilities for the backward pass; if there are more, "
         "it computes them again. The share is relative to `torch.mm`'s rate, with all K keys counted for "
         "every query.",
-        "",
         f"![Time and memory of attention against the number of keys]({FIGURE.as_posix()})",
-        "",
-        table("M", "K", "implementation", "ms", "µs a key", "times as fast as naive", "MiB",
-              "share of `torch.mm`"),
+        table(["M", "K", "implementation", "ms", "µs a key", "times as fast as naive", "MiB",
+               "share of torch.mm"], rows),
     ]  # fmt: skip
-    for r in results:
-        for name in a.IMPLEMENTATIONS:
-            if name not in r["seconds"]:
-                lines.append(row(r["memory_len"], r["keys"], name, f"not run: {r['not run'][name]}", *"––––"))
-                continue
-            seconds = r["seconds"][name]
-            naive = r["seconds"].get(a.NAIVE)
-            milliseconds = spread([1e3 * t for t in seconds])
-            lines.append(row(
-                r["memory_len"], r["keys"], name,
-                f"{milliseconds.median:.0f} ({milliseconds.low:.0f} – {milliseconds.high:.0f})",
-                f"{1e3 * milliseconds.median / r['keys']:.0f}",
-                str(times_as_fast(seconds, naive)) if naive else "–",
-                mebibytes(r["extra memory"].get(name)),
-                f"{r['flops'] / median(seconds) / median(r['torch.mm, FLOP/s']):.0%}",
-            ))  # fmt: skip
-    return lines
 
 
 def attention_on_gpu(results: Result) -> list[str]:
     """The same on a GPU, or that there was none."""
-    lines = [
-        "",
+    parts = [
         "## Attention alone on a GPU",
-        "",
-        f"In bfloat16, forward and backward: {FUSED}; {FLEX}, which stores every position score in memory; "
-        f"and {FLOOR}, which computes less and gives a lower bound.",
-        "",
+        f"In bfloat16, forward and backward: {a.FUSED}; {a.FLEX}, which stores every position score in "
+        f"memory; and {a.FLOOR}, which computes less and gives a lower bound.",
     ]
-    measured = results.get("attention on GPU")
+    measured, rows = results.get("attention on GPU"), []
     if not measured:
-        return [*lines, "Not run: no GPU."]
-    lines += [f"{results['GPU']}.", "", table("M", "K", "implementation", "ms", "MiB")]
+        return [*parts, "Not run: no GPU."]
     for r in measured:
-        for name in (FUSED, FLEX, FLOOR):
+        for name in (a.FUSED, a.FLEX, a.FLOOR):
             cells = [f"not run: {r['not run'].get(name, '')}", "–"]
             if name in r["seconds"]:
                 cells = [f"{1e3 * median(r['seconds'][name]):.2f}", mebibytes(r["extra memory"][name])]
-            lines.append(row(r["memory_len"], r["keys"], name, *cells))
-    return lines
+            rows.append([str(r["memory_len"]), str(r["keys"]), name, *cells])
+    return [*parts, f"{results['GPU']}.", table(["M", "K", "implementation", "ms", "MiB"], rows)]
+
+
+def mebibytes(count: int | None) -> str:
+    """Bytes as MiB."""
+    return number(None if count is None else count / 2**20, ",.0f")
+
+
+def draw_attention(results: list[Result], path: Path) -> None:
+    """Two panels into ``path``, a line for each implementation, quartiles as bars."""
+    figure = Figure(figsize=(9.0, 4.0), dpi=160, layout="constrained")
+    panels = figure.subplots(1, 2)
+    said = "forward + backward (milliseconds)", "peak memory beside the inputs (MiB)"
+    for axes, part, scale, label in zip(
+        panels, ("seconds", "extra memory"), (1e3, 2**-20), said, strict=True
+    ):
+        for name, look in LOOKS.items():
+            measured = [(r["keys"], r[part][name]) for r in results if r[part].get(name)]
+            found = [spread(x if isinstance(x, list) else [x], scale) for _, x in measured]
+            bars = [[x.median - x.low for x in found], [x.high - x.median for x in found]]
+            middles = [x.median for x in found]
+            axes.errorbar([keys for keys, _ in measured], middles, bars, label=name, capsize=2, **look)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks([r["keys"] for r in results])
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.minorticks_off()
+        finish(axes, "keys K (positions of memory and segment)", label)
+    legend(figure, list(panels))
+    figure.suptitle(
+        f"Relative attention alone on CPU: {a.B} streams, {a.H} heads of {a.E}, {a.S} queries", fontsize=10
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(figure, path)

@@ -43,46 +43,33 @@ class Case:
         return replace(self, config=replace(self.config, model=model, mem_len=mem_len))
 
 
-def shape(**sizes: int) -> ModelConfig:
-    """A model with labml-nn's learned positions, which both sides have."""
-    return ModelConfig(vocab_size=VOCABULARY, positions="learned", **sizes)  # type: ignore[arg-type]
+SIZES = {  # D, heads, FFN, layers, S, M, C, c, B, steps
+    "seed": (128, 4, 256, 6, 8, 8, 128, 2, 32, 40),
+    "compare": (128, 4, 512, 4, 64, 64, 64, 4, 16, 16),
+    "recall": (64, 4, 256, 2, 64, 64, 64, 4, 32, 24),
+    "mid": (256, 4, 1024, 4, 128, 128, 128, 4, 8, 12),
+    "base": (512, 8, 2048, 4, 512, 512, 128, 4, 2, 7),
+    "long": (256, 4, 1024, 2, 512, 2048, 512, 4, 2, 9),
+}
 
 
-CASES = {
-    "seed": Case(
-        "seed",
-        shape(d_model=128, heads=4, d_ff=256, n_layers=6, segment_len=8, mem_len=8, c_mem_len=128,
-              compression_rate=2),
-        batch_size=32, steps=40, compiled=True, lucidrains=True,
-    ),
-    "compare": Case(
-        "compare",
-        shape(d_model=128, heads=4, d_ff=512, n_layers=4, segment_len=64, mem_len=64, c_mem_len=64,
-              compression_rate=4),
-        batch_size=16, steps=16, equal_keys=True,
-    ),
-    "recall": Case(
-        "recall",
-        shape(d_model=64, heads=4, d_ff=256, n_layers=2, segment_len=64, mem_len=64, c_mem_len=64,
-              compression_rate=4),
-        batch_size=32, steps=24, equal_keys=True,
-    ),
-    "mid": Case(
-        "mid",
-        shape(d_model=256, heads=4, d_ff=1024, n_layers=4, segment_len=128, mem_len=128, c_mem_len=128,
-              compression_rate=4),
-        batch_size=8, steps=12, compiled=True, lucidrains=True,
-    ),
-    "base": Case(
-        "base",
-        shape(d_model=512, heads=8, d_ff=2048, n_layers=4, segment_len=512, mem_len=512, c_mem_len=128,
-              compression_rate=4),
-        batch_size=2, steps=7, lucidrains=True,
-    ),
-    "long": Case(
-        "long",
-        shape(d_model=256, heads=4, d_ff=1024, n_layers=2, segment_len=512, mem_len=2048, c_mem_len=512,
-              compression_rate=4),
-        batch_size=2, steps=9,
-    ),
-}  # fmt: skip
+def case(name: str) -> Case:
+    """The case with this name; positions are labml-nn's learned ones, which both sides have."""
+    d_model, heads, d_ff, n_layers, segment_len, mem_len, c_mem_len, rate, batch_size, steps = SIZES[name]
+    config = ModelConfig(
+        vocab_size=VOCABULARY, positions="learned", d_model=d_model, heads=heads, d_ff=d_ff,
+        n_layers=n_layers, segment_len=segment_len, mem_len=mem_len, c_mem_len=c_mem_len,
+        compression_rate=rate,
+    )  # fmt: skip
+    return Case(
+        name,
+        config,
+        batch_size,
+        steps,
+        compiled=name in ("seed", "mid"),
+        lucidrains=name in ("seed", "mid", "base"),
+        equal_keys=name in ("compare", "recall"),
+    )
+
+
+CASES = {name: case(name) for name in SIZES}

@@ -1,14 +1,14 @@
 """Writing and reading long texts with cached keys and values, beside doing without them.
 
 Run it with ``make bench-decoding`` or ``python -m experiments.benchmarks.decoding``; it writes
-``DECODING.md`` and ``decoding.json`` beside itself.
+``DECODING.md`` and ``decoding.json`` beside itself, and a quick run into ``runs/benchmarks``.
 """
 
 import random
 import string
-import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from experiments.benchmarks.decoding_report import report
-from experiments.benchmarks.machine import relative_error
+from experiments.benchmarks.measuring import ROOT, Result, check_errors, in_turns, relative_error, timed
 from experiments.benchmarks.peers import LABML, LabmlLM
 from memformers import MemoryLM, ModelConfig, from_labml
+from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.files import write_json, write_text
 from memformers.common.machine import describe_environment
 from memformers.data.corpora import builtin_corpus
@@ -34,42 +35,41 @@ from memformers.pretrained.own import load_checkpoint
 from memformers.training.config import TrainConfig
 from memformers.training.run import train_run
 
-HERE = Path(__file__).parent
 CONFIG = ModelConfig(vocab_size=65, d_model=512, heads=8, d_ff=2048, n_layers=6, segment_len=64, mem_len=2048)
 LENGTHS = (800, 1800, 2800, 3800)
 """How far back a prediction sees, as in the Transformer-XL paper's table of evaluation speed."""
 ALPHABET = string.ascii_letters + string.punctuation[: CONFIG.vocab_size - 52]
-ROUNDING_TOKENS = 200_000
-"""For how long the model is trained of which bfloat16's loss is measured."""
+TOLERANCE = 1e-4
+"""The largest RMS error, relative to the RMS value, of logits from caches against labml-nn's."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Measure writing and reading of long texts."""
+
+    quick: bool = False
+    """A round and a few tokens of each: shows that everything works, and measures nothing."""
 
 
 def full_decoder(model: MemoryLM) -> Decoder:
     """A decoder of one stream whose memory is full, of random inputs."""
     config, like = model.config, model.head.weight
     shapes = [(own.mem_len, 1, config.d_model) for own in config.layer_lengths]
-    mem = tuple(torch.randn(shape).to(like) for shape in shapes)
-    return Decoder(model, 1, Memory(mem))
+    return Decoder(model, 1, Memory(tuple(torch.randn(shape).to(like) for shape in shapes)))
 
 
 def bytes_read(decoder: Decoder) -> int:
     """Bytes that a token needs from memory, each once: weights but for the embedding, keys, values and
     position vectors."""
     model = decoder.model
-    embedding = sum(p.numel() for p in model.embed.parameters())
-    weights = sum(
-        p.numel() for n, p in model.named_parameters() if not n.endswith(("self_attn.r", ".position.weight"))
-    )
+    unread = ("self_attn.r", ".position.weight")
+    weights = sum(p.numel() for n, p in model.named_parameters() if not n.endswith(unread))
+    weights -= sum(p.numel() for p in model.embed.parameters())
     cached = sum(
         len(layer.cache.recent) * 2 * decoder.config.d_model + layer.attention.terms["r"].numel()
         for layer in decoder.layers
     )
-    return (weights - embedding + cached) * model.head.weight.element_size()
-
-
-def read_bandwidth() -> float:
-    """Bytes a second at which a sum over 256 MiB reads memory."""
-    x = torch.randn(1 << 26)
-    return x.numel() * 4 / median(timed(lambda: x.sum(), 9))
+    return (weights + cached) * model.head.weight.element_size()
 
 
 def vector_products(size: int, dtype: torch.dtype) -> Callable[[], None]:
@@ -86,26 +86,14 @@ def vector_products(size: int, dtype: torch.dtype) -> Callable[[], None]:
     return multiply
 
 
-def timed(call: Callable[[], object], times: int) -> list[float]:
-    """Seconds of each of this number of ``times``, after one call that isn't counted."""
-    call()
-    seconds = []
-    for _ in range(times):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return seconds
-
-
 @torch.no_grad()
-def writing(rounds: int = 12, tokens: int = 10) -> dict[str, Any]:
+def writing(rounds: int, tokens: int) -> Result:
     """Tokens a second of one stream with a full memory, interleaved; and that both sides agree."""
     torch.manual_seed(0)
     theirs = LabmlLM(replace(CONFIG, positions="learned")).eval()
     learned = MemoryLM(replace(CONFIG, positions="learned")).eval()
     learned.load_state_dict(from_labml(theirs.state_dict(), max_positions=CONFIG.longest_attention))
-    sinusoidal = MemoryLM(CONFIG).eval()
-    half = MemoryLM(CONFIG).eval().to(torch.bfloat16)
+    sinusoidal, half = MemoryLM(CONFIG).eval(), MemoryLM(CONFIG).eval().to(torch.bfloat16)
     token = torch.randint(CONFIG.vocab_size, (1, 1))
     decoders = {
         "float32, learned positions": full_decoder(learned),
@@ -113,61 +101,40 @@ def writing(rounds: int = 12, tokens: int = 10) -> dict[str, Any]:
         "bfloat16, sinusoidal": full_decoder(half),
     }
     memory = decoders["float32, learned positions"].memory()
-    expected = theirs(token, (list(memory.mem), []))[0][-1]
-    error = relative_error(full_copy(learned, memory).read(token), expected)
-    if not error < 1e-4:
-        raise ValueError(f"decoding with caches differs from {LABML} by {error:.1e}.")
-    sides: dict[str, Callable[[], object]] = {
-        name: lambda decoder=decoder: decoder.read(token)  # type: ignore[misc]
-        for name, decoder in decoders.items()
-    }
-    sides[f"{LABML}'s way, the whole memory projected again"] = lambda: theirs(token, (list(memory.mem), []))
+    their_way = partial(theirs, token, (list(memory.mem), []))
+    error = relative_error(Decoder(learned, 1, memory).read(token), their_way()[0][-1])
+    check_errors({"logits": error}, TOLERANCE, "decoding with caches")
+    sides: dict[str, Callable[[], object]] = {n: partial(d.read, token) for n, d in decoders.items()}
+    sides[f"{LABML}'s way, the whole memory projected again"] = their_way
     size = {name: bytes_read(decoder) for name, decoder in decoders.items()}
-    vectors = {
-        name: vector_products(size[name], decoder.model.head.weight.dtype)
-        for name, decoder in decoders.items()
-    }
+    vectors = {name: vector_products(size[name], d.model.head.weight.dtype) for name, d in decoders.items()}
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     products: dict[str, list[float]] = {name: [] for name in vectors}
     bandwidth = []
     for _ in tqdm(range(rounds), desc="writing", leave=False):
-        bandwidth.append(read_bandwidth())
+        x = torch.randn(1 << 26)  # the rate at which a sum over 256 MiB reads memory
+        bandwidth.append(x.nbytes / median(timed(x.sum, 9)))
         for name, side in sides.items():
             seconds[name] += timed(side, tokens)
         for name, multiply in vectors.items():
             products[name] += timed(multiply, 3)
-    return {
-        "error": error,
-        "seconds": seconds,
-        "seconds of torch.mv": products,
-        "bytes": size,
-        "bytes a second": bandwidth,
-    }
+    rates = {"seconds of torch.mv": products, "bytes": size, "bytes a second": bandwidth}
+    return {"error": error, "seconds": seconds, **rates}
 
 
-def full_copy(model: MemoryLM, memory: Memory) -> Decoder:
-    """A decoder at the beginning of a segment after ``memory``."""
-    return Decoder(model, 1, memory)
-
-
-def prefilling(tokens: int = 4096, rounds: int = 3) -> dict[str, list[float]]:
+def prefilling(tokens: int, rounds: int) -> dict[str, list[float]]:
     """Seconds a token of prefill, which reads a prompt, and of the same text's evaluation as one stream,
     interleaved."""
-    tokenizer = CharacterTokenizer(ALPHABET)
-    model = MemoryLM(CONFIG).eval()
+    tokenizer, model = CharacterTokenizer(ALPHABET), MemoryLM(CONFIG).eval()
     text = "".join(random.Random(0).choices(ALPHABET, k=tokens))
     encoded = tokenizer.encode(text)
     sides: dict[str, Callable[[], object]] = {
         "prefill": lambda: TextStream(model, tokenizer).read(text),
         "evaluated": lambda: evaluate(model, encoded, 1),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in tqdm(range(rounds), desc="prefill", leave=False):
-        for name, side in sides.items():
-            start = time.perf_counter()
-            side()
-            seconds[name].append((time.perf_counter() - start) / tokens)
-    return seconds
+    return {
+        name: [t / tokens for t in seconds] for name, seconds in in_turns(sides, rounds, "prefill").items()
+    }
 
 
 def rounding(training: int, tokens: int = 4000) -> dict[str, float]:
@@ -185,19 +152,17 @@ def rounding(training: int, tokens: int = 4000) -> dict[str, float]:
     return losses
 
 
-def long_text(tokens: int = 20_000) -> list[float]:
-    """Seconds of each token of a long text, from nothing remembered."""
+def long_text(tokens: int) -> Result:
+    """Seconds of each token of a long text, from nothing remembered: 1,000 just after the memory is full, and
+    the last 1,000."""
     decoder, token = Decoder(MemoryLM(CONFIG).eval(), 1), torch.zeros(1, 1, dtype=torch.long)
-    seconds = []
-    for _ in tqdm(range(tokens), desc="a long text", leave=False):
-        start = time.perf_counter()
-        decoder.read(token)
-        seconds.append(time.perf_counter() - start)
-    return seconds
+    seconds = in_turns({"": partial(decoder.read, token)}, tokens, "a long text")[""]
+    full = min(CONFIG.longest_attention, tokens - 1)
+    return {"tokens": tokens, "early": seconds[full : full + 1000], "late": seconds[-1000:]}
 
 
 @torch.no_grad()
-def reading(length: int, segment_len: int = 400, samples: int = 3) -> dict[str, Any]:
+def reading(length: int, samples: int, segment_len: int = 400) -> Result:
     """Seconds a token that sees ``length`` back: segments over a memory, with caches and by the forward
     pass; and without memory, a window that slides by one token and is computed anew."""
     config = replace(CONFIG, segment_len=segment_len, mem_len=length - segment_len)
@@ -208,31 +173,33 @@ def reading(length: int, segment_len: int = 400, samples: int = 3) -> dict[str, 
     memory = decoder.memory()
     return {
         "length": length,
-        "cached": [t / segment_len for t in timed(lambda: decoder.read(segment), 5)],
-        "forward": [t / segment_len for t in timed(lambda: model(segment, memory), 5)],
+        "cached": [t / segment_len for t in timed(lambda: decoder.read(segment), samples + 2)],
+        "forward": [t / segment_len for t in timed(lambda: model(segment, memory), samples + 2)],
         "sliding": timed(lambda: window(text), samples),
     }
 
 
-def main() -> None:
+def main(options: Options) -> None:
     """Measure, and write everything down."""
+    quick = options.quick
+    training = 20_000 if quick else 200_000
     results: dict[str, Any] = {
         "environment": describe_environment(torch.device("cpu")),
         "config": asdict(CONFIG),
-        "writing": writing(),
-        "reading": [reading(length) for length in LENGTHS],
-        "prefill": prefilling(),
-        "rounding": rounding(ROUNDING_TOKENS),
-        "rounding tokens": ROUNDING_TOKENS,
+        "writing": writing(rounds=1 if quick else 12, tokens=1 if quick else 10),
+        "reading": [reading(length, samples=1 if quick else 3) for length in LENGTHS[: 1 if quick else None]],
+        "prefill": prefilling(tokens=128 if quick else 4096, rounds=1 if quick else 3),
+        "rounding": rounding(training),
+        "rounding tokens": training,
+        "long text": long_text(100 if quick else 20_000),
     }
-    seconds = long_text()
-    full = CONFIG.longest_attention
-    early = slice(full, full + 1000)
-    results["long text"] = {"tokens": len(seconds), "early": seconds[early], "late": seconds[-1000:]}
-    write_json(HERE / "decoding.json", results)
-    write_text(HERE / "DECODING.md", report(results))
+    folder = ROOT / "runs" / "benchmarks" if quick else Path(__file__).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "decoding.json", results)
+    write_text(folder / "DECODING.md", report(results))
     print(report(results))
 
 
 if __name__ == "__main__":
-    main()
+    with plain_errors():
+        main(parse_arguments(Options))

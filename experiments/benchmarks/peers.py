@@ -1,11 +1,13 @@
 """The other implementations, each with the same interface: tokens ``[S, B]`` and memory in; logits
-``[S, B, vocabulary]``, the next memory and the reconstruction loss out."""
+``[S, B, vocabulary]``, the next memory and the reconstruction loss out. labml-nn's model is shown to compute
+the same as ours before it is timed."""
 
 import importlib
 import importlib.util
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from labml import tracker
 from torch import Tensor, nn
 
@@ -16,11 +18,15 @@ from labml_nn.transformers import xl as labml_xl  # noqa: E402
 from labml_nn.transformers.feed_forward import FeedForward  # noqa: E402
 from labml_nn.transformers.xl.relative_mha import RelativeMultiHeadAttention  # noqa: E402
 
-from memformers import ModelConfig  # noqa: E402
+from experiments.benchmarks.measuring import check_errors, relative_error  # noqa: E402
+from memformers import MemoryLM, ModelConfig, from_labml  # noqa: E402
 from memformers.kernels.naive import causal_mask  # noqa: E402
 
 LABML = "labml-nn"
 LUCIDRAINS = "compressive-transformer-pytorch"
+TOLERANCE = 1e-4
+"""The largest RMS error of a whole model in float32 relative to the RMS value, in logits, reconstruction loss
+and gradient: the kernels' 1e-5, and more for several layers."""
 
 
 class LabmlLM(nn.Module):
@@ -55,31 +61,28 @@ class LabmlLM(nn.Module):
         mem: list[Tensor]
         c_mem: list[Tensor]
         mem, c_mem = memory or ([], [])
-        S = len(tokens)
-        past = (len(mem[0]) if mem else 0) + (len(c_mem[0]) if c_mem else 0)
+        S, past = len(tokens), sum(map(len, (*mem[:1], *c_mem[:1])))
         mask = causal_mask(S, past + S, tokens.device)[:, :, None]
         x, no_loss = self.src_embed(tokens), torch.zeros(())
-        if self.config.model != "compressive":
-            hidden, new_mem = self.transformer(x, mem, mask)
-            mem = [torch.cat(pair) for pair in zip(mem, new_mem, strict=True)] if mem else new_mem
-            return (
-                self.generator(hidden),
-                ([m[-self.config.layer_lengths[0].mem_len :] for m in mem], []),
-                no_loss,
-            )
-        hidden, new_mem = self.transformer(x, mem, c_mem, mask)
-        mem = [torch.cat(pair) for pair in zip(mem, new_mem, strict=True)] if mem else new_mem
-        lengths = self.config.layer_lengths[0]
+        lengths, compressive = self.config.layer_lengths[0], self.config.model == "compressive"
+        hidden, new_mem = self.transformer(x, *((mem, c_mem) if compressive else (mem,)), mask)
+        logits, mem = self.generator(hidden), joined(mem, new_mem)
+        if not compressive:
+            return logits, ([m[-lengths.mem_len :] for m in mem], []), no_loss
         c = lengths.compression_rate
         n = max(-(-(len(mem[0]) - lengths.mem_len) // c), 0)
-        if n:
-            old, mem = [m[: n * c] for m in mem], [m[n * c :] for m in mem]
-            with torch.no_grad():
-                new = [layer.compress(m) for layer, m in zip(self.transformer.layers, old, strict=True)]
-            c_mem = [torch.cat(pair) for pair in zip(c_mem, new, strict=True)] if c_mem else new
-            c_mem = [m[-lengths.c_mem_len :] for m in c_mem]
-            return self.generator(hidden), (mem, c_mem), self.loss(new_mem, old)
-        return self.generator(hidden), (mem, c_mem), no_loss
+        if not n:
+            return logits, (mem, c_mem), no_loss
+        old, mem = [m[: n * c] for m in mem], [m[n * c :] for m in mem]
+        with torch.no_grad():
+            new = [layer.compress(m) for layer, m in zip(self.transformer.layers, old, strict=True)]
+        c_mem = [m[-lengths.c_mem_len :] for m in joined(c_mem, new)]
+        return logits, (mem, c_mem), self.loss(new_mem, old)
+
+
+def joined(kept: list[Tensor], new: list[Tensor]) -> list[Tensor]:
+    """The memory ``[t, B, D]`` of each layer with what is new in it."""
+    return [torch.cat(pair) for pair in zip(kept, new, strict=True)] if kept else new
 
 
 class LucidrainsLM(nn.Module):
@@ -111,3 +114,45 @@ class LucidrainsLM(nn.Module):
 def lucidrains_is_installed() -> bool:
     """Whether :class:`LucidrainsLM` can be built; ``make bench`` installs what it needs."""
     return importlib.util.find_spec("compressive_transformer_pytorch") is not None
+
+
+def two_alike(config: ModelConfig) -> tuple[MemoryLM, LabmlLM]:
+    """Our model and labml-nn's with the same weights, none of them zero."""
+    theirs, ours = LabmlLM(config), MemoryLM(config)
+    ours.load_state_dict(from_labml(theirs.state_dict(), max_positions=config.longest_attention))
+    return ours, theirs
+
+
+def check_parity(ours: MemoryLM, theirs: LabmlLM, batches: list[Tensor]) -> float:
+    """The largest error of logits and reconstruction loss over segments with growing memories, until
+    some of them were compressed, and then of the gradient. Raises ValueError above the tolerance."""
+    errors = {}
+    our_memory, their_memory = None, None
+    segments = ours.config.layer_lengths[0].mem_len // ours.config.segment_len + 3
+    for i in range(segments):
+        learn = i == segments - 1
+        with torch.set_grad_enabled(learn):
+            tokens = batches[i % len(batches)]
+            logits, our_memory, loss = ours(tokens, our_memory)
+            their_logits, their_memory, their_loss = theirs(tokens, their_memory)
+        errors[f"logits of segment {i}"] = relative_error(logits, their_logits)
+        errors[f"reconstruction loss of segment {i}"] = relative_error(loss, their_loss)
+        if learn:
+            (F.cross_entropy(logits.flatten(0, 1), tokens.flatten()) + loss).backward()
+            (F.cross_entropy(their_logits.flatten(0, 1), tokens.flatten()) + their_loss).backward()
+            errors["gradient"] = relative_error(*two_gradients(ours, theirs))
+    error = check_errors(errors, TOLERANCE, "labml-nn's model")
+    for model in (ours, theirs):
+        model.zero_grad()
+    return error
+
+
+def two_gradients(ours: MemoryLM, theirs: LabmlLM) -> tuple[Tensor, Tensor]:
+    """Our whole gradient in one vector, and theirs, converted in the same way as their weights."""
+
+    def gradients(model: nn.Module) -> dict[str, Tensor]:
+        return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+
+    own = gradients(ours)
+    mapped = from_labml(gradients(theirs), max_positions=ours.config.longest_attention)
+    return torch.cat([x.flatten() for x in own.values()]), torch.cat([mapped[name].flatten() for name in own])

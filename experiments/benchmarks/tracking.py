@@ -10,19 +10,24 @@ import socket
 import time
 from itertools import pairwise
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from tempfile import TemporaryDirectory
 
+from experiments.benchmarks.measuring import spread
 from experiments.soak.programs import Dashboard, running, until
 from memformers.data.corpora import builtin_corpus
 from memformers.data.streams import training_segments
 from memformers.data.tokenizers import build_tokenizer
+from memformers.report.markdown import table
 from memformers.tracking.recorder import Tracking
 from memformers.training.config import TrainConfig
 from memformers.training.loop import train
 from memformers.training.run import build_model, with_vocabulary
 
 RECORD = {"tokens": 512.0, "seconds": 1.0, **{f"metric_{i}.train": 1.0 + i for i in range(10)}}
+PAST, EVERY_SECONDS, WATCHED_SECONDS = 10_000, 0.25, 60.0
+"""The number of records that the dashboard already has, of a run of 100,000 steps; how often a new record
+comes; how long it is measured."""
 
 
 def record_times(dashboard: str, steps: int = 20_000) -> list[float]:
@@ -50,11 +55,6 @@ def record_interval() -> float:
         evaluate=lambda _: None,
     )
     return median(b - a for a, b in pairwise(times))
-
-
-PAST, EVERY_SECONDS, WATCHED_SECONDS = 10_000, 0.25, 60.0
-"""The number of records that the dashboard already has, of a run of 100,000 steps; how often a new record
-comes; how long it is measured."""
 
 
 def sending_shares(metrics: int, past: int = PAST, seconds: float = WATCHED_SECONDS) -> tuple[float, float]:
@@ -95,24 +95,18 @@ def cpu_seconds(pid: int) -> float:
 
 def main() -> None:
     """Measure and print."""
-    interval = record_interval()
-    print(f"a record every {interval * 1e3:.0f} ms of training\n")
-    print("| dashboard | steps | a record, median (quartiles), µs | share of training |")
-    print("| --- | --- | --- | --- |")
+    interval, rows = record_interval(), []
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/api/v1/default"
         for name, url in (("none", ""), ("never answers", address)):
             times = record_times(url)
             for label, part in (("first 1,000", times[:1_000]), ("last 1,000 of 20,000", times[-1_000:])):
-                low, middle, high = (1e6 * q for q in quantiles(part, n=4))
-                share = middle / 1e6 / interval
-                print(f"| {name} | {label} | {middle:.1f} ({low:.1f} – {high:.1f}) | {share:.4%} |")
+                rows.append([name, label, f"{spread(part, 1e6):.1f}", f"{median(part) / interval:.4%}"])
+    print(f"a record every {interval * 1e3:.0f} ms of training\n")
+    print(table(["dashboard", "steps", "a record, median (quartiles), µs", "share of training"], rows))
+    rows = [[f"{n:,}", *(f"{share:.2%}" for share in sending_shares(n))] for n in (10, 100, 1_000)]
     print(f"\nlate in a run, with {PAST:,} records behind it and one every {EVERY_SECONDS} s:\n")
-    print("| metrics a record | relay, share of a core | dashboard |")
-    print("| --- | --- | --- |")
-    for metrics in (10, 100, 1_000):
-        relay, server = sending_shares(metrics)
-        print(f"| {metrics:,} | {relay:.2%} | {server:.2%} |", flush=True)
+    print(table(["metrics a record", "relay, share of a core", "dashboard"], rows))
 
 
 if __name__ == "__main__":

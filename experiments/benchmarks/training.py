@@ -1,22 +1,40 @@
 """Whole training steps, a step being forward, backward, clip and AdamW: ours, ours in other modes, and
-the peers', one step each in turn, after those that should agree were shown to agree.
+the peers', one step each in turn, after those that should agree were shown to agree; and the time of a step
+by kind of operator.
 
 Raw measurements come out, seconds a step; :mod:`experiments.benchmarks.report` makes sense of them.
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm import tqdm
+from torch.profiler import ProfilerActivity, profile
 
-from experiments.benchmarks.cases import VOCABULARY, Case
-from experiments.benchmarks.machine import MatrixMultiply, first_line, measure_in_child, relative_error
-from experiments.benchmarks.parity import TOLERANCE, check_parity, two_alike
-from experiments.benchmarks.peers import LABML, LUCIDRAINS, LabmlLM, LucidrainsLM, lucidrains_is_installed
-from experiments.benchmarks.profiling import shares_of_time
+from experiments.benchmarks.cases import CASES, MODELS, VOCABULARY, Case
+from experiments.benchmarks.measuring import (
+    MatrixMultiply,
+    Result,
+    check_errors,
+    first_line,
+    in_child,
+    in_turns,
+    peak_of_this_process,
+    relative_error,
+)
+from experiments.benchmarks.peers import (
+    LABML,
+    LUCIDRAINS,
+    TOLERANCE,
+    LabmlLM,
+    LucidrainsLM,
+    check_parity,
+    lucidrains_is_installed,
+    two_alike,
+)
 from experiments.scaling.counting import flops, over_layers
 from memformers import MemoryLM
 from memformers.training.config import TrainConfig
@@ -24,7 +42,30 @@ from memformers.training.config import TrainConfig
 OURS, BFLOAT16, COMPILED = "ours", "ours, bfloat16", "ours, compiled"
 LABML_FUSED = "labml-nn, fused AdamW"
 BFLOAT16_TOLERANCE = 5e-2
-"""The same for logits under autocast: 8 bits a number, through several layers."""
+"""The tolerance of logits under autocast: 8 bits a number, through several layers."""
+KINDS = {
+    "matrix products": {"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "mv", "addmv", "linear"},
+    "softmax": {
+        "softmax", "_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data",
+    },
+    "layer norm": {"layer_norm", "native_layer_norm", "native_layer_norm_backward"},
+    "fused attention": {
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+    },
+    "copies": {
+        "copy_", "cat", "fill_", "zero_", "clone", "contiguous", "constant_pad_nd", "flip", "empty",
+        "empty_like", "empty_strided", "zeros", "zeros_like", "stack", "resize_", "slice_backward",
+        "select_backward", "_to_copy",
+    },
+    "elementwise": {
+        "add", "add_", "mul", "mul_", "sub", "sub_", "div", "div_", "relu", "threshold_backward", "sum",
+        "where", "masked_fill", "masked_fill_", "neg", "pow", "triu_", "tril", "bitwise_not", "mse_loss",
+        "mse_loss_backward", "mean", "embedding", "index_select", "embedding_dense_backward",
+    },
+}  # fmt: skip
+"""Operators, without ``aten::``, of every kind except the last two."""
+OPTIMIZER, OTHER = "clip and optimizer", "everything else"
 
 
 class Trainer:
@@ -108,10 +149,9 @@ def first_steps(sides: dict[str, Trainer], absent: dict[str, str], warm_up: int)
             found["seconds to compile"] = time.perf_counter() - start
         if name == LUCIDRAINS:
             continue  # another architecture
-        found.setdefault("errors", {})[name] = error = relative_error(logits, expected)
         tolerance = BFLOAT16_TOLERANCE if name == BFLOAT16 else TOLERANCE
-        if not error <= tolerance:
-            raise ValueError(f"{name} differs from {OURS} by {error:.1e} in the logits of its first step.")
+        errors = {"logits of the first step": relative_error(logits, expected)}
+        found.setdefault("errors", {})[name] = check_errors(errors, tolerance, name)
     for _ in range(warm_up - 1):
         for trainer in sides.values():
             trainer.step()
@@ -121,7 +161,7 @@ def first_steps(sides: dict[str, Trainer], absent: dict[str, str], warm_up: int)
 def build_sides(case: Case, *, compiled: bool) -> tuple[dict[str, Trainer], dict[str, str], float]:
     """The sides with full memories; those that aren't there, and why; and the error of the parity check."""
     batches, absent = random_batches(case), {}
-    ours, theirs = two_alike(case)
+    ours, theirs = two_alike(case.config)
     error = check_parity(ours, theirs, batches)
     twin = LabmlLM(case.config)
     twin.load_state_dict(theirs.state_dict())
@@ -153,22 +193,15 @@ def build_sides(case: Case, *, compiled: bool) -> tuple[dict[str, Trainer], dict
     return sides, absent, error
 
 
-def measure(case: Case, *, quick: bool = False, children: bool = True) -> dict[str, Any]:
+def measure(case: Case, *, quick: bool = False) -> Result:
     """Seconds of every step of every side, the rate of ``torch.mm`` in between, memory, and a profile."""
     torch.manual_seed(0)
     sides, absent, error = build_sides(case, compiled=not quick)
     found = first_steps(sides, absent, warm_up=1 if quick else 3)
     matrix_multiply = MatrixMultiply()
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    rates = []
-    rounds = 2 if quick else case.steps
-    for _ in tqdm(range(rounds), desc=f"{case.name} {case.config.model}", leave=False):
-        for name, trainer in sides.items():
-            start = time.perf_counter()
-            trainer.step()
-            seconds[name].append(time.perf_counter() - start)
-            rates.append(matrix_multiply.rate())
-    peers = [name for name in sides if name in (OURS, LABML, LUCIDRAINS)]
+    steps = {name: trainer.step for name, trainer in sides.items()}
+    said = f"{case.name} {case.config.model}"
+    seconds = in_turns(steps, 2 if quick else case.steps, said, between=matrix_multiply)
     return {
         "case": case.name,
         "model": case.config.model,
@@ -178,21 +211,43 @@ def measure(case: Case, *, quick: bool = False, children: bool = True) -> dict[s
         **found,
         "not run": absent,
         "seconds": seconds,
-        "torch.mm, FLOP/s": rates,
+        "torch.mm, FLOP/s": matrix_multiply.rates,
         "profile": shares_of_time(sides[OURS].step),
-        "peak memory": {name: peak_memory_of(case, name) for name in peers} if children else {},
+        "peak memory": {
+            name: in_child("training", "peak_memory_of", case.name, case.config.model, name)
+            for name in sides
+            if name in (OURS, LABML, LUCIDRAINS)
+        },
     }
 
 
-def peak_memory_of(case: Case, side: str) -> int | None:
-    """Bytes that a process of its own holds at most in two training steps with full memories."""
-    return measure_in_child("training", case.name, case.config.model, side)
-
-
-def train_a_little(case: Case, side: str) -> None:
-    """What such a process does."""
+def peak_memory_of(name: str, model: str, side: str) -> int | None:
+    """Bytes that this process holds at most in two training steps with full memories."""
+    torch.manual_seed(0)
+    case = CASES[name].of(MODELS[MODELS.index(model)])
     models = {OURS: MemoryLM, LABML: LabmlLM, LUCIDRAINS: LucidrainsLM}
     trainer = Trainer(models[side](case.config), random_batches(case), fused=side != LABML)
     trainer.fill(case.segments_to_fill)
     trainer.step()
     trainer.step()
+    return peak_of_this_process()
+
+
+def kind_of(operator: str) -> str:
+    """The kind of an operator by its name in a profile."""
+    if operator.startswith(("aten::_fused_adam", "aten::_foreach", "Optimizer.")):
+        return OPTIMIZER
+    name = operator.removeprefix("aten::")
+    return next((kind for kind, names in KINDS.items() if name in names), OTHER)
+
+
+def shares_of_time(step: Callable[[], object], steps: int = 3) -> dict[str, float]:
+    """The fraction of each kind in the operators' own time, over some steps."""
+    with profile(activities=[ProfilerActivity.CPU]) as measured:
+        for _ in range(steps):
+            step()
+    times = dict.fromkeys([*KINDS, OPTIMIZER, OTHER], 0.0)
+    for event in measured.key_averages():
+        times[kind_of(event.key)] += event.self_cpu_time_total
+    total = sum(times.values())
+    return {kind: time / total for kind, time in times.items()}

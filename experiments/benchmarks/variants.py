@@ -4,18 +4,16 @@ compression.
 The sides take one step each in turn, as in :mod:`experiments.benchmarks.training`.
 """
 
-import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from experiments.benchmarks.cases import CASES, MODELS, Case
-from experiments.benchmarks.machine import relative_error
-from experiments.benchmarks.parity import TOLERANCE
+from experiments.benchmarks.measuring import Result, check_errors, in_turns, relative_error
+from experiments.benchmarks.peers import TOLERANCE
 from experiments.benchmarks.training import BFLOAT16, OURS, Trainer, copy_of, random_batches
 from memformers import MemoryLM
 from memformers.models.compression import WITHOUT_PARAMETERS, CompressionName
@@ -33,7 +31,7 @@ ROUNDS_A_STEP = 4
 """Rounds for each of a case's steps: what differs by a few percent needs more of them than a case has."""
 
 
-def measure_all(*, quick: bool = False) -> dict[str, Any]:
+def measure_all(*, quick: bool = False) -> Result:
     """Everything here; of a quick run, the smallest case."""
     names = ("seed",) if quick else WITH_STARTS
     case = CASES["seed" if quick else WITH_COMPRESSIONS].of("compressive")
@@ -43,7 +41,7 @@ def measure_all(*, quick: bool = False) -> dict[str, Any]:
     }
 
 
-def measure_starts(case: Case, *, quick: bool = False) -> dict[str, Any]:
+def measure_starts(case: Case, *, quick: bool = False) -> Result:
     """Seconds of each step with and without starts, in float32 and in bfloat16."""
     torch.manual_seed(0)
     model, batches, doc_starts = MemoryLM(case.config), random_batches(case), random_starts(case)
@@ -74,15 +72,12 @@ def error_without_documents(model: MemoryLM, batches: list[Tensor]) -> float:
     document begins. Raises ValueError beyond the tolerance."""
     plain = Trainer(model, batches)
     started = Trainer(model, batches, doc_starts=[torch.zeros_like(b, dtype=torch.bool) for b in batches])
-    error = max(relative_error(started.read(i)[0], plain.read(i)[0]) for i in range(len(batches)))
-    if not error <= TOLERANCE:
-        raise ValueError(
-            f"a step with starts in which no document begins differs by {error:.1e} in its logits."
-        )
-    return error
+    pairs = [(started.read(i)[0], plain.read(i)[0]) for i in range(len(batches))]
+    errors = {f"logits of segment {i}": relative_error(*pair) for i, pair in enumerate(pairs)}
+    return check_errors(errors, TOLERANCE, "a step with starts in which no document begins")
 
 
-def measure_compressions(case: Case, *, quick: bool = False) -> dict[str, Any]:
+def measure_compressions(case: Case, *, quick: bool = False) -> Result:
     """Seconds of each step with each compression, and with those that learn nothing also without a loss. All
     start with the same weights in everything but the compressions."""
     sides = {}
@@ -95,17 +90,11 @@ def measure_compressions(case: Case, *, quick: bool = False) -> dict[str, Any]:
 
 
 def seconds_of_steps(sides: Mapping[str, Trainer], case: Case, *, quick: bool) -> dict[str, list[float]]:
-    """Of every side with full memories, by rounds, after steps that aren't timed. Every other round goes
-    through the sides in the opposite order."""
+    """Of every side with full memories, by rounds, after steps that aren't timed."""
     for trainer in sides.values():
         trainer.fill(case.segments_to_fill)
         for _ in range(1 if quick else 3):
             trainer.step()
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    rounds = 2 if quick else ROUNDS_A_STEP * case.steps
-    for number in tqdm(range(rounds), desc=f"{case.name} {case.config.model}, variants", leave=False):
-        for name in list(sides)[:: -1 if number % 2 else 1]:
-            start = time.perf_counter()
-            sides[name].step()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
+    steps = {name: trainer.step for name, trainer in sides.items()}
+    rounds, said = 2 if quick else ROUNDS_A_STEP * case.steps, f"{case.name} {case.config.model}, variants"
+    return in_turns(steps, rounds, said, back_and_forth=True)

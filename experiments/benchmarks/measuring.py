@@ -1,0 +1,141 @@
+"""How everything here is measured: sides that take turns, medians with quartiles, errors against an expected
+result, the rate of matrix products, and the memory of a separate process."""
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from memformers.common.machine import peak_memory
+
+ROOT = Path(__file__).parents[2]
+Result = dict[str, Any]
+"""The measurements in ``results.json``, or a part of them."""
+
+
+class Spread(NamedTuple):
+    """The middle of some numbers, and the quartiles below and above."""
+
+    median: float
+    low: float
+    high: float
+
+    def __format__(self, form: str) -> str:
+        form = form or ".2f"
+        return f"{self.median:{form}} ({self.low:{form}} – {self.high:{form}})"
+
+    def __str__(self) -> str:
+        return format(self)
+
+
+def spread(values: Sequence[float], scale: float = 1.0) -> Spread:
+    """Median and quartiles of at least one number, each times ``scale``."""
+    values = [scale * value for value in values]
+    low, _, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else (values[0],) * 3
+    return Spread(median(values), low, high)
+
+
+def times_as_fast(seconds: Sequence[float], reference: Sequence[float]) -> Spread:
+    """The speed of something with these ``seconds`` as a multiple of the reference's, by rounds."""
+    return spread([b / a for a, b in zip(seconds, reference, strict=True)])
+
+
+def timed(call: Callable[[], object], times: int) -> list[float]:
+    """Seconds of each of this number of ``times``, after one call that isn't counted."""
+    call()
+    return in_turns({"": call}, times)[""]
+
+
+def in_turns(
+    sides: Mapping[str, Callable[[], object]],
+    rounds: int,
+    said: str = "",
+    *,
+    between: Callable[[], object] = lambda: None,
+    back_and_forth: bool = False,
+) -> dict[str, list[float]]:
+    """Seconds of every side in every round. The sides take one step each in turn, ``between`` is called after
+    each step, and the progress is ``said``. ``back_and_forth``: every other round has the opposite order."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for number in tqdm(range(rounds), desc=said, leave=False, disable=not said):
+        for name in list(sides)[:: -1 if back_and_forth and number % 2 else 1]:
+            start = time.perf_counter()
+            sides[name]()
+            seconds[name].append(time.perf_counter() - start)
+            between()
+    return seconds
+
+
+class MatrixMultiply:
+    """``torch.mm`` in float32, timed in between other measurements, so that both see the same machine."""
+
+    def __init__(self, size: int = 1024):
+        self.a, self.b, self.out = (torch.randn(size, size) for _ in range(3))
+        self.rates: list[float] = []
+
+    def __call__(self) -> None:
+        """Measure the floating-point operations a second at their highest: the matrices are in caches, and
+        the output is allocated already."""
+        seconds = timed(lambda: torch.mm(self.a, self.b, out=self.out), 1)
+        self.rates.append(2 * len(self.a) ** 3 / seconds[0])
+
+
+def relative_error(came: Tensor, expected: Tensor) -> float:
+    """RMS of the error relative to the RMS of what was expected."""
+    came, expected = came.detach().double(), expected.detach().double()
+    return ((came - expected).norm() / expected.norm().clamp_min(1e-30)).item()
+
+
+def check_errors(errors: Mapping[str, float], tolerance: float, what: str) -> float:
+    """The largest of the ``errors``; ValueError, which says ``what`` differs and where, above the
+    tolerance."""
+    where = max(errors, key=errors.__getitem__)
+    if not errors[where] <= tolerance:
+        raise ValueError(f"{what} differs by {errors[where]:.1e} in the {where}.")
+    return errors[where]
+
+
+def first_line(error: Exception) -> str:
+    """An error in one line."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def peak_of_this_process() -> int | None:
+    """The most memory this process has held, in bytes."""
+    return peak_memory(torch.device("cpu"))
+
+
+def memory_above(compute: Callable[[], object]) -> int | None:
+    """The most bytes that ``compute`` needs besides what the process holds before; None if the system doesn't
+    report it. Where the system (Linux) can, the peak starts from what the process holds now; elsewhere
+    importing may have held more than it left."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return None
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    compute()
+    peak = peak_of_this_process()
+    return None if peak is None else peak - int(lines["VmRSS"].split()[0]) * 1024
+
+
+def in_child(module: str, function: str, *arguments: str | int) -> int | None:
+    """Bytes that ``function`` of a ``module`` here returns in a separate process, or None if unknown.
+
+    Raises RuntimeError, with what the process said, if it failed.
+    """
+    call = f"from experiments.benchmarks import {module}; print({module}.{function}{tuple(arguments)!r})"
+    done = subprocess.run([sys.executable, "-c", call], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{call} failed: {done.stderr[-2000:]}")
+    answer = done.stdout.split()[-1]
+    return None if answer == "None" else int(answer)
