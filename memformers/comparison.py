@@ -9,7 +9,7 @@ from labml import monit
 
 from memformers.common.command_line import command_as_given
 from memformers.common.errors import TrainingsFailed, UserError
-from memformers.common.files import read_json, replacing, write_json
+from memformers.common.files import config_from_dict, read_json, replacing, write_json
 from memformers.common.machine import choose_device
 from memformers.common.processes import run_module
 from memformers.data.corpora import BUILTIN, STAND_IN, Corpus, load_corpus
@@ -38,7 +38,7 @@ from memformers.tracking.discovery import (
     show_comparison,
 )
 from memformers.training.arms import arms_of_models, check_arms, read_arms, training_of
-from memformers.training.config import TrainConfig, saved_config
+from memformers.training.config import TrainConfig
 from memformers.training.distributed import with_precision
 from memformers.training.resume import alone_in, check_same_config, check_same_corpus, differences
 
@@ -165,7 +165,9 @@ def in_one_precision(config: CompareConfig, folder: Path) -> CompareConfig:
     ``folder``, if there is one, or what the device computes fastest."""
     saved, train = read_plan(folder), config.train
     if saved and train.precision == "auto":
-        train = replace(train, precision=saved_config(saved.train, str(folder / COMPARISON)).precision)
+        train = replace(
+            train, precision=config_from_dict(TrainConfig, saved.train, str(folder / COMPARISON)).precision
+        )
     return replace(config, train=with_precision(train, choose_device(train.device)))
 
 
@@ -173,7 +175,7 @@ def united(config: CompareConfig, folder: Path) -> Plan:
     """What ``config`` asks for, and what the comparison in ``folder`` was begun for, if there is one;
     ValueError for one of other settings."""
     saved = read_plan(folder) or Plan(asdict(config.shared), ())
-    before = saved_config(saved.train, str(folder / COMPARISON))
+    before = config_from_dict(TrainConfig, saved.train, str(folder / COMPARISON))
     if changes := differences(asdict(before), asdict(config.shared)):
         raise UserError(
             f"{folder} is a comparison with other settings: {changes}. Leave them out, or name a new folder."

@@ -12,7 +12,7 @@ from memformers.data.recall_stream import RecallStream
 from memformers.evaluation.recall_by_distance import distance_edges
 from memformers.recall.arms import SETTINGS, Arm, Reach, Setting
 from memformers.runs.folder import CONFIG
-from memformers.training.config import TrainConfig, saved_config
+from memformers.training.config import TrainConfig
 
 QUICK_TOKENS, QUICK_EVALUATED = 65_536, 256
 RECALL = "recall"
@@ -146,4 +146,4 @@ def read_run(folder: Path) -> ArmRun:
     data: dict[str, Any] = read_json(path)
     if not isinstance(more := data.pop(RECALL, None), dict):
         raise UserError(f"{path} is not the config of a recall experiment: it has no {RECALL!r}.")
-    return ArmRun(saved_config(data, str(path)), config_from_dict(OfAnArm, more, str(path)))
+    return ArmRun(config_from_dict(TrainConfig, data, str(path)), config_from_dict(OfAnArm, more, str(path)))

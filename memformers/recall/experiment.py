@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memformers.common.errors import TrainingsFailed, UserError
-from memformers.common.files import read_json, write_json
+from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.common.machine import choose_device
 from memformers.common.processes import run_modules
 from memformers.recall.arms import Arm
@@ -29,7 +29,7 @@ from memformers.runs.folder import (
     read_card,
 )
 from memformers.tracking.discovery import DASHBOARD, find_dashboard, show_comparison
-from memformers.training.config import saved_config
+from memformers.training.config import TrainConfig
 from memformers.training.distributed import Distributed
 from memformers.training.resume import alone_in
 
@@ -98,7 +98,7 @@ def united(config: RecallConfig, plan: Plan, folder: Path) -> Plan:
     saved = read_json(folder / PLAN)
     if not {"setting", "arms", "seeds"} <= saved.keys():
         raise UserError(f"{folder / PLAN} is not the plan of a recall experiment; name a new folder.")
-    train = asdict(saved_config(saved["setting"]["train"], str(folder / PLAN)))
+    train = asdict(config_from_dict(TrainConfig, saved["setting"]["train"], str(folder / PLAN)))
     settings = (saved["setting"] | {"train": train}, asdict(config.setting))
     before, now = (json.loads(json.dumps(setting)) for setting in settings)
     if changes := differences(before, {k: v for k, v in now.items() if k not in ARMS}):

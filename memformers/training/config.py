@@ -1,14 +1,14 @@
 """What a training is made from: the model, the text and how to learn."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal
 
 from memformers.common.errors import UserError
+from memformers.common.fields import Count, Positive, Range, Share, Whole, check_fields
 from memformers.common.files import config_from_dict, read_json
 from memformers.data.tokenizers import TokenizerName
-from memformers.models.config import ModelConfig, upgraded
+from memformers.models.config import ModelConfig
 from memformers.runs.folder import CONFIG
 
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -31,47 +31,47 @@ class TrainConfig:
     tokenizer: TokenizerName = "character"
     """A token is a character, numbered in alphabetical order (character) or by frequency in the text
     (frequency), or a byte (byte)."""
-    tokens: int = 2_700_000
+    tokens: Count = 2_700_000
     """How long to train: the number of tokens seen."""
-    batch_size: int = 64
+    batch_size: Count = 64
     """Parallel streams of text, B."""
-    chunk_len: int = 4096
+    chunk_len: Whole = 4096
     """The training text is divided into chunks of this many tokens. Each epoch reads them in another random
     order, which depends on the seed; memory is carried from one to the next. 0 reads the text from beginning
     to end. Documents are never cut, and always read in a random order that depends on the seed."""
     optimizer: OptimizerName = "muon"
     """Muon for the matrices of the layers and AdamW for all other weights (muon), or AdamW for all weights
     (adamw)."""
-    learning_rate: float = 4e-3
+    learning_rate: Positive = 4e-3
     """The peak of AdamW's learning rate, after the warm-up; it then falls linearly to 0."""
-    muon_learning_rate: float | None = None
+    muon_learning_rate: Positive | None = None
     """The peak of Muon's learning rate; 0.04 if not given (muon)."""
-    beta2: float = 0.99
+    beta2: Annotated[float, Range(0, below=1)] = 0.99
     """AdamW's β₂: how slowly its mean of squared gradients changes."""
-    warmup: float = 0.03
+    warmup: Annotated[float, Range(0, below=1)] = 0.03
     """Fraction of the training over which the learning rate rises from 0."""
-    weight_decay: float = 0.1
+    weight_decay: Annotated[float, Range(0)] = 0.1
     """Weight decay of the matrices; it is multiplied by the learning rate."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Positive = 1.0
     """The largest norm of the gradient; a larger one is scaled down to it. The gradient of the compression
     functions, which comes from another loss, is clipped separately."""
-    evaluations: int = 6
+    evaluations: Count = 6
     """The number of evaluations on the held-out text, at equal intervals. The last one is at the end of the
     training and reads the whole text."""
-    evaluation_share: float = 0.02
+    evaluation_share: Share = 0.02
     """The largest fraction of the training's work that all evaluations but the last may take together; each
     reads the same part of the held-out text. With 0, each reads the whole text."""
-    log_every: int = 10
+    log_every: Count = 10
     """Steps between two training records."""
-    checkpoint_every: int = 0
+    checkpoint_every: Whole = 0
     """Tokens between two checkpoints, in addition to the one at each evaluation; 0 for none."""
-    checkpoint_minutes: float = 5.0
+    checkpoint_minutes: Annotated[float, Range(0)] = 5.0
     """The longest time between two checkpoints, in minutes; 0 for no limit."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: Count = 2
     """How many of the newest checkpoints are kept, in addition to the one with the lowest validation loss."""
-    skip_bad_steps: int = 0
+    skip_bad_steps: Whole = 0
     """How many steps whose loss or gradient is NaN or infinite may be skipped before the training stops."""
-    seed: int = 0
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """The seed of the initial weights, of the order of the text and of dropout."""
     device: str = "auto"
     """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
@@ -79,12 +79,12 @@ class TrainConfig:
     """The precision of matrix products in training steps. With bfloat16 (autocast), weights, memory, norms,
     attention scores and losses stay in float32. auto takes bfloat16 if the device multiplies it faster, else
     float32. Evaluations always use float32."""
-    tbptt: int = 0
+    tbptt: Whole = 0
     """How many earlier segments a gradient reaches into through memory; 0: memory carries no gradient. A step
     reads tbptt + 1 segments of each stream and learns from the mean of their losses, so a training of the
     same length in tokens has fewer steps. The gradient of a step's first segment reaches into no earlier one,
     that of its last into tbptt; compressed slots never carry it (transformer-xl, compressive)."""
-    memory_warmup: float | None = None
+    memory_warmup: Share | None = None
     """Fraction of the training over which the memory grows from no keys to all of them, in eight stages; with
     0, it has its full length from the beginning. If not given, 0.5; but 0 with tbptt, whose steps read their
     own segments' memory, and with compile, where each length is another shape to compile. Evaluations always
@@ -95,19 +95,14 @@ class TrainConfig:
     parallel: Parallel = "single"
     """How the processes that torchrun started share the work: each holds the whole model (ddp), or a part of
     every weight (fsdp). Each takes an equal part of the batch's streams."""
-    accumulate: int = 1
+    accumulate: Count = 1
     """The number of parts of a batch that are computed one after the other before a step, to save memory."""
     activation_checkpointing: bool = False
     """Whether layers are computed again in the backward pass, to save the memory of their activations."""
 
     def __post_init__(self) -> None:
         """Raise ValueError, saying what doesn't fit."""
-        if self.precision not in get_args(Precision):
-            raise UserError(f"precision={self.precision!r} is unknown; use 'auto', 'float32' or 'bfloat16'.")
-        if self.parallel not in get_args(Parallel):
-            raise UserError(f"parallel={self.parallel!r} is unknown; use 'single', 'ddp' or 'fsdp'.")
-        if self.optimizer not in get_args(OptimizerName):
-            raise UserError(f"optimizer={self.optimizer!r} is unknown; use 'muon' or 'adamw'.")
+        check_fields(self)
         if self.optimizer != "muon" and self.muon_learning_rate is not None:
             raise UserError(
                 f"muon_learning_rate={self.muon_learning_rate} was given to optimizer={self.optimizer!r}, "
@@ -118,48 +113,22 @@ class TrainConfig:
                 f"chunk_len={self.chunk_len} is shorter than a segment of {self.model.segment_len}; use at "
                 f"least {self.model.segment_len}, or 0 to read the text from front to back."
             )
-        if self.compile and self.parallel == "fsdp":
-            raise UserError("compile=True can't be used with parallel='fsdp'; use parallel='ddp'.")
-        if self.tbptt > 0 and self.parallel == "fsdp":
-            raise UserError(
-                f"tbptt={self.tbptt} can't be used with parallel='fsdp'; use parallel='ddp', or leave it out."
-            )
-        for name in ("tokens", "batch_size", "accumulate", "evaluations", "log_every", "keep_checkpoints"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)} is too small; use at least 1.")
-        for name in ("chunk_len", "checkpoint_every", "skip_bad_steps", "tbptt"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name}={getattr(self, name)} is negative; use 0 for none.")
-        for name in ("learning_rate", "muon_learning_rate", "max_grad_norm"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0.0:
-                raise UserError(f"{name}={getattr(self, name)} must be above 0.")
+        for name in ("compile", "tbptt"):
+            if getattr(self, name) and self.parallel == "fsdp":
+                raise UserError(
+                    f"{name}={getattr(self, name)} can't be used with parallel='fsdp'; use parallel='ddp', "
+                    f"or leave {name} out."
+                )
         if self.batch_size % self.accumulate:
             raise UserError(
                 f"batch_size={self.batch_size} streams can't be divided into accumulate={self.accumulate} "
                 f"equal parts; use a multiple of {self.accumulate}."
-            )
-        for name in ("weight_decay", "checkpoint_minutes"):
-            if not getattr(self, name) >= 0.0:
-                raise UserError(f"{name}={getattr(self, name)} is negative; use 0 for none.")
-        if not 0.0 <= self.evaluation_share <= 1.0:
-            raise UserError(
-                f"evaluation_share={self.evaluation_share} must be a fraction of the work, in [0, 1]."
-            )
-        if not 0.0 <= self.warmup < 1.0:
-            raise UserError(f"warmup={self.warmup} must be a fraction of the training, in [0, 1).")
-        if not 0.0 <= self.memory_growth <= 1.0:
-            raise UserError(
-                f"memory_warmup={self.memory_warmup} must be a fraction of the training, in [0, 1]."
             )
         if self.memory_growth and self.tbptt:
             raise UserError(
                 f"memory_warmup={self.memory_warmup} can't be used with tbptt={self.tbptt}, whose steps read "
                 f"the memory of their own segments; leave out one of them."
             )
-        if not 0.0 <= self.beta2 < 1.0:
-            raise UserError(f"beta2={self.beta2} is outside [0, 1); usual values are 0.9 to 0.999.")
-        if not 0 <= self.seed < 2**63:
-            raise UserError(f"seed={self.seed} is outside 0 … 2⁶³ − 1.")
 
     @property
     def tokens_a_step(self) -> int:
@@ -181,19 +150,4 @@ class TrainConfig:
 
 def read_train_config(folder: Path) -> TrainConfig:
     """The config of the run in ``folder``; else ValueError."""
-    path = folder / CONFIG
-    return saved_config(read_json(path), str(path))
-
-
-def saved_config(data: Mapping[str, Any], source: str) -> TrainConfig:
-    """The config that any version has saved as ``data``; ``source`` names where it came from. ValueError for
-    anything else."""
-    model = data.get("model")
-    # What a config of an earlier version doesn't say is what that version did.
-    then = {
-        "optimizer": "adamw", "beta2": 0.99, "chunk_len": 0, "evaluation_share": 0.0, "memory_warmup": 0.0,
-    }  # fmt: skip
-    now = {**then, **data}
-    if isinstance(model, dict):
-        now["model"] = upgraded(model)
-    return config_from_dict(TrainConfig, now, source)
+    return config_from_dict(TrainConfig, read_json(folder / CONFIG), str(folder / CONFIG))

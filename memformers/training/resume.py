@@ -3,17 +3,17 @@
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
 
 from memformers.common.errors import UserError
-from memformers.common.files import read_json, write_text
+from memformers.common.files import config_from_dict, read_json, write_text
 from memformers.common.machine import describe_environment
 from memformers.data.corpora import Corpus
 from memformers.models.config import ModelConfig
@@ -27,11 +27,10 @@ from memformers.runs.atomic_dir import (
 )
 from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, flatten
 from memformers.training.checkpoints import ABOUT, Checkpoint, read_about, read_checkpoint
-from memformers.training.config import TrainConfig, read_train_config, saved_config
+from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.distributed import Distributed
 from memformers.training.state import TrainingState
 
-T = TypeVar("T")
 MAY_DIFFER = {
     "data", "document_separator", "device", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints",
     "skip_bad_steps", "parallel", "accumulate", "activation_checkpointing",
@@ -94,28 +93,33 @@ def restore_newest(
     its state and how many records belong to it. Later records are removed. Without any checkpoint, the
     training starts from the beginning.
 
-    Raises UserError if there are checkpoints, but none can be used, and OSError, without changing anything,
-    if one can't be read by some or all ranks.
+    Raises UserError if there are checkpoints, but none can be used, or if ``ranks`` see different ones, and
+    OSError if one can't be read. Then nothing has changed.
     """
-    ranks, checkpoints = ranks or Distributed(), folder / CHECKPOINTS
-    if ranks.first:
-        remove_leftovers(checkpoints)
-    ranks.barrier()
-    names, *others = ranks.all_gather([path.name for path in numbered(checkpoints)])
-    if any(other != names for other in others):
-        raise OSError(
-            f"the processes see different checkpoints in {checkpoints}; nothing was changed. Try again when "
-            f"the file system shows all of them the same."
-        )
-    if not names:
-        return state, cut_metrics(folder, 0) if ranks.first else 0
-    folders = [checkpoints / name for name in names]
-    path, (checkpoint, records) = newest_that_loads(
-        folders,
-        lambda path: alike_on_all(lambda: read(path, model, state, config, corpus, ranks), ranks),
-        say_passed_over if ranks.first else lambda *_: None,
+    ranks, checkpoints, optimizers = ranks or Distributed(), folder / CHECKPOINTS, state.optimizers
+
+    def read(path: Path) -> tuple[Checkpoint, int]:
+        about = read_about(path)
+        made_with = config_from_dict(TrainConfig, about.config, str(path / ABOUT))
+        if about.corpus_sha256 != corpus.sha256:
+            raise UserError("it belongs to another text.")
+        if changes := differences(asdict(made_with), asdict(config)):
+            raise UserError(f"it belongs to another training: {changes}.")
+        return read_checkpoint(path, model, optimizers, config.batch_size, ranks), about.records
+
+    ranks.first_alone(lambda: remove_leftovers(checkpoints))
+    say = say_passed_over if ranks.first else lambda *_: None
+    folders = numbered(checkpoints)
+    found = newest_that_loads(folders, read, say) if folders else None
+    ranks.check_alike(
+        found and found[0].name,
+        f"expected all processes to read the same checkpoints in {checkpoints}, got different ones; name a "
+        f"folder that all of them share.",
     )
-    state = checkpoint.restore(model, state.optimizers)
+    if not found:
+        return state, cut_metrics(folder, 0) if ranks.first else 0
+    path, (checkpoint, records) = found
+    state = checkpoint.restore(model, optimizers)
     ranks.say(f"continues at token {state.tokens:,}, from {path}")
     if ranks.first:
         note_other_environment(path, model.device)
@@ -123,41 +127,6 @@ def restore_newest(
             set_aside(later)  # it would pass for the newest
         records = cut_metrics(folder, records)
     return state, records
-
-
-def alike_on_all(make: Callable[[], T], ranks: Distributed) -> T:
-    """The result of ``make``, which may raise a UserError on all ranks. If a rank can't read a file, or only
-    some ranks find an error, OSError on all ranks: their file systems show different contents, from which
-    nothing can be concluded."""
-    made, wrong, unread = None, "", ""
-    try:
-        made = make()
-    except UserError as error:
-        wrong = str(error)
-    except OSError as error:
-        unread = str(error)
-    found = ranks.all_gather((wrong, unread))
-    wrongs, unreads = ([said for said in kind if said] for kind in zip(*found, strict=True))
-    if unreads or 0 < len(wrongs) < ranks.size:
-        why = unreads[0] if unreads else f"only {len(wrongs)} of {ranks.size} processes find that {wrongs[0]}"
-        raise OSError(f"{why}; nothing was changed. Try again when the file system works.")
-    if wrongs:
-        raise UserError(wrongs[0])
-    assert made is not None
-    return made
-
-
-def read(
-    path: Path, model: MemoryLM, state: TrainingState, config: TrainConfig, corpus: Corpus, ranks: Distributed
-) -> tuple[Checkpoint, int]:
-    """The checkpoint in ``path`` and how many records belong to it; ValueError for one that can't be used."""
-    about = read_about(path)
-    made_with = saved_config(about.config, str(path / ABOUT))
-    if about.corpus_sha256 != corpus.sha256:
-        raise UserError("it belongs to another text.")
-    if changes := differences(asdict(made_with), asdict(config)):
-        raise UserError(f"it belongs to another training: {changes}.")
-    return read_checkpoint(path, model, state.optimizers, config.batch_size, ranks), about.records
 
 
 def note_other_environment(path: Path, device: torch.device) -> None:

@@ -11,7 +11,6 @@ import torch
 from memformers import AdaptiveConfig, MemoryLM, ModelConfig
 from memformers.generation.memory_file import fingerprint
 from memformers.models.config import upgraded
-from memformers.training.config import TrainConfig, saved_config
 from tests.builders import small_lm
 
 VERSION_0_1 = {
@@ -38,11 +37,6 @@ def test_a_config_of_version_0_1_still_loads(tmp_path):
     assert loaded.config == lm.config
     tokens = torch.randint(11, (9, 2))
     assert torch.equal(loaded(tokens).logits, lm.eval()(tokens).logits)
-
-
-def test_a_training_of_version_0_1_still_loads():
-    train = json.loads(json.dumps(asdict(TrainConfig()))) | {"model": VERSION_0_1}
-    assert saved_config(train, "config.json").model.adaptive.cutoffs == (3, 7)
 
 
 def test_todays_config_is_read_as_it_is():

@@ -106,12 +106,3 @@ def test_a_shortened_memory_still_hides_the_documents_before(share):
     before = replace(short, mem=tuple(known[1][:2]), c_mem=tuple(known[1][2:]))
     assert known[0].tolist()[2] == 6
     assert torch.equal(changed, lm(tokens[0], before).logits)
-
-
-def test_a_warmup_that_cannot_be_is_refused():
-    with pytest.raises(
-        ValueError, match=r"memory_warmup=1\.5 must be a fraction of the training, in \[0, 1\]"
-    ):
-        small_training(memory_warmup=1.5)
-    with pytest.raises(ValueError, match=r"memory_warmup=0\.5 can't be used with tbptt=1"):
-        small_training(memory_warmup=0.5, tbptt=1)

@@ -16,8 +16,10 @@ from memformers.runs.folder import read_metrics
 from memformers.training.checkpoints import own_randomness
 from memformers.training.distributed import Distributed
 from memformers.training.loop import train
+from memformers.training.resume import restore_newest
 from memformers.training.run import train_run
 from memformers.training.signals import Stopped, StopSignals
+from memformers.training.state import TrainingState
 from tests.builders import small_lm, small_training
 from tests.processes import run, wait_for
 from tests.training.launches import ARGUMENTS, program, start, worker
@@ -137,13 +139,21 @@ def test_a_signal_ends_the_evaluation_of_several_ranks_between_two_segments():
     assert lm.training, "it is left in the mode it came in"
 
 
-def test_what_one_rank_alone_has_otherwise_is_an_error_on_all():
-    class Two(Distributed):
-        def all_gather(self, value):
-            return [value, "another"]
+class Two(Distributed):
+    """Two processes, of which the other one has something else."""
 
+    def all_gather(self, value):
+        return [value, "another"]
+
+    def highest(self, number):
+        return number
+
+
+def test_what_one_rank_alone_has_otherwise_is_an_error_on_all(tmp_path):
     with pytest.raises(ValueError, match="texts differ"):
         Two(0, 2).check_alike("one", "texts differ")
+    with pytest.raises(ValueError, match="got different ones"):
+        restore_newest(tmp_path, None, TrainingState(()), None, None, Two(1, 2))
     Distributed().check_alike("one", "texts differ")
 
 

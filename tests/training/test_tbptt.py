@@ -184,10 +184,3 @@ def test_two_ranks_end_with_one_processs_weights_memory_and_losses(model, tmp_pa
     for name, tensor in one.items():
         torch.testing.assert_close(ranks[0][name], tensor, rtol=0, atol=1e-10)
         assert torch.equal(ranks[0][name], ranks[1][name])
-
-
-def test_what_can_not_be_is_an_error():
-    with pytest.raises(ValueError, match="tbptt=-1 is negative; use 0 for none"):
-        small_training(tbptt=-1)
-    with pytest.raises(ValueError, match="tbptt=2 can't be used with parallel='fsdp'; use parallel='ddp'"):
-        small_training(tbptt=2, parallel="fsdp")

@@ -11,7 +11,6 @@ from memformers.data.tokenizers import ByteTokenizer
 from memformers.evaluation.units import bits_per_character
 from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
-from memformers.training.config import saved_config
 from memformers.training.run import build_model, train_run
 from memformers.training.text import (
     EVALUATED_A_TRAINED,
@@ -159,11 +158,6 @@ def test_evaluations_change_nothing_that_is_learned(run, tmp_path, monkeypatch):
     wholes = [r for r in read_metrics(folder) if "loss.valid" in r]
     assert wholes[-1]["loss.valid"] == read_json(run / "result.json")["loss"]
     assert wholes[-1]["evaluated_tokens"] == 2_999
-
-
-def test_a_config_from_before_evaluations_had_a_share_reads_all():
-    assert saved_config({"tokens": 10}, "config.json").evaluation_share == 0.0
-    assert saved_config({"evaluation_share": 0.5}, "config.json").evaluation_share == 0.5
 
 
 def test_a_text_of_a_few_tokens_is_evaluated(monkeypatch):
