@@ -11,13 +11,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import torch
-
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import TrainingsFailed, UserError
 from memformers.common.files import read_json, write_text
+from memformers.common.intervals import mean_of
 from memformers.common.processes import run_modules
-from memformers.evaluation.intervals import half_width
 from memformers.recall.arms import SETTINGS
 from memformers.recall.config import ArmRun, run_of
 from memformers.runs.folder import RESULT, new_run_id, plan_run
@@ -124,7 +122,7 @@ def percent(shares: list[float | None]) -> str:
     """The mean of ``shares`` in percent, with its interval if there are several; a dash where nothing was
     asked."""
     asked = [share for share in shares if share is not None]
-    interval = f" ± {100 * half_width(torch.tensor(asked)):.1f}" if len(asked) > 1 else ""
+    interval = f" ± {100 * mean_of(asked).half_width:.1f}" if len(asked) > 1 else ""
     return f"{100 * mean(asked):.1f}{interval} %" if asked else "–"
 
 

@@ -13,7 +13,7 @@ from memformers.common.files import config_from_dict, read_json, replacing, writ
 from memformers.common.machine import choose_device
 from memformers.common.processes import run_module
 from memformers.data.corpora import BUILTIN, STAND_IN, Corpus, load_corpus
-from memformers.data.text_files import bytes_of
+from memformers.data.texts import bytes_of
 from memformers.evaluation.probe import ProbeConfig, probe
 from memformers.models.config import ModelConfig, ModelName
 from memformers.report.document import write_report

@@ -11,7 +11,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, median
 
-import torch
 import tyro
 
 from experiments.recipes.candidates import CANDIDATES
@@ -20,7 +19,7 @@ from experiments.recipes.trial import result_of, speed, train_one
 from memformers.common.command_line import plain_errors
 from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json, write_text
-from memformers.evaluation.intervals import half_width
+from memformers.common.intervals import mean_of
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def finished(search: Search, name: str) -> dict[int, float]:
 
 def with_interval(values: list[float], form: str) -> str:
     """The mean of ``values``, in this ``form``, and its interval if there are several."""
-    interval = f" ± {half_width(torch.tensor(values)):.3f}" if len(values) > 1 else ""
+    interval = f" ± {mean_of(values).half_width:.3f}" if len(values) > 1 else ""
     return f"{mean(values):{form}}{interval}".replace("-", "−")
 
 

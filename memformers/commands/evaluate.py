@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from memformers.commands.models import load_chosen
 from memformers.common.errors import UserError
 from memformers.common.files import write_json
-from memformers.data.documents import JSON_LINES, Document, check_not_cut, read_documents, split_at
-from memformers.data.text_files import read_text
-from memformers.evaluation.documents import evaluate_texts, losses_of_documents, summary_of_documents
+from memformers.data.texts import JSON_LINES, Document, check_not_cut, read_documents, read_text, split_at
 from memformers.evaluation.evaluate import evaluate, summary, with_lengths
 from memformers.models.lengths import ByLayer
 from memformers.report.figures import save_loss_by_position
@@ -62,17 +62,14 @@ class Evaluate:
             model, segment_len=self.segment_len, mem_len=self.mem_len, c_mem_len=self.c_mem_len
         )
         documents = self.documents()
-        text = "" if documents else read_text(self.text)
+        texts = [document.text for document in documents] or [read_text(self.text)]
         if self.out:  # before a long text is read
             self.out.mkdir(parents=True, exist_ok=True)
         start = time.perf_counter()
-        if documents:
-            texts = [document.text for document in documents]
-            evaluation = evaluate_texts(model, [tokenizer.encode(t) for t in texts], self.streams)
-            numbers = summary_of_documents(evaluation, texts)
-        else:
-            evaluation = evaluate(model, tokenizer.encode(text), self.streams)
-            numbers = summary(evaluation, text)
+        tokens = [tokenizer.encode(text) for text in texts]
+        lengths = tuple(map(len, tokens)) if documents else ()
+        evaluation = evaluate(model, torch.cat(tokens), self.streams, documents=lengths)
+        numbers = summary(evaluation, *texts)
         seconds = time.perf_counter() - start
         print(
             f"loss            {numbers['loss_nats']:.4f} ± {numbers['uncertainty_nats']:.4f} nats a token\n"
@@ -96,7 +93,7 @@ class Evaluate:
             if documents:
                 details["documents"] = [
                     {"name": document.name, "tokens": len(losses), "loss": or_none(losses.mean().item())}
-                    for document, losses in zip(documents, losses_of_documents(evaluation), strict=True)
+                    for document, losses in zip(documents, evaluation.losses_by_text, strict=True)
                 ]
             finite = {name: or_none(value) for name, value in numbers.items()}
             write_json(self.out / "evaluation.json", {**finite, **details})

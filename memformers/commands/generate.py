@@ -12,7 +12,7 @@ from tqdm import tqdm
 from memformers.commands.models import load_chosen
 from memformers.common.command_line import flush_nowhere
 from memformers.common.errors import UserError
-from memformers.data.text_files import read_text, text_of
+from memformers.data.texts import read_text, text_of
 from memformers.data.tokenizers import line_break
 from memformers.generation.memory_file import check_target, load_memory, save_memory
 from memformers.generation.sampling import Sampling, seeded

@@ -15,8 +15,15 @@ from memformers.common.errors import UserError
 from memformers.common.files import replacing
 from memformers.common.network import get
 from memformers.data.builtin import write_play
-from memformers.data.documents import JSON_LINES, Document, check_not_cut, read_documents, split_at
-from memformers.data.text_files import bytes_of, text_of
+from memformers.data.texts import (
+    JSON_LINES,
+    Document,
+    bytes_of,
+    check_not_cut,
+    read_documents,
+    split_at,
+    text_of,
+)
 
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -99,7 +106,7 @@ def load_corpus(data: str = "", document_separator: str = "") -> Corpus:
     Shakespeare, from ``$MEMFORMERS_DATA``, the user's cache, or its public address.
 
     A folder, unless it is Tiny Shakespeare's, and a file of JSON lines are documents
-    ([`memformers.data.documents.read_documents`][]); another text is cut into documents if
+    ([`memformers.data.texts.read_documents`][]); another text is cut into documents if
     ``document_separator`` is given. If Tiny Shakespeare isn't available, the built-in corpus replaces it,
     with a warning. Raises ValueError for a ``data`` that isn't there, an empty text, and documents that can't
     be read.

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from memformers.common.errors import UserError
@@ -137,27 +136,6 @@ def chunks(n_tokens: int, batch_size: int, chunk_len: int, seed: int, epoch: int
 def generator_of(seed: int, epoch: int) -> torch.Generator:
     """The random generator for the order of an epoch."""
     return torch.Generator().manual_seed((seed + epoch * 0x9E3779B97F4A7C15) % 2**63)
-
-
-def evaluation_segments(tokens: Tensor, batch_size: int, segment_len: int) -> Iterator[Segment]:
-    """Segments that cover every token of ``tokens [n]`` once; the last stream is padded with
-    IGNORED targets.
-
-    Stream b's target at position t is token ``b·length + t + 1`` of the text, where ``length`` is
-    [`stream_length`][]. Raises ValueError for fewer than two tokens.
-    """
-    length = stream_length(len(tokens), batch_size)
-    missing = length * batch_size - (len(tokens) - 1)
-    inputs = F.pad(tokens[:-1], (0, missing)).view(batch_size, length).T.contiguous()
-    targets = F.pad(tokens[1:], (0, missing), value=IGNORED).view(batch_size, length).T.contiguous()
-    yield from iter_segments(inputs, targets, segment_len)
-
-
-def stream_length(n_tokens: int, batch_size: int) -> int:
-    """The length of each of ``batch_size`` streams that together predict all tokens except the first."""
-    if n_tokens < 2:
-        raise UserError(f"a text of {n_tokens} tokens has nothing to predict; use at least 2.")
-    return -(-(n_tokens - 1) // batch_size)
 
 
 def iter_segments(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json
-from memformers.data.text_files import bytes_of, check_utf8
+from memformers.data.texts import bytes_of, check_utf8
 
 TokenizerName = Literal["character", "frequency", "byte"]
 

@@ -1,13 +1,14 @@
 """How far back a model looks: its attention by distance, and by the kind of key."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.data.streams import evaluation_segments
+from memformers.data.reading import plain_reading
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 from memformers.models.stack import eval_mode
@@ -26,50 +27,41 @@ class AttentionMass:
     """For each layer and head: the fraction of attention in each bin."""
 
 
-def attention_mass(model: MemoryLM, tokens: Tensor, *, streams: int = 8, segments: int = 8) -> AttentionMass:
-    """The attention of ``model`` when it reads the text ``tokens [n]`` in ``streams`` parallel streams, over
-    ``segments`` segments after its memories are full. Raises ValueError for a text too short for one."""
-    check_long_enough(model, tokens, streams)
-    parts = evaluation_segments(tokens, streams, model.config.segment_len)
-    return attention_mass_of_segments(model, (part.inputs for part in parts), segments=segments)
-
-
-def attention_mass_of_documents(
-    model: MemoryLM, tokens: Tensor, documents: Sequence[int], *, streams: int = 8, segments: int = 8
-) -> AttentionMass | None:
-    """The same of at most ``streams`` of the longest of the ``documents`` that follow each other in
-    ``tokens [n]``, read side by side as far as all of them go; None where none fills the memories."""
-    needed = (filling_segments(model) + 1) * model.config.segment_len
-    longest_first = sorted(tokens.split(list(documents)), key=len, reverse=True)
-    chosen = [document for document in longest_first[:streams] if len(document) >= needed]
-    if not chosen:
-        return None
-    inputs = torch.stack([document[: len(chosen[-1])] for document in chosen], dim=1)  # [T, B]
-    return attention_mass_of_segments(model, inputs.split(model.config.segment_len), segments=segments)
-
-
 @torch.no_grad()
-def attention_mass_of_segments(model: MemoryLM, parts: Iterable[Tensor], *, segments: int) -> AttentionMass:
-    """The same of segments ``[S, B]`` that follow each other from an empty memory on; at least one must come
-    after the memories are full."""
-    config = model.config
-    filling = filling_segments(model)
+def attention_mass(
+    model: MemoryLM, tokens: Tensor, *, documents: Sequence[int] = (), streams: int = 8, segments: int = 8
+) -> AttentionMass | None:
+    """The attention of ``model`` when it reads the text ``tokens [n]`` in ``streams`` parallel streams, over
+    ``segments`` segments after its memories are full.
+
+    If the text consists of ``documents``, given by their numbers of tokens, the streams are at most that many
+    of the longest ones, as far as all of them go; None where none fills the memories. Raises UserError for a
+    plain text too short for one such segment.
+    """
+    S, filling = model.config.segment_len, filling_segments(model)
+    if documents:
+        longest_first = sorted(tokens.split(list(documents)), key=len, reverse=True)[:streams]
+        chosen = [document for document in longest_first if len(document) >= (filling + 1) * S]
+        if not chosen:
+            return None
+        parts = iter(torch.stack([document[: len(chosen[-1])] for document in chosen], dim=1).split(S))
+    else:
+        check_long_enough(model, tokens, streams)
+        parts = (segment.inputs for segment in plain_reading(len(tokens), streams, S).segments(tokens))
     places, distances, memory = [], [], Memory(())
     with eval_mode(model):
-        for number, part in enumerate(parts):
-            inputs = part.to(model.device)  # [S, B]
-            whole = len(inputs) == config.segment_len
-            if not whole or number == filling + segments:
+        for number, inputs in enumerate(islice(parts, filling + segments)):  # [S, B]
+            if len(inputs) < S:
                 break
-            _, layer_inputs = model.transform(inputs, memory)
+            _, layer_inputs = model.transform(inputs.to(model.device), memory)
             if number >= filling:
                 place, distance = mass_of_segment(model, layer_inputs, memory)
                 places.append(place)
                 distances.append(distance)
-            memory, _ = model.transformer.remember(memory, layer_inputs, config.lengths)
+            memory, _ = model.transformer.remember(memory, layer_inputs, model.config.lengths)
     return AttentionMass(
         by_place=torch.stack(places).mean(0).tolist(),
-        nearest=bin_edges(config.remembered_positions + config.segment_len),
+        nearest=bin_edges(model.config.remembered_positions + S),
         by_distance=torch.stack(distances).mean(0).tolist(),
     )
 

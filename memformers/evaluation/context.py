@@ -20,12 +20,14 @@ of the tokens (Efron 1979), for each of which T, g and RECL are computed anew.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from memformers.common.errors import UserError
+from memformers.data.reading import streams_and_places
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 from memformers.models.scores import upcast
@@ -79,7 +81,7 @@ def effective_context(
     """
     if step < 1 or positions < 1:
         raise UserError(f"step={step} and positions={positions} must both be at least 1.")
-    before = tokens_before(documents or (len(tokens),))
+    _, before = streams_and_places(documents or (len(tokens),))
     longest = min(longest, int(before.median()))
     if longest < 2 * step:
         of_documents = f" in {len(documents):,} documents" if documents else ""
@@ -96,13 +98,11 @@ def effective_context(
 
     def losses(context: int) -> dict[str, Tensor]:
         progress(len(models) * context * len(at))
-        found = {}
+        known = {name: (name, context_in_sight(model, context)) for name, model in models.items()}
         for name, model in models.items():
-            known = name, context_in_sight(model, context)  # beyond its sight, nothing changes
-            if known not in read:
-                read[known] = losses_with_context(model, tokens, at, context)
-            found[name] = read[known]
-        return found
+            if known[name] not in read:  # beyond its sight, nothing changes
+                read[known[name]] = losses_with_context(model, tokens, at, context)
+        return {name: read[known[name]] for name in models}
 
     samples = resamples(len(at))
     gains: dict[str, dict[str, list[Tensor]]] = {str(r): {name: [] for name in models} for r in HARDEST}
@@ -118,24 +118,19 @@ def effective_context(
                 gains[str(r)][name].append(gain)
                 helped |= gain[0].item() >= THRESHOLD
         context, short = context + step, long
-    found = {r: {n: torch.stack(g, dim=1) for n, g in of_r.items()} for r, of_r in gains.items()}
+
+    def each(of: Callable[[Tensor], Any]) -> dict[str, dict[str, Any]]:
+        """For each r and model, this function of its gains ``[1 + RESAMPLES, contexts]``."""
+        return {r: {n: of(torch.stack(g, dim=1)) for n, g in of_r.items()} for r, of_r in gains.items()}
+
     return EffectiveContext(
         step=step,
         positions=len(at),
-        recl={r: {n: first_below(g[0].tolist(), step) for n, g in of_r.items()} for r, of_r in found.items()},
-        gains={r: {n: g[0].tolist() for n, g in of_r.items()} for r, of_r in found.items()},
-        recl_intervals={
-            r: {n: recl_interval(g[1:], step) for n, g in of_r.items()} for r, of_r in found.items()
-        },
-        gain_intervals={r: {n: gain_intervals(g[1:]) for n, g in of_r.items()} for r, of_r in found.items()},
+        recl=each(lambda gain: first_below(gain[0].tolist(), step)),
+        gains=each(lambda gain: gain[0].tolist()),
+        recl_intervals=each(lambda gain: recl_interval(gain[1:], step)),
+        gain_intervals=each(lambda gain: gain_intervals(gain[1:])),
     )
-
-
-def tokens_before(documents: Sequence[int]) -> Tensor:
-    """The number of tokens that each token has before it in its own document, int64 ``[n]``; ``documents``
-    are the documents' numbers of tokens."""
-    lengths = torch.tensor(documents)
-    return torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
 
 
 def resamples(n: int) -> Tensor:

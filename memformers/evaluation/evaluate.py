@@ -1,45 +1,56 @@
-"""Evaluation of a whole text: contiguous, in eval mode, from an empty memory that is carried along."""
+"""Evaluation of a whole text, or of documents: contiguous, in eval mode, each stream from an empty memory."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.data.streams import IGNORED, evaluation_segments
-from memformers.evaluation.intervals import half_width, mean_over_streams
-from memformers.evaluation.units import bits_per_byte, bits_per_character
-from memformers.models.language_model import MemoryLM
+from memformers.common.intervals import mean_of, mean_of_groups
+from memformers.data.reading import Reading, documents_reading, plain_reading, streams_and_places
+from memformers.data.streams import Segment
+from memformers.evaluation.units import bits
+from memformers.models.language_model import LMScores, MemoryLM
 from memformers.models.lengths import ByLayer
 from memformers.models.memory import Memory
+from memformers.models.memory_streams import some_streams
+from memformers.models.scores import TokenLosses
 from memformers.models.stack import eval_mode
 
 BLOCK = 500
 """Tokens whose mean loss counts as one observation in [`Evaluation.uncertainty`][]."""
+Control = Callable[[Memory], Memory]
+"""A function from a memory to the one that the model gets instead; it may change its contents but not its
+shape."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a model predicts a text."""
+    """How well a model predicts a text, or documents."""
 
-    loss: float
-    """Mean over all predictions, in nats per token."""
-    accuracy: float
-    """Fraction of tokens that were the most likely prediction."""
+    losses: Tensor
+    """float32 ``[n]``: the loss of each predicted token, stream after stream, in nats."""
+    correct: Tensor
+    """bool ``[n]``: whether the token was the most likely prediction."""
     reconstruction_losses: tuple[float, ...]
     """The attention-reconstruction loss of each segment; 0 where nothing was compressed."""
-    losses: Tensor
-    """float32 ``[n - 1]``: the loss of token 1, 2, … of the text, in nats."""
-    correct: Tensor
-    """bool ``[n - 1]``: whether token 1, 2, … of the text was the most likely prediction."""
-    stream_length: int
-    """Tokens a stream; token t of the text is in stream ⌊(t − 1) / stream_length⌋."""
-    documents: tuple[int, ...] = ()
-    """If documents were evaluated, each is a stream: how many tokens of each were predicted. They follow each
-    other in ``losses`` and ``correct``."""
+    lengths: tuple[int, ...]
+    """How many tokens of each stream were predicted."""
+    of_documents: bool = False
+    """Whether each stream is a document; otherwise the streams are parts of a plain text."""
+
+    @cached_property
+    def loss(self) -> float:
+        """Mean over all predictions, in nats per token."""
+        return self.losses.double().mean().item()
+
+    @cached_property
+    def accuracy(self) -> float:
+        """Fraction of tokens that were the most likely prediction."""
+        return self.correct.double().mean().item()
 
     @property
     def reconstruction_loss(self) -> float | None:
@@ -47,35 +58,40 @@ class Evaluation:
         compressed = [loss for loss in self.reconstruction_losses if loss > 0]
         return sum(compressed) / len(compressed) if compressed else None
 
-    def beginning(self, segments: int, segment_len: int) -> "Evaluation":
-        """The evaluation of the first ``segments`` of each stream of a plain text, as if no others had been
-        read."""
-        length = min(segments * segment_len, self.stream_length)
-        read = torch.arange(len(self.losses)) % self.stream_length < length
-        return summed_up(self.losses[read], self.correct[read], self.reconstruction_losses[:segments], length)
+    @property
+    def losses_by_text(self) -> tuple[Tensor, ...]:
+        """The losses of each document, or of the plain text, without its first token: ``[n - 1]`` each."""
+        return self.losses.split(list(self.lengths)) if self.of_documents else (self.losses,)
 
-    def perplexity(self, words: int) -> float:
-        """The perplexity per word: e to the power of the whole text's loss in nats, divided by its number of
-        words."""
-        nats = self.loss * len(self.losses) / words
-        return math.exp(nats) if nats < 700 else math.inf
+    def beginning(self, reading: Reading, steps: int) -> "Evaluation":
+        """The evaluation of the first ``steps`` of the ``reading`` that it is from."""
+        predicted = reading.predicted(steps)
+        stream, place = streams_and_places(self.lengths)
+        read = place < torch.tensor(predicted)[stream]
+        return replace(
+            self,
+            losses=self.losses[read],
+            correct=self.correct[read],
+            reconstruction_losses=self.reconstruction_losses[:steps],
+            lengths=predicted,
+        )
 
     @property
     def uncertainty(self) -> float:
-        """Half the width of a 95 % confidence interval of the loss, in nats a token, for other texts of this
-        kind and length; computed from means over blocks, since neighbouring tokens are similarly difficult.
-        NaN for a text of fewer than two blocks. If documents were evaluated, the interval is for other
-        documents of this kind; NaN for a single one."""
-        if self.documents:
-            stream, _ = self._streams_and_places()
-            return self._width(torch.ones_like(stream, dtype=torch.bool), stream)
+        """Half the width of a 95 % confidence interval of the loss, in nats per token, for other texts of
+        this kind and length; computed from means over blocks, since neighbouring tokens are similarly
+        difficult. NaN for a text of fewer than two blocks. If documents were evaluated, the interval is for
+        other documents of this kind; NaN for a single one."""
+        if self.of_documents:
+            return self._half_width(torch.ones_like(self.correct))
         blocks = self.losses[: len(self.losses) // BLOCK * BLOCK].view(-1, BLOCK).double().mean(1)
-        return half_width(blocks)
+        return mean_of(blocks.tolist()).half_width if len(blocks) else math.nan
 
     def by_position(self, segment_len: int) -> list[float]:
         """Mean loss at each position of a segment, in nats per token."""
-        _, place = self._streams_and_places()
-        return group_means(self.losses, place % segment_len).tolist()
+        _, place = streams_and_places(self.lengths)
+        position = place % segment_len
+        return (position.bincount(self.losses.double()) / position.bincount()).tolist()
 
     def by_memory(self, segment_len: int, reach: int) -> list[tuple[int, float, float]]:
         """The loss by the amount of memory: the number of positions that a stream has read before a segment,
@@ -84,108 +100,95 @@ class Evaluation:
 
         A stream counts as one observation, since its neighbouring segments are similarly difficult.
         """
-        stream, place = self._streams_and_places()
+        _, place = streams_and_places(self.lengths)
         before = (place // segment_len * segment_len).clamp(max=reach)
-        found = []
-        for length in before.unique().tolist():
-            same = before == length
-            found.append((length, self.losses[same].double().mean().item(), self._width(same, stream)))
-        return found
+        masks = ((length, before == length) for length in before.unique().tolist())
+        return [(length, self.losses[m].double().mean().item(), self._half_width(m)) for length, m in masks]
 
-    def _width(self, counted: Tensor, stream: Tensor) -> float:
-        """Half the width of the interval of the mean of the losses that are true in ``counted [n]``."""
-        losses, stream = self.losses[counted], stream[counted]
-        if not self.documents:
-            return half_width(group_means(losses, stream))
-        sums, counts = stream.bincount(losses.double()), stream.bincount()
-        return mean_over_streams(sums, counts).half_width  # they are not of equal length
-
-    def _streams_and_places(self) -> tuple[Tensor, Tensor]:
-        """For each loss: the number of its stream, and its position there."""
-        at = torch.arange(len(self.losses))
-        if not self.documents:
-            return at // self.stream_length, at % self.stream_length
-        lengths = torch.tensor(self.documents)
-        first = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-        return torch.arange(len(lengths)).repeat_interleave(lengths), at - first
-
-
-def summed_up(
-    losses: Tensor,
-    correct: Tensor,
-    reconstruction_losses: tuple[float, ...],
-    stream_length: int,
-    documents: tuple[int, ...] = (),
-) -> Evaluation:
-    """The evaluation that found ``losses [n]`` and ``correct [n]``, in the order of the text."""
-    return Evaluation(
-        loss=losses.double().mean().item(),
-        accuracy=correct.double().mean().item(),
-        reconstruction_losses=reconstruction_losses,
-        losses=losses,
-        correct=correct,
-        stream_length=stream_length,
-        documents=documents,
-    )
-
-
-def group_means(values: Tensor, group: Tensor) -> Tensor:
-    """The mean of ``values [n]`` in each group 0, 1, …, float64."""
-    sums = torch.zeros(int(group.max()) + 1, dtype=torch.float64).index_add(0, group, values.double())
-    return sums / torch.bincount(group)
+    def _half_width(self, counted: Tensor) -> float:
+        """That of the mean of the losses that are true in ``counted [n]``, over streams."""
+        stream = streams_and_places(self.lengths)[0][counted]
+        sums, counts = stream.bincount(self.losses[counted].double()), stream.bincount()
+        if self.of_documents:  # of unequal length
+            return mean_of_groups(sums.tolist(), counts.tolist()).half_width
+        return mean_of((sums / counts)[counts > 0].tolist()).half_width
 
 
 @torch.no_grad()
+def read_segment(
+    model: MemoryLM, segment: Segment, memory: Memory, controls: Mapping[str, Control] | None = None
+) -> tuple[LMScores, dict[str, TokenLosses]]:
+    """Read ``segment``, of ``[S, B]`` tokens, with ``memory``, and again under each of the ``controls``;
+    returns the result of the first, whose memory the next segment gets, and the scores of the others by name.
+
+    Streams that start over begin with an empty memory; of a segment of fewer streams than the memory has, the
+    last ones have ended. Raises UserError for controls of a single stream, whose memories they exchange.
+    """
+    if controls and segment.inputs.shape[1] < 2:
+        raise UserError("controls exchange memories between streams; use at least 2 streams.")
+    inputs, targets = segment.inputs.to(model.device), segment.targets.to(model.device)
+    memory = Memory(()) if segment.starts_over else some_streams(memory, slice(inputs.shape[1]))
+    read = model(inputs, memory, targets)
+    changed = {name: model(inputs, control(memory), targets) for name, control in (controls or {}).items()}
+    return read, {name: found.scores for name, found in changed.items()}
+
+
 def evaluate(
-    model: MemoryLM,
-    tokens: Tensor,
-    batch_size: int,
-    between_segments: Callable[[], None] = lambda: None,
-    segments: int | None = None,
+    model: MemoryLM, tokens: Tensor, batch_size: int, *, documents: Sequence[int] = ()
 ) -> Evaluation:
     """Predict ``tokens [n]`` once, in ``batch_size`` parallel streams, with segments as long as in training;
     the mode of the model doesn't change.
 
-    Fewer streams are stricter and slower, since each begins with an empty memory. ``between_segments`` may
-    raise any exception to end it. With ``segments``, only this number of segments of each stream is read and
-    evaluated.
+    Fewer streams are stricter and slower, since each begins with an empty memory. If the text consists of
+    ``documents``, given by their numbers of tokens, each is predicted from an empty memory and all but its
+    first token, and the result equals that of evaluating each alone. Raises UserError where nothing can be
+    predicted.
     """
-    batch_size = min(batch_size, len(tokens) - 1)
-    device = model.device
-    losses, hits, reconstruction, memory, predicted = [], [], [], Memory(()), 0
+    S = model.config.segment_len
+    if documents:
+        return evaluate_reading(model, tokens, documents_reading(documents, batch_size, S))
+    return evaluate_reading(model, tokens, plain_reading(len(tokens), batch_size, S))
+
+
+def evaluate_reading(
+    model: MemoryLM,
+    tokens: Tensor,
+    reading: Reading,
+    between_segments: Callable[[], None] = lambda: None,
+    steps: int | None = None,
+) -> Evaluation:
+    """Predict ``tokens [n]`` in the order of ``reading``. ``between_segments`` may raise any exception to end
+    it; with ``steps``, only this number of segments is read."""
+    losses, correct, reconstruction, memory = [], [], [], Memory(())
     with eval_mode(model):
-        parts = evaluation_segments(tokens, batch_size, model.config.segment_len)
-        for segment in islice(parts, segments):
+        for segment in reading.segments(tokens, steps):
             between_segments()
-            targets = segment.targets.to(device)
-            scores, memory, auxiliary_loss = model(segment.inputs.to(device), memory, targets)
-            losses.append(scores.losses.cpu())  # [S, B]
-            hits.append(scores.correct.cpu())  # [S, B]
-            reconstruction.append(float(auxiliary_loss))
-            predicted += int((segment.targets != IGNORED).sum())  # what is ignored ends the last streams
-    correct, of_each = (torch.cat(x).T.flatten()[:predicted] for x in (hits, losses))
-    return summed_up(of_each, correct, tuple(reconstruction), stream_length=sum(map(len, losses)))
-
-
-def summary(evaluation: Evaluation, text: str) -> dict[str, float]:
-    """The numbers that papers compare, for the ``text`` that was evaluated. All tokens but the first are
-    predicted. Words are separated by white space, and a character counts if all of its bytes were predicted
-    ([`memformers.evaluation.units`][])."""
-    per_character, per_byte = (
-        bits_per_character(evaluation.losses, text),
-        bits_per_byte(evaluation.losses, text),
+            read, _ = read_segment(model, segment, memory)
+            memory = read.memory
+            losses.append(read.scores.losses.cpu())
+            correct.append(read.scores.correct.cpu())
+            reconstruction.append(float(read.auxiliary_loss))
+    return Evaluation(
+        reading.in_order(losses),
+        reading.in_order(correct),
+        tuple(reconstruction),
+        reading.predicted(steps),
+        reading.of_documents,
     )
-    return numbers_of(evaluation, per_character, per_byte, len(text.split()))
 
 
-def numbers_of(evaluation: Evaluation, per_character: float, per_byte: float, words: int) -> dict[str, float]:
-    """The numbers of [`summary`][] for a text with this number of ``words`` and these bits."""
+def summary(evaluation: Evaluation, *texts: str) -> dict[str, float]:
+    """The numbers that papers compare, for the text or the documents that were evaluated. All tokens of each
+    but the first are predicted. Words are separated by white space, and a character counts if all of its
+    bytes were predicted ([`memformers.evaluation.units`][])."""
+    per_character, per_byte = bits(evaluation.losses_by_text, texts)
+    nats = evaluation.loss * len(evaluation.losses) / max(sum(len(text.split()) for text in texts), 1)
     return {
         "loss_nats": evaluation.loss,
         "uncertainty_nats": evaluation.uncertainty,
         "bits_per_character": per_character,
         "bits_per_byte": per_byte,
-        "word_perplexity": evaluation.perplexity(max(words, 1)),
+        "word_perplexity": math.exp(nats) if nats < 700 else math.inf,
         "accuracy": evaluation.accuracy,
         "tokens": len(evaluation.losses),
     }

@@ -1,42 +1,64 @@
 """What each part of its memory is worth to a trained model: the loss without the part minus the loss with it.
 
 The held-out text is read in parallel streams, and the memory is carried along; of documents, each is a stream
-of its own. Before a segment, the memory is changed ([`memformers.evaluation.controls`][]): its slots or its
-positions are zeroed, or swapped with those of another stream. Each stream counts as an independent
-observation, and differences are taken within streams, token by token.
+of its own. Before a segment, the memory is changed: its slots or its positions are zeroed, or swapped with
+those of another stream. Each stream counts as an independent observation, and differences are taken within
+streams, token by token.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from memformers.data.streams import iter_segments
+from memformers.common.intervals import Mean, mean_of_groups
+from memformers.data.reading import Reading, streams_and_places
 from memformers.evaluation.attention_mass import filling_segments
-from memformers.evaluation.controls import controls_of, scores_under
-from memformers.evaluation.intervals import mean_over_streams
-from memformers.evaluation.rarity import group_names, groups
-from memformers.evaluation.repeats import band_edges, band_names, bands, repeat_distances
-from memformers.evaluation.side_by_side import Streams, streams_of_documents, streams_of_text
+from memformers.evaluation.evaluate import Control, read_segment
+from memformers.evaluation.token_groups import rarity_groups, repeat_distances, repeat_edges, repeat_groups
 from memformers.models.language_model import MemoryLM
+from memformers.models.lengths import MemoryLengths, most
 from memformers.models.memory import Memory
-from memformers.models.memory_streams import some_streams
 from memformers.models.stack import eval_mode
 
+AT_ONCE = 16
+"""Streams of a text that is long enough, and documents that are read at once."""
 N_GRAM = 8
 """Tokens, the last of them the one that is predicted, that must have occurred before for it to repeat."""
 UNTOUCHED = "untouched"
+"""The name of the unchanged memory beside those of the controls."""
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A mean difference of losses, in nats per token."""
+def slots_zeroed(memory: Memory) -> Memory:
+    """A compressed memory of zeros, ``[C, B, D]`` a layer as before."""
+    return replace(memory, c_mem=tuple(map(torch.zeros_like, memory.c_mem)))
 
-    mean: float
-    half_width: float | None
-    """Half of its 95 % interval over streams; None where fewer than two streams have such tokens."""
+
+def slots_swapped(memory: Memory) -> Memory:
+    """Each stream has the compressed memory of the stream before it, and the first that of the last."""
+    return replace(memory, c_mem=tuple(slots.roll(1, dims=1) for slots in memory.c_mem))
+
+
+def memory_zeroed(memory: Memory) -> Memory:
+    """A memory of zeros, ``[M, B, D]`` a layer as before."""
+    return replace(memory, mem=tuple(map(torch.zeros_like, memory.mem)))
+
+
+def memory_swapped(memory: Memory) -> Memory:
+    """Each stream has the memory of the stream before it, and the first that of the last."""
+    return replace(memory, mem=tuple(positions.roll(1, dims=1) for positions in memory.mem))
+
+
+def controls_of(lengths: MemoryLengths) -> dict[str, Control]:
+    """The controls that can change a memory of these lengths, by name."""
+    controls: dict[str, Control] = {}
+    if most(lengths.c_mem_len):
+        controls |= {"slots zeroed": slots_zeroed, "slots swapped": slots_swapped}
+    if most(lengths.mem_len):
+        controls |= {"memory zeroed": memory_zeroed, "memory swapped": memory_swapped}
+    return controls
 
 
 @dataclass(frozen=True)
@@ -47,14 +69,14 @@ class Group:
     tokens: int
     loss: dict[str, float]
     """By model: the mean with the unchanged memory, in nats per token."""
-    less_baseline: dict[str, Difference]
-    """By model, without the baseline: its loss minus the baseline's."""
-    less_untouched: dict[str, dict[str, Difference]]
+    less_baseline: dict[str, Mean]
+    """By model, without the baseline: its loss minus the baseline's, with an interval over streams."""
+    less_untouched: dict[str, dict[str, Mean]]
     """By model and control: the loss with the changed memory minus that with the unchanged memory."""
 
 
 @dataclass(frozen=True)
-class Worth:
+class MemoryAblation:
     """What memory is worth to some models on the same tokens."""
 
     streams: int
@@ -65,14 +87,14 @@ class Worth:
     baseline: str | None
     """The model with the shortest reach, with which the others are compared; None for a single model."""
     overall: Group
-    swapped_less_zeroed: dict[str, dict[str, Difference]]
+    swapped_less_zeroed: dict[str, dict[str, Mean]]
     """By model and part of the memory, over all tokens: the loss with the part swapped minus that with it
     zeroed."""
     by_occurrences: list[Group]
     """By the number of occurrences of a token's word in the training text."""
     by_repeat_distance: list[Group]
     """By the distance, in tokens, to the last occurrence that a token repeats."""
-    of_documents: bool = False
+    of_documents: bool
     """Whether each stream is a document."""
 
 
@@ -84,128 +106,142 @@ def memory_ablation(
     tokens: int,
     documents: Sequence[int] = (),
     progress: Callable[[int], object] = lambda tokens: None,
-) -> Worth | None:
+) -> MemoryAblation | None:
     """What memory is worth to ``models``, by name, on about ``tokens`` tokens of ``text [n]``, whose words
     occur ``occurrences [n]`` times in training; None for a text too short for two streams.
 
-    They are the first of equal parts of the text ([`streams_of_text`][]), or of its ``documents``, given by
-    how many tokens each has ([`streams_of_documents`][]); before them, each stream reads as many tokens as
-    fill the longest memory. ``progress`` is called with the number of further tokens that were read.
+    They are the first of equal parts of the text ([`parts_of_text`][]), or of its ``documents``, given by how
+    many tokens each has ([`parts_of_documents`][]); before them, each stream reads as many tokens as fill the
+    longest memory. ``progress`` is called with the number of further tokens that were read.
     """
-    segment_len = max(model.config.segment_len for model in models.values())
+    configs = {name: model.config for name, model in models.items()}
+    segment_len = max(config.segment_len for config in configs.values())
     warm_up = max(filling_segments(model) * model.config.segment_len for model in models.values())
-    streams = (
-        streams_of_documents(documents, warm_up, segment_len, tokens)
+    reading = (
+        parts_of_documents(documents, warm_up, segment_len, tokens)
         if documents
-        else streams_of_text(len(text), warm_up, segment_len, tokens)
+        else parts_of_text(len(text), warm_up, segment_len, tokens)
     )
-    if streams is None:
+    if reading is None:
         return None
-    at, there = streams.at, streams.there[warm_up + 1 :]
-    reach = max(model.config.remembered_positions for model in models.values())
-    edges = band_edges(min(model.config.segment_len for model in models.values()), reach)
-    losses = {}
-    for name, model in models.items():
-        with eval_mode(model):
-            losses[name] = losses_under_controls(model, text[at], streams, warm_up, progress)
-    looks_back_least = min(models, key=lambda name: models[name].config.remembered_positions)
-    baseline = looks_back_least if len(models) > 1 else None
+    reach = {name: config.remembered_positions for name, config in configs.items()}
+    baseline = min(reach, key=lambda name: reach[name]) if len(models) > 1 else None
+    losses = {
+        name: losses_under_controls(model, text, reading, warm_up, progress) for name, model in models.items()
+    }
+    stream, place = streams_and_places(reading.lengths)
+    counted = place >= warm_up
+    at = torch.tensor(reading.begins)[stream] + place + 1
+    parts = zip(reading.begins, reading.lengths, strict=True)
+    repeats = [repeat_distances(text[begin : begin + 1 + length], N_GRAM)[1:] for begin, length in parts]
+    edges = repeat_edges(min(config.segment_len for config in configs.values()), max(reach.values()))
 
-    def grouped(group: Tensor, names: Sequence[str]) -> list[Group]:
-        group = group[warm_up + 1 :]
-        return [summed_up(name, there & (group == i), losses, baseline) for i, name in enumerate(names)]
+    def difference(ours: Tensor, base: Tensor, which: Tensor) -> Mean:
+        of, less = stream[which], (ours - base)[which]
+        return mean_of_groups(of.bincount(less).tolist(), of.bincount().tolist())
 
-    return Worth(
-        streams=len(streams.lengths),
+    def group(name: str, which: Tensor) -> Group:
+        """The group of the tokens that are true in ``which [n]``."""
+        if not which.any():
+            return Group(name, 0, {}, {}, {})
+        plain = {model: of_model[UNTOUCHED] for model, of_model in losses.items()}
+        return Group(
+            name=name,
+            tokens=int(which.sum()),
+            loss={model: loss[which].mean().item() for model, loss in plain.items()},
+            less_baseline={
+                model: difference(loss, plain[baseline], which)
+                for model, loss in plain.items()
+                if baseline not in (None, model)
+            },
+            less_untouched={
+                model: {
+                    control: difference(loss, plain[model], which)
+                    for control, loss in of_model.items()
+                    if control != UNTOUCHED
+                }
+                for model, of_model in losses.items()
+            },
+        )
+
+    def grouped(numbers: Tensor, names: Sequence[str]) -> list[Group]:
+        return [group(name, counted & (numbers == i)) for i, name in enumerate(names)]
+
+    return MemoryAblation(
+        streams=len(reading.lengths),
         warm_up=warm_up,
         n_gram=N_GRAM,
         baseline=baseline,
-        overall=grouped(torch.zeros_like(at), ["all"])[0],
-        swapped_less_zeroed={name: swapped_less_zeroed(of_model, there) for name, of_model in losses.items()},
-        by_occurrences=grouped(groups(occurrences[at]), group_names()),
-        by_repeat_distance=grouped(bands(repeat_distances(text[at], N_GRAM), edges), band_names(edges)),
+        overall=group("all", counted),
+        swapped_less_zeroed={
+            model: {
+                part: difference(of_model[f"{part} swapped"], of_model[f"{part} zeroed"], counted)
+                for part in ("slots", "memory")
+                if f"{part} zeroed" in of_model
+            }
+            for model, of_model in losses.items()
+        },
+        by_occurrences=grouped(*rarity_groups(occurrences[at])),
+        by_repeat_distance=grouped(*repeat_groups(torch.cat(repeats), edges)),
         of_documents=bool(documents),
     )
 
 
-@torch.no_grad()
 def losses_under_controls(
-    model: MemoryLM, tokens: Tensor, streams: Streams, warm_up: int, progress: Callable[[int], object]
+    model: MemoryLM, text: Tensor, reading: Reading, warm_up: int, progress: Callable[[int], object]
 ) -> dict[str, Tensor]:
-    """The loss of each token of the ``streams``, ``tokens [1 + T, B]``, after the first ``1 + warm_up``, in
-    nats, float64 ``[T - warm_up, B]``: with the memory untouched, and under each control, by name. Past a
-    stream's end it is any number."""
-    counted, groups = len(tokens) - 1 - warm_up, []
-    for group in streams.groups:
-        lengths = streams.lengths[group]
-        losses = losses_of_group(model, tokens[: lengths[0], group], lengths, warm_up, progress)
-        groups.append({name: F.pad(x, (0, 0, 0, counted - len(x))) for name, x in losses.items()})
-    return {name: torch.cat([of_group[name] for of_group in groups], dim=1) for name in groups[0]}
-
-
-def losses_of_group(
-    model: MemoryLM,
-    tokens: Tensor,
-    lengths: Sequence[int],
-    warm_up: int,
-    progress: Callable[[int], object],
-) -> dict[str, Tensor]:
-    """Those of streams ``tokens [1 + T, B]`` of these ``lengths``, the longest first, that are read at once.
-    A stream that has come to its end is left out of the next segment, so that nothing is swapped with it."""
-    controls = controls_of(model.config.lengths)
+    """The loss of each prediction of the ``reading`` of ``text [n]``, stream after stream, in nats, float64:
+    with the memory untouched, and under each control, by name. Segments that end within the first ``warm_up``
+    predictions are read with the memory untouched alone."""
+    reading = replace(reading, segment_len=model.config.segment_len)
+    controls, memory = controls_of(model.config.lengths), Memory(())
     found: dict[str, list[Tensor]] = {name: [] for name in (UNTOUCHED, *controls)}
-    memory = Memory(())
-    for segment in iter_segments(tokens[:-1], tokens[1:], model.config.segment_len):
-        begin = segment.end - len(segment.inputs)
-        B = sum(length - 1 > begin for length in lengths)
-        segment = replace(segment, inputs=segment.inputs[:, :B], targets=segment.targets[:, :B])
-        memory = some_streams(memory, slice(B))
-        counted = min(segment.end - warm_up, len(segment.inputs))
-        read, changed = scores_under(model, segment, memory, controls if counted > 0 else {})
-        if counted > 0:
-            for name, scores in ({UNTOUCHED: read.scores} | changed).items():
-                losses = scores.losses[-counted:].cpu().double()
-                found[name].append(F.pad(losses, (0, len(lengths) - B)))
-        memory = read.memory
-        progress(segment.inputs.numel() * (1 + len(changed)))
-    return {name: torch.cat(parts) for name, parts in found.items()}
+    with eval_mode(model):
+        for segment in reading.segments(text):
+            counts = segment.end > warm_up
+            read, changed = read_segment(model, segment, memory, controls if counts else {})
+            memory = read.memory
+            for name, losses in found.items():
+                losses.append(changed.get(name, read.scores).losses.cpu().double())
+            progress(segment.inputs.numel() * (1 + len(changed)))
+    return {name: reading.in_order(losses) for name, losses in found.items()}
 
 
-def summed_up(
-    name: str, which: Tensor, losses: Mapping[str, Mapping[str, Tensor]], baseline: str | None
-) -> Group:
-    """The group of the tokens that are true in ``which [T, B]``, of which these are the ``losses [T, B]`` by
-    model and control."""
-    if not which.any():
-        return Group(name, 0, {}, {}, {})
-    whole = {model: of_model[UNTOUCHED] for model, of_model in losses.items()}
-    less_baseline = {
-        model: difference(loss, whole[baseline], which)
-        for model, loss in whole.items()
-        if baseline is not None and model != baseline
-    }
-    less_untouched = {
-        model: {
-            control: difference(loss, whole[model], which)
-            for control, loss in of_model.items()
-            if control != UNTOUCHED
-        }
-        for model, of_model in losses.items()
-    }
-    means = {model: loss[which].mean().item() for model, loss in whole.items()}
-    return Group(name, int(which.sum()), means, less_baseline, less_untouched)
+def parts_of_text(n_tokens: int, warm_up: int, segment_len: int, tokens: int) -> Reading | None:
+    """At most [`AT_ONCE`][] equal parts of a text, of which the tokens after the first ``warm_up`` count, at
+    least ``segment_len`` in each and about ``tokens`` in all; None where there would be fewer than two."""
+    streams = min(AT_ONCE, (n_tokens - 1) // (warm_up + segment_len))
+    if streams < 2:
+        return None
+    length = (n_tokens - 1) // streams
+    predicted = min(warm_up + max(tokens // streams, segment_len), length)
+    begins = tuple(length * b for b in range(streams))
+    return Reading(begins, (predicted,) * streams, (tuple(range(streams)),), segment_len)
 
 
-def swapped_less_zeroed(losses: Mapping[str, Tensor], which: Tensor) -> dict[str, Difference]:
-    """For each part of a model's memory: how much more it loses, by its ``losses [T, B]`` under each control,
-    with another stream's in that place than with zeros, over the tokens that are true in ``which [T, B]``."""
-    parts = [name.removesuffix(" zeroed") for name in losses if name.endswith(" zeroed")]
-    return {part: difference(losses[f"{part} swapped"], losses[f"{part} zeroed"], which) for part in parts}
+def parts_of_documents(
+    documents: Sequence[int], warm_up: int, segment_len: int, tokens: int
+) -> Reading | None:
+    """The beginnings of ``documents``, the lengths in tokens of those that make up a text. Of each, the
+    tokens after the first ``warm_up`` count, at least ``segment_len`` of them and about ``tokens`` in all at
+    most; None where fewer than two are that long. Of many documents it is every k-th.
 
-
-def difference(losses: Tensor, less: Tensor, which: Tensor) -> Difference:
-    """The mean over the tokens that are true in ``which [T, B]``, at least one, of ``losses [T, B]`` less
-    ``less``, likewise."""
-    sums = torch.where(which, losses - less, 0.0).sum(0)
-    found = mean_over_streams(sums, which.sum(0))
-    return Difference(found.mean, None if found.n < 2 else found.half_width)
+    [`AT_ONCE`][] are read at once, and the longest two of each group are as long, so that no stream is ever
+    read alone.
+    """
+    enough = [number for number, length in enumerate(documents) if length > warm_up + segment_len]
+    if len(enough) < 2:
+        return None
+    chosen = enough[:: -(-len(enough) // max(tokens // segment_len, 2))]
+    longest = warm_up + max(tokens // len(chosen), segment_len)
+    chosen.sort(key=lambda number: (-min(documents[number] - 1, longest), number))
+    if len(chosen) % AT_ONCE == 1:
+        chosen.pop()
+    lengths = [min(documents[number] - 1, longest) for number in chosen]
+    groups = tuple(tuple(range(len(chosen))[i : i + AT_ONCE]) for i in range(0, len(chosen), AT_ONCE))
+    for group in groups:
+        lengths[group[0]] = lengths[group[1]]
+    begins = list(accumulate(documents, initial=0))
+    return Reading(
+        tuple(begins[number] for number in chosen), tuple(lengths), groups, segment_len, of_documents=True
+    )

@@ -1,9 +1,8 @@
 """What memory is worth to the models of a comparison, measured from its checkpoints."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,17 +11,12 @@ from tqdm import tqdm
 from memformers.common.errors import UserError
 from memformers.common.files import write_json
 from memformers.data.corpora import Corpus, load_corpus
+from memformers.data.reading import streams_and_places
 from memformers.data.tokenizers import Tokenizer
-from memformers.evaluation.attention_mass import (
-    AttentionMass,
-    attention_mass,
-    attention_mass_of_documents,
-    check_long_enough,
-)
-from memformers.evaluation.context import effective_context, tokens_before
+from memformers.evaluation.attention_mass import attention_mass, check_long_enough
+from memformers.evaluation.context import effective_context
 from memformers.evaluation.memory_ablation import memory_ablation
-from memformers.evaluation.rarity import word_occurrences
-from memformers.models.language_model import MemoryLM
+from memformers.evaluation.token_groups import word_occurrences
 from memformers.pretrained.own import load_checkpoint
 from memformers.runs.finished import FinishedRun, newest_checkpoint, one_of_each_arm, read_runs
 from memformers.runs.folder import PROBE
@@ -81,7 +75,7 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
         for model in models.values():
             check_long_enough(model, tokens, config.streams)
     context = None
-    if not documents or tokens_before(documents).median() >= 2 * config.step:
+    if not documents or streams_and_places(documents)[1].median() >= 2 * config.step:
         with tqdm(unit="tok", unit_scale=True, desc="probing contexts") as bar:
             context = effective_context(
                 models,
@@ -97,12 +91,16 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
         found = memory_ablation(
             models, tokens, occurrences, tokens=config.tokens, documents=documents, progress=bar.update
         )
-    results: dict[str, Any] = {
+    attention = {
+        name: attention_mass(model, tokens, documents=documents, streams=config.streams)
+        for name, model in models.items()
+    }
+    results = {
         "checkpoints": {run.folder.name: newest_checkpoint(run.folder) for run in runs},
         "documents": len(documents),
-        "effective_context": asdict(context) if context else None,
-        "attention": attention_of(models, tokens, documents, config.streams),
-        "memory_ablation": asdict(found) if found else None,
+        "effective_context": context,
+        "attention": attention if all(attention.values()) else None,
+        "memory_ablation": found,
     }
     write_json(folder / PROBE, results)
     return folder / PROBE
@@ -124,24 +122,6 @@ def occurrences_in(corpus: Corpus, n_tokens: int, documents: Sequence[int]) -> T
     found = word_occurrences(held_out, trained_on, n_tokens + len(documents) - 1)
     parts = found.split([length + 1 for length in documents[:-1]] + [documents[-1]])
     return torch.cat([part[:length] for part, length in zip(parts, documents, strict=True)])
-
-
-def attention_of(
-    models: Mapping[str, MemoryLM], tokens: Tensor, documents: Sequence[int], streams: int
-) -> dict[str, dict[str, Any]] | None:
-    """The attention of each model, by name, in the text ``tokens [n]``; None where its ``documents`` are too
-    short for one of them."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, model in models.items():
-        mass: AttentionMass | None
-        if documents:
-            mass = attention_mass_of_documents(model, tokens, documents, streams=streams)
-        else:
-            mass = attention_mass(model, tokens, streams=streams)
-        if mass is None:
-            return None
-        found[name] = asdict(mass)
-    return found
 
 
 def has_checkpoint(folder: Path) -> bool:

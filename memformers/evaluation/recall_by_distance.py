@@ -1,19 +1,19 @@
 """How much a model recalls, by how long ago it was said, and which part of its memory it has that from."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from memformers.data.recall_stream import NOTHING
 from memformers.data.streams import Segment
-from memformers.evaluation.controls import Control, scores_under
+from memformers.evaluation.evaluate import Control, read_segment
+from memformers.evaluation.memory_ablation import UNTOUCHED
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 from memformers.models.stack import eval_mode
 
-UNTOUCHED = "untouched"
 PLACES = ("segment", "memory", "slots", "beyond")
 """Where a value can be when it is asked for: in the segment that is read, in the memory, in a compressed
 slot, or beyond what one layer sees. Of layers with other lengths, those that remember the most count."""
@@ -43,8 +43,7 @@ class Recall:
         """Over all asks for what one layer can see."""
         places = [place for place in PLACES[:-1] if self.asks_by_place[place]]
         right = sum((self.by_place[place] or 0.0) * self.asks_by_place[place] for place in places)
-        asks = sum(self.asks_by_place[place] for place in places)
-        return right / asks if asks else None
+        return share(right, sum(self.asks_by_place[place] for place in places))
 
 
 def distance_edges(reach: int) -> tuple[int, ...]:
@@ -58,7 +57,6 @@ def distance_edges(reach: int) -> tuple[int, ...]:
     return (0, *fine, *range(step, last + 1, step), 2 * last)
 
 
-@torch.no_grad()
 def recall_by_distance(
     model: MemoryLM,
     segments: Iterable[tuple[Segment, Tensor]],
@@ -71,70 +69,48 @@ def recall_by_distance(
     recalls with its memory untouched, and under each of the ``controls``, by name.
 
     A control changes the memory that the model reads in one segment. The memory that is carried on is always
-    the untouched one, so a loss in one segment is not a loss in the next. Questions in the first ``warm_up``
-    positions of each stream don't count. The mode of the model is restored.
+    the untouched one, so a loss in one segment is not a loss in the next. Segments that end within the first
+    ``warm_up`` positions of each stream don't count. The mode of the model is restored.
 
-    Raises ValueError if there is only one stream, since controls exchange them.
+    Raises UserError if there is only one stream, since controls exchange them.
     """
-    counts = {name: Counts(edges) for name in (UNTOUCHED, *(controls or {}))}
-    memory, position, rate = Memory(()), 0, model.config.lengths.compression_rate
+    changes, rate = controls or {}, model.config.lengths.compression_rate
+    bins, places, memory = [], [], Memory(())
+    found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in (UNTOUCHED, *changes)}
     with eval_mode(model):
         for segment, distances in segments:
-            ends = (0, memory.mem_len, memory.positions(rate) - memory.mem_len)
-            counted = position >= warm_up
-            read, changed = scores_under(model, segment, memory, (controls or {}) if counted else {})
-            for name, scores in ({UNTOUCHED: read.scores} | changed).items() if counted else ():
-                counts[name].add(distances, ends, scores.correct.cpu(), scores.losses.cpu())
-            memory, position = read.memory, position + len(segment.inputs)
-    return {name: count.recall() for name, count in counts.items()}
+            counts, held, reach = segment.end > warm_up, memory.mem_len, memory.positions(rate)
+            read, changed = read_segment(model, segment, memory, changes if counts else {})
+            if counts:
+                asked = distances != NOTHING
+                before = distances - torch.arange(len(distances))[:, None]  # the segment's first position
+                bins.append(torch.bucketize(distances[asked], torch.tensor(edges), right=True))
+                places.append(torch.bucketize(before[asked], torch.tensor([0, held, reach])))
+                for name, scores in ({UNTOUCHED: read.scores} | changed).items():
+                    found[name].append((scores.correct.cpu()[asked], scores.losses.cpu()[asked]))
+            memory = read.memory
+    asks = torch.cat(bins), torch.cat(places)
+    return {name: recall_of(edges, *asks, parts) for name, parts in found.items()}
 
 
-@dataclass
-class Counts:
-    """Asks, and those that were right, of bins with these edges and of places."""
-
-    edges: tuple[int, ...]
-    bins: Tensor = field(init=False)
-    """int64 ``[2, n + 2]``: asks and right answers before, in and after the bins."""
-    places: Tensor = field(init=False)
-    """int64 ``[2, 4]``: likewise in each of [`PLACES`][]."""
-    loss: float = 0.0
-    """Summed over asks, in nats."""
-
-    def __post_init__(self) -> None:
-        """Start with nothing counted."""
-        self.bins = torch.zeros(2, len(self.edges) + 1, dtype=torch.int64)
-        self.places = torch.zeros(2, len(PLACES), dtype=torch.int64)
-
-    def add(self, distances: Tensor, ends: tuple[int, int, int], correct: Tensor, losses: Tensor) -> None:
-        """Count a segment with these ``distances``, right answers and ``losses``, ``[S, B]`` each; ``ends``
-        are the positions that segment, memory and slots hold before it, in this order."""
-        asked = distances != NOTHING
-        before = distances - torch.arange(len(distances))[:, None]  # the segment's first position
-        limits = torch.tensor(ends).cumsum(0)
-        for count, group in (
-            (self.bins, torch.bucketize(distances[asked], torch.tensor(self.edges), right=True)),
-            (self.places, torch.bucketize(before[asked], limits)),
-        ):
-            for row, which in enumerate((group, group[correct[asked]])):
-                count[row] += torch.bincount(which, minlength=count.shape[1])
-        self.loss += losses[asked].double().sum().item()
-
-    def recall(self) -> Recall:
-        """What has been counted."""
-        asks, right = self.bins[:, 1:-1].tolist()
-        place_asks, place_right = self.places.tolist()
-        total = sum(place_asks)
-        return Recall(
-            edges=self.edges,
-            accuracy=tuple(map(share, right, asks)),
-            asks=tuple(asks),
-            by_place=dict(zip(PLACES, map(share, place_right, place_asks), strict=True)),
-            asks_by_place=dict(zip(PLACES, place_asks, strict=True)),
-            loss=self.loss / total if total else 0.0,
-        )
+def recall_of(
+    edges: tuple[int, ...], bins: Tensor, places: Tensor, parts: Sequence[tuple[Tensor, Tensor]]
+) -> Recall:
+    """The recall of asks with these ``bins``, of which the first comes before the first edge, and ``places``,
+    ``[n]`` each; ``parts`` are whether they were answered rightly, and their losses, of some asks each."""
+    right = torch.cat([correct for correct, _ in parts])
+    asks, asks_right = (x.bincount(minlength=len(edges) + 1)[1:-1].tolist() for x in (bins, bins[right]))
+    by_place, right_by_place = (x.bincount(minlength=len(PLACES)).tolist() for x in (places, places[right]))
+    return Recall(
+        edges=edges,
+        accuracy=tuple(map(share, asks_right, asks)),
+        asks=tuple(asks),
+        by_place=dict(zip(PLACES, map(share, right_by_place, by_place), strict=True)),
+        asks_by_place=dict(zip(PLACES, by_place, strict=True)),
+        loss=sum(losses.double().sum().item() for _, losses in parts) / max(len(right), 1),
+    )
 
 
-def share(right: int, asks: int) -> float | None:
+def share(right: float, asks: int) -> float | None:
     """The part of ``asks`` that is right."""
     return right / asks if asks else None

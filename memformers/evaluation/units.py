@@ -3,40 +3,48 @@ tokens.
 
 The first token of a text is not predicted. A character counts if all of its bytes were predicted, with the
 loss of just these bytes. So the first character doesn't count, nor does an incomplete character at the
-beginning or the end of a slice of bytes.
+beginning or the end of a slice of bytes. A byte that is not UTF-8 counts as a character.
 """
 
 import codecs
 import math
 import re
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.data.text_files import bytes_of
+from memformers.data.texts import bytes_of
 
 REST_OF_ONE = "[\udc80-\udcbf]{1,3}"
-"""Bytes that can only go on with a character, as [`memformers.data.text_files.text_of`][] reads them where
-the character's beginning is missing."""
+"""Bytes that can only go on with a character, as [`memformers.data.texts.text_of`][] reads them where the
+character's beginning is missing."""
 
 
-def bits_per_character(losses: Tensor, text: str) -> float:
-    """From the ``losses [n - 1]`` in nats of the tokens of ``text`` after the first, each a character or a
-    byte; NaN where no character was predicted. A byte that is not UTF-8 counts as a character.
+def bits(losses: Sequence[Tensor], texts: Sequence[str]) -> tuple[float, float]:
+    """Bits per character and per byte over all ``texts``; ``losses [n - 1]`` are those of each text's tokens
+    after the first, in nats, each a character or a byte. NaN where nothing was predicted.
 
-    Raises UserError for as many losses as neither its characters nor its bytes have.
+    Raises UserError for as many losses as neither a text's characters nor its bytes have.
     """
-    start, stop = whole_characters(text)
-    counted = losses[tokens(losses, text, start) - 1 : tokens(losses, text, stop) - 1]
-    return bits(counted, stop - start)
+    in_characters = in_all = 0.0
+    characters = n_bytes = 0
+    for of_text, text in zip(losses, texts, strict=True):
+        is_by_character, (first, end) = by_character(text, len(of_text) + 1), whole_characters(text)
+        begin, stop = (at if is_by_character else len(bytes_of(text[:at])) for at in (first, end))
+        in_characters += bits_in(of_text[begin - 1 : stop - 1])
+        characters += end - first
+        in_all += bits_in(of_text)
+        n_bytes += len(bytes_of(text)) - (len(bytes_of(text[:1])) if is_by_character else 1)
+    return (
+        in_characters / characters if characters else math.nan,
+        in_all / n_bytes if n_bytes else math.nan,
+    )
 
 
-def bits_per_byte(losses: Tensor, text: str) -> float:
-    """As [`bits_per_character`][], of the same ``losses [n - 1]``, for the bytes after the first token's, of
-    which each counts."""
-    is_by_character = tokens(losses, text, len(text)) == len(text)
-    given = len(bytes_of(text[:1])) if is_by_character else 1
-    return bits(losses, len(bytes_of(text)) - given)
+def bits_in(losses: Tensor) -> float:
+    """The sum of ``losses [n]``, in nats, in bits."""
+    return losses.double().mean().item() / math.log(2) * len(losses) if len(losses) else 0.0
 
 
 def whole_characters(text: str) -> tuple[int, int]:
@@ -49,19 +57,13 @@ def whole_characters(text: str) -> tuple[int, int]:
     return start, max(len(text) - len(unfinished), start)
 
 
-def tokens(losses: Tensor, text: str, end: int) -> int:
-    """How many tokens the first ``end`` characters of ``text`` are, which has these ``losses [n - 1]``."""
-    n_tokens, raw = len(losses) + 1, bytes_of(text)
-    if n_tokens == len(text):
-        return end
-    if n_tokens != len(raw):
+def by_character(text: str, n_tokens: int) -> bool:
+    """Whether the ``n_tokens`` tokens of ``text`` are its characters and not its bytes; UserError for as many
+    as it has of neither."""
+    n_bytes = len(bytes_of(text))
+    if n_tokens not in (len(text), n_bytes):
         raise UserError(
-            f"losses of {len(losses)} tokens came for a text of {len(text)} characters and {len(raw)} bytes; "
-            f"give the text that was evaluated, whose characters or bytes are the tokens."
+            f"a text of {len(text)} characters and {n_bytes} bytes can't have {n_tokens} tokens; give the "
+            f"text whose characters or bytes they are."
         )
-    return len(bytes_of(text[:end]))
-
-
-def bits(losses: Tensor, units: int) -> float:
-    """The sum of ``losses [n]``, in nats, as bits per unit."""
-    return losses.double().mean().item() / math.log(2) * len(losses) / units if units else math.nan
+    return n_tokens == len(text)

@@ -1,15 +1,12 @@
 """The results of an experiment's trainings, over seeds: ``results.json`` and ``results.csv``."""
 
 import csv
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from memformers.common import intervals
 from memformers.common.files import read_json, replacing, write_json
-from memformers.evaluation.intervals import half_width
 from memformers.runs.folder import CONFIG, FACTS, PLAN, RESULT
 
 RESULTS, TABLE = "results.json", "results.csv"
@@ -85,10 +82,9 @@ def over_seeds(recalls: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def mean_of(values: Sequence[float | None]) -> dict[str, float | None]:
     """The mean of the values that aren't None, and half the width of its interval."""
-    known = torch.tensor([value for value in values if value is not None], dtype=torch.float64)
-    half = half_width(known)
-    mean = known.mean().item() if len(known) else None
-    return {"mean": mean, "half_width": None if math.isnan(half) else half}
+    mean = intervals.mean_of_known(values)
+    found = mean.to_json() if mean else {}
+    return {"mean": found.get("mean"), "half_width": found.get("half_width")}
 
 
 def differences(done: Mapping[str, dict[int, Found]]) -> dict[str, list[dict[str, float | None]]]:

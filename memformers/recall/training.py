@@ -8,8 +8,8 @@ from typing import Any
 from memformers.common.files import write_json
 from memformers.common.machine import describe_environment, peak_memory
 from memformers.data.recall_stream import recall_segments
-from memformers.evaluation.controls import controls_of
-from memformers.evaluation.recall_by_distance import UNTOUCHED, Recall, recall_by_distance
+from memformers.evaluation.memory_ablation import UNTOUCHED, controls_of
+from memformers.evaluation.recall_by_distance import Recall, recall_by_distance
 from memformers.models.costs import memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.recall.config import ArmRun

@@ -1,5 +1,6 @@
 """The text of a training as tokens, and how much of the held-out text an evaluation reads."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,17 +10,11 @@ from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.data.corpora import Corpus
-from memformers.data.streams import check_length, stream_length
+from memformers.data.reading import documents_reading, plain_reading
+from memformers.data.streams import check_length
 from memformers.data.tokenizers import Tokenizer, build_tokenizer, check_order
-from memformers.evaluation.documents import (
-    Reading,
-    beginning_of,
-    bits_of_documents,
-    evaluate_documents,
-    grouped,
-)
-from memformers.evaluation.evaluate import Evaluation, evaluate
-from memformers.evaluation.units import bits_per_character
+from memformers.evaluation.evaluate import Evaluation, evaluate_reading
+from memformers.evaluation.units import bits
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig
 
@@ -83,44 +78,34 @@ class Validation:
     """
 
     def __init__(self, text: Text, config: TrainConfig):
-        tokens, self.segment_len = len(text.validation), config.model.segment_len
-        self.text = text
-        self.streams = min(EVALUATION_STREAMS, tokens - 1)
-        self.reading: Reading | None = None
-        """How documents are read, those of the part first; None for a plain text."""
-        allowed = allowed_segments(config, self.streams)
+        self.text, S, tokens = text, config.model.segment_len, len(text.validation)
+        streams = min(EVALUATION_STREAMS, tokens - 1)
+        allowed = allowed_segments(config, streams)
         if documents := text.validation_documents:
-            in_part = sample_of(documents, allowed * self.streams * self.segment_len)
+            in_part = sample_of(documents, allowed * streams * S)
             others = sorted(set(range(len(documents))) - set(in_part))
-            groups = [grouped(documents, numbers, EVALUATION_STREAMS) for numbers in (in_part, others)]
-            self.reading = Reading(documents, groups[0] + groups[1], self.segment_len)
-            self.all_segments = len(self.reading.steps)
-            self.segments = len(Reading(documents, groups[0], self.segment_len).steps)
-            if len(in_part) == 1:
-                self.segments = int(min(self.segments, allowed * self.streams))
+            self.reading = documents_reading(documents, EVALUATION_STREAMS, S, (in_part, others))
+            """How the text is read, documents of the part first."""
+            steps = sum(numbers[0] in in_part for numbers, _ in self.reading.steps)
+            allowed = allowed * streams if len(in_part) == 1 else math.inf
         else:
-            self.all_segments = -(-stream_length(tokens, self.streams) // self.segment_len)
-            self.segments = int(min(self.all_segments, allowed))
-            """Of each stream, or of the documents in the order of reading: those of the part that every
-            evaluation reads."""
+            self.reading = plain_reading(tokens, streams, S)
+            steps = len(self.reading.steps)
+        self.segments = int(min(steps, allowed))
+        """In the order of reading: those of the part that every evaluation reads."""
 
     def evaluate(self, model: MemoryLM, whole: bool, done: Callable[[float], None]) -> Evaluation:
         """Evaluate the ``whole`` text, or the part; ``done`` is told before each segment what fraction is."""
-        segments, read = self.all_segments if whole else self.segments, iter(range(self.all_segments))
-        tokens = self.text.validation
+        segments, read = len(self.reading.steps) if whole else self.segments, itertools.count()
 
         def between_segments() -> None:
             done(next(read) / segments)
 
-        if self.reading:
-            return evaluate_documents(model, tokens, self.reading, between_segments, segments)
-        return evaluate(model, tokens, self.streams, between_segments, segments)
+        return evaluate_reading(model, self.text.validation, self.reading, between_segments, segments)
 
     def part(self, evaluation: Evaluation) -> Evaluation:
         """The evaluation of the part, taken from one of the whole text or of the part."""
-        if self.reading:
-            return beginning_of(evaluation, self.reading, self.segments)
-        return evaluation.beginning(self.segments, self.segment_len)
+        return evaluation.beginning(self.reading, self.segments)
 
     def metrics(self, evaluation: Evaluation) -> dict[str, float]:
         """The metrics of an evaluation for a record, with the number of evaluated tokens."""
@@ -141,9 +126,7 @@ class Validation:
         given = len(self.text.validation_documents) or 1  # first tokens, which nothing predicts
         if len(evaluation.losses) < tokens - given:
             return evaluation.loss / math.log(2) * (tokens - given) / max(len(text) - given, 1)
-        if self.reading:
-            return bits_of_documents(evaluation, self.text.corpus.validation_documents)[0]
-        return bits_per_character(evaluation.losses, text)
+        return bits(evaluation.losses_by_text, self.text.corpus.validation_documents or (text,))[0]
 
 
 def sample_of(documents: Sequence[int], tokens: float) -> list[int]:

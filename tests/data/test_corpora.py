@@ -5,9 +5,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memformers.data import corpora
-from memformers.data.corpora import load_corpus
+from memformers.data.corpora import Corpus, load_corpus
 from tests.processes import Server
 
 REAL = Path(os.environ.get("MEMFORMERS_DATA", "/nowhere")) / "tinyshakespeare" / "input.txt"
@@ -151,3 +153,28 @@ def test_a_download_that_cannot_be_cached_is_used_all_the_same(serve, tmp_path):
     with pytest.warns(UserWarning, match="can't be kept in the cache"):
         corpus = load_corpus()
     assert (corpus.name, corpus.text) == ("Tiny Shakespeare", FAKE)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=30))
+def test_whole_documents_are_held_out_and_make_up_about_a_tenth(lengths):
+    text = "".join(chr(97 + i % 26) * n for i, n in enumerate(lengths))
+    corpus = Corpus("x", "x", text, documents=tuple(lengths))
+    assert corpus.train_text + corpus.validation_text == text
+    assert "".join(corpus.train_documents) == corpus.train_text
+    assert "".join(corpus.validation_documents) == corpus.validation_text
+    if len(lengths) == 1:
+        assert corpus.split == len(text) * 9 // 10
+        return
+    held_out = list(map(len, corpus.validation_documents))
+    assert list(map(len, corpus.train_documents)) + held_out == lengths
+    assert held_out
+    assert len(held_out) < len(lengths)
+    off = abs(sum(held_out) - len(text) / 10)
+    for n in range(1, len(lengths)):
+        assert off <= abs(sum(lengths[n:]) - len(text) / 10)
+
+
+def test_the_checksum_is_that_of_the_text_and_its_boundaries():
+    plain, documents, others = (Corpus("x", "x", "abcdef", documents=d) for d in ((), (3, 3), (2, 4)))
+    assert len({plain.sha256, documents.sha256, others.sha256}) == 3
+    assert plain.sha256 == "bef57ec7f53a6d40beb640a780a639c83bc29ac8a9816f1fc6c5c6dcd93c4721"

@@ -1,3 +1,5 @@
+"""Whole texts and documents, against each stream read alone, segment by segment."""
+
 import math
 import statistics
 
@@ -5,107 +7,136 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memformers.evaluation.evaluate import BLOCK, Evaluation, evaluate, summary, with_lengths
+from memformers.common.files import read_json
+from memformers.data.reading import documents_reading, plain_reading
+from memformers.evaluation.evaluate import (
+    BLOCK,
+    Evaluation,
+    evaluate,
+    evaluate_reading,
+    summary,
+    with_lengths,
+)
 from tests.builders import MODELS, small_lm
+from tests.processes import run
+
+LENGTHS = [30, 1, 8, 53, 2, 9, 22, 7, 1]
+"""Documents in tokens, some of which end with a segment of 7, and some in which nothing is predicted."""
+
+
+def evaluation_of(losses, *lengths, of_documents=False):
+    return Evaluation(losses, losses > 0, (), lengths or (len(losses),), of_documents)
+
+
+def read_alone(lm, text):
+    """Losses and right answers of one stream, from an empty memory."""
+    lm.eval()
+    memory, losses, hits = None, [torch.empty(0)], [torch.empty(0, dtype=torch.bool)]
+    for segment, targets in zip(text[:-1].split(7), text[1:].split(7), strict=True):
+        if len(segment):
+            logits, memory, _ = lm(segment[:, None], memory)
+            losses.append(F.cross_entropy(logits[:, 0], targets, reduction="none"))
+            hits.append(logits[:, 0].argmax(-1) == targets)
+    return torch.cat(losses), torch.cat(hits)
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("model", MODELS)
-def test_one_stream_equals_reading_the_text_segment_by_segment(model):
-    lm, text = small_lm(model, dropout=0.3), torch.randint(0, 11, (101,))
-    result = evaluate(lm, text, batch_size=1)
+@pytest.mark.parametrize("streams", [1, 2, 3, 16, 500])
+@pytest.mark.parametrize("documents", [(), LENGTHS])
+def test_streams_side_by_side_are_what_each_is_alone(model, streams, documents):
+    lm, text = small_lm(model, dropout=0.3).train(), torch.randint(0, 11, (sum(LENGTHS),))
+    result = evaluate(lm, text, streams, documents=documents)
     assert lm.training
-    lm.eval()
-    memory, losses, hits = None, [], []
-    for segment, targets in zip(text[:-1].split(7), text[1:].split(7), strict=True):
-        logits, memory, _ = lm(segment[:, None], memory)
-        losses.append(F.cross_entropy(logits[:, 0], targets, reduction="none"))
-        hits.append(logits[:, 0].argmax(-1) == targets)
-    assert result.loss == pytest.approx(torch.cat(losses).mean().item(), abs=1e-12)
-    assert torch.equal(result.correct, torch.cat(hits))
-    assert result.accuracy == torch.cat(hits).double().mean().item()
-    assert (result.reconstruction_loss is not None) == (model == "compressive")
+    length = -(-(len(text) - 1) // streams)
+    parts = [text[i : i + length + 1] for i in range(0, len(text) - 1, length)]
+    alone = [read_alone(lm, part) for part in (text.split(documents) if documents else parts)]
+    losses, hits = (torch.cat(found) for found in zip(*alone, strict=True))
+    torch.testing.assert_close(result.losses, losses, rtol=0, atol=1e-10)
+    assert torch.equal(result.correct, hits)
+    assert result.loss == pytest.approx(losses.mean().item(), abs=1e-10), "every token counts alike"
+    assert result.accuracy == hits.double().mean().item()
+    assert [n for n in result.lengths if n] == [len(of) for of, _ in alone if len(of)]
+    assert (result.reconstruction_loss is not None) == (model == "compressive" and max(result.lengths) > 7)
 
 
-@pytest.mark.parametrize("streams", [2, 3, 7, 500])
-def test_every_token_counts_once_however_many_streams(streams):
-    lm, text = small_lm("transformer-xl"), torch.randint(0, 11, (100,))
-    result = evaluate(lm, text, streams)
-    assert len(result.correct) == 99
-    length = result.stream_length
-    lm.eval()
-    for b in range(0, 99, length):  # each stream by itself, from an empty memory
-        memory, hits = None, []
-        targets = text[b + 1 : b + length + 1]
-        for segment in text[b : b + len(targets)].split(7):
-            logits, memory, _ = lm(segment[:, None], memory)
-            hits.append(logits[:, 0].argmax(-1))
-        assert torch.equal(result.correct[b : b + length], torch.cat(hits) == targets)
+READINGS = {
+    f"{tokens} tokens in {streams}": plain_reading(tokens, streams, 7)
+    for tokens, streams in [(101, 1), (100, 3), (99, 7), (20, 16)]
+} | {"documents": documents_reading(LENGTHS, 2, 7, ([0, 2, 3], [5, 6, 7]))}
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("tokens", "streams"), [(101, 1), (100, 3), (99, 7), (20, 16)])
-@pytest.mark.parametrize("segments", [1, 2, 4, 50])
-def test_the_beginning_of_an_evaluation_is_the_evaluation_of_the_beginning(model, tokens, streams, segments):
-    lm, text = small_lm(model), torch.randint(0, 11, (tokens,))
-    whole = evaluate(lm, text, streams)
-    beginning, alone = whole.beginning(segments, 7), evaluate(lm, text, streams, segments=segments)
+@pytest.mark.parametrize("reading", READINGS.values(), ids=READINGS.keys())
+@pytest.mark.parametrize("steps", [1, 2, 4, 9, 12, 50])
+def test_the_beginning_of_an_evaluation_is_the_evaluation_of_the_beginning(model, reading, steps):
+    lm, text, calls = small_lm(model), torch.randint(0, 11, (sum(LENGTHS),)), []
+    whole = evaluate_reading(lm, text, reading)
+    alone = evaluate_reading(lm, text, reading, lambda: calls.append(1), steps)
+    beginning = whole.beginning(reading, steps)
+    assert len(calls) == min(steps, len(reading.steps))
     assert torch.equal(beginning.losses, alone.losses)
     assert torch.equal(beginning.correct, alone.correct)
-    for name in ("loss", "accuracy", "reconstruction_loss", "stream_length"):
+    for name in ("loss", "accuracy", "reconstruction_losses", "lengths", "of_documents"):
         assert getattr(beginning, name) == getattr(alone, name)
-    assert len(alone.losses) <= min(tokens - 1, streams * segments * 7)
-    assert (alone.loss == whole.loss) == (segments * 7 >= whole.stream_length)
+    assert (alone.loss == whole.loss) == (steps >= len(reading.steps))
 
 
-def test_losses_are_those_of_each_token_and_their_mean_is_the_loss():
-    lm, text = small_lm("transformer-xl"), torch.randint(0, 11, (101,))
-    result = evaluate(lm, text, batch_size=3)
-    assert result.losses.shape == (100,)
-    assert result.loss == pytest.approx(result.losses.double().mean().item(), abs=1e-6)
-    length = result.stream_length
-    places = [t % length for t in range(100)]
-    for position, mean in enumerate(result.by_position(7)):
-        same = [result.losses[t].item() for t in range(100) if places[t] % 7 == position]
-        assert mean == pytest.approx(sum(same) / len(same), abs=1e-5)
-
-
-def test_losses_are_grouped_by_what_was_read_before_up_to_what_is_remembered():
+@pytest.mark.parametrize(("lengths", "of_documents"), [((34, 34, 32), False), ((50, 0, 30, 20), True)])
+def test_losses_are_grouped_by_what_was_read_before_up_to_what_is_remembered(lengths, of_documents):
     losses = torch.rand(100)
-    result = Evaluation(0.0, 0.0, (), losses, losses > 0, 34)  # 3 streams of 34, 34 and 32
+    result = evaluation_of(losses, *lengths, of_documents=of_documents)
+    parts = [part.double() for part in losses.split(lengths)]
+    if of_documents:
+        assert list(map(len, result.losses_by_text)) == list(lengths)
+    for place, mean in enumerate(result.by_position(7)):
+        assert mean == pytest.approx(
+            statistics.mean(loss.item() for part in parts for loss in part[place::7])
+        )
+    groups = {0: [p[:7] for p in parts], 7: [p[7:14] for p in parts], 10: [p[14:] for p in parts]}
     found = result.by_memory(7, reach=10)
-    streams = [stream.double() for stream in losses.split(34)]
-    groups = {0: [s[:7] for s in streams], 7: [s[7:14] for s in streams], 10: [s[14:] for s in streams]}
     assert [before for before, _, _ in found] == [0, 7, 10]
     for before, mean, width in found:
-        of_streams = [part.mean().item() for part in groups[before]]
+        of_streams = [part.mean().item() for part in groups[before] if len(part)]
         assert mean == pytest.approx(torch.cat(groups[before]).mean().item())
-        assert width == pytest.approx(4.303 * statistics.stdev(of_streams) / math.sqrt(3), rel=1e-3)
-    one = Evaluation(0.0, 0.0, (), losses[:7], losses[:7] > 0, 7).by_memory(7, reach=0)
-    assert len(one) == 1
-    assert math.isnan(one[0][2])
+        if before < 10 or not of_documents:  # else they are of unequal lengths
+            assert width == pytest.approx(4.303 * statistics.stdev(of_streams) / math.sqrt(3), rel=1e-3)
+    alone = result.by_memory(35, reach=100)[-1]
+    assert math.isnan(alone[2]) == of_documents, "a single document came so far"
+
+
+@pytest.mark.parametrize("of_documents", [False, True])
+def test_the_uncertainty_covers_the_truth_about_95_times_in_100(of_documents):
+    """Tokens are alike in each block, or document."""
+    covered = 0
+    for _ in range(400):
+        draws = torch.randn(20 * BLOCK).add_(torch.randn(20).repeat_interleave(BLOCK)) + 3.0
+        lengths = [BLOCK] * 20 if of_documents else [len(draws)]
+        result = evaluation_of(draws, *lengths, of_documents=of_documents)
+        covered += abs(result.loss - 3.0) <= result.uncertainty
+    assert 0.90 <= covered / 400 <= 0.98
+    assert math.isnan(evaluation_of(draws[:BLOCK], of_documents=of_documents).uncertainty)
+    assert math.isnan(evaluation_of(draws[: BLOCK - 1]).uncertainty)
 
 
 def test_papers_numbers_are_normalized_by_what_they_name():
     text = "aß cd\n" * 20  # 6 characters, 7 bytes, 2 words each
-    lm, tokens = small_lm("transformer"), torch.randint(0, 11, (len(text),))
-    result = evaluate(lm, tokens, 1)
-    numbers, nats = summary(result, text), result.losses.double().sum().item()
-    assert numbers["bits_per_character"] == pytest.approx(nats / math.log(2) / 119)
-    assert numbers["bits_per_byte"] == pytest.approx(nats / math.log(2) / 139)
-    assert numbers["word_perplexity"] == pytest.approx(math.exp(nats / 40))
+    for documents in ((), (120,)):
+        result = evaluate(small_lm("transformer"), torch.randint(0, 11, (120,)), 1, documents=documents)
+        numbers, nats = summary(result, text), result.losses.double().sum().item()
+        assert numbers["bits_per_character"] == pytest.approx(nats / math.log(2) / 119)
+        assert numbers["bits_per_byte"] == pytest.approx(nats / math.log(2) / 139)
+        assert numbers["word_perplexity"] == pytest.approx(math.exp(nats / 40))
+        assert numbers["tokens"] == 119
 
 
-def test_the_uncertainty_covers_the_truth_about_95_times_in_100():
-    covered = 0
-    for _ in range(400):
-        draws = (
-            torch.randn(20 * BLOCK).add_(torch.randn(20).repeat_interleave(BLOCK)) + 3.0
-        )  # alike in blocks
-        result = Evaluation(draws.mean().item(), 0.0, (), draws, draws > 0, len(draws))
-        covered += abs(result.loss - 3.0) <= result.uncertainty
-    assert 0.90 <= covered / 400 <= 0.98
-    assert math.isnan(Evaluation(0.0, 0.0, (), draws[:BLOCK], draws > 0, BLOCK).uncertainty)
+def test_papers_numbers_of_documents_are_those_of_each_by_its_characters_bytes_and_words():
+    losses = torch.rand(9)
+    numbers = summary(evaluation_of(losses, 5, 0, 4, of_documents=True), "naïve", "x", "to be")
+    nats = losses.double().sum().item()
+    assert numbers["bits_per_character"] == pytest.approx(nats / math.log(2) / (4 + 4))
+    assert numbers["bits_per_byte"] == pytest.approx(nats / math.log(2) / (5 + 4))
+    assert numbers["word_perplexity"] == pytest.approx(math.exp(nats / 4))
 
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
@@ -116,7 +147,39 @@ def test_memory_may_be_longer_than_in_training_as_far_as_positions_reach(positio
     same.load_state_dict(lm.state_dict())
     assert torch.equal(evaluate(lm, text, 1).losses, evaluate(same, text, 1).losses)
     if positions == "learned":
-        with pytest.raises(ValueError, match="13 positions was asked for, but the model learned 12"):
+        with pytest.raises(ValueError, match=r"13 positions .* 12"):
             with_lengths(lm, mem_len=9)
     else:
         assert with_lengths(lm, mem_len=500).config.mem_len == 500
+
+
+def test_the_command_evaluates_documents_in_a_folder_or_between_separators(trained, tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("I swear: the moon forgets her promise.\n")
+    (tmp_path / "texts" / "b.txt").write_text("Again: an honest man.\n")
+    (tmp_path / "both.txt").write_text("I swear: the moon forgets her promise.\n|Again: an honest man.\n|")
+    found = []
+    for text, names, *separator in (
+        ("texts", ["a.txt", "b.txt"]),
+        ("both.txt", ["both.txt:1", "both.txt:2"], "--document-separator", "|"),
+    ):
+        out = tmp_path / f"of-{text}"
+        ended = run("evaluate", "--checkpoint", trained, "--text", tmp_path / text, "--out", out, *separator,
+                    "--device", "cpu")  # fmt: skip
+        assert ended.code == 0, ended.err
+        assert "in 2 documents" in ended.out
+        found.append(read_json(out / "evaluation.json"))
+        documents = found[-1]["documents"]
+        assert [(d["name"], d["tokens"]) for d in documents] == list(zip(names, (38, 21), strict=True))
+        mean = sum(d["tokens"] * d["loss"] for d in documents) / 59
+        assert mean == pytest.approx(found[-1]["loss_nats"], rel=1e-6)
+    assert found[0]["loss_nats"] == found[1]["loss_nats"]
+
+
+def test_the_command_says_what_is_wrong_with_documents(trained, tmp_path):
+    evaluated = ("evaluate", "--checkpoint", trained, "--text")
+    assert run(*evaluated, tmp_path).said("is a folder without any file of UTF-8 text")
+    assert run(*evaluated, tmp_path / "gone.jsonl").said("doesn't exist")
+    (tmp_path / "x.txt").write_text("Again.\n")
+    assert run(*evaluated, tmp_path, "--document-separator", "|").said("divides a single text, but")
+    assert run(*evaluated, tmp_path / "x.txt", "--document-separator", "|").said("'|' doesn't occur in x.txt")

@@ -5,11 +5,18 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from memformers.evaluation.controls import controls_of
-from memformers.evaluation.intervals import mean_over_streams
-from memformers.evaluation.memory_ablation import N_GRAM, Difference, memory_ablation
+from memformers.evaluation.memory_ablation import (
+    AT_ONCE,
+    N_GRAM,
+    controls_of,
+    memory_ablation,
+    parts_of_documents,
+    parts_of_text,
+)
 from memformers.models.language_model import LMScores
 from memformers.models.memory import Memory
 from memformers.models.scores import TokenLosses
@@ -48,12 +55,15 @@ class Reads(Ignores):
 
 def test_memory_that_is_ignored_is_worth_exactly_nothing():
     found = memory_ablation({"ignores": Ignores()}, TEXT, WORDS, tokens=800)
-    nothing, controls = Difference(0.0, 0.0), controls_of(Ignores().config.lengths)
+    controls = controls_of(Ignores().config.lengths)
     assert len(controls) == 4
+    assert set(found.swapped_less_zeroed["ignores"]) == {"slots", "memory"}
+    differences = [*found.swapped_less_zeroed["ignores"].values()]
     for group in (found.overall, *found.by_occurrences, *found.by_repeat_distance):
         if group.tokens:
-            assert group.less_untouched["ignores"] == dict.fromkeys(controls, nothing)
-    assert found.swapped_less_zeroed["ignores"] == {"slots": nothing, "memory": nothing}
+            assert group.less_untouched["ignores"].keys() == controls.keys()
+            differences += group.less_untouched["ignores"].values()
+    assert all((d.mean, d.half_width) == (0.0, 0.0) for d in differences)
     assert found.baseline is None
     assert found.overall.less_baseline == {}
 
@@ -69,7 +79,7 @@ def test_a_model_that_reads_its_slots_loses_by_what_is_there():
     assert costs["slots zeroed"].half_width == pytest.approx(half / 2, rel=1e-3)
     assert costs["slots swapped"].mean == 0.0
     assert costs["slots swapped"].half_width == pytest.approx(half, rel=1e-3)
-    assert costs["memory zeroed"] == Difference(0.0, 0.0)
+    assert (costs["memory zeroed"].mean, costs["memory zeroed"].half_width) == (0.0, 0.0)
     assert found.swapped_less_zeroed["reads"]["slots"].mean == 1.5
 
 
@@ -143,20 +153,42 @@ def test_every_token_is_in_one_group_of_each_kind():
     assert near.tokens == sum(any(repeats[i : i + 3]) for i in range(0, len(repeats), 3))
 
 
-def test_a_short_text_is_read_in_fewer_streams_and_one_for_a_single_stream_not_at_all():
-    lm = Ignores()  # 21 tokens fill its memories, and a segment has 7
-    assert memory_ablation({"lm": lm}, TEXT[: 5 * 28 + 1], WORDS, tokens=800).streams == 5
-    assert memory_ablation({"lm": lm}, TEXT[: 2 * 28], WORDS, tokens=800) is None
+@pytest.mark.parametrize(("n_tokens", "streams"), [(56, None), (57, 2), (141, 5), (3_000, 16)])
+def test_a_text_is_cut_into_equal_parts_as_long_as_they_must_be(n_tokens, streams):
+    """21 tokens fill the memories, and a segment has 7."""
+    parts = parts_of_text(n_tokens, warm_up=21, segment_len=7, tokens=800)
+    assert (parts and len(parts.lengths)) == streams
+    found = memory_ablation({"lm": Ignores()}, TEXT[:n_tokens], WORDS, tokens=800)
+    assert (found and found.streams) == streams
 
 
-def test_an_interval_is_that_of_the_streams_means_and_weighs_unequal_ones():
-    equal = mean_over_streams(torch.tensor([2.0, 4.0, 6.0]), torch.tensor([2, 2, 2]))
-    assert (equal.mean, equal.n) == (2.0, 3)
-    assert equal.half_width == pytest.approx(4.303 / math.sqrt(3))
-    unequal = mean_over_streams(torch.tensor([1.0, 4.0, 0.0]), torch.tensor([1, 3, 0]))
-    assert (unequal.mean, unequal.n) == (1.25, 2)
-    assert unequal.half_width == pytest.approx(12.706 * 0.125)  # residuals −1/8 and 1/8, deviation √2 / 8
-    assert math.isnan(mean_over_streams(torch.tensor([1.0, 0.0]), torch.tensor([1, 0])).half_width)
+@settings(deadline=None)
+@given(
+    documents=st.lists(st.integers(1, 90), min_size=1, max_size=60),
+    warm_up=st.integers(0, 30),
+    segment_len=st.integers(1, 9),
+    tokens=st.integers(1, 500),
+)
+def test_a_part_is_the_beginning_of_a_document_and_none_is_read_alone(
+    documents, warm_up, segment_len, tokens
+):
+    parts = parts_of_documents(documents, warm_up, segment_len, tokens)
+    enough = [length for length in documents if length > warm_up + segment_len]
+    if len(enough) < 2:
+        assert parts is None
+        return
+    firsts = {sum(documents[:number]): length for number, length in enumerate(documents)}
+    assert len(set(parts.begins)) == len(parts.begins) == len(parts.lengths) >= 2
+    for begin, length in zip(parts.begins, parts.lengths, strict=True):
+        assert warm_up + segment_len <= length < firsts[begin]
+    assert [number for group in parts.groups for number in group] == list(range(len(parts.begins)))
+    for group in parts.groups:
+        lengths = [parts.lengths[number] for number in group]
+        assert lengths[0] == lengths[1]
+        assert lengths == sorted(lengths, reverse=True)
+        assert len(lengths) <= AT_ONCE
+    counted = sum(parts.lengths) - len(parts.lengths) * warm_up
+    assert counted <= max(tokens, len(parts.lengths) * segment_len)
 
 
 DOCUMENTS = (40, 12, 75, 29, 3, 60, 33, 300)

@@ -11,7 +11,7 @@ from memformers.cli import main
 from memformers.common.files import read_json, write_json
 from memformers.data.corpora import Corpus
 from memformers.evaluation.probe import ProbeConfig, occurrences_in, probe
-from memformers.evaluation.rarity import NO_WORD
+from memformers.evaluation.token_groups import NO_WORD
 from memformers.report.document import write_report
 from memformers.training.run import train_run
 from tests.builders import MODELS, small_training

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from memformers.data.text_files import bytes_of, text_of
+from memformers.data.texts import bytes_of, text_of
 from memformers.data.tokenizers import build_tokenizer
 from memformers.evaluation.evaluate import evaluate, summary
-from memformers.evaluation.units import bits_per_byte, bits_per_character
+from memformers.evaluation.units import bits
 from tests.builders import small_lm
 
 BIT = math.log(2)
@@ -19,7 +19,7 @@ def losses_of(n_tokens):
 
 
 @pytest.mark.parametrize(
-    ("raw", "bits", "characters"),
+    ("raw", "summed", "characters"),
     [
         (b"abcd", 111, 3),
         ("aéb".encode(), 111, 2),
@@ -35,29 +35,28 @@ def losses_of(n_tokens):
     ],
 )
 def test_a_character_of_a_byte_model_counts_with_the_loss_of_all_its_bytes_or_not_at_all(
-    raw, bits, characters
+    raw, summed, characters
 ):
     text = text_of(raw)
     assert bytes_of(text) == raw
     losses = losses_of(len(raw))
-    assert bits_per_character(losses, text) == pytest.approx(bits / characters)
-    assert bits_per_byte(losses, text) == pytest.approx(losses.sum().item() / BIT / (len(raw) - 1))
+    per_byte = losses.sum().item() / BIT / (len(raw) - 1)
+    assert bits([losses], [text]) == pytest.approx((summed / characters, per_byte))
 
 
 def test_characters_of_a_character_model_count_one_by_one_and_its_bytes_without_the_first_ones():
-    losses = losses_of(4)
-    assert bits_per_character(losses, "é€ab") == pytest.approx(111 / 3)
-    assert bits_per_byte(losses, "é€ab") == pytest.approx(111 / 5)
+    assert bits([losses_of(4)], ["é€ab"]) == pytest.approx((111 / 3, 111 / 5))
 
 
 def test_a_text_with_no_whole_character_to_predict_has_no_bits_a_character():
     for raw in ("€".encode(), b"\x82\xac", b"a\xe2\x82"):
-        assert math.isnan(bits_per_character(losses_of(len(raw)), text_of(raw)))
+        assert math.isnan(bits([losses_of(len(raw))], [text_of(raw)])[0])
+    assert all(map(math.isnan, bits([losses_of(1)], ["a"])))
 
 
 def test_losses_of_another_text_are_an_error():
-    with pytest.raises(ValueError, match="losses of 3 tokens came for a text of 3 characters and 5 bytes"):
-        bits_per_character(losses_of(4), "aéé")
+    with pytest.raises(ValueError, match=r"3 characters and 5 bytes .* 4 tokens"):
+        bits([losses_of(4)], ["aéé"])
 
 
 def test_a_slice_of_a_text_is_as_hard_a_character_as_its_characters_however_it_is_cut():

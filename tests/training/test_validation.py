@@ -6,9 +6,8 @@ import torch
 
 from memformers.common.files import read_json
 from memformers.data.corpora import Corpus
-from memformers.data.streams import stream_length
 from memformers.data.tokenizers import ByteTokenizer
-from memformers.evaluation.units import bits_per_character
+from memformers.evaluation.units import bits
 from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
 from memformers.training.run import build_model, train_run
@@ -46,11 +45,11 @@ LENGTHS = (1, 2, *(10 + n * n % 97 * 3 for n in range(120)))
 @pytest.mark.parametrize("evaluations", [2, 6, 20])
 def test_evaluations_before_the_last_take_no_more_than_their_share_of_the_work(tokens, evaluations):
     part = validation(tokens=tokens, evaluations=evaluations, evaluation_share=0.1)
-    read = part.segments * part.segment_len * EVALUATION_STREAMS
+    read = part.segments * part.reading.segment_len * EVALUATION_STREAMS
     if part.segments > FEWEST_SEGMENTS:
         assert (evaluations - 1) * read / EVALUATED_A_TRAINED <= 0.1 * tokens
-    if part.segments < part.all_segments:
-        more = read + part.segment_len * EVALUATION_STREAMS
+    if part.segments < len(part.reading.steps):
+        more = read + part.reading.segment_len * EVALUATION_STREAMS
         assert (evaluations - 1) * more / EVALUATED_A_TRAINED > 0.1 * tokens, "it could have read more"
 
 
@@ -62,13 +61,13 @@ def test_every_kth_document_is_read_so_that_the_share_of_the_work_is_kept(tokens
     assert len({b - a for a, b in itertools.pairwise(read)}) == 1
     assert all(predicted[n] == LENGTHS[n] - 1 for n in read), "each of them whole"
     assert 2 * sum(predicted) / EVALUATED_A_TRAINED <= 0.1 * tokens
-    assert part.segments < part.all_segments
+    assert part.segments < len(part.reading.steps)
 
 
 def test_of_a_single_long_document_the_beginning_is_read():
     part = of_documents((50_000,), tokens=6_000, evaluations=3)
     assert part.segments == FEWEST_SEGMENTS * EVALUATION_STREAMS
-    assert part.reading.predicted(part.segments) == (part.segments * part.segment_len,)
+    assert part.reading.predicted(part.segments) == (part.segments * part.reading.segment_len,)
     assert part.reading.predicted() == (49_999,)
 
 
@@ -80,18 +79,17 @@ def test_the_part_of_documents_is_the_same_in_an_evaluation_of_all(lengths):
     whole, alone = (part.evaluate(model, is_whole, told[is_whole].append) for is_whole in (True, False))
     assert len(whole.losses) == sum(lengths) - len(lengths) > len(alone.losses)
     assert part.metrics(part.part(whole)) == part.metrics(alone)
-    assert len(told[True]) == part.all_segments
+    assert len(told[True]) == len(part.reading.steps)
     assert told[False] == [i / part.segments for i in range(part.segments)]
-    bits = part.bits_per_character(whole)
-    assert bits == pytest.approx(whole.loss / math.log(2), rel=1e-6), "of ASCII"
+    assert part.bits_per_character(whole) == pytest.approx(whole.loss / math.log(2), rel=1e-6), "of ASCII"
     assert part.bits_per_character(alone) == pytest.approx(alone.loss / math.log(2), rel=1e-6)
 
 
 def test_all_is_read_where_there_is_work_enough_or_no_limit():
     for changes in ({"tokens": 10**9}, {"evaluation_share": 0.0}, {"evaluations": 1}):
         part = validation(**changes)
-        length = stream_length(len(part.text.validation), part.streams)
-        assert (part.segments - 1) * part.segment_len < length <= part.segments * part.segment_len
+        S = part.reading.segment_len
+        assert (part.segments - 1) * S < part.reading.lengths[0] <= part.segments * S
         documents = of_documents(LENGTHS, **changes)
         assert sum(documents.reading.predicted(documents.segments)) == sum(LENGTHS) - len(LENGTHS)
 
@@ -104,7 +102,7 @@ def test_the_part_is_the_beginning_of_each_stream_of_the_whole():
     assert len(whole.losses) == len(part.text.validation) - 1 > len(alone.losses)
     assert part.metrics(part.part(whole)) == part.metrics(alone)
     assert part.metrics(alone)["evaluated_tokens"] == len(alone.losses)
-    assert len(told[True]) == part.all_segments
+    assert len(told[True]) == len(part.reading.steps)
     assert told[False] == [i / part.segments for i in range(part.segments)]
 
 
@@ -113,7 +111,7 @@ def test_bits_per_character_of_the_whole_are_those_of_its_loss_and_characters():
     whole = part.evaluate(build_model(small_training()), True, lambda fraction: None)
     text = part.text.corpus.validation_text
     assert len(whole.losses) > len(text) - 1, "some characters are of two bytes"
-    assert part.bits_per_character(whole) == bits_per_character(whole.losses, text)
+    assert part.bits_per_character(whole) == bits([whole.losses], [text])[0]
     beginning = part.part(whole)
     same_rate = part.bits_per_character(beginning) / part.bits_per_character(whole)
     assert same_rate == pytest.approx(beginning.loss / whole.loss, rel=1e-6)

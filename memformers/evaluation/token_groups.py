@@ -1,0 +1,82 @@
+"""Groups of a text's tokens: by how rare their word is in the training text, and by how far back they repeat.
+
+A character says little by how rare it is itself. Its word tells the names and rare words, which a text often
+says again, from the common words that every model knows.
+
+A token *repeats from distance d* where it and the n − 1 tokens before it, its n-gram, last occurred d tokens
+ago. So a model that remembers what was d tokens ago can copy the token from there.
+"""
+
+import re
+from collections import Counter
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from memformers.data.texts import bytes_of
+from memformers.evaluation.units import by_character
+
+WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
+"""Letters, with apostrophes between them."""
+NO_WORD = -1
+"""The number of occurrences where there is no word: white space, punctuation, digits."""
+EDGES = (0, 1, 10, 100, 1000)
+"""Of groups of words, by their occurrences: group i is from edge i to before edge i + 1."""
+NEVER = 0
+"""The distance of a token that repeats nothing."""
+
+
+def word_occurrences(text: str, trained_on: str, n_tokens: int) -> Tensor:
+    """For each of the ``n_tokens`` tokens of ``text``, each a character or a byte: how often its word occurs
+    in ``trained_on``, upper and lower case alike, int64 ``[n]``; [`NO_WORD`][] outside of words.
+
+    Raises UserError for as many tokens as the text has neither characters nor bytes.
+    """
+    counts = Counter(match[0].lower() for match in WORD.finditer(trained_on))
+    found = torch.full((len(text),), NO_WORD)
+    for match in WORD.finditer(text):
+        found[match.start() : match.end()] = counts[match[0].lower()]
+    if by_character(text, n_tokens):
+        return found
+    return found.repeat_interleave(torch.tensor([len(bytes_of(character)) for character in text]))
+
+
+def rarity_groups(occurrences: Tensor) -> tuple[Tensor, list[str]]:
+    """The group of each of ``occurrences``, of any shape, and the groups' names: first words that never occur
+    in training, then by [`EDGES`][], and last the characters of no word."""
+    group = torch.bucketize(occurrences, torch.tensor(EDGES), right=True) - 1
+    between = [f"{low:,} – {above - 1:,}" for low, above in pairwise(EDGES[1:])]
+    names = ["never", *between, f"{EDGES[-1]:,} or more", "no word"]
+    return group.where(occurrences != NO_WORD, len(EDGES)), names
+
+
+def repeat_distances(tokens: Tensor, n: int) -> Tensor:
+    """How many tokens ago the n-gram that ends with each of ``tokens [T]`` last occurred among them, int64
+    ``[T]``; [`NEVER`][] where it did not, and for the first ``n`` − 1 tokens."""
+    found, text = torch.full_like(tokens, NEVER, dtype=torch.int64), tokens.tolist()
+    newest: dict[tuple[int, ...], int] = {}
+    for end in range(n, len(text) + 1):
+        n_gram = tuple(text[end - n : end])
+        if n_gram in newest:
+            found[end - 1] = end - newest[n_gram]
+        newest[n_gram] = end
+    return found
+
+
+def repeat_groups(distances: Tensor, edges: list[int]) -> tuple[Tensor, list[str]]:
+    """The group of each of ``distances``, of any shape, and the groups' names: i for those from edge i to
+    before edge i + 1, and last those beyond the last edge and [`NEVER`][]."""
+    group = torch.bucketize(distances, torch.tensor(edges), right=True) - 1
+    between = [f"{low:,} – {above - 1:,}" for low, above in pairwise(edges)]
+    names = [*between, f"{edges[-1]:,} or more, or never"]
+    return group.where(distances != NEVER, len(edges) - 1).clamp(max=len(edges) - 1), names
+
+
+def repeat_edges(segment_len: int, reach: int) -> list[int]:
+    """Edges of groups of distances, in tokens: 1, then powers of two from the largest within a segment up to
+    the first that is at least twice the ``reach`` of the memory, or twice the segment if that is longer."""
+    edges = [1, max(1 << (segment_len.bit_length() - 1), 2)]
+    while edges[-1] < 2 * max(reach, segment_len):
+        edges.append(2 * edges[-1])
+    return edges

@@ -1,0 +1,137 @@
+"""Texts, byte for byte, and documents from folders, JSON lines and between separators."""
+
+import json
+
+import pytest
+
+from memformers.data.corpora import load_corpus, read_text_file
+from memformers.data.texts import bytes_of, read_documents, read_text, split_at, text_of
+from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, build_tokenizer, line_break
+
+
+@pytest.mark.parametrize(
+    "raw", [b"a\r\nb\r\n", b"a\rb", "a\u2028é€".encode(), b"abc\xff\xfe", bytes(range(256))]
+)
+def test_text_is_the_bytes_that_it_was_read_from(raw, tmp_path):
+    (tmp_path / "x.txt").write_bytes(raw)
+    assert read_text(str(tmp_path / "x.txt")) == read_text_file(tmp_path / "x.txt").text == text_of(raw)
+    assert bytes_of(text_of(raw)) == raw
+    assert bytes(ByteTokenizer().encode(text_of(raw)).tolist()) == raw
+
+
+def test_a_byte_order_mark_is_no_character():
+    assert text_of(b"\xef\xbb\xbfabc") == "abc"
+
+
+def test_bytes_that_are_no_utf8_are_an_error_for_a_model_of_characters_alone():
+    text = text_of("é".encode() + b"bc\xff")
+    with pytest.raises(ValueError, match=r"not UTF-8 text: byte 0xff at offset 4; .* tokenizer='byte'"):
+        build_tokenizer("character", text)
+    assert build_tokenizer("byte", text).encode(text).tolist() == [0xC3, 0xA9, 98, 99, 255]
+
+
+@pytest.mark.parametrize(("vocabulary", "expected"), [("a\n\r", "\n"), ("a\r", "\r"), ("ba", "b")])
+def test_a_default_prompt_is_one_that_the_model_knows(vocabulary, expected):
+    assert line_break(CharacterTokenizer(vocabulary)) == expected
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Texts in folders, and what is none of them."""
+    texts = {
+        "b.txt": "Second, naïve.\n", "a/z.md": "First.\n", "c.jsonl": '{"text": "Third"}\n{"text": "Fourth"}',
+        "a/.hidden": "not read", ".git/config": "not read",
+    }  # fmt: skip
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def test_a_folder_is_read_by_the_order_of_its_paths_without_hidden_files(folder):
+    assert [(d.name, d.text) for d in read_documents(folder)] == [
+        ("a/z.md", "First.\n"), ("b.txt", "Second, naïve.\n"),
+        ("c.jsonl:1", "Third"), ("c.jsonl:2", "Fourth"),
+    ]  # fmt: skip
+    corpus = load_corpus(str(folder))
+    assert corpus.text == "First.\nSecond, naïve.\nThirdFourth"
+    assert corpus.documents == (7, 15, 5, 6)
+    assert (corpus.name, corpus.source) == (folder.name, str(folder))
+
+
+def test_files_that_are_no_text_and_documents_without_any_are_left_out_and_named(folder):
+    (folder / "picture.png").write_bytes(b"\x89PNG\xff")
+    (folder / "blank.txt").write_text(" \n")
+    with (
+        pytest.warns(UserWarning, match=r"not UTF-8 and left out: picture\.png\.$"),
+        pytest.warns(UserWarning, match=r"documents without text are left out: blank\.txt\.$"),
+    ):
+        assert len(read_documents(folder)) == 4
+
+
+def test_a_long_list_of_what_is_left_out_is_cut_short(tmp_path):
+    for n in range(9):
+        (tmp_path / f"{n}.bin").write_bytes(b"\xff")
+    (tmp_path / "x.txt").write_text("text")
+    with pytest.warns(UserWarning, match=r"left out: 0\.bin, 1\.bin, 2\.bin, 3\.bin, 4\.bin and 4 more\.$"):
+        read_documents(tmp_path)
+
+
+def test_a_folder_without_text_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="is a folder without any file of UTF-8 text; name a text file"):
+        load_corpus(str(tmp_path))
+    (tmp_path / "blank.txt").write_text("\n")
+    with pytest.raises(ValueError, match="contains no text"):
+        load_corpus(str(tmp_path))
+    with pytest.raises(ValueError, match="doesn't exist; name a text file"):
+        read_documents(tmp_path / "gone.jsonl")
+
+
+def test_json_lines_are_documents(tmp_path):
+    path = tmp_path / "x.jsonl"
+    lines = [{"text": "One\u2028line", "id": 1}, {"text": "naïve"}]
+    path.write_text("\ufeff" + "\r\n\n".join(map(json.dumps, lines)), encoding="utf-8")
+    corpus = load_corpus(str(path))
+    assert (corpus.text, corpus.documents) == ("One\u2028linenaïve", (8, 5))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"text": "cut o', 'a JSON object was expected in this line; \'{"text": "cut o\' came'),
+        (b'["text"]', 'a JSON object with a string "text" was expected in this line; '),
+        (b'{"txt": "a"}', 'with a string "text" was expected'),
+        (b'{"text": 3}', 'with a string "text" was expected'),
+        (b'{"text": "\xff"}', "a JSON object was expected in this line"),
+        (b"[" * 100_000, r"a JSON object was expected in this line; '\[{40}…' came"),
+        (b'{"text": "\\ud83d"}', "half of a surrogate pair"),
+    ],
+)
+def test_a_line_that_is_no_document_is_an_error_that_names_it(line, message, tmp_path):
+    (tmp_path / "x.jsonl").write_bytes(b'{"text": "a"}\n\n' + line + b'\n{"text": "b"}\n')
+    with pytest.raises(ValueError, match=rf"^x\.jsonl:3: .*{message}") as error:
+        load_corpus(str(tmp_path / "x.jsonl"))
+    assert "\n" not in str(error.value)
+    assert str(error.value).endswith("orrect or remove the line.")
+
+
+def test_a_separator_cuts_a_text_into_documents(tmp_path):
+    (tmp_path / "x.txt").write_text("One\n---\nTwo\nlines\n---\n \n---\nThree\n---\n")
+    with pytest.warns(UserWarning, match=r"documents without text are left out: x\.txt:3"):
+        corpus = load_corpus(str(tmp_path / "x.txt"), "\n---\n")
+    assert (corpus.text, corpus.documents) == ("OneTwo\nlinesThree", (3, 9, 5))
+
+
+def test_a_separator_that_cannot_cut_is_an_error(folder):
+    with pytest.raises(
+        ValueError, match=r"document_separator='<end>' doesn't occur in b\.txt; give the text"
+    ):
+        load_corpus(str(folder / "b.txt"), "<end>")
+    with pytest.raises(
+        ValueError, match=r"document_separator='x' divides a single text, but .* consists of documents"
+    ):
+        load_corpus(str(folder), "x")
+
+
+def test_a_document_is_named_by_its_place_in_the_text():
+    assert [d.name for d in split_at("a|b|", "|", "x.txt")] == ["x.txt:1", "x.txt:2"]

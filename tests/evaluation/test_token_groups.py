@@ -1,0 +1,69 @@
+"""What a token repeats, and the words it is in, against plain loops."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memformers.evaluation.token_groups import (
+    NEVER,
+    NO_WORD,
+    rarity_groups,
+    repeat_distances,
+    repeat_edges,
+    repeat_groups,
+    word_occurrences,
+)
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=12), st.integers(1, 5))
+def test_distances_are_those_of_a_search_backwards(text, n):
+    found = repeat_distances(torch.tensor(text), n)
+    for end in range(len(text)):
+        n_gram = text[end - n + 1 : end + 1] if end >= n - 1 else None
+        earlier = (d for d in range(1, end - n + 2) if text[end - d - n + 1 : end - d + 1] == n_gram)
+        assert found[end] == next(earlier, NEVER)
+
+
+def test_the_newest_occurrence_counts_also_one_that_overlaps():
+    assert repeat_distances(torch.tensor([1, 1, 1, 2, 1, 1]), 2).tolist() == [0, 0, 1, 0, 0, 3]
+    assert repeat_distances(torch.tensor([1, 2, 1, 1]), 1).tolist() == [0, 0, 2, 1]
+
+
+@given(st.integers(1, 70), st.integers(0, 300), st.lists(st.integers(0, 2_000), min_size=1))
+def test_each_distance_is_in_one_group_and_groups_reach_twice_the_memory(segment_len, reach, distances):
+    edges = repeat_edges(segment_len, reach)
+    groups, names = repeat_groups(torch.tensor(distances), edges)
+    assert len(names) == len(edges)
+    assert edges[0] == 1
+    assert edges[-1] >= 2 * max(reach, segment_len)
+    for distance, group in zip(distances, groups.tolist(), strict=True):
+        inside = [i for i, low in enumerate(edges[:-1]) if low <= distance < edges[i + 1]]
+        assert [group] == (inside or [len(edges) - 1])
+
+
+def test_groups_of_distances_have_names():
+    assert repeat_edges(64, 320) == [1, 64, 128, 256, 512, 1024]
+    _, names = repeat_groups(torch.tensor([1]), [1, 64, 1024])
+    assert names == ["1 – 63", "64 – 1,023", "1,024 or more, or never"]
+
+
+def test_a_character_has_the_occurrences_of_its_word_in_the_training_text():
+    trained_on = "The king's men. the KING'S men; the end"
+    found = word_occurrences("The king’s king's cat.", trained_on, 22)
+    assert found.tolist() == [3] * 3 + [-1] + [0] * 6 + [-1] + [2] * 6 + [-1] + [0] * 3 + [-1]
+
+
+def test_a_byte_has_the_occurrences_of_its_characters_word():
+    assert word_occurrences("é a\udcff", "é é a", 5).tolist() == [2, 2, NO_WORD, 1, NO_WORD]
+    with pytest.raises(ValueError, match=r"4 characters and 5 bytes .* 7 tokens"):
+        word_occurrences("é a\udcff", "", 7)
+
+
+def test_each_number_of_occurrences_is_in_one_group():
+    numbers = torch.tensor([NO_WORD, 0, 1, 9, 10, 99, 100, 999, 1000, 10**6])
+    groups, names = rarity_groups(numbers)
+    assert [names[i] for i in groups.tolist()] == [
+        "no word", "never", "1 – 9", "1 – 9", "10 – 99", "10 – 99", "100 – 999", "100 – 999",
+        "1,000 or more", "1,000 or more",
+    ]  # fmt: skip
