@@ -82,9 +82,9 @@ class Validation:
         streams = min(EVALUATION_STREAMS, tokens - 1)
         allowed = allowed_segments(config, streams)
         if documents := text.validation_documents:
-            in_part = sample_of(documents, allowed * streams * S)
-            others = sorted(set(range(len(documents))) - set(in_part))
-            self.reading = documents_reading(documents, EVALUATION_STREAMS, S, (in_part, others))
+            in_part = set(sample_of(documents, allowed * streams * S))
+            others = sorted(set(range(len(documents))) - in_part)
+            self.reading = documents_reading(documents, EVALUATION_STREAMS, S, (sorted(in_part), others))
             """How the text is read, documents of the part first."""
             steps = sum(numbers[0] in in_part for numbers, _ in self.reading.steps)
             allowed = allowed * streams if len(in_part) == 1 else math.inf
