@@ -7,13 +7,6 @@ setting. Each model trains in a separate process, tracked by labml; only the mem
 from memformers.commands.compare import Compare
 from memformers.common.command_line import parse_arguments, plain_errors
 
-
-def main(arguments: Compare) -> None:
-    """Train the three models alike and write the report that compares them."""
-    report = arguments.compare()
-    print(f"report: {report}")
-
-
 if __name__ == "__main__":
     with plain_errors():
-        main(parse_arguments(Compare))
+        parse_arguments(Compare).run()

@@ -7,13 +7,6 @@ Each arm trains from each seed in a separate process, tracked by labml; only the
 from memformers.commands.recall import Recall
 from memformers.common.command_line import parse_arguments, plain_errors
 
-
-def main(arguments: Recall) -> None:
-    """Train all arms alike and write the report that compares them."""
-    report = arguments.recall()
-    print(f"report: {report}")
-
-
 if __name__ == "__main__":
     with plain_errors():
-        main(parse_arguments(Recall))
+        parse_arguments(Recall).run()

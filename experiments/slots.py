@@ -2,130 +2,98 @@
 at a time.
 
 Run it with ``python -m experiments.slots --out FOLDER``. Finished trainings are kept, so it can be stopped
-and continued. ``table.md`` in the folder has the share of right answers by the place of the value.
+and continued with ``--resume``. ``table.md`` in the folder has the share of right answers by the place of the
+value.
 """
 
-import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
-from typing import Any
+from typing import Any, ClassVar
 
+from memformers.commands.places import ExperimentCommand
 from memformers.common.command_line import parse_arguments, plain_errors
-from memformers.common.errors import TrainingsFailed, UserError
-from memformers.common.files import read_json, write_text
-from memformers.common.intervals import mean_of
-from memformers.common.processes import run_modules
-from memformers.recall.arms import SETTINGS
-from memformers.recall.config import ArmRun, run_of
-from memformers.runs.folder import RESULT, new_run_id, plan_run
+from memformers.common.errors import UserError
+from memformers.common.fields import Count
+from memformers.common.files import write_text
+from memformers.common.intervals import Mean, mean_of_known
+from memformers.comparison.experiment import Experiment, run_experiment
+from memformers.comparison.recall import RECALL, SETTINGS, USUAL_JOBS
+from memformers.report.markdown import table
+from memformers.runs.finished import FinishedRun, read_runs
+from memformers.runs.plan import Arm
 
-BASE = SETTINGS["near"]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as in the experiment": {},
+    "c = 2": {"model.compression_rate": 2},
+    "c = 8": {"model.compression_rate": 8},
+    "1 head": {"model.heads": 1},
+    "2 heads": {"model.heads": 2},
+    "width 96, 3 heads": {"model.d_model": 96, "model.heads": 3, "model.d_ff": 384},
+    "3 layers": {"model.n_layers": 3},
+    "16 streams": {"batch_size": 16},
+    "half the learning rates": {"learning_rate": 1.5e-3, "muon_learning_rate": 0.01},
+    "twice the learning rates": {"learning_rate": 6e-3, "muon_learning_rate": 0.04},
+    "β₂ 0.999": {"beta2": 0.999},
+    "distances grow in a quarter": {"recall.growing": 0.25},
+    "distances grow in three quarters": {"recall.growing": 0.75},
+}
+"""What was tried, by the names in the table: the settings that differ."""
 COLUMNS = {"memory": "right in memory", "slots": "right in slots", "beyond": "right beyond"}
 """The places of a value in the table, and their headings."""
 
 
 @dataclass(frozen=True)
-class Variant:
-    """What is different from the Compressive Transformer of the recall experiment."""
+class Slots(ExperimentCommand):
+    """Train the Compressive Transformer of the recall experiment with one setting changed at a time."""
 
-    arm: dict[str, Any] = field(default_factory=dict)
-    """Settings of its memory."""
-    network: dict[str, Any] = field(default_factory=dict)
-    """Settings of its ModelConfig."""
-    train: dict[str, Any] = field(default_factory=dict)
-    """Settings of its TrainConfig."""
-    growing: float = BASE.growing
-    """The fraction of the training in which the distances of questions grow."""
-
-    def run(self, seed: int, tokens: int, jobs: int) -> ArmRun:
-        """Its training from ``seed``."""
-        network = replace(BASE.train.model, **self.network)
-        train = replace(BASE.train, tokens=tokens, model=network, **self.train)
-        setting = replace(BASE, train=train, growing=self.growing)
-        return run_of(setting, replace(BASE.arm("compressive"), **self.arm), seed, jobs)
-
-
-VARIANTS = {
-    "as in the experiment": Variant(),
-    "c = 2": Variant(arm={"compression_rate": 2}),
-    "c = 8": Variant(arm={"compression_rate": 8}),
-    "1 head": Variant(network={"heads": 1}),
-    "2 heads": Variant(network={"heads": 2}),
-    "width 96, 3 heads": Variant(network={"d_model": 96, "heads": 3, "d_ff": 384}),
-    "3 layers": Variant(network={"n_layers": 3}),
-    "16 streams": Variant(train={"batch_size": 16}),
-    "half the learning rates": Variant(train={"learning_rate": 1.5e-3, "muon_learning_rate": 0.01}),
-    "twice the learning rates": Variant(train={"learning_rate": 6e-3, "muon_learning_rate": 0.04}),
-    "β₂ 0.999": Variant(train={"beta2": 0.999}),
-    "distances grow in a quarter": Variant(growing=0.25),
-    "distances grow in three quarters": Variant(growing=0.75),
-}
-"""What was tried, by the names in the table."""
-
-
-@dataclass(frozen=True)
-class Slots:
-    """Which variants to train, and for how long."""
-
-    out: Path = Path("runs/slots")
-    """Folder of the results."""
+    name: ClassVar = "slots"
     variants: tuple[str, ...] = tuple(VARIANTS)
     """Which of the variants."""
-    tokens: int = BASE.train.tokens
+    tokens: Count = SETTINGS["near"].train.tokens
     """Tokens of each training."""
-    seeds: int = 1
+    seeds: Count = 1
     """How many times each variant is trained."""
-    jobs: int = min(os.cpu_count() or 1, 2)
+    jobs: Count = USUAL_JOBS
     """Trainings at a time, each with one thread."""
 
-
-def main(arguments: Slots) -> None:
-    """Train what the folder doesn't have, and write the table."""
-    if unknown := sorted(set(arguments.variants) - set(VARIANTS)):
-        raise UserError(f"variants {', '.join(unknown)} are unknown; there are {', '.join(VARIANTS)}.")
-    folders = {
-        (name, seed): arguments.out / f"{number:02}-{seed}-{arguments.tokens}"
-        for number, name in enumerate(VARIANTS)
-        for seed in range(arguments.seeds)
-        if name in arguments.variants
-    }
-    due = [one for one, folder in folders.items() if not (folder / RESULT).exists()]
-    for name, seed in due:
-        folder = folders[name, seed]
-        folder.mkdir(parents=True, exist_ok=True)
-        VARIANTS[name].run(seed, arguments.tokens, arguments.jobs).save(folder)
-        plan_run(folder, new_run_id(), f"slots {arguments.out.resolve().name}", "")
-    commands = [["memformers.recall", str(folders[one])] for one in due]
-    ended = run_modules(commands, arguments.jobs, environment={"OMP_NUM_THREADS": "1"})
-    failed = [due[number] for number, code in ended if code]
-    write_text(arguments.out / "table.md", table(folders))
-    if failed:
-        raise TrainingsFailed(f"the training of {', '.join(name for name, _ in failed)} failed.")
+    def experiment(self, folder: Path) -> Path:
+        """Train what the folder doesn't have, and write the report and the table."""
+        if unknown := sorted(set(self.variants) - set(VARIANTS)):
+            raise UserError(f"variants {', '.join(unknown)} are unknown; there are {', '.join(VARIANTS)}.")
+        setting = SETTINGS["near"]
+        setting = replace(setting, train=replace(setting.train, tokens=self.tokens))
+        usual = setting.arm("compressive").settings
+        arms = [
+            Arm(f"variant-{number:02}", usual | settings, name)
+            for number, (name, settings) in enumerate(VARIANTS.items())
+            if name in self.variants
+        ]
+        experiment = Experiment(RECALL, setting.train, setting.more, tuple(arms), self.seeds, self.jobs, 1)
+        page = run_experiment(experiment, folder, self.dashboard, resume=self.resume)
+        write_text(folder / "table.md", shares_table(read_runs(folder)) + "\n")
+        return page
 
 
-def table(folders: dict[tuple[str, int], Path]) -> str:
-    """The shares of right answers of what is finished in ``folders``, as Markdown; over seeds, with 95 %
-    intervals."""
-    rows = [f"| variant | {' | '.join(COLUMNS.values())} | right within reach | seeds |", "|---" * 6 + "|"]
-    for name in dict.fromkeys(name for name, _ in folders):
-        files = [folder / RESULT for (other, _), folder in folders.items() if other == name]
-        results = [read_json(file) for file in files if file.exists()]
+def shares_table(runs: list[FinishedRun]) -> str:
+    """The shares of right answers of the finished ``runs``, over seeds with 95 % intervals."""
+    rows = []
+    for label in dict.fromkeys(run.label for run in runs):
+        results = [run.result for run in runs if run.label == label and run.result]
         if results:
             places = [[result["recall"]["by_place"][place] for result in results] for place in COLUMNS]
-            shares = [*places, [result["within_reach"] for result in results]]
-            rows.append(f"| {name} | {' | '.join(map(percent, shares))} | {len(results)} |")
-    return "\n".join(rows) + "\n"
+            shares = map(mean_of_known, [*places, [result["within_reach"] for result in results]])
+            rows.append([label, *map(percent, shares), f"{len(results)}"])
+    return table(["variant", *COLUMNS.values(), "right within reach", "seeds"], rows)
 
 
-def percent(shares: list[float | None]) -> str:
-    """The mean of ``shares`` in percent, with its interval if there are several; a dash where nothing was
-    asked."""
-    asked = [share for share in shares if share is not None]
-    interval = f" ± {100 * mean_of(asked).half_width:.1f}" if len(asked) > 1 else ""
-    return f"{100 * mean(asked):.1f}{interval} %" if asked else "–"
+def percent(share: Mean | None) -> str:
+    """A share in percent, with its interval if there is one; a dash where nothing was asked."""
+    if share is None:
+        return "–"
+    interval = f" ± {100 * share.half_width:.1f}" if share.n > 1 else ""
+    return f"{100 * share.mean:.1f}{interval} %"
 
 
 if __name__ == "__main__":
     with plain_errors():
-        main(parse_arguments(Slots))
+        parse_arguments(Slots).run()

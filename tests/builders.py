@@ -16,10 +16,10 @@ from memformers import (
     TransformerXL,
     TransformerXLLayer,
 )
+from memformers.comparison.recall import SETTINGS, Setting
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.models.layers import Norm
-from memformers.recall.arms import SETTINGS, Arm, Setting
 from memformers.training.config import TrainConfig
 
 SMALL = ModelConfig(
@@ -114,13 +114,10 @@ NEAR = SETTINGS["near"]
 
 def tiny_recall() -> Setting:
     """A recall experiment of moments, with memories like those of the near setting."""
-    model = replace(NEAR.train.model, d_model=8, heads=2, d_ff=16, n_layers=1, segment_len=32)
+    model = replace(
+        NEAR.train.model, d_model=8, heads=2, d_ff=16, n_layers=1, segment_len=32, mem_len=32, c_mem_len=32
+    )
     train = replace(
         NEAR.train, model=model, tokens=256, batch_size=4, evaluations=1, log_every=1, device="cpu"
     )
-    lengths = {0: 0, 64: 32, 128: 64, 320: 160}
-
-    def tiny(arms: tuple[Arm, ...]) -> tuple[Arm, ...]:
-        return tuple(replace(a, mem_len=lengths[a.mem_len], c_mem_len=lengths[a.c_mem_len]) for a in arms)
-
-    return replace(NEAR, arms=tiny(NEAR.arms), others=tiny(NEAR.others), train=train, evaluated=32)
+    return replace(NEAR, train=train, recall=replace(NEAR.recall, evaluated=32))

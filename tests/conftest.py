@@ -16,8 +16,8 @@ if not torch.cuda.is_available():
 os.environ["MEMFORMERS_DASHBOARD"] = "off"
 os.environ.pop("labml_app_url", None)
 
-from memformers import comparison
-from memformers.comparison import CompareConfig, compare
+from memformers.comparison import text
+from memformers.comparison.text import CompareConfig, compare
 from memformers.data import corpora
 from memformers.data.corpora import builtin_corpus
 from memformers.runs.folder import RESULT
@@ -61,8 +61,8 @@ def quick_runs(monkeypatch):
     monkeypatch.setattr(relay, "module_command", lambda *_: ["cat"])
     monkeypatch.setattr(observer, "SAMPLE_CHARACTERS", 30)
     monkeypatch.setattr(observer, "GLIMPSE_CHARACTERS", 10)
-    monkeypatch.setattr(comparison, "PROBED", 5)
-    monkeypatch.setattr(comparison, "WITH_CHANGES", 64)
+    monkeypatch.setattr(text, "PROBED", 5)
+    monkeypatch.setattr(text, "WITH_CHANGES", 64)
 
 
 @pytest.fixture(scope="session")

@@ -17,10 +17,9 @@ from typing import Any, TypeVar
 import pytest
 
 from memformers import cli
-from memformers.recall.config import read_run
-from memformers.recall.training import train_arm
-from memformers.training.config import read_train_config
-from memformers.training.run import train_run
+from memformers.common.files import read_json
+from memformers.comparison.recall import RECALL
+from memformers.comparison.text import TEXT
 
 T = TypeVar("T")
 
@@ -105,23 +104,17 @@ def ended(do: Callable[[], object], input: str | bytes = "") -> Ended:
     return Ended(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
 
 
-def train_here(module: str, folder: str, *arguments: str, environment: Any) -> int:
-    """Takes the place of ``run_module`` in a comparison: trains in this process, which takes a second where
-    another one would first have to import everything."""
-    assert module == "memformers.training"
-    with contextlib.redirect_stderr(io.StringIO()):
-        train_run(read_train_config(Path(folder)), Path(folder), resume="--resume" in arguments)
-    return 0
-
-
-def recall_here(
-    commands: Sequence[Sequence[str]], jobs: int, *, environment: Any
+def train_here(
+    commands: Sequence[Sequence[str]], jobs: int, *, environment: Any, begin: Callable[[int], None]
 ) -> Iterator[tuple[int, int]]:
-    """Takes the place of ``run_modules`` in a recall experiment, likewise."""
+    """Takes the place of ``run_modules`` in an experiment: trains in this process, which takes a second where
+    another one would first have to import everything."""
     for number, (module, folder) in enumerate(commands):
-        assert module == "memformers.recall"
-        with contextlib.redirect_stdout(io.StringIO()):
-            train_arm(read_run(Path(folder)), Path(folder), "off")
+        assert module == "memformers.comparison"
+        begin(number)
+        task = RECALL if RECALL.name in read_json(Path(folder) / "config.json") else TEXT
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            task.train(Path(folder))
         yield number, 0
 
 

@@ -19,8 +19,7 @@ MAY_IMPORT = {
     "evaluation": BELOW_TRAINING - {"evaluation"},
     "training": BELOW_TRAINING | {"tracking"},
     "comparison": BELOW_TRAINING | {"tracking", "training", "report"},
-    "recall": BELOW_TRAINING | {"tracking", "training", "report"},
-    "commands": BELOW_TRAINING | {"tracking", "training", "report", "comparison", "recall", "dashboard"},
+    "commands": BELOW_TRAINING | {"tracking", "training", "report", "comparison", "dashboard"},
     "cli": {"commands", "common"},
     "__main__": {"cli"},
 }

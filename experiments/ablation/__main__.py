@@ -1,16 +1,122 @@
 """The Compressive Transformer's ablation (Rae et al. 2020), on a text and on a stream with known answers.
 
 Run it with ``make ablation`` or ``python -m experiments.ablation``; ``--quick`` is a short trial, ``--help``
-lists every setting. Each row of the table is trained from each seed, twice: as an arm of a comparison on a
-text, in FOLDER/text, and as an arm of the recall experiment, in FOLDER/recall. Only the memory differs.
+lists every setting. Each row of the table is trained from each seed, twice: as an arm of an experiment on a
+text, in FOLDER/text, and as an arm of a recall experiment, in FOLDER/recall. Only the memory differs.
 Finished trainings are kept; ``--resume`` continues, and adds rows and seeds.
 """
 
-from experiments.ablation.experiment import Ablation, ablation
-from memformers.commands.places import say_report
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from experiments.ablation.findings import read_findings, write_results
+from experiments.ablation.page import write_report
+from experiments.ablation.rows import ROWS, arms_of_rows
+from memformers.commands.places import ExperimentCommand
 from memformers.common.command_line import parse_arguments, plain_errors
+from memformers.common.errors import TrainingsFailed, UserError
+from memformers.common.fields import Count, check_fields
+from memformers.comparison.experiment import Experiment, run_experiment
+from memformers.comparison.recall import QUICK_EVALUATED, RECALL, SETTINGS, USUAL_JOBS
+from memformers.comparison.text import MEMORIES, TextTask
+from memformers.runs.folder import OF_AN_EXPERIMENT, check_named, check_nothing_is_lost
+from memformers.training.config import TrainConfig
+
+TEXT = TrainConfig(model=replace(MEMORIES, model="compressive"), tokens=500_000, memory_warmup=0.0)
+"""The training of each row on the text, without its memory; slots are there from the first steps on."""
+RECALL_TOKENS = 1_000_000
+QUICK_TOKENS = 16_384
+"""Tokens of each training with --quick."""
+
+
+@dataclass(frozen=True)
+class Ablation(ExperimentCommand):
+    """Train each way to compress, and each way to learn to compress, on a text and on the recall stream."""
+
+    name: ClassVar = "ablation"
+    only: Literal["text", "recall"] | None = None
+    """One of the two tasks; both if not given."""
+    arms: tuple[str, ...] = ()
+    """Which rows of the table, by their names; all of them if none is named."""
+    seeds: Count = 2
+    """How many times each row is trained on each task. Intervals need at least 2."""
+    quick: bool = False
+    """Whether to show in two or three minutes that the ablation runs: one seed, and too few tokens to
+    learn."""
+    text_tokens: Count | None = None
+    """Tokens of each training on the text; half a million if not given."""
+    recall_tokens: Count | None = None
+    """Tokens of each training on the recall stream; a million if not given."""
+    data: str = ""
+    """The text, as for training: Tiny Shakespeare if not given."""
+    jobs: Count = USUAL_JOBS
+    """Trainings on the recall stream at a time, of one thread each. On the text there is one at a time, with
+    all threads."""
+    device: str = "auto"
+    """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for settings that are out of range."""
+        check_fields(self)
+        known = [row.name for row in ROWS]
+        for name in self.arms:
+            if name not in known:
+                raise UserError(f"arm {name!r} is unknown; the table has {', '.join(known)}.")
+        if len(set(self.arms)) < len(self.arms):
+            raise UserError(f"arms={' '.join(self.arms)} must name each row once.")
+
+    @property
+    def tasks(self) -> dict[str, Experiment]:
+        """The experiments, by the names of their tasks and folders."""
+        near, seeds = SETTINGS["near"], 1 if self.quick else self.seeds
+        changes: dict[str, Any] = {"device": self.device, **({"evaluations": 1} if self.quick else {})}
+        text = replace(
+            TEXT,
+            data=self.data,
+            tokens=self.text_tokens or (QUICK_TOKENS if self.quick else TEXT.tokens),
+            **changes,
+        )
+        if self.quick:
+            near = replace(near, recall=replace(near.recall, evaluated=QUICK_EVALUATED))
+        tokens = self.recall_tokens or (QUICK_TOKENS if self.quick else RECALL_TOKENS)
+        recall = replace(near.train, tokens=tokens, **changes)
+        return {
+            "text": Experiment(TextTask(probed=False), text, {}, arms_of_rows(self.arms, text.model), seeds),
+            "recall": Experiment(
+                RECALL, recall, near.more, arms_of_rows(self.arms, recall.model), seeds, self.jobs, 1
+            ),
+        }
+
+    def experiment(self, folder: Path) -> Path:
+        """Train what ``folder`` doesn't have yet, and write the report of all trainings; returns its page.
+
+        A training that fails doesn't stop the others. Raises UserError for a folder that already holds an
+        ablation (when resumed: with other settings), and, after writing the report, if a training failed.
+        """
+        check_named(folder)
+        begun = any((folder / task).exists() for task in self.tasks)
+        if begun and not self.resume:
+            raise UserError(f"{folder} already holds an ablation; name a new folder, or resume this one.")
+        if not begun:
+            check_nothing_is_lost(folder, OF_AN_EXPERIMENT)
+        failed = []
+        for task, experiment in self.tasks.items():
+            if self.only in (None, task):
+                try:
+                    run_experiment(experiment, folder / task, self.dashboard, resume=self.resume)
+                except TrainingsFailed as error:
+                    failed.append(f"{task}: {error}")
+        findings = read_findings(folder)
+        if not findings.arms:
+            raise UserError(" ".join(failed))
+        write_results(findings, folder)
+        page = write_report(findings, folder)
+        if failed:
+            raise UserError(f"{' '.join(failed)} The results so far are in {page}; --resume trains the rest.")
+        return page
+
 
 if __name__ == "__main__":
     with plain_errors():
-        arguments: Ablation = parse_arguments(Ablation)
-        say_report(ablation(arguments, arguments.folder()))
+        parse_arguments(Ablation).run()

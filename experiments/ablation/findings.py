@@ -2,22 +2,20 @@
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments.ablation.rows import BASE_ROW, ROWS, Row
-from memformers.common.files import read_json, replacing, write_json
+from memformers.common.files import replacing, write_json
 from memformers.common.intervals import Mean, mean_of
-from memformers.recall.arms import SETTINGS
-from memformers.recall.summary import share
+from memformers.comparison.recall import SETTINGS, sees_back
 from memformers.report.arms import Arm, Result
+from memformers.report.recall_summary import share
 from memformers.runs.finished import FinishedRun, read_run
-from memformers.runs.folder import PLAN, RESULT
+from memformers.runs.folder import RESULT, RESULTS, TABLE
 from memformers.runs.plan import read_plan
-
-RESULTS, TABLE = "results.json", "results.csv"
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,8 @@ def band() -> tuple[int, int]:
     """The distances, in positions, that one layer reaches only with slots: from the end of Transformer-XL's
     memory with the same number of keys, to the end of the slots."""
     setting = SETTINGS["near"]
-    return setting.sees_back(setting.arm("transformer-xl")), setting.sees_back(setting.arm("conv"))
+    equal_keys, slots = (sees_back(setting.run(arm).train.model) for arm in ("transformer-xl", "conv"))
+    return equal_keys, slots
 
 
 def right_between(result: Result, low: int, high: int) -> float | None:
@@ -117,10 +116,9 @@ def read_findings(folder: Path) -> Findings:
     """All results of the two experiments in ``folder`` so far."""
     arms: dict[str, dict[str, Arm]] = {}
     missing: list[str] = []
-    plans = {"text": text_runs(folder / "text"), "recall": recall_runs(folder / "recall")}
-    for task, planned in plans.items():
+    for task in ("text", "recall"):
         found: dict[str, list[FinishedRun]] = {}
-        for place, row, seed in planned:
+        for place, row, seed in planned_runs(folder / task):
             if (place / RESULT).exists():
                 found.setdefault(row.name, []).append(read_run(place))
             else:
@@ -130,24 +128,13 @@ def read_findings(folder: Path) -> Findings:
     return Findings(arms, tuple(missing))
 
 
-def text_runs(folder: Path) -> Iterator[tuple[Path, Row, int]]:
-    """The runs of the comparison in ``folder`` that are rows of ours, finished or not."""
+def planned_runs(folder: Path) -> Iterator[tuple[Path, Row, int]]:
+    """The runs of the experiment in ``folder`` that are rows of ours, finished or not."""
     rows = {row.name: row for row in ROWS}
     plan = read_plan(folder)
     for name, run in plan.runs.items() if plan else ():
         if run.arm in rows:
             yield folder / name, rows[run.arm], run.seed
-
-
-def recall_runs(folder: Path) -> Iterator[tuple[Path, Row, int]]:
-    """The runs of the recall experiment in ``folder`` that are rows of ours, finished or not."""
-    rows = {row.recall: row for row in ROWS}
-    plan: Mapping[str, Any] = (
-        read_json(folder / PLAN) if (folder / PLAN).is_file() else {"arms": [], "seeds": 0}
-    )
-    names = [arm["name"] for arm in plan["arms"] if arm["name"] in rows]
-    for seed in range(plan["seeds"]):
-        yield from ((folder / f"{name}-{seed}", rows[name], seed) for name in names)
 
 
 def write_results(findings: Findings, folder: Path) -> None:

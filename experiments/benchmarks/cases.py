@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from memformers import ModelConfig
+from memformers.comparison.arms import keys_of_layers
 from memformers.models.config import ModelName
-from memformers.training.arms import keys_of_layers
 
 VOCABULARY = 65
 MODELS: tuple[ModelName, ...] = ("transformer-xl", "compressive")

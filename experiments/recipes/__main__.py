@@ -2,119 +2,165 @@
 
 Run it on a quiet machine with ``python -m experiments.recipes --data FILE --out FOLDER``. First it measures
 how many tokens a second each recipe trains, in turn; then each gets as many tokens as ``--seconds`` allow,
-over ``--seeds`` seeds. What is finished is kept, so that it can be stopped and gone on with.
+over ``--seeds`` seeds. What is finished is kept, so that it can be stopped and gone on with by ``--resume``.
 """
 
+import time
 from collections import defaultdict
-from dataclasses import dataclass
-from multiprocessing import get_context
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
+from typing import Annotated, ClassVar
 
-import tyro
-
-from experiments.recipes.candidates import CANDIDATES
+from experiments.recipes.candidates import CANDIDATES, DEFAULT, arm_of, training_of, work_of
 from experiments.recipes.figure import DRAWN, draw
-from experiments.recipes.trial import result_of, speed, train_one
-from memformers.common.command_line import plain_errors
+from memformers.commands.places import ExperimentCommand
+from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
+from memformers.common.fields import Count, Range
 from memformers.common.files import read_json, write_json, write_text
-from memformers.common.intervals import mean_of
+from memformers.common.intervals import Mean, mean_of, paired
+from memformers.common.machine import keep_freed_memory
+from memformers.comparison.experiment import Experiment, run_experiment
+from memformers.comparison.text import TextTask
+from memformers.data.corpora import load_corpus
+from memformers.data.streams import training_segments
+from memformers.report.markdown import table
+from memformers.runs.finished import FinishedRun, read_runs
+from memformers.training.loop import train
+from memformers.training.run import build_model, with_vocabulary
+from memformers.training.state import TrainingState
+from memformers.training.text import prepare
+
+TIMED_STEPS, WARM_UP = 32, 3
+EVALUATIONS_DRAWN = 10
+"""The number of evaluations of the recipes whose loss is drawn against seconds."""
 
 
 @dataclass(frozen=True)
-class Search:
-    """Which recipes to try, and how long."""
+class Recipes(ExperimentCommand):
+    """Train by every recipe for the same time, and compare the losses."""
 
-    out: Path = Path("runs/recipes")
-    """Folder of the results."""
+    name: ClassVar = "recipes"
     data: str = ""
     """The text, as for training."""
     recipes: tuple[str, ...] = tuple(CANDIDATES)
     """Which of the recipes."""
-    seconds: float = 125.0
+    seconds: Annotated[float, Range(above=0)] = 125.0
     """Seconds of training by each recipe, on all of the machine's cores."""
-    seeds: int = 1
+    seeds: Count = 1
     """The number of trainings by each recipe."""
-    jobs: int = 2
+    jobs: Count = 2
     """Trainings at a time; their length is a number of tokens."""
-    threads: int = 1
+    threads: Count = 1
     """Threads of each."""
 
-
-def main(search: Search) -> None:
-    """Measure, train and write the table."""
-    if unknown := sorted(set(search.recipes) - set(CANDIDATES)):
-        raise UserError(f"recipes {', '.join(unknown)} are unknown; there are: {'; '.join(CANDIDATES)}.")
-    search.out.mkdir(parents=True, exist_ok=True)
-    speeds = read_json(search.out / "speeds.json") if (search.out / "speeds.json").exists() else {}
-    known = {CANDIDATES[name].work: speed for name, speed in speeds.items()}
-    alike = {name: known.get(CANDIDATES[name].work) for name in search.recipes}
-    speeds |= {name: speed for name, speed in alike.items() if speed}
-    if missing := [name for name in search.recipes if name not in speeds]:
-        speeds |= measured_speeds(missing, search.data)
-    write_json(search.out / "speeds.json", speeds)
-    wanted = [(name, seed) for seed in range(search.seeds) for name in search.recipes]
-    todo = [one for one in wanted if not result_of(search.out, *one).exists()]
-    with get_context("spawn").Pool(search.jobs, maxtasksperchild=1) as pool:
-        jobs = [
-            pool.apply_async(
-                train_one,
-                (search.out, search.data, *one, round(speeds[one[0]] * search.seconds), search.threads),
-            )
-            for one in todo
-        ]
-        for job in jobs:
-            print(job.get(), flush=True)
-    write_text(search.out / "table.md", table(search, speeds))
-    drawn = {name: result_of(search.out, name, 0) for name in DRAWN}
-    if all(path.exists() for path in drawn.values()):
-        draw(
-            {n: read_json(p)["losses"] for n, p in drawn.items()}, speeds, search.out / "time_to_quality.png"
-        )
+    def experiment(self, folder: Path) -> Path:
+        """Measure, train and write the report and the table."""
+        if unknown := sorted(set(self.recipes) - set(CANDIDATES)):
+            raise UserError(f"recipes {', '.join(unknown)} are unknown; there are: {'; '.join(CANDIDATES)}.")
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "speeds.json"
+        speeds = measured_speeds(self.recipes, self.data, read_json(file) if file.exists() else {})
+        write_json(file, speeds)
+        tokens = {name: round(speeds[name] * self.seconds) for name in self.recipes}
+        more = {name: {"evaluations": EVALUATIONS_DRAWN} if name in DRAWN else {} for name in self.recipes}
+        arms = tuple(arm_of(name, tokens=tokens[name], **more[name]) for name in self.recipes)
+        shared = replace(DEFAULT, data=self.data)
+        task = TextTask(probed=False)
+        experiment = Experiment(task, shared, {}, arms, self.seeds, self.jobs, self.threads)
+        page = run_experiment(experiment, folder, self.dashboard, resume=self.resume)
+        runs = read_runs(folder)
+        write_text(folder / "table.md", recipes_table(runs) + "\n")
+        drawn = {run.label: losses_of(run) for run in reversed(runs) if run.label in DRAWN}
+        if drawn.keys() == DRAWN.keys():
+            draw(drawn, speeds, folder / "time_to_quality.png")
+        return page
 
 
-def measured_speeds(names: list[str], data: str) -> dict[str, float]:
-    """Tokens a second by each recipe: the median of three rounds, in turn. Recipes whose steps have the same
-    work are measured once, so that noise doesn't give one of them more tokens."""
+def measured_speeds(names: tuple[str, ...], data: str, known: dict[str, float]) -> dict[str, float]:
+    """Tokens a second by each recipe, beside those that are ``known``: the median of three rounds, in turn.
+    Recipes whose steps have the same work are measured once, so that noise doesn't give one of them more
+    tokens."""
+    of_work = {work_of(name): speed for name, speed in known.items()}
     alike = defaultdict(list)
     for name in names:
-        alike[CANDIDATES[name].work].append(name)
-    rounds = [{group[0]: speed(group[0], data) for group in alike.values()} for _ in range(3)]
-    return {name: median(one[group[0]] for one in rounds) for group in alike.values() for name in group}
+        alike[work_of(name)].append(name)
+    missing = {work: group[0] for work, group in alike.items() if work not in of_work}
+    rounds = [{work: speed(name, data) for work, name in missing.items()} for _ in range(3)]
+    of_work |= {work: median(one[work] for one in rounds) for work in missing}
+    return known | {name: of_work[work_of(name)] for name in names}
 
 
-def table(search: Search, speeds: dict[str, float]) -> str:
-    """The recipes, best first, as Markdown: the loss, and the difference to the default recipe seed by seed,
-    with 95 % intervals over seeds."""
-    losses = {name: finished(search, name) for name in search.recipes}
-    default, rows = losses.get("default", {}), []
+class Enough(Exception):
+    """Enough steps are timed."""
+
+
+def speed(recipe: str, data: str) -> float:
+    """Tokens a second by this ``recipe``, over a training of few steps, in which the memory grows as it does
+    in a long one."""
+    times: list[float] = []
+
+    def look(state: TrainingState) -> None:
+        times.append(time.perf_counter())
+        if state.step == WARM_UP + TIMED_STEPS:
+            raise Enough
+
+    config = training_of(recipe)
+    tokens = config.tokens_a_step * (WARM_UP + TIMED_STEPS + 1)  # so it stops before it evaluates, at its end
+    text = prepare(load_corpus(data), config)
+    config = with_vocabulary(replace(config, tokens=tokens), text.tokenizer.vocab_size)
+    keep_freed_memory()
+    segments = training_segments(
+        text.train, config.batch_size, config.model.segment_len, chunk_len=config.chunk_len, seed=config.seed
+    )
+    model = build_model(config)
+    try:
+        train(
+            model, segments, config, record=lambda *_: None, evaluate=lambda *_: None, maybe_checkpoint=look
+        )
+    except Enough:
+        seconds = times[-1] - times[WARM_UP - 1]
+    return config.tokens_a_step * TIMED_STEPS / seconds
+
+
+def recipes_table(runs: list[FinishedRun]) -> str:
+    """The recipes of the finished ``runs``, best first: the loss, and the difference to the default recipe
+    seed by seed, with 95 % intervals over seeds."""
+    losses: dict[str, dict[int, float]] = defaultdict(dict)
+    tokens = {run.label: f"{run.config['tokens'] / 1e6:.2f} M" for run in runs}
+    for run in runs:
+        if run.result:
+            losses[run.label][run.seed] = run.result["loss"]
+    rows = []
     for name, of_name in losses.items():
-        paired = [loss - default[seed] for seed, loss in of_name.items() if seed in default]
-        tokens = f"{speeds[name] * search.seconds / 1e6:.2f} M"
-        difference = "–" if name == "default" or not paired else with_interval(paired, "+.3f")
-        if of_name:
-            values = list(of_name.values())
-            rows.append(
-                (mean(values), [name, tokens, with_interval(values, ".3f"), difference, str(len(values))])
-            )
+        mean = mean_of(list(of_name.values()))
+        difference = None if name == "default" else paired(of_name, losses.get("default", {}))
+        cells = [
+            name,
+            tokens[name],
+            with_interval(mean, ".3f"),
+            with_interval(difference, "+.3f"),
+            f"{mean.n}",
+        ]
+        rows.append((mean.mean, cells))
     head = ["recipe", "tokens", "validation loss (nats)", "minus the default's", "seeds"]
-    lines = [head, ["---"] * len(head), *(row for _, row in sorted(rows))]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return table(head, [cells for _, cells in sorted(rows)])
 
 
-def finished(search: Search, name: str) -> dict[int, float]:
-    """The loss of each finished training by the recipe called ``name``, by its seed."""
-    files = {seed: result_of(search.out, name, seed) for seed in range(search.seeds)}
-    return {seed: read_json(file)["loss"] for seed, file in files.items() if file.exists()}
+def with_interval(mean: Mean | None, form: str) -> str:
+    """``mean`` in this ``form``, and its interval if there is one; a dash for none."""
+    if mean is None:
+        return "–"
+    interval = f" ± {mean.half_width:.3f}" if mean.n > 1 else ""
+    return f"{mean.mean:{form}}{interval}".replace("-", "−")
 
 
-def with_interval(values: list[float], form: str) -> str:
-    """The mean of ``values``, in this ``form``, and its interval if there are several."""
-    interval = f" ± {mean_of(values).half_width:.3f}" if len(values) > 1 else ""
-    return f"{mean(values):{form}}{interval}".replace("-", "−")
+def losses_of(run: FinishedRun) -> list[tuple[float, float]]:
+    """Pairs of a number of tokens and the loss in nats after them."""
+    return [(r["tokens"], r["loss.valid"]) for r in run.metrics if "loss.valid" in r]
 
 
 if __name__ == "__main__":
     with plain_errors():
-        main(tyro.cli(Search, description=__doc__))
+        parse_arguments(Recipes).run()

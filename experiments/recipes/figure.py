@@ -9,7 +9,9 @@ DRAWN = {"first version": ("#D55E00", "s", "--"), "default": ("#0072B2", "o", "-
 """Recipes, each with a colour of Okabe and Ito's, a marker and a kind of line."""
 
 
-def draw(losses: Mapping[str, Sequence[tuple[int, float]]], speeds: Mapping[str, float], path: Path) -> None:
+def draw(
+    losses: Mapping[str, Sequence[tuple[float, float]]], speeds: Mapping[str, float], path: Path
+) -> None:
     """Draw the losses of each recipe against training time. ``losses`` holds pairs of a number of tokens and
     the loss in nats after them; ``speeds`` is in tokens a second."""
     figure = Figure(figsize=(6, 4), layout="constrained")

@@ -9,7 +9,7 @@ import tyro
 from memformers.commands.places import say_report
 from memformers.common.errors import UserError
 from memformers.report.document import write_report
-from memformers.runs.folder import PLAN
+from memformers.runs.plan import read_plan
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,8 @@ class Report:
 
     def run(self) -> None:
         """Write it, then say where it is."""
-        if (self.folder / PLAN).is_file():
-            from memformers.recall.experiment import write_report as write_recall_report
-
-            say_report(write_recall_report(self.folder))
-            return
-        if (self.folder.parent / PLAN).is_file():
+        if (plan := read_plan(self.folder.parent)) and plan.task != "text":
             raise UserError(
-                f"{self.folder} is a part of a recall experiment; name {self.folder.parent} instead."
+                f"{self.folder} is a part of a {plan.task} experiment; name {self.folder.parent} instead."
             )
         say_report(write_report(self.folder))

@@ -28,6 +28,8 @@ KEPT = 1 << 30
 """Bytes of freed memory that a process keeps, at most, at the end of its heap."""
 FROM_HEAP = 1 << 25
 """Bytes up to which memory is taken from the heap: the most that glibc allows."""
+JOBS = "MEMFORMERS_JOBS"
+"""The environment variable in which an experiment tells a training how many run at the same time."""
 PACKAGES = ("memformers-torch", "torch", "einops", "labml", "labml-helpers", "numpy", "matplotlib")
 
 
@@ -94,6 +96,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "device": _device_name(device),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        **({"jobs": int(os.environ[JOBS])} if JOBS in os.environ else {}),
     }
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,16 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def run_module(module: str, *arguments: str, environment: Mapping[str, str]) -> int:
-    """Run ``module`` to its end and return its exit code; for signals, see [`run_modules`][]."""
-    ((_, code),) = run_modules([(module, *arguments)], 1, environment=environment)
-    return code
-
-
 def run_modules(
-    commands: Sequence[Sequence[str]], jobs: int, *, environment: Mapping[str, str]
+    commands: Sequence[Sequence[str]],
+    jobs: int,
+    *,
+    environment: Mapping[str, str],
+    begin: Callable[[int], None] = lambda _: None,
 ) -> Iterator[tuple[int, int]]:
     """Run ``commands``, each a module and its arguments, in this order and at most ``jobs`` at a time; yields
-    the number and the exit code of each when it has ended.
+    the number and the exit code of each when it has ended. ``begin`` is called with the number of each before
+    it starts.
 
     Ctrl-C or SIGTERM is passed on to the running processes, which may have to save a checkpoint, and
     KeyboardInterrupt or SystemExit is raised when they have ended. A second Ctrl-C kills them.
@@ -59,6 +58,7 @@ def run_modules(
             while waiting or running:
                 while waiting and len(running) < jobs:
                     number, (module, *arguments) = waiting.pop()
+                    begin(number)
                     running[number] = subprocess.Popen(module_command(module, *arguments), env=variables)
                 time.sleep(LOOK_SECONDS)
                 for number in [n for n, process in running.items() if process.poll() is not None]:

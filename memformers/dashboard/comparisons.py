@@ -13,7 +13,7 @@ from memformers.common.errors import UserError
 from memformers.common.intervals import mean_of
 from memformers.dashboard.guard import Knows
 from memformers.dashboard.live_run import FINISHED, RUNNING, Curve, FollowedJson, LiveRun
-from memformers.runs.folder import COMPARISON, flatten, run_folders, short_names
+from memformers.runs.folder import EXPERIMENT, flatten, run_folders, short_names
 from memformers.runs.plan import Plan, read_plan
 from memformers.tracking.discovery import noted_comparisons
 
@@ -26,7 +26,7 @@ class LiveComparison:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.plan_file = FollowedJson(folder / COMPARISON)
+        self.plan_file = FollowedJson(folder / EXPERIMENT)
         self.runs: dict[str, LiveRun] = {}
 
     def update(self) -> None:
@@ -164,7 +164,7 @@ class LiveComparisons:
 
 def settings_of(plan: Plan) -> dict[str, dict[str, Any]]:
     """The settings that each planned run will have."""
-    arms = {arm.name: dict(flatten(plan.train)) | arm.settings for arm in plan.arms}
+    arms = {arm.name: dict(flatten(plan.settings)) | arm.settings for arm in plan.arms}
     return {name: arms.get(run.arm, {}) for name, run in plan.runs.items()}
 
 

@@ -19,7 +19,7 @@ import platformdirs
 from memformers.common.errors import UserError
 from memformers.common.network import LOOPBACK
 from memformers.common.processes import handling
-from memformers.runs.folder import COMPARISON, find_runs, read_card
+from memformers.runs.folder import EXPERIMENT, find_runs, read_card
 from memformers.tracking.discovery import announced, api_address, new_identity, note_comparison
 from memformers.tracking.feeding import feed
 
@@ -59,7 +59,7 @@ def serve(folder: Path, host: str, port: int, imported: Sequence[Path], open_bro
 def together(run: Path, given: Path) -> Path:
     """The folder of the runs that are shown in one chart with ``run``: those of its comparison, or otherwise
     all that the user has ``given`` with it."""
-    return run.parent if (run.parent / COMPARISON).exists() else given
+    return run.parent if (run.parent / EXPERIMENT).exists() else given
 
 
 def serve_alone(folder: Path, host: str, port: int, runs: list[Path], open_browser: bool) -> None:

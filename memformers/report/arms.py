@@ -29,7 +29,7 @@ class Arm:
     @property
     def label(self) -> str:
         """Its name in tables and figures."""
-        return LABELS.get(self.name, self.name)
+        return self.first.label or LABELS.get(self.name, self.name)
 
     @property
     def results(self) -> dict[int, Result]:

@@ -15,6 +15,8 @@ from memformers.report.page import plain, render_html
 from memformers.report.position_figure import TITLE, caption, save_positions
 from memformers.report.probe_section import probe_section
 from memformers.report.provenance import how_it_was_made
+from memformers.report.recall_page import write_recall_report
+from memformers.report.recall_summary import write_summary
 from memformers.runs.finished import FinishedRun, read_probe, read_runs
 from memformers.runs.folder import CONFIG, FACTS, PAGE, PROBE, REPORT, flatten
 from memformers.runs.folder import FIGURES as FOLDER
@@ -32,10 +34,12 @@ CAPTIONS = {
 
 
 def write_report(folder: Path) -> Path:
-    """Write the report of a run's or a comparison's ``folder`` into it; returns ``report.html``.
+    """Write the report of a run's or an experiment's ``folder`` into it; returns ``report.html``.
 
     Raises ValueError for a folder without a run.
     """
+    if (plan := read_plan(folder)) and plan.task == "recall":
+        return write_recall_report(write_summary(folder, plan), folder)
     runs = read_runs(folder)
     arms = arms_of(runs)
     base = base_of(arms)

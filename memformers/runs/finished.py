@@ -24,7 +24,9 @@ class FinishedRun:
     """None for a run that didn't end well."""
     sample: str
     arm: str
-    """Its name among the runs beside it: an arm of a comparison, which has a run for each seed."""
+    """Its name among the runs beside it: an arm of an experiment, which has a run for each seed."""
+    label: str = ""
+    """The name of the arm in tables and figures; empty for those without another name."""
 
     @property
     def model(self) -> str:
@@ -47,9 +49,11 @@ def read_runs(folder: Path) -> list[FinishedRun]:
         raise UserError(f"{folder} holds no run: {FACTS} is neither in it nor in a sub-folder.")
     runs.sort(key=lambda run: (run.facts["memory"]["one_layer"], run.folder))
     if plan := read_plan(folder):
-        order = list(plan.runs)
+        order, labels = list(plan.runs), {arm.name: arm.label for arm in plan.arms}
         runs.sort(key=lambda run: order.index(run.folder.name) if run.folder.name in order else len(order))
-        return [replace(r, arm=plan.runs[r.folder.name].arm) if r.folder.name in order else r for r in runs]
+        arms = {name: run.arm for name, run in plan.runs.items()}
+        names = [arms.get(run.folder.name, run.arm) for run in runs]
+        return [replace(r, arm=arm, label=labels.get(arm, "")) for r, arm in zip(runs, names, strict=True)]
     differ = len({run.model for run in runs}) == len(runs)
     return [replace(run, arm=run.model) for run in runs] if differ else runs
 

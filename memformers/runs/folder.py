@@ -25,13 +25,13 @@ from memformers.common.files import check_utf8_name, config_from_dict, read_json
 
 CONFIG, FACTS, METRICS, CARD, LOG = "config.json", "run.json", "metrics.jsonl", "labml.json", "labml.log"
 CHECKPOINTS, SAMPLE, RESULT, PROBE = "checkpoints", "sample.txt", "result.json", "probe.json"
-PLAN = "recall.json"
-"""The plan of a recall experiment, in its folder."""
-COMPARISON = "compare.json"
-"""The arms and seeds of a comparison, in its folder."""
+EXPERIMENT = "experiment.json"
+"""The plan of an experiment, in its folder."""
 REPORT, PAGE, FIGURES = "report.md", "report.html", "figures"
 OF_A_RUN = (CONFIG, FACTS, CARD, LOG, SAMPLE, RESULT, PROBE, REPORT, PAGE)
-OF_A_COMPARISON = (PROBE, REPORT, PAGE)
+RESULTS, TABLE = "results.json", "results.csv"
+"""The results of an experiment, over seeds and of each training."""
+OF_AN_EXPERIMENT = (PROBE, REPORT, PAGE, RESULTS, TABLE)
 
 
 def check_named(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The plan of a comparison: ``compare.json``, beside the folders of its runs."""
+"""The plan of an experiment: ``experiment.json``, beside the folders of its runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,10 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from memformers.common.files import config_from_dict, read_json
-from memformers.runs.folder import COMPARISON
+from memformers.runs.folder import EXPERIMENT
 
 BASELINE = "transformer-xl"
 """The arm that the others are compared with, if there is one of this name."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A name, and the settings in which its trainings differ from what all arms share."""
+
+    name: str
+    """The name on the command line and of its folders."""
+    settings: dict[str, Any]
+    """By their dotted names, such as ``model.mem_len``."""
+    label: str = ""
+    """The name in tables and figures; empty: the same."""
 
 
 @dataclass(frozen=True)
@@ -21,42 +33,38 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class PlannedArm:
-    """An arm: a name, and the settings in which it differs from the training that all share."""
-
-    name: str
-    settings: dict[str, Any]
-    """By their dotted names, such as ``model.mem_len``."""
-
-
-@dataclass(frozen=True)
 class Plan:
-    """All runs of a comparison, finished or not."""
+    """All runs of an experiment, finished or not."""
 
-    train: dict[str, Any]
-    """The training that all share, of the first seed."""
-    arms: tuple[PlannedArm, ...]
+    task: str
+    """What is trained and measured: ``text`` or ``recall``."""
+    settings: dict[str, Any]
+    """What all arms share, of the first seed, as a run's ``config.json`` has it."""
+    arms: tuple[Arm, ...]
     runs: dict[str, Planned] = field(default_factory=dict)
     """By the names of their folders, in the order in which they are trained."""
     commands: tuple[str, ...] = ()
     """Those that began it and went on with it."""
 
+    @property
+    def seeds(self) -> int:
+        """The number of seeds of each arm."""
+        return len({run.seed for run in self.runs.values()})
+
 
 def read_plan(folder: Path) -> Plan | None:
-    """The plan of the comparison in ``folder``; None if there is none, because the runs were not trained
-    together. ValueError for one that can't be read."""
-    path = folder / COMPARISON
+    """The plan of the experiment in ``folder``; None if there is none, because the runs were not trained
+    together. UserError for one that can't be read."""
+    path = folder / EXPERIMENT
     return config_from_dict(Plan, read_json(path), str(path)) if path.is_file() else None
 
 
-def run_name(arm: str, seed: int, first: int) -> str:
-    """The name of a run's folder: that of its arm, and beyond the ``first`` seed the seed."""
-    return arm if seed == first else f"{arm}-seed{seed}"
-
-
 def runs_of(arms: Sequence[str], seeds: Sequence[int]) -> dict[str, Planned]:
-    """All arms of the first seed, then of the next, so that a comparison that stops early is still fair."""
-    return {run_name(arm, seed, seeds[0]): Planned(arm, seed) for seed in seeds for arm in arms}
+    """All arms of the first seed, then of the next, so that an experiment that stops early is still fair. A
+    run has the name of its arm, and beyond the first seed the seed."""
+    return {
+        arm if seed == seeds[0] else f"{arm}-seed{seed}": Planned(arm, seed) for seed in seeds for arm in arms
+    }
 
 
 def baseline_of(arms: Sequence[str]) -> str:

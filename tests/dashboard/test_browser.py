@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from memformers.comparison import plan_runs
+from memformers.comparison.experiment import plan_runs
 from memformers.dashboard.server import bring_in
 from memformers.runs.folder import read_card, read_metrics
 from memformers.runs.plan import runs_of

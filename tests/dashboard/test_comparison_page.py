@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from memformers.comparison import plan_runs, print_links
-from memformers.runs.folder import COMPARISON
+from memformers.comparison.experiment import plan_runs, print_links
+from memformers.runs.folder import EXPERIMENT
 from memformers.runs.plan import runs_of
 from memformers.tracking.discovery import (
     api_address,
@@ -34,8 +34,13 @@ def comparison(tmp_path, quick_runs):
     names = dict(zip([*ARMS[:2], "odd"], ARMS, strict=True))
     planned = {name: {"arm": names[one.arm], "seed": one.seed} for name, one in runs.items()}
     arms = [{"name": arm, "settings": {"mem_len": i, "norm": "<b>"}} for i, arm in enumerate(ARMS)]
-    plan = {"train": {"tokens": 100, "mem_len": 1, "norm": "pre"}, "arms": arms, "runs": planned}
-    (folder / COMPARISON).write_text(json.dumps(plan))
+    plan = {
+        "task": "text",
+        "settings": {"tokens": 100, "mem_len": 1, "norm": "pre"},
+        "arms": arms,
+        "runs": planned,
+    }
+    (folder / EXPERIMENT).write_text(json.dumps(plan))
     note_comparison(folder)
     return folder
 

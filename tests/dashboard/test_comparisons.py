@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import time
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from memformers.common.intervals import mean_of
 from memformers.dashboard.comparisons import LiveComparison, LiveComparisons, mean_curve
 from memformers.dashboard.live_run import POINTS, Curve, FollowedMetrics, thinned
-from memformers.runs.plan import run_name
+from memformers.runs.plan import runs_of
 from memformers.tracking.discovery import comparison_id, note_comparison, noted_comparisons
 
 ARMS = {"short": {"model.mem_len": 8}, "long": {"model.mem_len": 32}}
@@ -26,9 +27,9 @@ def write(path, data):
 
 def plan(folder, seeds=(0, 1)):
     """A comparison that nobody has begun to train."""
-    runs = {run_name(arm, seed, seeds[0]): {"arm": arm, "seed": seed} for seed in seeds for arm in ARMS}
+    runs = {name: asdict(run) for name, run in runs_of(list(ARMS), seeds).items()}
     arms = [{"name": name, "settings": settings} for name, settings in ARMS.items()]
-    write(folder / "compare.json", {"train": TRAIN, "arms": arms, "runs": runs})
+    write(folder / "experiment.json", {"task": "text", "settings": TRAIN, "arms": arms, "runs": runs})
     for run in runs:
         write(folder / run / "labml.json", {"run": f"id-of-{run}", "name": run})
     return folder
@@ -207,7 +208,7 @@ def test_runs_that_were_not_planned_together_are_shown_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["compare.json", "a/labml.json", "a/config.json", "a/result.json", "a/run.json"]
+    "name", ["experiment.json", "a/labml.json", "a/config.json", "a/result.json", "a/run.json"]
 )
 @pytest.mark.parametrize(
     "text", ["", '{"half', "[]", '{"run": {"x": 1}, "status": 5, "loss": "x", "tokens": "y"}']

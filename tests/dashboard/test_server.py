@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from memformers.comparison import plan_runs
+from memformers.comparison.experiment import plan_runs
 from memformers.dashboard.application import open_records
 from memformers.dashboard.guard import MOST_BYTES
 from memformers.dashboard.server import bring_in

@@ -24,14 +24,13 @@ import pytest
 import torch
 from torch.distributed.run import get_args_parser
 
-from memformers import comparison
 from memformers.cli import main
 from memformers.commands.train import Train, parse_train
+from memformers.comparison import experiment
+from memformers.comparison.recall import SETTINGS
 from memformers.data.builtin import write_play
-from memformers.recall import experiment
-from memformers.recall.arms import SETTINGS
 from tests.builders import tiny_recall
-from tests.processes import recall_here, train_here
+from tests.processes import train_here
 
 ROOT = Path(__file__).parents[2]
 GENERATED = (ROOT / "docs/results").glob("*/report.md")
@@ -151,8 +150,8 @@ def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypa
 @pytest.mark.parametrize("page", pages_with("sh"), ids=name_of)
 def test_commands_run(page, workplace, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
-    monkeypatch.setattr(comparison, "run_module", train_here)
-    monkeypatch.setattr(experiment, "run_modules", recall_here)
+    monkeypatch.setattr(experiment, "run_modules", train_here)
+    monkeypatch.setattr(experiment, "run_modules", train_here)
     monkeypatch.setitem(SETTINGS, "near", tiny_recall())
     for left in set(Path("runs").iterdir()) - {Path("runs/tiny")}:  # by the page before
         shutil.rmtree(left)

@@ -56,9 +56,9 @@ def test_a_comparison_is_probed_and_its_report_shows_it(copied, capsys):
 def test_the_first_seed_of_each_arm_is_probed(copied, tmp_path):
     folder = shutil.copytree(copied, tmp_path / "again", symlinks=True)
     shutil.copytree(folder / "compressive", folder / "compressive-seed1", symlinks=True)
-    plan = read_json(folder / "compare.json")
+    plan = read_json(folder / "experiment.json")
     plan["runs"]["compressive-seed1"] = {"arm": "compressive", "seed": 1}
-    write_json(folder / "compare.json", plan)
+    write_json(folder / "experiment.json", plan)
     assert set(read_json(probe(folder, QUICK, CPU))["attention"]) == set(MODELS)
 
 

@@ -6,21 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from experiments.ablation import experiment as program
+from experiments.ablation import __main__ as program
 from experiments.ablation import page
-from experiments.ablation.experiment import Ablation, ablation
+from experiments.ablation.__main__ import Ablation
 from experiments.ablation.figure import save_figures, values
 from experiments.ablation.findings import MEASURES, read_findings, right_between
-from experiments.ablation.rows import BASE_ROW, ROWS, text_settings
-from memformers import comparison
+from experiments.ablation.rows import BASE_ROW, ROWS, arms_of_rows
 from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json
+from memformers.comparison import experiment
+from memformers.comparison.recall import SETTINGS
 from memformers.data.corpora import load_corpus
 from memformers.evaluation.recall_by_distance import distance_edges
-from memformers.recall import experiment
-from memformers.recall.arms import SETTINGS
 from tests.builders import small_training, tiny_recall
-from tests.processes import recall_here, run_module, train_here
+from tests.processes import run_module, train_here
 from tests.report.fake_runs import FACTS
 
 THREE = ("transformer-xl", "mean", "conv")
@@ -35,15 +34,13 @@ def small(monkeypatch, quick_runs):
     """Settings of a moment; and no reports but ours, which take longer."""
     monkeypatch.setattr(program, "TEXT", replace(TEXT, model=replace(TEXT.model, c_mem_len=8)))
     monkeypatch.setitem(SETTINGS, "near", tiny_recall())
-    for module in (comparison, experiment):
-        monkeypatch.setattr(module, "write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr(experiment, "write_report", lambda folder: folder / "report.html")
 
 
 @pytest.fixture
 def pretended(monkeypatch, small):
     """Nothing is trained, and no figure drawn."""
-    monkeypatch.setattr(comparison, "run_module", pretend_text)
-    monkeypatch.setattr(experiment, "run_modules", pretend_recall)
+    monkeypatch.setattr(experiment, "run_modules", pretended_trainings)
     monkeypatch.setattr(page, "save_figures", lambda *_: {})
 
 
@@ -55,20 +52,16 @@ def pretend(folder, result):
     write_json(folder / "result.json", {"seconds": 3.0, **result})
 
 
-def pretend_text(module, folder, *arguments, environment):
-    folder = Path(folder)
-    seed = read_json(folder / "config.json")["seed"]
-    pretend(folder, {"bits_per_character": BITS[folder.name.removesuffix("-seed1")][seed]})
-    return 0
-
-
-def pretend_recall(commands, jobs, *, environment):
-    edges = distance_edges(SETTINGS["near"].reach)
+def pretended_trainings(commands, jobs, **options):
+    edges = distance_edges(SETTINGS["near"].run("conv").recall.reach)
     n = len(edges) - 1
     for number, (_, folder) in enumerate(commands):
-        name, _, seed = Path(folder).name.rpartition("-")
-        right = RIGHT[name][int(seed)]
-        pretend(Path(folder), {"recall": {"edges": edges, "asks": [10] * n, "accuracy": [right] * n}})
+        name, seed = Path(folder).name.removesuffix("-seed1"), read_json(Path(folder) / "config.json")["seed"]
+        right = {"recall": {"edges": edges, "asks": [10] * n, "accuracy": [RIGHT[name][seed]] * n}}
+        pretend(
+            Path(folder),
+            right if "recall" in Path(folder).parts else {"bits_per_character": BITS[name][seed]},
+        )
         yield number, 0
 
 
@@ -76,34 +69,30 @@ def tiny_ablation(folder, **changes):
     """An ablation of three rows and two seeds in ``folder``."""
     usual = {"arms": THREE, "data": "builtin", "recall_tokens": 256, "device": "cpu", "out": folder}
     config = Ablation(**(usual | changes))
-    return ablation(config, config.folder())
+    return config.experiment(config.folder())
 
 
 def test_rows_are_in_the_papers_order_and_each_is_an_arm_of_both_tasks():
     paper = [row.paper for row in ROWS if row.paper]
     assert paper == sorted(paper, reverse=True)
     assert paper[-1] == BASE_ROW.paper == 0.973
-    assert list(text_settings(TEXT.model)) == [row.name for row in ROWS]
-    for row in ROWS:
-        assert SETTINGS["near"].arm(row.recall)
+    assert [arm.name for arm in arms_of_rows((), TEXT.model)] == [row.name for row in ROWS]
 
 
 def test_a_row_has_the_same_memory_on_both_tasks_but_for_its_lengths():
-    network = replace(SETTINGS["near"].train.model, mem_len=64, c_mem_len=64)
-    text = text_settings(network)
+    text, recall = (
+        {arm.name: arm.settings for arm in arms_of_rows((), model)}
+        for model in (program.TEXT.model, SETTINGS["near"].train.model)
+    )
     for row in ROWS:
-        arm = SETTINGS["near"].arm(row.recall)
-        start = {"compression_start": arm.compression_start}
-        settings = {"model": arm.model, "compression": arm.compression, **start, **arm.settings}
-        usual = {"compression": "conv", "compression_start": "random"}
-        same = {**usual, **text[row.name]}
-        assert settings == {name: same[name] for name in settings}, row.name
+        assert text[row.name].keys() == recall[row.name].keys()
+        different = {name for name, value in text[row.name].items() if value != recall[row.name][name]}
+        assert different <= {"model.mem_len", "model.c_mem_len"}, row.name
 
 
 @pytest.mark.usefixtures("small")
 def test_a_row_is_trained_on_both_tasks_and_reported_beside_the_paper(tmp_path, monkeypatch):
-    monkeypatch.setattr(comparison, "run_module", train_here)
-    monkeypatch.setattr(experiment, "run_modules", recall_here)
+    monkeypatch.setattr(experiment, "run_modules", train_here)
     folder = tmp_path / "a"
     assert tiny_ablation(folder, arms=("mean",), seeds=1) == folder / "report.html"
     (row,) = read_json(folder / "results.json")["rows"]
@@ -158,25 +147,29 @@ def test_rows_and_seeds_are_added_and_what_is_finished_is_kept(tmp_path):
     assert "±" not in markdown.partition("## How it was made")[0]
     tiny_ablation(folder, arms=("conv",), seeds=2, only="recall", resume=True)
     assert {path.parent.name for path in folder.glob("*/*/result.json")} == {
-        "conv", "max", "max-0", "conv-0", "max-1", "conv-1"
+        "conv", "max", "max-seed1", "conv-seed1"
     }  # fmt: skip
     assert '"max pooling" by 40.5 ± 6.4 points' in (folder / "report.md").read_text()
 
 
 @pytest.mark.usefixtures("pretended")
 def test_a_training_that_fails_is_said_to_be_missing_and_the_rest_is_reported(tmp_path, monkeypatch):
-    def fail_mean(module, folder, *arguments, environment):
-        return 1 if folder.endswith("mean") else pretend_text(module, folder, environment=environment)
+    def fail_mean(commands, jobs, **options):
+        for number, command in enumerate(commands):
+            if command[1].endswith("text/mean"):
+                yield number, 1
+            else:
+                yield from ((number, code) for _, code in pretended_trainings([command], 1))
 
-    monkeypatch.setattr(comparison, "run_module", fail_mean)
+    monkeypatch.setattr(experiment, "run_modules", fail_mean)
     failed = r"text: the training of mean failed; .*--resume trains the rest"
     with pytest.raises(UserError, match=failed) as error:
         tiny_ablation(tmp_path / "a", seeds=1)
     assert "\n" not in str(error.value)
     said = "**Some trainings are missing**, since they failed or did not finish: text, mean pooling, seed 0."
     assert said in (tmp_path / "a/report.md").read_text()
-    assert (tmp_path / "a/recall/mean-0/result.json").exists()
-    monkeypatch.setattr(comparison, "run_module", lambda *_, **__: 1)
+    assert (tmp_path / "a/recall/mean/result.json").exists()
+    monkeypatch.setattr(experiment, "run_modules", lambda commands, *_, **__: enumerate([1] * len(commands)))
     with pytest.raises(UserError, match="no training ended well, so there is nothing to report"):
         tiny_ablation(tmp_path / "b", seeds=1, only="text")
 
@@ -188,9 +181,9 @@ def test_a_folder_of_other_settings_or_of_something_else_is_left_alone(tmp_path)
     before = (folder / "report.md").read_bytes()
     with pytest.raises(UserError, match="already holds an ablation; name a new folder, or resume this one"):
         tiny_ablation(folder)
-    with pytest.raises(UserError, match=r"is a comparison with other settings: tokens"):
+    with pytest.raises(UserError, match="with other settings: tokens 128 → 64"):
         tiny_ablation(folder, text_tokens=64, resume=True)
-    with pytest.raises(UserError, match=r"has results with other settings: train.tokens 256 → 64\."):
+    with pytest.raises(UserError, match="with other settings: tokens 256 → 64"):
         tiny_ablation(folder, recall_tokens=64, resume=True)
     assert (folder / "report.md").read_bytes() == before
     (tmp_path / "report.md").write_text("mine")
@@ -204,10 +197,10 @@ def test_a_folder_of_other_settings_or_of_something_else_is_left_alone(tmp_path)
     [
         (["--arms", "min"], "error: arm 'min' is unknown; the table has transformer-xl, bptt, max, "),
         (["--arms", "max", "max"], "error: arms=max max must name each row once."),
-        (["--resume"], "error: name the ablation to resume as --out."),
-        (["--arms", "max", "--seeds", 0], "error: seeds=0 is too small; use at least 1."),
-        (["--arms", "max", "--text-tokens", 0], "tokens=0"),
-        (["--arms", "max", "--recall-tokens", 0], "tokens=0"),
+        (["--resume"], "error: name the experiment to resume as --out."),
+        (["--arms", "max", "--seeds", 0], "seeds=0"),
+        (["--arms", "max", "--text-tokens", 0], "text_tokens=0"),
+        (["--arms", "max", "--recall-tokens", 0], "recall_tokens=0"),
     ],
 )
 def test_a_mistake_gets_one_line(arguments, message):

@@ -5,18 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from memformers import comparison
-from memformers.recall import experiment
-from memformers.recall.arms import SETTINGS
+from memformers.comparison import experiment
+from memformers.comparison.recall import SETTINGS
 from tests.builders import SMALL_RUN, tiny_recall
-from tests.processes import finish, recall_here, run_module, train_here
+from tests.processes import finish, run_module, train_here
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.usefixtures("quick_runs")
 def test_the_recall_experiment_ends_with_a_report(tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "run_modules", recall_here)
+    monkeypatch.setattr(experiment, "run_modules", train_here)
     monkeypatch.setitem(SETTINGS, "near", tiny_recall())
     ended = run_module("experiments.recall", "--arms", "compressive", "--seeds", 1, "--out", tmp_path / "run")
     assert ended.code == 0, ended.err
@@ -26,7 +25,7 @@ def test_the_recall_experiment_ends_with_a_report(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("quick_runs")
 @pytest.mark.parametrize("name", ["transformer_xl", "compressive_transformer", "compare"])
 def test_an_experiment_ends_with_a_report(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(comparison, "run_module", train_here)
+    monkeypatch.setattr(experiment, "run_modules", train_here)
     ended = run_module(f"experiments.{name}", "--out", tmp_path / "run", *SMALL_RUN)
     assert ended.code == 0, ended.err
     assert (tmp_path / "run" / "report.html").is_file()

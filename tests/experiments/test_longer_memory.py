@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from experiments.longer_memory import __main__ as program
-from experiments.longer_memory.arms import comparison as all_memories
+from experiments.longer_memory.__main__ import LongerMemory
 from experiments.longer_memory.figure import save_figure
 from experiments.longer_memory.growth import write_tables
-from memformers import comparison
 from memformers.common.errors import UserError
+from memformers.comparison import experiment
 from memformers.models.config import ModelConfig
 from memformers.training.config import TrainConfig
 from tests.builders import small_training
@@ -19,40 +19,35 @@ from tests.report.fake_runs import fake_comparison
 
 
 def test_every_arm_differs_from_transformer_xl_in_its_memory_only():
-    config = all_memories(TrainConfig(), seeds=3, scale=0.5, causes=True)
-    base = replace(config.shared.model, model="transformer-xl")
+    config = LongerMemory(scale=0.5).comparison.experiment()
     memories = {"model", "mem_len", "c_mem_len", "compression_rate", "compression_start", "memory_warmup"}
-    names = [arm.name for arm in config.planned_arms()]
+    names = [arm.name for arm in config.arms]
     assert names[:2] == ["transformer", "transformer-xl"]
     assert len(set(names)) == len(names) == 14
-    for arm in config.planned_arms():
+    for arm in config.arms:
         assert {name.removeprefix("model.") for name in arm.settings} <= memories, arm.name
-    assert base.mem_len == 64
-    assert config.shared.tokens == TrainConfig().tokens // 2
+    assert config.train.model.mem_len == 64
+    assert config.train.tokens == TrainConfig().tokens // 2
 
 
 @pytest.fixture
 def small(monkeypatch, quick_runs):
     """Settings of a moment, and trainings in this process."""
-    tiny = small_training(tokens=128)
     network = ModelConfig(d_model=16, heads=2, n_layers=1, d_ff=16, segment_len=16, mem_len=8)
-    monkeypatch.setattr("experiments.longer_memory.arms.BASE", network)
-    monkeypatch.setattr(program, "TrainConfig", lambda **given: replace(tiny, **given))
-    monkeypatch.setattr(comparison, "run_module", train_here)
-    monkeypatch.setattr("experiments.longer_memory.arms.LENGTHS", ("M-16: mem_len=16",))
-    monkeypatch.setattr(
-        "experiments.longer_memory.arms.GROWING", ("M-16-grows: mem_len=16 memory_warmup=0.5",)
-    )
+    monkeypatch.setattr(program, "BASE", replace(small_training(tokens=128), model=network))
+    monkeypatch.setattr(experiment, "run_modules", train_here)
+    monkeypatch.setattr(program, "LENGTHS", ("M-16: mem_len=16",))
+    monkeypatch.setattr(program, "GROWING", ("M-16-grows: mem_len=16 memory_warmup=0.5",))
     slots = "slots: model=compressive mem_len=8 c_mem_len=8 compression_rate=2"
-    monkeypatch.setattr("experiments.longer_memory.arms.COMPRESSED", (slots,))
+    monkeypatch.setattr(program, "COMPRESSED", (slots,))
 
 
 @pytest.mark.usefixtures("small")
 def test_the_program_trains_every_memory_and_draws_each_by_its_keys_and_difference(tmp_path):
-    settings = program.LongerMemory(
+    settings = LongerMemory(
         data="builtin", out=tmp_path / "a", seeds=2, scale=1, causes=False, evaluations=1, dashboard="off"
     )
-    program.main(settings)
+    settings.run()
     with open(tmp_path / "a/figures/longer_memory.csv", newline="") as file:
         rows = {row["arm"]: row for row in csv.DictReader(file)}
     assert {name: float(row["keys"]) for name, row in rows.items()} == {
@@ -63,8 +58,8 @@ def test_the_program_trains_every_memory_and_draws_each_by_its_keys_and_differen
     assert rows["slots"]["seeds"] == "2"
     assert any(float(row[column]) for row in rows.values())
     assert (tmp_path / "a/figures/longer_memory.svg").is_file()
-    with pytest.raises(UserError, match="name the comparison to resume as --out"):
-        program.main(replace(settings, out=None, resume=True))
+    with pytest.raises(UserError, match="to resume as --out"):
+        replace(settings, out=None, resume=True).run()
 
 
 def test_the_differences_are_paired_by_seed_with_their_interval(tmp_path):

@@ -1,34 +1,61 @@
-"""The search for recipes, without its trainings."""
+"""The search for recipes, at a size of moments."""
 
 import pytest
 
-from experiments.recipes.__main__ import Search, main, table
-from experiments.recipes.candidates import CANDIDATES
-from experiments.recipes.trial import result_of
+from experiments.recipes import __main__ as program
+from experiments.recipes import candidates
+from experiments.recipes.__main__ import Recipes, measured_speeds, recipes_table
+from experiments.recipes.candidates import CANDIDATES, work_of
 from memformers.common.errors import UserError
-from memformers.common.files import write_json
+from memformers.common.files import read_json, write_json
+from memformers.comparison import experiment
+from memformers.runs.finished import read_runs
+from tests.builders import small_training
+from tests.processes import train_here
+from tests.report.fake_runs import fake_comparison
 
 
 def test_the_table_has_each_recipe_beside_the_default_seed_by_seed(tmp_path):
-    losses = {"default": (1.5, 1.6, 1.7), "β₂ 0.999": (1.51, 1.61, 1.71), "6 layers": (1.4,)}
-    for name, of_name in losses.items():
-        for seed, loss in enumerate(of_name):
-            write_json(result_of(tmp_path, name, seed), {"loss": loss})
-    search = Search(out=tmp_path, recipes=(*losses, "float32"), seeds=3, seconds=100.0)
-    assert table(search, dict.fromkeys(CANDIDATES, 20_000.0)).splitlines()[2:] == [
-        "| 6 layers | 2.00 M | 1.400 | −0.100 | 1 |",
-        "| default | 2.00 M | 1.600 ± 0.248 | – | 3 |",
-        "| β₂ 0.999 | 2.00 M | 1.610 ± 0.248 | +0.010 ± 0.000 | 3 |",
+    names = {"default": (1.5, 1.6, 1.7), "β₂ 0.999": (1.51, 1.61, 1.71), "6 layers": (1.4,)}
+    bits = {f"recipe-{i}": [loss / 0.7 for loss in losses] for i, losses in enumerate(names.values())}
+    fake_comparison(tmp_path, bits)
+    plan = read_json(tmp_path / "experiment.json")
+    for arm, label in zip(plan["arms"], names, strict=True):
+        arm["label"] = label
+    write_json(tmp_path / "experiment.json", plan)
+    assert recipes_table(read_runs(tmp_path)).splitlines()[2:] == [
+        "| 6 layers | 0.00 M | 1.400 | −0.100 | 1 |",
+        "| default | 0.00 M | 1.600 ± 0.248 | – | 3 |",
+        "| β₂ 0.999 | 0.00 M | 1.610 ± 0.248 | +0.010 ± 0.000 | 3 |",
     ]
 
 
-def test_only_recipes_whose_steps_have_the_same_work_share_a_speed():
-    work = {name: recipe.work for name, recipe in CANDIDATES.items()}
+def test_only_recipes_whose_steps_have_the_same_work_share_a_speed(monkeypatch):
+    work = {name: work_of(name) for name in CANDIDATES}
     default = {name for name, of_name in work.items() if of_name == work["default"]}
     assert {"β₂ 0.999", "no weight decay", "text from front to back"} <= default
     assert not default & {"32 streams", "full memory from the beginning", "float32", "memory of 128"}
+    monkeypatch.setattr(program, "speed", lambda name, data: {"float32": 5.0}[name])
+    names = ("default", "float32", "β₂ 0.999")
+    assert measured_speeds(names, "", {"default": 7.0}) == {"default": 7.0, "float32": 5.0, "β₂ 0.999": 7.0}
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_every_recipe_gets_the_tokens_of_its_time(tmp_path, monkeypatch):
+    small = small_training(evaluations=1, model="transformer-xl")
+    for module in (candidates, program):
+        monkeypatch.setattr(module, "DEFAULT", small)
+    monkeypatch.setattr(program, "TIMED_STEPS", 1)
+    monkeypatch.setattr(experiment, "run_modules", train_here)
+    Recipes(out=tmp_path, data="builtin", recipes=("default", "dropout 0.05"), seconds=0.01).run()
+    speeds = read_json(tmp_path / "speeds.json")
+    runs = {run.label: run for run in read_runs(tmp_path)}
+    assert set(runs) == {"default", "dropout 0.05"}
+    assert all(run.config["tokens"] == round(speeds[name] * 0.01) for name, run in runs.items())
+    assert runs["dropout 0.05"].config["model"]["dropout"] == 0.05
+    assert "| default |" in (tmp_path / "table.md").read_text()
 
 
 def test_an_unknown_recipe_is_an_error(tmp_path):
     with pytest.raises(UserError, match="recipes β₂ 2 are unknown; there are: default; first version"):
-        main(Search(out=tmp_path, recipes=("β₂ 2",)))
+        Recipes(out=tmp_path, recipes=("β₂ 2",)).run()

@@ -7,6 +7,7 @@ import torch
 
 from memformers import CompressiveTransformer, CompressiveTransformerLayer, Conv1dCompression
 from memformers.commands.train import Train, parse_train
+from memformers.comparison.arms import arms_of_models, read_arms, training_of
 from memformers.evaluation.attention_mass import attention_mass
 from memformers.evaluation.evaluate import with_lengths
 from memformers.generation.decoding import Decoder
@@ -18,7 +19,6 @@ from memformers.models.config import ModelConfig
 from memformers.models.costs import attention_operations, memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
-from memformers.training.arms import arms_of_models, read_arms, training_of
 from tests.builders import SMALL, fill_zeros, small_lm, small_training
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from memformers.common.files import write_json
 from memformers.runs.folder import plan_run
-from memformers.runs.plan import Plan, PlannedArm, runs_of
+from memformers.runs.plan import Arm, Plan, runs_of
 from tests.builders import MODELS, small_training
 
 FACTS = {
@@ -52,9 +52,9 @@ def fake_comparison(folder, bits, seeds=None, keys=None):
     """A comparison whose runs came to ``bits`` per character: those of an arm's seeds, in order, by the arm's
     name; None for a run that isn't there. ``keys``: the number of keys of each arm, if the runs say it."""
     seeds = seeds or max(map(len, bits.values()))
-    plan = Plan({}, tuple(PlannedArm(arm, {}) for arm in bits), runs_of(list(bits), range(seeds)))
+    plan = Plan("text", {}, tuple(Arm(arm, {}) for arm in bits), runs_of(list(bits), range(seeds)))
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "compare.json", asdict(plan))
+    write_json(folder / "experiment.json", asdict(plan))
     for name, run in plan.runs.items():
         if run.seed < len(bits[run.arm]) and (value := bits[run.arm][run.seed]) is not None:
             model = run.arm if run.arm in MODELS else "transformer-xl"

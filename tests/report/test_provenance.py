@@ -27,8 +27,8 @@ def test_settings_that_a_model_does_not_use_are_dashes_and_those_that_none_uses_
 def test_a_report_names_its_run_date_command_and_commit(tmp_path):
     folder = tmp_path / "named"
     fake_comparison(folder, {"transformer-xl": [2.4], "compressive": [2.3]})
-    plan = read_json(folder / "compare.json")
-    write_json(folder / "compare.json", plan | {"commands": ["memformers compare --scale 0.1"]})
+    plan = read_json(folder / "experiment.json")
+    write_json(folder / "experiment.json", plan | {"commands": ["memformers compare --scale 0.1"]})
     for name in ("transformer-xl", "compressive"):
         (folder / name / "run.json").write_text(json.dumps(FACTS | {"commit": "0123456789ab-dirty"}))
         card = folder / name / "labml.json"

@@ -8,7 +8,7 @@ import torch
 
 from memformers.common.files import read_json
 from memformers.common.machine import describe_environment
-from memformers.comparison import CompareConfig, compare
+from memformers.comparison.text import CompareConfig, compare
 from memformers.report.document import write_report
 from memformers.runs import atomic_dir
 from memformers.runs.folder import METRICS

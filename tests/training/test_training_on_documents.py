@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounter
 
 from memformers import AdaptiveConfig
 from memformers.common.files import read_json
-from memformers.comparison import pin_corpus
+from memformers.comparison.text import pin_corpus
 from memformers.data.corpora import Corpus, load_corpus
 from memformers.data.streams import IGNORED
 from memformers.models.language_model import MemoryLM

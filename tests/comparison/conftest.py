@@ -5,19 +5,17 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from memformers.recall import experiment
-from memformers.recall.arms import SETTINGS
-from memformers.recall.config import RecallConfig
-from memformers.recall.experiment import recall
+from memformers.comparison import experiment
+from memformers.comparison.recall import SETTINGS, RecallConfig, recall
 from memformers.tracking import relay
 from tests.builders import tiny_recall
-from tests.processes import recall_here
+from tests.processes import train_here
 
 
 def make_tiny(patch):
     """Settings of a moment, trainings in this process, and nothing in the place of labml's relay."""
     patch.setitem(SETTINGS, "near", tiny_recall())
-    patch.setattr(experiment, "run_modules", recall_here)
+    patch.setattr(experiment, "run_modules", train_here)
     patch.setattr(relay, "module_command", lambda *_: ["cat"])
 
 

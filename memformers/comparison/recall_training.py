@@ -1,20 +1,22 @@
-"""The training and measurement of one arm from one seed, in the folder of a run."""
+"""The training and measurement of one arm of a recall experiment from one seed."""
 
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from memformers.common.files import write_json
+from memformers.common.fields import Count, Share, Whole, check_fields
+from memformers.common.files import read_json, write_json
 from memformers.common.machine import describe_environment, peak_memory
-from memformers.data.recall_stream import recall_segments
+from memformers.data.recall_stream import RecallStream, recall_segments
 from memformers.evaluation.memory_ablation import UNTOUCHED, controls_of
-from memformers.evaluation.recall_by_distance import Recall, recall_by_distance
+from memformers.evaluation.recall_by_distance import Recall, distance_edges, recall_by_distance
 from memformers.models.costs import memory_facts
 from memformers.models.language_model import MemoryLM
-from memformers.recall.config import ArmRun
-from memformers.runs.folder import FACTS, RESULT
+from memformers.runs.folder import CONFIG, FACTS, RESULT
 from memformers.tracking.recorder import Tracking
+from memformers.training.config import TrainConfig
 from memformers.training.loop import train
 from memformers.training.run import build_model
 from memformers.training.state import Progress
@@ -27,25 +29,69 @@ GLIMPSE = 4
 """The number of its segments that are measured during a training, after those that fill the memories."""
 
 
-def train_arm(run: ArmRun, folder: Path, dashboard: str = "") -> None:
-    """Train as ``run`` says in ``folder``, which exists; save the model, measure it, and write
-    ``result.json``.
+@dataclass(frozen=True)
+class RecallSettings:
+    """The settings of a run that are not in its TrainConfig."""
 
-    Raises [`memformers.training.loop.NotFiniteError`][] for a training that diverged.
+    stream: RecallStream = field(default_factory=RecallStream)
+    growing: Share = 0.5
+    """The fraction of the training in which the longest distance of a question grows, exponentially, from a
+    segment to twice the longest reach; after that there is no limit. 0: there is never a limit."""
+    evaluated: Count = 2048
+    """Positions of each stream that are measured at the end, after those that fill the memories."""
+    reach: Whole = 0
+    """The longest reach of all arms, in positions; it determines the distance bins."""
+    frozen: bool = False
+    """Whether f_c keeps its initial random weights."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for settings that are out of range."""
+        check_fields(self)
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """The edges of the distance bins, the same for all arms."""
+        return distance_edges(self.reach)
+
+
+@dataclass(frozen=True)
+class RecallRun:
+    """One arm's training from one seed."""
+
+    train: TrainConfig
+    recall: RecallSettings
+
+    def longest(self) -> Callable[[int], int] | None:
+        """The longest distance of a question in a segment, as a function of the position where the segment
+        begins in its stream; None if there is no limit."""
+        S, top = self.train.model.segment_len, 2 * self.recall.reach
+        grown = self.recall.growing * self.train.tokens / self.train.batch_size
+        if not grown:
+            return None
+        return lambda start: round(S * (top / S) ** (start / grown)) if start < grown else 2**60
+
+
+def train_recall(
+    folder: Path, parse: Callable[[dict[str, Any], str], RecallRun], dashboard: str = ""
+) -> None:
+    """Train the run that ``config.json`` in ``folder`` describes, as ``parse`` reads it; save the model,
+    measure it, and write ``result.json``.
+
+    Raises UserError for another run's config, and [`memformers.training.loop.NotFiniteError`][] for a
+    training that diverged.
     """
+    settings = read_json(folder / CONFIG)
+    run = parse(settings, str(folder / CONFIG))
     model = build_model(run.train)
-    if run.more.frozen:
+    if run.recall.frozen:
         for compress in model.transformer.compressions:
             compress.requires_grad_(False)
-    facts = describe(run, model)
-    run.save(folder)
+    facts = describe(model)
     write_json(folder / FACTS, facts)
-    name = f"{run.more.arm}, seed {run.train.seed}"
-    with Tracking(
-        folder, name, {**asdict(run.train), "recall": asdict(run.more), **facts}, dashboard
-    ) as track:
+    name = folder.resolve().name
+    with Tracking(folder, name, {**settings, **facts}, dashboard) as track:
         segments = recall_segments(
-            run.more.stream,
+            run.recall.stream,
             run.train.batch_size,
             run.train.model.segment_len,
             run.train.seed,
@@ -66,7 +112,7 @@ def train_arm(run: ArmRun, folder: Path, dashboard: str = "") -> None:
 
         progress = train(model, (s for s, _ in segments), run.train, record=record, evaluate=evaluate)
         peak = peak_memory(model.device)
-        found = measure(model, run, run.more.evaluated, controls=True)
+        found = measure(model, run, run.recall.evaluated, controls=True)
     result = {**asdict(progress), "peak_memory_bytes": peak, "recall": asdict(found[UNTOUCHED])}
     result["within_reach"] = found[UNTOUCHED].within_reach
     result["controls"] = {name: asdict(recall) for name, recall in found.items() if name != UNTOUCHED}
@@ -75,15 +121,15 @@ def train_arm(run: ArmRun, folder: Path, dashboard: str = "") -> None:
     write_json(folder / RESULT, result)
 
 
-def measure(model: MemoryLM, run: ArmRun, positions: int, *, controls: bool = False) -> dict[str, Recall]:
+def measure(model: MemoryLM, run: RecallRun, positions: int, *, controls: bool = False) -> dict[str, Recall]:
     """The recall of ``model`` over ``positions`` of each held-out stream, after those that the longest reach
     needs."""
     S = run.train.model.segment_len
-    before, counted = (-(-length // S) for length in (run.more.reach, positions))
-    segments = recall_segments(run.more.stream, run.train.batch_size, S, HELD_OUT_SEED)
+    before, counted = (-(-length // S) for length in (run.recall.reach, positions))
+    segments = recall_segments(run.recall.stream, run.train.batch_size, S, HELD_OUT_SEED)
     changes = controls_of(model.config.lengths) if controls else {}
     return recall_by_distance(
-        model, islice(segments, before + counted), run.more.edges, warm_up=before * S, controls=changes
+        model, islice(segments, before + counted), run.recall.edges, warm_up=before * S, controls=changes
     )
 
 
@@ -96,7 +142,7 @@ def curves(recall: Recall) -> dict[str, float]:
     return {"loss.valid": recall.loss, "accuracy.valid": correct / max(asks, 1), **right}
 
 
-def describe(run: ArmRun, model: MemoryLM) -> dict[str, Any]:
+def describe(model: MemoryLM) -> dict[str, Any]:
     """The facts of ``run.json``."""
     facts = memory_facts(model.config)
     return {

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from memformers import comparison as module
 from memformers.common.files import read_json, write_json
-from memformers.comparison import CompareConfig, compare, pin_corpus
+from memformers.comparison import experiment
+from memformers.comparison.recall import RecallConfig, recall
+from memformers.comparison.text import CompareConfig, compare, pin_corpus
 from memformers.data import corpora
 from memformers.data.corpora import Corpus, builtin_corpus, load_corpus
 from memformers.runs.atomic_dir import numbered
@@ -29,17 +30,18 @@ def pretended(compared, monkeypatch):
     ``compared`` has left, at once, but for those whose names are added to ``failing``."""
     begun, failing = [], set()
 
-    def pretend(name, folder, *arguments, environment):
-        run = Path(folder)
-        begun.append(run.name)
-        if run.name in failing:
-            return 1
-        model = read_json(run / "config.json")["model"]["model"]
-        for name in ("run.json", "metrics.jsonl", "result.json", "sample.txt"):
-            shutil.copy(compared / model / name, run)
-        return 0
+    def pretend(commands, jobs, **options):
+        for number, (_, folder) in enumerate(commands):
+            run = Path(folder)
+            begun.append(run.name)
+            model = read_json(run / "config.json")["model"]["model"]
+            for name in (
+                () if run.name in failing else ("run.json", "metrics.jsonl", "result.json", "sample.txt")
+            ):
+                shutil.copy(compared / model / name, run)
+            yield number, int(run.name in failing)
 
-    monkeypatch.setattr(module, "run_module", pretend)
+    monkeypatch.setattr(experiment, "run_modules", pretend)
     return begun, failing
 
 
@@ -61,9 +63,9 @@ def test_arms_have_equal_keys(compared):
 
 def test_keys_are_as_given_where_that_is_asked_for_or_nothing_is_compressed():
     def mem_len(**changes):
-        return {a.name: a.settings for a in small_comparison(**changes).planned_arms()}["transformer-xl"].get(
-            "model.mem_len"
-        )
+        return {a.name: a.settings for a in small_comparison(**changes).experiment().arms}[
+            "transformer-xl"
+        ].get("model.mem_len")
 
     assert mem_len() == 20
     assert mem_len(equal_keys=False) is None
@@ -82,11 +84,11 @@ def test_only_the_memory_differs(compared):
 
 def test_the_scale_multiplies_every_budget():
     config = CompareConfig(scale=0.25)
-    assert config.shared.tokens == config.train.tokens / 4
+    assert config.experiment().train.tokens == config.train.tokens / 4
 
 
 def test_a_folder_with_runs_is_an_error(compared):
-    with pytest.raises(ValueError, match="already holds runs"):
+    with pytest.raises(ValueError, match="already holds an experiment"):
         compare(small_comparison(), compared)
 
 
@@ -133,17 +135,17 @@ def test_a_dashboard_finds_all_runs_together_each_beside_the_baseline_of_its_see
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train": {"seed": 1}}, "is a comparison with other settings: seed 0 → 1. Leave them out, or name"),
-        ({"scale": 2.0}, "is a comparison with other settings: tokens 1024 → 2048"),
+        ({"train": {"seed": 1}}, "is an experiment with other settings: seed 0 → 1. Leave them out, or name"),
+        ({"scale": 2.0}, "is an experiment with other settings: tokens 1024 → 2048"),
         ({"equal_keys": False}, "has an arm transformer-xl with other settings: model.mem_len 20 → 16"),
         ({"arms": ("long: model=transformer-xl mem_len=99",)}, "arm long with other settings: model.mem_len"),
     ],
 )  # fmt: skip
 def test_a_comparison_of_other_settings_is_refused_and_nothing_is_lost(changes, message, compared, tmp_path):
     folder = shutil.copytree(compared, tmp_path / "again", symlinks=True)
-    plan = read_json(folder / "compare.json")
+    plan = read_json(folder / "experiment.json")
     long = {"name": "long", "settings": {"model.model": "transformer-xl", "model.mem_len": 32}}
-    write_json(folder / "compare.json", plan | {"arms": [*plan["arms"], long]})
+    write_json(folder / "experiment.json", plan | {"arms": [*plan["arms"], long]})
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     with pytest.raises(ValueError, match=re.escape(message)):
         compare(small_comparison(**changes), folder, resume=True)
@@ -156,7 +158,7 @@ def test_all_arms_of_a_seed_are_trained_before_the_next_seed():
 
 @pytest.mark.usefixtures("quick_runs")
 def test_a_comparison_goes_on_where_a_training_of_it_stopped(compared, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "run_module", train_here)
+    monkeypatch.setattr(experiment, "run_modules", train_here)
     monkeypatch.setattr(corpora, "builtin_corpus", builtin_corpus)  # as long as in the runs that go on
     folder = shutil.copytree(compared, tmp_path / "again", symlinks=True)
     (folder / "compressive" / "result.json").unlink()
@@ -169,14 +171,16 @@ def test_a_comparison_goes_on_where_a_training_of_it_stopped(compared, tmp_path,
     assert (folder / "transformer" / "result.json").stat().st_mtime_ns == finished
 
 
-def test_seeds_are_added_to_a_comparison_that_has_no_plan(pretended, compared, tmp_path):
-    """As earlier versions left them."""
-    begun, _ = pretended
-    folder = shutil.copytree(compared, tmp_path / "again", symlinks=True)
-    (folder / "compare.json").unlink()
-    compare(small_comparison(seeds=2), folder, resume=True)
-    assert begun == [f"{model}-seed1" for model in MODELS]
-    assert "| Transformer, no memory | 2 |" in (folder / "report.md").read_text()
+def test_a_folder_of_another_task_or_of_something_else_is_left_alone(compared, tmp_path):
+    with pytest.raises(ValueError, match="is an experiment on text, not on recall"):
+        recall(RecallConfig(), compared, resume=True)
+    (tmp_path / "mean").mkdir()
+    with pytest.raises(ValueError, match="has a mean that no run wrote"):
+        recall(RecallConfig(), tmp_path)
+    write_json(tmp_path / "experiment.json", {"mine": 1})
+    with pytest.raises(ValueError, match=r"experiment\.json: unknown key 'mine'"):
+        recall(RecallConfig(), tmp_path, resume=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["experiment.json", "mean"]
 
 
 def test_all_models_get_the_very_same_corpus(tmp_path):

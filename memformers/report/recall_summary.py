@@ -5,31 +5,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memformers.common import intervals
 from memformers.common.files import read_json, replacing, write_json
-from memformers.runs.folder import CONFIG, FACTS, PLAN, RESULT
+from memformers.common.intervals import mean_of_known
+from memformers.runs.folder import CONFIG, FACTS, RESULT, RESULTS, TABLE
+from memformers.runs.plan import Arm, Plan
 
-RESULTS, TABLE = "results.json", "results.csv"
 REFERENCE, CLAIMED = "transformer-xl", "compressive"
 """The arms that the headline compares."""
 Found = dict[str, Any]
 """One training's ``result.json``."""
 
 
-def write_summary(folder: Path) -> dict[str, Any]:
-    """Summarize the trainings in ``folder`` and write both files; returns the contents of ``results.json``.
-    Every mean has half the width of its 95 % interval over seeds by Student's t, or None for one seed."""
-    plan = read_json(folder / PLAN)
-    found = {arm["name"]: results_of(folder, arm["name"], plan["seeds"]) for arm in plan["arms"]}
+def write_summary(folder: Path, plan: Plan) -> dict[str, Any]:
+    """Summarize the trainings of ``plan`` in ``folder`` and write both files; returns the contents of
+    ``results.json``. Every mean has half the width of its 95 % interval over seeds by Student's t, or None
+    for one seed."""
+    found = {arm.name: results_of(folder, arm.name, plan) for arm in plan.arms}
     done = {name: by_seed for name, by_seed in found.items() if by_seed}
+    setting = {**plan.settings["recall"], "train": {n: v for n, v in plan.settings.items() if n != "recall"}}
     summary = {
-        "setting": plan["setting"],
-        "chance": 1 / plan["setting"]["stream"]["values"],
+        "setting": setting,
+        "chance": 1 / setting["stream"]["values"],
         "edges": next(iter(next(iter(done.values())).values()))["recall"]["edges"],
-        "seeds": plan["seeds"],
-        "arms": [arm_summary(arm, done[arm["name"]], folder) for arm in plan["arms"] if arm["name"] in done],
+        "seeds": plan.seeds,
+        "arms": [arm_summary(arm, done[arm.name], folder, plan) for arm in plan.arms if arm.name in done],
         "missing": [
-            f"{name}, seed {s}" for name in found for s in range(plan["seeds"]) if s not in found[name]
+            f"{run.arm}, seed {run.seed}" for run in plan.runs.values() if run.seed not in found[run.arm]
         ],
         "differences": differences(done),
     }
@@ -40,27 +41,33 @@ def write_summary(folder: Path) -> dict[str, Any]:
     return summary
 
 
-def results_of(folder: Path, arm: str, seeds: int) -> dict[int, Found]:
+def results_of(folder: Path, arm: str, plan: Plan) -> dict[int, Found]:
     """The results of an arm's successful trainings, by seed."""
-    paths = {seed: folder / f"{arm}-{seed}" / RESULT for seed in range(seeds)}
+    paths = {run.seed: folder / name / RESULT for name, run in plan.runs.items() if run.arm == arm}
     return {seed: read_json(path) for seed, path in paths.items() if path.exists()}
 
 
-def arm_summary(arm: dict[str, Any], by_seed: dict[int, Found], folder: Path) -> dict[str, Any]:
+def arm_summary(arm: Arm, by_seed: dict[int, Found], folder: Path, plan: Plan) -> dict[str, Any]:
     """The costs of an arm, and its recall."""
-    first = folder / f"{arm['name']}-{min(by_seed)}"
-    facts, results = read_json(first / FACTS), list(by_seed.values())
-    places = [folder / f"{arm['name']}-{seed}" for seed in by_seed]
+    names = [name for name, run in plan.runs.items() if run.arm == arm.name and run.seed in by_seed]
+    places, results = [folder / name for name in names], list(by_seed.values())
+    facts, config = read_json(places[0] / FACTS), read_json(places[0] / CONFIG)
+    environments = [read_json(place / FACTS)["environment"] for place in places]
     return {
-        **arm,
-        "title": read_json(first / CONFIG)["recall"]["title"],
+        "name": arm.name,
+        "title": arm.label or arm.name,
+        "settings": arm.settings,
+        **{n: config["model"][n] for n in ("model", "compression", "compression_rate", "compression_start")},
+        "mem_len": config["model"]["mem_len"] if config["model"]["model"] != "transformer" else 0,
+        "c_mem_len": config["model"]["c_mem_len"] if config["model"]["model"] == "compressive" else 0,
+        "frozen": config["recall"]["frozen"],
         **{name: facts[name] for name in ("keys", "sees_back", "parameters", "attention_operations")},
         "seeds": list(by_seed),
         "seconds": mean_of([result["seconds"] for result in results]),
         "tokens_per_second": mean_of([result["tokens"] / result["seconds"] for result in results]),
         "peak_memory_bytes": max((r["peak_memory_bytes"] or 0 for r in results), default=0) or None,
-        "jobs": sorted({read_json(place / CONFIG)["recall"]["jobs"] for place in places}),
-        "environments": distinct([read_json(place / FACTS)["environment"] for place in places]),
+        "jobs": sorted({environment.get("jobs", 1) for environment in environments}),
+        "environments": distinct(environments),
         "within_reach": mean_of([result["within_reach"] for result in results]),
         "recall": over_seeds([result["recall"] for result in results]),
         "controls": {
@@ -82,9 +89,8 @@ def over_seeds(recalls: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def mean_of(values: Sequence[float | None]) -> dict[str, float | None]:
     """The mean of the values that aren't None, and half the width of its interval."""
-    mean = intervals.mean_of_known(values)
-    found = mean.to_json() if mean else {}
-    return {"mean": found.get("mean"), "half_width": found.get("half_width")}
+    found = mean_of_known(values)
+    return {"mean": None, "half_width": None} if found is None else found.to_json()
 
 
 def differences(done: Mapping[str, dict[int, Found]]) -> dict[str, list[dict[str, float | None]]]:

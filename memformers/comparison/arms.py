@@ -1,39 +1,37 @@
-"""Arms of a comparison: a name, and the settings in which a training differs from what all arms share."""
+"""Arms as users describe them: a name, and the settings in which a training differs from what all share."""
 
 import contextlib
 import difflib
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from memformers.common.errors import UserError
-from memformers.common.files import config_from_dict
 from memformers.models.config import ModelConfig, ModelName
 from memformers.models.lengths import ByLayer
 from memformers.runs.folder import FIGURES, flatten
-from memformers.runs.plan import PlannedArm
-from memformers.training.config import TrainConfig
+from memformers.runs.plan import Arm
 
 HOW = "write an arm as NAME: setting=value …, such as 'long: model=transformer-xl mem_len=320'"
 OF_ALL = {"seed": "seed and seeds", "data": "data", "tokens": "tokens and scale", "parallel": "parallel"}
 """Settings that can't differ between arms, and the options that set them for all arms."""
+OF_THE_TASK = ("recall.stream.", "recall.reach", "recall.evaluated")
+"""The beginnings of the names of other settings that can't differ between arms."""
 
 
-def arms_of_models(models: Sequence[ModelName], train: TrainConfig, equal_keys: bool) -> list[PlannedArm]:
-    """An arm for each model.
+def arms_of_models(models: Sequence[ModelName], network: ModelConfig, *, equal_keys: bool) -> list[Arm]:
+    """An arm for each model, with the lengths of ``network``.
 
     With ``equal_keys``, Transformer-XL remembers M + C positions, as many as a Compressive Transformer of M
     positions and C slots has keys; layer by layer, where layers have lengths of their own.
     """
-    arms = [PlannedArm(model, {"model.model": model}) for model in models]
-    for arm in arms:
-        if equal_keys and arm.name == "transformer-xl":
-            arm.settings["model.mem_len"] = keys_of_layers(train.model)
-    return arms
+    longer = {"transformer-xl": {"model.mem_len": keys_of_layers(network)}} if equal_keys else {}
+    return [Arm(model, {"model.model": model, **longer.get(model, {})}) for model in models]
 
 
 def keys_of_layers(model: ModelConfig) -> ByLayer:
@@ -43,25 +41,25 @@ def keys_of_layers(model: ModelConfig) -> ByLayer:
     return tuple(own.keys for own in replace(model, model="compressive").layer_lengths)
 
 
-def read_arms(given: Sequence[str], train: TrainConfig) -> list[PlannedArm]:
+def read_arms(given: Sequence[str], shared: Mapping[str, Any]) -> list[Arm]:
     """The arms that ``given`` describes: each text is an arm, or the path of a file with one arm per line, in
-    which # begins a comment. ValueError for an impossible arm."""
+    which # begins a comment. ``shared`` has the settings that there are. UserError for an impossible arm."""
     arms = []
     for text in given:
         if ":" in text or not Path(text).is_file():
-            arms.append(parse_arm(text, train))
+            arms.append(parse_arm(text, shared))
             continue
         try:
             lines = [line.partition("#")[0].strip() for line in Path(text).read_text("utf-8").splitlines()]
         except UnicodeDecodeError as error:
             raise UserError(f"arms: {text} is not UTF-8 text: {error}; {HOW}, one a line.") from None
-        arms += [parse_arm(line, train) for line in lines if line]
+        arms += [parse_arm(line, shared) for line in lines if line]
     return arms
 
 
-def parse_arm(text: str, train: TrainConfig) -> PlannedArm:
-    """The arm ``NAME: setting=value …``; settings are those of a training, without or with the dataclass that
-    they are in (``mem_len`` or ``model.mem_len``), and values are as in JSON, or words."""
+def parse_arm(text: str, shared: Mapping[str, Any]) -> Arm:
+    """The arm ``NAME: setting=value …``; settings are those of ``shared``, without or with the part that they
+    are in (``mem_len`` or ``model.mem_len``), and values are as in JSON, or words."""
     name, colon, rest = text.partition(":")
     name = name.strip()
     if not colon:
@@ -71,13 +69,13 @@ def parse_arm(text: str, train: TrainConfig) -> PlannedArm:
         words = [word.partition("=") for word in shlex.split(rest)]
     except ValueError as error:
         raise UserError(f"arm {name!r}: {rest.strip()!r} can't be read: {error}; {HOW}.") from None
-    known, settings = dict(flatten(asdict(train))), {}
+    known, settings = dict(flatten(shared)), {}
     for key, equals, value in words:
         if not equals:
             raise UserError(f"arm {name!r}: {key!r} is not setting=value; {HOW}.")
         dotted = full_name(key.replace("-", "_"), known, name)
         settings[dotted] = value_of(value, known[dotted])
-    return PlannedArm(name, settings)
+    return Arm(name, settings)
 
 
 def check_name(name: str) -> None:
@@ -99,6 +97,8 @@ def full_name(key: str, known: Mapping[str, Any], arm: str) -> str:
         raise UserError(f"arm {arm!r}: there is no setting {key!r}; {hint}")
     if found in OF_ALL:
         raise UserError(f"arm {arm!r}: {key} is the same for all arms; set it with {OF_ALL[found]}.")
+    if found.startswith(OF_THE_TASK):
+        raise UserError(f"arm {arm!r}: {key} is the same for all arms; leave it out.")
     return found
 
 
@@ -114,32 +114,34 @@ def value_of(word: str, before: Any) -> Any:
     return value
 
 
-def training_of(arm: PlannedArm, train: TrainConfig) -> TrainConfig:
-    """The training of ``arm``, where ``train`` contains the shared settings; UserError for an impossible
-    one."""
-    data = asdict(train)
+def settings_of(arm: Arm, shared: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of ``arm``, which have those in ``shared`` that it doesn't name."""
+    settings = deepcopy(dict(shared))
     for name, value in arm.settings.items():
         *path, last = name.split(".")
-        place = data
+        place = settings
         for part in path:
             place = place[part]
         place[last] = value
-    try:
-        return config_from_dict(TrainConfig, data, "its settings")
-    except UserError as error:
-        raise UserError(f"arm {arm.name!r}: {error}") from None
+    return settings
 
 
-def check_arms(arms: Sequence[PlannedArm], train: TrainConfig) -> None:
-    """Raise UserError unless there are arms, all are possible, and no two have the same name or the same
-    settings."""
+def check_arms(
+    arms: Sequence[Arm], shared: Mapping[str, Any], parse: Callable[[dict[str, Any], str], Any]
+) -> None:
+    """Raise UserError unless there are arms, ``parse`` takes the settings of all, and no two have the same
+    name or the same settings."""
     if not arms:
         raise UserError("a comparison needs an arm; name a model with models, or describe one with arms.")
     names: set[str] = set()
-    seen: dict[TrainConfig, str] = {}
+    seen: dict[Any, str] = {}
     for arm in arms:
         if arm.name.lower() in names:  # some file systems don't tell them apart
             raise UserError(f"models and arms must name each arm once; {arm.name!r} came twice.")
         names.add(arm.name.lower())
-        if (other := seen.setdefault(training_of(arm, train), arm.name)) != arm.name:
+        try:
+            run = parse(settings_of(arm, shared), "its settings")
+        except UserError as error:
+            raise UserError(f"arm {arm.name!r}: {error}") from None
+        if (other := seen.setdefault(run, arm.name)) != arm.name:
             raise UserError(f"arms {other!r} and {arm.name!r} are the same training; leave one of them out.")

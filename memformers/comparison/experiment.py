@@ -1,0 +1,255 @@
+"""The experiment: it trains every arm from every seed, each in a process of its own, measures the trained
+models, and writes the report that sets them side by side."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from shutil import rmtree
+from typing import Any, Protocol
+
+from labml import monit
+
+from memformers.common.command_line import command_as_given
+from memformers.common.errors import TrainingsFailed, UserError
+from memformers.common.fields import Count, check_fields
+from memformers.common.files import read_json, write_json
+from memformers.common.machine import JOBS, choose_device
+from memformers.common.processes import run_modules
+from memformers.comparison.arms import check_arms, settings_of
+from memformers.report.document import write_report
+from memformers.runs.folder import (
+    CARD,
+    CONFIG,
+    EXPERIMENT,
+    OF_AN_EXPERIMENT,
+    RESULT,
+    check_named,
+    check_nothing_is_lost,
+    new_run_id,
+    plan_run,
+)
+from memformers.runs.plan import Arm, Plan, Planned, baseline_of, compared_with, read_plan, runs_of
+from memformers.tracking.discovery import (
+    DASHBOARD,
+    find_dashboard,
+    has_run,
+    page_address,
+    sent_to,
+    show_comparison,
+)
+from memformers.training.config import TrainConfig
+from memformers.training.distributed import with_precision
+from memformers.training.resume import alone_in, differences
+
+Settings = dict[str, Any]
+"""A run's settings, as its ``config.json`` has them."""
+
+
+class Task(Protocol):
+    """What the runs of an experiment read, and what is measured of them."""
+
+    name: str
+    """In the plan of an experiment."""
+    resumes: bool
+    """Whether a training that was stopped continues; otherwise it begins again."""
+
+    def parse(self, settings: Settings, source: str) -> Any:
+        """The settings of a run as a frozen dataclass; UserError, with their ``source``, if there is no
+        such run."""
+
+    def read(self, runs: Mapping[str, Settings], folder: Path) -> Any:
+        """What ``runs`` read; UserError if it can't be used, or differs from what runs in ``folder`` read."""
+
+    def pin(self, source: Any, runs: Mapping[str, Settings], folder: Path) -> Settings:
+        """The settings that let each run read the very same ``source``."""
+
+    def train(self, folder: Path) -> None:
+        """Train the run that ``config.json`` in ``folder`` describes, in this process."""
+
+    def measure(self, train: TrainConfig, folder: Path) -> None:
+        """Measure the trained models in ``folder``, beside what each training measured itself."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Arms × seeds × a task."""
+
+    task: Task
+    train: TrainConfig
+    """The training that all arms share, of the first seed."""
+    more: Settings
+    """Settings of the task that are not in TrainConfig, by the task's name."""
+    arms: tuple[Arm, ...]
+    seeds: Count = 1
+    """How many seeds each arm is trained from: the first one, the next one and so on."""
+    jobs: Count = 1
+    """The number of trainings at a time."""
+    threads: Count | None = None
+    """The number of threads of each; None for PyTorch's own choice."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for arms that can't be trained or compared."""
+        check_fields(self)
+        check_arms(self.arms, self.shared, self.task.parse)
+
+    @property
+    def shared(self) -> Settings:
+        """The settings that all arms share."""
+        return {**asdict(self.train), **self.more}
+
+
+def run_experiment(
+    experiment: Experiment, folder: Path, dashboard: str = "", *, resume: bool = False
+) -> Path:
+    """Train every arm from every seed, each into a sub-folder of ``folder``, measure them, and write the
+    report; returns its page.
+
+    With ``resume``, trainings that were stopped go on, finished ones are left alone, and arms and seeds that
+    ``folder`` doesn't have are added to those that it has.
+
+    A training that fails doesn't stop the others: the report is written, and says so. Raises UserError for a
+    folder that already holds an experiment (with ``resume``: of other settings) or would lose a file, and for
+    what no training could start from; [`memformers.common.errors.TrainingsFailed`][] when a training failed.
+    """
+    check_named(folder)
+    dashboard = find_dashboard(dashboard)
+    experiment = in_one_precision(experiment, folder)
+    task, plan = experiment.task, united(experiment, folder, resume)
+    runs = settings_of_runs(plan, experiment.shared)
+    source = task.read(runs, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone_in(folder):
+        pinned = task.pin(source, runs, folder)
+        write_json(folder / EXPERIMENT, plan)
+        due = [name for name in runs if not (folder / name / RESULT).exists()]
+        for name in () if task.resumes else due:
+            rmtree(folder / name, ignore_errors=True)
+        ids = plan_runs(plan.runs, folder)
+        for name in due:
+            write_json(folder / name / CONFIG, runs[name] | pinned)
+        show_comparison(folder, dashboard)
+        failed = train_all(experiment, plan, {name: runs[name] for name in due}, folder, dashboard)
+        if not any((folder / name / RESULT).exists() for name in runs):
+            raise TrainingsFailed(f"no training ended well, so there is nothing to report; see {folder}.")
+        try:
+            task.measure(experiment.train, folder)
+        finally:  # whatever the measurement met
+            with monit.section("Report"):
+                report = write_report(folder)
+    if failed:
+        raise TrainingsFailed(f"the training of {', '.join(failed)} failed; the others are in {report}.")
+    show_comparison(folder, dashboard)
+    print_links(plan.runs, ids, dashboard)
+    return report
+
+
+def in_one_precision(experiment: Experiment, folder: Path) -> Experiment:
+    """``experiment`` with a precision that all arms share, if it leaves it open: that of the experiment in
+    ``folder``, if there is one, or what the device computes fastest."""
+    device, train = choose_device(experiment.train.device), experiment.train
+    if train.precision == "auto" and (saved := read_plan(folder)):
+        train = replace(train, precision=saved.settings.get("precision", "auto"))
+    return replace(experiment, train=with_precision(train, device))
+
+
+def united(experiment: Experiment, folder: Path, resume: bool) -> Plan:
+    """What ``experiment`` asks for, and what the one in ``folder`` was begun for, if there is one; UserError
+    for one of another task or of other settings, for one that is not to be resumed, and for files that would
+    be lost."""
+    name, shared, saved = experiment.task.name, experiment.shared, read_plan(folder)
+    if saved and not resume:
+        raise UserError(f"{folder} already holds an experiment; name a new folder, or resume this one.")
+    before = saved or Plan(name, shared, ())
+    if before.task != name:
+        raise UserError(f"{folder} is an experiment on {before.task}, not on {name}; name a new folder.")
+    if changes := differences(before.settings, shared):
+        raise UserError(
+            f"{folder} is an experiment with other settings: {changes}. Leave them out, or name a new folder."
+        )
+    arms = {arm.name: arm for arm in before.arms}
+    for arm in experiment.arms:
+        old, new = (settings_of(a, shared) for a in (arms.setdefault(arm.name, arm), arm))
+        if changes := differences(old, new):
+            raise UserError(
+                f"{folder} has an arm {arm.name} with other settings: {changes}. Give it another name, or "
+                f"name a new folder. (In a comparison with the Compressive Transformer, Transformer-XL's "
+                f"memory is longer, unless --no-equal-keys is given.)"
+            )
+    check_arms(list(arms.values()), shared, experiment.task.parse)
+    first = experiment.train.seed
+    runs = runs_of(list(arms), range(first, first + max(experiment.seeds, before.seeds)))
+    check_nothing_is_lost(
+        folder, [*(() if saved else OF_AN_EXPERIMENT), *(name for name in runs if name not in before.runs)]
+    )
+    commands = tuple(dict.fromkeys((*before.commands, command_as_given())))
+    return Plan(name, before.settings, tuple(arms.values()), runs, commands)
+
+
+def settings_of_runs(plan: Plan, shared: Settings) -> dict[str, Settings]:
+    """Each run's settings, by the run's name; those that a resumed training may have otherwise are of
+    ``shared``."""
+    arms = {arm.name: settings_of(arm, shared) for arm in plan.arms}
+    return {name: {**arms[run.arm], "seed": run.seed} for name, run in plan.runs.items()}
+
+
+def train_all(
+    experiment: Experiment, plan: Plan, due: Mapping[str, Settings], folder: Path, dashboard: str
+) -> list[str]:
+    """Train the runs that are ``due``; returns the names of those that failed."""
+    names = list(due)
+    if (
+        experiment.jobs > 1
+    ):  # the arms of each seed that take longest first: at the end, no long one runs alone
+        names.sort(key=lambda name: (plan.runs[name].seed, -cost(due[name]["model"])))
+    done = len(plan.runs) - len(due)
+    print(f"{len(plan.runs)} trainings, {done} of them done → {folder}", flush=True)
+    environment = {DASHBOARD: dashboard, JOBS: str(experiment.jobs)}
+    if experiment.threads:
+        environment["OMP_NUM_THREADS"] = str(experiment.threads)
+    ended = run_modules(
+        [["memformers.comparison", str(folder / name)] for name in names],
+        min(experiment.jobs, len(names)),
+        environment=environment,
+        begin=lambda i: print(f"\n── {done + i + 1} of {len(plan.runs)}: {names[i]} ──", flush=True),
+    )
+    try:
+        failed = {names[number] for number, code in ended if code}
+    except (KeyboardInterrupt, SystemExit):
+        print(f"finished trainings are kept in {folder}; continue with --resume.", file=sys.stderr)
+        raise
+    return [name for name in plan.runs if name in failed]
+
+
+def cost(model: Mapping[str, Any]) -> int:
+    """What makes one training take longer than another: the keys of a query in all layers."""
+    used = {"transformer": (), "transformer-xl": ("mem_len",)}.get(model["model"], ("mem_len", "c_mem_len"))
+    lengths: Sequence[int | Sequence[int]] = [model[name] for name in used]
+    return sum(model["n_layers"] * x if isinstance(x, int) else sum(x) for x in lengths)
+
+
+def plan_runs(runs: Mapping[str, Planned], folder: Path) -> dict[str, str]:
+    """Folders for the runs, and the ids by which a dashboard will know them as one group: under one comment,
+    each compared with the baseline of its seed."""
+    cards = {name: folder / name / CARD for name in runs}
+    ids = {n: read_json(card)["run"] if card.exists() else new_run_id() for n, card in cards.items()}
+    for name in runs:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        other = ids.get(compared_with(runs, name), "")
+        if not cards[name].exists():  # one that is resumed keeps its own
+            plan_run(folder / name, ids[name], f"comparison {folder.resolve().name}", other, name)
+    return ids
+
+
+def print_links(runs: Mapping[str, Planned], ids: Mapping[str, str], dashboard: str) -> None:
+    """Print where labml's comparison shows the arms of the first seed, each with the baseline, if a
+    dashboard runs that has both."""
+    api = sent_to(dashboard)
+    first = next(iter(runs.values())).seed
+    names = [name for name, run in runs.items() if run.seed == first]
+    known = [name for name in names if api and has_run(api, ids[name])]
+    base = baseline_of(names)
+    for name in known if base in known else ():
+        if name != base:
+            link = f"{page_address(api)}/run/{ids[name]}/compare"
+            print(f"dashboard: {link}  ({name} beside {base})", flush=True)

@@ -1,0 +1,235 @@
+"""The recall experiment: memories with equal numbers of keys in one network, on a stream that sets values and
+asks for them."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from memformers.common.errors import UserError
+from memformers.common.fields import Count, check_fields
+from memformers.common.files import config_from_dict
+from memformers.comparison.arms import keys_of_layers, read_arms, settings_of
+from memformers.comparison.experiment import Experiment, Settings, run_experiment
+from memformers.comparison.recall_training import RecallRun, RecallSettings, train_recall
+from memformers.data.recall_stream import RecallStream
+from memformers.models.config import ModelConfig
+from memformers.models.lengths import by_layer
+from memformers.runs.plan import Arm
+from memformers.training.config import TrainConfig
+
+QUICK_TOKENS, QUICK_EVALUATED = 65_536, 256
+USUAL_JOBS: int = min(os.cpu_count() or 1, 2)
+Reach = Literal["near", "far"]
+
+
+@dataclass(frozen=True)
+class RecallTask:
+    """Trainings on the recall stream, which measure the share of right answers by distance."""
+
+    name = "recall"
+    resumes = False
+
+    def parse(self, settings: Settings, source: str) -> RecallRun:
+        """The run's TrainConfig, and what belongs to the task."""
+        if not isinstance(of_task := settings.get(self.name), Mapping):
+            raise UserError(f"{source}: expected the settings of a recall run, which have {self.name!r}.")
+        train = {name: value for name, value in settings.items() if name != self.name}
+        return RecallRun(
+            config_from_dict(TrainConfig, train, source), config_from_dict(RecallSettings, of_task, source)
+        )
+
+    def read(self, runs: Mapping[str, Settings], folder: Path) -> None:
+        """Nothing: the stream is drawn while it is read."""
+
+    def pin(self, source: None, runs: Mapping[str, Settings], folder: Path) -> Settings:
+        """No settings: the stream depends on nothing outside of the run."""
+        return {}
+
+    def train(self, folder: Path) -> None:
+        """Train from the beginning, and measure."""
+        train_recall(folder, self.parse)
+
+    def measure(self, train: TrainConfig, folder: Path) -> None:
+        """Nothing: each training has measured its model."""
+
+
+RECALL = RecallTask()
+
+
+def sees_back(model: ModelConfig) -> int:
+    """The farthest position that one layer can look at, from the end of its segment."""
+    return model.remembered_positions + model.segment_len
+
+
+def paper_ablation(model: ModelConfig) -> list[Arm]:
+    """The arms that the paper compares (Rae et al. 2020, section 3.2), with the lengths of ``model``: other
+    functions f_c, and other losses of the convolution. Another arm has slots only in the upper half of the
+    layers, half as many as all others (Rae and Razavi 2020, arXiv 2007.03356)."""
+    lower, slots = model.n_layers // 2, by_layer(model.c_mem_len, model.n_layers, "c_mem_len")
+    different: dict[str, tuple[str, Settings]] = {
+        "bptt": ("conv. by BPTT", {"compression_loss": "none", "bptt": 1}),
+        "max": ("max pooling", {"compression": "max"}),
+        "auto-encoding": ("conv. by auto-encoding", {"compression_loss": "auto-encoding"}),
+        "most-used": ("most-used", {"compression": "most-used"}),
+        "dilated": ("dilated conv.", {"compression": "dilated"}),
+        "conv": ("conv. from random weights", {}),
+        "upper-half": ("conv., slots in the upper layers", {"c_mem_len": [0] * lower + list(slots[lower:])}),
+    }
+    return [compressive(name, model, label, **settings) for name, (label, settings) in different.items()]
+
+
+def compressive(name: str, model: ModelConfig, label: str = "", **settings: Any) -> Arm:
+    """An arm of the Compressive Transformer with the lengths of ``model`` and these ``settings``."""
+    lengths = f"M = {model.mem_len}, C = {model.c_mem_len}, c = {model.compression_rate}"
+    label = ", ".join(filter(None, ("Compressive", label, lengths)))
+    dotted = {f"model.{setting}": value for setting, value in settings.items()}
+    return Arm(name, {"model.model": "compressive", **dotted}, label)
+
+
+def transformer_xl(name: str, mem_len: Any, label: str = "") -> Arm:
+    """An arm of Transformer-XL that remembers ``mem_len`` positions."""
+    label = ", ".join(filter(None, ("Transformer-XL", label, f"M = {mem_len}")))
+    return Arm(name, {"model.model": "transformer-xl", "model.mem_len": mem_len}, label)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all arms of an experiment share: the network with the lengths of its memories, its training, the
+    stream and the measurement."""
+
+    train: TrainConfig
+    """The training of the first seed."""
+    recall: RecallSettings = field(default_factory=RecallSettings)
+    ceiling: bool = False
+    """Whether there is a Transformer-XL that sees as far back as the slots."""
+
+    @property
+    def arms(self) -> list[Arm]:
+        """The arms that are trained if none is named: memories with equal keys, and controls."""
+        model = self.train.model
+        frozen = compressive("frozen", model, "f_c as drawn")
+        reach = model.remembered_positions
+        return [
+            Arm("no-memory", {"model.model": "transformer"}, "No memory"),
+            transformer_xl("transformer-xl", keys_of_layers(model)),
+            compressive("compressive", model, compression_start="mean"),
+            replace(frozen, settings=frozen.settings | {"recall.frozen": True}),
+            compressive("mean", model, "mean pooling", compression="mean"),
+            *([transformer_xl("ceiling", reach, "ceiling")] if self.ceiling else []),
+        ]
+
+    @property
+    def more(self) -> Settings:
+        """The settings of the task, which include the longest reach of the arms."""
+        reach = sees_back(self.train.model)
+        return {RECALL.name: asdict(replace(self.recall, reach=reach))}
+
+    def arm(self, name: str) -> Arm:
+        """The arm called ``name``; else UserError."""
+        known = {arm.name: arm for arm in (*self.arms, *paper_ablation(self.train.model))}
+        if name not in known:
+            raise UserError(f"arm {name!r} is unknown; this reach has {', '.join(known)}.")
+        return known[name]
+
+    def run(self, name: str, seed: int = 0) -> RecallRun:
+        """The training of the arm called ``name`` from ``seed``."""
+        shared = {**asdict(self.train), **self.more, "seed": seed}
+        return RECALL.parse(settings_of(self.arm(name), shared), name)
+
+
+def network(mem_len: int, c_mem_len: int, compression_rate: int) -> ModelConfig:
+    """The network of all arms, with the lengths of the Compressive Transformer's memories."""
+    return ModelConfig(
+        model="compressive", vocab_size=RecallStream().vocab_size, d_model=64, heads=4, n_layers=2, d_ff=256,
+        segment_len=64, positions="sinusoidal", mem_len=mem_len, c_mem_len=c_mem_len,
+        compression_rate=compression_rate,
+    )  # fmt: skip
+
+
+TRAINING = TrainConfig(
+    tokens=3_000_000,
+    batch_size=32,
+    chunk_len=0,
+    optimizer="muon",
+    learning_rate=3e-3,
+    muon_learning_rate=0.02,
+    memory_warmup=0.0,  # the distances grow instead
+    evaluations=8,
+    log_every=20,
+    precision="float32",  # in a network of this size, casts take as much time as faster products save
+)
+SETTINGS: dict[Reach, Setting] = {
+    "near": Setting(replace(TRAINING, model=network(64, 64, 4)), ceiling=True),
+    "far": Setting(
+        replace(TRAINING, model=network(32, 224, 9)),
+        RecallSettings(
+            stream=RecallStream(set_probability=16 / 600),
+            growing=0.75,  # there are more octaves of distances
+            evaluated=4096,
+        ),
+    ),
+}
+"""The settings by how far the memories reach: 384 positions, or more than 2,048."""
+
+
+@dataclass(frozen=True)
+class RecallConfig:
+    """A recall experiment."""
+
+    reach: Reach = "near"
+    """How far back the memories reach: 384 positions (near) or more than 2,048 (far)."""
+    seeds: Count = 2
+    """How many times each arm is trained, each time from other weights and on another stream."""
+    quick: bool = False
+    """Whether to only check in a minute or two that everything works, with one seed and few tokens."""
+    tokens: Count | None = None
+    """The number of tokens of each training, in place of the default of --reach."""
+    arms: tuple[str, ...] = ()
+    """Which arms to train; if none is named, no-memory, transformer-xl, compressive, frozen, mean, and near
+    the ceiling. Others are bptt, max, auto-encoding, most-used, dilated, conv and upper-half, and arms of
+    your own, such as "c2: compression_rate=2"."""
+    jobs: Count = USUAL_JOBS
+    """The number of trainings at a time, each with --threads threads."""
+    threads: Count = 1
+    """The number of threads of each training. Models of this size are hardly faster with two."""
+    device: str = "auto"
+    """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for settings that are out of range."""
+        check_fields(self)
+        _ = self.experiment
+
+    @property
+    def setting(self) -> Setting:
+        """The setting that all arms share."""
+        base = SETTINGS[self.reach]
+        tokens = self.tokens or (QUICK_TOKENS if self.quick else base.train.tokens)
+        train = replace(base.train, tokens=tokens, device=self.device)
+        if not self.quick:
+            return replace(base, train=train)
+        recall = replace(base.recall, evaluated=QUICK_EVALUATED)
+        return replace(base, train=replace(train, evaluations=1, log_every=5), recall=recall)
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment."""
+        setting = self.setting
+        shared = {**asdict(setting.train), **setting.more}
+        arms = setting.arms
+        if self.arms:
+            described = [text for text in self.arms if ":" in text or Path(text).is_file()]
+            arms = [setting.arm(name) for name in self.arms if name not in described]
+            arms += read_arms(described, shared)
+        seeds = 1 if self.quick else self.seeds
+        return Experiment(RECALL, setting.train, setting.more, tuple(arms), seeds, self.jobs, self.threads)
+
+
+def recall(config: RecallConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> Path:
+    """Train and measure every arm from every seed, each in a sub-folder of ``folder``, and write the
+    report; returns the path of its page. As
+    [`run_experiment`][memformers.comparison.experiment.run_experiment] resumes and refuses, but a training
+    that was stopped begins again."""
+    return run_experiment(config.experiment, folder, dashboard, resume=resume)

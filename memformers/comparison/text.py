@@ -1,0 +1,145 @@
+"""The comparison of models on a text: the same training for each arm, and a probe of what their memories are
+worth."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+from memformers.common.errors import UserError
+from memformers.common.fields import Count, Range, check_fields
+from memformers.common.files import config_from_dict, replacing
+from memformers.common.machine import choose_device
+from memformers.comparison.arms import arms_of_models, read_arms
+from memformers.comparison.experiment import Experiment, Settings, run_experiment
+from memformers.data.corpora import BUILTIN, STAND_IN, Corpus, load_corpus
+from memformers.data.texts import bytes_of
+from memformers.evaluation.probe import ProbeConfig, probe
+from memformers.models.config import ModelConfig, ModelName
+from memformers.runs.plan import Arm, read_plan
+from memformers.training.config import TrainConfig, read_train_config
+from memformers.training.resume import check_same_config, check_same_corpus
+from memformers.training.run import train_run
+
+PROBED, LONGEST, WITH_CHANGES = 200, 192, 12_288
+"""Tokens that are predicted with each context when a comparison is probed, the longest context, and tokens
+that are predicted with each part of the memory changed, so that it takes seconds."""
+
+MEMORIES = ModelConfig(mem_len=32, c_mem_len=32)
+"""Positions and slots that the Compressive Transformer has in a comparison if nothing else is asked for. With
+equal keys, Transformer-XL then remembers 64 positions, which is better than 128 in the same time
+(docs/results/recipes)."""
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """A comparison: the same training for each arm, from each seed."""
+
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(model=MEMORIES))
+    """What all arms share."""
+    models: tuple[ModelName, ...] = ("transformer", "transformer-xl", "compressive")
+    """The models to train, in this order; each is an arm with the name of the model."""
+    arms: tuple[str, ...] = ()
+    """Other arms in addition to the models: a name and the settings that differ, such as
+    "long: model=transformer-xl mem_len=320"; or a file with one arm per line."""
+    equal_keys: bool = True
+    """Whether Transformer-XL's memory is as long as the Compressive Transformer's memory and compressed
+    memory together, so that both attend to equally many keys."""
+    seeds: Count = 1
+    """How many seeds each arm is trained from: seed, seed + 1 and so on. Intervals need at least 2."""
+    scale: Annotated[float, Range(above=0, below=math.inf)] = 1.0
+    """Multiplies the number of tokens of each arm: 0.1 for a short trial, 10 for a long comparison."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError, saying what doesn't fit."""
+        check_fields(self)
+        if self.train.model.model != TrainConfig().model.model:
+            raise UserError("a comparison trains several models; name them with models, not model.")
+        if self.train.parallel != "single":
+            raise UserError(
+                f"parallel={self.train.parallel!r} can't be used in a comparison, which starts its trainings "
+                f"one by one; train each with torchrun, and compare them with memformers report."
+            )
+        self.experiment()
+
+    def experiment(self, beside: Sequence[Arm] = (), *, probed: bool = True) -> Experiment:
+        """The experiment; ``beside`` are arms that it has already."""
+        train = replace(self.train, tokens=max(round(self.train.tokens * self.scale), 1))
+        equal = self.equal_keys and "compressive" in [*self.models, *(arm.name for arm in beside)]
+        own = arms_of_models(self.models, train.model, equal_keys=equal)
+        others = read_arms(self.arms, asdict(train))
+        return Experiment(TextTask(probed), train, {}, (*own, *others), seeds=self.seeds)
+
+
+def compare(
+    config: CompareConfig, folder: Path, dashboard: str = "", *, resume: bool = False, probed: bool = True
+) -> Path:
+    """Train every arm from every seed, each into a sub-folder of ``folder``, probe them, unless ``probed`` is
+    false, and write the report; returns its page. As
+    [`run_experiment`][memformers.comparison.experiment.run_experiment] resumes and refuses."""
+    saved = read_plan(folder)
+    experiment = config.experiment(saved.arms if saved else (), probed=probed)
+    return run_experiment(experiment, folder, dashboard, resume=resume)
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """Trainings on a text, which measure their loss on its held-out part."""
+
+    probed: bool = True
+    """Whether the trained models are probed."""
+    name = "text"
+    resumes = True
+
+    def parse(self, settings: Settings, source: str) -> TrainConfig:
+        """The run's TrainConfig."""
+        return config_from_dict(TrainConfig, settings, source)
+
+    def read(self, runs: Mapping[str, Settings], folder: Path) -> Corpus:
+        """The corpus; UserError also for runs in ``folder`` of another corpus or of other settings."""
+        trainings = {name: self.parse(settings, name) for name, settings in runs.items()}
+        any_of_them = next(iter(trainings.values()))
+        corpus = load_corpus(any_of_them.data, any_of_them.document_separator)
+        for name, training in trainings.items():
+            check_same_corpus(corpus, folder / name)
+            check_same_config(training, folder / name)
+        return corpus
+
+    def pin(self, source: Corpus, runs: Mapping[str, Settings], folder: Path) -> Settings:
+        """The corpus by a path or word that gives the same text whatever the network or a cache contains."""
+        separator = next(iter(runs.values()))["document_separator"]
+        return {"data": pin_corpus(source, folder, separator)}
+
+    def train(self, folder: Path) -> None:
+        """Train from the newest checkpoint, or from the beginning if there is none."""
+        train_run(read_train_config(folder), folder, resume=True)
+
+    def measure(self, train: TrainConfig, folder: Path) -> None:
+        """Probe what was trained; where that can't be, say so."""
+        if not self.probed:
+            return
+        try:
+            device = choose_device(train.device)
+            probe(folder, ProbeConfig(positions=PROBED, longest=LONGEST, tokens=WITH_CHANGES), device)
+        except ValueError as error:
+            print(f"NOTE: not probed: {error}")
+
+
+TEXT = TextTask()
+
+
+def pin_corpus(corpus: Corpus, folder: Path, document_separator: str = "") -> str:
+    """The corpus for each training to load, with the ``document_separator``, so that all read the same one,
+    whatever the network or a cache contains: a word for the built-in play, otherwise a file or folder."""
+    if corpus.is_stand_in:
+        return STAND_IN
+    if corpus.is_builtin:
+        return BUILTIN
+    if not Path(corpus.source).exists():
+        documents = corpus.documents_between(0, len(corpus.text))
+        text = "".join(f"{document}{document_separator}" for document in documents) or corpus.text
+        with replacing(folder / "corpus.txt") as temporary:
+            temporary.write_bytes(bytes_of(text))  # as text, some systems would change its lines
+        return str((folder / "corpus.txt").resolve())
+    return str(Path(corpus.source).resolve())

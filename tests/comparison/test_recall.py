@@ -1,0 +1,177 @@
+import csv
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from memformers.common.files import read_json, write_json
+from memformers.comparison import experiment
+from memformers.comparison.recall import RECALL, RecallConfig, recall
+from memformers.models.language_model import MemoryLM
+from memformers.report.document import write_report
+from memformers.runs.folder import read_metrics
+from memformers.training.run import build_model
+from tests.builders import tiny_recall
+from tests.processes import run_module, train_here
+
+ARMS = ["no-memory", "transformer-xl", "compressive", "frozen", "mean", "ceiling"]
+TWO = ("transformer-xl", "compressive")
+
+
+def finished(folder):
+    return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("*/result.json")}
+
+
+def run_in(folder):
+    return RECALL.parse(read_json(folder / "config.json"), str(folder))
+
+
+def test_every_arm_is_trained_from_every_seed_and_reported(done):
+    assert set(finished(done)) == {*ARMS, *(f"{arm}-seed1" for arm in ARMS)}
+    results = read_json(done / "results.json")
+    assert [arm["name"] for arm in results["arms"]] == ARMS
+    assert results["missing"] == []
+    by_name = {arm["name"]: arm for arm in results["arms"]}
+    assert by_name["compressive"]["keys"] == by_name["transformer-xl"]["keys"] == 64
+    assert by_name["compressive"]["parameters"] > by_name["mean"]["parameters"]
+    assert set(by_name["compressive"]["controls"]) == {
+        "slots zeroed", "slots swapped", "memory zeroed", "memory swapped"
+    }  # fmt: skip
+    with open(done / "results.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    bins, controls = len(results["edges"]) - 1, 6 + 4 * 3 + 2 * 2
+    assert len(rows) == 2 * bins * controls
+    markdown = (done / "report.md").read_text()
+    for figure in ("recall_accuracy", "recall_controls"):
+        assert f"figures/{figure}.png" in markdown
+        assert (done / "figures" / f"{figure}.svg").stat().st_size > 10_000
+    assert "The paired difference over 2 seeds is" in markdown
+    assert (done / "report.html").read_text().count('src="data:image/svg+xml;base64,') == 2
+
+
+def test_a_run_has_its_curves_its_model_and_its_facts(done):
+    records = read_metrics(done / "compressive")
+    assert [r["tokens"] for r in records if "loss.train" in r] == [128, 256]
+    assert all(0 <= r["accuracy.train"] <= 1 for r in records if "loss.train" in r)
+    (evaluated,) = [r for r in records if "accuracy.valid" in r]
+    assert "recall.from_00000" in evaluated
+    setting = replace(tiny_recall(), train=replace(tiny_recall().train, device="auto"))
+    run = run_in(done / "compressive")
+    assert run == setting.run("compressive")
+    assert MemoryLM.from_pretrained(done / "compressive" / "model").config == run.train.model
+
+
+@pytest.mark.usefixtures("tiny")
+def test_an_arm_trains_in_a_process_of_its_own_from_its_config_alone(tmp_path):
+    run = tiny_recall().run("mean")
+    config = {**json.loads(json.dumps(run.train, default=vars)), "recall": run.recall}
+    write_json(tmp_path / "config.json", config)
+    ended = run_module("memformers.comparison", tmp_path)
+    assert ended.code == 0, ended.err
+    assert f"{tmp_path.name}: 100%, " in ended.out
+    assert read_json(tmp_path / "result.json")["tokens"] == 256
+    write_json(tmp_path / "config.json", {"tokens": 5, "recall": 7})
+    assert run_module("memformers.comparison", tmp_path).said("'recall'")
+
+
+def test_a_frozen_compression_stays_as_it_was_drawn_and_all_else_learns(done):
+    trained = MemoryLM.from_pretrained(done / "frozen-seed1" / "model").state_dict()
+    drawn = build_model(run_in(done / "frozen-seed1").train).state_dict()
+    assert any(".compress." in name for name in drawn)
+    for name, tensor in drawn.items():
+        assert torch.equal(tensor, trained[name]) == (".compress." in name), name
+    learned = MemoryLM.from_pretrained(done / "compressive-seed1" / "model").state_dict()
+    start = build_model(run_in(done / "compressive-seed1").train).state_dict()
+    assert not any(torch.equal(start[name], learned[name]) for name in start if ".compress." in name)
+
+
+@pytest.mark.usefixtures("tiny", "unreported")
+def test_a_stopped_experiment_says_that_finished_trainings_are_kept(tmp_path, monkeypatch, capsys):
+    def stopped(commands, jobs, **options):
+        yield from train_here(commands[:1], jobs, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "run_modules", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        recall(RecallConfig(seeds=1, jobs=2, arms=TWO[::-1]), tmp_path / "r")
+    said = f"finished trainings are kept in {tmp_path / 'r'}; continue with --resume."
+    assert said in capsys.readouterr().err
+    assert len(finished(tmp_path / "r")) == 1
+
+
+@pytest.mark.usefixtures("tiny", "unreported")
+def test_of_several_at_a_time_the_one_with_most_keys_begins(tmp_path, monkeypatch):
+    begun = []
+
+    def record(commands, jobs, **options):
+        begun.extend(command[1].rpartition("/")[2] for command in commands)
+        return train_here(commands, jobs, **options)
+
+    monkeypatch.setattr(experiment, "run_modules", record)
+    recall(RecallConfig(seeds=2, jobs=2, arms=("no-memory", "mean", "ceiling")), tmp_path / "r")
+    assert begun == ["ceiling", "mean", "no-memory", "ceiling-seed1", "mean-seed1", "no-memory-seed1"]
+
+
+@pytest.mark.usefixtures("tiny", "unreported")
+def test_a_training_that_was_stopped_begins_again(tmp_path):
+    config = RecallConfig(seeds=1, arms=TWO)
+    recall(config, tmp_path / "r")
+    before = read_json(tmp_path / "r" / "compressive" / "result.json")
+    (tmp_path / "r" / "compressive" / "result.json").unlink()
+    recall(config, tmp_path / "r", resume=True)
+    again = read_json(tmp_path / "r" / "compressive" / "result.json")
+    assert again["recall"] == before["recall"]
+    assert again["controls"] == before["controls"]
+    assert [r["tokens"] for r in read_metrics(tmp_path / "r" / "compressive")] == [128, 256, 256]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_training_that_fails_is_said_to_be_missing_and_the_others_are_reported(tmp_path, monkeypatch):
+    def fail_one(commands, jobs, **options):
+        good = [command for command in commands if "mean" not in command[1]]
+        numbers = [commands.index(command) for command in good]
+        yield from ((numbers[i], code) for i, code in train_here(good, jobs, **options))
+        yield next(i for i, command in enumerate(commands) if "mean" in command[1]), 1
+
+    monkeypatch.setattr(experiment, "run_modules", fail_one)
+    with pytest.raises(ValueError, match="the training of mean failed; the others are in"):
+        recall(RecallConfig(seeds=1), tmp_path / "r")
+    markdown = (tmp_path / "r" / "report.md").read_text()
+    assert "**Some trainings are missing**, since they failed or did not finish: mean, seed 0." in markdown
+    assert "| Compressive, M = 32" in markdown
+    monkeypatch.setattr(experiment, "run_modules", lambda *_, **__: iter([(0, 1)]))
+    with pytest.raises(ValueError, match="no training ended well, so there is nothing to report"):
+        recall(RecallConfig(seeds=1, arms=("mean",)), tmp_path / "other")
+
+
+@pytest.mark.usefixtures("tiny")
+def test_one_seed_claims_nothing(tmp_path):
+    recall(RecallConfig(seeds=1, arms=TWO), tmp_path / "r")
+    markdown = (tmp_path / "r" / "report.md").read_text()
+    assert "There is only one seed, so nothing is claimed; --seeds 5 gives an interval." in markdown
+    assert "There is only one seed, so there are no bands." in markdown
+    assert "±" not in markdown
+
+
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        ([(0.9, 0.3), (0.8, 0.25)], "is +57.5 points, with a 95 % interval from +25.7 to +89.3"),
+        ([(0.5, 0.4), (0.4, 0.5)], "The interval contains zero: no difference was seen"),
+    ],
+)
+def test_the_headline_is_the_paired_difference_over_seeds(shares, said, done, tmp_path):
+    folder = shutil.copytree(done, tmp_path / "done")
+    for ending, pair in zip(("", "-seed1"), shares, strict=True):
+        for arm, share in zip(("compressive", "transformer-xl"), pair, strict=True):
+            path = folder / f"{arm}{ending}" / "result.json"
+            result = json.loads(path.read_text())
+            bins = len(result["recall"]["asks"])
+            result["recall"] |= {"accuracy": [share] * bins, "asks": [10] * bins}
+            path.write_text(json.dumps(result))
+    write_report(folder)
+    assert said in (folder / "report.md").read_text()
+    mean = read_json(folder / "results.json")["headline"]["compressive"]["mean"]
+    assert mean == pytest.approx(sum(share for share, _ in shares) / 2)

@@ -1,0 +1,118 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from memformers.comparison.recall import SETTINGS, RecallConfig, paper_ablation, sees_back
+from memformers.models.costs import attention_operations, memory_facts
+from memformers.models.language_model import MemoryLM
+from tests.builders import tiny_recall
+
+NEAR = SETTINGS["near"]
+MEMORY = ("model", "mem_len", "c_mem_len", "compression_rate", "compression", "compression_start")
+
+
+@pytest.mark.parametrize(
+    ("reach", "keys", "farthest"), [("near", 128, (192, 384)), ("far", 256, (320, 2112))]
+)
+def test_both_memories_have_equal_keys_and_the_compressive_one_looks_farther(reach, keys, farthest):
+    setting = SETTINGS[reach]
+    models = [setting.run(name).train.model for name in ("transformer-xl", "compressive")]
+    assert [memory_facts(model)["keys"] for model in models] == [keys, keys]
+    assert tuple(map(sees_back, models)) == farthest
+    assert setting.run("no-memory").recall.reach == farthest[1]
+
+
+@pytest.mark.parametrize("arm", NEAR.arms, ids=lambda arm: arm.name)
+def test_only_the_memory_differs_between_arms(arm):
+    runs = [NEAR.run(name, 3).train for name in ("no-memory", arm.name)]
+    memory = {name: getattr(runs[0].model, name) for name in MEMORY}
+    assert replace(runs[1], model=replace(runs[1].model, **memory)) == runs[0]
+    assert runs[1].model.vocab_size == NEAR.recall.stream.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("max", {"compression": "max"}),
+        ("dilated", {"compression": "dilated"}),
+        ("auto-encoding", {"compression_loss": "auto-encoding"}),
+        ("upper-half", {"c_mem_len": (0, 64)}),
+        ("conv", {}),
+    ],
+)
+def test_another_compression_differs_from_the_convolution_in_that_alone(name, settings):
+    conv, other = (NEAR.run(arm, 3).train for arm in ("conv", name))
+    assert conv.model.compression_start == "random"
+    assert other == replace(conv, model=replace(conv.model, **settings))
+
+
+def test_other_compressions_are_trained_only_where_they_are_named():
+    assert not {arm.name for arm in RecallConfig().experiment.arms} & {"max", "conv"}
+    assert [arm.name for arm in RecallConfig(arms=("max", "mean")).experiment.arms] == ["max", "mean"]
+    assert {arm.name for arm in paper_ablation(NEAR.train.model)} >= {
+        "bptt",
+        "max",
+        "most-used",
+        "upper-half",
+    }
+
+
+def test_an_arm_of_ones_own_is_described_as_in_a_comparison():
+    (arm,) = RecallConfig(arms=("c2: compression_rate=2 growing=0.25",)).experiment.arms
+    assert arm.settings == {"model.compression_rate": 2, "recall.growing": 0.25}
+
+
+def test_the_ceiling_looks_as_far_as_the_slots_do():
+    ceiling, compressive = (NEAR.run(name).train.model for name in ("ceiling", "compressive"))
+    assert sees_back(ceiling) == sees_back(compressive) == 384
+
+
+@pytest.mark.parametrize("name", ["no-memory", "transformer-xl", "compressive"])
+def test_attention_operations_are_those_that_are_counted(name):
+    """Those of a second stream: position vectors are shared by all."""
+    config = replace(tiny_recall().run(name).train.model, kernel="naive", n_layers=2)
+    layer = MemoryLM(config).transformer.layers[0].self_attn
+    K = memory_facts(config)["keys"] + config.segment_len
+    counted = []
+    for streams in (1, 2):
+        x = torch.zeros(K, streams, config.d_model)
+        with FlopCounterMode(display=False) as counter:
+            layer(query=x[-config.segment_len :], key=x, value=x)
+        counted.append(counter.get_total_flops())
+    assert attention_operations(config) == 2 * (counted[1] - counted[0]) / config.segment_len
+
+
+def test_distances_grow_by_equal_factors_from_a_segment_to_twice_the_reach():
+    run = tiny_recall().run("compressive")
+    longest, half = run.longest(), run.train.tokens // run.train.batch_size // 2
+    top = 2 * run.recall.reach
+    assert longest(0) == run.train.model.segment_len
+    assert longest(half // 2) == round((run.train.model.segment_len * top) ** 0.5)
+    assert longest(half) > 10**9
+    assert replace(run, recall=replace(run.recall, growing=0.0)).longest() is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"arms": ("mean", "min")}, "arm 'min' is unknown; this reach has no-memory, transformer-xl, "),
+        ({"arms": ("mean", "mean")}, "must name each arm once"),
+        ({"arms": ("mine: reach=5",)}, "arm 'mine': reach is the same for all arms"),
+        ({"arms": ("mine: growing=2",)}, "arm 'mine': .*growing"),
+        ({"reach": "farther"}, "reach='farther'"),
+        ({"seeds": 0}, "seeds=0"),
+        ({"tokens": 0}, "tokens=0"),
+    ],
+)
+def test_an_experiment_that_can_not_be_is_an_error(settings, message):
+    with pytest.raises(ValueError, match=message):
+        RecallConfig(**settings)
+
+
+def test_quick_is_one_seed_of_few_tokens_of_every_arm():
+    quick = RecallConfig(quick=True, seeds=5).experiment
+    assert quick.seeds == 1
+    assert quick.train.tokens < RecallConfig().experiment.train.tokens / 10
+    assert list(quick.arms) == NEAR.arms
