@@ -1,13 +1,14 @@
 """Layers that remember unequally much: each as if its lengths were those of all."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 
 from memformers import CompressiveTransformer, CompressiveTransformerLayer, Conv1dCompression
 from memformers.commands.train import Train, parse_train
-from memformers.comparison.arms import arms_of_models, read_arms, training_of
+from memformers.comparison.arms import arms_of_models, read_arms, settings_of
+from memformers.comparison.text import TEXT
 from memformers.evaluation.attention_mass import attention_mass
 from memformers.evaluation.evaluate import with_lengths
 from memformers.generation.decoding import Decoder
@@ -238,10 +239,10 @@ def test_arms_and_lengths_are_given_layer_by_layer():
     assert (config.mem_len, config.c_mem_len, config.compression_rate) == ((32, 32, 128, 128), 64, 2)
     train = small_training()
     train = replace(train, model=replace(train.model, mem_len=(8, 16), c_mem_len=4))
-    (arm,) = arms_of_models(["transformer-xl"], train, equal_keys=True)
-    assert training_of(arm, train).model.mem_len == (12, 20)
-    (arm,) = read_arms(["low: model=transformer-xl mem_len=[4,16]"], train)
-    assert training_of(arm, train).model.mem_len == (4, 16)
+    (equal_keys,) = arms_of_models(["transformer-xl"], train.model, equal_keys=True)
+    (given,) = read_arms(["low: model=transformer-xl mem_len=[4,16]"], asdict(train))
+    for arm, lengths in ((equal_keys, (12, 20)), (given, (4, 16))):
+        assert TEXT.parse(settings_of(arm, asdict(train)), arm.name).model.mem_len == lengths
     model = with_lengths(small_lm("transformer-xl"), mem_len=(1, 3))
     assert model.config.layer_lengths[1].mem_len == 3
 
