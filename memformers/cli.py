@@ -22,12 +22,16 @@ COMMANDS = {
 needs PyTorch and is imported when a command is used."""
 
 
+HOMES = {"probe": "evaluate"}
+"""The modules of commands that share one with another command."""
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     given = sys.argv[1:] if arguments is None else arguments
     name, options = command_name(given[:1]), given[1:]
     with plain_errors():
-        module = import_module(f"memformers.commands.{name}")
+        module = import_module(f"memformers.commands.{HOMES.get(name, name)}")
         prog = f"memformers {name}"
         if name == "train":
             command = module.parse_train(options, module.Train(), prog=prog)

@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from memformers.common.errors import UserError
+from memformers.common.fields import Range, check_fields
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,16 @@ class Dashboard:
     host: str = "127.0.0.1"
     """The address to listen on. There is no login: with another address, everyone who can reach it sees all
     runs."""
-    port: int = 5005
+    port: Annotated[int, Range(0, 65535)] = 5005
     """The port to listen on; 0 takes any free port."""
     import_: Annotated[tuple[Path, ...], tyro.conf.arg(name="import", metavar="RUNS")] = ()
     """Folders of runs or comparisons to import, which were trained while no dashboard ran."""
     open: bool = False
     """Whether to open the page in the browser."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for an option outside of its range."""
+        check_fields(self)
 
     def run(self) -> None:
         """Start it, and stay until it is ended."""

@@ -1,24 +1,31 @@
-"""``memformers evaluate``: how well a trained model predicts a text."""
+"""``memformers evaluate``: how well a trained model predicts a text; ``memformers probe``: what context and
+memory are worth to it."""
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import tyro
 
-from memformers.commands.models import load_chosen
+from memformers.commands.models import ModelCommand
+from memformers.commands.places import say_report
 from memformers.common.errors import UserError
+from memformers.common.fields import Count
 from memformers.common.files import write_json
+from memformers.common.machine import choose_device
 from memformers.data.texts import JSON_LINES, Document, check_not_cut, read_documents, read_text, split_at
 from memformers.evaluation.evaluate import evaluate, summary, with_lengths
+from memformers.evaluation.probe import ProbeConfig, probe
 from memformers.models.lengths import ByLayer
+from memformers.report.document import write_report
 from memformers.report.figures import save_loss_by_position
 
 
-@dataclass(frozen=True)
-class Evaluate:
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(ModelCommand):
     """Measure how well a trained model predicts a whole text, with the memory carried along.
 
     Example: memformers evaluate --checkpoint runs/… --text book.txt --mem-len 400
@@ -27,14 +34,9 @@ class Evaluate:
     text: str
     """A text file; - is standard input. Or documents: a folder of texts, or a .jsonl file with a "text" in
     each line; each document starts with an empty memory."""
-    checkpoint: Path | None = None
-    """The folder of a run, or a folder that contains the files of save_pretrained and a tokenizer.json."""
-    pretrained: str = ""
-    """A model that comes with the package, in place of --checkpoint: compressive-shakespeare or
-    transformer-xl-shakespeare."""
     document_separator: str = ""
     """The text between the documents of a text file; empty: the file is one text."""
-    streams: int = 16
+    streams: Count = 16
     """The number of parallel streams into which the text is cut. Each starts with an empty memory, so fewer
     streams are stricter, and slower. For documents, how many are read in parallel, which doesn't change the
     result."""
@@ -48,16 +50,12 @@ class Evaluate:
     or one for each."""
     out: Path | None = None
     """A folder for the numbers, evaluation.json, and a figure of the loss by position."""
-    device: str = "auto"
-    """Where to run, such as cpu or cuda:1; auto takes a GPU if there is one."""
 
     def run(self) -> None:
         """Print the numbers; write them and the figure if asked to."""
-        if self.streams < 1:
-            raise UserError(f"streams={self.streams} is too small; use at least 1.")
         if self.out == Path():
             raise UserError("out='' is the current folder; name a folder for the numbers and the figure.")
-        model, tokenizer = load_chosen(self.checkpoint, self.pretrained, self.device)
+        model, tokenizer = self.load()
         model = with_lengths(
             model, segment_len=self.segment_len, mem_len=self.mem_len, c_mem_len=self.c_mem_len
         )
@@ -114,3 +112,22 @@ class Evaluate:
 def or_none(value: float) -> float | None:
     """The value, or None for one that JSON doesn't know."""
     return value if math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Measure how much context and memory help trained models, and add the result to their report.
+
+    Example: memformers probe runs/…
+    """
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    """The folder of a run or of a comparison."""
+    config: tyro.conf.OmitArgPrefixes[ProbeConfig] = field(default_factory=ProbeConfig)
+    device: str = "auto"
+    """Where to run, such as cpu or cuda:1; auto takes a GPU if there is one."""
+
+    def run(self) -> None:
+        """Measure, write the report again, say where it is."""
+        probe(self.folder, self.config, choose_device(self.device))
+        say_report(write_report(self.folder))

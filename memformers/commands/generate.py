@@ -1,6 +1,5 @@
 """``memformers generate``: text from a trained model."""
 
-import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,9 +8,9 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from memformers.commands.models import load_chosen
-from memformers.common.command_line import flush_nowhere
+from memformers.commands.models import ModelCommand
 from memformers.common.errors import UserError
+from memformers.common.fields import Whole
 from memformers.data.texts import read_text, text_of
 from memformers.data.tokenizers import line_break
 from memformers.generation.memory_file import check_target, load_memory, save_memory
@@ -20,8 +19,8 @@ from memformers.generation.text import TextStream
 from memformers.training.signals import Stopped, StopSignals
 
 
-@dataclass(frozen=True)
-class Generate:
+@dataclass(frozen=True, kw_only=True)
+class Generate(ModelCommand):
     """Continue a text with a trained model, token by token; Ctrl-C ends it.
 
     Example: memformers generate --pretrained compressive-shakespeare --prompt "ROMEO:"
@@ -29,16 +28,11 @@ class Generate:
     Example: memformers generate --checkpoint runs/… --prompt "ROMEO:"
     """
 
-    checkpoint: Path | None = None
-    """The folder of a run, or a folder that contains the files of save_pretrained and a tokenizer.json."""
-    pretrained: str = ""
-    """A model that comes with the package, in place of --checkpoint: compressive-shakespeare or
-    transformer-xl-shakespeare."""
     prompt: str | None = None
     """The text to continue, after that of --prompt-file; by default a line break."""
     prompt_file: str = ""
     """A text file to read first, of any length; - is standard input."""
-    tokens: int = 400
+    tokens: Whole = 400
     """How many tokens to write."""
     sampling: tyro.conf.OmitArgPrefixes[Sampling] = field(default_factory=lambda: Sampling(0.8))
     stop: str = ""
@@ -52,13 +46,11 @@ class Generate:
     """Continue from the memory that --save-memory wrote to this file."""
     save_memory: Path | None = None
     """Save the model's memory to this file at the end."""
-    device: str = "auto"
-    """Where to run, such as cpu or cuda:1; auto takes a GPU if there is one."""
 
     def run(self) -> None:
         """Print the prompt and what the model makes of it. However it ends, the memory is saved if that was
         asked for."""
-        model, tokenizer = load_chosen(self.checkpoint, self.pretrained, self.device)
+        model, tokenizer = self.load()
         if self.save_memory:
             check_target(model, self.save_memory)
         stream = TextStream(model, tokenizer)
@@ -127,11 +119,10 @@ def ask() -> str:
 
 
 def how_to_end(end: BaseException) -> BaseException | None:
-    """What to raise when all is saved: nothing for Ctrl-C and for the end of what is read, else an exit with
-    the code that shells know of a signal or of a reader that has gone."""
+    """What to raise when all is saved: nothing for Ctrl-C and for the end of what is read, else what ends the
+    program with the code that shells know of a signal or of a reader that has gone."""
     if isinstance(end, BrokenPipeError):
-        flush_nowhere()
-        return SystemExit(128 + signal.SIGPIPE)
+        return end
     print()
     ending = end.conventional() if isinstance(end, Stopped) else None
     return None if isinstance(ending, KeyboardInterrupt) else ending

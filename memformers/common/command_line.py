@@ -40,9 +40,7 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:  # whoever read has gone, as with | head
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # Python flushes once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at exit
         sys.exit(128 + signal.SIGPIPE)
     except (UserError, OSError, UnicodeEncodeError) as error:  # the last of a path that no file can have
         print(f"error: {error}", file=sys.stderr)
@@ -60,12 +58,6 @@ def plain_errors() -> Iterator[None]:
         said = "error: this is a mistake in memformers and not yours; please report it with the lines above."
         print(said, file=sys.stderr)
         sys.exit(1)
-
-
-def flush_nowhere() -> None:
-    """Redirect standard output to the null device: its reader has ended, and Python flushes it once more when
-    it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse_arguments(

@@ -111,12 +111,10 @@ def take(lock: int, folder: Path) -> str:
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket at ``host`` and ``port``; ValueError if that is impossible."""
-    if not 0 <= port < 1 << 16:  # some systems take it modulo 65536 instead
-        raise UserError(f"port={port} of host={host!r} is out of range; use 0 to 65535.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise UserError(
             f"host={host!r} and port={port} are not an address of this machine: {error}"
         ) from None

