@@ -129,8 +129,7 @@ def _load(data: str) -> Corpus:
             raise UserError(f"--data={path} is neither a text file nor a folder of texts.")
         is_documents = path.is_dir() and not any((path / name).is_file() for name in IN_FOLDER)
         return documents_corpus(path) if is_documents else _from_path(path, asked_by="--data")
-    named = os.environ.get("MEMFORMERS_DATA", "")
-    if named:
+    if named := os.environ.get("MEMFORMERS_DATA", ""):
         try:
             return _from_path(Path(named), asked_by="MEMFORMERS_DATA")
         except ValueError as error:
@@ -139,9 +138,8 @@ def _load(data: str) -> Corpus:
         return _tiny_shakespeare()
     except OSError as error:
         warnings.warn(
-            f"Tiny Shakespeare was neither found nor downloadable ({TINY_SHAKESPEARE_URL}: {error}): "
-            f"the built-in play is used instead. "
-            f"To use the real corpus, give --data or MEMFORMERS_DATA its path.",
+            f"Tiny Shakespeare was neither found nor downloadable ({TINY_SHAKESPEARE_URL}: {error}): the "
+            "built-in play is used instead. To use the real corpus, give --data or MEMFORMERS_DATA its path.",
             stacklevel=3,
         )
         return builtin_corpus(is_stand_in=True)
@@ -149,9 +147,8 @@ def _load(data: str) -> Corpus:
 
 def builtin_corpus(length: int = BUILTIN_LENGTH, seed: int = 0, is_stand_in: bool = False) -> Corpus:
     """The play that [`memformers.data.builtin`][] writes."""
-    text = write_play(length, seed)
-    source = f"made by code: {length:,} characters, seed {seed}"
-    return Corpus(f"built-in play (seed {seed})", source, text, True, is_stand_in)
+    name, source = f"built-in play (seed {seed})", f"made by code: {length:,} characters, seed {seed}"
+    return Corpus(name, source, write_play(length, seed), True, is_stand_in)
 
 
 def documents_corpus(path: Path) -> Corpus:
@@ -165,17 +162,22 @@ def joined(documents: Sequence[Document]) -> tuple[str, tuple[int, ...]]:
     return "".join(d.text for d in documents), tuple(len(d.text) for d in documents)
 
 
-def read_text_file(path: Path) -> Corpus:
-    """A text file as a corpus; UserError where it is empty."""
-    return _from_bytes(path.read_bytes(), path.name, str(path))
-
-
-def _from_bytes(raw: bytes, name: str, source: str) -> Corpus:
+def read_text_file(path: Path, *, is_tiny_shakespeare: bool = False) -> Corpus:
+    """A text file as a corpus; UserError where it is empty, or must be Tiny Shakespeare and is something
+    else."""
+    raw = path.read_bytes()
+    found = hashlib.sha256(raw).hexdigest()
+    if is_tiny_shakespeare and found != TINY_SHAKESPEARE_SHA256:
+        raise UserError(
+            f"expected {path} to be Tiny Shakespeare, sha256 {TINY_SHAKESPEARE_SHA256}, got {len(raw):,} "
+            f"bytes with {found}: the download is incomplete, or it is another text. Remove it, rename it to "
+            f"read all files of the folder as documents, or name the file itself to train on it unchanged."
+        )
     text = text_of(raw)
     if not text.strip():
-        raise UserError(f"{source} contains no text; name another file.")
-    is_tiny_shakespeare = hashlib.sha256(raw).hexdigest() == TINY_SHAKESPEARE_SHA256
-    return Corpus("Tiny Shakespeare" if is_tiny_shakespeare else name, source, text)
+        raise UserError(f"{path} contains no text; name another file.")
+    name = "Tiny Shakespeare" if found == TINY_SHAKESPEARE_SHA256 else path.name
+    return Corpus(name, str(path), text)
 
 
 def _from_path(path: Path, asked_by: str) -> Corpus:
@@ -185,22 +187,9 @@ def _from_path(path: Path, asked_by: str) -> Corpus:
         return documents_corpus(path) if path.suffix.lower() == JSON_LINES else read_text_file(path)
     for name in IN_FOLDER:
         if (path / name).is_file():
-            _check_tiny_shakespeare(path / name)
-            return read_text_file(path / name)
+            return read_text_file(path / name, is_tiny_shakespeare=True)
     places = " or ".join(IN_FOLDER)
     raise UserError(f"{asked_by}={path} is neither a text file nor a folder with {places}.")
-
-
-def _check_tiny_shakespeare(path: Path) -> None:
-    raw = path.read_bytes()
-    found = hashlib.sha256(raw).hexdigest()
-    if found != TINY_SHAKESPEARE_SHA256:
-        raise UserError(
-            f"{path} was expected to be Tiny Shakespeare, sha256 {TINY_SHAKESPEARE_SHA256}, but its "
-            f"{len(raw):,} bytes have {found}: the download is incomplete, or it is another "
-            f"text. Remove it, rename it to read all files of the folder as documents, or name the file "
-            f"itself to train on it unchanged."
-        )
 
 
 def _tiny_shakespeare() -> Corpus:
@@ -208,8 +197,7 @@ def _tiny_shakespeare() -> Corpus:
     path = Path(platformdirs.user_cache_dir("memformers")) / "tinyshakespeare" / "input.txt"
     if path.is_file():
         try:
-            _check_tiny_shakespeare(path)
-            return read_text_file(path)
+            return read_text_file(path, is_tiny_shakespeare=True)
         except ValueError as error:
             warnings.warn(f"{error} Downloading it again.", stacklevel=3)
     _, raw = get(TINY_SHAKESPEARE_URL, DOWNLOAD_SECONDS)
@@ -221,5 +209,5 @@ def _tiny_shakespeare() -> Corpus:
             temporary.write_bytes(raw)
     except OSError as error:
         warnings.warn(f"Tiny Shakespeare can't be kept in the cache: {error}", stacklevel=3)
-        return _from_bytes(raw, path.name, TINY_SHAKESPEARE_URL)
+        return Corpus("Tiny Shakespeare", TINY_SHAKESPEARE_URL, text_of(raw))
     return read_text_file(path)

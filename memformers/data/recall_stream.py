@@ -7,12 +7,14 @@ key of a question doesn't show how long ago it was set. This distance is known f
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
+from memformers.common.fields import Count, Range, check_fields
 from memformers.data.streams import IGNORED, Segment
 
 NEAREST_BAND = 64
@@ -20,6 +22,10 @@ NEAREST_BAND = 64
 one."""
 NOTHING = -1
 """The distance of positions without a question."""
+NEVER = -(2**62)
+"""The time at which a key was set that was never set."""
+FOREVER = 2**61
+"""A limit above all distances, and below the distance of a key that was never set."""
 
 
 @dataclass(frozen=True)
@@ -31,23 +37,17 @@ class RecallStream:
     it.
     """
 
-    keys: int = 16
+    keys: Count = 16
     """The number of keys."""
-    values: int = 4
+    values: Annotated[int, Range(2)] = 4
     """The number of values; a guess is right with probability 1 / ``values``."""
-    set_probability: float = 1 / 8
+    set_probability: Annotated[float, Range(above=0, below=1)] = 1 / 8
     """The fraction of tokens that set a key; a key's value is, on average, ``keys / set_probability``
     positions old when it is set again."""
 
     def __post_init__(self) -> None:
         """Raise UserError for settings that are out of range."""
-        if self.keys < 1 or self.values < 2:
-            raise UserError(
-                f"keys={self.keys} and values={self.values} leave nothing to recall; use at least 1 key "
-                f"and 2 values."
-            )
-        if not 0.0 < self.set_probability < 1.0:
-            raise UserError(f"set_probability={self.set_probability} must be between 0 and 1.")
+        check_fields(self)
 
     @property
     def vocab_size(self) -> int:
@@ -84,16 +84,18 @@ def recall_segments(
     while True:
         limit = longest(start) if longest else FOREVER
         if limit < 1:
-            raise UserError(f"longest={limit} is too small; use at least 1.")
+            raise UserError(f"expected longest to be at least 1, got {limit} at position {start:,}.")
         position = np.arange(start, start + segment_len)
         sets = drawn_sets(rng, stream, last_set.max(axis=1), position, limit)  # [S, B]
         key, value = (rng.integers(n, size=sets.shape) for n in (stream.keys, stream.values))  # [S, B]
 
         is_new = sets[..., None] & (key[..., None] == np.arange(stream.keys))  # [S, B, keys]
-        known = carried(last_set, np.where(is_new, position[:, None, None], NEVER))  # [S + 1, B, keys]
+        set_now = np.where(is_new, position[:, None, None], NEVER)  # [S, B, keys]
+        known = np.maximum.accumulate(np.concatenate([last_set[None], set_now]))  # [S + 1, B, keys]
         asked = drawn_asks(rng, position[:, None, None] - known[:-1], limit)  # [S, B]
         set_at = np.take_along_axis(known[:-1], asked[..., None], axis=2)[..., 0]  # [S, B]
-        values = values_at(known, value_of, value, start)  # [S + 1, B, keys]
+        set_in_segment = value[np.clip(known - start, 0, None), np.arange(batch_size)[:, None]]
+        values = np.where(known >= start, set_in_segment, value_of)  # [S + 1, B, keys]
         answer = np.take_along_axis(values[:-1], asked[..., None], axis=2)[..., 0]  # [S, B]
 
         set_token = stream.values + key * stream.values + value
@@ -101,21 +103,10 @@ def recall_segments(
         inputs = np.where(sets, set_token, ask_token)
         targets = np.where(sets, IGNORED, answer)
         distances = np.where(sets, NOTHING, position[:, None] - set_at)
-        segment = Segment(
-            torch.from_numpy(inputs),
-            torch.from_numpy(targets),
-            starts_over=start == 0,
-            end=start + segment_len,
-            epoch=0,
-        )
+        tokens = torch.from_numpy(inputs), torch.from_numpy(targets)
+        segment = Segment(*tokens, starts_over=start == 0, end=start + segment_len, epoch=0)
         yield segment, torch.from_numpy(distances)
         last_set, value_of, start = known[-1], values[-1], start + segment_len
-
-
-NEVER = -(2**62)
-"""The time at which a key was set that was never set."""
-FOREVER = 2**61
-"""A limit above all distances, and below the distance of a key that was never set."""
 
 
 def drawn_sets(
@@ -129,21 +120,6 @@ def drawn_sets(
         row |= now - newest > limit
         newest[row] = now
     return sets
-
-
-def carried(first: np.ndarray, events: np.ndarray) -> np.ndarray:
-    """The maximum of ``first [B, keys]`` and of all ``events [S, B, keys]`` before each position, and after
-    the last, ``[S + 1, B, keys]``."""
-    return np.maximum.accumulate(np.concatenate([first[None], events]), axis=0)
-
-
-def values_at(known: np.ndarray, value_of: np.ndarray, value: np.ndarray, start: int) -> np.ndarray:
-    """Each key's value before each position, and after the last, ``[S + 1, B, keys]``. ``known`` says when it
-    was set, in the same shape; ``value_of [B, keys]`` are the values before the segment, which begins at
-    ``start``; ``value [S, B]`` are the values that the segment sets."""
-    row = np.clip(known - start, 0, None)  # of the segment
-    stream = np.arange(value.shape[1])[:, None]
-    return np.where(known >= start, value[row, stream], value_of)
 
 
 def drawn_asks(rng: np.random.Generator, ages: np.ndarray, limit: int) -> np.ndarray:

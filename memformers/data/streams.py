@@ -1,7 +1,10 @@
-"""Reads a text, or many documents, as B parallel contiguous streams, segment after segment."""
+"""Reads a text, or documents, as parallel contiguous streams, segment after segment: without end, to train,
+or once, to evaluate."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -50,7 +53,7 @@ def training_segments(
 
     With ``chunk_len=0`` each stream is one part of the text, the same in every epoch, and fewer than B tokens
     are not used. Otherwise each stream is a sequence of chunks of ``chunk_len`` tokens, in an order drawn
-    from ``seed`` and the epoch ([`chunks`][]). A chunk is never longer than 1 / B of the text.
+    from ``seed`` and the epoch ([`ordered`][]). A chunk is never longer than 1 / B of the text.
 
     ``documents`` are the lengths, in tokens, of the documents that make up the text. With them, each epoch
     joins the documents in an order drawn from ``seed`` and the epoch, and each stream is one part of the
@@ -73,7 +76,10 @@ def training_segments(
             raise UserError(
                 f"position={position:,} must be from 0 to {len(inputs):,}, the tokens of a stream."
             )
-        yield from iter_segments(inputs, targets, segment_len, position, epoch, doc_starts)
+        for start in range(position, len(inputs), segment_len):
+            end = min(start + segment_len, len(inputs))
+            starts = None if doc_starts is None else doc_starts[start:end]
+            yield Segment(inputs[start:end], targets[start:end], start == 0, end, epoch, starts)
         epoch, position = epoch + 1, 0
 
 
@@ -81,8 +87,20 @@ def ordered(
     tokens: Tensor, batch_size: int, chunk_len: int, seed: int, epoch: int
 ) -> tuple[Tensor, Tensor, None]:
     """The streams of an epoch of a plain text ``tokens [n]``: inputs and targets ``[length, B]``, and None
-    for starts."""
-    begins, length = chunks(len(tokens), batch_size, chunk_len, seed, epoch)
+    for starts.
+
+    The place of the first chunk is drawn for each epoch, so that each epoch divides the text at other places.
+    The tokens before it and after the last round, which are not used, are fewer than a round and a chunk.
+    """
+    n = len(tokens) - 1
+    length = n // batch_size
+    begins = (torch.arange(batch_size) * length)[None]  # [rounds, B]
+    if 0 < chunk_len < length:
+        generator = generator_of(seed, epoch)
+        first = int(torch.randint(min(chunk_len, n - chunk_len * batch_size + 1), (), generator=generator))
+        count = (n - first) // chunk_len
+        order = torch.randperm(count, generator=generator)[: count // batch_size * batch_size]
+        begins, length = first + chunk_len * order.view(-1, batch_size), chunk_len
     at = (begins[:, None] + torch.arange(length)[:, None]).flatten(0, 1)  # [length of a stream, B]
     return tokens[at], tokens[at + 1], None
 
@@ -115,48 +133,9 @@ def shuffled(
     return inputs, targets, doc_starts
 
 
-def chunks(n_tokens: int, batch_size: int, chunk_len: int, seed: int, epoch: int) -> tuple[Tensor, int]:
-    """Where the chunks of an epoch begin in a text, ``[rounds, B]``, in the order in which each stream
-    reads them, and the length of each.
-
-    The place of the first is drawn for each epoch, so that each epoch divides the text at other places. The
-    tokens before it and after the last round, which are not used, are fewer than a round and a chunk.
-    """
-    part = (n_tokens - 1) // batch_size
-    if not chunk_len or chunk_len >= part:
-        return (torch.arange(batch_size) * part)[None], part
-    generator = generator_of(seed, epoch)
-    left = n_tokens - 1 - chunk_len * batch_size
-    first = int(torch.randint(min(chunk_len, left + 1), (), generator=generator))
-    count = (n_tokens - 1 - first) // chunk_len
-    order = torch.randperm(count, generator=generator)[: count // batch_size * batch_size]
-    return first + chunk_len * order.view(-1, batch_size), chunk_len
-
-
 def generator_of(seed: int, epoch: int) -> torch.Generator:
     """The random generator for the order of an epoch."""
     return torch.Generator().manual_seed((seed + epoch * 0x9E3779B97F4A7C15) % 2**63)
-
-
-def iter_segments(
-    inputs: Tensor,
-    targets: Tensor,
-    segment_len: int,
-    position: int = 0,
-    epoch: int = 0,
-    doc_starts: Tensor | None = None,
-) -> Iterator[Segment]:
-    """Consecutive segments of streams ``[length, B]``, beginning at ``position``; the last may be shorter."""
-    for start in range(position, len(inputs), segment_len):
-        end = min(start + segment_len, len(inputs))
-        yield Segment(
-            inputs[start:end],
-            targets[start:end],
-            starts_over=start == 0,
-            end=end,
-            epoch=epoch,
-            doc_starts=None if doc_starts is None else doc_starts[start:end],
-        )
 
 
 def check_length(n_tokens: int, batch_size: int, segment_len: int) -> None:
@@ -168,3 +147,101 @@ def check_length(n_tokens: int, batch_size: int, segment_len: int) -> None:
             f"{segment_len}, which need {needed:,}; use a longer text, a smaller batch_size or a "
             f"shorter segment_len."
         )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Streams of a text, which are read group by group, the streams of a group in parallel."""
+
+    begins: tuple[int, ...]
+    """Where the first token of each stream stands in the text."""
+    lengths: tuple[int, ...]
+    """How many tokens of each stream are predicted: all but its first one."""
+    groups: tuple[tuple[int, ...], ...]
+    """The numbers of the streams of each group, the longest first; each is in one group at most."""
+    segment_len: int
+    """Tokens that are read at once of each stream."""
+    of_documents: bool = False
+    """Whether each stream is a document, which leaves its group when it ends. The streams of a plain text are
+    padded to the longest one."""
+
+    @cached_property
+    def steps(self) -> list[tuple[list[int], int]]:
+        """The segments in the order of reading: the numbers of the streams that are read, and the position in
+        them at which the segment begins."""
+        return [
+            ([n for n in group if self.lengths[n] > start or not self.of_documents], start)
+            for group in self.groups
+            for start in range(0, self.lengths[group[0]], self.segment_len)
+        ]
+
+    def predicted(self, steps: int | None = None) -> tuple[int, ...]:
+        """How many tokens of each stream are predicted in the first ``steps``, or in all."""
+        counts = [0] * len(self.lengths)
+        for numbers, start in self.steps[:steps]:
+            for number in numbers:
+                counts[number] = min(start + self.segment_len, self.lengths[number])
+        return tuple(counts)
+
+    def segments(self, tokens: Tensor, steps: int | None = None) -> Iterator[Segment]:
+        """The first ``steps``, or all, as segments of the text ``tokens [n]``. A segment of fewer streams
+        than the one before goes on with the first of them; past the end of a stream, inputs are 0 and targets
+        are IGNORED."""
+        begins, lengths = torch.tensor(self.begins), torch.tensor(self.lengths)
+        for numbers, start in self.steps[:steps]:
+            end = min(start + self.segment_len, self.lengths[numbers[0]])
+            place = torch.arange(start, end)[:, None]
+            there = place < lengths[numbers]  # [S, B]
+            at = (begins[numbers] + place).where(there, 0)
+            inputs, targets = tokens[at].where(there, 0), tokens[at + 1].where(there, IGNORED)
+            yield Segment(inputs, targets, starts_over=start == 0, end=end, epoch=0)
+
+    def in_order(self, parts: Sequence[Tensor]) -> Tensor:
+        """What was found for each prediction, stream after stream ``[n]``; ``parts [S, B]`` are what was
+        found in each of the first steps."""
+        found: list[list[Tensor]] = [[] for _ in self.lengths]
+        for (numbers, start), part in zip(self.steps, parts, strict=False):
+            for column, number in enumerate(numbers):
+                found[number].append(part[: max(self.lengths[number] - start, 0), column])
+        return torch.cat([part for of_stream in found for part in of_stream])
+
+
+def plain_reading(n_tokens: int, batch_size: int, segment_len: int) -> Reading:
+    """How to read a text in ``batch_size`` equal streams that together predict each token but the first
+    once. Raises UserError for fewer than two tokens."""
+    if n_tokens < 2:
+        raise UserError(f"a text of {n_tokens} tokens has nothing to predict; use at least 2.")
+    batch_size = min(batch_size, n_tokens - 1)
+    length = -(-(n_tokens - 1) // batch_size)
+    begins = tuple(length * b for b in range(batch_size))
+    lengths = tuple(min(max(n_tokens - 1 - begin, 0), length) for begin in begins)
+    return Reading(begins, lengths, (tuple(range(batch_size)),), segment_len)
+
+
+def documents_reading(
+    documents: Sequence[int], batch_size: int, segment_len: int, parts: Sequence[Sequence[int]] = ()
+) -> Reading:
+    """How to read ``documents``, the lengths in tokens of those that make up a text, ``batch_size`` in
+    parallel; of each, all tokens but the first are predicted. With ``parts``, only the documents of these
+    numbers are read, part after part.
+
+    Documents of similar length are in the same group, so that few wait for the longest one. A document of a
+    single token is in no group. Raises UserError where nothing can be predicted.
+    """
+    if max(documents, default=0) < 2:
+        raise UserError("documents of a single token have nothing to predict; use at least 2 tokens.")
+    groups = []
+    for part in parts or [range(len(documents))]:
+        longest_first = sorted((n for n in part if documents[n] > 1), key=lambda n: (-documents[n], n))
+        groups += [tuple(longest_first[i : i + batch_size]) for i in range(0, len(longest_first), batch_size)]
+    begins = tuple(accumulate(documents, initial=0))[:-1]
+    return Reading(begins, tuple(length - 1 for length in documents), tuple(groups), segment_len, True)
+
+
+def streams_and_places(lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """For each of the tokens of streams of these ``lengths``, which follow each other: the number of its
+    stream, and its position there; int64 ``[n]`` each."""
+    of_each = torch.tensor(lengths)
+    first = of_each.cumsum(0) - of_each
+    stream = torch.arange(len(of_each)).repeat_interleave(of_each)
+    return stream, torch.arange(len(stream)) - first[stream]

@@ -12,6 +12,8 @@ from pathlib import Path
 from memformers.common.errors import UserError
 
 JSON_LINES = ".jsonl"
+NOT_UTF8 = re.compile("[\udc80-\udcff]")
+"""What bytes that are not UTF-8 become in a text."""
 NAMED = 5
 """How many of the skipped files a message names."""
 
@@ -38,7 +40,7 @@ def read_text(path: str) -> str:
 
 def check_utf8(text: str, source: str) -> None:
     """Raise UserError for a text with bytes that are not UTF-8, since they are not characters."""
-    if found := re.search("[\udc80-\udcff]", text):
+    if found := NOT_UTF8.search(text):
         at = len(bytes_of(text[: found.start()]))
         raise UserError(
             f"{source} is not UTF-8 text: byte {ord(found[0]) - 0xDC00:#04x} at offset {at}; convert it to "
@@ -73,10 +75,10 @@ def read_documents(path: Path) -> list[Document]:
         name, raw = file.relative_to(path).as_posix(), file.read_bytes()
         if file.suffix.lower() == JSON_LINES:
             found += json_lines(raw, name)
-        elif is_utf8(raw):
-            found.append(Document(name, text_of(raw)))
-        else:
+        elif NOT_UTF8.search(text := text_of(raw)):
             skipped.append(name)
+        else:
+            found.append(Document(name, text))
     if skipped:
         warnings.warn(f"{path}: not UTF-8 and left out: {some_of(skipped)}.", stacklevel=2)
     if not found:
@@ -114,25 +116,23 @@ def json_lines(raw: bytes, source: str) -> Iterator[Document]:
     """The documents in a file of JSON lines, each an object with a "text"; blank lines are skipped."""
     for number, line in enumerate(raw.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         if line.strip():
-            name = f"{source}:{number}"
-            yield Document(name, text_of_line(line, name))
+            yield Document(name := f"{source}:{number}", text_of_line(line, name))
 
 
 def text_of_line(line: bytes, name: str) -> str:
     """The "text" of a line of JSON; UserError, which begins with the line's ``name``, where it has none."""
+    reason = ""
     try:
         value = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        reason = str(error).partition(":")[0]
-        raise UserError(
-            f"{name}: a JSON object was expected in this line; {shortened(line)} came ({reason}). Correct or "
-            f"remove the line."
-        ) from None
+        value, reason = None, f" ({str(error).partition(':')[0]})"
     text = value.get("text") if isinstance(value, dict) else None
     if not isinstance(text, str):
+        shown = line.decode("utf-8", errors="replace").strip()
+        shown = repr(shown if len(shown) <= 40 else f"{shown[:40]}…")
         raise UserError(
-            f'{name}: a JSON object with a string "text" was expected in this line; {shortened(line)} came. '
-            f"Correct or remove the line."
+            f'{name}: expected a JSON object with a string "text", got {shown}{reason}; correct or remove '
+            f"the line."
         )
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise UserError(
@@ -160,22 +160,7 @@ def files_below(folder: Path) -> list[Path]:
     return [shown[name] for name in sorted(shown)]
 
 
-def is_utf8(raw: bytes) -> bool:
-    """Whether ``raw`` can be read as UTF-8."""
-    try:
-        raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def some_of(names: Sequence[str]) -> str:
     """The first of ``names``, and how many others there are."""
     more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
-
-
-def shortened(line: bytes) -> str:
-    """A line as an error can show it."""
-    text = line.decode("utf-8", errors="replace").strip()
-    return repr(text if len(text) <= 40 else f"{text[:40]}…")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.data.reading import plain_reading
+from memformers.data.streams import plain_reading
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 from memformers.models.stack import eval_mode

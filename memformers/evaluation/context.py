@@ -27,7 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.data.reading import streams_and_places
+from memformers.common.fields import Count, check_arguments
+from memformers.data.streams import streams_and_places
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 from memformers.models.scores import upcast
@@ -61,12 +62,13 @@ class EffectiveContext:
     """For each r and model: the 95 % intervals of ``gains``."""
 
 
+@check_arguments
 def effective_context(
     models: Mapping[str, MemoryLM],
     tokens: Tensor,
     *,
-    step: int = 32,
-    positions: int = 1000,
+    step: Count = 32,
+    positions: Count = 1000,
     longest: int = 2048,
     documents: Sequence[int] = (),
     progress: Callable[[int], object] = lambda tokens: None,
@@ -79,8 +81,6 @@ def effective_context(
     the tokens have before them. ``progress`` is called with the number of further tokens that were read.
     Raises ValueError for a step or a number of positions below 1, and for a text too short for two steps.
     """
-    if step < 1 or positions < 1:
-        raise UserError(f"step={step} and positions={positions} must both be at least 1.")
     _, before = streams_and_places(documents or (len(tokens),))
     longest = min(longest, int(before.median()))
     if longest < 2 * step:

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.common.intervals import mean_of, mean_of_groups
-from memformers.data.reading import Reading, documents_reading, plain_reading, streams_and_places
-from memformers.data.streams import Segment
+from memformers.data.streams import Reading, Segment, documents_reading, plain_reading, streams_and_places
 from memformers.evaluation.units import bits
 from memformers.models.language_model import LMScores, MemoryLM
 from memformers.models.lengths import ByLayer

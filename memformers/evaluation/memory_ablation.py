@@ -8,13 +8,14 @@ streams, token by token.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from memformers.common.intervals import Mean, mean_of_groups
-from memformers.data.reading import Reading, streams_and_places
+from memformers.data.streams import Reading, streams_and_places
 from memformers.evaluation.attention_mass import filling_segments
 from memformers.evaluation.evaluate import Control, read_segment
 from memformers.evaluation.token_groups import rarity_groups, repeat_distances, repeat_edges, repeat_groups
@@ -27,38 +28,31 @@ AT_ONCE = 16
 """Streams of a text that is long enough, and documents that are read at once."""
 N_GRAM = 8
 """Tokens, the last of them the one that is predicted, that must have occurred before for it to repeat."""
+Change = Callable[[Tensor], Tensor]
 UNTOUCHED = "untouched"
 """The name of the unchanged memory beside those of the controls."""
 
 
-def slots_zeroed(memory: Memory) -> Memory:
-    """A compressed memory of zeros, ``[C, B, D]`` a layer as before."""
-    return replace(memory, c_mem=tuple(map(torch.zeros_like, memory.c_mem)))
-
-
-def slots_swapped(memory: Memory) -> Memory:
-    """Each stream has the compressed memory of the stream before it, and the first that of the last."""
-    return replace(memory, c_mem=tuple(slots.roll(1, dims=1) for slots in memory.c_mem))
-
-
-def memory_zeroed(memory: Memory) -> Memory:
-    """A memory of zeros, ``[M, B, D]`` a layer as before."""
-    return replace(memory, mem=tuple(map(torch.zeros_like, memory.mem)))
-
-
-def memory_swapped(memory: Memory) -> Memory:
-    """Each stream has the memory of the stream before it, and the first that of the last."""
-    return replace(memory, mem=tuple(positions.roll(1, dims=1) for positions in memory.mem))
-
-
 def controls_of(lengths: MemoryLengths) -> dict[str, Control]:
-    """The controls that can change a memory of these lengths, by name."""
+    """The changes of a memory of these lengths, by name: its slots or its positions are zeroed, or swapped,
+    so that each stream has those of the stream before it."""
+    changes: dict[str, Change] = {"zeroed": torch.zeros_like, "swapped": lambda x: x.roll(1, dims=1)}
     controls: dict[str, Control] = {}
     if most(lengths.c_mem_len):
-        controls |= {"slots zeroed": slots_zeroed, "slots swapped": slots_swapped}
+        controls |= {f"slots {name}": partial(slots_changed, change) for name, change in changes.items()}
     if most(lengths.mem_len):
-        controls |= {"memory zeroed": memory_zeroed, "memory swapped": memory_swapped}
+        controls |= {f"memory {name}": partial(memory_changed, change) for name, change in changes.items()}
     return controls
+
+
+def slots_changed(change: Change, memory: Memory) -> Memory:
+    """``memory`` with this change of each layer's compressed memory ``[C, B, D]``."""
+    return replace(memory, c_mem=tuple(map(change, memory.c_mem)))
+
+
+def memory_changed(change: Change, memory: Memory) -> Memory:
+    """``memory`` with this change of each layer's positions ``[M, B, D]``."""
+    return replace(memory, mem=tuple(map(change, memory.mem)))
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from memformers.common.errors import UserError
+from memformers.common.fields import Count, check_fields
 from memformers.common.files import write_json
 from memformers.data.corpora import Corpus, load_corpus
-from memformers.data.reading import streams_and_places
-from memformers.data.tokenizers import Tokenizer
+from memformers.data.streams import streams_and_places
 from memformers.evaluation.attention_mass import attention_mass, check_long_enough
 from memformers.evaluation.context import effective_context
 from memformers.evaluation.memory_ablation import memory_ablation
@@ -26,27 +26,25 @@ from memformers.runs.folder import PROBE
 class ProbeConfig:
     """How much to measure."""
 
-    step: int = 32
+    step: Count = 32
     """The difference in length between two contexts, in tokens (Δ)."""
-    positions: int = 1000
+    positions: Count = 1000
     """How many tokens of the held-out text are predicted with each context."""
     longest: int = 2048
     """The longest context, in tokens."""
-    streams: int = 8
+    streams: Count = 8
     """Parallel streams in which the held-out text is read for attention."""
-    tokens: int = 65_536
+    tokens: Count = 65_536
     """About how many tokens of the held-out text are predicted with the unchanged memory and with each
     changed part of it; more tokens give narrower intervals."""
 
     def __post_init__(self) -> None:
         """Raise ValueError, saying what doesn't fit."""
-        for name in ("step", "positions", "streams", "tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)} is too small; use at least 1.")
+        check_fields(self)
         if self.longest < 2 * self.step:
             raise UserError(
-                f"longest={self.longest} is too small to compare contexts that are {self.step} tokens apart; "
-                f"use {2 * self.step} or more."
+                f"expected longest to be at least {2 * self.step}, to compare contexts that are {self.step} "
+                f"tokens apart, got {self.longest}."
             )
 
 
@@ -62,15 +60,24 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
     Raises ValueError for a folder without any, for a text too short, and for runs on different texts or with
     different vocabularies.
     """
-    runs = one_of_each_arm([run for run in read_runs(folder) if has_checkpoint(run.folder)])
+    trained = [
+        run
+        for run in read_runs(folder)
+        if newest_checkpoint(run.folder) or (run.folder / "model.safetensors").is_file()
+    ]
+    runs = one_of_each_arm(trained)
     if not runs:
         raise UserError(f"no run in {folder} has a checkpoint; train at least until the first evaluation.")
     corpus = common_corpus(runs)
     loaded = {run.folder.name: load_checkpoint(run.folder, device) for run in runs}
     models = {name: model for name, (model, _) in loaded.items()}
-    tokens = common_tokens([tokenizer.encode(corpus.validation_text) for _, tokenizer in loaded.values()])
-    tokenizer = next(iter(loaded.values()))[1]
-    documents = lengths_of_documents(corpus, tokenizer)
+    tokenizers = [tokenizer for _, tokenizer in loaded.values()]
+    tokens, *others = [tokenizer.encode(corpus.validation_text) for tokenizer in tokenizers]
+    if any(not torch.equal(tokens, other) for other in others):
+        raise UserError("these runs divide the text into different tokens; probe each run alone.")
+    texts = corpus.validation_documents
+    # A single document is part of one that was cut like a plain text.
+    documents = tuple(len(tokenizers[0].encode(text)) for text in texts) if len(texts) > 1 else ()
     if not documents:
         for model in models.values():
             check_long_enough(model, tokens, config.streams)
@@ -106,13 +113,6 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
     return folder / PROBE
 
 
-def lengths_of_documents(corpus: Corpus, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """How many tokens each held-out document has; none where there is a plain text, or a part of a single
-    document, which is one."""
-    documents = corpus.validation_documents
-    return tuple(len(tokenizer.encode(text)) for text in documents) if len(documents) > 1 else ()
-
-
 def occurrences_in(corpus: Corpus, n_tokens: int, documents: Sequence[int]) -> Tensor:
     """How often the word of each of the ``n_tokens`` of the held-out text occurs in training, int64 ``[n]``;
     no word of ``documents``, given by their numbers of tokens, goes on in the next one."""
@@ -124,15 +124,10 @@ def occurrences_in(corpus: Corpus, n_tokens: int, documents: Sequence[int]) -> T
     return torch.cat([part[:length] for part, length in zip(parts, documents, strict=True)])
 
 
-def has_checkpoint(folder: Path) -> bool:
-    """Whether a run came far enough to leave a model."""
-    return bool(newest_checkpoint(folder)) or (folder / "model.safetensors").is_file()
-
-
 def common_corpus(runs: Sequence[FinishedRun]) -> Corpus:
     """The text that all runs were trained on, as it was then; else ValueError."""
     first = runs[0]
-    corpus = load_corpus(first.config["data"], first.config.get("document_separator", ""))
+    corpus = load_corpus(first.config["data"], first.config["document_separator"])
     for run in runs:
         if run.facts["corpus"]["sha256"] != corpus.sha256:
             raise UserError(
@@ -141,10 +136,3 @@ def common_corpus(runs: Sequence[FinishedRun]) -> Corpus:
                 f"on the same text together, and restore the text if it was changed."
             )
     return corpus
-
-
-def common_tokens(texts: Sequence[Tensor]) -> Tensor:
-    """The held-out text in tokens ``[n]``, which must be the same for all; else ValueError."""
-    if any(not torch.equal(text, texts[0]) for text in texts):
-        raise UserError("these runs divide the text into different tokens; probe each run alone.")
-    return texts[0]

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.data.corpora import Corpus
-from memformers.data.reading import documents_reading, plain_reading
-from memformers.data.streams import check_length
+from memformers.data.streams import check_length, documents_reading, plain_reading
 from memformers.data.tokenizers import Tokenizer, build_tokenizer, check_order
 from memformers.evaluation.evaluate import Evaluation, evaluate_reading
 from memformers.evaluation.units import bits

@@ -103,7 +103,7 @@ def test_the_vocabulary_holds_values_pairs_and_keys():
     [
         ({"keys": 0}, "keys=0"),
         ({"values": 1}, "values=1"),
-        ({"set_probability": 0.0}, "set_probability=0.0 must be between 0 and 1"),
+        ({"set_probability": 0.0}, "set_probability=0.0"),
     ],
 )
 def test_a_stream_that_can_not_be_is_an_error(settings, message):
@@ -112,5 +112,5 @@ def test_a_stream_that_can_not_be_is_an_error(settings, message):
 
 
 def test_a_longest_distance_below_one_is_an_error():
-    with pytest.raises(ValueError, match="longest=0"):
+    with pytest.raises(ValueError, match=r"longest .* 0"):
         next(recall_segments(SMALL, 2, 8, 0, longest=lambda start: 0))

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from memformers.common.files import read_json
-from memformers.data.reading import documents_reading, plain_reading
+from memformers.data.streams import documents_reading, plain_reading
 from memformers.evaluation.evaluate import (
     BLOCK,
     Evaluation,
