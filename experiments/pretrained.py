@@ -19,8 +19,7 @@ from memformers.data.corpora import load_corpus
 from memformers.data.tokenizers import save_tokenizer
 from memformers.evaluation.evaluate import evaluate, summary
 from memformers.models.config import ModelConfig
-from memformers.pretrained.own import load_checkpoint, save_model
-from memformers.pretrained.packaged import PACKAGED, RECIPE
+from memformers.pretrained.own import PACKAGED, RECIPE, load_checkpoint, save_model
 from memformers.runs.atomic_dir import atomic_dir
 from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.run import train_run

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import memformers
-from memformers.pretrained.packaged import PACKAGED, packaged_names
+from memformers.pretrained.own import PACKAGED, packaged_names
 from tests.builders import SMALL_RUN
 from tests.processes import finish
 

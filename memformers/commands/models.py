@@ -8,8 +8,7 @@ from memformers.common.fields import check_fields
 from memformers.common.machine import choose_device
 from memformers.data.tokenizers import Tokenizer
 from memformers.models.language_model import MemoryLM
-from memformers.pretrained.own import load_checkpoint
-from memformers.pretrained.packaged import load_packaged, packaged_names
+from memformers.pretrained.own import load_checkpoint, load_packaged, packaged_names
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -217,7 +217,7 @@ class MemoryLM(nn.Module):
         Nothing is unpickled. Raises ValueError for a missing, broken or mismatched file, and for one of a
         training's checkpoint that has changed since.
         """
-        from memformers.pretrained.packaged import load_folder_or_name
+        from memformers.pretrained.own import load_folder_or_name
 
         return load_folder_or_name(Path(folder), device)
 

@@ -1,4 +1,9 @@
-"""Our own format: ``config.json``, ``model.safetensors`` and, for a training, ``tokenizer.json``."""
+"""Our own format: ``config.json``, ``model.safetensors`` and, for a training, ``tokenizer.json``.
+
+The trained models that come with the package are in a folder each, with weights in bfloat16. Beside these
+files, ``recipe.json`` says how the model was trained, and the loss of these weights on the held-out text;
+``manifest.json`` has the size and the SHA-256 of each file. ``python -m experiments.pretrained`` makes them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -18,6 +23,7 @@ from memformers.runs.atomic_dir import check_manifest, has_manifest, newest_that
 from memformers.runs.folder import CHECKPOINTS, FACTS, METRICS
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+PACKAGED, RECIPE = Path(__file__).parent / "weights", "recipe.json"
 
 
 def save_model(model: MemoryLM, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
@@ -78,3 +84,26 @@ def load_with_tokenizer(folder: Path, device: torch.device) -> tuple[MemoryLM, T
             f"{tokenizer.vocab_size}; they belong to different trainings."
         )
     return model, tokenizer
+
+
+def packaged_names() -> list[str]:
+    """The names of the models that come with the package."""
+    return sorted(path.parent.name for path in PACKAGED.glob(f"*/{RECIPE}"))
+
+
+def load_packaged(name: str, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
+    """The model of the package called ``name``, in eval mode on ``device``, and its tokenizer; UserError for
+    another name. The weights become float32, in which the model can be trained further."""
+    if name not in packaged_names():
+        known = ", ".join(packaged_names())
+        raise UserError(f"no pretrained model is called {name!r}; use one of {known}, or name a folder.")
+    model, tokenizer = load_with_tokenizer(PACKAGED / name, device)
+    return model.float(), tokenizer
+
+
+def load_folder_or_name(source: Path, device: str | torch.device) -> MemoryLM:
+    """[`MemoryLM.from_pretrained`][]: the model in the folder ``source``, or, if there is no such folder, the
+    model of the package with this name; else UserError."""
+    if source.exists() or len(source.parts) > 1:
+        return load_model(source, device)
+    return load_packaged(source.name, torch.device(device))[0]

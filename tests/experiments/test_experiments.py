@@ -44,7 +44,7 @@ def test_the_tables_in_the_docs_are_those_that_scaling_writes(tmp_path):
     ("module", "arguments", "message"),
     [
         ("transformer_xl", ["--heads", 3], "error: d_model=128 is not divisible by heads=3"),
-        ("scaling", ["--bandwidth", 0], "bandwidth=0.0 must be above 0"),
+        ("scaling", ["--bandwidth", 0], "bandwidth to be a number, above 0, got bandwidth=0.0"),
         ("soak", ["--steps", 5], "every=100 must be between 10 and steps=5"),
     ],
 )

@@ -13,9 +13,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from experiments.scaling.__main__ import Rates, page
 from experiments.scaling.counting import built, flops, full_inputs, held, kept_by, kept_bytes, over_layers
 from experiments.scaling.estimate import estimate
-from experiments.scaling.page import Rates, page
 from memformers import MemoryLM, ModelConfig
 from memformers.models.memory import Memory
 from memformers.training.config import TrainConfig

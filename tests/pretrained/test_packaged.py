@@ -12,11 +12,12 @@ from experiments import pretrained
 from memformers import MemoryLM
 from memformers.common.files import read_json
 from memformers.evaluation.evaluate import evaluate
-from memformers.pretrained.own import WEIGHTS, load_checkpoint
-from memformers.pretrained.packaged import (
+from memformers.pretrained.own import (
+    PACKAGED,
     RECIPE,
+    WEIGHTS,
+    load_checkpoint,
     load_packaged,
-    packaged_folder,
     packaged_names,
 )
 from memformers.runs.atomic_dir import check_manifest
@@ -40,14 +41,14 @@ def test_the_package_has_both_models():
 
 @pytest.mark.parametrize("name", packaged_names())
 def test_the_files_are_small_and_those_that_were_made(name):
-    folder = packaged_folder(name)
+    folder = PACKAGED / name
     check_manifest(folder)
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 2_000_000
 
 
 @pytest.mark.parametrize("name", packaged_names())
 def test_from_pretrained_gives_the_weights_of_the_file_in_float32(name):
-    model, weights = MemoryLM.from_pretrained(name), load_file(packaged_folder(name) / WEIGHTS)
+    model, weights = MemoryLM.from_pretrained(name), load_file(PACKAGED / name / WEIGHTS)
     assert not model.training
     state = model.state_dict()
     assert state.keys() == weights.keys()
@@ -57,7 +58,7 @@ def test_from_pretrained_gives_the_weights_of_the_file_in_float32(name):
 
 @pytest.mark.parametrize("name", packaged_names())
 def test_the_recipe_says_what_was_trained_and_the_model_has_learned_it(name):
-    recipe = read_json(packaged_folder(name) / RECIPE)
+    recipe = read_json(PACKAGED / name / RECIPE)
     model, tokenizer = load_packaged(name, CPU)
     assert recipe["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     assert recipe["training"]["model"]["model"] == name.removesuffix("-shakespeare")
@@ -68,7 +69,7 @@ def test_the_recipe_says_what_was_trained_and_the_model_has_learned_it(name):
 
 @pytest.mark.parametrize("name", packaged_names())
 def test_the_guide_states_the_size_and_the_loss_of_the_recipe(name):
-    recipe = read_json(packaged_folder(name) / RECIPE)
+    recipe = read_json(PACKAGED / name / RECIPE)
     page = (ROOT / "docs/how-to/generate.md").read_text(encoding="utf-8")
     (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
     assert f"| {recipe['parameters']:,} |" in row
@@ -80,7 +81,7 @@ def test_a_folder_counts_before_a_name_and_an_unknown_name_is_told_the_known_one
     lm = small_lm("transformer")
     lm.save_pretrained("compressive-shakespeare")
     assert MemoryLM.from_pretrained("compressive-shakespeare").config == lm.config
-    with pytest.raises(ValueError, match=r"^there is neither .* called 'hamlet'; use one of compressive"):
+    with pytest.raises(ValueError, match=r"'hamlet'; use one of compressive"):
         MemoryLM.from_pretrained("hamlet")
     with pytest.raises(ValueError, match=r"config\.json was expected, but is missing"):
         MemoryLM.from_pretrained("models/hamlet")

@@ -175,13 +175,13 @@ def test_weights_that_do_not_fit_are_named():
     [
         ({}, r"have 2 clusters of rare words, and cutoffs=\[\] make 0; give those of the model"),
         ({"cutoffs": [3, 30]}, r"cutoffs=\(3, 30\)"),
-        ({"cutoffs": 3}, "the config's cutoffs=3 must be a list of token ids"),
-        ({"n_head": 4}, "the config says n_head=4, but the weights have 3"),
-        ({"tie_projs": True}, "the config's tie_projs=True must be a list of true and false"),
-        ({"attn_type": 2}, "attn_type=2 is not supported here"),
-        ({"mem_len": "long"}, "the config's mem_len='long' must be a whole number"),
-        ({"mem_len": -1}, "mem_len=-1 is negative"),
-        ({"dropout": "0.1"}, "the config's dropout='0.1' must be a number"),
+        ({"cutoffs": 3}, "cutoffs=3"),
+        ({"n_head": 4}, r"n_head=3, .* n_head=4"),
+        ({"tie_projs": True}, "tie_projs=True"),
+        ({"attn_type": 2}, r"attn_type=0, .* attn_type=2"),
+        ({"mem_len": "long"}, "mem_len='long'"),
+        ({"mem_len": -1}, "mem_len=-1"),
+        ({"dropout": "0.1"}, "dropout='0.1'"),
     ],
 )
 def test_a_config_of_another_model_is_an_error(config, message):
