@@ -35,14 +35,14 @@ def main(folder: Path, kills: int) -> None:
     moments = random.Random(SEED)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     undisturbed, seconds, killed = {}, {}, 0
-    for model in MODELS:
-        start = time.monotonic()
-        assert finishes(model, folder / model)
-        seconds[model] = time.monotonic() - start
-        undisturbed[model] = outcome(folder / model)
     resumed = 0
     while killed < kills:
         model = MODELS[resumed % len(MODELS)]
+        if model not in undisturbed:
+            start = time.monotonic()
+            assert finishes(model, folder / model)
+            seconds[model] = time.monotonic() - start
+            undisturbed[model] = outcome(folder / model)
         run = folder / f"{resumed}-{model}"
         while killed < kills or not finishes(model, run):
             after = moments.uniform(0, seconds[model])
@@ -93,7 +93,7 @@ def train(model: str, folder: Path) -> None:
         observer.SAMPLE_CHARACTERS, observer.GLIMPSE_CHARACTERS = 30, 10
         run_module.load_corpus = lambda *_: short_corpus()  # type: ignore[attr-defined]
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-        config = small_training(model=model, tokens=64 * 40, checkpoint_every=128, log_every=3)
+        config = small_training(model=model, tokens=64 * 24, checkpoint_every=128, log_every=3)
         config = replace(config, model=replace(config.model, dropout=0.2))
         train_run(config, folder, resume=True)
         os._exit(0)

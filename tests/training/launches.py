@@ -47,8 +47,8 @@ def worker(torchrun: int, rank: int) -> int:
     raise LookupError(f"torchrun has no process of rank {rank}")
 
 
-def program(folder: Path, config: TrainConfig, processes: int) -> None:
+def program(folder: Path, configs: list[TrainConfig], processes: int) -> None:
     """Run ``ranks_program`` to its end."""
-    arguments = ["-m", "tests.training.ranks_program", str(folder), json.dumps(asdict(config))]
+    arguments = ["-m", "tests.training.ranks_program", str(folder), json.dumps(list(map(asdict, configs)))]
     subprocess.run([*python(processes), *arguments], env=environment(),
                    check=True, timeout=300)  # fmt: skip

@@ -1,7 +1,7 @@
 """Run by torchrun: train in float64 as one of several processes, and leave what each of them has.
 
-Arguments: the folder to leave it in, and the training's config as JSON. With a document_separator, whatever
-it is, the text is DOCUMENTS.
+Arguments: the folder to leave it in, and the configs of trainings as a JSON list. With a document_separator,
+whatever it is, the text is DOCUMENTS.
 """
 
 import json
@@ -16,33 +16,34 @@ from memformers.common.files import config_from_dict
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import memory_tensors
 from memformers.training.config import TrainConfig
-from memformers.training.distributed import full_tensor, joined
-from memformers.training.loop import train
+from memformers.training.distributed import Distributed, full_tensor, joined
 from memformers.training.optimizers import build_optimizers
 from memformers.training.state import TrainingState
 from tests.builders import fill_zeros
-from tests.training.runs import DOCUMENTS, segments_of
+from tests.training.runs import DOCUMENTS, segments_of, train_here
 
 
-def train_in_double(folder: Path, config: TrainConfig) -> None:
-    """Train, and write weights, memory and losses of this process into ``folder``."""
-    with joined(config) as ranks:
-        torch.manual_seed(0)
-        model = fill_zeros(MemoryLM(config.model)).double()
-        ranks.place(model, torch.device("cpu"))
-        state = TrainingState(build_optimizers(model, config))
-        losses = []
-        documents = DOCUMENTS if config.document_separator else ()
-        train(model, segments_of(config, documents=documents), config, evaluate=lambda _: None, state=state,
-              record=lambda _, found: losses.append(found["loss.train"]), ranks=ranks)  # fmt: skip
-        found = {name: full_tensor(tensor).contiguous() for name, tensor in model.state_dict().items()}
-        found |= memory_tensors(ranks.all_memory(state.memory))
-        found["losses"] = torch.tensor(losses, dtype=torch.float64)
-        save_file(found, folder / f"{config.parallel}.{ranks.rank}.safetensors")
+def train_in_double(path: Path, config: TrainConfig, ranks: Distributed) -> None:
+    """Train, and write weights, memory and losses of this process into ``path``."""
+    torch.manual_seed(0)
+    model = fill_zeros(MemoryLM(config.model)).double()
+    ranks.place(model, torch.device("cpu"))
+    state = TrainingState(build_optimizers(model, config))
+    segments = segments_of(config, documents=DOCUMENTS if config.document_separator else ())
+    records = train_here(model, config, segments, state=state, ranks=ranks)
+    found = {name: full_tensor(tensor).contiguous() for name, tensor in model.state_dict().items()}
+    found |= memory_tensors(ranks.all_memory(state.memory))
+    losses = [record["loss.train"] for record in records]
+    save_file(found | {"losses": torch.tensor(losses, dtype=torch.float64)}, path)
 
 
 if __name__ == "__main__":
-    train_in_double(Path(sys.argv[1]), config_from_dict(TrainConfig, json.loads(sys.argv[2]), "argument"))
+    folder = Path(sys.argv[1])
+    configs = [config_from_dict(TrainConfig, each, "argument") for each in json.loads(sys.argv[2])]
+    with joined(configs[0]) as ranks:
+        for number, config in enumerate(configs):
+            ranks.parallel = config.parallel
+            train_in_double(folder / f"{number}.{ranks.rank}", config, ranks)
     # FSDP keeps the process group until the interpreter ends, where PyTorch 2.13 now and then aborts when
     # all is done: "terminate called without an active exception".
     sys.stdout.flush()

@@ -12,10 +12,10 @@ from memformers.common.files import read_json, write_json
 from memformers.data.corpora import Corpus, load_corpus
 from memformers.data.streams import training_segments
 from memformers.data.tokenizers import CharacterTokenizer
-from memformers.runs.atomic_dir import MANIFEST, checksum, numbered
-from memformers.runs.folder import read_metrics
+from memformers.runs.atomic_dir import MANIFEST, checksum
 from memformers.training import run as run_module
 from memformers.training.checkpoints import About
+from memformers.training.loop import train
 from memformers.training.run import train_run
 from memformers.training.signals import Stopped
 
@@ -64,6 +64,23 @@ def poisoned(model, part, bad_steps):
     return model
 
 
+def train_here(lm, config, segments=None, **options):
+    """Train ``lm``, by default on TEXT; returns the metrics of each record."""
+    found = []
+    train(lm, segments or segments_of(config), config, record=lambda _, metrics: found.append(metrics),
+          evaluate=lambda _: None, **options)  # fmt: skip
+    return found
+
+
+def stop(config, folder, step):
+    """Train in ``folder`` until a signal comes after ``step``."""
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, step)
+        with pytest.raises(SystemExit) as end:
+            train_run(config, folder, resume=True)
+    assert end.value.code == 143
+
+
 def tensors_of(model):
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
@@ -92,20 +109,3 @@ def stop_at(monkeypatch, step):
             raise Stopped(signal.SIGTERM)
 
     monkeypatch.setattr(run_module.Observer, "maybe_checkpoint", stop)
-
-
-def resumed(config, folder, monkeypatch, steps):
-    """Two runs of ``config`` in ``folder``: one that is never stopped, and one that is stopped after each of
-    ``steps`` and resumed. Asserts that their records and newest checkpoints are the same, bit for bit."""
-    whole = train_run(config, folder / "whole")
-    for step in steps:
-        with monkeypatch.context() as patch:
-            stop_at(patch, step)
-            with pytest.raises(SystemExit):
-                train_run(config, folder / "run", resume=True)
-    run = train_run(config, folder / "run", resume=True)
-    assert without_times(read_metrics(run)) == without_times(read_metrics(whole))
-    newest = [numbered(place / "checkpoints")[0] for place in (whole, run)]
-    for name in ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json"):
-        assert (newest[0] / name).read_bytes() == (newest[1] / name).read_bytes(), name
-    return whole, run

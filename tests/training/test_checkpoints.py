@@ -20,13 +20,12 @@ from memformers.runs.atomic_dir import BROKEN, check_manifest, numbered
 from memformers.training import run as run_module
 from memformers.training.checkpoints import FILES, read_checkpoint, save_checkpoint
 from memformers.training.config import TrainConfig
-from memformers.training.loop import train
 from memformers.training.optimizers import build_optimizers
 from memformers.training.resume import restore_newest
 from memformers.training.run import build_model, train_run
 from memformers.training.state import TrainingState
 from tests.builders import Bomb, small_training
-from tests.training.runs import about, letters, reseal, segments_of, short_corpus, tensors_of
+from tests.training.runs import about, letters, reseal, short_corpus, tensors_of, train_here
 
 CPU = torch.device("cpu")
 CONFIG = small_training(model="compressive", tokens=64 * 6)
@@ -46,8 +45,7 @@ def run(tmp_path_factory):
             save_checkpoint(folder / "checkpoints" / f"{state.tokens:012}", lm, letters(), state, facts)
 
     lm = build_model(CONFIG)
-    hooks = {"record": lambda *_: None, "evaluate": lambda _: None}
-    train(lm, segments_of(CONFIG), CONFIG, **hooks, maybe_checkpoint=keep)
+    train_here(lm, CONFIG, maybe_checkpoint=keep)
     write_json(folder / "config.json", asdict(CONFIG))
     return folder
 

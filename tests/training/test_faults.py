@@ -23,7 +23,7 @@ from memformers.training.run import build_model, train_run
 from memformers.training.text import Validation
 from tests.builders import MODELS, SMALL_RUN, small_training
 from tests.processes import finish, program, start, wait_for
-from tests.training.runs import poisoned, segments_of, tensors_of, without_times
+from tests.training.runs import poisoned, segments_of, tensors_of, train_here, without_times
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.long)])
@@ -191,15 +191,13 @@ def test_a_skipped_step_changes_neither_weights_nor_memory(model):
 def test_a_poisoned_memory_is_left_out_with_its_segment():
     config = small_training(tokens=64 * 6, skip_bad_steps=1)
     lm = poisoned(build_model(config), "embed", {2})
-    hooks = {"record": lambda *_: None, "evaluate": lambda _: None}
     with pytest.warns(RuntimeWarning, match="step is skipped"):
-        train(lm, segments_of(config), config, **hooks)  # the next step would be bad, and one too many
+        train_here(lm, config)  # the next step would be bad, and one too many
     assert all(parameter.isfinite().all() for parameter in lm.parameters())
 
 
 def test_one_bad_step_more_than_may_be_skipped_stops_the_training():
     config = small_training(skip_bad_steps=2)
-    hooks = {"record": lambda *_: None, "evaluate": lambda _: None}
     lm = poisoned(build_model(config), "head", {1, 2, 5})
     with pytest.warns(RuntimeWarning, match="skipped"), pytest.raises(NotFiniteError, match=r"\(step 5\)"):
-        train(lm, segments_of(config), config, **hooks)
+        train_here(lm, config)

@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from memformers.models.memory import Memory
-from memformers.runs.folder import read_metrics
-from memformers.training.loop import STAGES, share_of_memory, shortened, train
-from memformers.training.run import train_run
+from memformers.training.loop import STAGES, share_of_memory, shortened
 from tests.builders import small_lm, small_training
-from tests.training.runs import resumed, segments_of
+from tests.training.runs import train_here
 
 
 def counting(*lengths):
@@ -61,7 +59,7 @@ def test_a_training_begins_without_memory_and_ends_with_all_of_it(model, longest
     lm = small_lm(model, segment_len=16, mem_len=M, c_mem_len=C or 8, compression_rate=2)
     config, seen = small_training(batch_size=1, tokens=14 * 16, memory_warmup=0.5), []
     lm.register_forward_pre_hook(lambda _, args: seen.append((args[1].mem_len, args[1].c_mem_len)))
-    train(lm, segments_of(config), config, record=lambda *_: None, evaluate=lambda _: None)
+    train_here(lm, config)
     keys = [mem + c_mem for mem, c_mem in seen]
     assert keys[0] == 0
     assert keys == sorted(keys)
@@ -72,18 +70,8 @@ def test_a_training_begins_without_memory_and_ends_with_all_of_it(model, longest
 def test_without_a_warmup_the_memory_of_a_segment_is_the_one_that_the_last_returned():
     lm, config, seen = small_lm("transformer-xl", segment_len=16, mem_len=16), small_training(tokens=128), []
     lm.register_forward_hook(lambda _, args, output: seen.append((args[1], output.memory)))
-    train(lm, segments_of(config), config, record=lambda *_: None, evaluate=lambda _: None)
+    train_here(lm, config)
     assert torch.equal(seen[1][0].mem[0], seen[0][1].mem[0])
-
-
-@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
-def test_a_resumed_run_has_the_same_records_and_weights(model, tmp_path, monkeypatch):
-    config = small_training(model=model, log_every=2, evaluations=1, memory_warmup=0.8, accumulate=2)
-    whole, folder = resumed(config, tmp_path, monkeypatch, (1, 8))
-    lengths = [m["memory.length"] for m in read_metrics(whole) if "memory.length" in m]
-    assert lengths[0] < lengths[-1] >= 14
-    with pytest.raises(ValueError, match=r"can't be resumed with other settings: memory_warmup 0\.8 → 0\.0"):
-        train_run(replace(config, memory_warmup=0.0), folder, resume=True)
 
 
 @pytest.mark.usefixtures("float64")

@@ -31,7 +31,7 @@ def test_a_precision_that_is_asked_for_is_taken(faster, asked):
 
 
 def test_a_run_says_its_precision_and_keeps_it_on_another_machine(tmp_path, monkeypatch, faster):
-    config = replace(small_training(), precision="auto", data="builtin")
+    config = replace(small_training(tokens=256), precision="auto", data="builtin")
     train_run(config, tmp_path / "run", dashboard="off")
     taken = read_train_config(tmp_path / "run").precision
     assert taken == ("bfloat16" if faster else "float32")

@@ -5,6 +5,7 @@ import shutil
 from dataclasses import asdict, replace
 
 import pytest
+from safetensors.torch import load_file
 
 from memformers.common.files import read_json, write_json
 from memformers.data.corpora import Corpus
@@ -16,35 +17,60 @@ from memformers.training.checkpoints import read_about
 from memformers.training.resume import cut_metrics, differences
 from memformers.training.run import train_run
 from tests.builders import MODELS, small_training
-from tests.training.runs import reseal, short_corpus, stop_at, without_times
+from tests.training.runs import corpus_of_documents, reseal, short_corpus, stop, without_times
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_a_resumed_run_has_the_same_records_sample_result_and_weights(model, tmp_path, monkeypatch):
-    """With Muon, dropout, and a text so short that a new order of its chunks begins in step 8 and each 8
-    steps."""
-    monkeypatch.setattr(run_module, "load_corpus", lambda *_: Corpus("short", "", short_corpus().text[:550]))
-    config = small_training(model=model, log_every=4, chunk_len=40)
-    assert config.optimizer == "muon"
+def configs():
+    """What is trained, by name, and after which steps it is stopped; with dropout, and Muon where it is not
+    said."""
+    # A text so short that its chunks come in a new order in step 8 and each 8 steps.
+    plain = {"log_every": 4, "chunk_len": 40}
+    for model in MODELS:  # before, at and after a start, an epoch, an evaluation, and the end
+        yield model, small_training(model=model, **plain), (0, 8, 9, 16, 17, 32)
+    longer = {"log_every": 2, "evaluations": 1, "tokens": 64 * 12, "accumulate": 2}
+    for model in MODELS[1:]:
+        config = small_training(model=model, **longer, memory_warmup=0.8)
+        yield f"{model}, memory grows", config, (1, 6)
+        config = small_training(model=model, **longer)
+        yield f"{model}, documents", config, (5, 9)  # within an epoch, of nine segments, and at its end
+    yield "transformer-xl, through memory", small_training(**longer, tbptt=1), (1, 4)
+    for loss in ("none", "attention"):
+        config = small_training(model="compressive", **longer, tbptt=1)
+        slots = {"bptt": 2, "compression_loss": loss, "compression_rate": 4, "c_mem_len": 8}
+        config = replace(config, model=replace(config.model, **slots))
+        yield f"compressive, through slots, {loss}", config, (4,)
+
+
+RESUMED = {name: (config, steps) for name, config, steps in configs()}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_resumed_run_has_the_same_records_sample_result_and_weights(name, tmp_path, monkeypatch):
+    config, steps = RESUMED[name]
+    corpus = Corpus("short", "", short_corpus().text[:550]) if config.chunk_len == 40 else short_corpus()
+    corpus = corpus_of_documents() if "documents" in name else corpus
+    monkeypatch.setattr(run_module, "load_corpus", lambda *_: corpus)
     config = replace(config, model=replace(config.model, dropout=0.3))
-    whole = train_run(config, tmp_path / "whole")
-    for step in (0, 1, 7, 8, 9, 16, 17, 32):  # before, at and after a start, an evaluation, and the end
-        with monkeypatch.context() as patch:
-            stop_at(patch, step)
-            with pytest.raises(SystemExit) as end:
-                train_run(config, tmp_path / "run", resume=True)
-        assert end.value.code == 143
-    folder = train_run(config, tmp_path / "run", resume=True)
-    assert without_times(read_metrics(folder)) == without_times(read_metrics(whole))
-    for name in ("sample.txt", "config.json", "run.json"):
-        assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+    whole, folder = train_run(config, tmp_path / "whole"), tmp_path / "run"
+    for step in steps:
+        stop(config, folder, step)
+    kept = set(load_file(numbered(folder / "checkpoints")[0] / "memory.safetensors"))
+    assert ("slot_inputs.1" in kept) == ("slots" in name)
+    assert ("valid" in kept) == ("documents" in name)
+    train_run(config, folder, resume=True)
+    records = read_metrics(whole)
+    assert without_times(read_metrics(folder)) == without_times(records)
+    lengths = [record["memory.length"] for record in records if "memory.length" in record]
+    assert (lengths[0] < lengths[-1]) == ("grows" in name)
+    for file in ("sample.txt", "config.json", "run.json"):
+        assert (folder / file).read_bytes() == (whole / file).read_bytes(), file
     changing = {"seconds", "evaluation_seconds", "peak_memory_bytes"}
     first, second = ({k: v for k, v in read_json(f / "result.json").items() if k not in changing}
                      for f in (whole, folder))  # fmt: skip
     assert first == second
     newest = [numbered(f / "checkpoints")[0] for f in (whole, folder)]
-    for name in ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json"):
-        assert (newest[0] / name).read_bytes() == (newest[1] / name).read_bytes(), name
+    for file in ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json"):
+        assert (newest[0] / file).read_bytes() == (newest[1] / file).read_bytes(), file
     assert not list((folder / "checkpoints").glob(".*"))
 
 
@@ -62,10 +88,7 @@ def test_peak_memory_is_the_highest_of_all_processes_and_ranks(tmp_path, monkeyp
         return read_about(numbered(tmp_path / "checkpoints")[0]).peak_memory_bytes
 
     for step, here[0], highest in ((2, 70, 75), (3, 80, 80), (5, 900, 900)):
-        with monkeypatch.context() as patch:
-            stop_at(patch, step)
-            with pytest.raises(SystemExit):
-                train_run(config, tmp_path, resume=True)
+        stop(config, tmp_path, step)
         assert kept() == highest
     here[0] = 60
     train_run(config, tmp_path, resume=True)
@@ -102,9 +125,7 @@ def stopped(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_module, "load_corpus", lambda *_: short_corpus())
-        stop_at(patch, 20)
-        with pytest.raises(SystemExit):
-            train_run(small_training(), folder)
+        stop(small_training(), folder, 20)
     return folder
 
 
@@ -115,6 +136,8 @@ def stopped(tmp_path_factory):
         ({"tokens": 9_000}, r"tokens 2000 → 9000.*its learning rate falls more slowly"),
         ({"model": "compressive"}, r"model.model transformer-xl → compressive"),
         ({"batch_size": 5}, "batch_size 4 → 5"),
+        ({"tbptt": 1}, "tbptt 0 → 1"),
+        ({"memory_warmup": 0.5}, r"memory_warmup 0.0 → 0.5"),
     ],
 )
 def test_another_config_is_refused_by_the_names_of_what_differs(changes, message, stopped):

@@ -15,7 +15,6 @@ from memformers.models.memory import Memory
 from memformers.runs.folder import read_metrics
 from memformers.training.checkpoints import own_randomness
 from memformers.training.distributed import Distributed
-from memformers.training.loop import train
 from memformers.training.resume import restore_newest
 from memformers.training.run import train_run
 from memformers.training.signals import Stopped, StopSignals
@@ -24,7 +23,7 @@ from tests.builders import small_lm, small_training
 from tests.processes import run, wait_for
 from tests.training.launches import ARGUMENTS, program, start, worker
 from tests.training.ranks_program import train_in_double
-from tests.training.runs import segments_of, without_times
+from tests.training.runs import train_here, without_times
 
 TEXT = "".join(chr(97 + i * i % 23) for i in range(30_000))
 LONG = pytest.mark.long
@@ -45,50 +44,64 @@ def text(tmp_path_factory):
 IN_PARTS = {"accumulate": 2, "activation_checkpointing": True}
 
 
-@pytest.mark.parametrize(
-    ("parallel", "model", "changes"),
-    [
-        ("ddp", "transformer-xl", IN_PARTS),
-        ("fsdp", "compressive", IN_PARTS),
-        pytest.param("ddp", "compressive", {}, marks=LONG),
-        pytest.param("fsdp", "transformer-xl", {}, marks=LONG),
-    ],
-)
-def test_two_ranks_end_with_one_processs_weights_memory_and_losses(model, parallel, changes, tmp_path):
+def cases():
+    """What is trained, and how the ranks share it, by name."""
+    small = {"batch_size": 4, "tokens": 4 * 16 * 8, "log_every": 1}
+    slots = {"bptt": 2, "compression_rate": 4, "c_mem_len": 8}
+    # A slot is made every other segment, so that some segments of a step leave the compressions idle.
+    idle = {"compression_rate": 32, "mem_len": 32}
+    # With targets of a cluster on none or one of the ranks.
+    clusters = [
+        {"embedding": "adaptive", "adaptive": AdaptiveConfig((1, 3, 4, 100), 2, 16, tied, tied)}
+        for tied in (False, True)
+    ]
+    for parallel in ("ddp", "fsdp"):
+        for model in ("transformer-xl", "compressive"):
+            for parts in ({}, IN_PARTS):
+                yield small_training(model=model, **small), {}, {"parallel": parallel, **parts}
+        for changes in clusters:
+            yield small_training(**small), changes, {"parallel": parallel, **IN_PARTS}
+        for loss in ("none", "attention"):
+            changes = slots | {"compression_loss": loss}
+            config = small_training(model="compressive", **small)
+            yield config, changes, {"parallel": parallel, "accumulate": 2}
+    for model, changes in (("transformer-xl", {}), ("compressive", idle), ("compressive", slots)):
+        config = small_training(model=model, **small, tbptt=1)
+        yield config, changes, {"parallel": "ddp", "accumulate": 2}
+    # Each rank has other predictions, and other streams that its reconstruction loss counts.
+    longer = small | {"tokens": 4 * 16 * 20}
+    config = small_training(model="compressive", **longer, document_separator="any")
+    yield config, {}, {"parallel": "ddp", "accumulate": 2}
+
+
+CASES = [
+    (replace(config, model=replace(config.model, **changes)), shared) for config, changes, shared in cases()
+]
+
+
+@pytest.fixture(scope="module")
+def ranks_of_cases(tmp_path_factory):
+    """What each of two ranks has in the end, of all cases, in one launch."""
+    folder = tmp_path_factory.mktemp("ranks")
+    program(folder, [replace(config, **shared) for config, shared in CASES], 2)
+    return folder
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_two_ranks_end_with_one_processs_weights_memory_and_losses(number, ranks_of_cases, tmp_path):
     """In float64: in float32, Adam turns the rounding errors of gradients that should be 0 into steps."""
-    config = small_training(model=model, batch_size=4, tokens=4 * 16 * 10, log_every=1)
-    train_in_double(tmp_path, config)
-    program(tmp_path, replace(config, parallel=parallel, **changes), 2)
-    one = load_file(tmp_path / "single.0.safetensors")
-    ranks = [load_file(tmp_path / f"{parallel}.{rank}.safetensors") for rank in range(2)]
+    train_in_double(tmp_path / "one", CASES[number][0], Distributed())
+    one = load_file(tmp_path / "one")
+    ranks = [load_file(ranks_of_cases / f"{number}.{rank}") for rank in range(2)]
+    assert one.keys() == ranks[0].keys() == ranks[1].keys()
     for name, tensor in one.items():
         torch.testing.assert_close(ranks[0][name], tensor, rtol=0, atol=1e-10)
         assert torch.equal(ranks[0][name], ranks[1][name])
 
 
-@LONG
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_ranks_learn_as_one_process_where_a_cluster_has_targets_on_none_or_one_of_them(
-    parallel, tied, tmp_path
-):
-    config = small_training(batch_size=4, tokens=4 * 16 * 10, log_every=1)
-    clusters = AdaptiveConfig((1, 3, 4, 100), 2, 16, tied, tied)
-    config = replace(config, model=replace(config.model, embedding="adaptive", adaptive=clusters))
-    train_in_double(tmp_path, config)
-    program(tmp_path, replace(config, parallel=parallel, **IN_PARTS), 2)
-    one = load_file(tmp_path / "single.0.safetensors")
-    for rank in range(2):
-        for name, tensor in load_file(tmp_path / f"{parallel}.{rank}.safetensors").items():
-            torch.testing.assert_close(tensor, one[name], rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("processes", [(2, 1), pytest.param((1, 2), marks=LONG)])
 def test_a_run_that_a_signal_to_any_rank_stopped_goes_on_with_another_number(text, tmp_path, processes):
-    options, (before, after) = (
-        ["--model", "compressive", "--data", text, "--checkpoint-every", 640],
-        processes,
-    )
+    options = ["--model", "compressive", "--data", text, "--checkpoint-every", 640]
     assert run("train", *ARGUMENTS, *options, "--out", tmp_path / "alone").code == 0
     folder, (before, after), parallel = tmp_path / "run", processes, {1: "single", 2: "fsdp"}
     first = start(folder, *options, "--parallel", parallel[before], processes=before)
@@ -97,9 +110,11 @@ def test_a_run_that_a_signal_to_any_rank_stopped_goes_on_with_another_number(tex
     output, _ = first.communicate(timeout=120)
     assert first.returncode != 0
     assert "stopped by SIGTERM at token" in output
-    output, _ = start(
-        folder, *options, "--parallel", parallel[after], "--resume", processes=after
-    ).communicate()
+    options += ["--parallel", parallel[after], "--resume"]
+    if after == 1:
+        output = run("train", *ARGUMENTS, *options, "--out", folder).out
+    else:
+        output, _ = start(folder, *options, processes=after).communicate()
     assert "continues at token" in output
     wanted, got = (without_times(read_metrics(f)) for f in (tmp_path / "alone", folder))
     for a, b in zip(wanted, got, strict=True):
@@ -196,8 +211,7 @@ def test_parts_and_recomputed_layers_change_nothing_but_rounding(model):
         config = small_training(model=model, batch_size=4, tokens=4 * 16 * 7)
         lm = small_lm(model, segment_len=16, mem_len=16).double()
         lm.transformer.recompute = recompute
-        train(lm, segments_of(config), replace(config, accumulate=accumulate), record=lambda *_: None,
-              evaluate=lambda _: None)  # fmt: skip
+        train_here(lm, replace(config, accumulate=accumulate))
         weights.append(lm.state_dict())
     for others in weights[1:]:
         for name, tensor in weights[0].items():
