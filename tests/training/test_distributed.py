@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 
 from memformers import AdaptiveConfig
 from memformers.common.files import write_json
-from memformers.evaluation.evaluate import evaluate
+from memformers.data.reading import plain_reading
+from memformers.evaluation.evaluate import evaluate_reading
 from memformers.models.memory import Memory
 from memformers.runs.folder import read_metrics
 from memformers.training.checkpoints import own_randomness
@@ -140,6 +141,7 @@ def test_a_signal_that_comes_while_the_ranks_tell_each_other_waits_for_the_next_
 
 def test_a_signal_ends_the_evaluation_of_several_ranks_between_two_segments():
     lm, read = small_lm("transformer-xl"), []
+    reading = plain_reading(100, 2, lm.config.segment_len)
     with StopSignals(alone=False) as signals:
 
         def between_segments():
@@ -149,7 +151,7 @@ def test_a_signal_ends_the_evaluation_of_several_ranks_between_two_segments():
                 signal.raise_signal(signal.SIGTERM)
 
         with pytest.raises(Stopped), signals.at_once():
-            evaluate(lm, torch.randint(0, 11, (100,)), 2, between_segments)
+            evaluate_reading(lm, torch.randint(0, 11, (100,)), reading, between_segments)
     assert len(read) == 2
     assert lm.training, "it is left in the mode it came in"
 
