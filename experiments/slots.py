@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from memformers.commands.places import ExperimentCommand
+from memformers.commands.options import ExperimentCommand
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
 from memformers.common.fields import Count

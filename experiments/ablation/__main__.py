@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from experiments.ablation.findings import read_findings, write_results
 from experiments.ablation.page import write_report
 from experiments.ablation.rows import ROWS, arms_of_rows
-from memformers.commands.places import ExperimentCommand
+from memformers.commands.options import ExperimentCommand
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import TrainingsFailed, UserError
 from memformers.common.fields import Count, check_fields

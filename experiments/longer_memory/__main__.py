@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from experiments.longer_memory.figure import save_figure
 from experiments.longer_memory.growth import write_tables
-from memformers.commands.places import ExperimentCommand
+from memformers.commands.options import ExperimentCommand
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.comparison.text import CompareConfig, compare
 from memformers.models.config import ModelConfig

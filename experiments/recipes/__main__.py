@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 
 from experiments.recipes.candidates import CANDIDATES, DEFAULT, arm_of, training_of, work_of
 from experiments.recipes.figure import DRAWN, draw
-from memformers.commands.places import ExperimentCommand
+from memformers.commands.options import ExperimentCommand
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Range

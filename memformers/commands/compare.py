@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from memformers.commands.groups import GROUPS
-from memformers.commands.places import ExperimentCommand
+from memformers.commands.options import GROUPS, ExperimentCommand
 from memformers.comparison.text import CompareConfig, compare
 
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import torch
 import tyro
 
-from memformers.commands.models import ModelCommand
-from memformers.commands.places import say_report
+from memformers.commands.options import ModelCommand, say_report
 from memformers.common.errors import UserError
 from memformers.common.fields import Count
 from memformers.common.files import write_json
@@ -24,7 +23,7 @@ from memformers.report.document import write_report
 from memformers.report.figures import save_loss_by_position
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Evaluate(ModelCommand):
     """Measure how well a trained model predicts a whole text, with the memory carried along.
 

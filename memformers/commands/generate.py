@@ -8,7 +8,7 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from memformers.commands.models import ModelCommand
+from memformers.commands.options import ModelCommand
 from memformers.common.errors import UserError
 from memformers.common.fields import Whole
 from memformers.data.texts import read_text, text_of
@@ -19,7 +19,7 @@ from memformers.generation.text import TextStream
 from memformers.training.signals import Stopped, StopSignals
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Generate(ModelCommand):
     """Continue a text with a trained model, token by token; Ctrl-C ends it.
 

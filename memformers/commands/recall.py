@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import tyro
 
-from memformers.commands.places import ExperimentCommand
+from memformers.commands.options import ExperimentCommand
 from memformers.comparison.recall import RecallConfig, recall
 
 

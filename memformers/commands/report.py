@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from memformers.commands.places import say_report
+from memformers.commands.options import say_report
 from memformers.common.errors import UserError
 from memformers.report.document import write_report
 from memformers.runs.plan import read_plan

@@ -6,8 +6,7 @@ from typing import Annotated, ClassVar
 
 import tyro
 
-from memformers.commands.groups import GROUPS
-from memformers.commands.places import new_folder, newest_run, resumable
+from memformers.commands.options import GROUPS, TrackedCommand, new_folder, newest_run, resumable
 from memformers.common.command_line import parse_arguments
 from memformers.common.errors import UserError
 from memformers.common.processes import is_first
@@ -17,7 +16,7 @@ from memformers.training.run import train_run
 
 
 @dataclass(frozen=True)
-class Train:
+class Train(TrackedCommand):
     """Train one model on a text.
 
     Example: memformers train --model compressive --data my_book.txt
@@ -33,10 +32,6 @@ class Train:
     resume: Annotated[tuple[Path, ...] | None, tyro.conf.arg(metavar="[FOLDER]")] = None
     """Continue a stopped run from its newest checkpoint and with its settings: the run in this folder, else
     in --out, else the newest run in runs/. With --out, a new run starts there if there is none."""
-    dashboard: str = ""
-    """Where to show the run live: the address of a labml server, such as
-    http://localhost:5005/api/v1/default, or off. Empty: the server in $labml_app_url, else a dashboard that
-    runs on this machine, if there is one."""
 
     def folder(self) -> Path:
         """Where the run goes, or is."""

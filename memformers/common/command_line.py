@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -180,12 +181,14 @@ def options_of(config: Any) -> Iterator[Option]:
 
 
 def field_docstrings(kind: type) -> dict[str, str]:
-    """The string below each field of a dataclass, in one line."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(body, ast.ClassDef)
+    """The string below each field of a dataclass, in one line; also of fields that it inherits."""
+    sources = [inspect.getsource(each) for each in reversed(kind.__mro__) if is_dataclass(each)]
+    nodes = [node for source in sources for node in ast.parse(textwrap.dedent(source)).body]
     return {
         named.target.id: " ".join(said.value.value.split())
-        for named, said in zip(body.body, body.body[1:], strict=False)
+        for node in nodes
+        if isinstance(node, ast.ClassDef)
+        for named, said in pairwise(node.body)
         if isinstance(named, ast.AnnAssign) and isinstance(named.target, ast.Name)
         if isinstance(said, ast.Expr) and isinstance(said.value, ast.Constant)
         if isinstance(said.value.value, str)

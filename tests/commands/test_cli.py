@@ -49,7 +49,7 @@ def test_help_begins_with_the_common_options_and_has_all_others_in_groups(comman
     assert re.findall(r"^│ --([a-z-]+)", boxes[0], re.MULTILINE) == first
     groups = {box.partition(" options")[0] for box in boxes[1:]}
     assert {"network", "memory", "compression", "optimizer", "hardware"} <= groups
-    assert "other" not in groups, "an option is in no group of memformers/commands/groups.py"
+    assert "other" not in groups, "an option is in no group of memformers/commands/options.py"
 
 
 def test_no_command_imports_what_only_several_processes_or_a_compiler_need():

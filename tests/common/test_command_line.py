@@ -111,8 +111,16 @@ class Inner:
             raise UserError(f"width={self.width} is too small; use at least 1.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """What several have."""
+
+    color: str = ""
+    """Which color."""
+
+
 @dataclass(frozen=True)
-class Outer:
+class Outer(Base):
     """What it is for."""
 
     first: ClassVar = ("name",)
@@ -144,7 +152,7 @@ def test_help_shows_the_first_options_then_the_groups_then_all_others(monkeypatc
     parts = [
         *("─ options", "--name", "What it is called."),
         *("─ size options", "How large it is.", "--width", "How wide it is. (default: 3)"),
-        *("─ other options", "--seed"),
+        *("─ other options", "--color", "Which color.", "--seed"),
     ]
     usage, _, boxes = said.partition("╭")
     assert "What it is for." in usage

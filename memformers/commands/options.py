@@ -1,0 +1,164 @@
+"""What several commands share: options, their groups in ``--help``, and where runs are."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from memformers.common.command_line import Group
+from memformers.common.errors import UserError
+from memformers.common.fields import check_fields
+from memformers.runs.atomic_dir import has_manifest
+from memformers.runs.folder import CONFIG
+
+if TYPE_CHECKING:
+    from memformers.data.tokenizers import Tokenizer
+    from memformers.models.language_model import MemoryLM
+
+RUNS = Path("runs")
+GROUPS = {
+    "comparison": Group("The comparison, in addition to the models.", ("arms", "equal_keys")),
+    "run": Group("How a run begins or continues, and where it is shown.", ("resume", "seed", "dashboard")),
+    "network": Group(
+        "The layers, which are the same for every model.",
+        (
+            "model", "d_model", "heads", "n_layers", "d_ff", "dropout", "norm", "positions",
+            "position_features", "clamp_len", "kernel", "vocab_size",
+        ),
+    ),
+    "memory": Group(
+        "What is remembered between segments.",
+        ("segment_len", "mem_len", "c_mem_len", "compression_rate", "same_length", "memory_warmup", "tbptt"),
+    ),
+    "compression": Group(
+        "What makes compressed slots of old memories, and what it learns from.",
+        ("compression", "compression_start", "compression_loss", "bptt"),
+    ),
+    "embedding": Group(
+        "How tokens become vectors, and vectors predictions.",
+        ("embedding", "cutoffs", "div_val", "d_embed", "tie_weights", "tie_projections"),
+    ),
+    "text": Group(
+        "How the text is read.", ("document_separator", "tokenizer", "tokens", "batch_size", "chunk_len")
+    ),
+    "optimizer": Group(
+        "How the weights are learned.",
+        (
+            "optimizer", "learning_rate", "muon_learning_rate", "beta2", "warmup", "weight_decay",
+            "max_grad_norm", "skip_bad_steps",
+        ),
+    ),
+    "evaluation": Group(
+        "What is measured during training.", ("evaluations", "evaluation_share", "log_every")
+    ),
+    "checkpoint": Group(
+        "What is kept for --resume.", ("checkpoint_every", "checkpoint_minutes", "keep_checkpoints")
+    ),
+    "hardware": Group(
+        "Where and in which precision a training is computed.",
+        ("device", "precision", "compile", "parallel", "accumulate", "activation_checkpointing"),
+    ),
+}  # fmt: skip
+"""The groups in which ``--help`` shows the options of trainings and comparisons."""
+
+
+def new_folder(name: str) -> Path:
+    """A folder under runs/ that no other run has."""
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+    folder, n = RUNS / stem, 1
+    while folder.exists():
+        folder, n = RUNS / f"{stem}-{n}", n + 1
+    return folder
+
+
+def newest_run() -> Path:
+    """The run under runs/ that was begun or resumed last; ValueError if there is none."""
+    configs = list(RUNS.glob(f"*/{CONFIG}"))
+    if not configs:
+        raise UserError(f"{RUNS} holds no run to resume; name its folder after --resume.")
+    return max(configs, key=lambda path: path.stat().st_mtime).parent
+
+
+def resumable(folder: Path) -> Path:
+    """The folder, if a run was begun in it; else ValueError."""
+    if not (folder / CONFIG).is_file() or has_manifest(folder):
+        raise UserError(f"{folder} is not the folder of a run; name the run to resume.")
+    return folder
+
+
+def say_report(page: Path) -> None:
+    """Print where a report is."""
+    print(f"report: {page}\n        {page.with_suffix('.md')}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedCommand:
+    """The option of a command that trains."""
+
+    dashboard: str = ""
+    """Where to show the runs live: the address of a labml server, such as
+    http://localhost:5005/api/v1/default, or off. Empty: the server in $labml_app_url, else a dashboard that
+    runs on this machine, if there is one."""
+
+
+@dataclass(frozen=True)
+class ExperimentCommand(TrackedCommand):
+    """The options of a command that trains arms and compares them."""
+
+    name: ClassVar[str]
+    """The end of the names of new folders."""
+    out: Path | None = None
+    """The folder of the experiment; by default a new folder in runs/ with the date and the command in its
+    name."""
+    resume: bool = False
+    """Continue the experiment in --out with the same settings: finish the trainings that were stopped, and
+    add arms and seeds that it doesn't have."""
+
+    def folder(self) -> Path:
+        """Where the experiment goes, or is."""
+        if self.resume and self.out is None:
+            raise UserError("name the experiment to resume as --out.")
+        return self.out or new_folder(self.name)
+
+    @abstractmethod
+    def experiment(self, folder: Path) -> Path:
+        """Train and measure in ``folder``; returns the report's page."""
+
+    def run(self) -> None:
+        """Train and measure, then say where the report is."""
+        say_report(self.experiment(self.folder()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCommand:
+    """The options of a command that uses a trained model."""
+
+    checkpoint: Path | None = None
+    """The folder of a run, or a folder that contains the files of save_pretrained and a tokenizer.json."""
+    pretrained: str = ""
+    """A model that comes with the package, in place of --checkpoint: compressive-shakespeare or
+    transformer-xl-shakespeare."""
+    device: str = "auto"
+    """Where to run, such as cpu or cuda:1; auto takes a GPU if there is one."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for an option outside of its range."""
+        check_fields(self)
+
+    def load(self) -> "tuple[MemoryLM, Tokenizer]":
+        """The model of ``--checkpoint`` or of ``--pretrained``, and its tokenizer. Raises UserError unless
+        exactly one of the two is given."""
+        # Not above: commands that need no model do without PyTorch.
+        from memformers.common.machine import choose_device
+        from memformers.pretrained.own import load_checkpoint, load_packaged, packaged_names
+
+        if (self.checkpoint is None) == (not self.pretrained):
+            raise UserError(
+                f"give one model: --checkpoint with the folder of a run, or --pretrained with one of "
+                f"{', '.join(packaged_names())}."
+            )
+        device = choose_device(self.device)
+        if self.checkpoint is None:
+            return load_packaged(self.pretrained, device)
+        return load_checkpoint(self.checkpoint, device)
