@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from memformers.generation.decoding import Decoder as Decoder
     from memformers.models.attention import RelativeMultiHeadAttention as RelativeMultiHeadAttention
-    from memformers.models.auto_encoder import CompressionAutoEncoder as CompressionAutoEncoder
+    from memformers.models.compression import CompressionAutoEncoder as CompressionAutoEncoder
     from memformers.models.compression import Conv1dCompression as Conv1dCompression
     from memformers.models.compression import DilatedConvCompression as DilatedConvCompression
     from memformers.models.compression import MaxCompression as MaxCompression
     from memformers.models.compression import MeanCompression as MeanCompression
+    from memformers.models.compression import MostUsedCompression as MostUsedCompression
     from memformers.models.compressive import CompressiveTransformer as CompressiveTransformer
     from memformers.models.config import AdaptiveConfig as AdaptiveConfig
     from memformers.models.config import ModelConfig as ModelConfig
-    from memformers.models.feed_forward import FeedForward as FeedForward
     from memformers.models.language_model import LMOutput as LMOutput
     from memformers.models.language_model import MemoryLM as MemoryLM
     from memformers.models.layers import CompressiveTransformerLayer as CompressiveTransformerLayer
+    from memformers.models.layers import FeedForward as FeedForward
     from memformers.models.layers import TransformerXLLayer as TransformerXLLayer
     from memformers.models.memory import Memory as Memory
-    from memformers.models.most_used import MostUsedCompression as MostUsedCompression
     from memformers.models.reconstruction import AttentionReconstructionLoss as AttentionReconstructionLoss
     from memformers.models.reconstruction import AutoEncodingLoss as AutoEncodingLoss
     from memformers.models.transformer_xl import TransformerXL as TransformerXL
@@ -34,20 +34,20 @@ _HOMES = {
     "AdaptiveConfig": "models.config",
     "AttentionReconstructionLoss": "models.reconstruction",
     "AutoEncodingLoss": "models.reconstruction",
-    "CompressionAutoEncoder": "models.auto_encoder",
+    "CompressionAutoEncoder": "models.compression",
     "CompressiveTransformer": "models.compressive",
     "CompressiveTransformerLayer": "models.layers",
     "Conv1dCompression": "models.compression",
     "Decoder": "generation.decoding",
     "DilatedConvCompression": "models.compression",
-    "FeedForward": "models.feed_forward",
+    "FeedForward": "models.layers",
     "LMOutput": "models.language_model",
     "MaxCompression": "models.compression",
     "MeanCompression": "models.compression",
     "Memory": "models.memory",
     "MemoryLM": "models.language_model",
     "ModelConfig": "models.config",
-    "MostUsedCompression": "models.most_used",
+    "MostUsedCompression": "models.compression",
     "RelativeMultiHeadAttention": "models.attention",
     "TransformerXL": "models.transformer_xl",
     "TransformerXLLayer": "models.layers",

@@ -1,6 +1,7 @@
 """Imports run one way between the rooms of the package."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "memformers"
@@ -14,7 +15,7 @@ MAY_IMPORT = {
     "tracking": {"runs", "common"},
     "dashboard": {"tracking", "runs", "common"},
     "report": {"runs", "common"},  # never a model
-    "generation": {"models", "data", "common"},
+    "generation": {"models", "data", "kernels", "common"},
     "pretrained": {"models", "data", "runs", "common"},
     "evaluation": BELOW_TRAINING - {"evaluation"},
     "training": BELOW_TRAINING | {"tracking"},
@@ -68,6 +69,30 @@ def test_no_room_is_reached_from_one_that_it_imports():
         while more := {other for name in reached for other in MAY_IMPORT[name]} - reached:
             reached |= more
         assert room not in reached
+
+
+def test_no_file_is_imported_at_once_by_one_that_it_imports_at_once():
+    names = {path: ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path, _ in files()}
+    names = {path: name.removesuffix(".__init__") for path, name in names.items()}
+    graph = {name: imported_at_once(path, set(names.values())) for path, name in names.items()}
+    assert sum(map(len, graph.values())) > 200
+    tuple(TopologicalSorter(graph).static_order())  # CycleError, which names them, for a circle
+
+
+def imported_at_once(path, modules):
+    """The ``modules`` that a file imports when it is imported itself, but for those that only types need."""
+    found, nodes = set(), [ast.parse(path.read_text(encoding="utf-8"))]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (inner & modules) or {node.module}
+        elif not isinstance(node, ast.FunctionDef):
+            types_only = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            nodes += node.orelse if types_only else ast.iter_child_nodes(node)
+    return found & modules
 
 
 def test_kernels_need_nothing_but_torch_and_triton():

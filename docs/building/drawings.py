@@ -14,7 +14,7 @@ from torch import Tensor
 from docs.building.translations import translated
 from memformers.kernels.naive import relative_shift
 from memformers.models.config import ModelConfig
-from memformers.models.lengths import MemoryLengths
+from memformers.models.lengths import LayerLengths
 from memformers.models.memory import Memory
 from memformers.models.remembering import compress_oldest, keep_newest
 
@@ -28,7 +28,7 @@ def memory_rolls() -> Figure:
     """Where each position of a text is after each segment: Transformer-XL."""
 
     def remember(memory: Memory, inputs: Tensor) -> Memory:
-        return keep_newest(memory, [inputs], mem_len=6)
+        return keep_newest(memory, [inputs], [LayerLengths(6)])
 
     return rolling(remember, "Transformer-XL, S = 4, M = 6")
 
@@ -41,7 +41,7 @@ def compression() -> Figure:
 
     def remember(memory: Memory, inputs: Tensor) -> Memory:
         f_c = [first_and_last]
-        return compress_oldest(memory, [inputs], f_c, MemoryLengths(4, 4, 2))[0]
+        return compress_oldest(memory, [inputs], f_c, [LayerLengths(4, 4, 2)])[0]
 
     return rolling(remember, "Compressive Transformer, S = 4, M = 4, C = 4 slots of c = 2")
 

@@ -193,19 +193,19 @@ def full_inputs(lm: MemoryLM, streams: int) -> tuple[Tensor, Memory]:
     """Tokens ``[S, B]``, and the memory before them, at its full length. If ``compression_rate`` doesn't
     divide the lengths, they repeat in a cycle, and this is the memory before the step of the cycle that
     compresses most."""
-    S, lengths, n_layers = lm.config.segment_len, lm.config.lengths, lm.config.n_layers
+    S, lengths, n_layers = lm.config.segment_len, lm.config.layer_lengths, lm.config.n_layers
     memory, seen = Memory(()), dict[tuple[tuple[int, int], ...], Memory]()
     while (at := tuple(memory.lengths(n_layers))) not in seen:
         seen[at] = memory
         inputs = [torch.empty(S, streams, lm.config.d_model) for _ in lm.transformer.layers]
         memory, _ = lm.transformer.remember(memory, inputs, lengths)
-    circle = [memory for lengths, memory in seen.items()][list(seen).index(at) :]
+    circle = list(seen.values())[list(seen).index(at) :]
 
     def work(memory: Memory) -> tuple[int, int]:
         """Slots that are made after it, and positions in it, of all layers."""
-        lengths = [M for M, _ in memory.lengths(n_layers)]
-        leaving = map(lm.transformer.leaving, [M + S for M in lengths], lm.config.layer_lengths)
-        return sum(of_layer.slots for of_layer in leaving), sum(lengths)
+        found = [M for M, _ in memory.lengths(n_layers)]
+        each = zip(found, lengths, strict=True)
+        return sum(own.leaving(M + S) // own.compression_rate for M, own in each), sum(found)
 
     return torch.zeros(S, streams, dtype=torch.int64), max(circle, key=work)
 
@@ -214,5 +214,5 @@ def loss(lm: MemoryLM, tokens: Tensor, memory: Memory) -> Tensor:
     """A step's loss, a scalar: the model's own forward pass without the check of the tokens' values, which
     fake tensors don't have. The targets are another tensor."""
     hidden, inputs = lm.transform(tokens, memory)
-    _, auxiliary_loss = lm.transformer.remember(memory, inputs, lm.config.lengths)
+    _, auxiliary_loss = lm.transformer.remember(memory, inputs, lm.config.layer_lengths)
     return F.cross_entropy(lm.predict(hidden).flatten(0, 1), tokens.clone().flatten()) + auxiliary_loss

@@ -92,13 +92,3 @@ def handling(number: signal.Signals, handler: Any) -> Iterator[None]:
 def sigterm_as_exit() -> contextlib.AbstractContextManager[None]:
     """A block in which SIGTERM raises SystemExit with the conventional code."""
     return handling(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-
-
-@contextlib.contextmanager
-def deferring_interrupts() -> Iterator[None]:
-    """A block that Ctrl-C doesn't interrupt: KeyboardInterrupt is raised when the block has ended."""
-    interrupts: list[int] = []
-    with handling(signal.SIGINT, lambda number, frame: interrupts.append(number)):
-        yield
-    if interrupts:
-        signal.raise_signal(signal.SIGINT)

@@ -12,7 +12,7 @@ from memformers.common.machine import describe_environment, peak_memory
 from memformers.data.recall_stream import RecallStream, recall_segments
 from memformers.evaluation.memory_ablation import UNTOUCHED, controls_of
 from memformers.evaluation.recall_by_distance import Recall, distance_edges, recall_by_distance
-from memformers.models.costs import memory_facts
+from memformers.models.config import memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CONFIG, FACTS, RESULT
 from memformers.tracking.recorder import Tracking
@@ -127,7 +127,7 @@ def measure(model: MemoryLM, run: RecallRun, positions: int, *, controls: bool =
     S = run.train.model.segment_len
     before, counted = (-(-length // S) for length in (run.recall.reach, positions))
     segments = recall_segments(run.recall.stream, run.train.batch_size, S, HELD_OUT_SEED)
-    changes = controls_of(model.config.lengths) if controls else {}
+    changes = controls_of(model.config.layer_lengths) if controls else {}
     return recall_by_distance(
         model, islice(segments, before + counted), run.recall.edges, warm_up=before * S, controls=changes
     )

@@ -58,7 +58,7 @@ def attention_mass(
                 place, distance = mass_of_segment(model, layer_inputs, memory)
                 places.append(place)
                 distances.append(distance)
-            memory, _ = model.transformer.remember(memory, layer_inputs, model.config.lengths)
+            memory, _ = model.transformer.remember(memory, layer_inputs, model.config.layer_lengths)
     return AttentionMass(
         by_place=torch.stack(places).mean(0).tolist(),
         nearest=bin_edges(model.config.remembered_positions + S),

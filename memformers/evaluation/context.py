@@ -31,8 +31,8 @@ from memformers.common.fields import Count, check_arguments
 from memformers.data.streams import streams_and_places
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
-from memformers.models.scores import upcast
 from memformers.models.stack import eval_mode
+from memformers.models.vocabulary import upcast
 
 THRESHOLD = 0.01
 """The relative gain below which more context counts as useless; the paper's value."""

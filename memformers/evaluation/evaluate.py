@@ -14,10 +14,9 @@ from memformers.data.streams import Reading, Segment, documents_reading, plain_r
 from memformers.evaluation.units import bits
 from memformers.models.language_model import LMScores, MemoryLM
 from memformers.models.lengths import ByLayer
-from memformers.models.memory import Memory
-from memformers.models.memory_streams import some_streams
-from memformers.models.scores import TokenLosses
+from memformers.models.memory import Memory, some_streams
 from memformers.models.stack import eval_mode
+from memformers.models.vocabulary import TokenLosses
 
 BLOCK = 500
 """Tokens whose mean loss counts as one observation in [`Evaluation.uncertainty`][]."""

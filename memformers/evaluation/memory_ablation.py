@@ -20,7 +20,7 @@ from memformers.evaluation.attention_mass import filling_segments
 from memformers.evaluation.evaluate import Control, read_segment
 from memformers.evaluation.token_groups import rarity_groups, repeat_distances, repeat_edges, repeat_groups
 from memformers.models.language_model import MemoryLM
-from memformers.models.lengths import MemoryLengths, most
+from memformers.models.lengths import LayerLengths
 from memformers.models.memory import Memory
 from memformers.models.stack import eval_mode
 
@@ -33,14 +33,14 @@ UNTOUCHED = "untouched"
 """The name of the unchanged memory beside those of the controls."""
 
 
-def controls_of(lengths: MemoryLengths) -> dict[str, Control]:
+def controls_of(lengths: Sequence[LayerLengths]) -> dict[str, Control]:
     """The changes of a memory of these lengths, by name: its slots or its positions are zeroed, or swapped,
     so that each stream has those of the stream before it."""
     changes: dict[str, Change] = {"zeroed": torch.zeros_like, "swapped": lambda x: x.roll(1, dims=1)}
     controls: dict[str, Control] = {}
-    if most(lengths.c_mem_len):
+    if any(own.c_mem_len for own in lengths):
         controls |= {f"slots {name}": partial(slots_changed, change) for name, change in changes.items()}
-    if most(lengths.mem_len):
+    if any(own.mem_len for own in lengths):
         controls |= {f"memory {name}": partial(memory_changed, change) for name, change in changes.items()}
     return controls
 
@@ -188,7 +188,7 @@ def losses_under_controls(
     with the memory untouched, and under each control, by name. Segments that end within the first ``warm_up``
     predictions are read with the memory untouched alone."""
     reading = replace(reading, segment_len=model.config.segment_len)
-    controls, memory = controls_of(model.config.lengths), Memory(())
+    controls, memory = controls_of(model.config.layer_lengths), Memory(())
     found: dict[str, list[Tensor]] = {name: [] for name in (UNTOUCHED, *controls)}
     with eval_mode(model):
         for segment in reading.segments(text):

@@ -74,12 +74,12 @@ def recall_by_distance(
 
     Raises UserError if there is only one stream, since controls exchange them.
     """
-    changes, rate = controls or {}, model.config.lengths.compression_rate
+    changes, lengths = controls or {}, model.config.layer_lengths
     bins, places, memory = [], [], Memory(())
     found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in (UNTOUCHED, *changes)}
     with eval_mode(model):
         for segment, distances in segments:
-            counts, held, reach = segment.end > warm_up, memory.mem_len, memory.positions(rate)
+            counts, held, reach = segment.end > warm_up, memory.mem_len, memory.positions(lengths)
             read, changed = read_segment(model, segment, memory, changes if counts else {})
             if counts:
                 asked = distances != NOTHING

@@ -7,21 +7,18 @@ when a segment is full, exactly as in training, so the logits are those of the f
 allocated once, so neither time nor memory grows with the length of the text.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.common.processes import deferring_interrupts
-from memformers.generation.cache import LayerCache, Region, taking_in
-from memformers.generation.cached_layers import CachedLayer, LayerGroup
-from memformers.models.boundaries import check_starts, first_of_document, valid_afterwards
-from memformers.models.compression import slots_of
+from memformers.common.fields import Count, check_value
+from memformers.generation.cache import CachedLayer, LayerGroup, Region
+from memformers.models.boundaries import check_starts
 from memformers.models.language_model import MemoryLM
 from memformers.models.lengths import LayerLengths, by_layer
 from memformers.models.memory import Memory
-from memformers.models.remembering import Leaving
 from memformers.models.stack import eval_mode
 
 
@@ -42,7 +39,7 @@ class Decoder:
         config = model.config
         if config.model == "transformer":
             raise UserError("model='transformer' keeps no memory; read with a SlidingWindowDecoder.")
-        check_batch(batch)
+        check_value("batch", batch, Count)
         self.model, self.config, self.batch = model, config, batch
         self.running = torch.empty(0, batch, dtype=torch.long, device=model.device)
         """Tokens ``[t, B]`` of the running segment, which are not memory yet."""
@@ -60,24 +57,22 @@ class Decoder:
         windows = by_layer(config.window, len(layers), "window") if config.window else [None] * len(layers)
         for i, (layer, own, window) in enumerate(zip(layers, lengths, windows, strict=True)):
             group = self.group(own)
-            cache = LayerCache(layer, batch, group.compressed, group.recent)
-            longest = group.compressed.capacity + group.recent.capacity
-            self.layers.append(CachedLayer(layer, cache, longest, window))
-            group.layers.append(self.layers[-1])
-            group.numbers.append(i)
+            self.layers.append(CachedLayer(layer, batch, group.compressed, group.recent, window))
+            group.layers[i] = self.layers[-1]
         if memory is not None:
             model.check_memory(memory, batch)
             for group in self.groups:
-                group.take_in(memory)
+                group.begin(memory)
 
     def group(self, lengths: LayerLengths) -> LayerGroup:
         """That of the layers of these ``lengths``, a new one if there is none yet."""
         for group in self.groups:
             if group.lengths == lengths:
                 return group
-        recent_len = lengths.longest_memory + self.config.segment_len
-        leaving = self.model.transformer.leaving(recent_len, lengths)
-        compressed = Region(0, lengths.c_mem_len + leaving.slots)
+        recent_len, most_slots = lengths.longest_memory + self.config.segment_len, 0
+        if self.model.transformer.compressions:
+            most_slots = lengths.c_mem_len + lengths.leaving(recent_len) // lengths.compression_rate
+        compressed = Region(0, most_slots)
         self.groups.append(LayerGroup(lengths, compressed, Region(compressed.high, recent_len)))
         return self.groups[-1]
 
@@ -96,14 +91,15 @@ class Decoder:
         with eval_mode(self.model):
             for portion, new_starts in self.portions(tokens, doc_starts):
                 begun = followed_by_starts(self.doc_starts, self.running, new_starts, portion)
-                key_start = self.first_seen(begun, len(portion))
+                key_start = self.first_seen(begun, portion)
                 for group in self.groups:
-                    group.make_room(group.recent, len(portion))
-                with taking_in(len(portion), [group.recent for group in self.groups]):
-                    x = self.model.embed(portion)  # [t, B, D]
-                    for layer, first_of_layer in zip(self.layers, key_start, strict=True):
-                        x = layer.forward(x, first_of_layer)
-                    logits = self.model.predict(self.model.transformer.norm(x[-1:]))[0]
+                    group.expect(len(portion), group.recent)
+                x = self.model.embed(portion)  # [t, B, D]
+                for layer, first_of_layer in zip(self.layers, key_start, strict=True):
+                    x = layer.forward(x, first_of_layer)
+                logits = self.model.predict(self.model.transformer.norm(x[-1:]))[0]
+                for group in self.groups:
+                    group.recent.settle()
                 running = torch.cat((self.running, portion))
                 self.running, self.doc_starts, self.logits = running, begun, logits
                 if len(self.running) == self.config.segment_len:
@@ -111,25 +107,15 @@ class Decoder:
         assert self.logits is not None
         return self.logits
 
-    def first_seen(self, doc_starts: Tensor | None, portion_len: int) -> list[Tensor | None]:
-        """The first key that each of the next ``portion_len`` tokens may see in each layer, int64 ``[B, t]``,
-        with the ``doc_starts [·, B]`` of running segment and portion; None where all see all."""
-        found: list[Tensor | None] = [None] * len(self.layers)
+    def first_seen(self, doc_starts: Tensor | None, portion: Tensor) -> list[Tensor | None]:
+        """The first key that each token of the next ``portion [t, B]`` may see in each layer, int64
+        ``[B, t]``, with the ``doc_starts [·, B]`` of running segment and portion; None for all keys."""
         if doc_starts is None and self.valid is None:
-            return found
-        running = len(self.running)
-        for group in self.groups:
-            past = len(group.recent) - running, len(group.compressed)
-            rate = group.lengths.compression_rate
-            key_start = first_of_document(doc_starts, self.valid, running + portion_len, *past, rate)
-            for i in group.numbers:
-                found[i] = None if key_start is None else key_start[:, running:]
-        return found
-
-    def positions(self) -> int:
-        """How many positions are remembered, including those of the current segment, by the layer that
-        remembers the most."""
-        return max(group.positions() for group in self.groups)
+            return [None] * len(self.layers)
+        memory, _ = self.views()
+        segment = torch.cat((self.running, portion))
+        found = self.model.transformer.first_seen(segment, memory, doc_starts, None)
+        return [None if of_layer is None else of_layer[:, len(self.running) :] for of_layer in found]
 
     def portions(self, tokens: Tensor, doc_starts: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
         """``tokens [T, B]`` with their ``doc_starts [T, B]``, cut where segments end, ``[t, B]`` each."""
@@ -140,40 +126,14 @@ class Decoder:
 
     def end_segment(self) -> None:
         """Compress or discard what no longer fits into the memory after a full segment."""
-        stack, running = self.model.transformer, len(self.running)
-        before = self.positions() - running
-        leaving = [stack.leaving(len(group.recent), group.lengths) for group in self.groups]
-        with deferring_interrupts():
-            memory, inputs = self.views()
-            for group, of_group in zip(self.groups, leaving, strict=True):
-                if of_group.slots:
-                    self.compress(group, of_group, memory, inputs)
-            for group, of_group in zip(self.groups, leaving, strict=True):
-                group.recent.drop(of_group.positions)
-            after = self.positions()
-            self.valid = valid_afterwards(self.valid, self.doc_starts, running, before, after)
-            self.running, self.doc_starts = self.running[:0], None
-
-    def compress(self, group: LayerGroup, leaving: Leaving, memory: Memory, inputs: Sequence[Tensor]) -> None:
-        """Make slots of what is ``leaving`` the layers of a ``group``, which had this ``memory`` before the
-        running segment, and these ``inputs [S, B, D]`` a layer in it."""
-        stack = self.model.transformer
-        oldest = [layer.cache.held(group.recent)[: leaving.positions] for layer in group.layers]
-        # Before there is room for them: making it moves the slots that attention fell on.
-        slots = [
-            slots_of(
-                stack.compressions[i],
-                x,
-                leaving.slots,
-                stack.received_by_oldest(memory, inputs, self.doc_starts, i, leaving.positions),
-            )
-            for i, x in zip(group.numbers, oldest, strict=True)
-        ]
-        group.make_room(group.compressed, leaving.slots)
-        with taking_in(leaving.slots, [group.compressed]):
-            for layer, new in zip(group.layers, slots, strict=True):
-                layer.remember(new, group.compressed)
-        group.compressed.drop(max(len(group.compressed) - group.lengths.c_mem_len, 0))
+        (memory, inputs), lengths = self.views(), self.config.layer_lengths
+        after, compressed = self.model.transformer.advance(memory, inputs, lengths, self.doc_starts)
+        for group in self.groups:
+            if compressed is not None:
+                group.take_in(compressed.new, group.compressed)
+                group.compressed.start += max(len(group.compressed) - group.lengths.c_mem_len, 0)
+            group.recent.start += group.lengths.leaving(len(group.recent))
+        self.running, self.doc_starts, self.valid = self.running[:0], None, after.valid
 
     def memory(self) -> Memory:
         """The memory before the current segment, as the forward pass returns it."""
@@ -186,11 +146,10 @@ class Decoder:
         as views of the buffers."""
         running, mem, c_mem, inputs = len(self.running), [], [], []
         for layer in self.layers:
-            cache = layer.cache
-            recent, end = cache.held(cache.recent), len(cache.recent) - running
+            recent, end = layer.held(layer.recent), len(layer.recent) - running
             mem.append(recent[:end])
             inputs.append(recent[end:])
-            c_mem.append(cache.held(cache.compressed))
+            c_mem.append(layer.held(layer.compressed))
         return Memory(tuple(mem), tuple(c_mem) if any(map(len, c_mem)) else (), self.valid), inputs
 
 
@@ -199,7 +158,7 @@ class SlidingWindowDecoder:
     each of them would otherwise see farther back than in training."""
 
     def __init__(self, model: MemoryLM, batch: int):
-        check_batch(batch)
+        check_value("batch", batch, Count)
         self.model, self.batch = model, batch
         self.text = torch.empty(0, batch, dtype=torch.long, device=model.device)
         self.doc_starts: Tensor | None = None
@@ -224,15 +183,9 @@ class SlidingWindowDecoder:
 Reader = Decoder | SlidingWindowDecoder
 
 
-def check_batch(batch: int) -> None:
-    """Raise UserError unless ``batch`` is a number of streams."""
-    if type(batch) is not int or batch < 1:
-        raise UserError(f"batch={batch!r} is no number of streams; use a whole number, at least 1.")
-
-
 def reader(model: MemoryLM, batch: int, memory: Memory | None = None) -> Reader:
     """A reader of ``batch`` streams, from ``memory`` or with an empty memory."""
-    check_batch(batch)
+    check_value("batch", batch, Count)
     if model.config.model == "transformer":
         model.check_memory(memory or Memory(()), batch)
         return SlidingWindowDecoder(model, batch)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor
 from memformers.common.errors import UserError
 from memformers.common.files import check_utf8_name, replacing
 from memformers.generation.decoding import Decoder, Reader, reader
-from memformers.models.config import written_before
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import memory_from_tensors, memory_tensors
 
@@ -77,7 +77,7 @@ def load_memory(model: MemoryLM, path: Path) -> Reader:
         raise UserError(
             f"{path} is the memory of another model, or of other weights; use it with its own model."
         )
-    if said.get(SEAL, checksum(tensors)) != checksum(tensors):  # version 0.1 wrote none
+    if said.get(SEAL) != checksum(tensors):
         raise UserError(f"{path} has changed since it was written: its checksum differs.")
     try:
         running, doc_starts, logits = whole(tensors, model)
@@ -101,9 +101,9 @@ def whole(tensors: dict[str, Tensor], model: MemoryLM) -> tuple[Tensor, Tensor |
     running, logits = tensors.pop("running"), tensors.pop("logits")
     doc_starts = tensors.pop("doc_starts", None)
     if running.dim() != 2 or running.shape[1] != 1 or len(running) >= config.segment_len:
-        raise UserError(f"running is {list(running.shape)}; [t, 1], shorter than a segment, was expected.")
+        raise UserError(f"expected running as [t, 1], shorter than a segment, got {list(running.shape)}.")
     if logits.shape != (1, config.vocab_size):
-        raise UserError(f"logits are {list(logits.shape)}; [1, {config.vocab_size}] was expected.")
+        raise UserError(f"expected logits as [1, {config.vocab_size}], got {list(logits.shape)}.")
     if not_finite := [n for n, t in {**tensors, "logits": logits}.items() if not t.isfinite().all()]:
         raise UserError(f"{not_finite[0]} holds numbers that are NaN or infinite.")
     return running, doc_starts, logits
@@ -120,7 +120,7 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
 
 def fingerprint(model: MemoryLM) -> str:
     """A checksum of config and weights: a memory is useless for any other model."""
-    digest = hashlib.sha256(json.dumps(written_before(model.config), sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(asdict(model.config), sort_keys=True).encode())
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())
         digest.update(in_bytes(tensor))

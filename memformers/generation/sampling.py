@@ -2,33 +2,30 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
+from memformers.common.fields import Count, Range, check_arguments, check_fields
 
 
 @dataclass(frozen=True)
 class Sampling:
     """How to draw a token; ValueError for values that can't be used."""
 
-    temperature: float = 1.0
+    temperature: Annotated[float, Range(0, below=math.inf)] = 1.0
     """Divides the logits: below 1, likely tokens are drawn more often; above 1, unlikely ones; 0 takes the
     most likely token (greedy)."""
-    top_k: int | None = None
+    top_k: Count | None = None
     """Draw only from the k most likely tokens."""
-    top_p: float | None = None
+    top_p: Annotated[float, Range(above=0, most=1)] | None = None
     """Draw only from the most likely tokens that together reach this probability (nucleus sampling, Holtzman
     et al. 2020, arXiv 1904.09751)."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < math.inf:
-            raise UserError(f"temperature={self.temperature} must be 0 (greedy) or above.")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k={self.top_k} leaves no token to draw; use at least 1.")
-        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
-            raise UserError(f"top_p={self.top_p} is outside (0, 1]; use 1 for all tokens.")
+        check_fields(self)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """One token for each row of ``logits [B, vocab]``: int64 ``[B]``."""
@@ -63,14 +60,15 @@ def keep_nucleus(logits: Tensor, top_p: float) -> Tensor:
     return logits.masked_fill(outside.scatter(-1, order, outside), -math.inf)
 
 
-def seeded(seed: int | None, device: torch.device) -> torch.Generator:
+@check_arguments
+def seeded(
+    seed: Annotated[int, Range(-(2**63), below=2**64)] | None, device: torch.device
+) -> torch.Generator:
     """A generator of random numbers from ``seed``, or without one, of other numbers in each call. Raises
     UserError for a seed of more than 64 bits."""
     generator = torch.Generator(device)
     if seed is None:
         generator.seed()
-    elif not -(2**63) <= seed < 2**64:
-        raise UserError(f"seed={seed} has more than 64 bits; use a number from 0 to 2⁶⁴ − 1.")
     else:
         generator.manual_seed(seed)
     return generator

@@ -1,17 +1,78 @@
-"""Generation: draw the next token of each stream, read it, and repeat."""
+"""Generation: draw the next token of each stream, read it, and repeat.
 
+Prompts of several lengths are read in one batch, in which each stream is read exactly as it would be alone.
+What a position sees depends on where its segment begins, and with compression also on where slots are cut. So
+the padding on the left is a multiple of both lengths: each prompt begins at the start of a segment and at the
+edge of a slot, as it would alone. The prompts then end at most one such multiple apart. In this last part,
+the streams whose prompts have ended already generate, while the others still read.
+"""
+
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
+from memformers.common.fields import Count, Whole, check_value
 from memformers.generation.decoding import Reader, reader
-from memformers.generation.prompts import Prompts, side_by_side
 from memformers.generation.sampling import Sampling, seeded
+from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of B streams in one text of T tokens."""
+
+    tokens: Tensor
+    """``[T, B]``, with zeros before a prompt and after it."""
+    doc_starts: Tensor | None
+    """Boolean ``[T, B]``, true where a prompt begins after padding; None where none does."""
+    ends: tuple[int, ...]
+    """The end of each prompt: the number of tokens before it, including its padding."""
+
+    @property
+    def together(self) -> int:
+        """How many tokens all streams read before the first of them generates."""
+        return min(self.ends)
+
+
+def side_by_side(prompts: Sequence[Tensor], config: ModelConfig) -> Prompts:
+    """Prompts ``[P_i]``, int64 or int32 with P_i ≥ 1, for a model of this ``config``. Raises UserError for an
+    empty sequence, and for a prompt that is not such a tensor or has no tokens."""
+    check_prompts(prompts)
+    step = math.lcm(config.segment_len, *(own.compression_rate for own in config.layer_lengths))
+    longest = max(map(len, prompts))
+    begins = [(longest - len(prompt)) // step * step for prompt in prompts]
+    ends = tuple(begin + len(prompt) for begin, prompt in zip(begins, prompts, strict=True))
+    tokens = prompts[0].new_zeros(max(ends), len(prompts), dtype=torch.int64)
+    doc_starts = torch.zeros_like(tokens, dtype=torch.bool)
+    for stream, (prompt, begin, end) in enumerate(zip(prompts, begins, ends, strict=True)):
+        tokens[begin:end, stream] = prompt
+        doc_starts[begin, stream] = begin > 0
+    return Prompts(tokens, doc_starts if any(begins) else None, ends)
+
+
+def check_prompts(prompts: Sequence[Tensor]) -> None:
+    """Raise UserError, which names the prompt, for one that is not a tensor of integers ``[P]`` with P ≥
+    1."""
+    if not prompts:
+        raise UserError("there are no prompts; give at least one, as a tensor of its tokens.")
+    for i, prompt in enumerate(prompts):
+        which = f"prompt {i} of {len(prompts)} (counted from 0)"
+        if not isinstance(prompt, Tensor):
+            raise UserError(f"{which} is a {type(prompt).__name__}; give a tensor of its tokens.")
+        if prompt.shape == (0,):
+            raise UserError(f"{which} has no tokens; give it at least one, such as a line break.")
+        if prompt.dim() != 1 or prompt.dtype not in (torch.int64, torch.int32):
+            raise UserError(
+                f"expected {which} as int64 or int32 integers [tokens], got {prompt.dtype} "
+                f"{list(prompt.shape)}; give one dimension, or all prompts as one tensor."
+            )
 
 
 def generate(
@@ -33,8 +94,9 @@ def generate(
         prompts = side_by_side(prompt, model.config)
         model.check_tokens(prompts.tokens)
     width, together = len(prompts.ends), prompts.together
-    if batch < 1 or (batch > 1 and width > 1):
-        raise UserError(f"batch={batch} repeats a single prompt, but {width} prompts came; leave batch out.")
+    check_value("batch", batch, Count)
+    if batch > 1 and width > 1:
+        raise UserError(f"batch={batch} repeats a single prompt, got {width} prompts; leave batch out.")
     streams = reader(model, batch if batch > 1 else width)
     doc_starts = None if prompts.doc_starts is None else prompts.doc_starts[:together]
     streams.read(prompts.tokens[:together].expand(-1, streams.batch), doc_starts)
@@ -60,8 +122,7 @@ def write(
     """
     if reader.logits is None:
         raise UserError("the prompt is empty; give the text to continue, at least one token.")
-    if max_new_tokens < 0:
-        raise UserError(f"max_new_tokens={max_new_tokens} is negative; use 0 or more.")
+    check_value("max_new_tokens", max_new_tokens, Whole)
 
     def tokens() -> Iterator[Tensor]:
         stopped = torch.zeros(reader.batch, dtype=torch.bool)

@@ -1,28 +1,17 @@
 """Multi-head attention over memory and segment, aware of distances and not of absolute positions."""
 
-from typing import get_args
-
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
 from memformers.common.errors import UserError
+from memformers.common.fields import Count, Probability, check_arguments
 from memformers.kernels import absorbed
-from memformers.kernels.dispatch import KernelName, relative_attention
-from memformers.kernels.naive import attention_probabilities
-from memformers.models.checks import (
-    Positions,
-    check_can_run,
-    check_clamp,
-    check_dropout,
-    check_features,
-    check_heads,
-    check_kernel,
-    checked,
-)
+from memformers.kernels.dispatch import KernelName, obstacle, relative_attention
+from memformers.kernels.naive import attention_probabilities, causal_mask, from_key_start
 from memformers.models.linear import Affine, fold, linear, standardized
-from memformers.models.positions import Sinusoids
+from memformers.models.positions import Positions, Sinusoids, check_positions
 
 
 class RelativeMultiHeadAttention(nn.Module):
@@ -41,32 +30,26 @@ class RelativeMultiHeadAttention(nn.Module):
 
     ``kernel`` names the kernel that computes the scores and their softmax; ``"auto"`` chooses the fastest.
 
-    Raises ValueError if the heads don't divide ``d_model``, if the dropout is outside [0, 1), for an unknown
-    scheme or kernel, for no positions or features, and for a kernel that doesn't support these positions.
+    Raises ValueError if the heads don't divide ``d_model``, for an argument out of its range, and for a
+    kernel that doesn't support these positions.
     """
 
+    @check_arguments
     def __init__(
         self,
-        heads: int,
-        d_model: int,
-        dropout_prob: float = 0.1,
+        heads: Count,
+        d_model: Count,
+        dropout_prob: Probability = 0.1,
         *,
         positions: Positions = "learned",
-        max_positions: int = 4096,
-        position_features: int | None = None,
-        clamp_len: int | None = None,
+        max_positions: Count = 4096,
+        position_features: Count | None = None,
+        clamp_len: Count | None = None,
         kernel: KernelName = "auto",
     ):
         super().__init__()
         check_heads(heads, d_model)
-        check_kernel(kernel)
-        check_dropout(dropout_prob)
-        if positions not in get_args(Positions):
-            raise UserError(f"positions={positions!r} is unknown; use 'learned' or 'sinusoidal'.")
-        if max_positions < 1:
-            raise UserError(f"max_positions={max_positions} stores no distance; use at least 1.")
-        check_features(position_features, positions)
-        check_clamp(clamp_len, positions)
+        check_positions(positions, position_features, clamp_len)
         d_head = d_model // heads
         self.heads = heads
         self.d_model = d_model
@@ -157,7 +140,10 @@ class RelativeMultiHeadAttention(nn.Module):
         self._check_positions(K)
         dropout_prob = self.dropout_prob if self._dropping else 0.0
         terms = self.distance_terms(K)
-        check_can_run(self.kernel, mask, dropout_prob, query, key, value, *terms.values())
+        if self.kernel != "auto" and (
+            reason := obstacle(self.kernel, mask, dropout_prob, query, key, value, *terms.values())
+        ):
+            raise UserError(f"kernel='{self.kernel}' {reason}; use kernel='auto' or 'naive'.")
         context = relative_attention(
             query,
             key,
@@ -233,19 +219,76 @@ class RelativeMultiHeadAttention(nn.Module):
         B, D = query.shape[1:] if query.dim() == 3 else (0, 0)
         if self.d_model != D or key.shape[1:] != (B, D) or key.shape != value.shape:
             raise UserError(
-                f"query [S, B, {self.d_model}] and key, value [K, B, {self.d_model}] were expected; "
-                f"{list(query.shape)}, {list(key.shape)} and {list(value.shape)} came."
+                f"expected query [S, B, {self.d_model}] and key, value [K, B, {self.d_model}], got "
+                f"{list(query.shape)}, {list(key.shape)} and {list(value.shape)}."
             )
         S, K = query.shape[0], key.shape[0]
         if K < S:
             raise UserError(
-                f"{K} keys came for {S} queries; the last keys must be the queries' own, so give {S} or more."
+                f"expected at least {S} keys, the last of them the queries' own, got {K} for {S} queries."
             )
 
     def _check_positions(self, K: int) -> None:
         if self.positions == "learned" and self.max_positions < K:
             raise UserError(
-                f"attention over {K} positions (memory and segment), but max_positions="
-                f"{self.max_positions} distances are stored; build with max_positions={K} or more, "
+                f"expected attention over at most max_positions={self.max_positions}, whose distances are "
+                f"stored, got {K} positions of memory and segment; build with max_positions={K} or more, "
                 f"use positions='sinusoidal', or shorten the segment or the memory."
             )
+
+
+def check_heads(heads: int, d_model: int) -> None:
+    """Raise UserError, naming widths that fit, unless ``heads`` divides ``d_model``."""
+    if d_model % heads:
+        below, above = d_model // heads * heads, -(-d_model // heads) * heads
+        raise UserError(
+            f"d_model={d_model} is not divisible by heads={heads}; use a multiple of {heads}, such as "
+            + (f"{below} or {above}." if below else f"{above}.")
+        )
+
+
+def check_mask(mask: Tensor, S: int, K: int, B: int) -> Tensor:
+    """A usable boolean ``mask [S, K, B]`` or ``[S, K, 1]``; UserError for one that isn't.
+
+    On a GPU, which would have to be waited for, its values aren't read: keys of the future are hidden there,
+    since they have no distance.
+    """
+    if mask.dtype != torch.bool or tuple(mask.shape) not in {(S, K, B), (S, K, 1)}:
+        raise UserError(
+            f"expected a boolean mask [{S}, {K}, {B}] or [{S}, {K}, 1] (segment, keys, batch), got "
+            f"{mask.dtype} {list(mask.shape)}."
+        )
+    past = causal_mask(S, K, mask.device)[:, :, None]
+    if mask.device.type != "cpu" or torch.compiler.is_compiling():  # a graph can't read values either
+        return mask & past
+    future = mask & ~past
+    if future.any():
+        i, j, b = future.nonzero()[0].tolist()
+        raise UserError(
+            f"the mask lets query {i} of stream {b} see key {j}, which lies in its future (its own "
+            f"key is {K - S + i}); distances below 0 have no position, so hide those keys."
+        )
+    blind = ~mask.any(dim=1)
+    if blind.any():
+        i, b = blind.nonzero()[0].tolist()
+        raise UserError(f"the mask hides every key from query {i} of stream {b}; show it one.")
+    return mask
+
+
+def checked(
+    mask: Tensor | None, key_start: Tensor | None, S: int, K: int, B: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """A boolean ``mask [S, K, B]`` or ``[S, K, 1]`` and ``key_start [B, S]`` as kernels take them. A mask
+    becomes ``[B, 1, S, K]`` or ``[1, 1, S, K]``, and takes in what ``key_start`` hides. UserError for those
+    that can't be."""
+    if key_start is not None and (key_start.dtype != torch.int64 or key_start.shape != (B, S)):
+        raise UserError(
+            f"expected key_start as int64 [{B}, {S}], the first key that each query may see, got "
+            f"{key_start.dtype} {list(key_start.shape)}."
+        )
+    if mask is None:
+        return None, key_start
+    mask = check_mask(mask, S, K, B)
+    if key_start is not None:
+        mask = check_mask(mask & rearrange(from_key_start(key_start, K), "b 1 s k -> s k b"), S, K, B)
+    return rearrange(mask, "s k b -> b 1 s k"), None

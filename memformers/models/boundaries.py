@@ -17,25 +17,21 @@ EVERYTHING = 1 << 62
 
 def check_starts(doc_starts: Tensor | None, x: Tensor) -> None:
     """Raise UserError unless ``doc_starts`` is boolean ``[S, B]`` for a segment ``x [S, B, ·]``, or None."""
-    if doc_starts is None:
-        return
-    if doc_starts.dtype != torch.bool or doc_starts.shape != x.shape[:2] or doc_starts.device != x.device:
-        raise UserError(
-            f"expected doc_starts as boolean {list(x.shape[:2])} on {x.device}, true where a document "
-            f"begins, got {doc_starts.dtype} {list(doc_starts.shape)} on {doc_starts.device}; "
-            f"give one for each token."
+    if doc_starts is not None:
+        check_streams(
+            "doc_starts, true where a document begins,", doc_starts, torch.bool, x.shape[:2], x.device
         )
 
 
-def check_valid(valid: Tensor | None, x: Tensor) -> None:
-    """Raise UserError unless ``valid`` is int64 ``[B]`` for the streams of ``x [S, B, ·]``, or None."""
-    if valid is None:
-        return
-    if valid.dtype != torch.int64 or valid.shape != x.shape[1:2] or valid.device != x.device:
+def check_streams(
+    name: str, tensor: Tensor, dtype: torch.dtype, shape: torch.Size, device: torch.device
+) -> None:
+    """Raise UserError, with the ``name``, unless ``tensor``, of any shape, has this dtype, shape and
+    device."""
+    if tensor.dtype != dtype or tensor.shape != shape or tensor.device != device:
         raise UserError(
-            f"a memory's valid was expected as int64 {list(x.shape[1:2])} on {x.device}, positions of each "
-            f"stream; {valid.dtype} {list(valid.shape)} on {valid.device} came. Use the one that the "
-            f"model returned, or None if all are valid."
+            f"expected {name} as {dtype} {list(shape)} on {device}, got {tensor.dtype} "
+            f"{list(tensor.shape)} on {tensor.device}."
         )
 
 
@@ -90,20 +86,19 @@ def valid_afterwards(
 
 def slots_left_out(
     valid: Tensor | None, doc_starts: Tensor | None, mem_len: int, slots: int, rate: int
-) -> Tensor | None:
-    """How many of the oldest of ``slots`` new slots the reconstruction loss leaves out, int64 ``[B]``; None
-    where ``valid [B]`` and ``doc_starts [S, B]`` are None.
+) -> Tensor:
+    """How many of the oldest of ``slots`` new slots the reconstruction loss leaves out, int64 ``[B]``, for
+    ``valid [B]`` and ``doc_starts [S, B]``, of which one may be None.
 
     These are the slots that represent any of the ``mem_len`` remembered positions before the running
     document. If a document begins within the segment, they are all slots, since some queries belong to the
     document before it.
     """
     if doc_starts is None:
-        return None if valid is None else slots_to_cover(mem_len - valid, rate).clamp(0, slots)
-    hidden = (
-        torch.zeros_like(doc_starts[0], dtype=torch.int64) if valid is None else mem_len - valid
-    )  # positions
-    hidden = hidden.masked_fill(doc_starts[0], mem_len)
+        assert valid is not None
+        return slots_to_cover(mem_len - valid, rate).clamp(0, slots)
+    hidden = torch.zeros_like(doc_starts[0], dtype=torch.int64) if valid is None else mem_len - valid
+    hidden = hidden.masked_fill(doc_starts[0], mem_len)  # positions
     return slots_to_cover(hidden, rate).clamp(0, slots).masked_fill(doc_starts[1:].any(0), slots)
 
 

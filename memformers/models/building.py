@@ -1,23 +1,24 @@
 """The modules of a language model from its config, and their first weights."""
 
+from typing import Any
+
 from torch import nn
 
-from memformers.models.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from memformers.models.attention import RelativeMultiHeadAttention
-from memformers.models.auto_encoder import CompressionAutoEncoder
 from memformers.models.compression import (
+    CompressionAutoEncoder,
     Conv1dCompression,
     DilatedConvCompression,
     MaxCompression,
     MeanCompression,
+    MostUsedCompression,
 )
 from memformers.models.compressive import CompressiveTransformer
 from memformers.models.config import ModelConfig
-from memformers.models.feed_forward import FeedForward
-from memformers.models.layers import CompressiveTransformerLayer, TransformerXLLayer
-from memformers.models.most_used import MostUsedCompression
+from memformers.models.layers import CompressiveTransformerLayer, FeedForward, TransformerXLLayer
 from memformers.models.stack import MemoryStack, reset_parameters
 from memformers.models.transformer_xl import TransformerXL
+from memformers.models.vocabulary import AdaptiveEmbedding, AdaptiveSoftmax
 
 
 def build_embedding(config: ModelConfig) -> nn.Embedding | AdaptiveEmbedding:
@@ -64,12 +65,9 @@ def initialise_weights(transformer: nn.Module) -> None:
 
 def build_compression(config: ModelConfig, rate: int) -> nn.Module:
     """An f_c, ``[n·c, B, D]`` to ``[n, B, D]``, with a decoder where its loss needs one."""
-    if config.compression == "mean":
-        return MeanCompression(rate)
-    if config.compression == "max":
-        return MaxCompression(rate)
-    if config.compression == "most-used":
-        return MostUsedCompression(rate)
+    pooling = {"mean": MeanCompression, "max": MaxCompression, "most-used": MostUsedCompression}
+    if config.compression in pooling:
+        return pooling[config.compression](rate)
     convolution = DilatedConvCompression if config.compression == "dilated" else Conv1dCompression
     f_c = convolution(rate, config.d_model, config.compression_start)
     return CompressionAutoEncoder(f_c, config.d_model) if config.compression_loss == "auto-encoding" else f_c
@@ -88,31 +86,19 @@ def build_transformer(config: ModelConfig) -> MemoryStack:
         clamp_len=config.clamp_len,
         kernel=config.kernel,
     )
-    feed_forward = FeedForward(config.d_model, config.d_ff, config.dropout)
-    if config.model == "compressive":
-
-        def compressive_layer(rate: int) -> CompressiveTransformerLayer:
-            return CompressiveTransformerLayer(
-                d_model=config.d_model,
-                self_attn=attention,
-                feed_forward=feed_forward,
-                dropout_prob=config.dropout,
-                compress=build_compression(config, rate),
-                norm=config.norm,
-            )
-
-        rates = [own.compression_rate for own in config.layer_lengths]
-        layers = (
-            [compressive_layer(rate) for rate in rates]
-            if len(set(rates)) > 1
-            else compressive_layer(rates[0])
-        )
-        return CompressiveTransformer(layers, config.n_layers, config.compression_loss, config.bptt)
-    layer = TransformerXLLayer(
-        d_model=config.d_model,
-        self_attn=attention,
-        feed_forward=feed_forward,
-        dropout_prob=config.dropout,
-        norm=config.norm,
-    )
-    return TransformerXL(layer, config.n_layers)
+    parts: dict[str, Any] = {
+        "d_model": config.d_model,
+        "self_attn": attention,
+        "feed_forward": FeedForward(config.d_model, config.d_ff, config.dropout),
+        "dropout_prob": config.dropout,
+        "norm": config.norm,
+    }
+    if config.model != "compressive":
+        return TransformerXL(TransformerXLLayer(**parts), config.n_layers)
+    rates = [own.compression_rate for own in config.layer_lengths]
+    made = [
+        CompressiveTransformerLayer(**parts, compress=build_compression(config, rate))
+        for rate in (rates if len(set(rates)) > 1 else rates[:1])
+    ]
+    layers = made if len(made) > 1 else made[0]
+    return CompressiveTransformer(layers, config.n_layers, config.compression_loss, config.bptt)

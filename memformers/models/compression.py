@@ -11,12 +11,17 @@ from einops import rearrange, reduce
 from torch import Tensor, nn
 
 from memformers.common.errors import UserError
+from memformers.common.fields import Count, check_arguments, check_value
+from memformers.kernels.naive import attention_probabilities, causal_mask, from_key_start
+from memformers.models.layers import MemoryLayer
 
 CompressionName = Literal["conv", "dilated", "mean", "max", "most-used"]
 CompressionStart = Literal["random", "mean"]
 CompressionLossName = Literal["attention", "auto-encoding", "none"]
 WITHOUT_PARAMETERS: tuple[CompressionName, ...] = ("mean", "max", "most-used")
 """Compressions in which there is nothing to learn."""
+QUERIES = 64
+"""How many queries are looked at together, so that a long segment never has S x K probabilities at once."""
 
 
 class Conv1dCompression(nn.Module):
@@ -27,9 +32,9 @@ class Conv1dCompression(nn.Module):
     which it learns on. Raises ValueError for a rate below 1, or a length that is no multiple of it.
     """
 
-    def __init__(self, compression_rate: int, d_model: int, start: CompressionStart = "random"):
+    @check_arguments
+    def __init__(self, compression_rate: Count, d_model: Count, start: CompressionStart = "random"):
         super().__init__()
-        check_rate(compression_rate)
         self.compression_rate = compression_rate
         convolution = AveragingConv1d if start == "mean" else nn.Conv1d
         self.conv = convolution(d_model, d_model, kernel_size=compression_rate, stride=compression_rate)
@@ -70,16 +75,13 @@ class DilatedConvCompression(nn.Module):
 
     def __init__(
         self,
-        compression_rate: int,
-        d_model: int,
+        compression_rate: Count,
+        d_model: Count,
         start: CompressionStart = "random",
         dilations: Sequence[int] = (1, 2, 4),
     ):
         super().__init__()
-        if any(dilation < 1 for dilation in dilations):
-            raise UserError(
-                f"dilations={tuple(dilations)} must be distances in positions; use at least 1 for each."
-            )
+        check_value("dilations", tuple(dilations), tuple[Count, ...])
         convolution = ZeroConv1d if start == "mean" else nn.Conv1d
         self.compression_rate = compression_rate
         self.dilations = tuple(dilations)
@@ -118,9 +120,9 @@ class MeanCompression(nn.Module):
     Raises ValueError for a rate below 1, or a length that is no multiple of it.
     """
 
-    def __init__(self, compression_rate: int):
+    @check_arguments
+    def __init__(self, compression_rate: Count):
         super().__init__()
-        check_rate(compression_rate)
         self.compression_rate = compression_rate
 
     def forward(self, mem: Tensor) -> Tensor:
@@ -136,15 +138,116 @@ class MaxCompression(nn.Module):
     Raises ValueError for a rate below 1, or a length that is no multiple of it.
     """
 
-    def __init__(self, compression_rate: int):
+    @check_arguments
+    def __init__(self, compression_rate: Count):
         super().__init__()
-        check_rate(compression_rate)
         self.compression_rate = compression_rate
 
     def forward(self, mem: Tensor) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
         check_whole_slots(mem, self.compression_rate)
         return reduce(mem, "(n c) b d -> n b d", "max", c=self.compression_rate)
+
+
+class MostUsedCompression(nn.Module):
+    """f_c that keeps what is used most (section 3.2): of every ``compression_rate`` positions, the one that
+    received the most attention becomes the slot, the oldest of equals, ``[n·c, B, D]`` to ``[n, B, D]``.
+    There is nothing in it to learn.
+
+    The paper sorts all memories by their average attention and keeps the most-used. Here one of each c
+    successive positions is kept: so a slot stands for c known positions, as in every other compression, slots
+    stay in order of time, and none mixes two documents. The paper leaves open over which queries attention is
+    averaged; here those of the newest segment count ([`attention_received`][], which says what it
+    costs), so that nothing has to be remembered of older ones.
+
+    Raises ValueError for a rate below 1, a length that is no multiple of it, or attention of another shape.
+    """
+
+    needs_attention = True
+
+    @check_arguments
+    def __init__(self, compression_rate: Count):
+        super().__init__()
+        self.compression_rate = compression_rate
+
+    def forward(self, mem: Tensor, received: Tensor | None = None) -> Tensor:
+        """``mem [n·c, B, D]``, oldest first, which ``received [n·c, B]`` attention, to ``[n, B, D]``."""
+        check_whole_slots(mem, self.compression_rate)
+        if received is None or received.shape != mem.shape[:2]:
+            came = "none" if received is None else f"{list(received.shape)}"
+            raise UserError(
+                f"expected how much attention each position received, {list(mem.shape[:2])}, beside the "
+                f"memories of a MostUsedCompression, got {came}; compute it with attention_received, or give "
+                f"a loss the slots that are made already."
+            )
+        positions = rearrange(mem, "(n c) b d -> n c b d", c=self.compression_rate)
+        attention = rearrange(received, "(n c) b -> n c b", c=self.compression_rate)
+        most_used = attention.argmax(1)[:, None, :, None].expand(-1, 1, -1, mem.shape[-1])  # [n, 1, B, D]
+        return positions.gather(1, most_used).squeeze(1)
+
+
+class CompressionAutoEncoder(nn.Module):
+    """f_c, which is ``encode``, ``[n·c, B, D]`` to ``[n, B, D]``, beside a linear decoder g, ``[n, B, D]`` to
+    ``[n·c, B, D]``, which [`AutoEncodingLoss`][] trains with it (section 3.2.1).
+
+    Slots are made by f_c alone. Raises ValueError for an ``encode`` without a ``compression_rate``, and for
+    one that needs attention, such as [`MostUsedCompression`][].
+    """
+
+    def __init__(self, encode: nn.Module, d_model: int):
+        super().__init__()
+        if needs_attention(encode):
+            raise UserError(
+                f"expected an f_c that makes slots of memories alone beside a decoder, got "
+                f"{type(encode).__name__}, which needs attention too; leave the decoder out, and use "
+                f"compression_loss='attention' or 'none'."
+            )
+        self.encode = encode
+        self.compression_rate = rate_of(encode)
+        # A transposed convolution with kernel and stride c: one slot at a time becomes its c positions.
+        self.decoder = nn.Conv1d(d_model, self.compression_rate * d_model, kernel_size=1)
+
+    def forward(self, mem: Tensor) -> Tensor:
+        """``mem [n·c, B, D]``, oldest first, to the slots ``[n, B, D]``."""
+        slots: Tensor = self.encode(mem)
+        return slots
+
+    def decode(self, c_mem: Tensor) -> Tensor:
+        """Slots ``c_mem [n, B, D]`` to what they may have been, ``[n·c, B, D]``."""
+        positions = F.linear(c_mem, self.decoder.weight.squeeze(2), self.decoder.bias)  # [n, B, c·D]
+        return rearrange(positions, "n b (c d) -> (n c) b d", c=self.compression_rate)
+
+
+@torch.no_grad()
+def attention_received(
+    layer: MemoryLayer, context: Tensor, S: int, key_start: Tensor | None = None
+) -> Tensor:
+    """How much attention each position or slot of ``context [K, B, D]``, a ``layer``'s inputs, receives from
+    the ``S`` last ones: the mean over heads and over the queries that may see it, ``[K, B]``; 0 where none
+    may. ``key_start [B, S]`` is the first key that each query may see, None for all.
+
+    No kernel tells its probabilities, so they are computed once more, by the definition and without a
+    gradient: two projections of all K positions, and 4·S·K·D operations for scores, which is as much as a
+    layer's forward pass spends on them. A model does so in the segments that compress, and only for an f_c
+    that needs it.
+    """
+    attention, K = layer.self_attn, len(context)
+    z = layer.attention_input(context)
+    key, query = attention.by_head(attention.key(z)), attention.by_head(attention.query(z[K - S :]))
+    terms = attention.distance_terms(K)
+    total = seen = query.new_zeros((), dtype=torch.promote_types(context.dtype, torch.float32))
+    for begin in range(0, S, QUERIES):
+        end = min(begin + QUERIES, S)
+        k = K - S + end  # the last of these queries sees no later key
+        of_first = None if key_start is None else key_start[:, begin:end]
+        nearer = {name: term[:, :k] if name in ("r", "s") else term for name, term in terms.items()}
+        looks = attention_probabilities(query[:, :, begin:end], key[:, :, :k], **nearer, key_start=of_first)
+        visible = causal_mask(end - begin, k, context.device)
+        if of_first is not None:
+            visible = visible & from_key_start(of_first, k)  # [B, 1, s, k]
+        total = total + F.pad(looks.to(total.dtype).mean(1).sum(-2), (0, K - k))  # [B, K]
+        seen = seen + F.pad(visible.sum(-2).to(total.dtype), (0, K - k)).view(-1, K)  # [B, K] or [1, K]
+    return (total / seen.clamp(min=1)).T
 
 
 def slots_of(compress: Callable[..., Tensor], mem: Tensor, n: int, received: Tensor | None = None) -> Tensor:
@@ -155,9 +258,9 @@ def slots_of(compress: Callable[..., Tensor], mem: Tensor, n: int, received: Ten
     expected = (n, *mem.shape[1:])
     if slots.shape != expected:
         raise UserError(
-            f"{type(compress).__name__} made {list(slots.shape)} of memories {list(mem.shape)}; "
-            f"{list(expected)} was expected, one slot for every compression_rate={len(mem) // n} memories, "
-            f"of the same width. Return that shape from its forward method."
+            f"expected {type(compress).__name__} to make {list(expected)} of memories {list(mem.shape)}, one "
+            f"slot for every compression_rate={len(mem) // n} of them, of the same width, got "
+            f"{list(slots.shape)}; return that shape from its forward method."
         )
     return slots.to(mem.dtype)
 
@@ -176,14 +279,6 @@ def rate_of(compress: nn.Module) -> int:
 def needs_attention(compress: object) -> bool:
     """Whether f_c is to be given how much attention each position received."""
     return bool(getattr(compress, "needs_attention", False))
-
-
-def check_rate(compression_rate: int) -> None:
-    """Raise ValueError for a rate that makes no slots."""
-    if compression_rate < 1:
-        raise UserError(
-            f"compression_rate={compression_rate} is the number of positions in a slot; use at least 1."
-        )
 
 
 def check_whole_slots(mem: Tensor, compression_rate: int) -> None:

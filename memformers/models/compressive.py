@@ -3,25 +3,30 @@ forgotten, and each layer learns a compression that changes attention as little 
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from memformers.common.errors import UserError
-from memformers.models.auto_encoder import CompressionAutoEncoder
-from memformers.models.checks import check_memory
-from memformers.models.compression import CompressionLossName, rate_of, slots_of
+from memformers.common.fields import Whole, check_arguments
+from memformers.models.compression import (
+    CompressionAutoEncoder,
+    CompressionLossName,
+    attention_received,
+    needs_attention,
+    rate_of,
+    slots_of,
+)
 from memformers.models.layers import CompressiveTransformerLayer
-from memformers.models.lengths import ByLayer, LayerLengths, MemoryLengths
+from memformers.models.lengths import ByLayer, LayerLengths
 from memformers.models.memory import Memory
 from memformers.models.reconstruction import (
     AttentionReconstructionLoss,
     AutoEncodingLoss,
     check_compression_loss,
 )
-from memformers.models.remembering import Leaving, compress_oldest, slots_to_compress
+from memformers.models.remembering import Compressed, compress_oldest
 from memformers.models.stack import MemoryStack
 
 
@@ -31,17 +36,20 @@ class CompressiveTransformer(MemoryStack):
 
     ``compression_loss`` is the loss from which each layer's f_c learns: [`AttentionReconstructionLoss`][]
     (attention), [`AutoEncodingLoss`][] (auto-encoding), for which f_c is a [`CompressionAutoEncoder`][], or
-    no loss (none). With ``bptt`` ≥ 1, which must be that of the [`MemoryLengths`][], f_c also learns from the
+    no loss (none). With ``bptt`` ≥ 1, which must be that of the [`LayerLengths`][], f_c also learns from the
     language model's loss ([`recompute_slots`][]), and then needs no other loss. Raises ValueError for a loss
     that can't train all of f_c.
     """
 
+    takes: ClassVar[tuple[str, ...]] = ("mem", "c_mem", "valid")
+
+    @check_arguments
     def __init__(
         self,
         layer: CompressiveTransformerLayer | Sequence[CompressiveTransformerLayer],
         n_layers: int,
         compression_loss: CompressionLossName = "attention",
-        bptt: int = 0,
+        bptt: Whole = 0,
     ):
         for one in [layer] if isinstance(layer, CompressiveTransformerLayer) else layer:
             check_compression_loss(compression_loss, one.compress, bptt)
@@ -66,7 +74,7 @@ class CompressiveTransformer(MemoryStack):
         ``doc_starts [S, B]`` is true where a new document begins, and ``valid [B]`` says how many of the
         newest positions belong to the running one, where a slot stands for c of them, None for all; a query
         sees no other document. With a ``window``, it sees only that many of the newest keys, its own
-        included. M, C and the span may differ by layer.
+        included. M, C and the window may differ by layer.
 
         Returns the output ``[S, B, D]`` and ``new_mem``: the detached input ``[S, B, D]`` of each
         layer; ``through_memory``, it keeps its gradient. Raises ValueError for a memory of another depth,
@@ -75,36 +83,41 @@ class CompressiveTransformer(MemoryStack):
         memory = Memory(tuple(mem or ()), tuple(c_mem or ()), valid)
         return self.read(x, memory, mask, doc_starts, window, through_memory)
 
-    def arguments(self, memory: Memory) -> dict[str, tuple[Tensor, ...] | Tensor | None]:
-        """``mem``, ``[M, B, D]`` a layer, ``c_mem``, ``[C, B, D]`` a layer, and ``valid [B]``."""
-        return {"mem": memory.mem, "c_mem": memory.c_mem, "valid": memory.valid}
-
-    def leaving(self, length: int, lengths: LayerLengths) -> Leaving:
-        """The oldest positions, which become slots."""
-        n = slots_to_compress(length, lengths.mem_len, lengths.compression_rate)
-        return Leaving(positions=n * lengths.compression_rate, slots=n)
-
-    def remember(
+    def advance(
         self,
         memory: Memory,
         inputs: Sequence[Tensor],
-        lengths: MemoryLengths,
+        lengths: Sequence[LayerLengths],
         doc_starts: Tensor | None = None,
-    ) -> tuple[Memory, Tensor]:
+    ) -> tuple[Memory, Compressed | None]:
         """Both memories after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``doc_starts
-        [S, B]``; and the loss of what was compressed, a scalar."""
-        received = partial(self.received_by_oldest, memory, inputs, doc_starts)
-        memory, compressed = compress_oldest(memory, inputs, self.compressions, lengths, doc_starts, received)
-        if compressed is None or self.compression_loss == "none":
-            return memory, inputs[0].new_zeros(())
-        old, new, left_out = compressed.old, compressed.new, compressed.left_out
-        if self.compression_loss == "auto-encoding":
-            compressions = cast(list[CompressionAutoEncoder], self.compressions)
-            return memory, AutoEncodingLoss(compressions)(old, new, left_out)
-        layers = cast(list[CompressiveTransformerLayer], self.memory_layers)
-        return memory, AttentionReconstructionLoss(layers)(inputs, old, new, left_out)
+        [S, B]``; and what was compressed."""
 
-    def recompute_slots(self, memory: Memory, lengths: MemoryLengths) -> Memory:
+        def received(layer: int, positions: int) -> Tensor | None:
+            """How much attention these oldest positions of a layer's memory received in the segment,
+            ``[n·c, B]``; a ``mask`` or ``window`` of the forward pass is not known here."""
+            if not needs_attention(self.compressions[layer]):
+                return None
+            past = [parts[layer] for parts in (memory.c_mem, memory.mem) if parts]
+            key_start = self.first_seen(inputs[layer], memory, doc_starts, None)[layer]
+            context, S = torch.cat((*past, inputs[layer])), len(inputs[layer])
+            slots = len(memory.c_mem[layer]) if memory.c_mem else 0
+            of_context = attention_received(self.memory_layers[layer], context, S, key_start)
+            return of_context[slots : slots + positions]
+
+        return compress_oldest(memory, inputs, self.compressions, lengths, doc_starts, received)
+
+    def compression_loss_of(self, inputs: Sequence[Tensor], compressed: Compressed) -> Tensor:
+        """The loss of what was ``compressed`` after a segment with these ``inputs [S, B, D]``, a scalar."""
+        old, new, left_out = compressed.old, compressed.new, compressed.left_out
+        if self.compression_loss == "none":
+            return inputs[0].new_zeros(())
+        if self.compression_loss == "auto-encoding":
+            return AutoEncodingLoss(cast(list[CompressionAutoEncoder], self.compressions))(old, new, left_out)
+        layers = cast(list[CompressiveTransformerLayer], self.memory_layers)
+        return AttentionReconstructionLoss(layers)(inputs, old, new, left_out)
+
+    def recompute_slots(self, memory: Memory, lengths: Sequence[LayerLengths]) -> Memory:
         """``memory`` with newly computed slots: in training, each layer's f_c computes the newest slots
         ``[m, B, D]`` again from the ``slot_inputs [m·c, B, D]``. So the language model's loss reaches f_c
         through slots of earlier steps (section 3.2.1, backpropagation through time).
@@ -113,15 +126,14 @@ class CompressiveTransformer(MemoryStack):
         """
         if not memory.slot_inputs:
             return memory
-        c_mem, slot_inputs = memory.c_mem or [x[:0] for x in memory.slot_inputs], memory.slot_inputs
-        for name, tensors in (("c_mem", c_mem), ("slot_inputs", slot_inputs)):
-            check_memory(name, tensors, c_mem[0], len(self.layers))
-        each = list(zip(c_mem, slot_inputs, lengths.of_layers(len(self.layers)), strict=True))
+        c_mem = memory.c_mem or [x[:0] for x in memory.slot_inputs]
+        each = list(zip(c_mem, memory.slot_inputs, lengths, strict=True))
         for slots, positions, own in each:
             if len(positions) % own.compression_rate or len(positions) > len(slots) * own.compression_rate:
                 raise UserError(
-                    f"slot_inputs of {len(positions)} positions came beside {len(slots)} slots of "
-                    f"compression_rate={own.compression_rate}; use a memory as the model gives it."
+                    f"expected slot_inputs of some of {len(slots)} slots of compression_rate="
+                    f"{own.compression_rate}, got {len(positions)} positions; use a memory as the model "
+                    f"gives it."
                 )
         if not (self.training and torch.is_grad_enabled()):
             return memory

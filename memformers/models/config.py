@@ -1,57 +1,46 @@
-"""What a language model is built from, checked."""
+"""What a language model is built from, checked; and what its attention costs."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
 
 from memformers.common.errors import UserError
+from memformers.common.fields import Count, Probability, Range, Whole, check_fields
 from memformers.kernels.dispatch import KernelName
-from memformers.models.adaptive import Clusters, check_clusters
-from memformers.models.checks import (
-    MOST_LAYERS,
-    Positions,
-    check_by_layer,
-    check_clamp,
-    check_dropout,
-    check_features,
-    check_heads,
-    check_kernel,
-    check_whole_numbers,
-)
+from memformers.models.attention import check_heads
 from memformers.models.compression import (
     WITHOUT_PARAMETERS,
     CompressionLossName,
     CompressionName,
     CompressionStart,
 )
-from memformers.models.layers import Norm, check_norm
-from memformers.models.lengths import ByLayer, LayerLengths, MemoryLengths, by_layer
+from memformers.models.layers import Norm
+from memformers.models.lengths import ByLayer, LayerLengths, Rate, by_layer
+from memformers.models.positions import Positions, check_positions
+from memformers.models.vocabulary import Clusters, check_clusters
 
 ModelName = Literal["transformer", "transformer-xl", "compressive"]
 EmbeddingName = Literal["plain", "adaptive"]
+MOST_LAYERS = 10_000
+"""The largest depth, far beyond any network."""
 
 
 @dataclass(frozen=True)
 class AdaptiveConfig:
     """Settings of an adaptive embedding and softmax."""
 
-    cutoffs: tuple[int, ...] = ()
+    cutoffs: tuple[Count, ...] = ()
     """Token ids, ordered by frequency, at which a cluster of rarer tokens begins (adaptive)."""
-    div_val: int = 1
+    div_val: Count = 1
     """How many times narrower the vectors of each cluster are than those of the one before (adaptive)."""
-    d_embed: int | None = None
+    d_embed: Count | None = None
     """Width of the first cluster's vectors; d_model if not given (adaptive)."""
     tie_weights: bool = False
     """Whether the softmax takes its vectors from the embedding (adaptive)."""
     tie_projections: bool = False
     """Whether the softmax narrows to each cluster but the first by the embedding's own map (adaptive)."""
 
-
-WHOLE = (
-    "vocab_size", "d_model", "heads", "n_layers", "d_ff", "position_features", "clamp_len", "segment_len",
-    "bptt",
-)  # fmt: skip
-"""Settings that are whole numbers, some of them only where they are given."""
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -61,17 +50,17 @@ class ModelConfig:
     model: ModelName = "transformer-xl"
     """What it remembers between segments: nothing, its last inputs, or those and older ones
     compressed. Width, depth and everything else are the same network."""
-    vocab_size: int = 256
+    vocab_size: Count = 256
     """How many different tokens there are; a training takes the number from its text."""
-    d_model: int = 128
+    d_model: Count = 128
     """Width D: features a token."""
-    heads: int = 4
+    heads: Count = 4
     """Attention heads H; must divide d_model."""
-    n_layers: int = 4
+    n_layers: Annotated[int, Range(1, MOST_LAYERS)] = 4
     """Depth, in layers."""
-    d_ff: int = 512
+    d_ff: Count = 512
     """Width of the feed-forward network's hidden layer."""
-    dropout: float = 0.0
+    dropout: Probability = 0.0
     """Probability of dropping an activation while training."""
     norm: Norm = "pre"
     """Normalization before attention and feed-forward network, and of the last layer's output (pre), the same
@@ -82,12 +71,12 @@ class ModelConfig:
     kernel: KernelName = "auto"
     """What computes attention: naive (the definition), blocked (fast on CPU), fused (Triton, on a GPU),
     or what was measured to be fastest for the device and size (auto)."""
-    position_features: int | None = None
+    position_features: Count | None = None
     """Numbers in a sinusoid, P (sinusoidal positions); d_model if not given."""
-    clamp_len: int | None = None
+    clamp_len: Count | None = None
     """Distances beyond this look alike, for memories longer than in training (sinusoidal positions); all
     are told apart if not given."""
-    segment_len: int = 64
+    segment_len: Count = 64
     """Segment length S the model is trained with, in tokens; the longest with learned positions."""
     mem_len: ByLayer = 64
     """Memory length M, in positions; one number for all layers, or one for each (transformer-xl,
@@ -97,7 +86,7 @@ class ModelConfig:
     many, rather than the whole memory (transformer-xl)."""
     c_mem_len: ByLayer = 64
     """Compressed memory length C, in slots; one number for all layers, or one for each (compressive)."""
-    compression_rate: ByLayer = 4
+    compression_rate: Rate | tuple[Rate, ...] = 4
     """Positions a compressed slot stands for, c; one number for all layers, or one for each (compressive)."""
     compression: CompressionName = "conv"
     """What makes a slot of them: a convolution that learns (conv), several, which look at the slots that
@@ -110,7 +99,7 @@ class ModelConfig:
     """What the convolutions learn from: how much attention changes when memories give way to their slots
     (attention), or how well a decoder makes the memories of the slots again (auto-encoding); or from neither
     (none), with the mean, max or most-used, or with bptt (compressive)."""
-    bptt: int = 0
+    bptt: Whole = 0
     """How many compressions back the language model's loss reaches the convolutions, beside the compression
     loss; the memory then keeps the positions from which the slots of these compressions were made. 0: it
     never reaches them (compressive)."""
@@ -123,78 +112,43 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Raise UserError, saying what doesn't fit."""
-        check_whole_numbers(self, WHOLE)
-        if self.model not in get_args(ModelName):
-            names = ", ".join(get_args(ModelName))
-            raise UserError(f"model={self.model!r} is unknown; use one of {names}.")
+        check_fields(self)
         check_heads(self.heads, self.d_model)
-        check_dropout(self.dropout)
-        check_norm(self.norm)
-        check_kernel(self.kernel)
-        check_features(self.position_features, self.positions)
-        check_clamp(self.clamp_len, self.positions)
+        check_positions(self.positions, self.position_features, self.clamp_len)
+        for name in ("mem_len", "c_mem_len", "compression_rate"):
+            self._of_layers(name)
         self.check_embedding()
-        for name in ("vocab_size", "n_layers", "d_ff", "segment_len"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)} is too small; use at least 1.")
-        if self.n_layers > MOST_LAYERS:
-            raise UserError(f"n_layers={self.n_layers} is too large; use at most {MOST_LAYERS:,}.")
-        if self.bptt < 0:
-            raise UserError(f"bptt={self.bptt} is negative; use 0 for none.")
-        check_by_layer(self, ("compression_rate",), self.n_layers, smallest=1)
-        check_by_layer(self, ("mem_len", "c_mem_len"), self.n_layers, smallest=0)
         self.check_compression()
-        self.check_same_length()
+        if self.same_length and (self.model != "transformer-xl" or not min(self._of_layers("mem_len"))):
+            raise UserError(
+                f"same_length=True is for model='transformer-xl' with a memory, got model={self.model!r} and "
+                f"mem_len={self.mem_len}; leave it out."
+            )
 
     def check_compression(self) -> None:
-        """Raise ValueError for a compression that isn't known, or can't start or learn like that."""
-        choices = {
-            "compression": CompressionName,
-            "compression_start": CompressionStart,
-            "compression_loss": CompressionLossName,
-        }
-        for name, names in choices.items():
-            if getattr(self, name) not in get_args(names):
-                known = ", ".join(get_args(names))
-                raise UserError(f"{name}={getattr(self, name)!r} is unknown; use one of {known}.")
-        learns = self.compression not in WITHOUT_PARAMETERS
-        if not learns and self.compression_start == "mean":
-            raise UserError(
-                f"compression_start='mean' is for compression='conv' or 'dilated'; compression="
-                f"{self.compression!r} has nothing that starts, so leave it out."
-            )
-        if not learns and self.compression_loss == "auto-encoding":
-            raise UserError(
-                f"compression_loss='auto-encoding' is for compression='conv' or 'dilated'; compression="
-                f"{self.compression!r} has nothing to learn; use 'attention', which then only measures, or "
-                f"'none'."
-            )
-        if not learns and self.bptt:
-            raise UserError(
-                f"bptt={self.bptt} is for compression='conv' or 'dilated'; compression={self.compression!r} "
-                f"has nothing to learn, so leave it out."
-            )
-        if learns and self.compression_loss == "none" and not self.bptt:
+        """Raise UserError for a compression that can't start or learn as these settings say."""
+        if self.compression in WITHOUT_PARAMETERS:
+            for name, only in (("compression_start", "mean"), ("compression_loss", "auto-encoding")):
+                if getattr(self, name) == only:
+                    raise UserError(
+                        f"{name}={only!r} is for compression='conv' or 'dilated', got compression="
+                        f"{self.compression!r}, which has nothing to learn; leave it out."
+                    )
+            if self.bptt:
+                raise UserError(
+                    f"bptt={self.bptt} is for compression='conv' or 'dilated', got compression="
+                    f"{self.compression!r}, which has nothing to learn; leave it out."
+                )
+        elif self.compression_loss == "none" and not self.bptt:
             raise UserError(
                 f"compression_loss='none' would leave compression={self.compression!r} untrained; use "
                 f"'attention' or 'auto-encoding', or bptt=1 or more, or compression='mean', 'max' or "
                 f"'most-used'."
             )
 
-    def check_same_length(self) -> None:
-        """Raise ValueError where queries can't be made to see equally many positions."""
-        shortest = min(by_layer(self.mem_len, self.n_layers, "mem_len"))
-        if self.same_length and (self.model != "transformer-xl" or shortest < 1):
-            raise UserError(
-                f"same_length=True is for model='transformer-xl' with a memory; model={self.model!r} and "
-                f"mem_len={self.mem_len} came."
-            )
-
     def check_embedding(self) -> None:
-        """Raise ValueError for an embedding that can't be. Cutoffs meet the vocabulary when a model is
+        """Raise UserError for an embedding that can't be. Cutoffs meet the vocabulary when a model is
         built: a training takes that from its text."""
-        if self.embedding not in get_args(EmbeddingName):
-            raise UserError(f"embedding={self.embedding!r} is unknown; use 'plain' or 'adaptive'.")
         adaptive, default = self.adaptive, AdaptiveConfig()
         if self.embedding == "adaptive":
             check_clusters(adaptive.cutoffs, adaptive.div_val, self.d_embed)
@@ -218,19 +172,19 @@ class ModelConfig:
         return self.d_model if self.adaptive.d_embed is None else self.adaptive.d_embed
 
     @property
-    def lengths(self) -> MemoryLengths:
-        """How much it remembers between segments."""
-        if self.model == "transformer":
-            return MemoryLengths(0)
-        if self.model == "transformer-xl":
-            return MemoryLengths(self.mem_len)
-        own = self.mem_len, self.c_mem_len, self.compression_rate
-        return MemoryLengths(*own, self.bptt, self.segment_len)
-
-    @property
     def layer_lengths(self) -> list[LayerLengths]:
         """How much each layer remembers between segments."""
-        return self.lengths.of_layers(self.n_layers)
+        mem_len = self._of_layers("mem_len")
+        if self.model == "transformer":
+            return [LayerLengths(0)] * self.n_layers
+        if self.model == "transformer-xl":
+            return [LayerLengths(own) for own in mem_len]
+        c_mem_len, rate = self._of_layers("c_mem_len"), self._of_layers("compression_rate")
+        each = zip(mem_len, c_mem_len, rate, strict=True)
+        return [LayerLengths(*own, self.bptt, self.segment_len) for own in each]
+
+    def _of_layers(self, name: str) -> tuple[int, ...]:
+        return by_layer(getattr(self, name), self.n_layers, name)
 
     @property
     def window(self) -> ByLayer | None:
@@ -251,35 +205,29 @@ class ModelConfig:
     @property
     def positions_of_layers(self) -> list[int]:
         """How many positions before the segment each layer can look at, compressed ones included."""
-        not_its_own = 1 if self.same_length else 0  # a query's own position is within its span
+        not_its_own = 1 if self.same_length else 0  # a query's own position is within its window
         return [own.positions - not_its_own for own in self.layer_lengths]
 
 
-def upgraded(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """A saved [`ModelConfig`][] of any version, as a dict of this one: older ones had the settings of an
-    adaptive embedding among all others, called ``same_length`` ``equal_spans``, and had one compression and
-    one loss of it."""
-    names = {field.name for field in fields(AdaptiveConfig)}
-    now: dict[str, Any] = {
-        "compression": "conv",
-        "compression_start": "random",
-        "compression_loss": "attention",
+def attention_operations(config: ModelConfig) -> int:
+    """Operations of all layers' attention for one token, with full memories; a multiply-add is two.
+
+    Per layer over K = C + M + S keys: 2·K·D each for scores by content, scores by position and weighted
+    values, also where the causal mask hides them; 4·K·D² / S for keys and values, which a segment's S queries
+    share; and 4·D² for queries and output. Position vectors are shared by all streams and don't count.
+    """
+    D, S = config.d_model, config.segment_len
+    keys = [own.keys + S for own in config.layer_lengths]
+    return sum(6 * K * D + 4 * K * D * D // S + 4 * D * D for K in keys)
+
+
+def memory_facts(config: ModelConfig) -> dict[str, Any]:
+    """The facts about a memory in a run's ``run.json``: the number of positions before the segment that one
+    layer sees, and that all layers together see; a layer's keys without the segment's, M + C, as a mean if
+    layers differ; and attention operations per token."""
+    keys = sum(own.keys for own in config.layer_lengths) / config.n_layers
+    return {
+        "memory": {"one_layer": config.remembered_positions, "all_layers": sum(config.positions_of_layers)},
+        "keys": int(keys) if keys.is_integer() else keys,
+        "attention_operations": attention_operations(config),
     }
-    now |= {name: value for name, value in saved.items() if name not in names | {"equal_spans"}}
-    if "equal_spans" in saved:
-        now["same_length"] = saved["equal_spans"]
-    if adaptive := {name: saved[name] for name in names if name in saved}:
-        now["adaptive"] = adaptive
-    return now
-
-
-def written_before(config: ModelConfig) -> dict[str, Any]:
-    """The config as version 0.1 wrote it, which saved memories are known by."""
-    flat = asdict(config)
-    if not flat["bptt"]:  # nor was there this one
-        flat.pop("bptt")
-    for name in ("compression_start", "compression_loss"):
-        flat.pop(name)  # tells nothing about the weights that have been learned since
-    if flat["compression"] == "conv":  # there was no other
-        flat.pop("compression")
-    return {**flat.pop("adaptive"), "equal_spans": flat.pop("same_length"), **flat}

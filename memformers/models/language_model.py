@@ -10,9 +10,7 @@ from torch.utils._pytree import _register_namedtuple
 
 from memformers.common.errors import UserError
 from memformers.kernels.operators import is_transformed
-from memformers.models.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
-from memformers.models.adaptive_scores import adaptive_scores
-from memformers.models.boundaries import check_valid
+from memformers.models.boundaries import check_streams
 from memformers.models.building import (
     build_embedding,
     build_head,
@@ -20,11 +18,16 @@ from memformers.models.building import (
     initialise_vocabulary,
     initialise_weights,
 )
-from memformers.models.checks import check_memory
 from memformers.models.config import ModelConfig
 from memformers.models.linear import linear
-from memformers.models.memory import Memory
-from memformers.models.scores import TokenLosses, check_targets, token_losses
+from memformers.models.memory import Memory, check_lengths, check_memory
+from memformers.models.vocabulary import (
+    AdaptiveEmbedding,
+    AdaptiveSoftmax,
+    TokenLosses,
+    adaptive_losses,
+    token_losses,
+)
 
 
 class LMOutput(NamedTuple):
@@ -107,14 +110,13 @@ class MemoryLM(nn.Module):
         """
         self.check_tokens(tokens)
         if targets is not None:
-            check_targets(targets, tokens)
+            next_tokens = "targets, the next token of each,"
+            check_streams(next_tokens, targets, torch.int64, tokens.shape, tokens.device)
         if memory is not None and not isinstance(memory, Memory):
-            raise UserError(f"memory is a {type(memory).__name__}; a Memory or None was expected.")
-        memory = memory or Memory(())
-        self.config.lengths.check_kind(memory, self.config.model, self.config.n_layers)
-        read = self.transformer.recompute_slots(memory, self.config.lengths)
-        hidden, inputs = self.transform(tokens, read, doc_starts, through_memory)
-        memory, auxiliary_loss = self.transformer.remember(memory, inputs, self.config.lengths, doc_starts)
+            raise UserError(f"expected memory to be a Memory or None, got a {type(memory).__name__}.")
+        memory, lengths = memory or Memory(()), self.config.layer_lengths
+        hidden, inputs = self.transform(tokens, memory, doc_starts, through_memory)
+        memory, auxiliary_loss = self.transformer.remember(memory, inputs, lengths, doc_starts)
         if targets is not None:
             return LMScores(self.score(hidden, targets), memory, auxiliary_loss)
         return LMOutput(self.predict(hidden), memory, auxiliary_loss)
@@ -123,9 +125,13 @@ class MemoryLM(nn.Module):
         self, tokens: Tensor, memory: Memory, doc_starts: Tensor | None = None, through_memory: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
         """``tokens [S, B]``, with ``doc_starts [S, B]``, to the transformer's output ``[S, B, D]`` and each
-        layer's input ``[S, B, D]``, which is detached without ``through_memory``."""
+        layer's input ``[S, B, D]``, which is detached without ``through_memory``. Raises ValueError for a
+        ``memory`` that doesn't fit."""
         x = self.dropout(self.embed(tokens))  # [S, B, D]
-        past = self.transformer.arguments(memory)
+        check_memory(memory, x, self.config.n_layers)
+        check_lengths(memory, self.config)
+        memory = self.transformer.recompute_slots(memory, self.config.layer_lengths)
+        past = {name: getattr(memory, name) for name in self.transformer.takes}
         return self.transformer(
             x, **past, doc_starts=doc_starts, window=self.config.window, through_memory=through_memory
         )
@@ -142,7 +148,7 @@ class MemoryLM(nn.Module):
         has_values = not torch.compiler.is_compiling() and not is_transformed(hidden, targets)
         if isinstance(self.head, AdaptiveSoftmax) and has_values:
             assert isinstance(self.embed, AdaptiveEmbedding)
-            return adaptive_scores(self.head, self.embed, hidden, targets)
+            return adaptive_losses(self.head, self.embed, hidden, targets)
         return token_losses(self.predict(hidden), targets)
 
     @property
@@ -156,16 +162,13 @@ class MemoryLM(nn.Module):
         if tokens.device != self.device:
             raise UserError(f"tokens are on {tokens.device}, but the model is on {self.device}; move them.")
         if batch is not None and tokens.shape[1] != batch:
-            raise UserError(f"tokens of {batch} streams were expected; {list(tokens.shape)} came.")
+            raise UserError(f"expected tokens of {batch} streams, got {list(tokens.shape)}.")
 
     def check_memory(self, memory: Memory, batch: int) -> None:
         """Raise ValueError unless ``memory`` is one that this model can have made of ``batch`` streams."""
-        self.config.lengths.check_fits(memory, self.config.model, self.config.n_layers)
         one = self.head.weight.new_empty(1, batch, self.config.d_model)
-        check_memory("mem", memory.mem, one, self.config.n_layers)
-        check_memory("c_mem", memory.c_mem, one, self.config.n_layers)
-        check_memory("slot_inputs", memory.slot_inputs, one, self.config.n_layers)
-        check_valid(memory.valid, one)
+        check_memory(memory, one, self.config.n_layers)
+        check_lengths(memory, self.config, complete=True)
 
     # The rooms above build on this one, so the methods below import them when they are called.
 
@@ -184,7 +187,7 @@ class MemoryLM(nn.Module):
         """Continue ``prompt [P, B]``: yields int64 ``[B]``, the next token of each stream, as it comes.
 
         Prompts of different lengths are given as a sequence of tensors ``[P_i]``. Each stream is then
-        read and written exactly as it would be alone ([`memformers.generation.prompts`][]).
+        read and written exactly as it would be alone ([`memformers.generation.writing`][]).
 
         The prompt is read as in training, by segments, each remembered when it is full, with keys and values
         kept ([`memformers.generation.decoding.Decoder`][]). A model without memory reads the newest
@@ -227,13 +230,14 @@ def check_tokens(tokens: Tensor, vocab_size: int) -> None:
     below ``vocab_size`` (on a GPU that is left to the embedding, so as not to wait for the values)."""
     if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype not in (torch.int64, torch.int32):
         raise UserError(
-            f"tokens were expected as int64 or int32 integers [segment, batch], at least one of each; "
-            f"{tokens.dtype} {list(tokens.shape)} came."
+            f"expected tokens as int64 or int32 integers [segment, batch], at least one of each, got "
+            f"{tokens.dtype} {list(tokens.shape)}."
         )
     has_values = tokens.device.type == "cpu" and not torch.compiler.is_compiling()
     if has_values and not is_transformed(tokens):
         low, high = tokens.aminmax()
         if low < 0 or high >= vocab_size:
             raise UserError(
-                f"tokens from {low} to {high} came, but vocab_size={vocab_size} has 0 … {vocab_size - 1}."
+                f"expected tokens from 0 to {vocab_size - 1}, of vocab_size={vocab_size}, got tokens from "
+                f"{low} to {high}."
             )

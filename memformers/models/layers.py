@@ -3,18 +3,40 @@ network."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from memformers.common.errors import UserError
+from memformers.common.fields import Count, Probability, check_arguments
 from memformers.models.attention import RelativeMultiHeadAttention
-from memformers.models.checks import check_dropout
+from memformers.models.linear import linear
 
 Norm = Literal["pre", "pre-without-final", "post"]
 Attend = Callable[[Tensor], Tensor]
 """Attention of a layer's input ``[S, B, D]`` over whatever is remembered: ``[S, B, D]``."""
+
+
+class FeedForward(nn.Module):
+    """FFN(x) = W₂ · dropout(max(0, W₁x + b₁)) + b₂, position by position: ``[S, B, D]`` to the same.
+
+    ``d_ff`` is the width of the hidden layer. Source: Vaswani et al. 2017, section 3.3.
+    """
+
+    @check_arguments
+    def __init__(self, d_model: Count, d_ff: Count, dropout_prob: Probability = 0.1):
+        super().__init__()
+        self.layer1 = nn.Linear(d_model, d_ff)
+        self.layer2 = nn.Linear(d_ff, d_model)
+        self.dropout = nn.Dropout(dropout_prob)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[S, B, D]`` to ``[S, B, D]``."""
+        # Flat, since what is changed in place must not be a view: autograd would copy its gradient twice.
+        hidden = linear(self.layer1, x.flatten(0, -2)).relu_()  # [S·B, d_ff]
+        hidden = self.dropout(hidden) if self.training else hidden
+        return linear(self.layer2, hidden).view_as(x)
 
 
 class MemoryLayer(nn.Module):
@@ -31,18 +53,17 @@ class MemoryLayer(nn.Module):
     training, evaluation and generation all use.
     """
 
+    @check_arguments
     def __init__(
         self,
         *,
-        d_model: int,
+        d_model: Count,
         self_attn: RelativeMultiHeadAttention,
         feed_forward: nn.Module,
-        dropout_prob: float,
+        dropout_prob: Probability,
         norm: Norm = "pre",
     ):
         super().__init__()
-        check_dropout(dropout_prob)
-        check_norm(norm)
         if self_attn.d_model != d_model:
             raise UserError(f"d_model={d_model}, but self_attn was built for {self_attn.d_model}.")
         self.d_model = d_model
@@ -68,7 +89,7 @@ class MemoryLayer(nn.Module):
         ``mask`` is boolean ``[S, C + M + S, B]`` or ``[S, C + M + S, 1]``, true where a query may look, None
         for causal; ``key_start [B, S]`` is the index of the first key that each query may see, None for all.
         ``cached`` attends over keys and values that are computed already, in place of memories
-        and mask ([`memformers.models.cached_attention.CachedAttention`][]).
+        and mask ([`memformers.generation.cache.CachedLayer`][]).
         """
         past = [memory for memory in (c_mem, mem) if memory is not None and len(memory)]
         return self.transform(x, cached or partial(self.attend, past=past, mask=mask, key_start=key_start))
@@ -136,9 +157,3 @@ class CompressiveTransformerLayer(MemoryLayer):
 def nothing_dropped(x: Tensor) -> Tensor:
     """``x``, of any shape, as it is."""
     return x
-
-
-def check_norm(norm: str) -> None:
-    """Raise ValueError for an unknown place of the norm."""
-    if norm not in get_args(Norm):
-        raise UserError(f"norm={norm!r} is unknown; use 'pre', 'pre-without-final' or 'post'.")

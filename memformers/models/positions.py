@@ -1,9 +1,14 @@
-"""The paper's sinusoids: features of distances, computed once and shared by all layers of a stack."""
+"""How distances are represented: the paper's sinusoids, or a vector learned for each distance."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+
+from memformers.common.errors import UserError
+
+Positions = Literal["learned", "sinusoidal"]
 
 
 def sinusoids(distances: int, features: int, clamp_len: int | None = None) -> Tensor:
@@ -17,7 +22,7 @@ def sinusoids(distances: int, features: int, clamp_len: int | None = None) -> Te
 
 
 class Sinusoids(nn.Module):
-    """[`sinusoids`][] as a table that grows when longer distances come.
+    """[`sinusoids`][] as a table that grows when longer distances come, and that all layers share.
 
     It is no part of a checkpoint. ``features`` is P; distances beyond ``clamp_len`` are taken for it.
     """
@@ -44,3 +49,13 @@ class Sinusoids(nn.Module):
         super()._apply(fn, recurse)
         self.table = self.table[:0]
         return self
+
+
+def check_positions(positions: Positions, features: int | None, clamp_len: int | None) -> None:
+    """Raise UserError for settings of sinusoids beside learned positions."""
+    for name, value in (("position_features", features), ("clamp_len", clamp_len)):
+        if positions == "learned" and value is not None:
+            raise UserError(
+                f"{name}={value} is for sinusoids, which positions='learned' doesn't have; leave it out, or "
+                f"use positions='sinusoidal'."
+            )

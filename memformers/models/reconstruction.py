@@ -2,7 +2,7 @@
 1911.05507, section 3.2.1)."""
 
 from collections.abc import Callable, Sequence
-from typing import cast, get_args
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,7 @@ from torch.func import functional_call
 
 from memformers.common.errors import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
-from memformers.models.auto_encoder import CompressionAutoEncoder
-from memformers.models.compression import CompressionLossName
+from memformers.models.compression import CompressionAutoEncoder, CompressionLossName
 from memformers.models.layers import CompressiveTransformerLayer
 
 
@@ -45,8 +44,8 @@ class AttentionReconstructionLoss:
         """
         if not len(self.layers) == len(h) == len(mem):
             raise UserError(
-                f"one h and one mem for each of {len(self.layers)} layers were expected; "
-                f"{len(h)} and {len(mem)} came."
+                f"expected one h and one mem for each of {len(self.layers)} layers, got {len(h)} and "
+                f"{len(mem)}."
             )
         if c_mem is None:
             c_mem = [layer.compress(old.detach()) for layer, old in zip(self.layers, mem, strict=True)]
@@ -80,9 +79,7 @@ class AutoEncodingLoss:
         Raises ValueError unless there is one tensor a layer.
         """
         if len(self.compressions) != len(mem):
-            raise UserError(
-                f"one mem for each of {len(self.compressions)} layers was expected; {len(mem)} came."
-            )
+            raise UserError(f"expected one mem for each of {len(self.compressions)} layers, got {len(mem)}.")
         if c_mem is None:
             c_mem = [f_c(old.detach()) for f_c, old in zip(self.compressions, mem, strict=True)]
         each = zip(self.compressions, mem, c_mem, left_out_of_layers(left_out, len(mem)), strict=True)
@@ -114,16 +111,12 @@ def auto_encoding(
 
 
 def check_compression_loss(loss: CompressionLossName, compress: nn.Module, bptt: int = 0) -> None:
-    """Raise ValueError for an unknown loss, and for one that doesn't train all of this f_c. With ``bptt`` ≥
-    1, f_c also learns from the language model's loss."""
+    """Raise ValueError for a loss that doesn't train all of this f_c. With ``bptt`` ≥ 1, f_c also learns from
+    the language model's loss."""
     name, decodes = type(compress).__name__, isinstance(compress, CompressionAutoEncoder)
-    if loss not in get_args(CompressionLossName):
-        raise UserError(
-            f"compression_loss={loss!r} is unknown; use one of {', '.join(get_args(CompressionLossName))}."
-        )
     if loss == "auto-encoding" and not decodes:
         raise UserError(
-            f"compression_loss='auto-encoding' needs a decoder beside f_c, but {name} came; use "
+            f"compression_loss='auto-encoding' needs a decoder beside f_c, got {name}; use "
             f"compress=CompressionAutoEncoder(f_c, d_model)."
         )
     if loss != "auto-encoding" and decodes:

@@ -1,45 +1,42 @@
 """A stack of layers that remembers: what Transformer-XL and the Compressive Transformer have in common."""
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from memformers.common.errors import UserError
-from memformers.models.boundaries import check_starts, check_valid, first_in_window, first_of_document
-from memformers.models.checks import check_memory
-from memformers.models.compression import needs_attention
+from memformers.common.fields import Count, check_arguments
+from memformers.models.boundaries import check_starts, first_in_window, first_of_document
 from memformers.models.layers import MemoryLayer
-from memformers.models.lengths import ByLayer, LayerLengths, MemoryLengths, by_layer
-from memformers.models.memory import Memory
-from memformers.models.most_used import attention_received
+from memformers.models.lengths import ByLayer, LayerLengths, by_layer
+from memformers.models.memory import Memory, check_memory
 from memformers.models.positions import Sinusoids
-from memformers.models.remembering import Leaving
+from memformers.models.remembering import Compressed, keep_newest
 
 
-class MemoryStack(nn.Module, ABC):
+class MemoryStack(nn.Module):
     """``n_layers`` layers built like ``layer``, or like those given one by one, with fresh weights, and in
     pre-norm a final norm.
 
-    Memory is passed in, and the inputs that each layer adds to it come back. A model derives from this and
-    says how its memory grows: [`leaving`][] and [`remember`][].
+    Memory is passed in, and the inputs that each layer adds to it come back. A model derives from this with
+    a ``forward`` that takes its kinds of memory, and with another [`advance`][] if it doesn't only forget.
     """
 
-    def __init__(self, layer: MemoryLayer | Sequence[MemoryLayer], n_layers: int):
+    takes: ClassVar[tuple[str, ...]] = ("mem", "valid")
+    """The parts of a [`Memory`][] that are arguments of ``forward``."""
+
+    @check_arguments
+    def __init__(self, layer: MemoryLayer | Sequence[MemoryLayer], n_layers: Count):
         super().__init__()
-        if n_layers < 1:
-            raise UserError(f"n_layers={n_layers} makes no model; use at least 1.")
         layers = [layer] * n_layers if isinstance(layer, MemoryLayer) else list(layer)
         if len(layers) != n_layers:
-            raise UserError(
-                f"{len(layers)} layers came for n_layers={n_layers}; give one for each, or one for all."
-            )
+            raise UserError(f"expected n_layers={n_layers} layers, or one for all, got {len(layers)} layers.")
         layer = layers[0]
         self.layers = nn.ModuleList(map(copied, layers))
         reset_parameters(self.layers.modules())
@@ -66,9 +63,7 @@ class MemoryStack(nn.Module, ABC):
         segment adds to the memory; ``through_memory``, it keeps its gradient. Raises ValueError for a memory
         of another depth, batch, width, dtype or device, and for starts of another shape, dtype or device.
         """
-        check_memory("mem", memory.mem, x, len(self.layers))
-        check_memory("c_mem", memory.c_mem, x, len(self.layers))
-        check_valid(memory.valid, x)
+        check_memory(memory, x, len(self.layers))
         check_starts(doc_starts, x)
         key_start = self.first_seen(x, memory, doc_starts, window)
         inputs = []
@@ -105,51 +100,44 @@ class MemoryStack(nn.Module, ABC):
                 found.append(first_seen_by_layer(x, memory.valid, doc_starts, *of_one))
         return found
 
-    def received_by_oldest(
-        self, memory: Memory, inputs: Sequence[Tensor], doc_starts: Tensor | None, layer: int, positions: int
-    ) -> Tensor | None:
-        """How much attention the oldest positions of a ``layer``'s memory, ``positions`` of them, received in
-        the segment of these ``inputs [S, B, D]``, with ``doc_starts [S, B]``: ``[positions, B]``; None where
-        its f_c doesn't need it. A ``mask`` or ``window`` of the forward pass is not known here."""
-        if not needs_attention(self.compressions[layer]):
-            return None
-        past = [parts[layer] for parts in (memory.c_mem, memory.mem) if parts]
-        key_start = self.first_seen(inputs[layer], memory, doc_starts, None)[layer]
-        context, S = torch.cat((*past, inputs[layer])), len(inputs[layer])
-        received = attention_received(self.memory_layers[layer], context, S, key_start)
-        slots = len(memory.c_mem[layer]) if memory.c_mem else 0
-        return received[slots : slots + positions]
+    def remember(
+        self,
+        memory: Memory,
+        inputs: Sequence[Tensor],
+        lengths: Sequence[LayerLengths],
+        doc_starts: Tensor | None = None,
+    ) -> tuple[Memory, Tensor]:
+        """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``doc_starts
+        [S, B]``, shortened to the ``lengths`` of each layer; and the loss of compressing it, a scalar: 0
+        where nothing was compressed."""
+        memory, compressed = self.advance(memory, inputs, lengths, doc_starts)
+        if compressed is None:
+            return memory, inputs[0].new_zeros(())
+        return memory, self.compression_loss_of(inputs, compressed)
+
+    def advance(
+        self,
+        memory: Memory,
+        inputs: Sequence[Tensor],
+        lengths: Sequence[LayerLengths],
+        doc_starts: Tensor | None = None,
+    ) -> tuple[Memory, Compressed | None]:
+        """The memory of [`remember`][], and what was compressed, ``[·, B, D]`` a layer, None for nothing."""
+        return keep_newest(memory, inputs, lengths, doc_starts), None
+
+    def compression_loss_of(self, inputs: Sequence[Tensor], compressed: Compressed) -> Tensor:
+        """The loss of what was ``compressed`` after a segment with these ``inputs [S, B, D]``, a scalar."""
+        return inputs[0].new_zeros(())
+
+    def recompute_slots(self, memory: Memory, lengths: Sequence[LayerLengths]) -> Memory:
+        """``memory`` as a segment is to read it: where f_c learns from the language model's loss, its newest
+        slots ``[m, B, D]`` a layer are made anew from what they stand for, with the gradient to f_c."""
+        return memory
 
     @property
     def compression_rates(self) -> list[int]:
         """How many positions a slot of each layer's compressed memory stands for."""
         return [1] * len(self.layers)
-
-    @abstractmethod
-    def arguments(self, memory: Memory) -> dict[str, tuple[Tensor, ...] | Tensor | None]:
-        """``memory`` as arguments of the model's forward pass: tensors ``[·, B, D]`` a layer each, and
-        ``valid [B]``."""
-
-    @abstractmethod
-    def leaving(self, length: int, lengths: LayerLengths) -> Leaving:
-        """What leaves a layer's memory of ``length`` positions after a segment, to bring it back to its
-        ``lengths``."""
-
-    @abstractmethod
-    def remember(
-        self,
-        memory: Memory,
-        inputs: Sequence[Tensor],
-        lengths: MemoryLengths,
-        doc_starts: Tensor | None = None,
-    ) -> tuple[Memory, Tensor]:
-        """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``doc_starts [S,
-        B]``; and the loss of compressing it, a scalar: 0 where nothing was compressed."""
-
-    def recompute_slots(self, memory: Memory, lengths: MemoryLengths) -> Memory:
-        """``memory`` as a segment is to read it: where f_c learns from the language model's loss, its newest
-        slots ``[m, B, D]`` a layer are made anew from what they stand for, with the gradient to f_c."""
-        return memory
 
     @property
     def memory_layers(self) -> list[MemoryLayer]:

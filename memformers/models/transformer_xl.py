@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from memformers.models.layers import TransformerXLLayer
-from memformers.models.lengths import ByLayer, LayerLengths, MemoryLengths
+from memformers.models.lengths import ByLayer
 from memformers.models.memory import Memory
-from memformers.models.remembering import Leaving, keep_newest
 from memformers.models.stack import MemoryStack
 
 
@@ -34,7 +33,7 @@ class TransformerXL(MemoryStack):
         ``doc_starts [S, B]`` is true where a new document begins, and ``valid [B]`` says how many of the
         newest positions of ``mem`` belong to the running one, None for all; a query sees no other document.
         With a ``window``, a query sees only that many of the newest positions, its own included. M and the
-        span may differ by layer.
+        window may differ by layer.
 
         Returns the output ``[S, B, D]`` and ``new_mem``: the detached input ``[S, B, D]`` of each
         layer, which is what this segment adds to the memory; ``through_memory``, it keeps its gradient.
@@ -42,22 +41,3 @@ class TransformerXL(MemoryStack):
         valid that don't fit.
         """
         return self.read(x, Memory(tuple(mem or ()), valid=valid), mask, doc_starts, window, through_memory)
-
-    def arguments(self, memory: Memory) -> dict[str, tuple[Tensor, ...] | Tensor | None]:
-        """``mem``, ``[M, B, D]`` a layer, and ``valid [B]``."""
-        return {"mem": memory.mem, "valid": memory.valid}
-
-    def leaving(self, length: int, lengths: LayerLengths) -> Leaving:
-        """The oldest positions, which are forgotten."""
-        return Leaving(positions=max(length - lengths.mem_len, 0), slots=0)
-
-    def remember(
-        self,
-        memory: Memory,
-        inputs: Sequence[Tensor],
-        lengths: MemoryLengths,
-        doc_starts: Tensor | None = None,
-    ) -> tuple[Memory, Tensor]:
-        """The newest positions after a segment with these layer inputs, ``[S, B, D]`` a layer, and
-        ``doc_starts [S, B]``; there is no loss, a scalar 0."""
-        return keep_newest(memory, inputs, lengths.mem_len, doc_starts), inputs[0].new_zeros(())

@@ -17,7 +17,7 @@ from torch import Tensor
 from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict, read_json, replacing, write_json
 from memformers.data.tokenizers import Tokenizer, load_tokenizer
-from memformers.models.config import ModelConfig, upgraded
+from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.runs.atomic_dir import check_manifest, has_manifest, newest_that_loads, numbered
 from memformers.runs.folder import CHECKPOINTS, FACTS, METRICS
@@ -58,9 +58,9 @@ def load_model(folder: Path, device: str | torch.device) -> MemoryLM:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The model's config in ``folder``, of any version; else ValueError."""
+    """The model's config in ``folder``; else ValueError."""
     path = folder / CONFIG
-    return config_from_dict(ModelConfig, upgraded(read_json(path)), str(path))
+    return config_from_dict(ModelConfig, read_json(path), str(path))
 
 
 def load_checkpoint(folder: Path, device: torch.device) -> tuple[MemoryLM, Tokenizer]:

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from memformers.common.errors import UserError
 from memformers.common.machine import multiplies_bfloat16_faster
 from memformers.models.language_model import MemoryLM
-from memformers.models.memory import Memory
-from memformers.models.memory_streams import with_streams
+from memformers.models.memory import Memory, with_streams
 from memformers.training.config import Parallel, TrainConfig
 
 if TYPE_CHECKING:

@@ -14,12 +14,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from memformers.data.streams import IGNORED, Segment
-from memformers.models.boundaries import slots_left_out, valid_afterwards
 from memformers.models.language_model import LMScores, MemoryLM
-from memformers.models.lengths import MemoryLengths, most
-from memformers.models.memory import Memory
-from memformers.models.memory_streams import joined_streams, some_streams
-from memformers.models.remembering import slots_to_compress
+from memformers.models.lengths import LayerLengths
+from memformers.models.memory import Memory, joined_streams, some_streams
+from memformers.models.remembering import compress_oldest
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import Distributed, full_tensor, is_sharded
 
@@ -153,26 +151,27 @@ def auxiliary_weights(
     layers = {(own.mem_len, own.compression_rate) for own in model.layer_lengths}
     if model.model != "compressive" or parts * ranks.size == 1 or plain or len(layers) > 1:
         return [[1.0] * parts] * len(segments)
-    each = counted_streams(segments, memory, model.lengths)
+    each = counted_streams(segments, memory, model.layer_lengths[0])
     counted = [streams.view(parts, -1).sum(1).tolist() for streams in each]
     in_each = ranks.means(*(sum(of_parts) / parts for of_parts in counted))
     return [[x / mean if mean else 0.0 for x in xs] for xs, mean in zip(counted, in_each, strict=True)]
 
 
-def counted_streams(segments: Sequence[Batch], memory: Memory, lengths: MemoryLengths) -> Iterator[Tensor]:
+def counted_streams(segments: Sequence[Batch], memory: Memory, lengths: LayerLengths) -> Iterator[Tensor]:
     """For each of ``segments``, ``[S, B]`` each, after ``memory``, in which streams its reconstruction loss
-    counts new slots: boolean ``[B]``. All layers compress at the same times."""
-    rate, mem_len = most(lengths.compression_rate), most(lengths.mem_len)
-    M, C, valid = memory.mem_len, memory.c_mem_len, memory.valid
+    counts new slots: boolean ``[B]``. All layers have these ``lengths``; one of no width stands for them."""
+    mem, c_mem = (tuple(x[..., :0] for x in tensors[:1]) for tensors in (memory.mem, memory.c_mem))
+    memory = Memory(mem, c_mem, memory.valid)
     for segment in segments:
         if segment.starts_over and segment is not segments[0]:
-            M, C, valid = 0, 0, None
-        S, B = segment.inputs.shape
-        n = slots_to_compress(M + S, mem_len, rate)
-        left_out = slots_left_out(valid, segment.doc_starts, M, n, rate)
-        yield torch.full((B,), n > 0) if left_out is None else left_out < n
-        before, M, C = M + rate * C, M + S - n * rate, min(C + n, most(lengths.c_mem_len))
-        valid = valid_afterwards(valid, segment.doc_starts, S, before, M + rate * C)
+            memory = Memory(())
+        inputs = [torch.zeros(*segment.inputs.shape, 0, device=segment.inputs.device)]
+        every = [lambda old: old[:: lengths.compression_rate]]
+        memory, made = compress_oldest(memory, inputs, every, [lengths], segment.doc_starts)
+        if made is None or made.left_out is None:
+            yield torch.full((segment.inputs.shape[1],), made is not None)
+        else:
+            yield made.left_out[0] < len(made.new[0])
 
 
 def clip(model: MemoryLM, max_norm: float) -> tuple[float, float]:

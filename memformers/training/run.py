@@ -15,8 +15,7 @@ from memformers.common.files import read_json, write_json
 from memformers.common.machine import choose_device, describe_environment, git_commit, keep_freed_memory
 from memformers.data.corpora import load_corpus
 from memformers.data.streams import training_segments
-from memformers.models.config import ModelConfig
-from memformers.models.costs import memory_facts
+from memformers.models.config import ModelConfig, memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.runs.atomic_dir import numbered
 from memformers.runs.folder import (

@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from memformers.comparison.recall import SETTINGS, RecallConfig, paper_ablation, sees_back
-from memformers.models.costs import attention_operations, memory_facts
+from memformers.models.config import attention_operations, memory_facts
 from memformers.models.language_model import MemoryLM
 from tests.builders import tiny_recall
 

@@ -19,7 +19,7 @@ from memformers.evaluation.memory_ablation import (
 )
 from memformers.models.language_model import LMScores
 from memformers.models.memory import Memory
-from memformers.models.scores import TokenLosses
+from memformers.models.vocabulary import TokenLosses
 from tests.builders import SMALL, small_lm
 
 TEXT = torch.randint(0, 3, (3_000,), generator=torch.Generator().manual_seed(0))
@@ -55,7 +55,7 @@ class Reads(Ignores):
 
 def test_memory_that_is_ignored_is_worth_exactly_nothing():
     found = memory_ablation({"ignores": Ignores()}, TEXT, WORDS, tokens=800)
-    controls = controls_of(Ignores().config.lengths)
+    controls = controls_of(Ignores().config.layer_lengths)
     assert len(controls) == 4
     assert set(found.swapped_less_zeroed["ignores"]) == {"slots", "memory"}
     differences = [*found.swapped_less_zeroed["ignores"].values()]

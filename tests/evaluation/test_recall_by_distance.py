@@ -12,7 +12,7 @@ from memformers.models.config import ModelConfig
 from memformers.models.language_model import LMScores
 from memformers.models.memory import Memory
 from memformers.models.remembering import compress_oldest
-from memformers.models.scores import TokenLosses
+from memformers.models.vocabulary import TokenLosses
 from tests.builders import small_lm
 
 STREAM = RecallStream(keys=6, values=4, set_probability=0.15)
@@ -48,7 +48,7 @@ class Copies(nn.Module):
         inputs = torch.zeros(*tokens.shape, RATE, dtype=torch.long)
         inputs[..., 0] = tokens
         compress = [lambda old: rearrange(old[..., 0], "(n c) b -> n b c", c=RATE)]
-        memory, _ = compress_oldest(memory, [inputs], compress, self.config.lengths)
+        memory, _ = compress_oldest(memory, [inputs], compress, self.config.layer_lengths)
         scores = TokenLosses(torch.zeros(()), torch.ones(tokens.shape), answers == targets)
         return LMScores(scores, memory, torch.zeros(()))
 
@@ -60,7 +60,7 @@ def heard(segments=60, seed=3):
 @pytest.fixture(scope="module")
 def measured():
     model = Copies()
-    controls = controls_of(model.config.lengths)
+    controls = controls_of(model.config.layer_lengths)
     return recall_by_distance(model, heard(), EDGES, warm_up=10 * S, controls=controls)
 
 
@@ -101,7 +101,7 @@ def test_what_a_control_loses_in_one_segment_is_there_in_the_next():
     """Memory that is zeroed must not become slots of zeros."""
     model = Copies()
     recall = recall_by_distance(
-        model, heard(), EDGES, warm_up=10 * S, controls=controls_of(model.config.lengths)
+        model, heard(), EDGES, warm_up=10 * S, controls=controls_of(model.config.layer_lengths)
     )["memory zeroed"]
     assert recall.by_place["slots"] == 1.0
 
@@ -124,7 +124,7 @@ def test_bins_reach_beyond_what_a_model_sees():
 @pytest.mark.parametrize("model", ["transformer", "transformer-xl", "compressive"])
 def test_a_model_of_ours_is_measured_and_left_as_it_came(model):
     lm = small_lm(model, vocab_size=STREAM.vocab_size).train()
-    controls = controls_of(lm.config.lengths)
+    controls = controls_of(lm.config.layer_lengths)
     assert len(controls) == {"transformer": 0, "transformer-xl": 2, "compressive": 4}[model]
     found = recall_by_distance(lm, heard(10), EDGES, controls=controls)
     assert list(found) == ["untouched", *controls]
@@ -135,12 +135,12 @@ def test_a_model_of_ours_is_measured_and_left_as_it_came(model):
 def test_controls_need_two_streams():
     one = islice(recall_segments(STREAM, 1, S, 0), 2)
     with pytest.raises(ValueError, match="use at least 2 streams"):
-        recall_by_distance(Copies(), one, EDGES, controls=controls_of(Copies().config.lengths))
+        recall_by_distance(Copies(), one, EDGES, controls=controls_of(Copies().config.layer_lengths))
 
 
 def test_a_control_keeps_shapes_and_touches_one_part_alone():
     memory = Memory((torch.randn(3, 2, 4),), (torch.randn(5, 2, 4),))
-    for name, control in controls_of(Copies().config.lengths).items():
+    for name, control in controls_of(Copies().config.layer_lengths).items():
         changed = control(memory)
         kept, touched = ("mem", "c_mem") if name.startswith("slots") else ("c_mem", "mem")
         assert getattr(changed, kept) is getattr(memory, kept)

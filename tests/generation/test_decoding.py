@@ -4,93 +4,100 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from memformers import RelativeMultiHeadAttention, TransformerXL, TransformerXLLayer
 from memformers.generation.decoding import Decoder, SlidingWindowDecoder, reader
+from memformers.generation.memory_file import MODEL, SEAL, checksum, fingerprint, load_memory, save_memory
 from memformers.models.linear import linear
 from memformers.models.memory import Memory
 from tests.builders import MODELS, fill_zeros, small_lm
+from tests.texts import EXACT, after_whole_segments, documents, kept, read, same, tokens
 
 WITH_MEMORY = [model for model in MODELS if model != "transformer"]
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-
-
-@torch.no_grad()
-def read_by_segments(lm, text):
-    """Logits ``[T, B, vocab]`` of the forward pass, and the memory after the last whole segment."""
-    lm.eval()
-    memory, logits, after_whole_segments = None, [], Memory(())
-    for segment in text.split(lm.config.segment_len):
-        output = lm(segment, memory)
-        logits.append(output.logits)
-        memory = output.memory
-        if len(segment) == lm.config.segment_len:
-            after_whole_segments = memory
-    return torch.cat(logits), after_whole_segments
+exact = pytest.mark.usefixtures("float64")
 
 
 def read_one_by_one(lm, text):
     decoder = Decoder(lm, text.shape[1])
-    return torch.stack([decoder.read(token[None]) for token in text]), decoder
+    return torch.stack([decoder.read(token[None]) for token in text])
+
+
+def same_memory(got, wanted):
+    parts = (kept(got), kept(Memory(wanted.mem, wanted.c_mem)))
+    same(*([x for x in tensors if len(x)] for tensors in parts))
+    assert (got.valid is None) == (wanted.valid is None)
+    assert got.valid is None or torch.equal(got.valid, wanted.valid)
 
 
 @pytest.mark.parametrize("model", WITH_MEMORY)
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_cached_logits_are_those_of_the_forward_pass_over_2000_tokens(model, positions, dtype):
-    lm = small_lm(model, positions=positions).to(dtype)
-    text = torch.randint(11, (2_000, 1))
-    wanted, _ = read_by_segments(lm, text)
-    got, _ = read_one_by_one(lm, text)
-    torch.testing.assert_close(got, wanted, rtol=0, atol=TOLERANCE[dtype])
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@torch.no_grad()
+def test_cached_logits_are_those_of_the_forward_pass_over_2000_tokens(model, positions, dtype, atol):
+    lm, text = small_lm(model, positions=positions).to(dtype), tokens(2_000, 1)
+    wanted, *_ = read(lm, text)
+    got = read_one_by_one(lm, text)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=atol)
     if dtype == torch.float64:
         assert torch.equal(got.argmax(-1), wanted.argmax(-1))
 
 
+@exact
 @settings(deadline=None, max_examples=60)
 @given(
     model=st.sampled_from(WITH_MEMORY),
-    segment_len=st.integers(1, 9),
-    mem_len=st.integers(0, 12),
-    c_mem_len=st.integers(0, 7),
-    compression_rate=st.integers(1, 5),
+    positions=st.sampled_from(["learned", "sinusoidal"]),
     norm=st.sampled_from(["pre", "post"]),
-    portions=st.lists(st.integers(1, 11), min_size=1, max_size=8),
-    data=st.data(),
+    shape=st.fixed_dictionaries(
+        {
+            "segment_len": st.integers(1, 9),
+            "mem_len": st.integers(0, 12),
+            "c_mem_len": st.integers(0, 5),
+            "compression_rate": st.integers(1, 5),
+        }
+    ),
+    same_length=st.booleans(),
+    portions=st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    begins=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2)), max_size=5),
+    done=st.lists(st.booleans(), min_size=3, max_size=3),
 )
-def test_any_lengths_in_any_portions_from_any_segment_on(
-    model, segment_len, mem_len, c_mem_len, compression_rate, norm, portions, data
+def test_any_documents_in_any_portions_after_any_memory(
+    model, positions, norm, shape, same_length, portions, begins, done
 ):
-    shape = {"segment_len": segment_len, "mem_len": mem_len, "c_mem_len": c_mem_len}
-    lm = small_lm(model, compression_rate=compression_rate, norm=norm, **shape).double()
-    text = torch.randint(11, (sum(portions), 2))
-    wanted, memory = read_by_segments(lm, text)
-    start = data.draw(st.integers(0, len(text) // segment_len)) * segment_len
-    _, before = read_by_segments(lm, text[:start]) if start else (None, None)
-    decoder, end = Decoder(lm, 2, before), start
+    """Logits, the memory, its ``valid``, and the running segment."""
+    same_length = same_length and model == "transformer-xl" and shape["mem_len"] > 0
+    lm = small_lm(model, **shape, positions=positions, norm=norm, same_length=same_length, n_layers=1).eval()
+    before = 2 * shape["segment_len"]
+    *_, memory = read(lm, tokens(before, 3), documents(before, 3))
+    memory = Memory(memory.mem, memory.c_mem).reset(torch.tensor(done)) if any(done) else memory
+    T = sum(portions)
+    text, doc_starts = tokens(T, 3), documents(T, 3, *(pair for pair in begins if pair[0] < T))
+    wanted, *_ = read(lm, text, doc_starts, memory)
+    after = after_whole_segments(lm, text, doc_starts, memory)
+    decoder, end = Decoder(lm, 3, memory), 0
+    same_memory(decoder.memory(), memory)
     for portion in portions:
-        part = text[end : end + portion]
-        if len(part):
-            logits, end = decoder.read(part), end + len(part)
-            torch.testing.assert_close(logits, wanted[end - 1], rtol=0, atol=1e-10)
-    kept = decoder.memory()
-    assert (kept.mem_len, kept.c_mem_len) == (memory.mem_len, memory.c_mem_len)
-    got, wanted = ([t for t in (*m.mem, *m.c_mem) if len(t)] for m in (kept, memory))
-    for a, b in zip(got, wanted, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
-    assert torch.equal(decoder.running, text[len(text) // segment_len * segment_len :])
+        part = slice(end, end + portion)
+        begin_here = doc_starts[part].any()
+        logits, end = decoder.read(text[part], doc_starts[part] if begin_here else None), end + portion
+        torch.testing.assert_close(logits, wanted[end - 1], **EXACT)
+    if after.valid is not None and decoder.memory().valid is None:  # nothing began, and nothing was reset
+        assert not doc_starts.any()
+        after = Memory(after.mem, after.c_mem)
+    same_memory(decoder.memory(), after)
+    assert torch.equal(decoder.running, text[T // lm.config.segment_len * lm.config.segment_len :])
 
 
 @pytest.mark.parametrize("model", WITH_MEMORY)
 def test_buffers_are_allocated_once_and_never_grow(model):
     lm = small_lm(model)
     decoder = Decoder(lm, 1)
-    caches = [layer.cache for layer in decoder.layers]
-    buffers = [b for cache in caches for b in (cache.inputs, cache.key, cache.value)]
+    buffers = [b for layer in decoder.layers for b in (layer.inputs, layer.key, layer.value)]
     places, sizes = [b.data_ptr() for b in buffers], [b.numel() for b in buffers]
     for token in torch.randint(11, (300, 1)):
         decoder.read(token[None])
-    kept = [b for cache in caches for b in (cache.inputs, cache.key, cache.value)]
+    kept = [b for layer in decoder.layers for b in (layer.inputs, layer.key, layer.value)]
     assert [b.data_ptr() for b in kept] == places
     assert [b.numel() for b in kept] == sizes
 
@@ -113,23 +120,23 @@ def test_what_cannot_be_decoded_is_an_error():
         Decoder(small_lm("transformer"), 1)
     for kind in MODELS:
         for batch in (0, -1, 1.5, True):
-            with pytest.raises(ValueError, match=rf"batch={batch} is no number of streams; use a whole"):
+            with pytest.raises(
+                ValueError, match=rf"expected batch to be a whole number, at least 1, got batch={batch}"
+            ):
                 reader(small_lm(kind), batch)
     lm = small_lm("transformer-xl")
-    _, memory = read_by_segments(lm, torch.randint(11, (14, 2)))
-    with pytest.raises(ValueError, match=r"mem of layer 0 was expected as \[length, batch, d_model\]"):
+    *_, memory = read(lm, tokens(14))
+    with pytest.raises(ValueError, match=r"mem of layer 0 as \[length, batch, d_model\]"):
         Decoder(lm, 3, memory)
-    _, longer = read_by_segments(small_lm("transformer-xl", mem_len=9), torch.randint(11, (14, 2)))
-    with pytest.raises(
-        ValueError, match="memory of 9 positions was given to a model='transformer-xl', which keeps 5 at most"
-    ):
+    *_, longer = read(small_lm("transformer-xl", mem_len=9), tokens(14))
+    with pytest.raises(ValueError, match=r"memory of 9 positions .* model='transformer-xl', which keeps 5"):
         Decoder(lm, 2, longer)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_tokens_that_are_no_text_are_an_error(model):
     stream = reader(small_lm(model), 2)
-    with pytest.raises(ValueError, match=r"tokens of 2 streams were expected; \[3, 1\] came"):
+    with pytest.raises(ValueError, match=r"tokens of 2 streams, got \[3, 1\]"):
         stream.read(torch.zeros(3, 1, dtype=torch.long))
     with pytest.raises(ValueError, match="vocab_size=11"):
         stream.read(torch.full((1, 2), 11))
@@ -160,7 +167,7 @@ class GatedLayer(TransformerXLLayer):
         return x
 
 
-@pytest.mark.usefixtures("float64")
+@exact
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
 def test_a_users_own_layer_and_feed_forward_network_decode_as_the_forward_pass(positions):
     lm = small_lm("transformer-xl", positions=positions)
@@ -169,13 +176,12 @@ def test_a_users_own_layer_and_feed_forward_network_decode_as_the_forward_pass(p
     layer = GatedLayer(d_model=12, self_attn=attention, feed_forward=network, dropout_prob=0.0)
     lm.transformer = fill_zeros(TransformerXL(layer, 2))
     text = torch.randint(11, (40, 2))
-    wanted, _ = read_by_segments(lm, text)
-    got, _ = read_one_by_one(lm, text)
-    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
+    wanted, *_ = read(lm, text)
+    torch.testing.assert_close(read_one_by_one(lm, text), wanted, **EXACT)
     in_portions = Decoder(lm, 2)
     for portion in text.split(9):
         logits = in_portions.read(portion)
-    torch.testing.assert_close(logits, wanted[-1], rtol=0, atol=1e-10)
+    torch.testing.assert_close(logits, wanted[-1], **EXACT)
 
 
 @pytest.mark.parametrize("model", WITH_MEMORY)
@@ -186,8 +192,8 @@ def test_all_layers_advance_together_though_ctrl_c_comes_between_two(model, laye
     for i, token in enumerate(text):
         if i % 3 == 0:
             with monkeypatch.context() as patch:
-                write = disturbed.layers[layer].cache.write
-                patch.setattr(disturbed.layers[layer].cache, "write", interrupted_after(write))
+                take_in = disturbed.layers[layer].take_in
+                patch.setattr(disturbed.layers[layer], "take_in", interrupted_after(take_in))
                 with pytest.raises(KeyboardInterrupt):
                     disturbed.read(token[None])
         wanted, got = undisturbed.read(token[None]), disturbed.read(token[None])
@@ -209,6 +215,99 @@ def test_greedy_text_is_what_the_forward_pass_would_write_over_2000_tokens(model
     lm = small_lm(model).double()
     prompt = torch.randint(11, (5, 1))
     text = torch.cat((prompt, torch.stack(list(lm.generate(prompt, 2_000, temperature=0.0)))))
-    wanted, _ = read_by_segments(lm, text)
+    wanted, *_ = read(lm, text)
     assert torch.equal(wanted.argmax(-1)[4:-1], text[5:])
     assert len(text.unique()) > 3
+
+
+@exact
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+def test_a_stream_that_has_ended_is_given_a_new_document_while_others_go_on(model, positions):
+    lm, text = small_lm(model, positions=positions), tokens(70, 3)
+    begins = [(21, 0), (42, 0), (42, 2)]  # where a segment and a slot begin
+    doc_starts = documents(70, 3, *begins)
+    together = reader(lm, 3)
+    logits = torch.stack([together.read(text[t, None], doc_starts[t, None]) for t in range(70)])
+    for position, stream in [(0, 0), (0, 1), (0, 2), *begins]:
+        end = min([p for p, b in begins if b == stream and p > position], default=70)
+        alone = reader(lm, 1)
+        wanted = torch.stack([alone.read(text[t, None, stream, None]) for t in range(position, end)])
+        torch.testing.assert_close(logits[position:end, stream, None], wanted, **EXACT)
+
+
+@exact
+@pytest.mark.parametrize("model", MODELS)
+def test_a_stream_in_which_no_document_begins_does_not_see_that_of_another(model):
+    lm, text = small_lm(model), tokens(40, 2)
+    doc_starts = documents(40, 2, (9, 0), (25, 0))
+    plain, split = reader(lm, 2), reader(lm, 2)
+    for t in range(40):
+        wanted, got = plain.read(text[t, None]), split.read(text[t, None], doc_starts[t, None])
+        torch.testing.assert_close(got[1], wanted[1], **EXACT)
+        assert t not in (9, 25) or not torch.allclose(got[0], wanted[0])
+
+
+@exact
+def test_without_documents_nothing_is_computed_for_them(monkeypatch):
+    monkeypatch.setattr("memformers.models.stack.MemoryStack.first_seen", None)
+    for model in WITH_MEMORY:
+        decoder = Decoder(small_lm(model), 2)
+        for portion in tokens(30, 2).split(4):
+            decoder.read(portion)
+        assert decoder.doc_starts is None
+        assert decoder.memory().valid is None
+
+
+@exact
+@pytest.mark.parametrize("model", WITH_MEMORY)
+@pytest.mark.parametrize("read", [9, 14, 33, 37])
+def test_a_saved_memory_goes_on_in_its_document(model, read, tmp_path):
+    """Whether that began in the running segment or before it."""
+    lm, path, text = small_lm(model).eval(), tmp_path / "memory.safetensors", tokens(60, 1)
+    doc_starts = documents(60, 1, (8, 0), (36, 0))
+    first = Decoder(lm, 1)
+    first.read(text[:read], doc_starts[:read])
+    save_memory(first, path)
+    second = load_memory(lm, path)
+    same_memory(second.memory(), first.memory())
+    for t in range(read, 60):
+        wanted, got = (
+            first.read(text[t, None], doc_starts[t, None]),
+            second.read(text[t, None], doc_starts[t, None]),
+        )
+        torch.testing.assert_close(got, wanted, **EXACT)
+
+
+def test_a_memory_without_documents_is_saved_as_before(tmp_path):
+    decoder = Decoder(small_lm("transformer-xl"), 1)
+    decoder.read(tokens(9, 1))
+    save_memory(decoder, tmp_path / "memory.safetensors")
+    assert set(load_file(tmp_path / "memory.safetensors")) == {"mem.0", "mem.1", "running", "logits"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"doc_starts": torch.zeros(3, 1, dtype=torch.bool)}, r"doc_starts, .* \[2, 1\]"),
+        ({"valid": torch.zeros(2, dtype=torch.int64)}, r"valid as torch.int64 \[1\]"),
+    ],
+)
+def test_a_file_whose_documents_do_not_fit_is_an_error(changed, message, tmp_path):
+    lm, path = small_lm("transformer-xl"), tmp_path / "memory.safetensors"
+    decoder = Decoder(lm, 1)
+    decoder.read(tokens(9, 1))
+    save_memory(decoder, path)
+    tensors = load_file(path) | changed
+    save_file(tensors, path, metadata={MODEL: fingerprint(lm), SEAL: checksum(tensors)})
+    with pytest.raises(ValueError, match=f"is not a complete memory: .*{message}"):
+        load_memory(lm, path)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_starts_of_another_kind_are_an_error(model):
+    stream = reader(small_lm(model), 2)
+    for doc_starts in (torch.zeros(3, 1, dtype=torch.bool), torch.zeros(3, 2)):
+        with pytest.raises(ValueError, match=r"doc_starts, .* \[3, 2\] on cpu"):
+            stream.read(tokens(3, 2), doc_starts)
+    assert stream.logits is None

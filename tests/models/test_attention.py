@@ -6,7 +6,7 @@ import torch
 from memformers import RelativeMultiHeadAttention
 from memformers.kernels import absorbed
 from memformers.kernels.naive import causal_mask
-from memformers.models.checks import check_mask
+from memformers.models.attention import check_mask
 from memformers.models.positions import sinusoids
 from tests.builders import fill_zeros
 from tests.kernels.against_naive import first_keys
@@ -55,7 +55,7 @@ def test_distances_beyond_clamp_len_look_alike():
 def test_more_keys_than_learned_positions_is_an_error_with_both_numbers():
     attention = RelativeMultiHeadAttention(2, 8, max_positions=6)
     x = torch.randn(9, 1, 8)
-    with pytest.raises(ValueError, match=r"9 positions.*max_positions=6.*sinusoidal"):
+    with pytest.raises(ValueError, match=r"max_positions=6.*got 9.*sinusoidal"):
         attention(query=x[-3:], key=x, value=x)
 
 
@@ -64,12 +64,12 @@ def test_more_keys_than_learned_positions_is_an_error_with_both_numbers():
     [
         ({"heads": 8, "d_model": 100}, r"d_model=100 is not divisible by heads=8; .* 96 or 104"),
         ({"heads": 8, "d_model": 4}, r"multiple of 8, such as 8"),
-        ({"heads": 0, "d_model": 8}, "at least 1"),
-        ({"heads": 2, "d_model": 8, "dropout_prob": 1.0}, r"dropout_prob=1.0 is outside \[0, 1\)"),
-        ({"heads": 2, "d_model": 8, "positions": "rotary"}, "'rotary' is unknown"),
+        ({"heads": 0, "d_model": 8}, "heads=0"),
+        ({"heads": 2, "d_model": 8, "dropout_prob": 1.0}, "dropout_prob=1.0"),
+        ({"heads": 2, "d_model": 8, "positions": "rotary"}, "positions='rotary'"),
         ({"heads": 2, "d_model": 8, "max_positions": 0}, "max_positions=0"),
         ({"heads": 2, "d_model": 8, "clamp_len": 5, "positions": "learned"}, "clamp_len=5 is for sinusoids"),
-        (SINUSOIDAL | {"clamp_len": 0}, "clamp_len=0 is too small"),
+        (SINUSOIDAL | {"clamp_len": 0}, "clamp_len=0"),
         (SINUSOIDAL | {"position_features": -1}, "position_features=-1 can.t represent distances"),
         (
             SINUSOIDAL | {"position_features": 4, "positions": "learned"},
@@ -85,7 +85,7 @@ def test_a_config_that_cannot_work_is_an_error(arguments, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.float(), "boolean mask .* was expected"),
+        (lambda m: m.float(), "boolean mask"),
         (lambda m: m[:, :-1], r"\[3, 7, 2\] or \[3, 7, 1\]"),
         (lambda m: m | True, "query 0 of stream 0 see key 5, which lies in its future"),
         (lambda m: m & False, "hides every key from query 0 of stream 0"),
@@ -102,9 +102,7 @@ def test_a_mask_that_cannot_work_is_an_error(change, message):
 @pytest.mark.parametrize("change", [lambda f: f[:, :-1], lambda f: f.int(), lambda f: f[0]])
 def test_first_keys_of_another_shape_or_dtype_are_an_error(change):
     x, key_start = torch.randn(7, 2, 8), change(torch.zeros(2, 3, dtype=torch.int64))
-    with pytest.raises(
-        ValueError, match=r"key_start was expected as int64 \[2, 3\], the first key that each query"
-    ):
+    with pytest.raises(ValueError, match=r"key_start as int64 \[2, 3\]"):
         RelativeMultiHeadAttention(2, 8)(query=x[-3:], key=x, value=x, key_start=key_start)
 
 
@@ -118,7 +116,7 @@ def test_first_keys_of_another_shape_or_dtype_are_an_error(change):
     ],
 )
 def test_shapes_that_do_not_fit_are_an_error(query, key, value):
-    with pytest.raises(ValueError, match=r"query \[S, B, 8\] and key, value \[K, B, 8\] were expected"):
+    with pytest.raises(ValueError, match=r"query \[S, B, 8\] and key, value \[K, B, 8\]"):
         RelativeMultiHeadAttention(2, 8)(
             query=torch.zeros(query), key=torch.zeros(key), value=torch.zeros(value)
         )

@@ -12,6 +12,7 @@ from tests.builders import MODELS, small_lm
 
 NEVER = 1 << 18
 """So much work is never met here, so that the blocked kernel isn't."""
+BY_LAYER = {"mem_len": (6, 4), "c_mem_len": (4, 3), "compression_rate": (3, 2)}
 
 
 def three_segments(model, forward, bounded):
@@ -33,24 +34,24 @@ def three_segments(model, forward, bounded):
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
-    ("model", "worth_blocking", "bounded", "n_layers"),
+    ("model", "worth_blocking", "bounded", "settings"),
     [
-        ("transformer-xl", NEVER, False, 1),
-        ("compressive", 1, False, 1),
-        ("compressive", 1, True, 1),
+        ("transformer-xl", NEVER, False, {"mem_len": (5, 8)}),
+        ("compressive", 1, False, {"n_layers": 1}),
+        ("compressive", 1, True, BY_LAYER),
         *(
-            pytest.param(*case, 2, marks=pytest.mark.long)
-            for case in product(MODELS, (1, NEVER), (False, True))
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in product(MODELS, (1, NEVER), (False, True), ({},))
         ),
     ],
 )
 def test_a_compiled_model_is_one_graph_with_the_same_results(
-    model, worth_blocking, bounded, n_layers, monkeypatch
+    model, worth_blocking, bounded, settings, monkeypatch
 ):
     """And the same graph for every segment where the memory has its length from the beginning."""
     monkeypatch.setattr(dispatch, "WORTH_BLOCKING", worth_blocking)
     torch.compiler.reset()
-    lm = small_lm(model, n_layers=n_layers, **({"segment_len": 6} if bounded else {}))
+    lm = small_lm(model, **settings, **({"segment_len": 6} if bounded else {}))
     backend = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(lm, fullgraph=True, backend=backend)
     wanted = three_segments(lm, lm, bounded)

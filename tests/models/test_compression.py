@@ -1,33 +1,31 @@
 """Compression functions, and how a config names them."""
 
-from dataclasses import asdict, replace
-from itertools import pairwise
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from einops import rearrange
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from memformers import Conv1dCompression, DilatedConvCompression, MaxCompression, MeanCompression
+from memformers import (
+    CompressionAutoEncoder,
+    Conv1dCompression,
+    DilatedConvCompression,
+    MaxCompression,
+    MeanCompression,
+    MostUsedCompression,
+)
 from memformers.commands.train import Train, parse_train
 from memformers.generation.decoding import Decoder
-from memformers.generation.memory_file import fingerprint
-from memformers.models.config import ModelConfig, upgraded
+from memformers.models.compression import attention_received
 from memformers.models.language_model import MemoryLM
+from memformers.models.lengths import LayerLengths
 from memformers.models.memory import Memory
 from tests.builders import SMALL, small_lm
-
-
-def text(length=40):
-    return torch.randint(11, (length, 2))
-
-
-def read(lm, tokens):
-    """The last logits, memory and auxiliary loss."""
-    memory = Memory(())
-    for part in tokens.split(lm.config.segment_len):
-        logits, memory, auxiliary_loss = lm(part, memory)
-    return logits, memory, auxiliary_loss
+from tests.texts import EXACT, documents, read, tokens
 
 
 def functions(rate=3, d_model=4):
@@ -88,7 +86,15 @@ def test_the_gradients_of_a_compression_agree_with_finite_differences(name):
     )
 
 
-@pytest.mark.parametrize("f_c", [MeanCompression, MaxCompression, lambda c: DilatedConvCompression(c, 4)])
+@pytest.mark.parametrize(
+    "f_c",
+    [
+        MeanCompression,
+        MaxCompression,
+        MostUsedCompression,
+        *(partial(f_c, d_model=4) for f_c in (Conv1dCompression, DilatedConvCompression)),
+    ],
+)
 def test_every_compression_refuses_a_rate_below_one_and_a_rest(f_c):
     with pytest.raises(ValueError, match="compression_rate=0"):
         f_c(0)
@@ -96,38 +102,85 @@ def test_every_compression_refuses_a_rate_below_one_and_a_rest(f_c):
         f_c(3)(torch.randn(7, 1, 4))
 
 
-def test_a_dilation_below_one_is_an_error():
-    with pytest.raises(ValueError, match=r"dilations=\(1, 0\) must be distances"):
-        DilatedConvCompression(3, 4, dilations=(1, 0))
+WAYS = [
+    {"compression": "dilated"},
+    {"compression": "max"},
+    {"compression": "most-used"},
+    {"compression_loss": "auto-encoding"},
+    {"compression_start": "mean"},
+    {"compression": "mean", "compression_loss": "none"},
+]
+"""Other than a convolution that is drawn and learns from attention."""
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("begin", [6, 9])
-def test_slots_of_a_dilated_convolution_hold_nothing_of_the_document_before(begin):
-    lm, tokens = small_lm("compressive", compression="dilated", segment_len=6, mem_len=6), text(30)
-    doc_starts = torch.zeros(30, 2, dtype=torch.bool)
-    doc_starts[begin] = True
-    edges = [0, *range(6, 36, 6)]
-    found, memory = [], Memory(())
-    for t, end in pairwise(edges):
-        logits, memory, _ = lm(tokens[t:end], memory, doc_starts=doc_starts[t:end])
-        found.append(logits)
-    fresh, memory = [], Memory(())
-    for t, end in pairwise(edges):
-        if end > begin:
-            logits, memory, _ = lm(tokens[max(t, begin) : end], memory)
-            fresh.append(logits)
-    torch.testing.assert_close(torch.cat(found)[begin:], torch.cat(fresh), rtol=0, atol=1e-10)
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize("settings", WAYS)
+def test_a_decoder_compresses_as_the_forward_pass_does(settings, bounded):
+    lm, text = small_lm("compressive", **settings).eval(), tokens(45, 3)
+    doc_starts = documents(45, 3, (9, 0), (16, 1), (30, 1)) if bounded else None
+    decoder = Decoder(lm, 3)
+    for t in range(0, 45, 4):
+        last = decoder.read(text[t : t + 4], doc_starts[t : t + 4] if bounded else None)
+    torch.testing.assert_close(last, read(lm, text, doc_starts)[0][-1], **EXACT)
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("settings", [{"compression": "max"}, {"compression": "dilated"},
-                                      {"compression_loss": "auto-encoding"}])  # fmt: skip
-def test_a_decoder_compresses_as_the_forward_pass_does(settings):
-    lm, tokens = small_lm("compressive", **settings).eval(), text()
-    decoder = Decoder(lm, 2)
-    logits = decoder.read(tokens)
-    torch.testing.assert_close(logits, read(lm, tokens)[0][-1], rtol=0, atol=1e-10)
+@pytest.mark.parametrize("mem_len", [1, 6])
+@pytest.mark.parametrize("begin", [6, 9, 13])
+@pytest.mark.parametrize("compression", ["dilated", "most-used"])
+def test_slots_hold_nothing_of_the_document_before(compression, begin, mem_len):
+    """Nor where one straddles the start; from the edge of a slot on, all is as in a fresh stream."""
+    lm = small_lm("compressive", compression=compression, segment_len=6, mem_len=mem_len)
+    text, doc_starts = tokens(42, 1), documents(42, 1, (begin, 0))
+    other = torch.cat(((text[:begin] + 1) % 11, text[begin:]))
+    (logits, losses, _), (others, _, _) = (read(lm, t, doc_starts) for t in (text, other))
+    torch.testing.assert_close(logits[begin:], others[begin:], **EXACT)
+    if begin % 3 == 0:
+        fresh, fresh_losses, _ = read(lm, text[begin:], begin=begin % 6)
+        torch.testing.assert_close(logits[begin:], fresh, **EXACT)
+        assert losses[-1] > 0
+        torch.testing.assert_close(losses[-1], fresh_losses[-1], **EXACT)
+
+
+@pytest.mark.parametrize("compression", ["mean", "max", "most-used"])
+def test_a_compression_without_weights_takes_no_gradient_and_every_other_weight_does(compression):
+    lm, text = small_lm("compressive", compression=compression), tokens(40)
+    logits, losses, memory = read(lm, text)
+    assert memory.c_mem_len == SMALL.c_mem_len
+    assert losses[-1] > 0
+    (F.cross_entropy(logits.flatten(0, 1), text.flatten()) + losses[-1]).backward()
+    assert all(parameter.grad.any() for parameter in lm.parameters())
+    assert not [name for name in lm.state_dict() if ".compress." in name]
+
+
+@pytest.mark.parametrize("settings", WAYS)
+def test_a_model_that_compresses_otherwise_is_saved_and_loaded(settings, tmp_path):
+    lm, text = small_lm("compressive", **settings), tokens(40)
+    lm.save_pretrained(tmp_path)
+    loaded = MemoryLM.from_pretrained(tmp_path)
+    assert loaded.config == lm.config
+    assert torch.equal(read(loaded, text)[0], read(lm.eval(), text)[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda: DilatedConvCompression(3, 4, dilations=(1, 0)), r"dilations=\(1, 0\)"),
+        (lambda: MostUsedCompression(3)(torch.zeros(6, 2, 4)), r"received, \[6, 2\], .* got none"),
+        (
+            lambda: MostUsedCompression(3)(torch.zeros(6, 2, 4), torch.zeros(6, 1)),
+            r"received, \[6, 2\], .* got \[6, 1\]",
+        ),
+        (
+            lambda: CompressionAutoEncoder(MostUsedCompression(3), 4),
+            "MostUsedCompression, which needs attent",
+        ),
+    ],
+)
+def test_what_a_compression_can_not_be_given_is_an_error(given, message):
+    with pytest.raises(ValueError, match=message):
+        given()
 
 
 @pytest.mark.parametrize("f_c", [Conv1dCompression, DilatedConvCompression])
@@ -140,8 +193,8 @@ def test_convolutions_that_start_as_the_mean_are_the_mean_and_learn(f_c):
 
 def test_a_model_draws_all_else_alike_however_it_compresses():
     states = []
-    for settings in ({}, {"compression": "mean"}, {"compression_start": "mean"}):
-        lm = MemoryLM(replace(SMALL, model="compressive", **settings))
+    for way in ({}, {"compression": "mean"}, {"compression_start": "mean"}):
+        lm = MemoryLM(replace(SMALL, model="compressive", **way))
         torch.manual_seed(5)
         lm.reset_parameters()
         states.append(lm.state_dict())
@@ -154,78 +207,107 @@ def test_a_model_draws_all_else_alike_however_it_compresses():
     torch.testing.assert_close(weight, torch.eye(12)[..., None].expand(12, 12, 3) / 3)
 
 
-def test_a_mean_takes_no_gradient_and_every_other_weight_does():
-    lm, tokens = small_lm("compressive", compression="mean"), text()
-    logits, memory, auxiliary_loss = read(lm, tokens)
-    assert memory.c_mem_len == SMALL.c_mem_len
-    assert auxiliary_loss > 0
-    (F.cross_entropy(logits.flatten(0, 1), tokens[-len(logits) :].flatten()) + auxiliary_loss).backward()
-    assert all(parameter.grad.abs().sum() > 0 for parameter in lm.parameters())
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"compression": "mean", "compression_loss": "none"},
-        {"compression": "max"},
-        {"compression_start": "mean"},
-        {"compression": "dilated", "compression_loss": "auto-encoding"},
-    ],
-)
-def test_a_model_that_compresses_otherwise_is_saved_and_loaded(settings, tmp_path):
-    lm, tokens = small_lm("compressive", **settings), text()
-    lm.save_pretrained(tmp_path)
-    loaded = MemoryLM.from_pretrained(tmp_path)
-    assert loaded.config == lm.config
-    assert torch.equal(read(loaded, tokens)[0], read(lm.eval(), tokens)[0])
-
-
-def test_an_older_config_compresses_by_a_convolution_that_was_drawn():
-    saved = asdict(replace(SMALL, model="compressive"))
-    of_now = "compression", "compression_start", "compression_loss"
-    older = {name: value for name, value in saved.items() if name not in of_now}
-    assert upgraded(older) == saved
-
-
-def test_a_memory_file_tells_a_mean_from_a_convolution_but_not_how_it_started():
-    lm = small_lm("compressive")
-    same, other = (
-        small_lm("compressive", compression_start="mean"),
-        small_lm("compressive", compression="mean"),
-    )
-    same.load_state_dict(lm.state_dict())
-    other.load_state_dict(lm.state_dict(), strict=False)
-    assert fingerprint(same) == fingerprint(lm)
-    assert fingerprint(other) != fingerprint(lm)
-
-
-def test_a_memory_file_does_not_tell_what_a_compression_without_parameters_was_measured_by():
-    measured, silent = (
-        small_lm("compressive", compression="max", compression_loss=loss) for loss in ("attention", "none")
-    )
-    silent.load_state_dict(measured.state_dict())
-    assert fingerprint(measured) == fingerprint(silent)
-
-
 def test_the_command_takes_compression_and_its_loss():
     options = ["--model", "compressive", "--compression", "dilated", "--compression-loss", "auto-encoding"]
     config = parse_train(options, Train()).config.model
     assert (config.compression, config.compression_loss) == ("dilated", "auto-encoding")
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"compression": "min"}, "compression='min' is unknown; use one of conv, dilated, mean, max"),
-        ({"compression_start": "zero"}, "compression_start='zero' is unknown; use one of random, mean"),
-        ({"compression_loss": "l2"}, "='l2' is unknown; use one of attention, auto-encoding, none"),
-        ({"compression": "mean", "compression_start": "mean"}, "'mean' has nothing that starts"),
-        ({"compression": "max", "compression_start": "mean"}, "'max' has nothing that starts"),
-        ({"compression": "mean", "compression_loss": "auto-encoding"}, "'mean' has nothing to learn"),
-        ({"compression_loss": "none"}, "would leave compression='conv' untrained"),
-        ({"compression": "dilated", "compression_loss": "none"}, "compression='dilated' untrained"),
-    ],
-)
-def test_a_compression_that_can_not_be_is_an_error(settings, message):
-    with pytest.raises(ValueError, match=message):
-        ModelConfig(**settings)
+def most_used_by_hand(mem, received, c):
+    """The slots, written with loops."""
+    slots = torch.zeros(len(mem) // c, *mem.shape[1:])
+    for n in range(len(slots)):
+        for b in range(mem.shape[1]):
+            slots[n, b] = mem[max(range(n * c, n * c + c), key=lambda t: float(received[t, b])), b]
+    return slots
+
+
+def received_by_hand(layer, context, S, key_start):
+    """Each key's mean probability, by one row of the score formula at a time."""
+    attention, (K, B, D) = layer.self_attn, context.shape
+    H, E = attention.heads, D // attention.heads
+    z, terms = layer.attention_input(context), attention.distance_terms(K)
+    total, seen = torch.zeros(K, B), torch.zeros(K, B)
+    for b in range(B):
+        for i in range(S):
+            begin, end = (0 if key_start is None else int(key_start[b, i])), K - S + i + 1
+            for h in range(H):
+                own = slice(h * E, (h + 1) * E)
+                q = attention.query(z[end - 1, b])[own]
+                k = attention.key(z[begin:end, b])[:, own]
+                distances = torch.arange(end - 1 - begin, -1, -1)
+                v = terms["v"][h] if "v" in terms else 0.0
+                scores = k @ (q + terms["u"][h]) + terms["r"][h, distances] @ (q + v)
+                scores = scores + (terms["s"][h, distances] if "s" in terms else 0.0)
+                total[begin:end, b] += (scores / E**0.5).softmax(0) / H
+            seen[begin:end, b] += 1
+    return total / seen.clamp(min=1)
+
+
+@pytest.mark.usefixtures("float64")
+@settings(deadline=None, max_examples=50)
+@given(n=st.integers(1, 4), c=st.integers(1, 5), data=st.data())
+def test_of_every_c_positions_the_one_with_most_attention_is_kept_and_of_equals_the_oldest(n, c, data):
+    attention = data.draw(st.lists(st.integers(0, 3), min_size=2 * n * c, max_size=2 * n * c))
+    mem, received = torch.randn(n * c, 2, 3), torch.tensor(attention, dtype=torch.float64).view(n * c, 2)
+    assert torch.equal(MostUsedCompression(c)(mem, received), most_used_by_hand(mem, received, c))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("queries", [3, 64])
+@torch.no_grad()
+def test_attention_received_is_the_mean_over_heads_and_the_queries_that_may_see(
+    positions, norm, queries, monkeypatch
+):
+    monkeypatch.setattr("memformers.models.compression.QUERIES", queries)
+    layer = small_lm("compressive", positions=positions, norm=norm).transformer.layers[0]
+    context = torch.randn(13, 2, 12)
+    key_start = torch.tensor([[0, 0, 0, 9, 9, 9, 9], [2, 2, 2, 2, 2, 11, 12]])
+    for of_queries in (None, key_start):
+        wanted = received_by_hand(layer, context, 7, of_queries)
+        found = attention_received(layer, context, 7, of_queries)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    assert not found[:2, 1].any()
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("lengths", [{}, {"segment_len": 9, "mem_len": 2}])
+@torch.no_grad()
+def test_a_model_keeps_of_each_group_the_input_that_the_newest_segment_looked_at_most(lengths):
+    """Slots are inputs as they were, and those that a brute-force count of attention chooses."""
+    lm, S = small_lm("compressive", compression="most-used", **lengths).eval(), lengths.get("segment_len", 7)
+    memory, made, c = Memory(()), 0, SMALL.compression_rate
+    for segment in tokens(6 * S).split(S):
+        _, inputs = lm.transform(segment, memory)
+        length = memory.mem_len + S
+        after = lm(segment, memory).memory
+        n = (length - after.mem_len) // c
+        for i, layer in enumerate(lm.transformer.layers if n else ()):
+            past = [x[i] for x in (memory.c_mem, memory.mem) if x]
+            received = received_by_hand(layer, torch.cat((*past, inputs[i])), S, None)
+            old = torch.cat((*past[-1:], inputs[i]) if memory.mem else (inputs[i],))[: n * c]
+            wanted = most_used_by_hand(old, received[memory.c_mem_len :][: n * c], c)
+            assert torch.equal(after.c_mem[i][-n:], wanted[-after.c_mem_len :])
+            made += n
+        memory = after
+    assert made > 8
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_users_own_compression_is_given_attention_where_it_says_that_it_needs_it():
+    class Weighted(torch.nn.Module):
+        needs_attention, compression_rate = True, 3
+
+        def forward(self, mem, received):
+            weights = received.unflatten(0, (-1, 3)).softmax(1)
+            return torch.einsum("ncb,ncbd->nbd", weights, mem.unflatten(0, (-1, 3)))
+
+    lm = small_lm("compressive")
+    for layer in lm.transformer.layers:
+        layer.compress = Weighted()
+    inputs = [torch.randn(9, 2, 12) for _ in range(2)]
+    memory, _ = lm.transformer.remember(Memory(()), inputs, [LayerLengths(3, 4, 3)] * 2)
+    received = attention_received(lm.transformer.layers[1], inputs[1], 9)[:6]
+    torch.testing.assert_close(memory.c_mem[1], Weighted()(inputs[1][:6], received))

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from memformers import (
+    AttentionReconstructionLoss,
     AutoEncodingLoss,
     CompressionAutoEncoder,
     CompressiveTransformer,
@@ -15,11 +16,12 @@ from memformers import (
     MaxCompression,
 )
 from memformers.generation.decoding import Decoder
-from memformers.models.lengths import MemoryLengths
+from memformers.models.lengths import LayerLengths
 from memformers.models.memory import Memory
 from tests.builders import fill_zeros, small_compressive, small_lm
+from tests.texts import gradients, read, same, tokens
 
-LENGTHS = MemoryLengths(mem_len=5, c_mem_len=4, compression_rate=3)
+LENGTHS = [LayerLengths(mem_len=5, c_mem_len=4, compression_rate=3)] * 2
 
 
 class Newest(nn.Module):
@@ -42,7 +44,7 @@ def stack_of(compress, *loss):
     return fill_zeros(CompressiveTransformer(layer, 2, *loss))
 
 
-def read(stack, segments=3, doc_starts=None):
+def read_stack(stack, segments=3, doc_starts=None):
     """The last output, memory and auxiliary loss of random segments."""
     memory = Memory(())
     for _ in range(segments):
@@ -56,25 +58,94 @@ def auto_encoders():
     return [CompressionAutoEncoder(Conv1dCompression(3, 12), 12) for _ in range(2)]
 
 
-def memories(streams=2):
-    return [torch.randn(9, streams, 12) for _ in range(2)]
+def memories(streams=2, length=9):
+    return [torch.randn(length, streams, 12) for _ in range(2)]
 
 
-@pytest.mark.parametrize("compression", ["conv", "dilated"])
-@pytest.mark.parametrize("loss", ["attention", "auto-encoding"])
-def test_one_loss_reaches_the_compression_with_its_decoder_and_the_other_all_else(loss, compression):
-    lm = small_lm("compressive", compression=compression, compression_loss=loss)
-    for auxiliary in (False, True):
-        lm.zero_grad()
-        memory = Memory(())
-        for _ in range(3):
-            tokens = torch.randint(11, (7, 2))
-            logits, memory, auxiliary_loss = lm(tokens, memory)
-        language = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-        (auxiliary_loss if auxiliary else language).backward()
-        for name, parameter in lm.named_parameters():
-            reached = parameter.grad is not None and bool(parameter.grad.any())
-            assert reached == ((".compress." in name) == auxiliary), name
+def a_loss(kind, streams=2):
+    """One of both losses of two layers, as a function of memories, of slots if they are made already, and of
+    how many are left out; and the parameters of the whole stack."""
+    if kind == "auto-encoding":
+        compressions = auto_encoders()
+        return AutoEncodingLoss(compressions), nn.ModuleList(compressions)
+    stack, h = small_compressive(), memories(streams, 7)
+    loss = AttentionReconstructionLoss(stack.layers)
+
+    def of_streams(mem, c_mem=None, left_out=None, only=slice(None)):
+        return loss([x[:, only] for x in h], mem, c_mem, left_out)
+
+    return of_streams, stack
+
+
+def is_compression(name):
+    return ".compress." in name
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"positions": p, "norm": n} for p in ("learned", "sinusoidal") for n in ("pre", "post")),
+        {"compression": "dilated"},
+        {"compression_loss": "auto-encoding"},
+        {"compression": "dilated", "compression_loss": "auto-encoding"},
+    ],
+)
+@pytest.mark.parametrize("auxiliary", [False, True])
+def test_one_loss_reaches_the_compression_with_its_decoder_and_the_other_all_else(auxiliary, settings):
+    lm, text = small_lm("compressive", **settings), tokens(21)
+    logits, losses, _ = read(lm, text)
+    (losses[-1] if auxiliary else F.cross_entropy(logits.flatten(0, 1), text.flatten())).backward()
+    for name, parameter in lm.named_parameters():
+        reached = parameter.grad is not None and bool(parameter.grad.any())
+        assert reached == (is_compression(name) == auxiliary), name
+    of_compressions = {id(p) for f_c in lm.transformer.compressions for p in f_c.parameters()}
+    assert of_compressions == {id(p) for name, p in lm.named_parameters() if is_compression(name)}
+
+
+@pytest.mark.parametrize("kind", ["attention", "auto-encoding"])
+def test_a_loss_learns_to_compress_a_fixed_batch_and_changes_nothing_else(kind):
+    loss, stack = a_loss(kind, 4)
+    # 3 positions of 4 numbers each fit into a slot of 12.
+    mem = [(torch.randn(9, 4, 4) @ torch.randn(4, 12)).requires_grad_() for _ in range(2)]
+    before = {name: p.detach().clone() for name, p in stack.named_parameters()}
+    optimizer, first = torch.optim.Adam(stack.parameters(), lr=1e-2), loss(mem).item()
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss(mem).backward()
+        optimizer.step()
+    assert loss(mem).item() < 0.5 * first
+    assert all(old.grad is None for old in mem)
+    for name, parameter in stack.named_parameters():
+        learns = is_compression(name) or kind == "auto-encoding"
+        assert torch.equal(parameter, before[name]) != learns, name
+
+
+@pytest.mark.parametrize("kind", ["attention", "auto-encoding"])
+def test_given_compressions_are_used_and_not_made_again(kind):
+    (loss, stack), mem = a_loss(kind), memories()
+    f_cs = [layer.compress for layer in stack.layers] if kind == "attention" else stack
+    c_mem = [f_c(old) for f_c, old in zip(f_cs, mem, strict=True)]
+    torch.testing.assert_close(loss(mem, c_mem), loss(mem))
+    assert loss(mem, [torch.zeros_like(c) for c in c_mem]) != loss(mem)
+    if kind == "auto-encoding":
+        errors = [(old - f_c.decode(c)).square().mean() for f_c, old, c in zip(f_cs, mem, c_mem, strict=True)]
+        torch.testing.assert_close(loss(mem), sum(errors))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("kind", ["attention", "auto-encoding"])
+def test_slots_that_are_left_out_are_as_if_they_and_their_positions_were_not_there(kind):
+    (loss, stack), mem = a_loss(kind, 4), memories(4)
+    streams = {0: 0, 1: 2, 3: 1}  # and of stream 2, all 3 slots
+    alone = []
+    for b, slots in streams.items():
+        only = {"only": [b]} if kind == "attention" else {}
+        alone.append(loss([x[3 * slots :, b, None] for x in mem], **only))
+    found, wanted = loss(mem, left_out=torch.tensor([0, 2, 3, 1])), torch.stack(alone).mean()
+    same([found, *gradients(stack, found)], [wanted, *gradients(stack, wanted)])
+    nothing = loss(mem, left_out=torch.full((4,), 3))
+    assert nothing == 0
+    assert not any(grad.any() for grad in gradients(stack, nothing))
 
 
 def test_a_decoder_is_a_transposed_convolution_whose_kernel_and_stride_are_the_rate():
@@ -83,56 +154,6 @@ def test_a_decoder_is_a_transposed_convolution_whose_kernel_and_stride_are_the_r
     bias = f_c.decoder.bias.unflatten(0, (3, 12)).T  # [D, c], one for each position of a slot
     wanted = F.conv_transpose1d(slots.permute(1, 2, 0), kernel, stride=3) + bias.repeat(1, 4)
     torch.testing.assert_close(f_c.decode(slots), wanted.permute(2, 0, 1))
-
-
-def test_the_auto_encoding_loss_is_the_mean_squared_error_of_the_decoded_summed_over_layers():
-    compressions, mem = auto_encoders(), memories()
-    pairs = list(zip(compressions, mem, strict=True))
-    wanted = sum((old - f_c.decode(f_c(old))).square().mean() for f_c, old in pairs)
-    loss = AutoEncodingLoss(compressions)
-    torch.testing.assert_close(loss(mem), wanted)
-    torch.testing.assert_close(loss(mem, [f_c(old) for f_c, old in pairs]), wanted)
-    assert loss(mem, [torch.zeros(3, 2, 12)] * 2) != wanted
-
-
-def test_the_auto_encoding_loss_gives_memories_no_gradient():
-    mem = [old.requires_grad_() for old in memories()]
-    AutoEncodingLoss(auto_encoders())(mem).backward()
-    assert all(old.grad is None for old in mem)
-
-
-def test_the_auto_encoding_loss_learns_memories_that_fit_into_slots():
-    compressions = auto_encoders()
-    mem = [torch.randn(9, 4, 4) @ torch.randn(4, 12) for _ in range(2)]  # 3 positions of 4 numbers each
-    loss, learning = AutoEncodingLoss(compressions), [p for f_c in compressions for p in f_c.parameters()]
-    optimizer, first = torch.optim.Adam(learning, lr=2e-2), loss(mem).item()
-    for _ in range(100):
-        optimizer.zero_grad()
-        loss(mem).backward()
-        optimizer.step()
-    assert loss(mem).item() < 0.5 * first
-
-
-@pytest.mark.usefixtures("float64")
-def test_slots_that_are_left_out_are_as_if_they_and_their_positions_were_not_there():
-    compressions, mem = auto_encoders(), memories(4)
-    loss, learning = AutoEncodingLoss(compressions), [p for f_c in compressions for p in f_c.parameters()]
-    streams = {0: 0, 1: 2, 3: 1}  # and of stream 2, all 3 slots
-    alone = [loss([old[3 * slots :, b, None] for old in mem]) for b, slots in streams.items()]
-    found = loss(mem, left_out=torch.tensor([0, 2, 3, 1]))
-    wanted = torch.stack(alone).mean()
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
-    for a, b in zip(*(torch.autograd.grad(x, learning) for x in (found, wanted)), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-    nothing = loss(mem, left_out=torch.full((4,), 3))
-    assert nothing == 0
-    nothing.backward()
-    assert not any(p.grad.any() for p in learning)
-
-
-def test_the_auto_encoding_loss_wants_one_tensor_a_layer():
-    with pytest.raises(ValueError, match="each of 2 layers was expected; 1 came"):
-        AutoEncodingLoss(auto_encoders())([torch.zeros(3, 1, 12)])
 
 
 def test_from_the_same_seed_a_compression_starts_alike_with_a_decoder_and_without():
@@ -165,12 +186,6 @@ def test_without_a_loss_memories_are_the_same_and_the_auxiliary_loss_is_0(compre
     assert all(torch.equal(a, b) for a, b in zip(memory.c_mem, others.c_mem, strict=True))
 
 
-def test_what_a_stack_compresses_by_includes_decoders():
-    lm = small_lm("compressive", compression_loss="auto-encoding")
-    learning = {id(p) for f_c in lm.transformer.compressions for p in f_c.parameters()}
-    assert learning == {id(p) for name, p in lm.named_parameters() if ".compress." in name}
-
-
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_compression_of_a_users_own_works_and_learns_in_a_stack(wrapped):
     own = CompressionAutoEncoder(Newest(), 12) if wrapped else Newest()
@@ -179,7 +194,7 @@ def test_a_compression_of_a_users_own_works_and_learns_in_a_stack(wrapped):
     doc_starts[6, 1] = True
     for begins in (None, doc_starts):
         stack.zero_grad()
-        output, memory, auxiliary_loss = read(stack, doc_starts=begins)
+        output, memory, auxiliary_loss = read_stack(stack, doc_starts=begins)
         auxiliary_loss.backward()
         assert output.shape == (7, 2, 12)
         assert memory.c_mem_len == 4
@@ -202,27 +217,26 @@ class Wrong(nn.Module):
     [(Wrong(every=2), "[2, 2, 12]"), (Wrong(width=5), "[1, 2, 5]"), (nn.Identity(), "[3, 2, 12]")],
 )
 def test_slots_of_another_number_or_width_are_an_error_of_one_line(compress, made):
-    with pytest.raises(ValueError, match="was expected") as error:
-        read(stack_of(compress), segments=1)
-    name = type(compress).__name__
-    assert str(error.value) == (
-        f"{name} made {made} of memories [3, 2, 12]; [1, 2, 12] was expected, one slot for every "
-        f"compression_rate=3 memories, of the same width. Return that shape from its forward method."
-    )
+    with pytest.raises(ValueError, match="expected") as error:
+        read_stack(stack_of(compress), segments=1)
+    said = str(error.value)
+    assert f"{type(compress).__name__} to make [1, 2, 12] of memories [3, 2, 12]" in said
+    assert f"got {made}" in said
+    assert "\n" not in said
 
 
 def test_a_decoder_refuses_slots_of_another_width():
     lm = small_lm("compressive").eval()
     lm.transformer.layers[0].compress = Wrong(width=5)
-    with pytest.raises(ValueError, match=r"Wrong made \[1, 2, 5\] of memories \[3, 2, 12\]"):
+    with pytest.raises(ValueError, match=r"Wrong to make .* got \[1, 2, 5\]"):
         Decoder(lm, 2).read(torch.randint(11, (20, 2)))
 
 
 @pytest.mark.parametrize(
     ("compress", "loss", "message"),
     [
-        (Newest(), "squares", "'squares' is unknown; use one of attention, auto-encoding, none"),
-        (Newest(), "auto-encoding", "needs a decoder beside f_c, but Newest came"),
+        (Newest(), "squares", "compression_loss='squares'"),
+        (Newest(), "auto-encoding", "needs a decoder beside f_c, got Newest"),
         (Newest(), "none", "would not train Newest"),
         (CompressionAutoEncoder(Newest(), 12), "attention", "would not train the decoder"),
         (CompressionAutoEncoder(Newest(), 12), "none", "would not train the decoder"),
@@ -234,8 +248,8 @@ def test_a_loss_that_can_not_train_the_compression_is_an_error(compress, loss, m
 
 
 def test_a_stack_without_a_loss_takes_what_has_no_parameters_or_learns_no_more():
-    assert read(stack_of(MaxCompression(3), "none"))[2] == 0
-    assert read(stack_of(Newest().requires_grad_(False), "none"))[2] == 0
+    assert read_stack(stack_of(MaxCompression(3), "none"))[2] == 0
+    assert read_stack(stack_of(Newest().requires_grad_(False), "none"))[2] == 0
 
 
 def test_an_auto_encoder_wants_to_know_how_many_positions_a_slot_stands_for():
@@ -243,3 +257,38 @@ def test_an_auto_encoder_wants_to_know_how_many_positions_a_slot_stands_for():
         ValueError, match="Identity has no compression_rate, the number of positions that a slot represents"
     ):
         CompressionAutoEncoder(nn.Identity(), 12)
+
+
+def test_in_post_norm_the_loss_compares_attention_over_memories_as_they_are():
+    layer = small_compressive(norm="post").layers[0]
+    h, mem = torch.randn(5, 2, 12), torch.randn(6, 2, 12)
+
+    def content_attention(context):
+        query, key, value = (
+            map(x).unflatten(-1, (3, 4)).permute(1, 2, 0, 3)
+            for map, x in (
+                (layer.self_attn.query, h),
+                (layer.self_attn.key, context),
+                (layer.self_attn.value, context),
+            )
+        )
+        return (query @ key.mT / 2.0).softmax(-1) @ value
+
+    wanted = (content_attention(mem) - content_attention(layer.compress(mem))).square().mean()
+    torch.testing.assert_close(AttentionReconstructionLoss([layer])([h], [mem]), wanted)
+
+
+def test_compression_runs_once_a_step():
+    lm = small_lm("compressive")
+    calls = []
+    for layer in lm.transformer.layers:
+        layer.compress.register_forward_hook(lambda *_: calls.append(1))
+    lm(torch.randint(0, 11, (7, 2)))
+    assert len(calls) == 2  # one for each layer
+
+
+def test_a_loss_wants_one_tensor_a_layer():
+    with pytest.raises(ValueError, match="each of 2 layers, got 1"):
+        AutoEncodingLoss(auto_encoders())([torch.zeros(3, 1, 12)])
+    with pytest.raises(ValueError, match="each of 2 layers, got 1 and 2"):
+        AttentionReconstructionLoss(small_compressive().layers)([torch.zeros(1, 1, 12)], memories())

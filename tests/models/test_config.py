@@ -1,78 +1,105 @@
-"""Saved configs, of this version and of older ones."""
-
-import hashlib
-import json
-from dataclasses import asdict
+"""Settings that no model can be built from, and what a model can't be called with."""
 
 import numpy as np
 import pytest
 import torch
 
-from memformers import AdaptiveConfig, MemoryLM, ModelConfig
-from memformers.generation.memory_file import fingerprint
-from memformers.models.config import upgraded
+from memformers import AdaptiveConfig, ModelConfig
 from tests.builders import small_lm
+from tests.texts import tokens
 
-VERSION_0_1 = {
-    "model": "transformer-xl", "vocab_size": 11, "d_model": 12, "heads": 3, "n_layers": 2, "d_ff": 16,
-    "dropout": 0.0, "norm": "post", "positions": "sinusoidal", "kernel": "auto", "position_features": None,
-    "clamp_len": None, "segment_len": 7, "mem_len": 5, "equal_spans": True, "c_mem_len": 4,
-    "compression_rate": 3, "embedding": "adaptive", "cutoffs": [3, 7], "div_val": 2, "d_embed": None,
-    "tie_weights": True, "tie_projections": False,
-}  # fmt: skip
-"""A config.json as version 0.1 wrote it."""
-
-
-def test_a_config_of_version_0_1_still_loads(tmp_path):
-    lm = small_lm(
-        "transformer-xl",
-        norm="post",
-        same_length=True,
-        embedding="adaptive",
-        adaptive=AdaptiveConfig(cutoffs=(3, 7), div_val=2, tie_weights=True),
-    )
-    lm.save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(VERSION_0_1))
-    loaded = MemoryLM.from_pretrained(tmp_path)
-    assert loaded.config == lm.config
-    tokens = torch.randint(11, (9, 2))
-    assert torch.equal(loaded(tokens).logits, lm.eval()(tokens).logits)
-
-
-def test_todays_config_is_read_as_it_is():
-    config = ModelConfig(embedding="adaptive", adaptive=AdaptiveConfig((3,)), same_length=True)
-    assert upgraded(asdict(config)) == asdict(config)
-
-
-def test_a_memory_that_version_0_1_saved_is_known_by_the_same_fingerprint():
-    lm = small_lm("transformer-xl")
-    plain = VERSION_0_1 | {"norm": "pre", "equal_spans": False, "embedding": "plain", "cutoffs": [],
-                           "div_val": 1, "tie_weights": False}  # fmt: skip
-    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
-    for name, tensor in lm.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.numpy().tobytes())
-    assert fingerprint(lm) == digest.hexdigest()
+NOT_LEARNED = "which has nothing to learn"
 
 
 @pytest.mark.parametrize(
-    "changes", [{"d_model": "128"}, {"d_model": 1.5}, {"mem_len": True}, {"heads": np.int64(4)}]
+    ("settings", "message"),
+    [
+        *(
+            ({name: value}, f"expected {name} to be .*got {name}=")
+            for name, values in {
+                "model": ("lstm", None),
+                "d_model": ("128", 1.5, 0),
+                "heads": (np.int64(4), 0),
+                "n_layers": (0, 10_001),
+                "d_ff": (0,),
+                "vocab_size": (0,),
+                "segment_len": (0,),
+                "bptt": (-1,),
+                "dropout": (-0.1, 1.0, float("nan")),
+                "norm": ("both",),
+                "kernel": ("fast",),
+                "positions": ("rotary",),
+                "position_features": (0,),
+                "clamp_len": (0,),
+                "embedding": ("wide",),
+                "compression": ("min",),
+                "compression_start": ("zero",),
+                "compression_loss": ("l2",),
+                "mem_len": (-1, True, (1, 2.0, 3, 4), [1, 2, 3, 4], 10**99),
+                "c_mem_len": (-1, (1, -1, 0, 1)),
+                "compression_rate": (0, (1, 1, 0, 1)),
+            }.items()
+            for value in values
+        ),
+        ({"d_model": 100, "heads": 8}, "d_model=100 is not divisible by heads=8; .* 96 or 104"),
+        ({"mem_len": (3, 4)}, r"mem_len=\(3, 4\) is for 2 layers, but n_layers=4; give one number for each"),
+        ({"c_mem_len": (3,)}, r"c_mem_len=\(3,\) is for 1 layers, but n_layers=4"),
+        ({"same_length": True, "model": "compressive"}, "same_length=True is for model='transformer-xl'"),
+        ({"same_length": True, "mem_len": 0}, "with a memory, got model='transformer-xl' and mem_len=0"),
+        (
+            {"same_length": True, "mem_len": (1, 2, 0, 4)},
+            "same_length=True is for model='transformer-xl' with",
+        ),
+        ({"compression": "mean", "compression_start": "mean"}, f"'mean', {NOT_LEARNED}"),
+        ({"compression": "max", "compression_loss": "auto-encoding"}, f"'max', {NOT_LEARNED}"),
+        ({"compression": "most-used", "bptt": 1}, f"bptt=1 .*'most-used', {NOT_LEARNED}"),
+        ({"compression_loss": "none"}, "would leave compression='conv' untrained; .* bptt=1 or more"),
+        ({"compression": "dilated", "compression_loss": "none"}, "compression='dilated' untrained"),
+    ],
 )
-def test_a_setting_that_is_no_int_is_an_error(changes):
-    with pytest.raises(ValueError, match=rf"^{next(iter(changes))}=.*; give a whole number, an int"):
-        ModelConfig(**changes)
+def test_settings_that_no_model_can_be_built_from_are_an_error(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**settings)
 
 
-def test_what_a_model_is_called_with_must_be_a_memory_and_be_where_it_is():
-    lm, tokens = small_lm("transformer-xl"), torch.zeros(7, 1, dtype=torch.long)
-    with pytest.raises(ValueError, match="memory is a tuple; a Memory or None was expected"):
-        lm(tokens, lm(tokens).memory.mem)
-    with pytest.raises(ValueError, match="tokens are on meta, but the model is on cpu; move them"):
-        lm(tokens.to("meta"))
+@pytest.mark.parametrize(
+    ("embedding", "settings", "message"),
+    [
+        ("plain", {"cutoffs": (3,)}, r"cutoffs=\(3,\) is for an adaptive embedding"),
+        ("plain", {"tie_weights": True}, "tie_weights=True is for an adaptive embedding"),
+        ("adaptive", {"cutoffs": (7, 3)}, r"ascending order, each once, got cutoffs=\(7, 3\)"),
+        ("adaptive", {"cutoffs": (0,)}, r"at least 1, got cutoffs=\(0,\)"),
+        ("adaptive", {"div_val": 0}, "div_val=0"),
+        ("adaptive", {"d_embed": 0}, "d_embed=0"),
+        ("adaptive", {"cutoffs": (3, 7), "div_val": 4, "d_embed": 8}, "cluster 3, .* use d_embed=16 or more"),
+    ],
+)
+def test_an_embedding_that_cannot_be_is_an_error(embedding, settings, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(embedding=embedding, adaptive=AdaptiveConfig(**settings))
+
+
+SHAPE = r"integers \[segment, batch\]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        *(((bad,), SHAPE) for bad in (torch.zeros(3), torch.zeros(3, 2), tokens(0), tokens(3, 0))),
+        ((torch.tensor([[3], [11]]),), "from 0 to 10, of vocab_size=11, got tokens from 3 to 11"),
+        ((tokens(7).to("meta"),), "tokens are on meta, but the model is on cpu; move them"),
+        ((tokens(7), ((torch.zeros(5, 2, 12),) * 2,)), "a Memory or None, got a tuple"),
+        ((tokens(7), None, tokens(6)), r"targets.* \[7, 2\] on cpu, got .* \[6, 2\] on cpu"),
+        ((tokens(7), None, None, torch.zeros(6, 2).bool()), r"doc_starts, .* \[7, 2\] on cpu"),
+    ],
+)
+def test_what_a_model_can_not_be_called_with_is_an_error(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        small_lm("transformer-xl")(*arguments)
 
 
 def test_logits_that_are_nan_draw_no_token():
     lm = small_lm("transformer-xl")
     torch.nn.init.constant_(lm.head.bias, float("nan"))
     with pytest.raises(ValueError, match="the model's logits are NaN, so nothing can be drawn"):
-        next(lm.generate(torch.zeros(3, 1, dtype=torch.long), 5, temperature=0.0))
+        next(lm.generate(tokens(3, 1), 5, temperature=0.0))

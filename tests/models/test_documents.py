@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from memformers.generation.decoding import Decoder
 from memformers.models.memory import Memory
 from tests.builders import MODELS, small_compressive, small_lm, small_xl
+from tests.texts import EXACT, documents, gradients, read, same, tokens
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-EXACT = {"rtol": 0, "atol": 1e-10}
 WAYS = list(product(("learned", "sinusoidal"), ("auto", "naive", "blocked")))
 SHAPES = {
     "segment_len": st.integers(1, 6),
@@ -21,43 +21,6 @@ SHAPES = {
     "c_mem_len": st.integers(0, 3),
     "compression_rate": st.integers(1, 3),
 }
-
-
-def tokens(T, B):
-    return torch.randint(11, (T, B))
-
-
-def documents(T, B, *begins):
-    """Starts ``[T, B]`` at these pairs of position and stream."""
-    doc_starts = torch.zeros(T, B, dtype=torch.bool)
-    for position, stream in begins:
-        doc_starts[position, stream] = True
-    return doc_starts
-
-
-def read(lm, text, doc_starts=None, memory=None, begin=0):
-    """The logits ``[T, B, 11]`` of a text read in segments, of which the first ends as if ``begin`` tokens of
-    it were missing; each segment's auxiliary loss; and the last memory."""
-    logits, losses, at = [], [], 0
-    while at < len(text):
-        end = at + lm.config.segment_len - (begin if at == 0 else 0)
-        output = lm(text[at:end], memory, doc_starts=None if doc_starts is None else doc_starts[at:end])
-        memory = output.memory
-        logits.append(output.logits)
-        losses.append(output.auxiliary_loss)
-        at = end
-    return torch.cat(logits), losses, memory
-
-
-def gradients(lm, loss):
-    learning = list(lm.parameters())
-    grads = torch.autograd.grad(loss, learning, allow_unused=True, retain_graph=True)
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(learning, grads, strict=True)]
-
-
-def same(found, wanted):
-    for a, b in zip(found, wanted, strict=True):
-        torch.testing.assert_close(a, b, **EXACT)
 
 
 def visible(memory, rate):

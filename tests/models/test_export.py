@@ -10,9 +10,16 @@ from tests.builders import small_lm
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("model", [pytest.param("transformer-xl", marks=pytest.mark.long), "compressive"])
-def test_an_exported_model_reads_segment_after_segment_as_the_model_does(model):
-    lm = small_lm(model, segment_len=6, n_layers=1).eval()
+@pytest.mark.parametrize(
+    ("model", "settings", "strict"),
+    [
+        ("compressive", {"n_layers": 1}, False),
+        ("compressive", {"mem_len": (6, 4), "c_mem_len": (4, 3), "compression_rate": (3, 2)}, True),
+        pytest.param("transformer-xl", {"n_layers": 1}, False, marks=pytest.mark.long),
+    ],
+)
+def test_an_exported_model_reads_segment_after_segment_as_the_model_does(model, settings, strict):
+    lm = small_lm(model, segment_len=6, **settings).eval()
 
     def segment():
         return torch.randint(11, (6, 2)), torch.rand(6, 2) < 0.1
@@ -20,7 +27,8 @@ def test_an_exported_model_reads_segment_after_segment_as_the_model_does(model):
     text, doc_starts = segment()
     memory = Memory.empty(lm.config, 2)
     file = io.BytesIO()
-    torch.export.save(torch.export.export(lm, (text, memory), {"doc_starts": doc_starts}), file)
+    program = torch.export.export(lm, (text, memory), {"doc_starts": doc_starts}, strict=strict)
+    torch.export.save(program, file)
     exported = torch.export.load(io.BytesIO(file.getvalue())).module()
     wanted, got = memory, memory
     for _ in range(10):

@@ -5,13 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from tests.builders import MODELS, SMALL, small_lm
-
-
-def tokens(S: int, B: int = 2) -> torch.Tensor:
-    return torch.randint(0, SMALL.vocab_size, (S, B))
+from tests.texts import EXACT, read, tokens
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -33,13 +29,9 @@ def test_shapes_and_memory_bounds_over_many_segments(model, positions):
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
 def test_segments_with_unlimited_memory_equal_one_pass(model, segment_len, norm, positions):
-    lm = small_lm(model, mem_len=1000, norm=norm, positions=positions)
-    text, memory, logits = tokens(100), None, []
-    for segment in text.split(segment_len):
-        output = lm(segment, memory)
-        memory = output.memory
-        logits.append(output.logits)
-    torch.testing.assert_close(torch.cat(logits), lm(text).logits, rtol=0, atol=1e-10)
+    lm = small_lm(model, segment_len=segment_len, mem_len=1000, norm=norm, positions=positions)
+    text = tokens(100)
+    torch.testing.assert_close(read(lm, text)[0], lm(text).logits, **EXACT)
 
 
 def test_the_transformer_forgets_between_segments():
@@ -129,48 +121,14 @@ def test_a_save_that_fails_leaves_the_old_model(tmp_path, monkeypatch):
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model": "lstm"}, "model='lstm' is unknown; use one of transformer, transformer-xl"),
-        ({"d_model": 100, "heads": 8}, "d_model=100 is not divisible by heads=8"),
-        ({"compression_rate": 0}, "compression_rate=0 is too small"),
-        ({"mem_len": -1}, "mem_len=-1 is negative; use 0 for none"),
-        ({"c_mem_len": -1}, "c_mem_len=-1 is negative"),
-        ({"segment_len": 0}, "segment_len=0"),
-        ({"dropout": -0.1}, "dropout_prob=-0.1"),
-        ({"same_length": True, "model": "compressive"}, "same_length=True is for model='transformer-xl'"),
-        ({"same_length": True, "mem_len": 0}, "with a memory; model='transformer-xl' and mem_len=0 came"),
-        ({"norm": "both"}, "norm='both' is unknown; use 'pre', 'pre-without-final' or 'post'"),
-    ],
-)
-def test_a_config_that_cannot_work_is_an_error(changes, message):
-    with pytest.raises(ValueError, match=message):
-        ModelConfig(**changes)
-
-
-OUTSIDE = torch.tensor([[3], [11]]), "tokens from 3 to 11 came, but vocab_size=11 has 0 … 10"
-SHAPES = torch.zeros(3), torch.zeros(3, 2), torch.zeros(0, 2).long(), torch.zeros(3, 0).long()
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"), [OUTSIDE, *((bad, r"integers \[segment, batch\]") for bad in SHAPES)]
-)
-def test_what_is_no_segment_is_an_error(bad, message):
-    with pytest.raises(ValueError, match=message):
-        small_lm("transformer")(bad)
-
-
 def test_a_memory_of_another_kind_of_model_is_an_error():
     with_both, with_mem = (
         small_lm("compressive")(tokens(14)).memory,
         small_lm("transformer-xl")(tokens(7)).memory,
     )
-    with pytest.raises(ValueError, match="memory of 5 positions was given to a model='transformer'"):
+    with pytest.raises(ValueError, match=r"memory of 5 positions .* model='transformer'"):
         small_lm("transformer")(tokens(7), with_mem)
-    with pytest.raises(
-        ValueError, match=r"compressed memory of \d slots was given to a model='transformer-xl'"
-    ):
+    with pytest.raises(ValueError, match=r"compressed memory of \d slots .* model='transformer-xl'"):
         small_lm("transformer-xl")(tokens(7), with_both)
 
 
@@ -211,7 +169,7 @@ class TestGenerate:
             lm.generate(tokens(3), -1)
         with pytest.raises(ValueError, match="temperature=-1"):
             lm.generate(tokens(3), 1, temperature=-1)
-        with pytest.raises(ValueError, match="batch=2 repeats a single prompt, but 2 prompts"):
+        with pytest.raises(ValueError, match="batch=2 repeats a single prompt, got 2"):
             lm.generate(tokens(3), 1, batch=2)
 
 

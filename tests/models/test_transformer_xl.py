@@ -24,11 +24,11 @@ def test_no_memory_can_be_said_in_three_ways(mem):
 @pytest.mark.parametrize(
     ("mem", "message"),
     [
-        ([torch.zeros(3, 2, 12)], "2 layers was expected.*has 1"),
-        ([torch.zeros(3, 4, 12)] * 2, r"batch.*\[·, 2, 12\]; it is \[3, 4, 12\]"),
-        ([torch.zeros(3, 2, 8)] * 2, r"it is \[3, 2, 8\]"),
-        ([torch.zeros(3, 2, 12, dtype=torch.float64)] * 2, "float64 on cpu, but .*float32"),
-        ([torch.zeros(3, 2, 12, device="meta")] * 2, "on meta, but .* on cpu"),
+        ([torch.zeros(3, 2, 12)], "2 layers.* got 1"),
+        ([torch.zeros(3, 4, 12)] * 2, r"batch.*\[·, 2, 12\], got \[3, 4, 12\]"),
+        ([torch.zeros(3, 2, 8)] * 2, r"got \[3, 2, 8\]"),
+        ([torch.zeros(3, 2, 12, dtype=torch.float64)] * 2, "float32 on cpu, .* got torch.float64"),
+        ([torch.zeros(3, 2, 12, device="meta")] * 2, "on cpu, .* on meta"),
     ],
 )
 def test_a_memory_that_does_not_fit_is_an_error(mem, message):

@@ -17,7 +17,7 @@ from labml_nn.transformers.xl.relative_mha import (  # noqa: E402
 from memformers import AttentionReconstructionLoss, from_labml  # noqa: E402
 from memformers.kernels.naive import causal_mask  # noqa: E402
 from memformers.models.language_model import MemoryLM, ModelConfig  # noqa: E402
-from memformers.models.lengths import MemoryLengths  # noqa: E402
+from memformers.models.lengths import LayerLengths  # noqa: E402
 from memformers.models.memory import Memory  # noqa: E402
 from memformers.models.remembering import compress_oldest, keep_newest  # noqa: E402
 from tests.builders import fill_zeros, small_compressive, small_xl  # noqa: E402
@@ -84,7 +84,7 @@ def test_transformer_xl_agrees_over_four_segments_in_outputs_memories_and_gradie
             [torch.cat(pair) for pair in zip(their_mem, their_new, strict=True)] if their_mem else their_new
         )
         their_mem = [mem[-MEM_LEN:] for mem in grown]
-        our_memory = keep_newest(our_memory, new_mem, MEM_LEN)
+        our_memory = keep_newest(our_memory, new_mem, [LayerLengths(MEM_LEN)] * len(new_mem))
         close(list(our_memory.mem), their_mem)
         our_loss, their_loss = our_loss + (output * weight).sum(), their_loss + (their_output * weight).sum()
     our_loss.backward()
@@ -121,7 +121,7 @@ def test_compressive_transformer_agrees_over_four_segments_with_its_reconstructi
             memory,
             new_mem,
             [layer.compress for layer in ours.layers],
-            MemoryLengths(MEM_LEN, C_MEM_LEN, RATE),
+            [LayerLengths(MEM_LEN, C_MEM_LEN, RATE)] * len(new_mem),
         )
         close(list(memory.mem), mem)
         close(list(memory.c_mem), c_mem)

@@ -1,7 +1,8 @@
-"""Adaptive embedding and softmax: frequent words get wide vectors, rare words narrow ones, and the rare
-ones are predicted in two steps.
+"""How tokens come in and how well they are predicted: losses of a segment, and the adaptive embedding and
+softmax, in which frequent words get wide vectors, rare words narrow ones, and the rare ones are predicted in
+two steps.
 
-Token ids are ordered by frequency, the most frequent first, and ``cutoffs`` divide them into clusters.
+There, token ids are ordered by frequency, the most frequent first, and ``cutoffs`` divide them into clusters.
 Sources: the softmax, Grave et al. 2017 (arXiv 1609.04309); the embedding, Baevski and Auli 2019 (arXiv
 1809.10853); both in the form of the original Transformer-XL (repository kimiyoung/transformer-xl), whose
 softmax maps the hidden features to each cluster's width and can share vectors and maps with the embedding.
@@ -10,6 +11,7 @@ softmax maps the hidden features to each cluster's width and can share vectors a
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +21,38 @@ from memformers.common.errors import UserError
 
 WORD_STD = 0.02
 """The standard deviation of the initial word vectors, as in the original."""
+AT_ONCE = 1 << 24
+"""The most logits of a rare cluster that are computed at once to see whether a word of it is likelier."""
+
+
+class TokenLosses(NamedTuple):
+    """Losses of the predictions of a segment, with targets ``[S, B]``."""
+
+    loss: Tensor
+    """Mean cross-entropy, a scalar in nats per token, to train with."""
+    losses: Tensor
+    """``[S, B]``: the cross-entropy of each token, without gradient; 0 if there is no target."""
+    correct: Tensor
+    """bool ``[S, B]``: whether the target was the most likely token."""
+
+
+def token_losses(logits: Tensor, targets: Tensor) -> TokenLosses:
+    """Of ``logits [S, B, vocab_size]`` for ``targets [S, B]``."""
+    # What F.cross_entropy computes, in two steps, so that a mean and the losses share a normalization.
+    log_probs, flat = F.log_softmax(upcast(logits).flatten(0, 1), dim=-1), targets.flatten()
+    loss, losses = F.nll_loss(log_probs, flat), F.nll_loss(log_probs.detach(), flat, reduction="none")
+    return TokenLosses(loss, losses.view_as(targets), logits.detach().argmax(-1) == targets)
+
+
+def upcast(logits: Tensor) -> Tensor:
+    """Logits, of any shape, in float32 where they are in half precision, so that losses are not rounded
+    to it."""
+    return logits.float() if logits.element_size() < 4 else logits
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """The clusters of a vocabulary. Raises ValueError for cutoffs outside the vocabulary and for clusters
-    whose width would be 0."""
+    """The clusters of a vocabulary. Raises ValueError for cutoffs outside the vocabulary."""
 
     vocab_size: int
     cutoffs: tuple[int, ...] = ()
@@ -35,7 +63,6 @@ class Clusters:
     """Width of the first cluster's word vectors."""
 
     def __post_init__(self) -> None:
-        check_clusters(self.cutoffs, self.div_val, self.d_embed)
         if self.cutoffs and self.cutoffs[-1] >= self.vocab_size:
             raise UserError(
                 f"cutoffs={self.cutoffs} leave no token of vocab_size={self.vocab_size} to the last cluster; "
@@ -112,7 +139,7 @@ class AdaptiveSoftmax(nn.Module):
     with the word vectors E_c of cluster c, the map P_c ``[d_c, D]`` to their width, and a row of G for
     each cluster but the first. Log-probabilities are their own logits: cross-entropy, sampling and
     ``argmax`` take them as they are. To learn from targets, their losses are enough, for which
-    [`memformers.models.adaptive_scores`][] computes much less.
+    [`adaptive_losses`][] computes much less.
 
     ``tie_weights`` takes E_c from the embedding's tables; ``tie_projections`` takes the maps of all
     clusters but the first from the embedding's, transposed. What is tied belongs to the embedding, and is
@@ -192,13 +219,78 @@ def weight(module: nn.Module) -> Tensor:
 
 
 def check_clusters(cutoffs: tuple[int, ...], div_val: int, d_embed: int) -> None:
-    """Raise ValueError for clusters that no vocabulary can have."""
-    if any(low >= high for low, high in pairwise((0, *cutoffs))):
-        raise UserError(f"cutoffs={cutoffs} must be 1 or more and in ascending order, each once.")
-    if div_val < 1 or d_embed < 1:
-        raise UserError(f"div_val={div_val} and d_embed={d_embed} must both be at least 1.")
+    """Raise UserError for clusters that no vocabulary can have."""
+    if any(low >= high for low, high in pairwise(cutoffs)):
+        raise UserError(f"expected cutoffs in ascending order, each once, got cutoffs={cutoffs}.")
     if d_embed // div_val ** len(cutoffs) < 1:
         raise UserError(
             f"div_val={div_val} leaves cluster {1 + len(cutoffs)}, the last, no width of d_embed={d_embed}; "
             f"use d_embed={div_val ** len(cutoffs)} or more, a smaller div_val, or fewer cutoffs."
         )
+
+
+def adaptive_losses(
+    head: AdaptiveSoftmax, embedding: AdaptiveEmbedding, x: Tensor, targets: Tensor
+) -> TokenLosses:
+    """Of the predictions from ``x [S, B, D]`` for ``targets [S, B]``: what [`token_losses`][] gives for the
+    whole vocabulary's log-probabilities, computed for the clusters that the targets need.
+
+    A target of the first cluster needs that cluster alone, and one of a rarer cluster c the first and c. So
+    each rare cluster is computed for the tokens whose target lies in it, which are few, and not the whole
+    vocabulary for all (Grave et al. 2017, section 4). Every weight has a gradient, 0 in a cluster without
+    targets, as processes that average theirs need.
+    """
+    flat, target = x.flatten(0, 1), targets.flatten().contiguous()  # [N, D] and [N]
+    words = head.clusters.bounds[0][1]  # of the first cluster; its other logits are the rare clusters'
+    first = upcast(head.cluster_logits(0, flat, embedding))  # [N, words + clusters]
+    cluster = torch.bucketize(target, target.new_tensor(head.clusters.cutoffs), right=True)
+    column = torch.where(cluster > 0, words - 1 + cluster, target)
+    losses = F.cross_entropy(first, column, reduction="none")
+    # In units of the first cluster's logits, a rare word's is its cluster's plus its log-probability there.
+    own = first.detach().gather(1, column.clamp(min=0)[:, None])[:, 0]
+    correct = target >= 0
+    rare = list(zip(head.clusters.bounds, rows_by_cluster(cluster, len(head.clusters.bounds)), strict=True))
+    for c, ((low, _), rows) in enumerate(rare[1:], 1):
+        logits, word = upcast(head.cluster_logits(c, flat[rows], embedding)), target[rows] - low
+        of_word = F.cross_entropy(logits, word, reduction="none")
+        losses = losses.index_add(0, rows, of_word)
+        own = own.index_add(0, rows, -of_word.detach())
+        correct[rows] = logits.detach().argmax(-1) == word
+    correct &= own >= first.detach()[:, :words].amax(-1)
+    correct = unless_likelier_elsewhere(head, embedding, flat.detach(), first.detach(), cluster, own, correct)
+    loss = losses.sum() / (target >= 0).sum()
+    return TokenLosses(loss, losses.detach().view_as(targets), correct.view_as(targets))
+
+
+def rows_by_cluster(cluster: Tensor, clusters: int) -> list[Tensor]:
+    """The rows of ``cluster [N]`` that have the value 0, the value 1, …; on a GPU its values are waited for
+    once."""
+    sizes = torch.bincount(cluster, minlength=clusters).tolist()
+    return list(cluster.argsort(stable=True).split(sizes))
+
+
+@torch.no_grad()
+def unless_likelier_elsewhere(
+    head: AdaptiveSoftmax,
+    embedding: AdaptiveEmbedding,
+    x: Tensor,
+    first: Tensor,
+    cluster: Tensor,
+    own: Tensor,
+    correct: Tensor,
+) -> Tensor:
+    """``correct [N]``, now false where a rare cluster other than the target's has a likelier word.
+
+    A word is no likelier than its cluster, so a cluster is looked into only where it is likelier than the
+    target. ``x [N, D]``, the first cluster's logits ``first``, the target's ``cluster [N]`` and ``own [N]``
+    logit in their units.
+    """
+    correct, words = correct.clone(), head.clusters.bounds[0][1]
+    for c, (low, high) in list(enumerate(head.clusters.bounds))[1:]:
+        of_cluster = first[:, words - 1 + c]
+        doubtful = (correct & (cluster != c) & (of_cluster > own)).nonzero()[:, 0]
+        for rows in doubtful.split(max(AT_ONCE // (high - low), 1)):
+            logits = upcast(head.cluster_logits(c, x[rows], embedding))
+            likeliest = logits.amax(-1) - logits.logsumexp(-1)
+            correct[rows] = of_cluster[rows] + likeliest <= own[rows]
+    return correct

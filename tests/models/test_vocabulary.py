@@ -1,4 +1,5 @@
-"""The loss of an adaptive softmax, against cross-entropy of the whole vocabulary's log-probabilities."""
+"""Losses of tokens, and adaptive embedding and softmax, whose loss is compared with cross-entropy of the
+whole vocabulary's log-probabilities; tests/pretrained compares them with their equations."""
 
 import pytest
 import torch
@@ -7,15 +8,22 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from memformers import AdaptiveConfig
+from memformers import AdaptiveConfig, MemoryLM, ModelConfig
 from memformers.data.streams import IGNORED
 from memformers.evaluation.evaluate import evaluate
-from memformers.models import adaptive_scores
-from memformers.models.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Clusters
+from memformers.generation.decoding import Decoder
 from memformers.models.memory import Memory
+from memformers.models.vocabulary import (
+    AdaptiveEmbedding,
+    AdaptiveSoftmax,
+    Clusters,
+    adaptive_losses,
+    token_losses,
+)
 from memformers.training.distributed import Distributed
 from memformers.training.gradients import Batch, InTurn, backward
-from tests.builders import fill_zeros, small_lm, small_training
+from tests.builders import MODELS, fill_zeros, small_lm, small_training
+from tests.texts import EXACT, read, tokens
 
 D, V = 13, 37
 CUTOFFS = [(), (1,), (5, 11, 29), (5, 6, 36)]
@@ -48,7 +56,7 @@ def test_loss_and_every_gradient_are_those_of_the_whole_vocabulary(cutoffs, tied
     targets[2, 3] = IGNORED
     dense = head(x, embedding)
     loss = F.cross_entropy(dense.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
-    scores = adaptive_scores.adaptive_scores(head, embedding, x, targets)
+    scores = adaptive_losses(head, embedding, x, targets)
     torch.testing.assert_close(scores.loss, loss, rtol=0, atol=1e-10)
     each = F.cross_entropy(dense.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
     torch.testing.assert_close(scores.losses, each.detach(), rtol=0, atol=1e-10)
@@ -65,7 +73,7 @@ def test_loss_and_every_gradient_are_those_of_the_whole_vocabulary(cutoffs, tied
 def test_the_likeliest_token_is_that_of_the_whole_vocabulary_whichever_cluster_it_is_in(
     rows_at_once, monkeypatch
 ):
-    monkeypatch.setattr(adaptive_scores, "AT_ONCE", 10 * rows_at_once)
+    monkeypatch.setattr("memformers.models.vocabulary.AT_ONCE", 10 * rows_at_once)
     embedding, head = vocabulary(Clusters(V, (5, 11, 29), 2, 16))
     assert head.rare is not None
     nn.init.constant_(head.rare.bias, 3.0)  # clusters are likely, and their words less so than some others
@@ -73,7 +81,7 @@ def test_the_likeliest_token_is_that_of_the_whole_vocabulary_whichever_cluster_i
     likeliest = head(x, embedding).argmax(-1)
     assert torch.bucketize(likeliest, torch.tensor([5, 11, 29]), right=True).unique().tolist() == [0, 1, 2, 3]
     targets = torch.where(torch.rand(50, 40) < 0.7, likeliest, torch.randint(0, V, (50, 40)))
-    scores = adaptive_scores.adaptive_scores(head, embedding, x, targets)
+    scores = adaptive_losses(head, embedding, x, targets)
     assert torch.equal(scores.correct, likeliest == targets)
 
 
@@ -81,7 +89,7 @@ def test_the_likeliest_token_is_that_of_the_whole_vocabulary_whichever_cluster_i
 def test_a_cluster_without_targets_has_gradients_that_are_zero(tied):
     embedding, head = vocabulary(Clusters(V, (5, 11, 29), 2, 16), tied, tied)
     x, targets = torch.randn(3, 2, D), torch.randint(0, 11, (3, 2))
-    adaptive_scores.adaptive_scores(head, embedding, x, targets).loss.backward()
+    adaptive_losses(head, embedding, x, targets).loss.backward()
     assert all(p.grad is not None for p in head.parameters())
     assert not head.bias.grad[11:].any()
     tables = embedding.tables if tied else head.words
@@ -127,7 +135,61 @@ def test_a_compiled_model_has_the_same_loss():
         torch.testing.assert_close(ours, wanted)
 
 
-def test_targets_that_are_none_for_these_tokens_are_an_error():
-    lm, tokens = small_lm("transformer-xl"), torch.zeros(7, 2, dtype=torch.long)
-    with pytest.raises(ValueError, match=r"expected as int64 \[7, 2\] on cpu, .* \[6, 2\] on cpu"):
-        lm(tokens, None, tokens[1:])
+CLUSTERS = {"embedding": "adaptive", "adaptive": AdaptiveConfig((3, 7), 2), "norm": "post"}
+SHARED = CLUSTERS | {"adaptive": AdaptiveConfig((3, 7), 2, None, True, True)}
+
+
+@pytest.mark.parametrize("changes", [CLUSTERS, SHARED])
+@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
+def test_cached_logits_are_the_log_probabilities_of_the_forward_pass(model, changes):
+    lm = small_lm(model, **changes).double()
+    text, decoder = tokens(70), Decoder(lm, 2)
+    for token, logits in zip(text, read(lm, text)[0], strict=True):
+        torch.testing.assert_close(decoder.read(token[None]), logits, **EXACT)
+
+
+def test_it_is_saved_evaluated_and_written_like_any_model(tmp_path):
+    lm = small_lm("compressive", **SHARED).eval()
+    lm.save_pretrained(tmp_path)
+    again = MemoryLM.from_pretrained(tmp_path)
+    assert again.config == lm.config
+    text = tokens(60, 1).flatten()
+    assert evaluate(again, text, 2).loss == evaluate(lm, text, 2).loss
+    prompt = text[:5, None]
+    greedy = torch.stack(list(lm.generate(prompt, 20, temperature=0.0)))
+    assert torch.equal(greedy, torch.stack(list(again.generate(prompt, 20, temperature=0.0))))
+
+
+def test_cutoffs_beyond_the_vocabulary_are_an_error_once_it_is_known():
+    # A training's text may have more tokens.
+    config = ModelConfig(embedding="adaptive", adaptive=AdaptiveConfig((300,)))
+    with pytest.raises(
+        ValueError, match=r"cutoffs=\(300,\) leave no token of vocab_size=256 to the last cluster"
+    ):
+        MemoryLM(config)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_loss_of_logits_and_its_gradient_are_those_of_cross_entropy_to_the_bit(dtype):
+    logits = torch.randn(37, 5, 101, dtype=dtype, requires_grad=True)
+    targets = torch.randint(0, 101, (37, 5))
+    targets[3:5] = -100
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        wanted = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        scores = token_losses(logits, targets)
+    assert torch.equal(scores.loss, wanted)
+    grads = [torch.autograd.grad(loss, logits)[0] for loss in (scores.loss, wanted)]
+    assert torch.equal(*grads)
+    assert torch.equal(scores.losses[3:5], torch.zeros(2, 5, dtype=scores.losses.dtype))
+    assert torch.equal(scores.correct, logits.argmax(-1) == targets)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_with_targets_gives_the_losses_of_its_logits_and_the_same_memory(model):
+    lm = small_lm(model)
+    tokens, targets = torch.randint(0, 11, (2, 7, 3))
+    output = lm(tokens, lm(tokens).memory)
+    scores, memory, auxiliary_loss = lm(tokens, lm(tokens).memory, targets)
+    assert torch.equal(scores.loss, F.cross_entropy(output.logits.flatten(0, 1), targets.flatten()))
+    assert all(map(torch.equal, memory.mem + memory.c_mem, output.memory.mem + output.memory.c_mem))
+    assert torch.equal(auxiliary_loss, output.auxiliary_loss)
