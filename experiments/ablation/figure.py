@@ -12,7 +12,7 @@ from experiments.ablation.findings import Findings, Measure
 from experiments.ablation.rows import BASE_ROW
 from memformers.common.files import replacing
 from memformers.common.intervals import Mean
-from memformers.report.figures import DOTS, WIDTH, save
+from memformers.report.plotting import DOTS, WIDTH, save
 
 # Okabe and Ito's palette (2008), with a marker of its own for print without colour.
 PAPER = {"color": "#000000", "marker": "D"}

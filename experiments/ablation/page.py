@@ -6,13 +6,10 @@ from pathlib import Path
 from experiments.ablation.figure import save_figures
 from experiments.ablation.findings import Findings, Measure, band
 from experiments.ablation.rows import BASE_ROW, Row
-from memformers.common.files import write_text
 from memformers.common.intervals import Mean
 from memformers.report.arms import Arm
-from memformers.report.evidence import over_seeds
-from memformers.report.markdown import number, pictured, table
-from memformers.report.page import plain, render_html
-from memformers.runs.folder import FIGURES, PAGE, REPORT
+from memformers.report.markdown import number, plain, table, write_page
+from memformers.runs.folder import FIGURES, REPORT
 
 FEWEST_TOKENS = {"text": 500_000, "recall": 500_000}
 """Shorter trainings show that everything works, and not what a compression is worth."""
@@ -33,14 +30,13 @@ def write_report(findings: Findings, folder: Path) -> Path:
     parts = ["# The ablation: compression functions and what they learn from", *warnings(findings)]
     parts += ["## What it shows", *(claims(findings, measure) for measure in findings.measures)]
     parts += [limits(findings), "## Results beside the paper's", MEANING.format(*band()), results(findings)]
-    parts += [pictured(path, TITLES[name], CAPTIONS[name], folder) for name, path in figures.items()]
+    parts += [
+        f"![{TITLES[name]}]({FIGURES}/{path.name})\n\n{CAPTIONS[name]}" for name, path in figures.items()
+    ]
     if findings.compared:
         parts += [f"## Differences to {BASE_NAME}", differences(findings)]
     parts += ["## What each row costs", costs(findings), "## How it was made", how_it_was_made(findings)]
-    markdown = "\n\n".join(parts) + "\n"
-    write_text(folder / REPORT, markdown)
-    write_text(folder / PAGE, render_html(markdown, folder))
-    return folder / PAGE
+    return write_page(parts, folder)
 
 
 MEANING = (
@@ -172,7 +168,7 @@ def cost(arm: Arm | None) -> list[str]:
     config = arm.first.config["model"]
     lengths = [config["mem_len"], config["c_mem_len"] if config["model"] == "compressive" else 0]
     keys = sum(sum(x) if isinstance(x, list) else config["n_layers"] * x for x in lengths)
-    return [f"{keys:,}", f"{arm.first.facts['parameters']:,}", over_seeds(arm.mean("seconds"), ",.0f", " s")]
+    return [f"{keys:,}", f"{arm.first.facts['parameters']:,}", number(arm.mean("seconds"), ",.0f", " s")]
 
 
 def how_it_was_made(findings: Findings) -> str:
@@ -202,10 +198,8 @@ def how_it_was_made(findings: Findings) -> str:
 def shown(measure: Measure, value: Mean | None) -> str:
     """A mean with its interval, in the measure's unit."""
     if value is None or measure.scale == 1:
-        return over_seeds(value, ".4f")
-    return over_seeds(
-        Mean(measure.scale * value.mean, measure.scale * value.half_width, value.n), ".1f", " %"
-    )
+        return number(value, ".4f")
+    return number(Mean(measure.scale * value.mean, measure.scale * value.half_width, value.n), ".1f", " %")
 
 
 def amount(measure: Measure, difference: Mean) -> str:

@@ -1,24 +1,31 @@
 """The measurements of attention alone, as Markdown and a figure."""
 
+import math
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from experiments.benchmarks import attention as a
 from experiments.benchmarks.measuring import Result, spread, times_as_fast
+from memformers.common.intervals import Mean
 from memformers.kernels import blocked
-from memformers.report.figures import finish, legend, save
 from memformers.report.markdown import number, table
+from memformers.report.plotting import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    Series,
+    draw_marks,
+    legend,
+    octave_axis,
+    panels,
+    save,
+    style,
+)
 
 FIGURE = Path("figures") / "attention.png"
-LOOKS: dict[str, dict[str, Any]] = {
-    a.OURS: {"color": "#D55E00", "linestyle": "-", "marker": "s"},
-    a.NAIVE: {"color": "#0072B2", "linestyle": ":", "marker": "o"},
-    a.SDPA: {"color": "#009E73", "linestyle": "--", "marker": "^"},
-}
+LOOKS = {a.OURS: ORANGE, a.NAIVE: BLUE, a.SDPA: GREEN}
 
 
 def attention_alone(results: list[Result]) -> list[str]:
@@ -81,25 +88,24 @@ def mebibytes(count: int | None) -> str:
 
 def draw_attention(results: list[Result], path: Path) -> None:
     """Two panels into ``path``, a line for each implementation, quartiles as bars."""
-    figure = Figure(figsize=(9.0, 4.0), dpi=160, layout="constrained")
-    panels = figure.subplots(1, 2)
+    figure, places = panels([3.4], width=9.0, columns=2)
     said = "forward + backward (milliseconds)", "peak memory beside the inputs (MiB)"
     for axes, part, scale, label in zip(
-        panels, ("seconds", "extra memory"), (1e3, 2**-20), said, strict=True
+        places, ("seconds", "extra memory"), (1e3, 2**-20), said, strict=True
     ):
+        many = []
         for name, look in LOOKS.items():
             measured = [(r["keys"], r[part][name]) for r in results if r[part].get(name)]
-            found = [spread(x if isinstance(x, list) else [x], scale) for _, x in measured]
-            bars = [[x.median - x.low for x in found], [x.high - x.median for x in found]]
-            middles = [x.median for x in found]
-            axes.errorbar([keys for keys, _ in measured], middles, bars, label=name, capsize=2, **look)
-        axes.set_xscale("log", base=2)
+            found = [(keys, spread(x if isinstance(x, list) else [x], scale)) for keys, x in measured]
+            points = [(keys, Mean(x.median, math.nan, 1)) for keys, x in found]
+            many.append(Series(name, points, look, [(x.median - x.low, x.high - x.median) for _, x in found]))
         axes.set_yscale("log")
-        axes.set_xticks([r["keys"] for r in results])
+        draw_marks(axes, many)
+        style(axes, "keys K (positions of memory and segment)", label)
+        octave_axis(axes, [r["keys"] for r in results])
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.minorticks_off()
-        finish(axes, "keys K (positions of memory and segment)", label)
-    legend(figure, list(panels))
+    legend(figure, places)
     figure.suptitle(
         f"Relative attention alone on CPU: {a.B} streams, {a.H} heads of {a.E}, {a.S} queries", fontsize=10
     )

@@ -6,17 +6,14 @@ from pathlib import Path
 from statistics import fmean
 
 from memformers.common.files import write_text
-from memformers.common.intervals import mean_of
-from memformers.report.arms import Arm, arms_of, paired, seeds_in_common
-from memformers.report.evidence import more_bits, over_seeds, signed
-from memformers.report.markdown import csv_text, table
+from memformers.common.intervals import mean_of, mean_of_known, paired
+from memformers.report.arms import BITS, Arm, arms_of
+from memformers.report.markdown import csv_text, number, table
 from memformers.runs.finished import read_runs
 
 GROWS = "-grows"
 """The end of the name of an arm whose memory grows; the arm without it has the same memory from the
 beginning."""
-
-
 EARLY = (0.1, 0.2)
 """The part of a training, as fractions of its tokens, in which the arms' early progress is compared."""
 
@@ -28,7 +25,7 @@ def write_tables(folder: Path) -> None:
     write_text(folder / "growth.md", growth_table(arms) + "\n")
     write_text(folder / "growing.md", growing_table(arms) + "\n")
     write_text(folder / "beginning.md", beginning_table(arms) + "\n")
-    losses = [[arm.name, seed, r["bits_per_character"]] for arm in arms for seed, r in arm.results.items()]
+    losses = [[arm.name, seed, bits] for arm in arms for seed, bits in arm.values(BITS.of).items()]
     write_text(folder / "results.csv", csv_text(["arm", "seed", "bits per character"], losses))
 
 
@@ -36,21 +33,21 @@ def growth_table(arms: Sequence[Arm]) -> str:
     """Bits per character of each memory from the beginning and of the same memory growing, over seeds, and
     their difference, paired by seed."""
     by_name = {arm.name: arm for arm in arms}
-    same = {"M-64": "transformer-xl"}  # the base of the comparison has the name of its model
+    by_name["M-64"] = by_name["transformer-xl"]  # the base of the comparison has the name of its model
     rows, changes = [], []
-    for name, growing in by_name.items():
-        plain = name.removesuffix(GROWS)
-        full = by_name.get(same.get(plain, plain))
-        if not name.endswith(GROWS) or full is None or not (seeds := seeds_in_common(growing, full)):
+    for growing in arms:
+        name = growing.name.removesuffix(GROWS)
+        full = by_name.get(name)
+        if full is None or growing.name == name or (change := growing.minus(full, BITS.of)) is None:
             continue
-        changes.append({seed: more_bits(growing.results[seed], full.results[seed]) for seed in seeds})
-        means = (arm.mean("bits_per_character") for arm in (full, growing))
-        change = mean_of(list(changes[-1].values()))
-        rows.append([plain, *(over_seeds(mean, ".4f") for mean in means), signed(change), f"{change.n}"])
+        means = (BITS.shown(arm.mean(BITS.of)) for arm in (full, growing))
+        rows.append([name, *means, BITS.shown_difference(change), f"{change.n}"])
+        ours, theirs = growing.values(BITS.of), full.values(BITS.of)
+        changes.append({seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs})
     in_all = [seed for seed in changes[0] if all(seed in change for change in changes)] if changes else []
     if len(changes) > 1 and in_all:
         mean = mean_of([fmean(change[seed] for change in changes) for seed in in_all])
-        rows.append(["mean of these memories", "", "", signed(mean), f"{mean.n}"])
+        rows.append(["mean of these memories", "", "", BITS.shown_difference(mean), f"{mean.n}"])
     return table(["memory", "full from the beginning", "growing", "growing − full", "seeds"], rows)
 
 
@@ -59,9 +56,8 @@ def growing_table(arms: Sequence[Arm]) -> str:
     growing = [arm for arm in arms if arm.name.endswith(GROWS)]
     rows = []
     for arm in growing:
-        change = None if arm is growing[0] else paired(arm, growing[0], more_bits)
-        mean = over_seeds(arm.mean("bits_per_character"), ".4f")
-        rows.append([arm.name, mean, signed(change) if change else "–"])
+        change = None if arm is growing[0] else arm.minus(growing[0], BITS.of)
+        rows.append([arm.name, BITS.shown(arm.mean(BITS.of)), BITS.shown_difference(change)])
     base = growing[0].name if growing else ""
     return table(["arm", "bits per character", f"bits per character, minus those of {base}"], rows)
 
@@ -73,9 +69,9 @@ def beginning_table(arms: Sequence[Arm]) -> str:
     first, base = next(iter(losses.items()), ("", {}))
     rows = []
     for label, by_seed in losses.items():
-        changes = [loss - base[seed] for seed, loss in by_seed.items() if seed in base]
-        mean = over_seeds(mean_of(list(by_seed.values())) if by_seed else None, ".3f")
-        rows.append([label, mean, signed(mean_of(changes)) if changes and label != first else "–"])
+        change = paired(by_seed, base) if label != first else None
+        mean = number(mean_of_known(by_seed.values()), ".3f")
+        rows.append([label, mean, number(change, ".4f", signed=True)])
     return table(["arm", "training loss (nats)", f"training loss, minus that of {first}"], rows)
 
 

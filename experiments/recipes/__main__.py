@@ -19,13 +19,13 @@ from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Range
 from memformers.common.files import read_json, write_json, write_text
-from memformers.common.intervals import Mean, mean_of, paired
+from memformers.common.intervals import mean_of, paired
 from memformers.common.machine import keep_freed_memory
 from memformers.comparison.experiment import Experiment, run_experiment
 from memformers.comparison.text import TextTask
 from memformers.data.corpora import load_corpus
 from memformers.data.streams import training_segments
-from memformers.report.markdown import table
+from memformers.report.markdown import number, table
 from memformers.runs.finished import FinishedRun, read_runs
 from memformers.training.loop import train
 from memformers.training.run import build_model, with_vocabulary
@@ -139,21 +139,13 @@ def recipes_table(runs: list[FinishedRun]) -> str:
         cells = [
             name,
             tokens[name],
-            with_interval(mean, ".3f"),
-            with_interval(difference, "+.3f"),
+            number(mean, ".3f"),
+            number(difference, ".3f", signed=True),
             f"{mean.n}",
         ]
         rows.append((mean.mean, cells))
     head = ["recipe", "tokens", "validation loss (nats)", "minus the default's", "seeds"]
     return table(head, [cells for _, cells in sorted(rows)])
-
-
-def with_interval(mean: Mean | None, form: str) -> str:
-    """``mean`` in this ``form``, and its interval if there is one; a dash for none."""
-    if mean is None:
-        return "–"
-    interval = f" ± {mean.half_width:.3f}" if mean.n > 1 else ""
-    return f"{mean.mean:{form}}{interval}".replace("-", "−")
 
 
 def losses_of(run: FinishedRun) -> list[tuple[float, float]]:

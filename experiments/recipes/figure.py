@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from matplotlib.figure import Figure
+from memformers.common.intervals import mean_of
+from memformers.report.plotting import BLUE, ORANGE, Series, draw_lines, legend, panels, save, style
 
-DRAWN = {"first version": ("#D55E00", "s", "--"), "default": ("#0072B2", "o", "-")}
-"""Recipes, each with a colour of Okabe and Ito's, a marker and a kind of line."""
+DRAWN = {"first version": ORANGE | {"linestyle": "--"}, "default": BLUE | {"linestyle": "-"}}
+"""Recipes, each with its look."""
 
 
 def draw(
@@ -14,17 +16,19 @@ def draw(
 ) -> None:
     """Draw the losses of each recipe against training time. ``losses`` holds pairs of a number of tokens and
     the loss in nats after them; ``speeds`` is in tokens a second."""
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    for name, (colour, marker, line) in DRAWN.items():
-        seconds = [tokens / speeds[name] for tokens, _ in losses[name]]
-        loss = [loss for _, loss in losses[name]]
-        axes.plot(seconds, loss, color=colour, marker=marker, linestyle=line, label=name)
-        axes.annotate(
-            f"{loss[-1]:.3f}", (seconds[-1], loss[-1]), xytext=(0, 8), textcoords="offset points", ha="center"
-        )
-    axes.set(xlabel="training time on two cores (seconds)", ylabel="validation loss (nats a character)")
+    figure, [axes] = panels([2.9])
+    for name, look in DRAWN.items():
+        points = [(tokens / speeds[name], mean_of([loss])) for tokens, loss in losses[name]]
+        draw_lines(axes, [Series(name, points, look)])
+        seconds, last = points[-1]
+        above: dict[str, Any] = {
+            "xytext": (0, 8),
+            "textcoords": "offset points",
+            "ha": "center",
+            "fontsize": 8,
+        }
+        axes.annotate(f"{last.mean:.3f}", (seconds, last.mean), **above)
+    style(axes, "training time on two cores (seconds)", "validation loss (nats a character)")
     axes.set_xlim(left=0)
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=160)
+    legend(figure, [axes])
+    save(figure, path)

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
-from memformers.common.intervals import Mean, mean_of
+from memformers.common.intervals import Mean, mean_of_known, paired
+from memformers.report.markdown import number
 from memformers.runs.finished import FinishedRun
 from memformers.runs.plan import baseline_of
 
@@ -16,6 +18,35 @@ LABELS = {
 """The labels in a report of arms that have the name of their model."""
 Result = dict[str, Any]
 """A run's ``result.json``."""
+Quantity = str | Callable[[Result], float | None]
+"""A number in a result: its name, or how it is computed; None if there was nothing to measure."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A quantity by which arms are compared, and how it is shown."""
+
+    label: str
+    of: Quantity
+    form: str = ".4f"
+    unit: str = ""
+    """Follows its values, with a space before it."""
+    unit_of_differences: str = ""
+    scale: float = 1.0
+    """The factor by which it is multiplied when it is shown: 100 for percent."""
+    better: int = -1
+    """Whether more of it is better, 1, or less, −1."""
+
+    def shown(self, value: Mean | float | None) -> str:
+        """A value of it in a report."""
+        return number(value, self.form, self.unit, scale=self.scale)
+
+    def shown_difference(self, value: Mean | float | None, *, signed: bool = True) -> str:
+        """A difference of two values, or its size if it is not ``signed``."""
+        return number(value, self.form, self.unit_of_differences, scale=self.scale, signed=signed)
+
+
+BITS = Measure("bits per character", "bits_per_character")
 
 
 @dataclass(frozen=True)
@@ -46,11 +77,19 @@ class Arm:
         """The run that represents the arm where only one can be shown."""
         return self.counted[0]
 
-    def mean(self, quantity: str) -> Mean | None:
-        """The mean of the results' ``quantity`` over seeds; None if it wasn't measured."""
-        values = [result.get(quantity) for result in self.results.values()]
-        known = [float(value) for value in values if value is not None]
-        return mean_of(known) if known else None
+    def values(self, quantity: Quantity) -> dict[int, float]:
+        """The ``quantity`` of each run that finished and measured it, by seed."""
+        of = quantity if callable(quantity) else itemgetter(quantity)
+        found = {seed: of(result) for seed, result in self.results.items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def mean(self, quantity: Quantity) -> Mean | None:
+        """The mean of ``quantity`` over seeds; None if no run measured it."""
+        return mean_of_known(self.values(quantity).values())
+
+    def minus(self, base: "Arm", quantity: Quantity) -> Mean | None:
+        """The mean over seeds of the difference to ``base`` from the same seed; None without one."""
+        return paired(self.values(quantity), base.values(quantity))
 
 
 def arms_of(runs: Sequence[FinishedRun]) -> list[Arm]:
@@ -63,18 +102,3 @@ def base_of(arms: Sequence[Arm]) -> Arm:
     """The arm that the others are compared with."""
     name = baseline_of([arm.name for arm in arms])
     return next(arm for arm in arms if arm.name == name)
-
-
-def seeds_in_common(arm: Arm, base: Arm) -> list[int]:
-    """The seeds from which both arms have finished runs."""
-    return [seed for seed in arm.results if seed in base.results]
-
-
-def paired(arm: Arm, base: Arm, of: Callable[[Result, Result], float]) -> Mean | None:
-    """The mean over seeds of ``of``, a function of both arms' results; None without a seed in common.
-
-    From the same seed, arms begin with the same weights in all modules that they share, and read the same
-    segments in the same order. So a difference of two such runs varies less than each of them.
-    """
-    values = [of(arm.results[seed], base.results[seed]) for seed in seeds_in_common(arm, base)]
-    return mean_of(values) if values else None

@@ -1,128 +1,234 @@
-"""The figures of a report: labelled axes with units, colours that colour-blind readers can distinguish, and
-the data of each figure in a file beside it."""
+"""The figures of a comparison and of a probe, as Markdown with their captions."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
+from textwrap import fill
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from memformers.common.files import replacing
-from memformers.report.curves import Curves, Series, draw
-from memformers.report.markdown import Cell, csv_text
+from memformers.common.intervals import Mean, mean_of
+from memformers.report.arms import Arm, Result
+from memformers.report.markdown import plain
+from memformers.report.plotting import (
+    APART,
+    BLUE,
+    GREY,
+    ORANGE,
+    PALETTE,
+    Look,
+    Series,
+    categories,
+    draw_lines,
+    draw_marks,
+    legend,
+    looks_of,
+    octave_axis,
+    panels,
+    save,
+    save_picture,
+    style,
+    thousands,
+)
 
-WIDTH, DOTS = 4.4, 200
-"""Inches, and dots an inch: text of 9 points is 10 pixels high on a screen of 390."""
-LONG_NAME = 26
-"""The number of characters from which two names don't fit beside each other."""
+HALF = "half width of the 95 % interval"
+VALID = "bits_per_character.valid"
+Measured = Mapping[str, Any]
+"""The measurements in ``probe.json``, or a part of them."""
 
 
 @dataclass(frozen=True)
 class Plot:
     """A figure of curves."""
 
+    name: str
     title: str
     """Its description for those who can't see it."""
+    caption: str
     x: str
     y: str
-    series: Callable[[Sequence[Curves]], list[Series]]
+    series: Sequence[Series]
     log: bool = False
     from_zero: bool = False
 
 
-def validation_against(x: str) -> Callable[[Sequence[Curves]], list[Series]]:
-    """The validation loss of each model against ``x``, tokens or seconds."""
-    return lambda arms: [arm.series(x, "bits_per_character.valid", marked=True) for arm in arms]
+def curve_figures(
+    arms: Sequence[Arm], base: Arm, folder: Path, bands: str, read: str, *, timed: bool
+) -> list[str]:
+    """Every figure of curves that ``arms`` have data for: those against time if they are ``timed``. ``bands``
+    explains the bands, and ``read`` says which part of the held-out text the validation read."""
+    looks = looks_of([arm.name for arm in arms])
+
+    def curves(x: str, y: str, label: str = "{}", *, marked: bool = False) -> list[Series]:
+        look = {} if marked else {"marker": "", "linewidth": 1.0}
+        return [Series(label.format(arm.label), curve(arm, x, y), looks[arm.name] | look) for arm in arms]
+
+    several = len(arms) > 1 and len(base.counted) > 1
+    plots = [
+        Plot(
+            "validation_tokens",
+            "Validation loss against training tokens",
+            f"Validation loss over {read}, with memory carried from segment to segment.",
+            "training tokens",
+            "validation loss (bits per character)",
+            curves("tokens", VALID, marked=True),
+        ),
+        Plot(
+            "differences",
+            "Validation loss minus the baseline's, against training tokens",
+            f"The same loss minus that of {plain(base.label)} from the same seed; a value below zero is "
+            f"better.",
+            "training tokens",
+            "validation loss minus the baseline's\n(bits per character)",
+            [Series(arm.label, curve_minus(arm, base, VALID), looks[arm.name]) for arm in arms if several],
+        ),
+        Plot(
+            "validation_time",
+            "Validation loss against training time",
+            "The same loss against training time, which does not include evaluations.",
+            "training time (seconds)",
+            "validation loss (bits per character)",
+            curves("seconds", VALID, marked=True) if timed else [],
+        ),
+        Plot(
+            "reconstruction_loss",
+            "Loss of the compression functions against training tokens",
+            "The loss of the compression functions. It measures how much attention changes when memories are "
+            "replaced by their slots; for an auto-encoding arm, it is the error of a decoder that restores "
+            "the memories from the slots.",
+            "training tokens",
+            "reconstruction loss\n(MSE, sum over layers)",
+            curves("tokens", "reconstruction_loss.train", "{}, training")
+            + curves("tokens", "reconstruction_loss.valid", "{}, validation", marked=True),
+            log=True,
+        ),
+        Plot(
+            "tokens_per_second",
+            "Training speed against training tokens",
+            "Training speed. Other programs on the machine can reduce it.",
+            "training tokens",
+            "training tokens per second",
+            curves("tokens", "tokens_per_second"),
+            from_zero=True,
+        ),
+    ]
+    return [drawn for plot in plots for drawn in draw_plot(plot, folder, bands)]
 
 
-def differences(arms: Sequence[Curves]) -> list[Series]:
-    """The difference of each arm's loss to the baseline's, paired by seed; nothing for a single seed."""
-    base = next(arm for arm in arms if arm.is_base)
-    if len(base.runs) < 2 or len(arms) < 2:
+def draw_plot(plot: Plot, folder: Path, bands: str) -> list[str]:
+    """The figure; nothing if there are no data."""
+    series = [one for one in plot.series if one.points]
+    if not series:
         return []
-    return [Series(arm.label, arm.less(base, "bits_per_character.valid"), arm.look) for arm in arms]
+    figure, [axes] = panels([2.7])
+    if plot.log:
+        axes.set_yscale("log")
+    draw_lines(axes, series)
+    if plot.from_zero:
+        axes.set_ylim(bottom=0)
+    style(axes, plot.x, plot.y)
+    legend(figure, [axes])
+    head = ["curve", plot.x, " ".join(plot.y.split()), HALF, "runs"]
+    rows = [[one.label, x, y.mean, y.half_width, y.n] for one in series for x, y in one.points]
+    return [save_picture(figure, folder, plot.name, plot.title, plot.caption + bands, head, rows)]
 
 
-def reconstruction_loss(arms: Sequence[Curves]) -> list[Series]:
-    """How well compressed memories replace the memories that they were made from."""
-    train = [arm.series("tokens", "reconstruction_loss.train", "{}, training") for arm in arms]
-    valid = [arm.series("tokens", "reconstruction_loss.valid", "{}, validation", marked=True) for arm in arms]
-    return train + valid
+def records_with(arm: Arm, name: str) -> dict[int, dict[float, Mapping[str, float]]]:
+    """The records of an arm's runs that have ``name``, by seed and by their tokens."""
+    return {run.seed: {r["tokens"]: r for r in run.metrics if name in r} for run in arm.counted}
 
 
-def tokens_per_second(arms: Sequence[Curves]) -> list[Series]:
-    """How fast each model trained."""
-    return [arm.series("tokens", "tokens_per_second") for arm in arms]
+def curve(arm: Arm, x: str, y: str) -> list[tuple[float, Mean]]:
+    """The mean of ``x``, and that of ``y``, at each number of tokens for which all runs have both."""
+    found = list(records_with(arm, y).values())
+    return [
+        (fmean(run[at][x] for run in found), mean_of([run[at][y] for run in found]))
+        for at in found[0]
+        if all(at in run and x in run[at] for run in found)
+    ]
 
 
-FIGURES = {
-    "validation_tokens": Plot(
-        "Validation loss against training tokens",
-        "training tokens",
-        "validation loss (bits per character)",
-        validation_against("tokens"),
-    ),
-    "differences": Plot(
-        "Validation loss minus the baseline's, against training tokens",
-        "training tokens",
-        "validation loss minus the baseline's\n(bits per character)",
-        differences,
-    ),
-    "validation_time": Plot(
-        "Validation loss against training time",
-        "training time (seconds)",
-        "validation loss (bits per character)",
-        validation_against("seconds"),
-    ),
-    "reconstruction_loss": Plot(
-        "Loss of the compression functions against training tokens",
-        "training tokens",
-        "reconstruction loss\n(MSE, sum over layers)",
-        reconstruction_loss,
-        log=True,
-    ),
-    "tokens_per_second": Plot(
-        "Training speed against training tokens",
-        "training tokens",
-        "training tokens per second",
-        tokens_per_second,
-        from_zero=True,
-    ),
-}
+def curve_minus(arm: Arm, base: Arm, y: str) -> list[tuple[float, Mean]]:
+    """The tokens at which both have ``y``, and the mean over their common seeds of the difference."""
+    ours, theirs = records_with(arm, y), records_with(base, y)
+    pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+    return [
+        (at, mean_of([a[at][y] - b[at][y] for a, b in pairs]))
+        for at in (pairs[0][0] if pairs else ())
+        if all(at in run for pair in pairs for run in pair)
+    ]
 
 
-def save_figures(arms: Sequence[Curves], folder: Path, left_out: Sequence[str] = ()) -> dict[str, Path]:
-    """Draw every figure that the arms have data for into ``folder``, except those in ``left_out``; returns
-    the paths of the PNGs by name."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = {}
-    for name, plot in FIGURES.items():
-        series = [one for one in plot.series(arms) if one.points]
-        if not series or name in left_out:
-            continue
-        figure = Figure(figsize=(WIDTH, 3.3), dpi=DOTS, layout="constrained")
-        axes = figure.add_subplot()
-        if plot.log:
-            axes.set_yscale("log")
-        for one in series:
-            draw(axes, one)
-        if plot.from_zero:
-            axes.set_ylim(bottom=0)
-        finish(axes, plot.x, plot.y)
-        legend(figure, [axes])
-        paths[name] = folder / f"{name}.png"
-        save_with_data(figure, paths[name], *series_data(series, plot))
-    return paths
+def position_figure(arms: Sequence[Arm], base: Arm, folder: Path, bands: str) -> list[str]:
+    """The loss by position in the segment: above, that of each arm; below, if there are several seeds, the
+    difference to that of ``base`` from the same seed. Nothing if no run has finished."""
+    looks = looks_of([arm.name for arm in arms])
+    found = {
+        "loss (nats per token)": [(arm, by_octave(arm)) for arm in arms],
+        f"loss minus that of\n{base.label}": [(arm, by_octave(arm, base)) for arm in arms if arm is not base],
+    }
+    found = {name: [(arm, of) for arm, of in pairs if of] for name, pairs in found.items()}
+    found = {name: pairs for name, pairs in found.items() if pairs}
+    if not found:
+        return []
+    figure, places = panels([2.6] * len(found))
+    rows: list[list[Any]] = []
+    for axes, (name, pairs) in zip(places, found.items(), strict=True):
+        for arm, octaves in pairs:
+            points = [((first * last) ** 0.5, mean) for (first, last), mean in octaves.items()]
+            draw_lines(axes, [Series(arm.label, points, looks[arm.name])])
+            rows += [
+                [arm.label, " ".join(name.split()), *octave, m.mean, m.half_width, m.n]
+                for octave, m in octaves.items()
+            ]
+        style(axes, "position in the segment (tokens)", name)
+        octave_axis(axes, [first for first, _ in pairs[0][1]])
+    caption = (
+        "Loss over the whole held-out text, by position in the segment, in octaves. The first tokens of a "
+        "segment have only a few of its tokens before them, so they depend mostly on memory."
+    )
+    if len(places) > 1:
+        places[-1].axhline(0, color=GREY, linewidth=0.8, zorder=0)
+        caption += (
+            f" The lower panel has the loss minus that of {plain(base.label)} from the same seed; a value "
+            f"below zero is better."
+        )
+    legend(figure, places)
+    head = ["arm", "quantity", "first position", "last position", "mean", HALF, "runs"]
+    title = "Validation loss by position in the segment"
+    return [save_picture(figure, folder, "loss_by_position", title, caption + bands, head, rows)]
 
 
-def series_data(series: Sequence[Series], plot: Plot) -> tuple[list[str], list[list[Cell]]]:
-    """The data of a figure as the head and the rows of a table."""
-    head = ["curve", plot.x, " ".join(plot.y.split()), "half width of the 95 % interval", "runs"]
-    return head, [[one.label, x, y.mean, y.half_width, y.n] for one in series for x, y in one.points]
+def by_octave(arm: Arm, base: Arm | None = None) -> dict[tuple[int, int], Mean]:
+    """The mean loss in each octave of positions over seeds, or the difference to that of ``base`` from the
+    same seed; no difference for a single seed, and none if the segments have different lengths."""
+    results = {seed: octave_means(result) for seed, result in arm.results.items()}
+    if base is None:
+        pairs = [(octaves, dict.fromkeys(octaves, 0.0)) for octaves in results.values()]
+    else:
+        theirs = {seed: octave_means(result) for seed, result in base.results.items()}
+        pairs = [(octaves, theirs[seed]) for seed, octaves in results.items() if seed in theirs]
+        if len(pairs) < 2 or any(a.keys() != b.keys() for a, b in pairs):
+            return {}
+    octaves = pairs[0][0] if pairs else ()
+    return {octave: mean_of([a[octave] - b[octave] for a, b in pairs]) for octave in octaves}
+
+
+def octave_means(result: Result) -> dict[tuple[int, int], float]:
+    """The mean loss at the positions 1, 2, 3 – 4, 5 – 8 and so on of a segment, by the first and the last."""
+    by_position, found, first = result["loss_by_position"], {}, 1
+    while first <= len(by_position):
+        last = min(max(2 * (first - 1), 1), len(by_position))
+        found[first, last] = fmean(by_position[first - 1 : last])
+        first = last + 1
+    return found
 
 
 def save_loss_by_position(
@@ -130,62 +236,197 @@ def save_loss_by_position(
 ) -> None:
     """Draw the mean loss against the position in a segment, and against the length of the memory before it
     (positions, loss, uncertainty), into ``path``."""
-    figure = Figure(figsize=(9.0, 3.6), dpi=160, layout="constrained")
-    left, right = figure.subplots(1, 2)
-    left.plot(range(1, len(in_segment) + 1), in_segment, color="#0072B2")
-    left.set(xlabel="position in the segment (tokens)", ylabel="loss (nats per token)")
-    positions, losses, uncertainties = zip(*by_memory, strict=True)
-    right.errorbar(positions, losses, uncertainties, color="#D55E00", marker="o", capsize=3)
-    right.set(xlabel="remembered before the segment (tokens)", ylabel="loss (nats per token, ± 95 %)")
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
+    figure, [left, right] = panels([3.3], width=9.0, columns=2, below=0.3)
+    left.plot(range(1, len(in_segment) + 1), in_segment, color=BLUE["color"])
+    style(left, "position in the segment (tokens)", "loss (nats per token)")
+    points = [(positions, Mean(loss, half, 2)) for positions, loss, half in by_memory]
+    draw_marks(right, [Series("", points, ORANGE | {"marker": "o"})])
+    style(right, "remembered before the segment (tokens)", "loss (nats per token, ± 95 %)")
     save(figure, path)
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure atomically as PNG or SVG, by the ending of ``path``."""
-    kind = path.suffix[1:]
-    metadata = {"Date": None} if kind == "svg" else None  # the same data give the same file
-    with replacing(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "memformers"}):
-        figure.savefig(temporary, format=kind, metadata=metadata)
+GAIN_BELOW = 0.01
 
 
-def save_with_data(figure: Figure, path: Path, head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-    """Write a figure as PNG to ``path``, and beside it as SVG, with its data as CSV."""
-    save(figure, path)
-    save(figure, path.with_suffix(".svg"))
-    with replacing(path.with_suffix(".csv")) as temporary:
-        temporary.write_text(csv_text(head, rows), encoding="utf-8", newline="")
+def gains_figure(
+    context: Measured, labels: Mapping[str, str], looks: Mapping[str, Look], folder: Path
+) -> str:
+    """The gain of each context over the previous one, over all tokens, with its interval; ``labels`` and
+    ``looks`` have the runs' names as keys, as in the other figures of a probe."""
+    figure, [axes] = panels([2.7])
+    step, rows, many = context["step"], [], []
+    for run, gains in context["gains"]["1.0"].items():
+        ends = context["gain_intervals"]["1.0"][run]
+        lengths = [step * (i + 1) for i in range(len(gains))]
+        points = [
+            (length, Mean(100 * gain, math.nan, 1)) for length, gain in zip(lengths, gains, strict=True)
+        ]
+        bars = [
+            (100 * max(gain - low, 0.0), 100 * max(high - gain, 0.0))
+            for gain, (low, high) in zip(gains, ends, strict=True)
+        ]
+        many.append(Series(labels[run], points, looks[run], bars))
+        rows += [
+            [labels[run], length, gain, *interval]
+            for length, gain, interval in zip(lengths, gains, ends, strict=True)
+        ]
+    draw_marks(axes, many, apart=0.1 * step)  # so that bars don't hide each other
+    axes.axhline(100 * GAIN_BELOW, color=GREY, linewidth=0.8)
+    y = f"gain of {step} more tokens (% of perplexity)"
+    style(axes, "context (tokens)", y, "all tokens (r = 1.0)")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(steps=[1, 2, 4, 8, 10], integer=True))
+    legend(figure, [axes])
+    return save_picture(
+        figure,
+        folder,
+        "effective_context",
+        "Gain of a longer context against the length of the context",
+        "The gain of a longer context, over all tokens (r = 1.0): the relative fall of perplexity from one "
+        "context length to the next, compared with the best prediction that any of these models makes from "
+        "the shorter context. The relative effective context length of a model is the context at which its "
+        "curve first falls below 1 %, the grey line.",
+        ["arm", "context (tokens)", "gain", "95 % interval from", "to"],
+        rows,
+    )
 
 
-def finish(axes: Axes, x: str, y: str) -> None:
-    """Set the axes' names and numbers, legible on a telephone, and the style that all figures share."""
-    axes.set_xlabel(x, fontsize=9)
-    axes.set_ylabel(y, fontsize=9)
-    axes.tick_params(labelsize=8, which="both")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(thousands))
-    if axes.get_yscale() == "log":
-        axes.yaxis.set_minor_formatter(FuncFormatter(thousands))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
+PLACES: dict[str, dict[str, Any]] = {
+    "compressed memory": {"facecolor": "#009E73", "hatch": "////"},
+    "memory": {"facecolor": "#E69F00", "hatch": ""},
+    "segment": {"facecolor": "#0072B2", "hatch": ".."},
+}
+"""The parts of the keys in order of time, with their colours, and patterns for print without colour."""
+COLORS = [look["color"] for look in PALETTE]
+LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+"""Lines of layers; no two of the first 35 layers have the same colour and line."""
 
 
-def legend(figure: Figure, panels: Sequence[Axes]) -> None:
-    """The legend of all panels below them, each name once; long names are below each other."""
-    handles: dict[str, Any] = {}
-    for axes in panels:
-        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    columns = 1 if max(map(len, handles)) > LONG_NAME else 2
-    look = {"frameon": False, "fontsize": 8, "ncols": columns}
-    figure.legend(handles.values(), handles, loc="outside lower center", **look)
+def attention_figure(attention: Measured, labels: Mapping[str, str], folder: Path) -> str:
+    """The attention of each model by place and by distance, in two panels."""
+    figure, places = panels([1.8] * 2 * len(attention), below=0.9)
+    for number, (run, mass) in enumerate(attention.items()):
+        draw_places(places[2 * number], mass, labels[run])
+        draw_distances(places[2 * number + 1], mass)
+    layers = max(len(mass["by_distance"]) for mass in attention.values())
+    handles = [
+        *(Patch(**look, edgecolor="white", label=place) for place, look in PLACES.items()),
+        *(Line2D([], [], **layer_look(i), label=f"layer {i + 1}") for i in range(layers)),
+    ]
+    figure.legend(handles=handles, frameon=False, ncols=3, loc="outside lower center", fontsize=8)
+    return save_picture(
+        figure,
+        folder,
+        "attention",
+        "Attention by place and by distance, for each layer",
+        "The distribution of attention, with full memories. The first panel of each model shows the shares "
+        "of compressed memory, memory and segment, with a bar for each head of each layer. The second panel "
+        "shows each layer's mean over its heads, by distance in octaves; the data of the figure has each "
+        "head.",
+        ["arm", "layer", "head", "place, or nearest distance of the octave (tokens)", "share of attention"],
+        [
+            [labels[run], i, j, name, share]
+            for run, mass in attention.items()
+            for names, of_layers in ((PLACES, mass["by_place"]), (mass["nearest"], mass["by_distance"]))
+            for i, layer in enumerate(of_layers, 1)
+            for j, head in enumerate(layer, 1)
+            for name, share in zip(names, head, strict=True)
+        ],
+    )
 
 
-def thousands(value: float, _: int | None = None) -> str:
-    """12000 as 12k, 1500000 as 1.5M."""
-    if abs(value) >= 1e6:
-        text = f"{value / 1e6:g}M"
-    else:
-        text = f"{value / 1e3:g}k" if abs(value) >= 1e4 else f"{value:g}"
-    return text.replace("-", "−")
+def layer_look(number: int) -> Look:
+    """A layer's colour and line."""
+    return {"color": COLORS[number % len(COLORS)], "linestyle": LINES[number % len(LINES)], "linewidth": 1.5}
+
+
+def draw_places(axes: Axes, mass: Measured, label: str) -> None:
+    """Stacked bars: layers side by side, the heads of each together."""
+    heads, layers = len(mass["by_place"][0]), len(mass["by_place"])
+    at = [layer * (heads + 1) + head for layer in range(layers) for head in range(heads)]
+    bottom = [0.0] * len(at)
+    for i, look in enumerate(PLACES.values()):
+        shares = [100 * head[i] for layer in mass["by_place"] for head in layer]
+        if any(shares):
+            axes.bar(at, shares, bottom=bottom, width=0.9, edgecolor="white", linewidth=0.3, **look)
+        bottom = [b + share for b, share in zip(bottom, shares, strict=True)]
+    style(axes, "layer", "attention (%)", label)
+    axes.grid(visible=False)
+    shown = range(0, layers, -(-layers // 12))
+    axes.set_xticks([layer * (heads + 1) + (heads - 1) / 2 for layer in shown], [f"{n + 1}" for n in shown])
+    axes.set_ylim(0, 100)
+
+
+def draw_distances(axes: Axes, mass: Measured) -> None:
+    """Each layer's mean attention in each octave of distances; distance 0 is drawn at ½."""
+    middles = [0.5] + [2**0.5 * near for near in mass["nearest"][1:]]
+    for number, layer in enumerate(mass["by_distance"]):
+        mean = [100 * sum(parts) / len(layer) for parts in zip(*layer, strict=True)]
+        axes.plot(middles, mean, **layer_look(number))
+    style(axes, "distance (tokens)", "attention in\nthe octave (%)")
+    octave_axis(axes, middles[:1] + mass["nearest"][1::2])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: "0" if x < 1 else thousands(x)))
+    axes.set_ylim(bottom=0)
+
+
+CONTROLS = {
+    "memory zeroed": "memory\nzeroed",
+    "memory swapped": "memory\nswapped",
+    "slots zeroed": "compressed\nzeroed",
+    "slots swapped": "compressed\nswapped",
+}
+
+
+def memory_ablation_figure(
+    ablation: Measured, labels: Mapping[str, str], looks: Mapping[str, Look], folder: Path
+) -> list[str]:
+    """The costs of changed memories, and the loss of repeats minus that of the baseline; nothing if there is
+    neither a memory nor a second arm."""
+    costs = {run: found for run, found in ablation["overall"]["less_untouched"].items() if found}
+    baseline, groups = ablation["baseline"], ablation["by_repeat_distance"]
+    others = [run for run in ablation["overall"]["loss"] if baseline and run != baseline]
+    if not costs and not others:
+        return []
+    figure, places = panels([2.6] * bool(costs) + [3.4] * bool(others))
+    rows: list[list[Any]] = []
+    said = []
+    if costs:
+        names = [control for control in CONTROLS if any(control in found for found in costs.values())]
+        many = []
+        for run, found in costs.items():
+            points = [(names.index(control), Mean.from_json(cost)) for control, cost in found.items()]
+            many.append(Series(labels[run], points, looks[run] | {"linestyle": "none"}))
+            rows += [[labels[run], names[at], "cost", m.mean, m.half_width] for at, m in points]
+        draw_marks(places[0], many, APART)
+        style(places[0], "", "nats per token", "Cost of a changed memory")
+        categories(places[0], [CONTROLS[name] for name in names])
+        said.append(
+            "how much the loss of a trained model rises, in nats per token, when a part of its memory is "
+            "changed"
+        )
+    if others:
+        many = []
+        for run in others:
+            known = [i for i, group in enumerate(groups) if run in group["less_baseline"]]
+            points = [(i, Mean.from_json(groups[i]["less_baseline"][run])) for i in known]
+            gap = [(len(groups) - 1.5, Mean(math.nan, math.nan, 0))]  # before tokens that don't repeat
+            many.append(Series(labels[run], sorted(points + gap, key=itemgetter(0)), looks[run]))
+            less = f"loss minus that of {labels[baseline]}"
+            rows += [[labels[run], groups[at]["name"], less, m.mean, m.half_width] for at, m in points]
+        draw_marks(places[-1], many, APART)
+        places[-1].axvline(len(groups) - 1.5, color="#bbbbbb", linewidth=0.8)
+        against = f"nats per token, minus\n{labels[baseline]}"
+        style(places[-1], "tokens since the last occurrence", against, "Loss of repeats")
+        categories(places[-1], [fill(group["name"], 12) for group in groups], rotation=45)
+        said.append(
+            f"the loss of each arm minus that of {plain(labels[baseline])}, by the distance of repeats in "
+            f"tokens; a value below zero is better"
+        )
+    for axes in places:
+        axes.axhline(0, color=GREY, linewidth=0.8, zorder=0)
+    legend(figure, places)
+    said = [f"above, {said[0]}", f"below, {said[1]}"] if len(said) > 1 else said
+    caption = f"What memory is worth: {'; '.join(said)}. Bars are 95 % intervals over streams."
+    title = "Cost of a changed memory, and loss by the distance of repeats"
+    head = ["arm", "changed part, or distance of repeats (tokens)", "quantity (nats per token)", "mean", HALF]
+    return [save_picture(figure, folder, "memory_ablation", title, caption, head, rows)]

@@ -1,15 +1,23 @@
-"""Pieces of a report in Markdown, and its data as CSV."""
+"""Pieces of a report in Markdown, its data as CSV, and the self-contained web page made of it."""
 
+import base64
 import csv
+import html
 import io
 import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from memformers.report.page import plain
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
-Cell = str | float | None
+from memformers.common.files import write_text
+from memformers.common.intervals import Mean
+from memformers.runs.folder import FIGURES, PAGE, REPORT
+
+DASH = "–"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -19,9 +27,21 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def number(value: float | None, form: str, unit: str = "") -> str:
-    """A value in a table, or a dash."""
-    return "–" if value is None else f"{value:{form}}{unit}"
+def number(
+    value: Mean | float | None, form: str, unit: str = "", *, scale: float = 1.0, signed: bool = False
+) -> str:
+    """``value · scale`` in the format ``form``, with its interval if it has one; a dash for None."""
+    if value is None:
+        return DASH
+    mean, half = (value.mean, value.half_width) if isinstance(value, Mean) else (value, math.nan)
+    interval = "" if math.isnan(half) else f" ± {scale * half:{form}}"
+    return f"{scale * mean:{'+' if signed else ''}{form}}{interval}{unit}".replace("-", "−")
+
+
+def plain(text: str) -> str:
+    """Markdown that shows ``text`` unchanged, so that names and settings don't become markup."""
+    marks = r"([\\`*\[\]<>|]|\b_+|_+\b|&(?=#?\w+;))"
+    return re.sub(marks, lambda found: "".join(f"\\{c}" for c in found[0]), " ".join(text.splitlines()))
 
 
 def fenced(text: str) -> str:
@@ -31,12 +51,7 @@ def fenced(text: str) -> str:
     return f"{fence}text\n{text.rstrip()}\n{fence}"
 
 
-def pictured(path: Path, title: str, caption: str, folder: Path) -> str:
-    """A figure with its caption below; the ``title`` replaces it where it can't be seen."""
-    return f"![{title}]({path.relative_to(folder).as_posix()})\n\n{caption}"
-
-
-def csv_text(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+def csv_text(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A table as CSV; None and NaN are empty cells."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -46,3 +61,96 @@ def csv_text(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
             "" if cell is None or (isinstance(cell, float) and math.isnan(cell)) else cell for cell in row
         )
     return text.getvalue()
+
+
+def write_page(parts: Sequence[str], folder: Path) -> Path:
+    """Write the report of ``folder`` into it, as Markdown and as one page; returns the page."""
+    markdown = "\n\n".join(parts) + "\n"
+    write_text(folder / REPORT, markdown)
+    write_text(folder / PAGE, render_html(markdown, folder))
+    return folder / PAGE
+
+
+TEMPLATE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font: 16px/1.55 system-ui, sans-serif; color: #1b1b1b; background: #fff;
+       max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
+h1 {{ font-size: 1.6rem; line-height: 1.25; }}
+figure {{ margin: 1.5rem 0 .5rem; }}
+img {{ width: 100%; height: auto; display: block; }}
+figcaption {{ font-size: .875em; color: #444; }}
+table {{ border-collapse: collapse; display: block; overflow-x: auto; font-size: .875rem; }}
+th, td {{ padding: .3rem .7rem; border-bottom: 1px solid #ddd; text-align: left;
+          vertical-align: top; font-variant-numeric: tabular-nums; }}
+pre {{ background: #f6f6f4; padding: .8rem; font-size: .8125rem;
+      white-space: pre-wrap; overflow-wrap: anywhere; }}
+blockquote {{ margin: 1rem 0; padding: .2rem 1rem; border-left: 4px solid #D55E00; background: #fdf3ec; }}
+@media (min-width: 50rem), print {{
+  figure {{ display: inline-block; width: 49%; vertical-align: top;
+           box-sizing: border-box; padding: 0 .5rem; }}
+}}
+@page {{ size: A4; margin: 14mm; }}
+@media print {{
+  body {{ font-size: 9.5pt; margin: 0; max-width: none; padding: 0; orphans: 1; widows: 1; }}
+  p, li, pre {{ orphans: 2; widows: 2; }}
+  h1, h2, h3, p:has(+ pre), p:has(+ table) {{ break-after: avoid; }}
+  figure, tr, blockquote, li {{ break-inside: avoid; }}
+  img {{ max-height: 22cm; object-fit: contain; }}
+  table {{ display: table; width: 100%; font-size: 7pt; line-height: 1.3; }}
+  th, td {{ padding: .15rem .3rem; overflow-wrap: break-word; }}
+  table:has(tr > :nth-child(12)) :is(th, td) {{ overflow-wrap: anywhere; }}
+  pre {{ background: none; border: 1px solid #bbb; font-size: 8pt; }}
+}}
+</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
+
+
+def with_figures(tokens: list[Token]) -> list[Token]:
+    """``tokens`` in which a paragraph that is an image and the one after it, its caption, are a figure."""
+    found, caption_ends = [], 0
+    for i, token in enumerate(tokens):
+        inside = tokens[i + 1].children if token.type == "paragraph_open" else None
+        if inside and [child.type for child in inside] == ["image"]:
+            picture_end, caption, caption_end = tokens[i + 2], tokens[i + 3], tokens[i + 5]
+            token.tag = "figure"
+            picture_end.hidden = True
+            caption.tag = caption_end.tag = "figcaption"
+            caption_ends = i + 5
+        found.append(token)
+        if i and i == caption_ends:
+            found.append(Token("figure_close", "figure", -1, block=True))
+    return found
+
+
+def unbroken(text: str) -> str:
+    """``text`` in which no line ends between a number and its interval or its unit."""
+    text = text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+    return re.sub(r"(?<=\d) (?=(?:s|MiB)\b|%)", "\N{NO-BREAK SPACE}", text)
+
+
+def render_html(markdown: str, folder: Path) -> str:
+    """The report as one page with its figures inside; raw HTML in it stays text."""
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    tokens = with_figures(parser.parse(markdown))
+    for token in tokens:
+        for child in token.children or []:
+            if child.type == "text":
+                child.content = unbroken(child.content)
+            if child.type == "image":
+                png = (folder / str(child.attrs["src"])).resolve()
+                assert png.parent == (folder / FIGURES).resolve(), png  # names are escaped: see plain
+                data = base64.b64encode(png.with_suffix(".svg").read_bytes()).decode()
+                child.attrs["src"] = f"data:image/svg+xml;base64,{data}"
+    body = parser.renderer.render(tokens, parser.options, {})
+    headline = "".join(child.content for child in tokens[1].children or [])  # the text, without its escapes
+    return TEMPLATE.format(title=html.escape(headline), body=body)

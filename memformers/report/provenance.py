@@ -1,36 +1,48 @@
-"""The provenance of a report: everything needed to make it again."""
+"""The last section of a report: everything needed to make it again."""
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from memformers.report.arms import Arm
-from memformers.report.markdown import table
-from memformers.report.page import plain
-from memformers.report.settings import name_of, settings_tables
+from memformers.report.markdown import DASH, plain, table
+from memformers.report.sections import all_runs, differing_settings
 from memformers.runs.finished import FinishedRun
-from memformers.runs.folder import read_card
+from memformers.runs.folder import flatten, read_card
 from memformers.runs.plan import read_plan
 
 FAIRNESS = (
     "All arms have the same text, seeds, order of segments, number of training tokens, optimizer, width and "
     "depth. From the same seed, all arms start with the same weights in all modules that they share. "
 )
-METHOD = (
-    "Validation reads the text in its order, in eval mode, from an empty memory that is then carried from "
-    "segment to segment; the losses in the table are over the whole held-out text. Attention operations are "
-    "those of one token with full memories; a multiply-add counts as two, and scores that the causal mask "
-    "hides are included. The folder figures, beside this report, has each figure as PNG and as SVG, and its "
-    "data as CSV."
+COSTS = (
+    "Attention operations are those of one token with full memories; a multiply-add counts as two, and "
+    "scores that the causal mask hides are included. The folder figures, beside this report, has each figure "
+    "as PNG and as SVG, and its data as CSV."
 )
+OF_A_COMPRESSION = (
+    "c_mem_len",
+    "compression_rate",
+    "compression",
+    "compression_start",
+    "compression_loss",
+    "bptt",
+)
+LEARNING = ("conv", "dilated")
+"""Compressions with weights, which have a start."""
 
 
-def how_it_was_made(arms: Sequence[Arm], base: Arm, others: Sequence[str], folder: Path) -> str:
-    """The last section of the report of ``folder``; ``others`` are the settings besides the memory in
-    which the arms differ."""
-    alike = FAIRNESS if not others and len(arms) > 1 else ""
-    parts = ["## How it was made", alike + parameters_that_differ(arms, base) + METHOD]
-    return "\n\n".join([*parts, facts_table(arms, folder), *settings_tables(arms)])
+def how_it_was_made(arms: Sequence[Arm], base: Arm, folder: Path, method: str) -> list[str]:
+    """The last section of the report of ``folder``; ``method`` says how its task is measured."""
+    alike = FAIRNESS if len(arms) > 1 and not differing_settings(arms, base) else ""
+    return [
+        "## How it was made",
+        alike + parameters_that_differ(arms, base) + method + COSTS,
+        facts_table(arms, folder),
+        *settings_tables(arms),
+    ]
 
 
 def parameters_that_differ(arms: Sequence[Arm], base: Arm) -> str:
@@ -48,19 +60,20 @@ def parameters_that_differ(arms: Sequence[Arm], base: Arm) -> str:
 
 
 def facts_table(arms: Sequence[Arm], folder: Path) -> str:
-    """Name, date, command, commit, text and machine. Older versions did not record all of them."""
-    runs = [run for arm in arms for run in arm.runs]
-    corpus = arms[0].first.facts["corpus"]
+    """Name, date, command, commit, data and machine."""
+    runs = all_runs(arms)
+    corpus = runs[0].facts["corpus"]
     environments = [run.facts["environment"] for run in runs]
     plan = read_plan(folder)
     commands = plan.commands if plan and plan.commands else (run.facts.get("command") for run in runs)
+    characters = f"{corpus['characters']:,}, {corpus['sha256']}" if "sha256" in corpus else ""
     rows = {
         "name": folder.resolve().name,
         "trained": dates(runs),
         "command": distinct(commands),
         "git commit": distinct(run.facts.get("commit") for run in runs),
         "corpus": f"{corpus['name']}: {name_of(corpus['source'])}",
-        "characters, sha256": f"{corpus['characters']:,}, {corpus['sha256']}",
+        "characters, sha256": characters,
         "device": distinct(f"{e['device']}, {e['threads']} threads" for e in environments),
         "system": distinct(f"{e['platform']}, Python {e['python']}" for e in environments),
         "packages": distinct(", ".join(f"{n} {v}" for n, v in e["packages"].items()) for e in environments),
@@ -78,3 +91,66 @@ def dates(runs: Sequence[FinishedRun]) -> str:
 def distinct(values: Iterable[str | None]) -> str:
     """Each of ``values`` once, without unknown ones."""
     return "; ".join(dict.fromkeys(value for value in values if value))
+
+
+def settings_tables(arms: Sequence[Arm]) -> list[str]:
+    """The settings of ``arms``, those that differ and those that all share, as paragraphs; one that no arm
+    uses is left out."""
+    of_arms = [shown_settings(arm) for arm in arms]
+    names = dict.fromkeys(name for settings in of_arms for name in settings)
+    rows = {name: [settings.get(name, DASH) for settings in of_arms] for name in names}
+    differing = [[name, *row] for name, row in rows.items() if len(set(row)) > 1]
+    shared = [[name, row[0]] for name, row in rows.items() if len(set(row)) == 1 and row[0] != DASH]
+    parts = []
+    if differing:
+        parts = [
+            f"Settings that differ between the arms; {DASH} marks a setting that an arm doesn't use:",
+            table(["setting", *(arm.label for arm in arms)], differing),
+        ]
+    return [
+        *parts,
+        "Settings of all arms:" if len(arms) > 1 else "Settings:",
+        table(["setting", "value"], shared),
+    ]
+
+
+def shown_settings(arm: Arm) -> dict[str, str]:
+    """An arm's settings by their names, as a report shows them."""
+    config = dict(flatten(arm.first.config))
+    seeds = ", ".join(str(run.seed) for run in arm.runs)
+    shown = {name: seeds if name == "seed" else in_words(value) for name, value in config.items()}
+    return shown | dict.fromkeys(unused(config), DASH)
+
+
+def unused(config: Mapping[str, Any]) -> set[str]:
+    """The names of those settings of a training that its model or optimizer doesn't use."""
+    model, found = config["model.model"], set()
+    if model != "compressive":
+        found |= {f"model.{name}" for name in OF_A_COMPRESSION}
+    elif config["model.compression"] not in LEARNING:
+        found |= {"model.compression_start", "model.bptt"}
+    if model != "transformer-xl":
+        found.add("model.same_length")
+    if model == "transformer":
+        found |= {"model.mem_len", "memory_warmup", "tbptt"}
+    if config["model.positions"] != "sinusoidal":
+        found |= {"model.position_features", "model.clamp_len"}
+    if config["model.embedding"] != "adaptive":
+        found |= {name for name in config if name.startswith("model.adaptive.")}
+    if config["optimizer"] != "muon":
+        found.add("muon_learning_rate")
+    return found
+
+
+def in_words(value: Any) -> str:
+    """A setting's value; of an absolute path only the name, since the folders are private."""
+    if value is None or value == "":
+        return "not given"
+    if isinstance(value, str):
+        return name_of(value) if value == value.strip() else json.dumps(value)
+    return ", ".join(map(str, value)) if isinstance(value, Sequence) else str(value)
+
+
+def name_of(path: str) -> str:
+    """The name of an absolute path; any other text unchanged."""
+    return Path(path).name if Path(path).is_absolute() else path

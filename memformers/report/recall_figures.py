@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from memformers.report.figures import DOTS, WIDTH, save
+from memformers.report.plotting import DOTS, WIDTH, save
 
 # Okabe and Ito's palette (2008), with a line and a marker of its own for print without colour.
 LOOKS: dict[str, dict[str, Any]] = {

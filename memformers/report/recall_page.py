@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memformers.common.files import write_text
-from memformers.report.markdown import number, pictured, table
-from memformers.report.page import render_html
+from memformers.report.markdown import number, table, write_page
 from memformers.report.recall_figures import save_recall_figures
-from memformers.runs.folder import FIGURES, PAGE, REPORT, flatten
+from memformers.runs.folder import FIGURES, flatten
 
 FEWEST_TOKENS = 500_000
 """Shorter trainings show that everything works, and not what a memory is worth."""
@@ -37,17 +35,14 @@ def write_recall_report(summary: Mapping[str, Any], folder: Path) -> Path:
     parts = ["# Recall by distance: memories with equal numbers of keys", *warnings(summary)]
     parts += [claim(summary), how_it_is_asked(summary)]
     parts += [
-        pictured(path, TITLES[name], CAPTIONS[name].format(band).strip(), folder)
+        f"![{TITLES[name]}]({FIGURES}/{path.name})\n\n{CAPTIONS[name].format(band).strip()}"
         for name, path in figures.items()
     ]
     parts += ["## What each arm costs", costs(summary), "## Right answers by distance", by_distance(summary)]
     if any(arm["controls"] for arm in summary["arms"]):
         parts += ["## Causal controls by the place of the value", CONTROLS, by_place(summary)]
     parts += ["## How it was made", how_it_was_made(summary)]
-    markdown = "\n\n".join(parts) + "\n"
-    write_text(folder / REPORT, markdown)
-    write_text(folder / PAGE, render_html(markdown, folder))
-    return folder / PAGE
+    return write_page(parts, folder)
 
 
 CONTROLS = (

@@ -3,7 +3,8 @@
 import json
 from dataclasses import asdict
 
-from memformers.common.files import write_json
+from memformers.common.files import read_json, write_json
+from memformers.report.document import write_report
 from memformers.runs.folder import plan_run
 from memformers.runs.plan import Arm, Plan, runs_of
 from tests.builders import MODELS, small_training
@@ -15,6 +16,8 @@ FACTS = {
     },
     "parameters": 12345,
     "memory": {"one_layer": 64, "all_layers": 256},
+    "keys": 64,
+    "attention_operations": 1_234_567,
     "environment": {
         "python": "3.11", "platform": "Linux", "packages": {"torch": "2.13.0"}, "device": "a CPU",
         "cores": 2, "threads": 2,
@@ -22,8 +25,9 @@ FACTS = {
 }  # fmt: skip
 
 
-def fake_run(folder, model, bits, *, finished=True, facts=FACTS, read=None, **changes):
-    """A run of ``model`` that came to ``bits`` per character."""
+def fake_run(folder, model, bits, *, finished=True, facts=FACTS, read=9_000, **changes):
+    """A run of ``model`` that came to ``bits`` per character, and whose evaluations ``read`` so many of 9,000
+    tokens."""
     folder.mkdir(parents=True)
     config = asdict(small_training(model=model, **changes))
     (folder / "config.json").write_text(json.dumps(config))
@@ -36,21 +40,21 @@ def fake_run(folder, model, bits, *, finished=True, facts=FACTS, read=None, **ch
                 train["reconstruction_loss.train"] = 0.1 / i
             file.write(json.dumps({"tokens": 100 * i, "seconds": i, **train}) + "\n")
             valid = {"loss.valid": 0.7 * bits, "bits_per_character.valid": bits + 1 / i}
-            valid |= {"evaluated_tokens": read, "evaluation_seconds": i} if read else {}
+            valid |= {"evaluated_tokens": read, "evaluation_seconds": i}
             file.write(json.dumps({"tokens": 100 * i, "seconds": i, **valid}) + "\n")
     if finished:
         result = {"step": 10, "tokens": 1000, "seconds": 10.0, "loss": 0.7 * bits, "accuracy": 0.5}
         result |= {"bits_per_character": bits, "reconstruction_loss": None}
         result |= {"peak_memory_bytes": 300 * 2**20, "prompt": "BANQUO:\n"}
         result |= {"loss_by_position": [0.7 * bits + 1 / i for i in range(1, 17)]}
-        result |= {"evaluated_tokens": 9_000, "evaluation_seconds": 12.3} if read else {}
+        result |= {"evaluated_tokens": 9_000, "evaluation_seconds": 12.3}
         (folder / "result.json").write_text(json.dumps(result))
         (folder / "sample.txt").write_text(f"A sample of {model} with ``` and <b>tags</b>\n")
 
 
 def fake_comparison(folder, bits, seeds=None, keys=None):
     """A comparison whose runs came to ``bits`` per character: those of an arm's seeds, in order, by the arm's
-    name; None for a run that isn't there. ``keys``: the number of keys of each arm, if the runs say it."""
+    name; None for a run that isn't there. ``keys``: the number of keys of each arm."""
     seeds = seeds or max(map(len, bits.values()))
     plan = Plan("text", {}, tuple(Arm(arm, {}) for arm in bits), runs_of(list(bits), range(seeds)))
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,3 +64,13 @@ def fake_comparison(folder, bits, seeds=None, keys=None):
             model = run.arm if run.arm in MODELS else "transformer-xl"
             facts = FACTS | ({"keys": keys[run.arm]} if keys else {})
             fake_run(folder / name, model, value, seed=run.seed, facts=facts)
+
+
+def markdown_of(folder):
+    """The report of ``folder``, written again."""
+    return write_report(folder).with_suffix(".md").read_text(encoding="utf-8")
+
+
+def changed(path, **changes):
+    """Change these fields of a JSON file."""
+    write_json(path, read_json(path) | changes)

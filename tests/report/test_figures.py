@@ -1,19 +1,21 @@
 """Figures, and the data beside them."""
 
 import csv
-import json
 
 import pytest
 from matplotlib.figure import Figure
 
 from memformers.common.intervals import mean_of
-from memformers.report.attention_figure import COLORS, LINES, layer_look, save_attention
-from memformers.report.curves import LOOKS, Series, draw
-from memformers.report.document import write_report
-from memformers.report.position_figure import octave_means
-from memformers.report.probe_figures import save_gains
-from memformers.report.probe_section import effective_length
-from tests.report.fake_runs import fake_comparison
+from memformers.report.figures import (
+    LINES,
+    attention_figure,
+    gains_figure,
+    layer_look,
+    octave_means,
+)
+from memformers.report.plotting import LOOKS, PALETTE, Series, draw_lines
+from memformers.report.probe import effective_length
+from tests.report.fake_runs import fake_comparison, markdown_of
 
 XL = [2.40, 2.50, 2.45]
 
@@ -29,7 +31,7 @@ def numbers(rows, *names):
 
 def test_each_figure_is_there_as_png_svg_and_csv(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": XL, "compressive": XL})
-    write_report(tmp_path)
+    markdown_of(tmp_path)
     drawn = {path.stem for path in (tmp_path / "figures").glob("*.png")}
     assert drawn == {"validation_tokens", "differences", "validation_time", "reconstruction_loss",
                      "tokens_per_second", "loss_by_position"}  # fmt: skip
@@ -51,7 +53,7 @@ def test_the_same_data_give_the_same_files(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": XL[:1], "compressive": XL[:1]})
     made = []
     for _ in range(2):
-        write_report(tmp_path)
+        markdown_of(tmp_path)
         made.append({path: path.read_bytes() for path in (tmp_path / "figures").iterdir()})
     assert made[0] == made[1]
 
@@ -60,7 +62,7 @@ def test_the_same_data_give_the_same_files(tmp_path):
 def test_fewer_than_three_points_are_not_joined_by_a_line(points, lines):
     axes = Figure().add_subplot()
     curve = [(float(x), mean_of([1.0, 2.0 + x])) for x in range(points)]
-    draw(axes, Series("arm", curve, LOOKS["compressive"]))
+    draw_lines(axes, [Series("arm", curve, LOOKS["compressive"])])
     assert sum(line.get_linestyle() not in ("None", "none") for line in axes.lines) == lines
 
 
@@ -72,47 +74,33 @@ def test_the_loss_by_position_is_of_octaves_and_its_difference_is_of_the_same_se
         tmp_path,
         {"transformer-xl": XL, "compressive": [b - d for b, d in zip(XL, (0.1, 0.1, 0.4), strict=True)]},
     )
-    write_report(tmp_path)
+    markdown = markdown_of(tmp_path)
     rows = [
         row for row in table(tmp_path / "figures" / "loss_by_position.csv") if "minus that" in row["quantity"]
     ]
     assert {row["arm"] for row in rows} == {"Compressive Transformer"}
     assert numbers(rows, "first position", "last position") == [[1, 1], [2, 2], [3, 4], [5, 8], [9, 16]]
     assert numbers(rows, "mean") == [pytest.approx([-0.14])] * 5  # 0.7 · 0.2
-    assert (
-        "The lower panel has the loss minus that of Transformer-XL from the same seed"
-        in (tmp_path / "report.md").read_text()
-    )
+    assert "The lower panel has the loss minus that of Transformer-XL" in markdown
 
 
 def test_one_seed_has_no_difference_by_position(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": [2.4], "compressive": [2.3]})
-    write_report(tmp_path)
+    assert "The lower panel has" not in markdown_of(tmp_path)
     rows = table(tmp_path / "figures" / "loss_by_position.csv")
     assert {row["quantity"] for row in rows} == {"loss (nats per token)"}
-    assert "The lower panel has" not in (tmp_path / "report.md").read_text()
 
 
-def test_results_of_an_older_version_have_no_figure_by_position(tmp_path):
-    fake_comparison(tmp_path, {"transformer-xl": [2.4]})
-    path = tmp_path / "transformer-xl" / "result.json"
-    result = json.loads(path.read_text())
-    path.write_text(json.dumps({name: result[name] for name in result if name != "loss_by_position"}))
-    assert "by position in the segment" not in write_report(tmp_path).with_suffix(".md").read_text()
-
-
-def context(lengths, intervals):
-    gains = {"a": [0.2, 0.05, 0.0]}
-    measured = {"step": 32, "gains": {"1.0": gains}, "recl": {"1.0": {"a": lengths}}}
-    return measured | ({"recl_intervals": {"1.0": {"a": intervals}}} if intervals else {})
+def context(length, interval):
+    gains, ends = [0.2, 0.05, 0.0], [[0.1, 0.3], [0.0, 0.1], [0.0, 0.0]]
+    found = {"gains": gains, "gain_intervals": ends, "recl": length, "recl_intervals": interval}
+    return {"step": 32} | {name: {"1.0": {"a": of_a}} for name, of_a in found.items()}
 
 
 @pytest.mark.parametrize(
     ("length", "interval", "said"),
     [
-        (32, None, "≤\N{NO-BREAK SPACE}32"),
-        (96, None, "96"),
-        (None, None, "over 96"),
+        (96, (96, None), "96 (96 – over 96)"),
         (64, (32, None), "64 (≤\N{NO-BREAK SPACE}32 – over 96)"),
         (64, (64, 64), "64 (64)"),
     ],
@@ -122,21 +110,18 @@ def test_an_effective_context_at_the_end_of_what_was_tried_is_said_to_be(length,
 
 
 def test_gains_have_their_intervals_and_say_of_which_tokens_they_are(tmp_path):
-    measured = context(64, (32, 96)) | {
-        "gain_intervals": {"1.0": {"a": [[0.1, 0.3], [0.0, 0.1], [0.0, 0.0]]}}
-    }
-    path = save_gains(measured, {"a": "Transformer-XL"}, {"a": LOOKS["transformer-xl"]}, tmp_path)
-    rows = table(path.with_suffix(".csv"))
+    gains_figure(context(64, (32, 96)), {"a": "Transformer-XL"}, {"a": LOOKS["transformer-xl"]}, tmp_path)
+    rows = table(tmp_path / "figures" / "effective_context.csv")
     columns = ["context (tokens)", "gain", "95 % interval from", "to"]
     assert numbers(rows, *columns) == [[32, 0.2, 0.1, 0.3], [64, 0.05, 0.0, 0.1], [96, 0.0, 0.0, 0.0]]
 
 
 def test_no_two_layers_look_alike_and_every_head_is_in_the_data(tmp_path):
-    looks = [layer_look(i) for i in range(len(COLORS) * len(LINES))]
+    looks = [layer_look(i) for i in range(len(PALETTE) * len(LINES))]
     assert len({(look["color"], look["linestyle"]) for look in looks}) == len(looks)
     mass = {"by_place": [[[0.2, 0.3, 0.5]] * 2] * 3, "nearest": [0, 1], "by_distance": [[[0.4, 0.6]] * 2] * 3}
-    path = save_attention({"a": mass}, {"a": "Transformer-XL"}, tmp_path)
-    rows = table(path.with_suffix(".csv"))
+    attention_figure({"a": mass}, {"a": "Transformer-XL"}, tmp_path)
+    rows = table(tmp_path / "figures" / "attention.csv")
     assert len(rows) == 3 * 2 * (3 + 2)
     shares = [float(row["share of attention"]) for row in rows if (row["layer"], row["head"]) == ("3", "2")]
     assert shares == [0.2, 0.3, 0.5, 0.4, 0.6]

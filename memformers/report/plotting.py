@@ -1,0 +1,215 @@
+"""How every figure looks: narrow enough for a telephone, labelled axes with units, colours that colour-blind
+readers can distinguish, and its data in a file beside it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from memformers.common.files import replacing
+from memformers.common.intervals import Mean
+from memformers.report.markdown import csv_text, plain
+from memformers.runs.folder import FIGURES
+
+WIDTH, DOTS = 4.4, 200
+"""Inches, and dots an inch: text of 9 points is 10 pixels high on a screen of 390."""
+LONG_NAME = 26
+"""The number of characters from which two names don't fit beside each other."""
+FEWEST_FOR_A_LINE = 3
+"""Fewer points are not joined, since a line would suggest values between them."""
+GREY = "#888888"
+APART = 0.16
+"""The distance between the marks of two series at the same place; places have a distance of 1."""
+Look = dict[str, Any]
+"""A colour, a line and a marker, as matplotlib's keyword arguments."""
+
+
+def _look(color: str, linestyle: object, marker: str) -> Look:
+    return {"color": color, "linestyle": linestyle, "marker": marker, "markersize": 4.0, "linewidth": 1.3}
+
+
+# Okabe and Ito's palette (2008), with a line and a marker of its own for print without colour.
+BLUE = _look("#0072B2", ":", "o")
+ORANGE = _look("#D55E00", "-", "s")
+GREEN = _look("#009E73", "--", "^")
+PINK = _look("#CC79A7", "-.", "D")
+SKY = _look("#56B4E9", (0, (4, 1, 1, 1)), "v")
+AMBER = _look("#E69F00", (0, (2, 1)), "P")
+BLACK = _look("#000000", (0, (1, 1)), "X")
+PALETTE = (BLUE, ORANGE, GREEN, PINK, SKY, AMBER, BLACK)
+LOOKS = {"transformer": BLUE, "no-memory": BLUE, "transformer-xl": ORANGE, "compressive": GREEN}
+"""The looks of arms with these names."""
+OTHER_LOOKS = PALETTE[3:]
+"""The looks of arms with other names, in their order; after the last, they repeat."""
+
+
+def looks_of(names: Sequence[str]) -> dict[str, Look]:
+    """The look of each arm."""
+    others = [name for name in names if name not in LOOKS]
+    return LOOKS | {name: OTHER_LOOKS[i % len(OTHER_LOOKS)] for i, name in enumerate(others)}
+
+
+@dataclass(frozen=True)
+class Series:
+    """Means at their places on an axis, and how they are drawn."""
+
+    label: str
+    """Its name in the legend; empty: it is not there."""
+    points: Sequence[tuple[float, Mean]]
+    look: Look
+    bars: Sequence[tuple[float, float]] = ()
+    """How far the interval of each mean reaches below and above it, if that is not its half width."""
+
+    @property
+    def legend(self) -> str | None:
+        """Its label for matplotlib, which would hide one that begins with _."""
+        return (literal(self.label).lstrip("_") or "run") if self.label else None
+
+    def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
+        """The places of its points, and their means."""
+        return np.array([at for at, _ in self.points], float), np.array([m.mean for _, m in self.points])
+
+    def lengths(self) -> np.ndarray | None:
+        """The intervals below and above the means, ``[2, points]``; None without any."""
+        bars = self.bars or [(mean.half_width, mean.half_width) for _, mean in self.points]
+        found = np.array(bars, dtype=float).reshape(-1, 2).T
+        return None if np.isnan(found).all() else found
+
+
+def panels(
+    heights: Sequence[float], *, width: float = WIDTH, below: float = 0.6, columns: int = 1, **grid: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure of rows of panels with these ``heights`` in inches, with space ``below`` for a legend; the
+    ``grid`` is for matplotlib's ``subplots``."""
+    figure = Figure(figsize=(width, sum(heights) + below), dpi=DOTS, layout="constrained")
+    places = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights, **grid)
+    return figure, list(places.flat)
+
+
+def style(axes: Axes, x: str = "", y: str = "", title: str = "") -> None:
+    """Set the names of the axes and the look that all panels share."""
+    axes.set_xlabel(literal(x), fontsize=9)
+    axes.set_ylabel(literal(y), fontsize=9)
+    if title:
+        axes.set_title(literal(title), fontsize=9, loc="left")
+    axes.tick_params(labelsize=8, which="both")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(thousands))
+    if axes.get_yscale() == "log":
+        axes.yaxis.set_minor_formatter(FuncFormatter(thousands))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+
+
+def octave_axis(axes: Axes, ticks: Sequence[float]) -> None:
+    """Make the horizontal axis logarithmic, with these ``ticks``."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks)
+    axes.xaxis.set_major_formatter(FuncFormatter(thousands))
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def draw_lines(axes: Axes, many: Sequence[Series]) -> None:
+    """Lines of means, with bands if there are intervals; fewer than three points are drawn as marks with
+    bars."""
+    for series in many:
+        if len(series.points) < FEWEST_FOR_A_LINE:
+            draw_marks(axes, [series])
+            continue
+        x, mean = series.coordinates()
+        axes.plot(x, mean, label=series.legend, **series.look)
+        if (lengths := series.lengths()) is not None:
+            low = mean - lengths[0]
+            if axes.get_yscale() == "log":  # which can't show zero and negative values
+                low = np.maximum(low, mean.min() / 10)
+            axes.fill_between(x, low, mean + lengths[1], color=series.look["color"], alpha=0.18, linewidth=0)
+
+
+def draw_marks(axes: Axes, many: Sequence[Series], apart: float = 0.0, *, horizontal: bool = False) -> None:
+    """Marks with bars, joined by a line if there are three or more; each of ``many`` series is moved so that
+    the next one is this far ``apart``. ``horizontal``: the values are on the horizontal axis."""
+    for number, series in enumerate(many):
+        x, mean = series.coordinates()
+        x = x + apart * (number - (len(many) - 1) / 2)
+        look = {**series.look, "marker": series.look["marker"] or "."}
+        if len(x) < FEWEST_FOR_A_LINE:
+            look["linestyle"] = "none"
+        bars = series.lengths()
+        if horizontal:
+            axes.errorbar(mean, x, xerr=bars, label=series.legend, capsize=2.5, **look)
+        else:
+            axes.errorbar(x, mean, yerr=bars, label=series.legend, capsize=2.5, **look)
+
+
+def categories(axes: Axes, names: Sequence[str], *, horizontal: bool = False, rotation: float = 0.0) -> None:
+    """Give the places 0, 1, 2 … on an axis their ``names``; ``horizontal``: one below the other."""
+    axis: Axis = axes.yaxis if horizontal else axes.xaxis
+    axis.set_ticks(range(len(names)), [literal(name) for name in names], fontsize=8, rotation=rotation)
+    if horizontal:
+        axes.set_ylim(len(names) - 0.5, -0.5)
+    else:
+        axes.set_xlim(-0.5, len(names) - 0.5)
+        axes.grid(visible=False, axis="x")
+
+
+def legend(figure: Figure, places: Sequence[Axes]) -> None:
+    """The legend of all panels below them, each name once; long names are below each other."""
+    handles: dict[str, Any] = {}
+    for axes in places:
+        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    columns = 1 if max(map(len, handles), default=0) > LONG_NAME else 2
+    look = {"frameon": False, "fontsize": 8, "ncols": columns}
+    figure.legend(handles.values(), handles, loc="outside lower center", **look)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure atomically as PNG or SVG, by the ending of ``path``."""
+    kind = path.suffix[1:]
+    metadata = {"Date": None} if kind == "svg" else None  # the same data give the same file
+    with replacing(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "memformers"}):
+        figure.savefig(temporary, format=kind, metadata=metadata)
+
+
+def save_with_data(figure: Figure, path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Write a figure as PNG to ``path``, and beside it as SVG, with its data as CSV."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(figure, path)
+    save(figure, path.with_suffix(".svg"))
+    with replacing(path.with_suffix(".csv")) as temporary:
+        temporary.write_text(csv_text(head, rows), encoding="utf-8", newline="")
+
+
+def save_picture(
+    figure: Figure,
+    folder: Path,
+    name: str,
+    title: str,
+    caption: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+) -> str:
+    """Write a figure with its data into the figures of the report in ``folder``; returns the Markdown that
+    shows it with its ``caption`` below. The ``title`` replaces it where it can't be seen."""
+    save_with_data(figure, folder / FIGURES / f"{name}.png", head, rows)
+    return f"![{plain(title)}]({FIGURES}/{name}.png)\n\n{caption}"
+
+
+def thousands(value: float, _: int | None = None) -> str:
+    """12000 as 12k, 1500000 as 1.5M."""
+    if abs(value) >= 1e6:
+        text = f"{value / 1e6:g}M"
+    else:
+        text = f"{value / 1e3:g}k" if abs(value) >= 1e4 else f"{value:g}"
+    return text.replace("-", "−")
+
+
+def literal(text: str) -> str:
+    """Text that matplotlib shows unchanged: $ would begin a formula."""
+    return text.replace("$", r"\$")
