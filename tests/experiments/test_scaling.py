@@ -20,7 +20,7 @@ from memformers import MemoryLM, ModelConfig
 from memformers.models.memory import Memory
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import Distributed
-from memformers.training.gradients import Batch, InTurn, backward
+from memformers.training.gradients import Batch, InTurn, backward, forward_of
 from memformers.training.optimizers import build_optimizers
 from tests.builders import MODELS
 
@@ -192,7 +192,7 @@ def bytes_after_a_step(config, ranks, watch, prepare=lambda forward: None):
     """A step of the first rank; returns the bytes of its weights, gradients and optimizers' state."""
     lm, alone = built(config), Distributed(parallel=config.parallel)
     alone.place(lm, torch.device("cpu"))
-    optimizers, forward = build_optimizers(lm, config), alone.forward_of(lm, compile=False)
+    optimizers, forward = build_optimizers(lm, config), forward_of(lm, alone, compile=False)
     prepare(forward)
     x = tokens(config, config.batch_size // ranks)
     with watch:
