@@ -1,5 +1,5 @@
-"""Hostile inputs of ``generate``, of ``evaluate`` and of saved memories: each does its work or ends with a
-plain error, and no file is lost or changed but the one that was named as the output.
+"""Hostile inputs of the command, of corpora and of saved memories: each does its work or ends with a plain
+error, and no file is lost or changed but the one that was named as the output.
 
 ``make test`` tries a few hundred. ``MEMFORMERS_FUZZ=10000 .venv/bin/python -m pytest tests/test_fuzz.py``
 tries 10,000, which takes about ten minutes.
@@ -11,15 +11,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from memformers.commands import train as train_command
 from memformers.common.files import read_json
 from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, save_tokenizer
 from memformers.generation.memory_file import MODEL, SEAL, checksum, read_metadata
-from tests.builders import small_lm
+from memformers.tracking import discovery
+from memformers.training.config import TrainConfig
+from tests.builders import SMALL_RUN, small_lm
 from tests.processes import check_plain, run
 
 INPUTS = int(os.environ.get("MEMFORMERS_FUZZ", "240"))
@@ -32,6 +35,9 @@ MODELS = {
     "bytes": {"model": "compressive", "vocab_size": 256},
     "post-norm": {"model": "transformer-xl", "norm": "post", "same_length": True, "clamp_len": 3},
 }  # fmt: skip
+
+
+of = st.sampled_from
 
 
 def share(part: float) -> settings:
@@ -111,30 +117,20 @@ NUMBERS = [
     "0x10", "None", "1_0",
 ]  # fmt: skip
 DEVICES = [
-    "cpu",
-    "auto",
-    "cpu:0",
-    "cpu:7",
-    "meta",
-    "mps",
-    "cuda:99",
-    "xla",
-    "hpu",
-    "opengl",
-    "",
-    "x",
-    "🙂",
+    "cpu", "auto", "cpu:0", "cpu:7", "meta", "mps", "cuda:99", "xla", "hpu", "opengl", "", "x", "🙂",
     "\udcff",
-]
+]  # fmt: skip
+WORDS = [
+    "", "x", "auto", "blocked", "compressive", "learned", "bfloat16", "cpu", "off", "🙂", "../..", "--help",
+    "\ud800",
+]  # fmt: skip
 FEW = ["-1", "0", "1", "3", "1e1", "1.5", "x", "", "nan"]
 """Numbers of tokens to write; those written one after the other have no end at 1e99."""
 
 HOSTILE = st.one_of(
     st.text(st.characters(exclude_characters="\0"), max_size=30),  # lone surrogates and controls among them
     st.text(LETTERS, max_size=60),
-    st.sampled_from(
-        ["\x1b[31m\x07", "\r\n", "\ufeffabc", "\udcff", "\ud800", "a\u0301", "𝄞", "--", "-x", "\x7f\x9b"]
-    ),
+    of(["\x1b[31m\x07", "\r\n", "\ufeffabc", "\udcff", "\ud800", "a\u0301", "𝄞", "--", "-x", "\x7f\x9b"]),
     st.integers(0, 600).map(lambda n: "ab" * n),
 )
 CONTENT = st.one_of(
@@ -145,9 +141,7 @@ CONTENT = st.one_of(
     st.text(LETTERS + "\r", max_size=60).map(str.encode),
     st.binary(max_size=4).map(lambda tail: b"abcdefgh\r\n" * 30 + tail),
     st.integers(0, 1500).map(lambda n: b"a" * n),
-    st.sampled_from(
-        [b"", b"\n", b"\0" * 90, b"\xef\xbb\xbf" + b"abc" * 30, b"\xff" * 50, b"\r" * 50, b"\x1a", b"a"]
-    ),
+    of([b"", b"\n", b"\0" * 90, b"\xef\xbb\xbf" + b"abc" * 30, b"\xff" * 50, b"\r" * 50, b"\x1a", b"a"]),
 )
 
 
@@ -169,7 +163,6 @@ def values(chosen, name):
     return [value for other, value in chosen if other == name]
 
 
-of = st.sampled_from
 GENERATE = options(
     prompt=HOSTILE, prompt_file=of([*PLACES, "-"]), tokens=of(FEW), temperature=of(NUMBERS), top_k=of(WHOLE),
     top_p=of(NUMBERS), stop=HOSTILE, seed=of(WHOLE), interactive=st.none(), load_memory=of(PLACES),
@@ -179,6 +172,16 @@ EVALUATE = options(
     streams=of(WHOLE), segment_len=of(WHOLE), mem_len=of(WHOLE), c_mem_len=of(WHOLE),
     out=of([place for place in PLACES if place not in ("/dev/null",)]), device=of(DEVICES),
 )  # fmt: skip
+KINDS = {
+    "model positions kernel norm device precision parallel resume dashboard data no_such_option": of(WORDS),
+    "d_model heads n_layers d_ff position_features cutoffs segment_len mem_len c_mem_len compression_rate "
+    "clamp_len tokens batch_size seed accumulate evaluations log_every checkpoint_every keep_checkpoints "
+    "skip_bad_steps": of(WHOLE),
+    "dropout learning_rate warmup weight_decay max_grad_norm evaluation_share": of(NUMBERS),
+    "compile activation_checkpointing": of([None, "x"]),
+}
+TRAINING = options(**{name: kind for names, kind in KINDS.items() for name in names.split()})
+ANYTHING = options(**dict.fromkeys(("checkpoint", "text", "models", "out", "folder"), of(WORDS)))
 CHECKPOINTS = of([*MODELS] * 4 + ["", "xl/config.json", "gone", "../..", "🙂", "\udcff"])
 
 
@@ -253,6 +256,9 @@ def broken(draw, whole: bytes):
 
 DTYPES = [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
 LENGTHS = st.integers(0, 30)
+CHANGES = [
+    "nan", "inf", "huge", "dtype", "shape", "longer", "shorter", "flat", "empty", "number", "negative",
+]  # fmt: skip
 
 
 def other_tensor(draw, tensor):
@@ -297,9 +303,8 @@ def forged(draw, path: Path):
     tensors = load_file(path)
     with safe_open(path, framework="pt") as file:
         said = dict(file.metadata())
-    for how in draw(
-        st.lists(of(["other", "other", "swap", "all", "drop", "rename", "add"]), min_size=1, max_size=3)
-    ):
+    hows = of(["other", "other", "swap", "all", "drop", "rename", "add"])
+    for how in draw(st.lists(hows, min_size=1, max_size=3)):
         if not tensors:
             break
         name, another = draw(of(sorted(tensors))), draw(of(sorted(tensors)))
@@ -313,9 +318,8 @@ def forged(draw, path: Path):
         elif how == "drop":
             del tensors[name]
         elif how == "rename":
-            tensors[draw(of(["mem.00", "mem.-1", "mem.9", "c_mem.x", "", "🙂", "logits"]))] = tensors.pop(
-                name
-            )
+            other = draw(of(["mem.00", "mem.-1", "mem.9", "c_mem.x", "", "🙂", "logits"]))
+            tensors[other] = tensors.pop(name)
         else:
             tensors[draw(of(["mem.2", "c_mem.0", "c_mem.7", "x", "__metadata__"]))] = tensors[name].clone()
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -355,3 +359,68 @@ def test_a_forged_memory_is_a_plain_error_or_one_that_the_model_can_have(model, 
     place.before = place.files()
     check_plain(run("generate", "--checkpoint", models / model, "--tokens", 9, "--load-memory", "forged"))
     place.check_nothing_lost()
+
+
+@share(0.6)
+@given(chosen=TRAINING)
+@example(chosen=[("data", "")])
+def test_any_training_options_make_a_config_or_a_plain_error(chosen):
+    """Nothing is trained here: what reaches the training is a config that checks itself."""
+    configs = []
+
+    def remember(config, folder, dashboard, resume):
+        configs.append((config, discovery.find_dashboard(dashboard)))
+        return folder
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_command, "train_run", remember)
+        ended = run("train", *words(chosen))
+    check_plain(ended)
+    assert all(isinstance(config, TrainConfig) for config, _ in configs)
+
+
+@share(0.15)
+@given(chosen=ANYTHING, data=st.data())
+def test_a_wrong_place_is_a_plain_error_for_every_command(chosen, data):
+    command = data.draw(st.sampled_from(["generate", "evaluate", "probe", "report", "", "no-such-command"]))
+    check_plain(run(*[command][: len(command)], *words(chosen)))
+
+
+CORPORA = st.one_of(
+    st.binary(max_size=3000),
+    st.text(max_size=3000).map(lambda text: text.encode("utf-8", "surrogatepass")),
+    st.text(min_size=1, max_size=20).map(lambda text: text.encode("utf-16")),
+    st.integers(0, 200_000).map(lambda n: b"a" * n),
+    st.text("ab \n", min_size=1, max_size=30).map(lambda text: text.encode() * 150),
+    st.binary(min_size=1, max_size=4).map(lambda tail: b"Who's there? " * 200 + tail),
+)
+
+
+@pytest.mark.usefixtures("quick_runs")
+@share(0.15)
+@given(content=CORPORA)
+@example(content=b"")
+@example(content=b"\n" * 5000)
+@example(content=b"\xef\xbb\xbf" + b"Nay, answer me. " * 200)
+@example(content=b"\x00" * 5000)
+@example(content="one line, and a long one, 長い".encode() * 20_000)
+def test_any_file_is_trained_on_or_a_plain_error_and_is_never_changed(content, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    book = folder / "book.txt"
+    book.write_bytes(content)
+    ended = run("train", *SMALL_RUN, "--tokens", "128", "--data", str(book), "--out", str(folder / "run"))
+    check_plain(ended)
+    assert book.read_bytes() == content
+    assert (folder / "run" / "result.json").exists() == (ended.code == 0)
+    if ended.code == 0:
+        tokenizer = next((folder / "run" / "checkpoints").glob("0*")) / "tokenizer.json"
+        assert read_json(tokenizer)["vocabulary"]
+
+
+def test_a_model_too_large_for_the_memory_is_a_plain_error():
+    ended = run(
+        "train", "--data", "builtin", "--d-model", str(1 << 42), "--heads", "1", "--d-ff", "8", "--out", "run"
+    )
+    assert ended.code == 2
+    check_plain(ended)
+    assert "memory" in ended.err
