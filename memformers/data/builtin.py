@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from typing import TypeVar
 
-from memformers.common.errors import UserError
+from memformers.common.fields import Count, check_arguments
 
 T = TypeVar("T")
 
@@ -29,14 +29,10 @@ REMINDERS = ("Again", "Once more", "You said", "I still hear")
 CONSONANTS, VOWELS = "bcdfghjklmnpqrstvwxz", "aeiouy"
 
 
-def write_play(length: int, seed: int = 0) -> str:
-    """``length`` characters of the play of ``seed``.
-
-    The same arguments give the same text on every machine and Python. Raises ValueError for a
-    length below 1.
-    """
-    if length < 1:
-        raise UserError(f"a play of {length} characters was asked for; use at least 1.")
+@check_arguments
+def write_play(length: Count, seed: int = 0) -> str:
+    """``length`` characters of the play of ``seed``; the same arguments give the same text on every machine
+    and Python."""
     rng = random.Random(seed)
     parts: list[str] = []
     due: list[tuple[int, int, str]] = []  # when to say again, where it was first said, the oath

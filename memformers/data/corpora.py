@@ -126,7 +126,7 @@ def _load(data: str) -> Corpus:
     if data:
         path = Path(data)
         if not path.exists():
-            raise UserError(f"--data={path} is neither a text file nor a folder of texts.")
+            raise UserError(f"expected --data to be a text file or a folder of texts, got {path}.")
         is_documents = path.is_dir() and not any((path / name).is_file() for name in IN_FOLDER)
         return documents_corpus(path) if is_documents else _from_path(path, asked_by="--data")
     if named := os.environ.get("MEMFORMERS_DATA", ""):
@@ -188,8 +188,9 @@ def _from_path(path: Path, asked_by: str) -> Corpus:
     for name in IN_FOLDER:
         if (path / name).is_file():
             return read_text_file(path / name, is_tiny_shakespeare=True)
-    places = " or ".join(IN_FOLDER)
-    raise UserError(f"{asked_by}={path} is neither a text file nor a folder with {places}.")
+    raise UserError(
+        f"expected {asked_by} to be a text file or a folder with {' or '.join(IN_FOLDER)}, got {path}."
+    )
 
 
 def _tiny_shakespeare() -> Corpus:

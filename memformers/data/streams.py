@@ -64,7 +64,7 @@ def training_segments(
     """
     check_length(len(tokens), batch_size, segment_len)
     if documents and sum(documents) != len(tokens):
-        raise UserError(f"the documents must have {len(tokens):,} tokens in total; {sum(documents):,} came.")
+        raise UserError(f"expected documents of {len(tokens):,} tokens in all, got {sum(documents):,}.")
     epoch, position = place
     while True:
         inputs, targets, doc_starts = (
@@ -73,9 +73,7 @@ def training_segments(
             else ordered(tokens, batch_size, chunk_len, seed, epoch)
         )
         if not 0 <= position <= len(inputs):
-            raise UserError(
-                f"position={position:,} must be from 0 to {len(inputs):,}, the tokens of a stream."
-            )
+            raise UserError(f"expected position to be from 0 to {len(inputs):,}, got {position:,}.")
         for start in range(position, len(inputs), segment_len):
             end = min(start + segment_len, len(inputs))
             starts = None if doc_starts is None else doc_starts[start:end]

@@ -2,12 +2,13 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
+from memformers.common.fields import check_arguments
 from memformers.common.files import read_json, write_json
 from memformers.data.texts import bytes_of, check_utf8
 
@@ -21,9 +22,7 @@ class CharacterTokenizer:
 
     def __init__(self, vocabulary: str):
         if not vocabulary or len(set(vocabulary)) != len(vocabulary):
-            raise UserError(
-                f"the vocabulary must have one character or more, each once; {vocabulary!r} came."
-            )
+            raise UserError(f"expected a vocabulary of some characters, each once, got {vocabulary!r}.")
         self.vocabulary = vocabulary
         self._number = {character: i for i, character in enumerate(vocabulary)}
 
@@ -68,11 +67,10 @@ class ByteTokenizer:
 Tokenizer = CharacterTokenizer | ByteTokenizer
 
 
+@check_arguments
 def build_tokenizer(name: TokenizerName, text: str) -> Tokenizer:
     """The tokenizer called ``name`` for ``text``: its own characters, sorted (``"character"``) or the most
     frequent first (``"frequency"``), or any bytes."""
-    if name not in get_args(TokenizerName):
-        raise UserError(f"tokenizer={name!r} is unknown; use 'character', 'frequency' or 'byte'.")
     if name == "byte":
         return ByteTokenizer()
     check_utf8(text, "the text")
@@ -115,4 +113,4 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         return ByteTokenizer()
     if data.get("tokenizer") == "character" and isinstance(data.get("vocabulary"), str):
         return CharacterTokenizer(data["vocabulary"])
-    raise UserError(f"{path} names an unknown tokenizer: {data}")
+    raise UserError(f"expected {path} to name the tokenizer 'byte' or 'character', got {data}.")

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -203,18 +204,14 @@ def with_lengths(
 
     Raises ValueError for impossible lengths, and for more positions than there are learned ones.
     """
-    old = model.config
-    config = replace(
-        old,
-        segment_len=old.segment_len if segment_len is None else segment_len,
-        mem_len=old.mem_len if mem_len is None else mem_len,
-        c_mem_len=old.c_mem_len if c_mem_len is None else c_mem_len,
-    )
+    given: dict[str, Any] = {"segment_len": segment_len, "mem_len": mem_len, "c_mem_len": c_mem_len}
+    config = replace(model.config, **{name: x for name, x in given.items() if x is not None})
     attention = model.transformer.memory_layers[0].self_attn
     if attention.positions == "learned" and config.longest_attention > attention.max_positions:
         raise UserError(
-            f"attention over {config.longest_attention} positions was asked for, but the model learned "
-            f"{attention.max_positions}; shorten segment or memory, or train with positions='sinusoidal'."
+            f"expected attention over at most {attention.max_positions} positions, which the model learned, "
+            f"got {config.longest_attention}; shorten segment or memory, or train with "
+            f"positions='sinusoidal'."
         )
     model.config = config
     return model

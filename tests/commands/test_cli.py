@@ -81,7 +81,9 @@ def test_train_then_generate_then_report_in_processes_of_their_own(tmp_path):
 def test_a_mistake_ends_the_process_with_one_line_and_code_2():
     result = finish(program("train", "--data", "/gone.txt"))
     assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
-    assert result.stderr.startswith("error: --data=/gone.txt is neither a text file nor a folder")
+    assert result.stderr.startswith(
+        "error: expected --data to be a text file or a folder of texts, got /gone.txt"
+    )
 
 
 def test_resume_takes_the_newest_run_in_runs_with_its_own_settings_and_refuses_others(tmp_path):

@@ -30,5 +30,5 @@ def test_oaths_are_said_again_word_for_word_and_are_otherwise_fresh():
 
 
 def test_a_play_of_nothing_is_an_error():
-    with pytest.raises(ValueError, match="0 characters"):
+    with pytest.raises(ValueError, match="length=0"):
         write_play(0)

@@ -133,7 +133,7 @@ def test_a_download_that_trickles_is_given_up_in_time(serve, monkeypatch):
 def test_a_folder_in_the_environment_without_the_corpus_is_passed_over(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMFORMERS_DATA", str(tmp_path))
     with (
-        pytest.warns(UserWarning, match="neither a text file nor a folder"),
+        pytest.warns(UserWarning, match=r"MEMFORMERS_DATA to be a text file or a folder"),
         pytest.warns(UserWarning, match="neither found nor downloadable"),
     ):
         assert load_corpus().is_stand_in

@@ -51,10 +51,10 @@ def test_broken_tokenizer_files_are_errors(tmp_path):
     with pytest.raises(ValueError, match="is missing"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"tokenizer": "word"}')
-    with pytest.raises(ValueError, match="names an unknown tokenizer"):
+    with pytest.raises(ValueError, match="word"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"tokenizer": "character", "vocabulary": "aba"}')
-    with pytest.raises(ValueError, match="one character or more, each once"):
+    with pytest.raises(ValueError, match="aba"):
         load_tokenizer(tmp_path)
-    with pytest.raises(ValueError, match="tokenizer='word' is unknown"):
+    with pytest.raises(ValueError, match=r"'character'.* name='word'"):
         build_tokenizer("word", "abc")

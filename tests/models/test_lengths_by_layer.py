@@ -231,7 +231,5 @@ def test_memories_and_positions_that_do_not_fit_are_an_error():
         Decoder(by_layer, 2, unequal)
     with pytest.raises(ValueError, match=r"a memory of 4 positions in layer 1 .* keeps 0"):
         small_lm("transformer-xl", mem_len=(5, 0))(tokens(7), unequal)
-    with pytest.raises(
-        ValueError, match="attention over 13 positions was asked for, but the model learned 12"
-    ):
+    with pytest.raises(ValueError, match=r"at most 12 positions.* 13"):
         with_lengths(by_layer, mem_len=(2, 6))
