@@ -92,31 +92,6 @@ def test_what_a_model_does_not_have_is_not_measured():
     assert set(found.swapped_less_zeroed["xl"]) == {"memory"}
 
 
-@pytest.mark.usefixtures("float64")
-def test_losses_and_costs_are_those_of_streams_read_one_segment_at_a_time():
-    lm, S, warm_up = small_lm("compressive").train(), 7, 21
-    found = memory_ablation({"lm": lm}, TEXT, WORDS, tokens=16 * 10)
-    length, plain, without = (len(TEXT) - 1) // 16, 0.0, 0.0
-    at = torch.arange(16) * length + torch.arange(warm_up + 11)[:, None]
-    tokens, memory = TEXT[at], Memory(())
-    for start in range(0, warm_up + 10, S):
-        inputs = tokens[start : min(start + S, warm_up + 10)]
-        targets = tokens[start + 1 :][: len(inputs)]
-        zeros = Memory(memory.mem, tuple(torch.zeros_like(x) for x in memory.c_mem))
-        scores, after, _ = lm(inputs, memory, targets)
-        if start >= warm_up:
-            plain += scores.losses.sum().item()
-            without += lm(inputs, zeros, targets).scores.losses.sum().item()
-        memory = after
-    n = found.overall.tokens
-    assert (n, found.warm_up) == (160, warm_up)
-    assert found.overall.loss["lm"] == pytest.approx(plain / n, abs=1e-9)
-    cost = found.overall.less_untouched["lm"]["slots zeroed"].mean
-    assert cost == pytest.approx((without - plain) / n, abs=1e-9)
-    assert abs(cost) > 1e-4
-    assert lm.training
-
-
 def test_arms_are_compared_on_the_same_tokens_with_the_one_that_looks_back_least():
     models = {"far": Ignores(more=0.25, segment_len=6), "near": Ignores("transformer", segment_len=5)}
     found = memory_ablation(models, TEXT, WORDS, tokens=500)
@@ -196,21 +171,23 @@ DOCUMENTS = (40, 12, 75, 29, 3, 60, 33, 300)
 
 
 @pytest.mark.usefixtures("float64")
-def test_documents_are_read_each_alone_and_swapped_with_one_at_the_same_place():
-    lm, S, warm_up = small_lm("compressive"), 7, 21
-    n = sum(DOCUMENTS)
-    found = memory_ablation({"lm": lm}, TEXT[:n], WORDS[:n], tokens=300, documents=DOCUMENTS)
-    read = [min(len(d), 1 + warm_up + 50) for d in TEXT[:n].split(DOCUMENTS) if len(d) > warm_up + S]
-    texts = [d for d in TEXT[:n].split(DOCUMENTS) if len(d) > warm_up + S]
-    order = sorted(range(len(read)), key=lambda i: -read[i])
-    memories, sums, counted = [Memory(())] * len(read), dict.fromkeys(("plain", "zeroed", "swapped"), 0.0), 0
-    for start in range(0, max(read) - 1, S):
-        going = [i for i in order if read[i] - 1 > start]
+@pytest.mark.parametrize(("documents", "streams", "counted"), [((), 16, 10), (DOCUMENTS, 6, 50)])
+def test_losses_and_costs_are_those_of_streams_read_alone_one_segment_at_a_time(documents, streams, counted):
+    """A stream's memory is swapped with that of one at the same place."""
+    lm, S, warm_up = small_lm("compressive").train(), 7, 21
+    text = TEXT[: sum(documents) or len(TEXT)]
+    words = WORDS[: len(text)]
+    found = memory_ablation({"lm": lm}, text, words, tokens=streams * counted, documents=documents)
+    parts = text.split(documents or (len(TEXT) - 1) // 16)[: len(documents) or 16]
+    texts = [part[: 1 + warm_up + counted] for part in parts if len(part) > warm_up + S]
+    order = sorted(range(streams), key=lambda i: -len(texts[i]))
+    memories, sums, n = [Memory(())] * streams, dict.fromkeys(("plain", "zeroed", "swapped"), 0.0), 0
+    for start in range(0, warm_up + counted, S):
+        going = [i for i in order if len(texts[i]) - 1 > start]
         before = {i: memories[j] for i, j in zip(going, [going[-1], *going], strict=False)}
         for i in going:
-            stop = min(start + S, read[i] - 1)
-            inputs, targets = texts[i][start:stop, None], texts[i][start + 1 : stop + 1, None]
-            own = memories[i]
+            part, own = texts[i][start : start + S + 1, None], memories[i]
+            inputs, targets = part[:-1], part[1:]
             zeros = tuple(torch.zeros_like(x) for x in own.c_mem)
             given = {
                 "plain": own,
@@ -218,24 +195,23 @@ def test_documents_are_read_each_alone_and_swapped_with_one_at_the_same_place():
                 "swapped": Memory(own.mem, before[i].c_mem),
             }
             if start >= warm_up:
-                counted += len(targets)
+                n += len(targets)
                 for name, memory in given.items():
                     sums[name] += lm(inputs, memory, targets).scores.losses.sum().item()
             memories[i] = lm(inputs, own, targets).memory
-    assert found.of_documents
-    assert (found.streams, found.overall.tokens) == (6, counted)
-    assert found.overall.loss["lm"] == pytest.approx(sums["plain"] / counted, abs=1e-9)
+    assert found.of_documents == bool(documents)
+    assert (found.streams, found.overall.tokens, found.warm_up) == (streams, n, warm_up)
+    assert found.overall.loss["lm"] == pytest.approx(sums["plain"] / n, abs=1e-9)
     for change in ("zeroed", "swapped"):
         cost = found.overall.less_untouched["lm"][f"slots {change}"].mean
-        assert cost == pytest.approx((sums[change] - sums["plain"]) / counted, abs=1e-9)
+        assert cost == pytest.approx((sums[change] - sums["plain"]) / n, abs=1e-9)
         assert abs(cost) > 1e-5
     less = found.swapped_less_zeroed["lm"]["slots"].mean
-    assert less == pytest.approx((sums["swapped"] - sums["zeroed"]) / counted, abs=1e-9)
-    assert sum(group.tokens for group in found.by_occurrences) == counted
+    assert less == pytest.approx((sums["swapped"] - sums["zeroed"]) / n, abs=1e-9)
+    assert sum(group.tokens for group in found.by_occurrences) == n
+    assert lm.training
 
 
 def test_documents_that_fill_no_memory_are_not_measured():
-    assert (
-        memory_ablation({"lm": Ignores()}, TEXT[:100], WORDS[:100], tokens=800, documents=(28, 28, 44))
-        is None
-    )
+    found = memory_ablation({"lm": Ignores()}, TEXT[:100], WORDS[:100], tokens=800, documents=(28, 28, 44))
+    assert found is None

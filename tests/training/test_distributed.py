@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from memformers.data.reading import plain_reading
 from safetensors.torch import load_file
 
 from memformers import AdaptiveConfig
 from memformers.common.files import write_json
+from memformers.data.streams import plain_reading
 from memformers.evaluation.evaluate import evaluate_reading
 from memformers.models.memory import Memory
 from memformers.runs.folder import read_metrics
