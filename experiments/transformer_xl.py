@@ -10,23 +10,20 @@ from labml import monit
 from memformers.commands.train import Train, parse_train
 from memformers.common.command_line import plain_errors
 from memformers.common.processes import is_first
-from memformers.models.config import ModelConfig
+from memformers.models.config import ModelConfig, ModelName
 from memformers.report.document import write_report
 from memformers.training.config import TrainConfig
 
-DEFAULTS = Train(TrainConfig(model=ModelConfig(model="transformer-xl")))
 
-
-def main(arguments: Train) -> None:
-    """Train a Transformer-XL and draw its curves."""
-    folder = arguments.train()
-    if not is_first():
-        return
-    with monit.section("Report"):
-        report = write_report(folder)
-    print(f"report: {report}")
+def main(model: ModelName) -> None:
+    """Train a ``model`` as the command line says, and draw its curves."""
+    with plain_errors():
+        folder = parse_train(sys.argv[1:], Train(TrainConfig(model=ModelConfig(model=model)))).train()
+        if is_first():
+            with monit.section("Report"):
+                report = write_report(folder)
+            print(f"report: {report}")
 
 
 if __name__ == "__main__":
-    with plain_errors():
-        main(parse_train(sys.argv[1:], DEFAULTS))
+    main("transformer-xl")

@@ -12,16 +12,22 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from textwrap import fill
+
+import torch
 
 from experiments.soak.faults import Outcome, Soak, disturbed
-from experiments.soak.page import cells, page, row
-from experiments.soak.programs import Dashboard, Training, running
+from experiments.soak.programs import RANKS, TOKENS_A_STEP, Dashboard, Training, running
 from memformers.common.command_line import parse_arguments, plain_errors
+from memformers.common.machine import describe_environment
 from memformers.common.processes import sigterm_as_exit
+from memformers.report.markdown import table
 from memformers.runs.atomic_dir import numbered
 from memformers.runs.folder import read_metrics
 
 SAME = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json")
+TIMES = {"seconds", "evaluation_seconds", "tokens_per_second"}
+HEAD = ("fault", "after step", "what", "the training", "resumed from step", "next loss", "undisturbed")
 
 
 def main(soak: Soak) -> None:
@@ -35,7 +41,7 @@ def main(soak: Soak) -> None:
             if (ended := training.wait()) != "finished":
                 raise RuntimeError(f"the undisturbed training ended with {ended}:\n{training.said}")
             begun = time.monotonic()
-            outcomes, starts = disturbed(soak, folders[0], dashboard, stack, say)
+            outcomes, starts = disturbed(soak, folders[0], dashboard, stack)
             seconds = time.monotonic() - begun
     except RuntimeError as error:
         sys.exit(f"{error}\nall is kept in {folder}")
@@ -46,25 +52,43 @@ def main(soak: Soak) -> None:
     print(f"{text}\nwritten: {soak.out}")
 
 
-def say(outcomes: list[Outcome]) -> None:
-    """Print the newest line of the table."""
-    print(row(*cells(len(outcomes), outcomes[-1])), flush=True)
-
-
-def differences(folder: Path, undisturbed: Path) -> list[str]:
+def differences(*folders: Path) -> list[str]:
     """The differences between two finished runs, in words."""
-    ends = [numbered(run / "checkpoints")[0] for run in (folder, undisturbed)]
+    ends = [numbered(run / "checkpoints")[0] for run in folders]
     names = [name for name in SAME if len({(end / name).read_bytes() for end in ends}) > 1]
-    records = [[without_times(r) for r in read_metrics(run)] for run in (folder, undisturbed)]
-    return names + (["the records"] if records[0] != records[1] else [])
+    one, other = ([{k: r[k] for k in r.keys() - TIMES} for r in read_metrics(run)] for run in folders)
+    return names + (["the records"] if one != other else [])
 
 
-TIMES = {"seconds", "evaluation_seconds", "tokens_per_second"}
+def page(soak: Soak, outcomes: list[Outcome], starts: int, seconds: float, folders: tuple[Path, Path]) -> str:
+    """The page: the setting, and a line for each fault."""
+    again = sum(max(outcome.struck - outcome.resumed, 0) for outcome in outcomes)
+    records = [read_metrics(folder) for folder in folders]
+    last = [[r["loss.valid"] for r in of_one if "loss.valid" in r][-1] for of_one in records]
+    machine = describe_environment(torch.device("cpu"))
+    said = (
+        f"Written by `python -m experiments.soak` (torch {machine['packages']['torch']}, {machine['cores']} "
+        f"cores). The Compressive Transformer, with dropout, trained {soak.steps:,} steps on {RANKS} "
+        f"processes (`--parallel ddp`), with a random fault in every {soak.every} steps and a checkpoint in "
+        f"every {soak.steps // 100}. A full disk is a limit of one byte on the files that the rank may "
+        f"write. The dashboard is killed, and started again {soak.every // 4} steps later."
+    )
+    end = (
+        f"{len(outcomes)} faults, {starts} starts, at least {again:,} steps made again, {seconds:,.0f} s. "
+        f"The training ended with the same bits as the undisturbed one: weights, optimizer, memories, random "
+        f"states and all {len(records[0]):,} records. Validation loss at the end: {last[0]:.6f} "
+        f"nats, undisturbed {last[1]:.6f}."
+    )
+    rows = [
+        [str(number), *outcome.cells, *(f"{loss_after(found, outcome.struck):.6f}" for found in records)]
+        for number, outcome in enumerate(outcomes, 1)
+    ]
+    return "\n\n".join(["# Soak", fill(said, 115), table(HEAD, rows).strip(), fill(end, 115)]) + "\n"
 
 
-def without_times(record: dict[str, float]) -> dict[str, float]:
-    """A record's values without those of the clock."""
-    return {name: value for name, value in record.items() if name not in TIMES}
+def loss_after(records: list[dict[str, float]], step: int) -> float:
+    """The training loss of the next record after ``step``."""
+    return next(r["loss.train"] for r in records if "loss.train" in r and r["tokens"] > step * TOKENS_A_STEP)
 
 
 if __name__ == "__main__":

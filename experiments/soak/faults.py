@@ -5,7 +5,6 @@ import random
 import re
 import resource
 import signal
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +54,14 @@ class Outcome:
     fault: Fault
     struck: int
     ended: str
-    went_on: int
+    resumed: int
+
+    @property
+    def cells(self) -> list[str]:
+        """The columns of the table that are known when a fault has happened."""
+        kind = self.fault.kind
+        to = "the dashboard" if kind == "dashboard down" else f"rank {self.fault.rank}"
+        return [str(self.struck), f"{kind}, {to}", self.ended, str(self.resumed)]
 
 
 def faults(soak: Soak) -> list[Fault]:
@@ -85,17 +91,9 @@ def strike(fault: Fault, training: Training, dashboard: Dashboard) -> str:
     return training.wait()
 
 
-def disturbed(
-    soak: Soak,
-    folder: Path,
-    dashboard: Dashboard,
-    stack: ExitStack,
-    say: Callable[[list[Outcome]], None],
-) -> tuple[list[Outcome], int]:
+def disturbed(soak: Soak, folder: Path, dashboard: Dashboard, stack: ExitStack) -> tuple[list[Outcome], int]:
     """Train in ``folder`` with all faults; returns their effects, and how often the training was started.
-
-    Trainings that still run at the end of ``stack`` are ended. ``say`` is called after each outcome.
-    """
+    Trainings that still run at the end of ``stack`` are ended."""
     outcomes, starts = [], 1
     api = f"{dashboard.address}/api/v1/default"
     training = stack.enter_context(running(Training(soak.steps, folder, api)))
@@ -106,19 +104,19 @@ def disturbed(
         if ended:
             training = stack.enter_context(running(Training(soak.steps, folder, api)))
             starts += 1
-            went_on = went_on_at(training)
+            resumed = resumed_at(training)
         else:
             training.reach(min(struck + soak.every // 4, soak.steps))
             dashboard.start()
-            ended, went_on = "nothing: it trained on", struck
-        outcomes.append(Outcome(fault, struck, ended, went_on))
-        say(outcomes)
+            ended, resumed = "nothing: it continued", struck
+        outcomes.append(Outcome(fault, struck, ended, resumed))
+        print(len(outcomes), *outcomes[-1].cells, sep=" | ", flush=True)
     if (ended := training.wait()) != "finished":
         raise RuntimeError(f"the training ended with {ended}:\n{training.said}")
     return outcomes, starts
 
 
-def went_on_at(training: Training) -> int:
+def resumed_at(training: Training) -> int:
     """The step from which a resumed training continued."""
     said = re.compile(r"continues at token ([\d,]+)")
     until(lambda: bool(said.search(training.said)) or training.process.poll() is not None)

@@ -111,17 +111,16 @@ class Checkpoint:
 
     def restore(self, model: MemoryLM, optimizers: Optimizers) -> TrainingState:
         """Restore weights, optimizers and random states; returns the state. All ranks must call this."""
-        parameters, learning = model.state_dict(), dict(model.named_parameters())
+        parameters, named = model.state_dict(), named_state(model, optimizers)
         model.load_state_dict(
             {name: placed_like(tensor, parameters[name]) for name, tensor in self.weights.items()}
         )
-        learner = learners(optimizers)
         for optimizer in optimizers:
             optimizer.state.clear()
         for key, tensor in self.moments.items():
             name, _, what = key.rpartition("/")
-            parameter = learning[name]
-            learner[parameter].state[parameter][what] = placed_like(tensor, parameter)
+            parameter, optimizer = named[name]
+            optimizer.state[parameter][what] = placed_like(tensor, parameter)
         set_random_states(self.randomness)
         return self.state
 
@@ -146,7 +145,8 @@ def read_checkpoint(
     if numbers.pop("optimizer", None) != json.loads(json.dumps(describe_optimizers(model, optimizers))):
         raise UserError(f"{folder / STATE} belongs to another optimizer.")
     weights, moments = load_tensors(folder / "model.safetensors"), load_tensors(folder / OPTIMIZER)
-    check_shapes(weights, shapes(model.state_dict()), folder / "model.safetensors")
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    check_shapes(weights, own, folder / "model.safetensors")
     check_shapes(moments, moment_shapes(model, optimizers, moments), folder / OPTIMIZER)
     memory = ranks.own_memory(load_memory(folder / MEMORY, model, batch_size))
     held = {"optimizers": optimizers, "memory": memory}
@@ -228,19 +228,18 @@ def describe_optimizers(model: MemoryLM, optimizers: Optimizers) -> list[dict[st
     ]
 
 
-def learners(optimizers: Optimizers) -> dict[Tensor, torch.optim.Optimizer]:
-    """The optimizer of each parameter, of any shape."""
-    return {p: optimizer for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
+def named_state(model: MemoryLM, optimizers: Optimizers) -> dict[str, tuple[Tensor, torch.optim.Optimizer]]:
+    """Each parameter and its optimizer, by the parameter's name; of any shape."""
+    of = {p: optimizer for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
+    return {name: (parameter, of[parameter]) for name, parameter in model.named_parameters()}
 
 
 def optimizer_tensors(model: MemoryLM, optimizers: Optimizers) -> dict[str, Tensor]:
-    """The state of the optimizers, as ``parameter/what``; nothing for a parameter that had no gradient
-    yet."""
-    learner = learners(optimizers)
+    """What the optimizers remember, as ``parameter/what``; nothing of a parameter without a gradient yet."""
     return {
         f"{name}/{what}": full_tensor(tensor)
-        for name, parameter in model.named_parameters()
-        for what, tensor in learner[parameter].state.get(parameter, {}).items()
+        for name, (parameter, optimizer) in named_state(model, optimizers).items()
+        for what, tensor in optimizer.state.get(parameter, {}).items()
     }
 
 
@@ -249,24 +248,19 @@ def moment_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """The shapes of the optimizers' tensors, for all parameters that have some; Muon's have all of them or
     none, since each step has a gradient for every matrix of the layers."""
-    known, learner = {key.rpartition("/")[0] for key in kept}, learners(optimizers)
-    begun = {learner[parameter] for name, parameter in model.named_parameters() if name in known}
+    known, named = {key.rpartition("/")[0] for key in kept}, named_state(model, optimizers)
+    begun = {optimizer for name, (_, optimizer) in named.items() if name in known}
     return {
         f"{name}/{what}": () if what == "step" else tuple(parameter.shape)
-        for name, parameter in model.named_parameters()
-        for what in KEPT[type(learner[parameter])]
-        if name in known or (isinstance(learner[parameter], Muon) and learner[parameter] in begun)
+        for name, (parameter, optimizer) in named.items()
+        for what in KEPT[type(optimizer)]
+        if name in known or (isinstance(optimizer, Muon) and optimizer in begun)
     }
-
-
-def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """Of each tensor."""
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def check_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], path: Path) -> None:
     """Raise ValueError unless these are exactly the tensors expected, by name and shape."""
-    found = shapes(tensors)
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if wrong := sorted(n for n in {*found, *expected} if found.get(n) != expected.get(n)):
         raise UserError(
             f"{path} belongs to another model: {wrong[0]} is {found.get(wrong[0])}, but "

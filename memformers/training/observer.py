@@ -6,9 +6,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tqdm import tqdm
@@ -35,8 +34,8 @@ SAMPLE_SEED = 0
 
 
 class Bar:
-    """A context with a progress bar of the tokens of ``config``, from ``progress`` on. Its time, and so its
-    speed, is that of training steps only. Nothing is printed unless it is ``shown``."""
+    """A progress bar of the tokens of ``config``, from ``progress`` on. Its time, and so its speed, is that
+    of training steps only. Nothing is printed unless it is ``shown``."""
 
     def __init__(self, config: TrainConfig, progress: Progress, shown: bool = True):
         self.shown = shown
@@ -51,15 +50,8 @@ class Bar:
         self.training = ""
         """What stands behind the bar while steps are taken."""
 
-    def __enter__(self) -> "Bar":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End the bar, where it stands."""
         self.tqdm.close()
 
     def show(self, progress: Progress, loss: float) -> None:
@@ -103,47 +95,41 @@ class Bar:
             self.tqdm.set_postfix_str(self.training, refresh=False)
 
 
+@dataclass
 class Observer:
-    """Watches the training of ``model`` in ``folder``, which has written ``records`` lines of metrics and
-    is at ``state``. ``write`` records metrics, and ``signals`` stop the training. With several ``ranks``,
-    each has an observer that measures the same, and only that of the first rank writes files."""
+    """Watches a training in a folder. With several ``ranks``, each has an observer that measures the same,
+    and only that of the first rank writes files."""
 
-    def __init__(
-        self,
-        folder: Path,
-        config: TrainConfig,
-        model: MemoryLM,
-        text: Text,
-        state: TrainingState,
-        records: int,
-        write: Callable[[dict[str, Any]], None],
-        signals: StopSignals,
-        bar: Bar,
-        ranks: Distributed,
-    ):
-        self.folder = folder
-        self.config = config
-        self.model = model
-        self.text = text
-        self.records = records
-        self.write = write
-        self.signals = signals
-        self.bar = bar
-        self.ranks = ranks
-        self.saved, self.saved_at = (state.tokens, state.evaluations), time.monotonic()
-        self.validation = Validation(text, config)
+    folder: Path
+    config: TrainConfig
+    model: MemoryLM
+    text: Text
+    state: TrainingState
+    records: int
+    """How many lines of metrics are written."""
+    write: Callable[[dict[str, Any]], None]
+    """Records metrics."""
+    signals: StopSignals
+    bar: Bar
+    ranks: Distributed
+
+    def __post_init__(self) -> None:
+        """Begin where the training begins."""
+        self._is_saved(self.state)
+        self.validation = Validation(self.text, self.config)
         self.evaluation: Evaluation | None = None
         """Of the whole held-out text, at the end."""
         self.validation_loss: float | None = None
         """In nats a token, over the part that every evaluation reads."""
-        self.characters_a_token = len(text.corpus.train_text) / len(text.train)
+        self.characters_a_token = len(self.text.corpus.train_text) / len(self.text.train)
         self.evaluated = 0
         """Tokens seen before [`validation_loss`][] was measured."""
-        self.peak_before = peak_memory_before(folder) if ranks.first else 0
+        self.peak_before = peak_memory_before(self.folder) if self.ranks.first else 0
 
     def record(self, progress: Progress, metrics: dict[str, float]) -> None:
         """Track training metrics, and show them."""
-        metrics["bits_per_character.train"] = self._bits_per_character(metrics["loss.train"])
+        bits = metrics["loss.train"] / math.log(2)
+        metrics["bits_per_character.train"] = bits / self.characters_a_token
         self._write(progress, metrics)
         self.bar.show(progress, metrics["loss.train"])
 
@@ -198,7 +184,7 @@ class Observer:
         new = checkpoints / f"{state.tokens:012}"
         with self.bar.standing():
             save_checkpoint(new, self.model, self.text.tokenizer, state, about, self.ranks)
-        self.saved, self.saved_at = (state.tokens, state.evaluations), time.monotonic()
+        self._is_saved(state)
         if self.ranks.first:
             keep_best_and_newest(checkpoints, self.config.keep_checkpoints)
 
@@ -216,7 +202,7 @@ class Observer:
             "reconstruction_loss": evaluation.reconstruction_loss,
             "loss_by_position": evaluation.by_position(self.config.model.segment_len),
             "peak_memory_bytes": self._peak_memory(),
-            "prompt": self._prompt(),
+            "prompt": opening(self.text.corpus.validation_text),
         }
         if self.ranks.first:
             write_text(self.folder / SAMPLE, sample + "\n")
@@ -237,6 +223,10 @@ class Observer:
             raise NotFiniteError(f"{error} {self._newest_checkpoint()}") from None
         except OSError as error:
             raise OSError(f"{self.folder} can't be written: {error}. {self._newest_checkpoint()}") from None
+
+    def _is_saved(self, state: TrainingState) -> None:
+        """Note that ``state`` needs no checkpoint any more."""
+        self.saved, self.saved_at = (state.tokens, state.evaluations), time.monotonic()
 
     def _is_long_ago(self, state: TrainingState) -> bool:
         """Whether the last checkpoint is older than wanted, on any rank; they ask each other now and then."""
@@ -269,18 +259,11 @@ class Observer:
         must ask. None where the system doesn't tell."""
         return max(self.ranks.highest(peak_memory(self.model.device) or 0), self.peak_before) or None
 
-    def _bits_per_character(self, loss: float) -> float:
-        return loss / math.log(2) / self.characters_a_token
-
-    def _prompt(self) -> str:
-        return opening(self.text.corpus.validation_text)
-
     def _sample(self, characters: int) -> str:
         with self.bar.standing() as show:
             show("writing a sample")
-            return continue_text(
-                self.model, self.text.tokenizer, self._prompt(), characters, Sampling(0.8), seed=SAMPLE_SEED
-            )
+            prompt, how = opening(self.text.corpus.validation_text), Sampling(0.8)
+            return continue_text(self.model, self.text.tokenizer, prompt, characters, how, seed=SAMPLE_SEED)
 
 
 def opening(text: str) -> str:

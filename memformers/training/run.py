@@ -78,7 +78,7 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
             ranks.first_alone(lambda: write_down(config, facts, folder, state))
             with (
                 recorder(folder, config, facts, dashboard, ranks) as write,
-                Bar(config, state.progress, shown=ranks.first) as bar,
+                contextlib.closing(Bar(config, state.progress, shown=ranks.first)) as bar,
             ):
                 observer = Observer(folder, config, model, text, state, records, write, signals, bar, ranks)
                 segments = training_segments(

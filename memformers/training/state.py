@@ -1,13 +1,14 @@
 """The state of a training between two steps."""
 
 import random
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
 from memformers.common.errors import UserError
+from memformers.common.fields import Range, Whole, check_fields
 from memformers.models.memory import Memory
 from memformers.training.gradients import StepOutput
 
@@ -91,27 +92,24 @@ class TrainingState:
     optimizers: tuple[torch.optim.Optimizer, ...]
     memory: Memory = field(default_factory=lambda: Memory(()))
     """The memory that the streams' next segments read."""
-    epoch: int = 0
+    epoch: Whole = 0
     """How many times the text has been read before."""
-    position: int = 0
+    position: Whole = 0
     """Where the next segment begins, in tokens of a stream."""
-    step: int = 0
-    tokens: int = 0
+    step: Whole = 0
+    tokens: Whole = 0
     """The number of tokens read in all streams together."""
-    seconds: float = 0.0
-    evaluation_seconds: float = 0.0
-    evaluations: int = 0
+    seconds: Annotated[float, Range(0)] = 0.0
+    evaluation_seconds: Annotated[float, Range(0)] = 0.0
+    evaluations: Whole = 0
     """The number of evaluations that are done."""
-    skipped: int = 0
+    skipped: Whole = 0
     """The number of steps that were skipped because a number in them was not finite."""
     window: MetricAccumulator = field(default_factory=MetricAccumulator)
 
     def __post_init__(self) -> None:
         """Raise ValueError for a negative count."""
-        for counted in fields(self):
-            value = getattr(self, counted.name)
-            if isinstance(value, int | float) and not value >= 0:
-                raise UserError(f"{counted.name}={value} must be 0 or more.")
+        check_fields(self)
 
     @property
     def progress(self) -> Progress:
@@ -127,8 +125,8 @@ def random_states() -> dict[str, Any]:
     return {
         "python": {"version": version, "words": list(words), "gauss": gauss},
         "numpy": {**numpy, "state": {**numpy["state"], "key": numpy["state"]["key"].tolist()}},
-        "torch": to_hex(torch.get_rng_state()),
-        "cuda": [to_hex(state) for state in torch.cuda.get_rng_state_all()] if has_gpu() else [],
+        "torch": bytes(torch.get_rng_state().tolist()).hex(),
+        "cuda": [bytes(state.tolist()).hex() for state in torch.cuda.get_rng_state_all()],
     }
 
 
@@ -149,9 +147,13 @@ def set_random_states(states: dict[str, Any]) -> None:
         random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
         key = np.array(numpy["state"]["key"], dtype=np.uint32)
         np.random.set_state({**numpy, "state": {**numpy["state"], "key": key}})
-        torch.set_rng_state(from_hex(states["torch"]))
-        if has_gpu() and len(states["cuda"]) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all([from_hex(state) for state in states["cuda"]])
+        cpu, *gpus = (
+            torch.tensor(list(bytes.fromhex(digits)), dtype=torch.uint8)
+            for digits in (states["torch"], *states["cuda"])
+        )
+        torch.set_rng_state(cpu)
+        if len(gpus) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(gpus)
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise UserError(f"the random states can't be used: {error!r}") from None
 
@@ -163,18 +165,3 @@ def check_random_states(states: dict[str, Any]) -> None:
         set_random_states(states)
     finally:
         set_random_states(before)
-
-
-def has_gpu() -> bool:
-    """Whether there are random states of GPUs."""
-    return torch.cuda.is_available()
-
-
-def to_hex(state: torch.Tensor) -> str:
-    """A tensor of bytes, uint8 ``[n]``, as hexadecimal digits."""
-    return bytes(state.tolist()).hex()
-
-
-def from_hex(digits: str) -> torch.Tensor:
-    """The tensor again, uint8 ``[n]``."""
-    return torch.tensor(list(bytes.fromhex(digits)), dtype=torch.uint8)

@@ -61,7 +61,7 @@ def test_a_resumed_run_has_the_same_records_sample_result_and_weights(name, tmp_
     records = read_metrics(whole)
     assert without_times(read_metrics(folder)) == without_times(records)
     lengths = [record["memory.length"] for record in records if "memory.length" in record]
-    assert (lengths[0] < lengths[-1]) == ("grows" in name)
+    assert "grows" not in name or lengths[0] < lengths[-1] >= 14
     for file in ("sample.txt", "config.json", "run.json"):
         assert (folder / file).read_bytes() == (whole / file).read_bytes(), file
     changing = {"seconds", "evaluation_seconds", "peak_memory_bytes"}
