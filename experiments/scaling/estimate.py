@@ -54,8 +54,8 @@ def estimate(config: TrainConfig, ranks: int) -> Estimate:
         raise UserError(f"{ranks} ranks can't train with parallel={config.parallel!r}; use ddp or fsdp.")
     if config.batch_size % ranks or config.accumulate > 1:
         raise UserError(
-            f"batch_size={config.batch_size} streams in accumulate={config.accumulate} parts came for "
-            f"{ranks} ranks; use a multiple of {ranks}, in one part."
+            f"expected a multiple of {ranks} streams in one part, for {ranks} ranks, got "
+            f"batch_size={config.batch_size} and accumulate={config.accumulate}."
         )
     streams = replace(config, batch_size=config.batch_size // ranks, parallel="single")
     kept, weights = over_layers(kept_bytes, streams), over_layers(lambda c: own_weights(c, ranks), config)

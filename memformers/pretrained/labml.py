@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
+from memformers.pretrained.weights_file import few
 
 LABML_DISTANCES = 4096
 """labml-nn stores 2 · 4,096 relative positions a layer; index 4,096 − d is distance d."""
@@ -33,8 +34,8 @@ def from_labml(
     """
     if not any(name.endswith("self_attn.key_pos_embeddings") for name in state_dict):
         raise UserError(
-            "a state dict of labml-nn's TransformerXL or CompressiveTransformer was expected, with "
-            f"…self_attn.key_pos_embeddings; it has {', '.join(list(state_dict)[:4])}, …"
+            "expected a state dict of labml-nn's TransformerXL or CompressiveTransformer, with "
+            f"…self_attn.key_pos_embeddings, got one with {few(list(state_dict))}."
         )
     if not 1 <= max_positions <= LABML_DISTANCES:
         raise UserError(

@@ -46,7 +46,7 @@ def load_model(folder: Path, device: str | torch.device) -> MemoryLM:
         check_manifest(folder, (CONFIG, WEIGHTS))
     config, weights = read_config(folder), folder / WEIGHTS
     if not weights.is_file():
-        raise UserError(f"{weights} was expected beside config.json, but is missing.")
+        raise UserError(f"expected {weights} beside config.json, but it is missing.")
     model = MemoryLM(config)
     try:
         state = load_file(weights)

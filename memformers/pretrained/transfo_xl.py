@@ -139,8 +139,8 @@ def plain_names(state_dict: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bo
     state = {name.removeprefix("transformer.") if prefixed else name: t for name, t in state_dict.items()}
     if not any(name.startswith("layers.") and ".dec_attn." in name for name in state):
         raise UserError(
-            "a state dict of Transformer-XL was expected, with layers.0.dec_attn.… or transformer.layers.0."
-            f"dec_attn.…; this one has {few([str(name) for name in state_dict]) or 'nothing'}."
+            "expected a state dict of Transformer-XL, with layers.0.dec_attn.… or transformer.layers.0."
+            f"dec_attn.…, got one with {few([str(name) for name in state_dict]) or 'nothing'}."
         )
     state.pop("pos_emb.inv_freq", None)
     return state, not prefixed
@@ -249,10 +249,10 @@ def norm_of(config: Config, is_original: bool) -> Norm:
     UserError."""
     pre_lnorm = config.get("pre_lnorm", None if is_original else False)
     if not isinstance(pre_lnorm, bool):
-        came = f"the config's pre_lnorm={pre_lnorm!r}" if "pre_lnorm" in config else "no pre_lnorm"
         raise UserError(
-            f"the weights don't show whether this model normalizes before each sublayer (pre_lnorm=True) or "
-            f"after each sum (False), and {came} came; give it, as in config={{'pre_lnorm': False}}."
+            f"expected pre_lnorm to be True (the model normalizes before each sublayer) or False (after each "
+            f"sum), which the weights don't show, got pre_lnorm={pre_lnorm!r}; give it, as in "
+            f"config={{'pre_lnorm': False}}."
         )
     return "pre-without-final" if pre_lnorm else "post"
 
@@ -294,7 +294,7 @@ def shape(state: Mapping[str, Tensor], name: str, dims: int) -> tuple[int, ...]:
     if name not in state:
         raise UserError(f"the weights lack {name}, so this is not a complete Transformer-XL.")
     if state[name].dim() != dims:
-        raise UserError(f"{name} is {list(state[name].shape)}; a tensor of {dims} dimensions was expected.")
+        raise UserError(f"expected {name} to have {dims} dimensions, got {list(state[name].shape)}.")
     return tuple(state[name].shape)
 
 

@@ -20,18 +20,18 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"{path} was expected as a file of weights, but is missing.")
+        raise UserError(f"expected {path} to be a file of weights, but it is missing.")
     if path.suffix == ".safetensors":
         try:
             return load_file(path)
         except (OSError, SafetensorError) as error:
-            raise UserError(f"{path} can't be read as safetensors: {one_line(error)}") from None
+            raise UserError(f"{path} can't be read as safetensors: {' '.join(str(error).split())}") from None
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a broken or hostile pickle may end in
         raise UserError(why_refused(path, error)) from None
     if not isinstance(state, dict) or not state:
-        raise UserError(f"{path} holds a {type(state).__name__}; a state dict of tensors was expected.")
+        raise UserError(f"expected {path} to hold a state dict of tensors, got a {type(state).__name__}.")
     named = {name: isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()}
     others = [str(name) for name, is_tensor in named.items() if not is_tensor]
     if others:
@@ -54,8 +54,3 @@ def few(names: list[str]) -> str:
     """The first names of a list, and how many more there are."""
     more = len(names) - 4
     return ", ".join(names[:4]) + (f" and {more} more" if more > 0 else "")
-
-
-def one_line(error: Exception) -> str:
-    """An error's message without its line breaks."""
-    return " ".join(str(error).split())

@@ -243,7 +243,7 @@ def test_one_process_sends_nothing_and_copies_nothing():
     [
         ("single", 2, "2 ranks can't train with parallel='single'"),
         ("ddp", 0, "0 ranks can't train"),
-        ("ddp", 4, "batch_size=6 streams in accumulate=1 parts came for 4 ranks"),
+        ("ddp", 4, "4 ranks, got batch_size=6 and accumulate=1"),
     ],
 )
 def test_what_cannot_be_shared_is_an_error(parallel, ranks, message):

@@ -2,25 +2,18 @@
 
 import pytest
 import torch
-from labml import tracker
 from torch import nn
 
-tracker.debug = lambda *_: None  # labml-nn calls it; labml 0.5.3 has it no more
-
-from labml_nn.transformers import compressive as labml_compressive  # noqa: E402
-from labml_nn.transformers import xl as labml_xl  # noqa: E402
-from labml_nn.transformers.feed_forward import FeedForward as LabmlFeedForward  # noqa: E402
-from labml_nn.transformers.xl.relative_mha import (  # noqa: E402
-    RelativeMultiHeadAttention as LabmlAttention,
-)
-
-from memformers import AttentionReconstructionLoss, from_labml  # noqa: E402
-from memformers.kernels.naive import causal_mask  # noqa: E402
-from memformers.models.language_model import MemoryLM, ModelConfig  # noqa: E402
-from memformers.models.lengths import LayerLengths  # noqa: E402
-from memformers.models.memory import Memory  # noqa: E402
-from memformers.models.remembering import compress_oldest, keep_newest  # noqa: E402
-from tests.builders import fill_zeros, small_compressive, small_xl  # noqa: E402
+from experiments.benchmarks.peers import FeedForward as LabmlFeedForward
+from experiments.benchmarks.peers import LabmlLM, labml_compressive, labml_xl
+from experiments.benchmarks.peers import RelativeMultiHeadAttention as LabmlAttention
+from memformers import AttentionReconstructionLoss, from_labml
+from memformers.kernels.naive import causal_mask
+from memformers.models.language_model import MemoryLM, ModelConfig
+from memformers.models.lengths import LayerLengths
+from memformers.models.memory import Memory
+from memformers.models.remembering import compress_oldest, keep_newest
+from tests.builders import fill_zeros, small_compressive, small_xl
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -136,28 +129,15 @@ def test_compressive_transformer_agrees_over_four_segments_with_its_reconstructi
     assert compare_gradients(ours, theirs) == len(list(ours.parameters()))
 
 
-class LabmlLanguageModel(nn.Module):
-    """The names and steps of the language model in labml-nn's experiments."""
-
-    def __init__(self, transformer):
-        super().__init__()
-        self.src_embed = nn.Embedding(11, D)
-        self.transformer = transformer
-        self.generator = nn.Linear(D, 11)
-
-
 def test_a_labml_language_model_becomes_a_memory_lm():
-    _, transformer = two_xl()
-    theirs = LabmlLanguageModel(transformer)
     config = ModelConfig(
         vocab_size=11, d_model=D, heads=3, n_layers=2, d_ff=16, positions="learned", segment_len=S,
         mem_len=MEM_LEN,
     )  # fmt: skip
-    ours = MemoryLM(config)
+    theirs, ours = LabmlLM(config), MemoryLM(config)
     ours.load_state_dict(from_labml(theirs.state_dict(), max_positions=config.longest_attention))
     tokens = torch.randint(0, 11, (S, B))
-    hidden, _ = transformer(theirs.src_embed(tokens), [], their_mask(0))
-    close(ours(tokens).logits, theirs.generator(hidden))
+    close(ours(tokens).logits, theirs(tokens, None)[0])
 
 
 def test_all_4096_distances_are_taken_over_by_default():
@@ -167,7 +147,7 @@ def test_all_4096_distances_are_taken_over_by_default():
 
 
 def test_another_models_state_dict_and_too_many_positions_are_errors():
-    with pytest.raises(ValueError, match=r"labml-nn's TransformerXL .* was expected"):
+    with pytest.raises(ValueError, match=r"expected .* labml-nn's TransformerXL .* weight, bias"):
         from_labml(nn.Linear(2, 2).state_dict())
     with pytest.raises(ValueError, match="max_positions=5000"):
         from_labml(two_xl()[1].state_dict(), max_positions=5000)

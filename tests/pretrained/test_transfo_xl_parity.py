@@ -126,9 +126,9 @@ def test_weights_of_the_original_are_not_taken_without_saying_where_they_normali
     reference = Reference(cutoffs=(3, 7), div_val=2)
     state = reference.named(reference.weights())
     said = {name: value for name, value in reference.config.items() if name != "pre_lnorm"}
-    with pytest.raises(ValueError, match=r"no pre_lnorm came; give it, as in config=\{'pre_lnorm'"):
+    with pytest.raises(ValueError, match=r"got pre_lnorm=None; give it, as in config=\{'pre_lnorm'"):
         from_transfo_xl(state, said)
-    with pytest.raises(ValueError, match="the config's pre_lnorm='no' came"):
+    with pytest.raises(ValueError, match="got pre_lnorm='no'"):
         from_transfo_xl(state, said | {"pre_lnorm": "no"})
     assert from_transfo_xl(state, said | {"pre_lnorm": True}).config.norm == "pre-without-final"
     theirs = Reference(cutoffs=(3, 7), div_val=2, original=False)
@@ -146,7 +146,7 @@ def test_a_dropout_of_attention_that_is_not_taken_over_is_said():
 def test_weights_that_do_not_fit_are_named():
     reference = Reference(cutoffs=(3, 7), div_val=2)
     state = reference.named(reference.weights())
-    with pytest.raises(ValueError, match=r"a state dict of Transformer-XL was expected.* has weight, bias"):
+    with pytest.raises(ValueError, match=r"expected .* Transformer-XL, .* weight, bias"):
         from_transfo_xl(torch.nn.Linear(2, 2).state_dict())
     for change, message in (
         ({"layers.1.dec_attn.o_net.weight": None}, r"missing: layers\.1\.dec_attn\.o_net\.weight\.$"),
@@ -155,7 +155,10 @@ def test_weights_that_do_not_fit_are_named():
             {"layers.1.pos_ff.CoreNet.0.bias": torch.ones(9)},
             r"layers\.1\.pos_ff\.CoreNet\.0\.bias is \[9\], not \[16\]",
         ),
-        ({"word_emb.emb_layers.0.weight": torch.ones(3)}, r"emb_layers\.0\.weight is \[3\]; a tensor of 2"),
+        (
+            {"word_emb.emb_layers.0.weight": torch.ones(3)},
+            r"emb_layers\.0\.weight to have 2 dimensions, got \[3\]",
+        ),
         ({"r_w_bias": None}, r"the weights lack layers\.0\.dec_attn\.r_w_bias"),
         ({"r_w_bias": torch.ones(2, 4)}, r"n_head=2 times d_head=4 must equal d_model=12"),
         (
@@ -208,10 +211,10 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(suffix, tmp_path)
 
 
 def test_files_without_weights_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"none\.bin was expected as a file of weights, but is missing"):
+    with pytest.raises(ValueError, match=r"none\.bin .* is missing"):
         load_weights(tmp_path / "none.bin")
     for name, content, message in (
-        ("list.bin", [1, 2], "holds a list; a state dict of tensors was expected"),
+        ("list.bin", [1, 2], "state dict of tensors, got a list"),
         ("numbers.bin", {3: torch.ones(2)}, "holds more than tensors: 3; save"),
         ("run.bin", {"state_dict": {}, "epoch": 3}, "holds more than tensors: state_dict, epoch; save"),
     ):
