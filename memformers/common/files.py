@@ -82,11 +82,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        raise UserError(f"{path} was expected, but is missing.") from None
+        raise UserError(f"expected a file {path}, but it is missing.") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise UserError(f"{path} can't be read as JSON: {error}") from error
     if not isinstance(data, dict):
-        raise UserError(f"{path} holds a {type(data).__name__}; a JSON object was expected.")
+        raise UserError(f"expected {path} to hold a JSON object, got a {type(data).__name__}.")
     return data
 
 

@@ -79,18 +79,23 @@ def atomic_dir(folder: Path) -> Iterator[Path]:
 def put_in_place(new: Path, folder: Path) -> None:
     """Give ``new`` the name ``folder``. A folder that has this name is renamed first; if the process stops
     between the two renames, [`remove_leftovers`][] restores it."""
-    old = folder.with_name(f"{REPLACED}{folder.name}")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
+    old = moved(folder, REPLACED) if folder.exists() else None
     try:
         new.rename(folder)
     except BaseException:
-        if old.exists() and not folder.exists():
+        if old:
             old.rename(folder)
         raise
     sync(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    if old:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def moved(folder: Path, prefix: str) -> Path:
+    """``folder`` under another name, which begins with ``prefix``; what had that name is deleted."""
+    other = folder.with_name(f"{prefix}{folder.name}")
+    shutil.rmtree(other, ignore_errors=True)
+    return folder.rename(other)
 
 
 def check_manifest(folder: Path, names: Sequence[str] | None = None) -> None:
@@ -117,7 +122,7 @@ def check_file(path: Path, written: FileEntry) -> None:
         if checksum(path) != written.sha256:
             raise UserError(f"{path} has changed since it was written: its checksum differs.")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        raise UserError(f"{path} was expected, but is missing.") from None
+        raise UserError(f"expected a file {path}, but it is missing.") from None
 
 
 def numbered(parent: Path) -> list[Path]:
@@ -149,10 +154,7 @@ def newest_that_loads(
 
 def remove(folder: Path) -> None:
     """Delete a folder in such a way that a crash leaves no part of it under its name."""
-    temporary = folder.with_name(f"{LEFTOVER}{folder.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    folder.rename(temporary)
-    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.rmtree(moved(folder, LEFTOVER), ignore_errors=True)
 
 
 def remove_leftovers(parent: Path) -> None:
@@ -170,9 +172,7 @@ def remove_leftovers(parent: Path) -> None:
 
 def set_aside(folder: Path) -> None:
     """Rename ``folder`` so that it isn't taken for a usable one."""
-    aside = folder.with_name(f"{BROKEN}{folder.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    folder.rename(aside)
+    moved(folder, BROKEN)
 
 
 def checksum(path: Path) -> str:

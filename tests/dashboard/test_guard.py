@@ -1,6 +1,5 @@
 """Nobody but the user's own page and programs gets through, and no file but the page's gets out."""
 
-import json
 import socket
 
 import pytest
@@ -96,26 +95,6 @@ def test_addresses_and_this_machine_s_names_are_here(host, here):
     assert is_here(host, NAMES) is here
 
 
-@pytest.mark.parametrize(
-    ("path", "method", "body"),
-    [
-        ("/api/v1/default/track?run_uuid=0123456789&labml_version=0.5.3", "POST", b"{not json"),
-        ("/api/v1/default/track?run_uuid=0123456789&labml_version=x", "POST", b"[{}]"),
-        ("/api/v1/default/track?rank=x", "POST", b"[]"),
-        ("/api/v1/default/track?run_uuid=0123456789&labml_version=0.5.3", "POST", b'[{"once":1,"track":[]}]'),
-        ("/api/v1/metrics/unknown", "POST", b"[]"),
-        ("/api/v1/run/unknown_x", "GET", b""),
-        ("/api/v1/compare/metrics/unknown", "POST", b"{}"),
-    ],
-)
-def test_no_answer_holds_a_stack_trace(dashboard, path, method, body):
-    status, answer = send(dashboard, path, method=method, body=body)
-    assert 400 <= status <= 500
-    for inside in ("Traceback", "trace", ".py", "File", "Error:"):
-        assert inside not in answer
-    assert send(dashboard, "/")[0] == 200
-
-
 TRACK = "/api/v1/default/track?labml_version=0.5.3&run_uuid="
 RUN = "0123456789abcdef"
 
@@ -130,6 +109,9 @@ RUN = "0123456789abcdef"
         (TRACK + RUN, "POST", b'[{"track": {"a": {"step": [1, 2], "value": [1]}}}]', 400),
         (TRACK + RUN, "POST", b'[{"track": {"a": {"step": [1], "value": ["<b>"]}}}]', 400),
         (TRACK + RUN, "POST", b'[{"configs": {"a": {}}}]', 400),
+        (TRACK + RUN, "POST", b"[1, 2]", 400),
+        ("/api/v1/default/track?rank=x", "POST", b"[]", 400),
+        ("/api/v1/compare/metrics/unknown", "POST", b"{}", 400),
         (TRACK + RUN + "&rank=x", "POST", b"[]", 400),
         (TRACK + "short", "POST", b"[]", 400),
         (TRACK + "../../../etc/passwd", "POST", b"[]", 400),
@@ -152,7 +134,9 @@ RUN = "0123456789abcdef"
 def test_what_is_malformed_is_refused_and_leaves_neither_record_nor_traceback(
     dashboard, path, method, body, wanted, caplog
 ):
-    assert send(dashboard, path, method=method, body=body)[0] == wanted
+    status, answer = send(dashboard, path, method=method, body=body)
+    assert status == wanted
+    assert not [inside for inside in ("Traceback", "trace", ".py", "File", "Error:") if inside in answer]
     assert dashboard.runs() == []
     assert not [record for record in caplog.records if record.exc_info]
 
@@ -166,9 +150,3 @@ def test_a_body_has_at_most_a_megabyte_stated_or_not(dashboard):
         connection.sendall("\r\n".join([*lines, "", ""]).encode() + chunks)
         assert connection.recv(65536).split()[1] == b"413"
     assert dashboard.runs() == []
-
-
-def test_data_that_is_no_run_s_is_refused_politely(dashboard):
-    path = "/api/v1/default/track?run_uuid=0123456789&labml_version=0.5.3"
-    _, answer = send(dashboard, path, method="POST", body=b"[1, 2]")
-    assert json.loads(answer.partition("\r\n\r\n")[2])["errors"]
