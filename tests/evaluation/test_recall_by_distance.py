@@ -29,7 +29,7 @@ class Copies(nn.Module):
     def __init__(self):
         super().__init__()
         self.config = ModelConfig(
-            model="compressive", segment_len=S, mem_len=M, c_mem_len=C, compression_rate=RATE
+            model="compressive", n_layers=1, segment_len=S, mem_len=M, c_mem_len=C, compression_rate=RATE
         )
 
     def forward(self, tokens, memory, targets):
