@@ -12,7 +12,7 @@ from memformers.common.files import replacing, write_json
 from memformers.common.intervals import Mean, mean_of
 from memformers.comparison.recall import SETTINGS, sees_back
 from memformers.report.arms import Arm, Result
-from memformers.report.recall_summary import share
+from memformers.report.recall import right_between
 from memformers.runs.finished import FinishedRun, read_run
 from memformers.runs.folder import RESULT, RESULTS, TABLE
 from memformers.runs.plan import read_plan
@@ -41,18 +41,10 @@ def band() -> tuple[int, int]:
     return equal_keys, slots
 
 
-def right_between(result: Result, low: int, high: int) -> float | None:
-    """The fraction of right answers about values that were set from ``low`` to before ``high`` positions ago,
-    in the distance bins between them."""
-    edges = result["recall"]["edges"]
-    bins = [i for i in range(len(edges) - 1) if low <= edges[i] and edges[i + 1] <= high]
-    return share(result["recall"], bins)
-
-
 MEASURES = (
     Measure("bits_per_character", "text", "bits per character", lambda r: r["bits_per_character"], 1, -1),
-    Measure("right_beyond", "recall", "right, beyond", lambda r: right_between(r, *band()), 100, 1),
-    Measure("right_within", "recall", "right, within", lambda r: right_between(r, 0, band()[0]), 100, 1),
+    Measure("right_beyond", "recall", "right, beyond", lambda r: right_between(*band())(r), 100, 1),
+    Measure("right_within", "recall", "right, within", lambda r: right_between(0, band()[0])(r), 100, 1),
 )
 """The measures of both tasks: "beyond" and "within" refer to the distances that one layer of Transformer-XL
 with as many keys sees."""

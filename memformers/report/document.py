@@ -9,8 +9,7 @@ from memformers.report.figures import curve_figures, position_figure
 from memformers.report.markdown import fenced, number, plain, table, write_page
 from memformers.report.probe import probe_section
 from memformers.report.provenance import how_it_was_made
-from memformers.report.recall_page import write_recall_report
-from memformers.report.recall_summary import write_summary
+from memformers.report.recall import write_recall_report
 from memformers.report.sections import claims, costs_table, not_comparable, warnings
 from memformers.runs.finished import read_probe, read_runs
 from memformers.runs.folder import PROBE
@@ -28,7 +27,7 @@ def write_report(folder: Path) -> Path:
     Raises ValueError for a folder without a run.
     """
     if (plan := read_plan(folder)) and plan.task == "recall":
-        return write_recall_report(write_summary(folder, plan), folder)
+        return write_recall_report(folder)
     arms = arms_of(runs := read_runs(folder))
     base = base_of(arms)
     probe = read_probe(folder)

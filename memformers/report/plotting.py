@@ -66,6 +66,8 @@ class Series:
     look: Look
     bars: Sequence[tuple[float, float]] = ()
     """How far the interval of each mean reaches below and above it, if that is not its half width."""
+    scale: float = 1.0
+    """The factor by which it is multiplied when it is drawn: 100 for percent."""
 
     @property
     def legend(self) -> str | None:
@@ -74,12 +76,14 @@ class Series:
 
     def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
         """The places of its points, and their means."""
-        return np.array([at for at, _ in self.points], float), np.array([m.mean for _, m in self.points])
+        return np.array([at for at, _ in self.points], float), np.array(
+            [self.scale * m.mean for _, m in self.points]
+        )
 
     def lengths(self) -> np.ndarray | None:
         """The intervals below and above the means, ``[2, points]``; None without any."""
         bars = self.bars or [(mean.half_width, mean.half_width) for _, mean in self.points]
-        found = np.array(bars, dtype=float).reshape(-1, 2).T
+        found = self.scale * np.array(bars, dtype=float).reshape(-1, 2).T
         return None if np.isnan(found).all() else found
 
 

@@ -19,11 +19,11 @@ FEWEST_SPEEDS = 3
 """The fewest records of a run's speed that show whether it varied."""
 ROUNDING = 0.02
 """The change of final losses, in nats, that rounding alone, the same sums in another order, has made."""
-MAY_DIFFER = {"seed", "data"} | {
+MAY_DIFFER = {"seed", "data", "recall.frozen"} | {
     f"model.{name}" for name in ("model", "mem_len", "c_mem_len", "compression_rate", "compression",
                                  "compression_start", "compression_loss", "bptt")
 }  # fmt: skip
-"""The settings that a comparison may vary: the memory and the seed, and the path of the text, which its
+"""The settings that an experiment may vary: the memory and the seed, and the path of the text, which its
 checksum identifies."""
 
 
@@ -83,7 +83,7 @@ def differing_settings(arms: Sequence[Arm], base: Arm) -> list[str]:
     settings = [dict(flatten(run.config)) for run in runs]
     names = dict.fromkeys(name for config in settings for name in config if name not in MAY_DIFFER)
     found = [name for name in names if len({json.dumps(config.get(name)) for config in settings}) > 1]
-    if len({run.facts["corpus"]["sha256"] for run in runs}) > 1:
+    if len({run.facts["corpus"].get("sha256") for run in runs}) > 1:
         found.append("text")
     if not all({run.seed for run in arm.runs} & {run.seed for run in base.runs} for arm in arms):
         found.append("seed")

@@ -1,0 +1,309 @@
+"""The report of a recall experiment: the share of right answers by how long ago the value was set."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from memformers.common.files import write_json, write_text
+from memformers.common.intervals import Mean
+from memformers.report.arms import Arm, Measure, Result, arms_of, base_of
+from memformers.report.markdown import csv_text, number, plain, table, write_page
+from memformers.report.plotting import (
+    AMBER,
+    BLACK,
+    GREEN,
+    GREY,
+    ORANGE,
+    SKY,
+    Series,
+    draw_lines,
+    legend,
+    looks_of,
+    panels,
+    save_picture,
+    style,
+)
+from memformers.report.provenance import how_it_was_made
+from memformers.report.sections import claims, costs_table, warnings
+from memformers.runs.finished import read_runs
+from memformers.runs.folder import RESULTS, TABLE
+
+FEWEST_TOKENS = 500_000
+CLAIMED = "compressive"
+"""The arm that is compared with the base, a Transformer-XL with as many keys."""
+UNTOUCHED = "untouched"
+LOOK_OF_A_CONTROL = {
+    UNTOUCHED: BLACK | {"linestyle": "-", "marker": "o"},
+    "slots zeroed": GREEN,
+    "slots swapped": SKY,
+    "memory zeroed": ORANGE | {"linestyle": ":"},
+    "memory swapped": AMBER,
+}
+PLACES = ("segment", "memory", "slots", "beyond")
+CONTROLS = (
+    "Shares of right answers by the place where the value was set: in the segment that the model reads, in "
+    "the memory, in the compressed slots, or farther back than one layer looks (beyond). A control changes "
+    "only the memory with which the model reads a segment; the next segment gets the memory that was "
+    "computed without the change."
+)
+
+
+def write_recall_report(folder: Path) -> Path:
+    """Write the report of the recall experiment in ``folder``, and its numbers as ``results.json`` and
+    ``results.csv``; returns its page."""
+    arms = arms_of(read_runs(folder))
+    base = base_of(arms)
+    done = [arm for arm in arms if arm.results]
+    write_results(done, base, folder)
+    seeds = max(len(arm.results) for arm in done)
+    bands = f"Bands are 95 % intervals over {seeds} seeds, by Student's t."
+    bands = bands if seeds > 1 else "There is only one seed, so there are no bands."
+    controlled = [arm for arm in done if arm.name in (base.name, CLAIMED) and controls_of(arm)[1:]]
+    parts = ["# Recall by distance: memories with equal numbers of keys"]
+    parts += [*warnings(arms, base, folder, fewest_tokens=FEWEST_TOKENS), *claim(done, base)]
+    parts += [how_it_is_asked(base), accuracy_figure(done, folder, bands)]
+    parts += [control_figure(controlled, folder, bands)] if controlled else []
+    more: dict[str, Callable[[Arm], str]] = {
+        "one layer looks back (positions)": lambda arm: f"{sees_back(arm):,}",
+        "right answers within its reach": lambda arm: percent(arm.mean("within_reach")),
+    }
+    parts += ["## What each arm costs", costs_table(done, base, more)]
+    parts += ["## Right answers by distance", by_distance(done)]
+    if any(controls_of(arm)[1:] for arm in done):
+        parts += ["## Causal controls by the place of the value", CONTROLS, by_place(done)]
+    method = "Training times do not include measurements. "
+    return write_page([*parts, *how_it_was_made(done, base, folder, method)], folder)
+
+
+def right_between(low: int, high: int) -> Callable[[Result], float | None]:
+    """The share of right answers about values that were set from ``low`` to before ``high`` positions ago, in
+    the distance bins between them; None without a question."""
+
+    def share(result: Result) -> float | None:
+        recall = result["recall"]
+        bins = zip(recall["edges"][:-1], recall["edges"][1:], recall["asks"], recall["accuracy"], strict=True)
+        inside = [(n, right) for start, end, n, right in bins if low <= start and end <= high and n]
+        asks = sum(n for n, _ in inside)
+        return sum(n * right for n, right in inside) / asks if asks else None
+
+    return share
+
+
+def sees_back(arm: Arm) -> int:
+    """How many positions one layer of ``arm`` looks back from the end of its segment."""
+    return int(arm.first.facts["sees_back"])
+
+
+def edges_of(arm: Arm) -> list[int]:
+    """The edges of the distance bins, the same for all arms."""
+    return list(next(iter(arm.results.values()))["recall"]["edges"])
+
+
+def controls_of(arm: Arm) -> list[str]:
+    """The names of the measurements of ``arm``: with the unchanged memory, and under each control."""
+    return [UNTOUCHED, *next(iter(arm.results.values()))["controls"]]
+
+
+def measured(result: Result, control: str) -> Mapping[str, Any]:
+    """The recall of a result under ``control``."""
+    found: Mapping[str, Any] = result["recall"] if control == UNTOUCHED else result["controls"][control]
+    return found
+
+
+def accuracy(arm: Arm, control: str = UNTOUCHED) -> list[Mean | None]:
+    """The share of right answers in each bin, over seeds."""
+    bins = range(len(edges_of(arm)) - 1)
+    return [arm.mean(lambda result, i=i: measured(result, control)["accuracy"][i]) for i in bins]  # type: ignore[misc]
+
+
+def percent(share: Mean | None) -> str:
+    """A share in a table."""
+    return number(share, ".1f", " %", scale=100)
+
+
+def claim(arms: Sequence[Arm], base: Arm) -> list[str]:
+    """The claim about the worth of the slots, as far as the seeds support one: by the values that one layer
+    sees with slots, and not with an equally long memory."""
+    both = [arm for arm in arms if arm is base or arm.name == CLAIMED]
+    if len(both) < 2 or sees_back(both[1]) <= sees_back(base):
+        return [
+            "Nothing is claimed, since a claim compares Transformer-XL with the Compressive Transformer, and "
+            "this experiment doesn't have both."
+        ]
+    low, high = sees_back(base), sees_back(both[1])
+    values = f"values that were set {low:,} to {high:,} positions ago"
+    measure = Measure(
+        f"right answers about {values}", right_between(low, high), ".1f", " %", " points", 100, 1
+    )
+    shares = [measure.shown(arm.mean(measure.of)) for arm in both]
+    chance = 100 / base.first.config["recall"]["stream"]["values"]
+    return [
+        f"Of the questions about {values}, {shares[0]} are answered rightly by the first model "
+        f"({plain(both[0].label)}), and {shares[1]} by the second ({plain(both[1].label)}); chance is "
+        f"{chance:.0f} %. One layer of the first model doesn't look back so far; one layer of the second "
+        f"does.",
+        *claims(both, base, [measure]),
+    ]
+
+
+def how_it_is_asked(base: Arm) -> str:
+    """The task, in a paragraph."""
+    stream = base.first.config["recall"]["stream"]
+    return (
+        f"The models read a stream of symbols. With probability {stream['set_probability']:.3g}, a token "
+        f"sets one of {stream['keys']} keys to one of {stream['values']} values; otherwise it asks for a "
+        f"key. After a question, the model must predict the value that was last set for the key. For each "
+        f"question, a band of distances is drawn first (below 64 positions, and then each octave), and then "
+        f"a key in this band. The streams that are measured are the same for all arms and seeds, and no "
+        f"model was trained on them."
+    )
+
+
+def accuracy_figure(arms: Sequence[Arm], folder: Path, bands: str) -> str:
+    """A line for each arm; above them, how far one layer of each looks back."""
+    figure, [above, axes] = panels([0.7, 3.5], below=0.7, sharex=True)
+    looks, edges = looks_of([arm.name for arm in arms]), edges_of(arms[0])
+    for i, arm in enumerate(arms):
+        (end,) = places([sees_back(arm)], edges)
+        above.plot([0, end], [-i, -i], **looks[arm.name] | {"marker": "|"})
+        axes.axvline(end, color="#bbbbbb", linewidth=0.8, zorder=0)
+    above.set(yticks=[], ylim=(0.7 - len(arms), 0.7))
+    above.set_title("how far one layer looks back", fontsize=9, loc="left")
+    above.spines[:].set_visible(False)
+    draw_lines(axes, [series(arm.label, accuracy(arm), looks[arm.name]) for arm in arms])
+    finish(axes, arms[0])
+    above.tick_params(bottom=False, labelbottom=False)
+    legend(figure, [axes])
+    caption = (
+        "The share of answers that are right, by how many positions ago the value was set. Vertical lines, "
+        "and the bars at the top, show how far one layer of each arm looks back from the end of its segment. "
+    )
+    title = "Share of right answers, by how long ago the value was set"
+    return save_picture(figure, folder, "recall_accuracy", title, caption + bands, *data(arms, [UNTOUCHED]))
+
+
+def control_figure(arms: Sequence[Arm], folder: Path, bands: str) -> str:
+    """A panel for each memory without its variants: recall with parts of it zeroed or swapped."""
+    figure, panels_of = panels([2.3] * len(arms), below=0.9, sharex=True)
+    for arm, axes in zip(arms, panels_of, strict=True):
+        found = [name for name in LOOK_OF_A_CONTROL if name in controls_of(arm)]
+        draw_lines(axes, [series(name, accuracy(arm, name), LOOK_OF_A_CONTROL[name]) for name in found])
+        finish(axes, arm, arm.label)
+        model = arm.first.config["model"]
+        ends = [model["segment_len"] + model["mem_len"], sees_back(arm)]
+        memory, slots = places(ends, edges_of(arm))
+        for end in {memory, slots}:
+            axes.axvline(end, color="#bbbbbb", linewidth=0.8, zorder=0)
+        if slots > memory:
+            axes.axvspan(memory, slots, color="#000000", alpha=0.05, linewidth=0)
+        axes.label_outer()
+    legend(figure, panels_of)
+    caption = (
+        "The same models without further training. Before each segment, a part of the memory was zeroed, or "
+        "swapped with that of another stream. Grey marks the distances at which one layer sees only slots. "
+    )
+    title = "Share of right answers with changed memories, by how long ago the value was set"
+    names = list(LOOK_OF_A_CONTROL)
+    return save_picture(figure, folder, "recall_controls", title, caption + bands, *data(arms, names))
+
+
+def series(label: str, shares: Sequence[Mean | None], look: dict[str, Any]) -> Series:
+    """The shares of the bins, in percent, in the middles of the bins."""
+    return Series(label, [(i + 0.5, mean) for i, mean in enumerate(shares) if mean], look, scale=100)
+
+
+def finish(axes: Axes, arm: Arm, title: str = "") -> None:
+    """Draw chance, and set axes and their names; all bins are equally wide."""
+    edges, chance = edges_of(arm), 100 / arm.first.config["recall"]["stream"]["values"]
+    axes.axhline(chance, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
+    axes.text(0.08, chance + 1, "chance", fontsize=7, color="#666666")
+    style(axes, "positions since the value was set", "right answers (%)", title)
+    axes.set_xticks(range(len(edges)), [f"{edge:,}" for edge in edges], rotation=45, fontsize=8)
+    axes.set_xlim(0, len(edges) - 1)
+    axes.set_ylim(0, 101)
+    axes.grid(visible=False, axis="x")
+
+
+def places(distances: Sequence[float], edges: Sequence[int]) -> list[float]:
+    """The places of distances on an axis with equally wide bins."""
+    return [float(x) for x in np.interp(distances, edges, range(len(edges)))]
+
+
+def data(arms: Sequence[Arm], controls: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
+    """The head and the rows of a figure's data."""
+    head = ["arm", "control", "from", "to", "right answers", "half width of the 95 % interval", "seeds"]
+    rows = [
+        [arm.label, control, low, high, mean.mean, mean.half_width, mean.n]
+        for arm in arms
+        for control in controls
+        if control in controls_of(arm)
+        for low, high, mean in zip(edges_of(arm)[:-1], edges_of(arm)[1:], accuracy(arm, control), strict=True)
+        if mean
+    ]
+    return head, rows
+
+
+def by_distance(arms: Sequence[Arm]) -> str:
+    """A row for each bin, a column for each arm."""
+    edges, columns = edges_of(arms[0]), [accuracy(arm) for arm in arms]
+    rows = [
+        [f"{low:,} – {high - 1:,}", *(percent(column[i]) for column in columns)]
+        for i, (low, high) in enumerate(itertools.pairwise(edges))
+    ]
+    return table(["positions since the value was set", *(arm.label for arm in arms)], rows)
+
+
+def by_place(arms: Sequence[Arm]) -> str:
+    """A row for each control of each arm, a column a place."""
+    rows = [
+        [arm.label, control, *(percent(at_place(arm, control, place)) for place in PLACES)]
+        for arm in arms
+        for control in controls_of(arm)
+        if controls_of(arm)[1:]
+    ]
+    return table(["arm", "control", *PLACES], rows)
+
+
+def at_place(arm: Arm, control: str, place: str) -> Mean | None:
+    """The share of right answers about values that were set in ``place``, over seeds."""
+    return arm.mean(lambda result: measured(result, control)["by_place"][place])
+
+
+def write_results(arms: Sequence[Arm], base: Arm, folder: Path) -> None:
+    """Write the means of each arm, with half the widths of their 95 % intervals, as ``results.json``, and the
+    results of each training as ``results.csv``."""
+    found = [
+        {
+            "name": arm.name,
+            "label": arm.label,
+            "seeds": list(arm.results),
+            **{n: arm.first.facts[n] for n in ("keys", "sees_back", "parameters", "attention_operations")},
+            "seconds": arm.mean("seconds"),
+            "within_reach": arm.mean("within_reach"),
+            "right": {
+                control: {
+                    "by_distance": accuracy(arm, control),
+                    "by_place": {place: at_place(arm, control, place) for place in PLACES},
+                }
+                for control in controls_of(arm)
+            },
+        }
+        for arm in arms
+    ]
+    write_json(folder / RESULTS, {"base": base.name, "edges": edges_of(arms[0]), "arms": found})
+    lines = [
+        [arm.name, seed, control, *line]
+        for arm in arms
+        for seed, result in arm.results.items()
+        for control in controls_of(arm)
+        for recall in [measured(result, control)]
+        for line in zip(
+            recall["edges"][:-1], recall["edges"][1:], recall["asks"], recall["accuracy"], strict=True
+        )
+    ]
+    head = ["arm", "seed", "control", "from", "to", "asks", "accuracy"]
+    write_text(folder / TABLE, csv_text(head, lines))
