@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from experiments.ablation.findings import read_findings, write_results
-from experiments.ablation.page import write_report
+from experiments.ablation.report import read_arms, write_report
 from experiments.ablation.rows import ROWS, arms_of_rows
 from memformers.commands.options import ExperimentCommand
 from memformers.common.command_line import parse_arguments, plain_errors
@@ -107,11 +106,9 @@ class Ablation(ExperimentCommand):
                     run_experiment(experiment, folder / task, self.dashboard, resume=self.resume)
                 except TrainingsFailed as error:
                     failed.append(f"{task}: {error}")
-        findings = read_findings(folder)
-        if not findings.arms:
+        if not read_arms(folder):
             raise UserError(" ".join(failed))
-        write_results(findings, folder)
-        page = write_report(findings, folder)
+        page = write_report(folder)
         if failed:
             raise UserError(f"{' '.join(failed)} The results so far are in {page}; --resume trains the rest.")
         return page

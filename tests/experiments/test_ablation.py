@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from experiments.ablation import __main__ as program
-from experiments.ablation import page
+from experiments.ablation import report
 from experiments.ablation.__main__ import Ablation
-from experiments.ablation.figure import save_figures, values
-from experiments.ablation.findings import MEASURES, read_findings, right_between
 from experiments.ablation.rows import BASE_ROW, ROWS, arms_of_rows
 from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json
@@ -18,10 +16,12 @@ from memformers.comparison import experiment
 from memformers.comparison.recall import SETTINGS
 from memformers.data.corpora import load_corpus
 from memformers.evaluation.recall_by_distance import distance_edges
+from memformers.report.recall import right_between
 from tests.builders import small_training, tiny_recall
 from tests.processes import run_module, train_here
 from tests.report.fake_runs import FACTS
 
+DRAW = report.rows_figure
 THREE = ("transformer-xl", "mean", "conv")
 TEXT = small_training(tokens=128, evaluations=1)
 BITS = {"transformer-xl": (2.6, 2.3), "mean": (2.5, 2.6), "conv": (2.4, 2.4998), "max": (2.0, 2.1)}
@@ -41,7 +41,7 @@ def small(monkeypatch, quick_runs):
 def pretended(monkeypatch, small):
     """Nothing is trained, and no figure drawn."""
     monkeypatch.setattr(experiment, "run_modules", pretended_trainings)
-    monkeypatch.setattr(page, "save_figures", lambda *_: {})
+    monkeypatch.setattr(report, "rows_figure", lambda *_, **__: "")
 
 
 def pretend(folder, result):
@@ -49,7 +49,10 @@ def pretend(folder, result):
     corpus["sha256"] = load_corpus("builtin").sha256
     write_json(folder / "run.json", {**FACTS, "corpus": corpus})
     (folder / "metrics.jsonl").write_text("")
-    write_json(folder / "result.json", {"seconds": 3.0, **result})
+    write_json(
+        folder / "result.json",
+        {"seconds": 3.0, "evaluation_seconds": 1.0, "peak_memory_bytes": None, **result},
+    )
 
 
 def pretended_trainings(commands, jobs, **options):
@@ -96,43 +99,44 @@ def test_a_row_is_trained_on_both_tasks_and_reported_beside_the_paper(tmp_path, 
     folder = tmp_path / "a"
     assert tiny_ablation(folder, arms=("mean",), seeds=1) == folder / "report.html"
     (row,) = read_json(folder / "results.json")["rows"]
-    assert set(row["measures"]) == {measure.name for measure in MEASURES}
+    assert set(row["measures"]) == {"bits_per_character", "right_beyond", "right_within"}
     assert all(value["mean"] > 0 for name, value in row["measures"].items() if name != "right_beyond")
     markdown = (folder / "report.md").read_text()
     assert "| mean pooling | 0.982 |" in markdown
     assert "**Each training on built-in play (seed 0) has only 128 tokens**" in markdown
-    assert "nothing is compared" in markdown
+    assert "Nothing is compared" in markdown
     assert not (folder / "text/probe.json").exists()
 
 
 @pytest.mark.usefixtures("pretended")
-def test_the_figures_have_a_mark_for_each_row_and_its_interval(tmp_path):
+def test_the_figures_have_a_mark_for_each_row_and_its_interval(tmp_path, monkeypatch):
     tiny_ablation(tmp_path / "a")
-    findings = read_findings(tmp_path / "a")
-    paths = save_figures(findings, tmp_path / "figures")
-    assert set(paths) == {"ablation", "differences"}
-    for path in paths.values():
+    arms = report.read_arms(tmp_path / "a")
+    monkeypatch.setattr(report, "rows_figure", DRAW)
+    report.values_figure(arms, tmp_path)
+    report.differences_figure(arms, tmp_path)
+    for name, marks in (("ablation", 2 + 3 * 3), ("differences", 2 * 3)):
+        path = tmp_path / "figures" / f"{name}.csv"
         assert path.with_suffix(".svg").stat().st_size > 10_000
-    panels = values(findings).axes
-    assert [label.get_text() for label in panels[0].get_yticklabels()] == [r.label for r in findings.rows]
-    assert [len(axes.containers) for axes in panels] == [1, 1, 2]
+        with open(path, newline="") as file:
+            assert len(list(csv.DictReader(file))) == marks
 
 
 @pytest.mark.usefixtures("pretended")
 def test_only_a_difference_whose_interval_leaves_out_zero_is_claimed(tmp_path):
     tiny_ablation(tmp_path / "a")
     markdown = (tmp_path / "a/report.md").read_text()
-    text, beyond, _ = [line for line in markdown.splitlines() if "over 2 seeds" in line]
-    assert 'Worse: "mean pooling" by 0.1001 ± 0.0013. No difference was seen: "Transformer-XL' in text
-    assert 'Better: "mean pooling" by 9.5 ± 6.4 points.' in beyond
-    assert 'Worse: "Transformer-XL, equal keys" by 20.5 ± 6.4 points.' in beyond
-    assert "| mean pooling | +0.1001 ± 0.0013 | +9.5 ± 6.4 | +9.5 ± 6.4 |" in markdown
+    assert "- **mean pooling is worse by 0.1001 ± 0.0013**" in markdown
+    assert "- Transformer-XL, equal keys: **no difference was seen**" in markdown
+    assert "- **mean pooling is better by 9.5 ± 6.4 points**" in markdown
+    assert "- **Transformer-XL, equal keys is worse by 20.5 ± 6.4 points**" in markdown
+    assert "| mean pooling | +0.1001 ± 0.0013 | +9.5 ± 6.4 points | +9.5 ± 6.4 points |" in markdown
     assert "| Transformer-XL, equal keys | – | 2.4500 ± 1.9059 | 50.0 ± 0.0 % |" in markdown
     row = read_json(tmp_path / "a/results.json")["rows"][1]
     assert row["differences"]["bits_per_character"]["mean"] == pytest.approx(0.1001)
-    assert row["measures"]["right_beyond"] == {"mean": 0.8, "half_width": 0.0, "seeds": 2}
+    assert row["measures"]["right_beyond"] == {"mean": 0.8, "half_width": 0.0, "n": 2}
     with open(tmp_path / "a/results.csv", newline="") as file:
-        assert len(list(csv.DictReader(file))) == 3 * 2 * len(MEASURES)
+        assert len(list(csv.DictReader(file))) == 3 * 2 * 3
 
 
 @pytest.mark.usefixtures("pretended")
@@ -143,13 +147,13 @@ def test_rows_and_seeds_are_added_and_what_is_finished_is_kept(tmp_path):
     tiny_ablation(folder, arms=("max", "conv"), seeds=1, resume=True)
     assert (folder / "text/conv/result.json").stat().st_mtime_ns == before
     markdown = (folder / "report.md").read_text()
-    assert "there is only one seed, so nothing is claimed" in markdown
+    assert "only one seed, so nothing is claimed" in markdown
     assert "±" not in markdown.partition("## How it was made")[0]
     tiny_ablation(folder, arms=("conv",), seeds=2, only="recall", resume=True)
     assert {path.parent.name for path in folder.glob("*/*/result.json")} == {
         "conv", "max", "max-seed1", "conv-seed1"
     }  # fmt: skip
-    assert '"max pooling" by 40.5 ± 6.4 points' in (folder / "report.md").read_text()
+    assert "max pooling is worse by 40.5 ± 6.4 points" in (folder / "report.md").read_text()
 
 
 @pytest.mark.usefixtures("pretended")
@@ -166,7 +170,7 @@ def test_a_training_that_fails_is_said_to_be_missing_and_the_rest_is_reported(tm
     with pytest.raises(UserError, match=failed) as error:
         tiny_ablation(tmp_path / "a", seeds=1)
     assert "\n" not in str(error.value)
-    said = "**Some trainings are missing**, since they failed or did not finish: text, mean pooling, seed 0."
+    said = "> **mean failed before its first step**"
     assert said in (tmp_path / "a/report.md").read_text()
     assert (tmp_path / "a/recall/mean/result.json").exists()
     monkeypatch.setattr(experiment, "run_modules", lambda commands, *_, **__: enumerate([1] * len(commands)))
@@ -209,6 +213,6 @@ def test_a_mistake_gets_one_line(arguments, message):
 
 def test_right_answers_count_in_the_bins_that_lie_between_two_distances():
     recall = {"edges": [0, 64, 128, 192], "asks": [10, 30, 0], "accuracy": [1.0, 0.5, None]}
-    assert right_between({"recall": recall}, 0, 128) == pytest.approx(25 / 40)
-    assert right_between({"recall": recall}, 64, 190) == 0.5
-    assert right_between({"recall": recall}, 128, 192) is None
+    assert right_between(0, 128)({"recall": recall}) == pytest.approx(25 / 40)
+    assert right_between(64, 190)({"recall": recall}) == 0.5
+    assert right_between(128, 192)({"recall": recall}) is None

@@ -1,0 +1,260 @@
+"""The ablation's report, its figures, and its numbers as ``results.json`` and ``results.csv``."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from experiments.ablation.rows import BASE_ROW, ROWS, Row
+from memformers.common.files import write_json, write_text
+from memformers.common.intervals import Mean
+from memformers.comparison.recall import SETTINGS, sees_back
+from memformers.report.arms import BITS, Arm, Measure, arms_of
+from memformers.report.markdown import csv_text, number, plain, table, write_page
+from memformers.report.plotting import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    Look,
+    Series,
+    categories,
+    draw_marks,
+    legend,
+    panels,
+    save_picture,
+    style,
+)
+from memformers.report.provenance import facts_table
+from memformers.report.recall import right_between
+from memformers.report.sections import claims, costs_table, warnings
+from memformers.runs.finished import read_runs
+from memformers.runs.folder import FACTS, REPORT, RESULTS, TABLE
+
+Arms = Mapping[str, Mapping[str, Arm]]
+"""By task, the rows that have finished trainings, by name, in the order of the table."""
+TASKS = ("text", "recall")
+FEWEST_TOKENS = 500_000
+LOOKS: dict[str, Look] = {
+    "paper": BLACK | {"marker": "D"},
+    "bits_per_character": BLUE,
+    "right_beyond": ORANGE,
+    "right_within": GREEN,
+}
+APART = 0.24
+"""The distance between the marks of one row; rows have a distance of 1."""
+MEANING = (
+    "The paper's results are bits per character on enwik8 (Rae et al. 2020, arXiv 1911.05507). Ours are bits "
+    "per character of the held-out text, and the share of right answers on a recall stream, where chance is "
+    '25 %. "Right answers beyond" counts the questions about values that were set {} to {} positions ago, '
+    'which one layer sees only in its slots. "Right answers within" counts those about values that were set '
+    "later, which one layer of a Transformer-XL with as many keys sees too."
+)
+LIMITS = (
+    "The ablation doesn't show which compression is best on other texts, or at the paper's size. Our "
+    "networks are small and were trained for minutes; the paper's networks are large, and the paper gives no "
+    "intervals. By chance, one interval in twenty leaves out zero, so a single interval that leaves out zero "
+    "is weak evidence. In our BPTT, the gradient reaches back through one compression (bptt=1), and our "
+    "most-used chooses among the positions of each slot; the paper may do this in another way. The row with "
+    "slots only in the upper layers has half as many slots; all other rows have the same number of keys."
+)
+
+
+def band() -> tuple[int, int]:
+    """The distances, in positions, that one layer reaches only with slots: from the end of Transformer-XL's
+    memory with the same number of keys, to the end of the slots."""
+    setting = SETTINGS["near"]
+    equal_keys, slots = (sees_back(setting.run(arm).train.model) for arm in ("transformer-xl", "conv"))
+    return equal_keys, slots
+
+
+def measures(task: str) -> dict[str, Measure]:
+    """The measures of ``task``: "beyond" and "within" refer to the distances that one layer of Transformer-XL
+    with as many keys sees."""
+    if task == "text":
+        return {"bits_per_character": BITS}
+    reaches = {"beyond": band(), "within": (0, band()[0])}
+    return {
+        f"right_{name}": Measure(
+            f"right answers {name}", right_between(*reach), ".1f", " %", " points", scale=100, better=1
+        )
+        for name, reach in reaches.items()
+    }
+
+
+def read_arms(folder: Path) -> Arms:
+    """The rows in ``folder`` with the trainings of each, for each task of which any has finished."""
+    found = {}
+    for task in TASKS:
+        arms = arms_of(read_runs(folder / task)) if any((folder / task).glob(f"*/{FACTS}")) else []
+        by_name = {arm.name: arm for arm in arms if arm.results}
+        if by_name:
+            found[task] = {row.name: by_name[row.name] for row in ROWS if row.name in by_name}
+    return found
+
+
+def rows_of(arms: Arms) -> list[Row]:
+    """The rows that have results, in the order of the table."""
+    return [row for row in ROWS if any(row.name in of_task for of_task in arms.values())]
+
+
+def title(arms: Arms, task: str) -> str:
+    """The name of ``task``: that of its text or stream."""
+    return str(next(iter(arms[task].values())).first.facts["corpus"]["name"])
+
+
+def mean(arms: Arms, task: str, measure: Measure, row: Row) -> Mean | None:
+    """The mean of ``row`` over seeds."""
+    arm = arms[task].get(row.name)
+    return arm.mean(measure.of) if arm else None
+
+
+def difference(arms: Arms, task: str, measure: Measure, row: Row) -> Mean | None:
+    """The difference of ``row`` to the base, paired by seed; None for the base, or without a common seed."""
+    arm, base = arms[task].get(row.name), arms[task].get(BASE_ROW.name)
+    return arm.minus(base, measure.of) if arm and base and arm is not base else None
+
+
+def write_report(folder: Path) -> Path:
+    """Write the report of the trainings in ``folder``, of which at least one has finished, and their numbers;
+    returns its page."""
+    arms = read_arms(folder)
+    every = [(task, name, measure) for task in arms for name, measure in measures(task).items()]
+    write_results(arms, folder)
+    parts = ["# The ablation: compression functions and what they learn from"]
+    told, costs, made = ["## What it shows"], ["## What each row costs"], ["## How it was made"]
+    for task, by_name in arms.items():
+        some = list(by_name.values())
+        base = by_name.get(BASE_ROW.name)
+        parts += warnings(some, base or some[0], folder / task, fewest_tokens=FEWEST_TOKENS)
+        heading = f"### {plain(title(arms, task))}"
+        told.append(heading)
+        told += (base and claims(some, base, list(measures(task).values()))) or [
+            f'Nothing is compared, since there are no trainings of "{BASE_ROW.label}" and of another row.'
+        ]
+        costs += [heading, costs_table(some, base or some[0])]
+        made += [heading, facts_table(some, folder / task)]
+    rows = rows_of(arms)
+    labels = [f"{title(arms, task)}: {measure.label}" for task, _, measure in every]
+    cells = [
+        [row.label, number(row.paper, ".3f"), *(m.shown(mean(arms, task, m, row)) for task, _, m in every)]
+        for row in rows
+    ]
+    parts += [*told, LIMITS, "## Results beside the paper's", MEANING.format(*band())]
+    parts += [table(["row", "paper: enwik8", *labels], cells), values_figure(arms, folder)]
+    if any(difference(arms, task, m, row) for task, _, m in every for row in rows):
+        cells = [
+            [row.label, *(m.shown_difference(difference(arms, task, m, row)) for task, _, m in every)]
+            for row in rows
+            if row != BASE_ROW
+        ]
+        parts += [differences_figure(arms, folder), f'## Differences to "{BASE_ROW.label}"']
+        parts.append(table(["row", *(m.label for _, _, m in every)], cells))
+    where = " and ".join(f"`{task}/{REPORT}`" for task in arms)
+    made.append(
+        f"± is half the width of a 95 % interval over seeds, by Student's t. Every setting, curve and sample "
+        f"is in {where}; every value is in `{RESULTS}` and `{TABLE}`."
+    )
+    return write_page([*parts, *costs, *made], folder)
+
+
+def values_figure(arms: Arms, folder: Path) -> str:
+    """A panel for the paper's figures, and one for each task."""
+    rows = rows_of(arms)
+    paper = [(i, Mean(row.paper, float("nan"), 1)) for i, row in enumerate(rows) if row.paper]
+    found = {"the paper, enwik8: bits per character": [Series("", paper, LOOKS["paper"])]}
+    for task in arms:
+        of_task = measures(task)
+        quantity = "right answers (%)" if task == "recall" else "bits per character"
+        found[f"{title(arms, task)}: {quantity}"] = [
+            Series(
+                measure.label if len(of_task) > 1 else "",
+                [(i, m) for i, row in enumerate(rows) if (m := mean(arms, task, measure, row))],
+                LOOKS[name],
+                scale=measure.scale,
+            )
+            for name, measure in of_task.items()
+        ]
+    caption = (
+        "The rows of the table, in the paper's order. The first panel has the paper's results on enwik8. "
+        "Fewer bits are better. Lines are 95 % intervals over seeds, by Student's t."
+    )
+    return rows_figure("ablation", "Results of each row", caption, found, rows, folder)
+
+
+def differences_figure(arms: Arms, folder: Path) -> str:
+    """A panel for each measure, with a line at zero."""
+    rows = rows_of(arms)
+    found = {
+        f"{m.label}, difference{m.unit_of_differences and ' (points)'}": [
+            Series(
+                "",
+                [(i, d) for i, row in enumerate(rows) if (d := difference(arms, task, m, row))],
+                LOOKS[name],
+                scale=m.scale,
+            )
+        ]
+        for task in arms
+        for name, m in measures(task).items()
+    }
+    caption = (
+        f'The value of each row minus that of "{BASE_ROW.label}" from the same seed. Lines are 95 % '
+        f"intervals by Student's t; a row is claimed to differ only if its interval leaves out zero."
+    )
+    return rows_figure(
+        "differences", f'Differences to "{BASE_ROW.label}"', caption, found, rows, folder, zero=True
+    )
+
+
+def rows_figure(
+    name: str,
+    title: str,
+    caption: str,
+    found: Mapping[str, list[Series]],
+    rows: list[Row],
+    folder: Path,
+    *,
+    zero: bool = False,
+) -> str:
+    """Panels by their titles, one below the other, each with all rows, the first on top."""
+    figure, places = panels([0.5 + 0.2 * len(rows)] * len(found), below=0.3)
+    for axes, (of_panel, many) in zip(places, found.items(), strict=True):
+        marks = [Series(s.label, s.points, s.look | {"linestyle": "none"}, scale=s.scale) for s in many]
+        draw_marks(axes, marks, APART, horizontal=True)
+        style(axes, title=of_panel)
+        categories(axes, [row.label for row in rows], horizontal=True)
+        if zero:
+            axes.axvline(0, color=GREY, linewidth=0.8, zorder=0)
+    legend(figure, places)
+    head = ["row", "panel", "measure", "mean", "half width of the 95 % interval", "seeds"]
+    data = [
+        [rows[int(at)].label, panel, s.label, s.scale * m.mean, s.scale * m.half_width, m.n]
+        for panel, many in found.items()
+        for s in many
+        for at, m in s.points
+    ]
+    return save_picture(figure, folder, name, title, caption, head, data)
+
+
+def write_results(arms: Arms, folder: Path) -> None:
+    """Write every value, mean and paired difference into ``folder``; half widths are of 95 % intervals by
+    Student's t, None for one seed."""
+    every = [(task, name, measure) for task in arms for name, measure in measures(task).items()]
+    rows = [
+        {
+            "name": row.name,
+            "label": row.label,
+            "paper_enwik8": row.paper,
+            "measures": {name: mean(arms, task, m, row) for task, name, m in every},
+            "differences": {name: difference(arms, task, m, row) for task, name, m in every},
+        }
+        for row in rows_of(arms)
+    ]
+    write_json(folder / RESULTS, {"base": BASE_ROW.name, "beyond": band(), "rows": rows})
+    lines = [
+        [row.name, name, seed, value]
+        for row in rows_of(arms)
+        for task, name, m in every
+        if (arm := arms[task].get(row.name))
+        for seed, value in arm.values(m.of).items()
+    ]
+    write_text(folder / TABLE, csv_text(["row", "measure", "seed", "value"], lines))
