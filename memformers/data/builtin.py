@@ -71,8 +71,7 @@ def write_play(length: Count, seed: int = 0) -> str:
 
 
 def pick(rng: random.Random, items: Sequence[T]) -> T:
-    """One of ``items``, drawn by ``random()`` alone, which gives the same numbers in every version of
-    Python."""
+    """One of ``items``, drawn by ``random()`` alone, which is the same in every version of Python."""
     return items[int(rng.random() * len(items))]
 
 

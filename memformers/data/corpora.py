@@ -124,11 +124,7 @@ def _load(data: str) -> Corpus:
     if data in (BUILTIN, STAND_IN):
         return builtin_corpus(is_stand_in=data == STAND_IN)
     if data:
-        path = Path(data)
-        if not path.exists():
-            raise UserError(f"expected --data to be a text file or a folder of texts, got {path}.")
-        is_documents = path.is_dir() and not any((path / name).is_file() for name in IN_FOLDER)
-        return documents_corpus(path) if is_documents else _from_path(path, asked_by="--data")
+        return _from_path(Path(data), asked_by="--data")
     if named := os.environ.get("MEMFORMERS_DATA", ""):
         try:
             return _from_path(Path(named), asked_by="MEMFORMERS_DATA")
@@ -181,16 +177,17 @@ def read_text_file(path: Path, *, is_tiny_shakespeare: bool = False) -> Corpus:
 
 
 def _from_path(path: Path, asked_by: str) -> Corpus:
-    """The corpus in a file, which is any text or JSON lines, or in a folder, which must contain the unchanged
-    Tiny Shakespeare."""
+    """The corpus in a file, which is any text or JSON lines, or in a folder: the unchanged Tiny Shakespeare,
+    or where --data names it, documents."""
     if path.is_file():
         return documents_corpus(path) if path.suffix.lower() == JSON_LINES else read_text_file(path)
     for name in IN_FOLDER:
         if (path / name).is_file():
             return read_text_file(path / name, is_tiny_shakespeare=True)
-    raise UserError(
-        f"expected {asked_by} to be a text file or a folder with {' or '.join(IN_FOLDER)}, got {path}."
-    )
+    if asked_by == "--data" and path.is_dir():
+        return documents_corpus(path)
+    folder = "of texts" if asked_by == "--data" else f"with {' or '.join(IN_FOLDER)}"
+    raise UserError(f"expected {asked_by} to be a text file or a folder {folder}, got {path}.")
 
 
 def _tiny_shakespeare() -> Corpus:

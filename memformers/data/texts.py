@@ -129,10 +129,9 @@ def text_of_line(line: bytes, name: str) -> str:
     text = value.get("text") if isinstance(value, dict) else None
     if not isinstance(text, str):
         shown = line.decode("utf-8", errors="replace").strip()
-        shown = repr(shown if len(shown) <= 40 else f"{shown[:40]}…")
+        got = repr(shown if len(shown) <= 40 else f"{shown[:40]}…") + reason
         raise UserError(
-            f'{name}: expected a JSON object with a string "text", got {shown}{reason}; correct or remove '
-            f"the line."
+            f'{name}: expected a JSON object with a string "text", got {got}; correct or remove the line.'
         )
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise UserError(
