@@ -74,7 +74,8 @@ def test_a_process_imports_the_package_of_its_parent_although_another_one_is_ins
         (package / "said.py").write_text(
             "import importlib.util as u, memformers as m; print(m.__version__, u.find_spec('common'))"
         )
-    program = "from memformers.common.processes import run_module as r; r('memformers.said', environment={})"
+    imports = "from memformers.common.processes import run_modules"
+    program = f"{imports}; list(run_modules([['memformers.said']], 1, environment={{}}))"
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
     ended = finish([sys.executable, "-c", program], cwd=tmp_path / "ours", env=environment)
     assert ended.stdout == "ours None\n", ended.stderr
