@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -44,21 +43,6 @@ Measured = Mapping[str, Any]
 """The measurements in ``probe.json``, or a part of them."""
 
 
-@dataclass(frozen=True)
-class Plot:
-    """A figure of curves."""
-
-    name: str
-    title: str
-    """Its description for those who can't see it."""
-    caption: str
-    x: str
-    y: str
-    series: Sequence[Series]
-    log: bool = False
-    from_zero: bool = False
-
-
 def curve_figures(
     arms: Sequence[Arm], base: Arm, folder: Path, bands: str, read: str, *, timed: bool
 ) -> list[str]:
@@ -71,73 +55,88 @@ def curve_figures(
         return [Series(label.format(arm.label), curve(arm, x, y), looks[arm.name] | look) for arm in arms]
 
     several = len(arms) > 1 and len(base.counted) > 1
-    plots = [
-        Plot(
+    return [
+        *draw_curves(
+            folder,
             "validation_tokens",
             "Validation loss against training tokens",
-            f"Validation loss over {read}, with memory carried from segment to segment.",
+            f"Validation loss over {read}, with memory carried from segment to segment.{bands}",
             "training tokens",
             "validation loss (bits per character)",
             curves("tokens", VALID, marked=True),
         ),
-        Plot(
+        *draw_curves(
+            folder,
             "differences",
             "Validation loss minus the baseline's, against training tokens",
             f"The same loss minus that of {plain(base.label)} from the same seed; a value below zero is "
-            f"better.",
+            f"better.{bands}",
             "training tokens",
             "validation loss minus the baseline's\n(bits per character)",
             [Series(arm.label, curve_minus(arm, base, VALID), looks[arm.name]) for arm in arms if several],
         ),
-        Plot(
+        *draw_curves(
+            folder,
             "validation_time",
             "Validation loss against training time",
-            "The same loss against training time, which does not include evaluations.",
+            f"The same loss against training time, which does not include evaluations.{bands}",
             "training time (seconds)",
             "validation loss (bits per character)",
             curves("seconds", VALID, marked=True) if timed else [],
         ),
-        Plot(
+        *draw_curves(
+            folder,
             "reconstruction_loss",
             "Loss of the compression functions against training tokens",
             "The loss of the compression functions. It measures how much attention changes when memories are "
             "replaced by their slots; for an auto-encoding arm, it is the error of a decoder that restores "
-            "the memories from the slots.",
+            f"the memories from the slots.{bands}",
             "training tokens",
             "reconstruction loss\n(MSE, sum over layers)",
             curves("tokens", "reconstruction_loss.train", "{}, training")
             + curves("tokens", "reconstruction_loss.valid", "{}, validation", marked=True),
             log=True,
         ),
-        Plot(
+        *draw_curves(
+            folder,
             "tokens_per_second",
             "Training speed against training tokens",
-            "Training speed. Other programs on the machine can reduce it.",
+            f"Training speed. Other programs on the machine can reduce it.{bands}",
             "training tokens",
             "training tokens per second",
             curves("tokens", "tokens_per_second"),
             from_zero=True,
         ),
     ]
-    return [drawn for plot in plots for drawn in draw_plot(plot, folder, bands)]
 
 
-def draw_plot(plot: Plot, folder: Path, bands: str) -> list[str]:
-    """The figure; nothing if there are no data."""
-    series = [one for one in plot.series if one.points]
-    if not series:
+def draw_curves(
+    folder: Path,
+    name: str,
+    title: str,
+    caption: str,
+    x: str,
+    y: str,
+    curves: Sequence[Series],
+    *,
+    log: bool = False,
+    from_zero: bool = False,
+) -> list[str]:
+    """A figure of those ``curves`` that have points; nothing if none has."""
+    curves = [curve for curve in curves if curve.points]
+    if not curves:
         return []
     figure, [axes] = panels([2.7])
-    if plot.log:
+    if log:
         axes.set_yscale("log")
-    draw_lines(axes, series)
-    if plot.from_zero:
+    draw_lines(axes, curves)
+    if from_zero:
         axes.set_ylim(bottom=0)
-    style(axes, plot.x, plot.y)
+    style(axes, x, y)
     legend(figure, [axes])
-    head = ["curve", plot.x, " ".join(plot.y.split()), HALF, "runs"]
-    rows = [[one.label, x, y.mean, y.half_width, y.n] for one in series for x, y in one.points]
-    return [save_picture(figure, folder, plot.name, plot.title, plot.caption + bands, head, rows)]
+    head = ["curve", x, " ".join(y.split()), HALF, "runs"]
+    rows = [[one.label, at, mean.mean, mean.half_width, mean.n] for one in curves for at, mean in one.points]
+    return [save_picture(figure, folder, name, title, caption, head, rows)]
 
 
 def records_with(arm: Arm, name: str) -> dict[int, dict[float, Mapping[str, float]]]:

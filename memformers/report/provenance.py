@@ -8,7 +8,7 @@ from typing import Any
 
 from memformers.report.arms import Arm
 from memformers.report.markdown import DASH, plain, table
-from memformers.report.sections import all_runs, differing_settings
+from memformers.report.sections import OF_A_COMPRESSION, all_runs, differing_settings
 from memformers.runs.finished import FinishedRun
 from memformers.runs.folder import flatten, read_card
 from memformers.runs.plan import read_plan
@@ -21,14 +21,6 @@ COSTS = (
     "Attention operations are those of one token with full memories; a multiply-add counts as two, and "
     "scores that the causal mask hides are included. The folder figures, beside this report, has each figure "
     "as PNG and as SVG, and its data as CSV."
-)
-OF_A_COMPRESSION = (
-    "c_mem_len",
-    "compression_rate",
-    "compression",
-    "compression_start",
-    "compression_loss",
-    "bptt",
 )
 LEARNING = ("conv", "dilated")
 """Compressions with weights, which have a start."""
@@ -127,7 +119,7 @@ def unused(config: Mapping[str, Any]) -> set[str]:
     """The names of those settings of a training that its model or optimizer doesn't use."""
     model, found = config["model.model"], set()
     if model != "compressive":
-        found |= {f"model.{name}" for name in OF_A_COMPRESSION}
+        found |= OF_A_COMPRESSION
     elif config["model.compression"] not in LEARNING:
         found |= {"model.compression_start", "model.bptt"}
     if model != "transformer-xl":

@@ -19,10 +19,11 @@ FEWEST_SPEEDS = 3
 """The fewest records of a run's speed that show whether it varied."""
 ROUNDING = 0.02
 """The change of final losses, in nats, that rounding alone, the same sums in another order, has made."""
-MAY_DIFFER = {"seed", "data", "recall.frozen"} | {
-    f"model.{name}" for name in ("model", "mem_len", "c_mem_len", "compression_rate", "compression",
-                                 "compression_start", "compression_loss", "bptt")
+OF_A_COMPRESSION = {
+    f"model.{name}" for name in ("c_mem_len", "compression_rate", "compression", "compression_start",
+                                 "compression_loss", "bptt")
 }  # fmt: skip
+MAY_DIFFER = {"seed", "data", "recall.frozen", "model.model", "model.mem_len"} | OF_A_COMPRESSION
 """The settings that an experiment may vary: the memory and the seed, and the path of the text, which its
 checksum identifies."""
 
