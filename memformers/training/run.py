@@ -1,8 +1,6 @@
 """A run: one training, from its config to the files in its folder."""
 
 import contextlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -72,14 +70,21 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
         folder.mkdir(parents=True, exist_ok=True)
         with alone_in(folder, ranks), StopSignals(alone=ranks.size == 1) as signals:
             facts = describe_run(text, model)
-            announce(facts, config, folder, ranks)
+            network, read = config.model.model, facts["corpus"]
+            ranks.say(f"{network}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
+            documents = f", {read['documents']:,} documents" if "documents" in read else ""
+            ranks.say(f"corpus: {read['name']} ({read['source']}){documents}")
             if resume:
                 state, records = restore_newest(folder, model, state, config, text.corpus, ranks)
             ranks.first_alone(lambda: write_down(config, facts, folder, state))
+            settings = {**asdict(config), **facts}
             with (
-                recorder(folder, config, facts, dashboard, ranks) as write,
+                Tracking(folder, network, settings, dashboard, chosen_settings(config))
+                if ranks.first
+                else contextlib.nullcontext() as tracking,
                 contextlib.closing(Bar(config, state.progress, shown=ranks.first)) as bar,
             ):
+                write = tracking.record if tracking else lambda record: None
                 observer = Observer(folder, config, model, text, state, records, write, signals, bar, ranks)
                 segments = training_segments(
                     text.train,
@@ -204,14 +209,6 @@ def describe_run(text: Text, model: MemoryLM) -> dict[str, Any]:
     }
 
 
-def announce(facts: dict[str, Any], config: TrainConfig, folder: Path, ranks: Distributed) -> None:
-    """Print the model and the text of the training that begins, and the folder that it writes to."""
-    network, corpus = config.model.model, facts["corpus"]
-    ranks.say(f"{network}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
-    documents = f", {corpus['documents']:,} documents" if "documents" in corpus else ""
-    ranks.say(f"corpus: {corpus['name']} ({corpus['source']}){documents}")
-
-
 def write_down(config: TrainConfig, facts: dict[str, Any], folder: Path, state: TrainingState) -> None:
     """Write the config and the facts; if a training continues on another machine or with other versions, the
     facts list all of its environments."""
@@ -223,20 +220,6 @@ def write_down(config: TrainConfig, facts: dict[str, Any], folder: Path, state: 
             before["environments"] = [*environments, facts["environment"]]
         facts = before
     write_json(folder / FACTS, facts)
-
-
-@contextmanager
-def recorder(
-    folder: Path, config: TrainConfig, facts: dict[str, Any], dashboard: str, ranks: Distributed
-) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that takes the records of a training: those of the first rank go to its folder and to
-    labml."""
-    if ranks.first:
-        settings, given = asdict(config), chosen_settings(config)
-        with Tracking(folder, config.model.model, {**settings, **facts}, dashboard, given) as tracking:
-            yield tracking.record
-    else:
-        yield lambda record: None
 
 
 def chosen_settings(config: TrainConfig) -> list[str]:

@@ -31,7 +31,7 @@ def run(config, model=None, text=TEXT):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_learns(model):
-    _, records, _, _ = run(small_training(model=model, tokens=12_000, learning_rate=1e-2))
+    _, records, _, _ = run(small_training(model=model, tokens=8_000, learning_rate=1e-2))
     assert records[-1][1]["loss.train"] < 0.1 < math.log(7) / 2 < records[0][1]["loss.train"]
 
 
@@ -103,7 +103,7 @@ def test_bfloat16_learns_as_float32_does_and_keeps_weights_and_memory_in_float32
     for precision in ("float32", "bfloat16"):
         # Slowly, since at high rates rounding of any kind sends a network of this size another way.
         rates = {"learning_rate": 3e-3, "muon_learning_rate": 5e-3}
-        config = small_training(model=model, tokens=6_000, precision=precision, **rates)
+        config = small_training(model=model, tokens=4_000, precision=precision, **rates)
         lm = build_model(config)
 
         def remember(module, arguments, output, seen=dtypes):
