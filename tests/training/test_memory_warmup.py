@@ -34,7 +34,7 @@ def test_a_share_of_a_memory_is_its_newest_positions_then_its_newest_slots():
         part = shortened(memory, share, layers)
         for whole, cut in zip(memory.mem + memory.c_mem, part.mem + part.c_mem, strict=True):
             assert torch.equal(cut, whole[len(whole) - len(cut) :])
-        kept[share] = (part.mem_len, part.c_mem_len, part.sources_len)
+        kept[share] = (part.mem_len, part.c_mem_len, len(part.slot_inputs[0]))
     assert kept == {
         0: (0, 0, 0),
         3 / 8: (4, 0, 0),
