@@ -55,13 +55,14 @@ def test_mass_is_the_mean_over_full_memories_of_what_each_query_looks_at(norm):
     torch.testing.assert_close(torch.tensor(mass.by_distance[1][2]), bins / queries)
 
 
-def test_documents_are_read_side_by_side_each_from_an_empty_memory():
+@pytest.mark.parametrize("segments", [2, 8])
+def test_documents_are_read_side_by_side_each_from_an_empty_memory(segments):
     lm, texts = small_lm("compressive"), torch.randint(0, 11, (3, 40))
     streams = torch.cat((texts.flatten(), texts[0, :1]))  # the last token is predicted only
-    wanted = attention_mass(lm, streams, streams=3, segments=2)
+    wanted = attention_mass(lm, streams, streams=3, segments=segments)
     documents = [texts[0], texts[0, :20], texts[1], torch.cat((texts[2], texts[0]))]
     lengths = [len(document) for document in documents]
-    found = attention_mass(lm, torch.cat(documents), documents=lengths, streams=3, segments=2)
+    found = attention_mass(lm, torch.cat(documents), documents=lengths, streams=3, segments=segments)
     for name in ("by_place", "by_distance"):
         torch.testing.assert_close(torch.tensor(getattr(found, name)), torch.tensor(getattr(wanted, name)))
     assert attention_mass(lm, streams, documents=[27, 27, 27, 13, 27], streams=3) is None

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -144,6 +144,7 @@ def test_a_text_is_cut_into_equal_parts_as_long_as_they_must_be(n_tokens, stream
     segment_len=st.integers(1, 9),
     tokens=st.integers(1, 500),
 )
+@example(documents=[90] * 17, warm_up=0, segment_len=1, tokens=500)
 def test_a_part_is_the_beginning_of_a_document_and_none_is_read_alone(
     documents, warm_up, segment_len, tokens
 ):
