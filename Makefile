@@ -47,9 +47,10 @@ docs: .venv/ready-for-tests
 bench: .venv/ready-for-bench
 	$(BIN)/python -m experiments.benchmarks $(BENCH)
 
-# Writing and evaluating long texts, into experiments/benchmarks/DECODING.md; some five minutes.
+# Writing and evaluating long texts, into experiments/benchmarks/DECODING.md; some five minutes, or one with
+# BENCH=--quick, which shows that all of it runs.
 bench-decoding: .venv/ready-for-tests
-	$(BIN)/python -m experiments.benchmarks.decoding
+	$(BIN)/python -m experiments.benchmarks.decoding $(BENCH)
 
 lint: .venv/ready-for-tests
 	$(BIN)/ruff format --check .
