@@ -87,5 +87,5 @@ def test_a_named_kernel_that_cannot_run_says_why(monkeypatch):
 def test_an_unknown_kernel_is_an_error_that_names_those_that_there_are():
     assert get_args(KernelName) == ("auto", *dispatch.SUPPORT)
     for build in (partial(RelativeMultiHeadAttention, 2, 8), ModelConfig):
-        with pytest.raises(ValueError, match=r"kernel='fast' .* auto, naive, blocked, fused"):
+        with pytest.raises(ValueError, match="'naive', 'blocked', 'fused', got kernel='fast'"):
             build(kernel="fast")
