@@ -174,7 +174,7 @@ def test_a_users_own_layer_and_feed_forward_network_decode_as_the_forward_pass(p
     network = torch.nn.Sequential(torch.nn.Linear(12, 9), torch.nn.GELU(), torch.nn.Linear(9, 12))
     attention = RelativeMultiHeadAttention(3, 12, positions=positions)
     layer = GatedLayer(d_model=12, self_attn=attention, feed_forward=network, dropout_prob=0.0)
-    lm.transformer = fill_zeros(TransformerXL(layer, 2))
+    lm.transformer = fill_zeros(TransformerXL(layer, 2)).eval()
     text = torch.randint(11, (40, 2))
     wanted, *_ = read(lm, text)
     torch.testing.assert_close(read_one_by_one(lm, text), wanted, **EXACT)
