@@ -61,7 +61,7 @@ def test_logits_that_are_infinite_draw_no_token():
 
 def test_a_seed_of_more_than_64_bits_is_an_error():
     for seed in (2**64, -(2**63) - 1):
-        with pytest.raises(UserError, match=f"^seed={seed} has more than 64 bits; use a number from 0 to"):
+        with pytest.raises(UserError, match=f"got seed={seed}"):
             seeded(seed, torch.device("cpu"))
     assert seeded(2**64 - 1, torch.device("cpu")).initial_seed()
 
@@ -72,7 +72,7 @@ def test_a_seed_of_more_than_64_bits_is_an_error():
         ({"temperature": -0.5}, "temperature=-0.5"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"top_k": 0}, "top_k=0"),
-        ({"top_p": 0.0}, r"top_p=0.0 is outside \(0, 1\]"),
+        ({"top_p": 0.0}, "top_p=0.0"),
         ({"top_p": 1.5}, "top_p=1.5"),
     ],
 )
