@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from filelock import FileLock
+from hypothesis import settings
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
@@ -25,6 +26,9 @@ from memformers.tracking import relay
 from memformers.training import observer
 from memformers.training.run import train_run
 from tests.builders import small_training
+
+settings.register_profile("any machine", deadline=None)  # which may be busy with something else
+settings.load_profile("any machine")
 
 
 @pytest.fixture(autouse=True)

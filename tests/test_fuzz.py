@@ -44,7 +44,6 @@ def share(part: float) -> settings:
     """Settings that try this part of the inputs."""
     return settings(
         max_examples=max(round(INPUTS * part), 1),
-        deadline=None,
         suppress_health_check=list(HealthCheck),
         phases=set(Phase) - {Phase.explain},
     )

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memformers.data.streams import (
@@ -30,7 +30,6 @@ def epochs_of(n, B, S, count=2, **kind):
         yield torch.cat([s.inputs for s in epoch]), torch.cat([s.targets for s in epoch]), torch.cat(starts)
 
 
-@settings(deadline=None)
 @given(n=st.integers(2, 200), B=st.integers(1, 5), S=st.integers(1, 30))
 def test_streams_are_contiguous_and_targets_are_the_next_tokens(n, B, S):
     if n < B * S + 1:
@@ -46,7 +45,6 @@ def test_streams_are_contiguous_and_targets_are_the_next_tokens(n, B, S):
         assert n - 1 - inputs.numel() < B  # what is left out at the end
 
 
-@settings(deadline=None)
 @given(n=st.integers(40, 200), B=st.integers(1, 4), chunk_len=st.integers(3, 30), seed=SEEDS)
 def test_chunks_are_read_once_an_epoch_each_in_one_piece(n, B, chunk_len, seed):
     for inputs, targets, _ in epochs_of(n, B, 3, count=3, chunk_len=chunk_len, seed=seed):
@@ -58,7 +56,6 @@ def test_chunks_are_read_once_an_epoch_each_in_one_piece(n, B, chunk_len, seed):
         assert 0 <= n - 1 - inputs.numel() < length * (B + 1)
 
 
-@settings(deadline=None)
 @given(
     documents=st.lists(st.integers(1, 20), min_size=1, max_size=12),
     B=st.integers(1, 4), S=st.integers(1, 6), seed=SEEDS,
@@ -127,7 +124,6 @@ def test_what_cannot_be_read_is_an_error_that_says_what_to_do(n, arguments, kind
         next(training_segments(torch.arange(n), *arguments, **kind))
 
 
-@settings(deadline=None)
 @given(
     documents=st.lists(st.integers(1, 60), max_size=9), n=st.integers(2, 200), B=st.integers(1, 9),
     S=st.integers(1, 30), steps=st.none() | st.integers(1, 50),

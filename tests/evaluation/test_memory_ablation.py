@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -137,7 +137,6 @@ def test_a_text_is_cut_into_equal_parts_as_long_as_they_must_be(n_tokens, stream
     assert (found and found.streams) == streams
 
 
-@settings(deadline=None)
 @given(
     documents=st.lists(st.integers(1, 90), min_size=1, max_size=60),
     warm_up=st.integers(0, 30),

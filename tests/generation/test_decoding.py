@@ -44,7 +44,7 @@ def test_cached_logits_are_those_of_the_forward_pass_over_2000_tokens(model, pos
 
 
 @exact
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     model=st.sampled_from(WITH_MEMORY),
     positions=st.sampled_from(["learned", "sinusoidal"]),

@@ -47,7 +47,7 @@ def check_each_is_as_alone(lm, prompts, n):
         torch.testing.assert_close(got, wanted_logits[:, 0], rtol=0, atol=1e-10)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     model=st.sampled_from(MODELS),
     positions=st.sampled_from(["learned", "sinusoidal"]),

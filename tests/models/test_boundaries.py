@@ -24,7 +24,7 @@ def seen_by_list(held, document, now):
     return [all(document[p] == now for p in positions) for positions in held]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     segments=st.lists(st.integers(1, 7), min_size=1, max_size=7),
     mem_len=LENGTHS,

@@ -245,7 +245,7 @@ def received_by_hand(layer, context, S, key_start):
 
 
 @pytest.mark.usefixtures("float64")
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(n=st.integers(1, 4), c=st.integers(1, 5), data=st.data())
 def test_of_every_c_positions_the_one_with_most_attention_is_kept_and_of_equals_the_oldest(n, c, data):
     attention = data.draw(st.lists(st.integers(0, 3), min_size=2 * n * c, max_size=2 * n * c))

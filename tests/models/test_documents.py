@@ -34,7 +34,7 @@ def visible(memory, rate):
     return parts
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     model=st.sampled_from(MODELS),
     way=st.sampled_from(WAYS),
@@ -130,7 +130,7 @@ def test_a_gradient_ends_at_the_start_of_a_document(kernel, compressive):
     assert not any(grad[:, 0].any() for grad in grads)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     model=st.sampled_from(MODELS),
     way=st.sampled_from(WAYS),

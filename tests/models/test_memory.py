@@ -18,7 +18,7 @@ def positions(start: int, length: int, layers: int = 2) -> list[torch.Tensor]:
     return [torch.arange(start, start + length, dtype=torch.float64)[:, None, None]] * layers
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(segments=SEGMENTS, mem_len=LENGTHS)
 def test_transformer_xl_remembers_the_newest_positions_in_order(segments, mem_len):
     memory, seen = Memory(()), 0
@@ -29,7 +29,7 @@ def test_transformer_xl_remembers_the_newest_positions_in_order(segments, mem_le
             assert mem.flatten().tolist() == list(range(max(seen - mem_len, 0), seen))
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(segments=SEGMENTS, mem_len=LENGTHS, c_mem_len=LENGTHS, c=st.integers(1, 7))
 def test_every_position_is_in_exactly_one_place(segments, mem_len, c_mem_len, c):
     """f_c here keeps a slot's first position, so each slot tells which c positions it stands for."""

@@ -71,7 +71,7 @@ def loaded_step(folder):
     where=st.floats(0, 1, exclude_max=True),
     bit=st.integers(0, 7),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_happens_to_a_file_the_checkpoint_before_is_taken(run, name, how, where, bit, capsys):
     newest, older = numbered(run / "checkpoints")
     path, data = newest / name, (newest / name).read_bytes()
@@ -112,7 +112,7 @@ json_values = st.recursive(
 
 
 @given(name=st.sampled_from(["state.json", "random.json", "config.json", "training.json"]), data=st.data())
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_values_that_make_no_sense_are_passed_over_though_their_seal_is_good(run, name, data, capsys):
     newest = numbered(run / "checkpoints")[0]
     before = {path: path.read_bytes() for path in newest.iterdir()}
@@ -235,7 +235,7 @@ def test_a_checkpoint_is_a_pretrained_model(copy):
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_json_makes_a_config_or_a_plain_error(data):
     config = json.loads(json.dumps(asdict(CONFIG)))
     place = data.draw(st.sampled_from([config, config["model"]]))
