@@ -15,7 +15,7 @@ from memformers.common.errors import UserError
 from memformers.common.fields import Count
 from memformers.common.files import write_json
 from memformers.common.machine import choose_device
-from memformers.data.texts import JSON_LINES, Document, check_not_cut, read_documents, read_text, split_at
+from memformers.data.texts import divided, read_text_or_documents
 from memformers.evaluation.evaluate import evaluate, summary, with_lengths
 from memformers.evaluation.probe import ProbeConfig, probe
 from memformers.models.lengths import ByLayer
@@ -58,8 +58,10 @@ class Evaluate(ModelCommand):
         model = with_lengths(
             model, segment_len=self.segment_len, mem_len=self.mem_len, c_mem_len=self.c_mem_len
         )
-        documents = self.documents()
-        texts = [document.text for document in documents] or [read_text(self.text)]
+        read = read_text_or_documents(self.text)
+        if self.document_separator:
+            read = divided(read, self.document_separator, Path(self.text).name)
+        documents, texts = ([], [read]) if isinstance(read, str) else (read, [d.text for d in read])
         if self.out:  # before a long text is read
             self.out.mkdir(parents=True, exist_ok=True)
         start = time.perf_counter()
@@ -96,16 +98,6 @@ class Evaluate(ModelCommand):
             write_json(self.out / "evaluation.json", {**finite, **details})
             save_loss_by_position(in_segment, by_memory, self.out / "loss_by_position.png")
             print(f"written to {self.out}")
-
-    def documents(self) -> list[Document]:
-        """Those that are to be evaluated; none where it is a single text."""
-        path = Path(self.text)
-        if self.text not in ("", "-") and (path.is_dir() or path.suffix.lower() == JSON_LINES):
-            check_not_cut(self.document_separator, self.text)
-            return read_documents(path)
-        if self.document_separator:
-            return split_at(read_text(self.text), self.document_separator, path.name)
-        return []
 
 
 def or_none(value: float) -> float | None:

@@ -16,13 +16,10 @@ from memformers.common.files import replacing
 from memformers.common.network import get
 from memformers.data.builtin import write_play
 from memformers.data.texts import (
-    JSON_LINES,
     Document,
     bytes_of,
-    check_not_cut,
-    read_documents,
-    split_at,
-    text_of,
+    divided,
+    read_text_or_documents,
 )
 
 TINY_SHAKESPEARE_URL = (
@@ -114,10 +111,7 @@ def load_corpus(data: str = "", document_separator: str = "") -> Corpus:
     corpus = _load(data)
     if not document_separator:
         return corpus
-    if corpus.documents:
-        check_not_cut(document_separator, corpus.source)
-    text, documents = joined(split_at(corpus.text, document_separator, corpus.name))
-    return replace(corpus, text=text, documents=documents)
+    return with_documents(corpus, divided(corpus.documents or corpus.text, document_separator, corpus.name))
 
 
 def _load(data: str) -> Corpus:
@@ -147,45 +141,41 @@ def builtin_corpus(length: int = BUILTIN_LENGTH, seed: int = 0, is_stand_in: boo
     return Corpus(name, source, write_play(length, seed), True, is_stand_in)
 
 
-def documents_corpus(path: Path) -> Corpus:
-    """The documents in a folder, or in a file of JSON lines, as a corpus."""
-    text, documents = joined(read_documents(path))
-    return Corpus(path.resolve().name, str(path), text, documents=documents)
+def with_documents(corpus: Corpus, documents: Sequence[Document]) -> Corpus:
+    """``corpus`` with the text of all ``documents``, one after the other with nothing between."""
+    lengths = tuple(len(document.text) for document in documents)
+    return replace(corpus, text="".join(document.text for document in documents), documents=lengths)
 
 
-def joined(documents: Sequence[Document]) -> tuple[str, tuple[int, ...]]:
-    """The text of all ``documents``, one after the other with nothing between, and the length of each."""
-    return "".join(d.text for d in documents), tuple(len(d.text) for d in documents)
-
-
-def read_text_file(path: Path, *, is_tiny_shakespeare: bool = False) -> Corpus:
-    """A text file as a corpus; UserError where it is empty, or must be Tiny Shakespeare and is something
-    else."""
-    raw = path.read_bytes()
-    found = hashlib.sha256(raw).hexdigest()
-    if is_tiny_shakespeare and found != TINY_SHAKESPEARE_SHA256:
+def corpus_at(path: Path, *, is_tiny_shakespeare: bool = False) -> Corpus:
+    """The corpus in a file or folder; UserError where it has no text, or must be Tiny Shakespeare and is
+    something else."""
+    read = read_text_or_documents(str(path))
+    if not isinstance(read, str):
+        return with_documents(Corpus(path.resolve().name, str(path), ""), read)
+    corpus = Corpus(path.name, str(path), read)
+    if corpus.sha256 == TINY_SHAKESPEARE_SHA256:
+        return replace(corpus, name="Tiny Shakespeare")
+    if is_tiny_shakespeare:
         raise UserError(
-            f"expected {path} to be Tiny Shakespeare, sha256 {TINY_SHAKESPEARE_SHA256}, got {len(raw):,} "
-            f"bytes with {found}: the download is incomplete, or it is another text. Remove it, rename it to "
-            f"read all files of the folder as documents, or name the file itself to train on it unchanged."
+            f"expected {path} to be Tiny Shakespeare, sha256 {TINY_SHAKESPEARE_SHA256}, got {len(read):,} "
+            f"characters with {corpus.sha256}: the download is incomplete, or it is another text. Remove it, "
+            f"rename it to read all files of the folder as documents, or name the file itself to train on it "
+            f"unchanged."
         )
-    text = text_of(raw)
-    if not text.strip():
+    if not read.strip():
         raise UserError(f"{path} contains no text; name another file.")
-    name = "Tiny Shakespeare" if found == TINY_SHAKESPEARE_SHA256 else path.name
-    return Corpus(name, str(path), text)
+    return corpus
 
 
 def _from_path(path: Path, asked_by: str) -> Corpus:
-    """The corpus in a file, which is any text or JSON lines, or in a folder: the unchanged Tiny Shakespeare,
-    or where --data names it, documents."""
-    if path.is_file():
-        return documents_corpus(path) if path.suffix.lower() == JSON_LINES else read_text_file(path)
+    """The corpus in a file, or in a folder: the unchanged Tiny Shakespeare, or where --data names it,
+    documents."""
     for name in IN_FOLDER:
         if (path / name).is_file():
-            return read_text_file(path / name, is_tiny_shakespeare=True)
-    if asked_by == "--data" and path.is_dir():
-        return documents_corpus(path)
+            return corpus_at(path / name, is_tiny_shakespeare=True)
+    if path.is_file() or (asked_by == "--data" and path.is_dir()):
+        return corpus_at(path)
     folder = "of texts" if asked_by == "--data" else f"with {' or '.join(IN_FOLDER)}"
     raise UserError(f"expected {asked_by} to be a text file or a folder {folder}, got {path}.")
 
@@ -195,7 +185,7 @@ def _tiny_shakespeare() -> Corpus:
     path = Path(platformdirs.user_cache_dir("memformers")) / "tinyshakespeare" / "input.txt"
     if path.is_file():
         try:
-            return read_text_file(path, is_tiny_shakespeare=True)
+            return corpus_at(path, is_tiny_shakespeare=True)
         except ValueError as error:
             warnings.warn(f"{error} Downloading it again.", stacklevel=3)
     _, raw = get(TINY_SHAKESPEARE_URL, DOWNLOAD_SECONDS)
@@ -207,5 +197,5 @@ def _tiny_shakespeare() -> Corpus:
             temporary.write_bytes(raw)
     except OSError as error:
         warnings.warn(f"Tiny Shakespeare can't be kept in the cache: {error}", stacklevel=3)
-        return Corpus("Tiny Shakespeare", TINY_SHAKESPEARE_URL, text_of(raw))
-    return read_text_file(path)
+        return Corpus("Tiny Shakespeare", TINY_SHAKESPEARE_URL, raw.decode())
+    return corpus_at(path)

@@ -57,6 +57,14 @@ class Document:
     text: str
 
 
+def read_text_or_documents(path: str) -> str | list[Document]:
+    """The documents in a folder, or in a file of JSON lines; else the text of the file, or of standard input
+    for ``-``. Raises UserError as [`read_documents`][] and [`read_text`][]."""
+    if path and path != "-" and (Path(path).is_dir() or path.lower().endswith(JSON_LINES)):
+        return read_documents(Path(path))
+    return read_text(path)
+
+
 def read_documents(path: Path) -> list[Document]:
     """The documents in a folder, or in a file of JSON lines.
 
@@ -89,10 +97,15 @@ def read_documents(path: Path) -> list[Document]:
     return with_text(found, str(path))
 
 
-def split_at(text: str, separator: str, source: str) -> list[Document]:
-    """The documents between the ``separator`` in ``text``, without it; what follows the last one is a
-    document if it has text. Raises UserError where the separator doesn't occur."""
-    parts = text.split(separator)
+def divided(read: str | Sequence[object], separator: str, source: str) -> list[Document]:
+    """The documents between the ``separator`` in a text, without it; what follows the last one is a document
+    if it has text. Raises UserError where the separator doesn't occur, and for what consists of documents."""
+    if not isinstance(read, str):
+        raise UserError(
+            f"document_separator={separator!r} divides a single text, but {source} consists of documents "
+            f"already; leave it out."
+        )
+    parts = read.split(separator)
     if len(parts) == 1:
         raise UserError(
             f"document_separator={separator!r} doesn't occur in {source}; give the text between its "
@@ -101,15 +114,6 @@ def split_at(text: str, separator: str, source: str) -> list[Document]:
     if not parts[-1].strip():
         parts.pop()
     return with_text([Document(f"{source}:{n}", part) for n, part in enumerate(parts, 1)], source)
-
-
-def check_not_cut(separator: str, source: str) -> None:
-    """Raise UserError if a ``separator`` is given for a ``source`` that consists of documents already."""
-    if separator:
-        raise UserError(
-            f"document_separator={separator!r} divides a single text, but {source} consists of documents "
-            f"already; leave it out."
-        )
 
 
 def json_lines(raw: bytes, source: str) -> Iterator[Document]:

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from memformers.data.corpora import load_corpus, read_text_file
-from memformers.data.texts import bytes_of, read_documents, read_text, split_at, text_of
+from memformers.data.corpora import corpus_at, load_corpus
+from memformers.data.texts import bytes_of, divided, read_documents, read_text, text_of
 from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, build_tokenizer, line_break
 
 
@@ -14,7 +14,7 @@ from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, build_
 )
 def test_text_is_the_bytes_that_it_was_read_from(raw, tmp_path):
     (tmp_path / "x.txt").write_bytes(raw)
-    assert read_text(str(tmp_path / "x.txt")) == read_text_file(tmp_path / "x.txt").text == text_of(raw)
+    assert read_text(str(tmp_path / "x.txt")) == corpus_at(tmp_path / "x.txt").text == text_of(raw)
     assert bytes_of(text_of(raw)) == raw
     assert bytes(ByteTokenizer().encode(text_of(raw)).tolist()) == raw
 
@@ -134,4 +134,4 @@ def test_a_separator_that_cannot_cut_is_an_error(folder):
 
 
 def test_a_document_is_named_by_its_place_in_the_text():
-    assert [d.name for d in split_at("a|b|", "|", "x.txt")] == ["x.txt:1", "x.txt:2"]
+    assert [d.name for d in divided("a|b|", "|", "x.txt")] == ["x.txt:1", "x.txt:2"]
