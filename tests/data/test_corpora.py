@@ -1,7 +1,7 @@
 import hashlib
 import os
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from memformers.data.corpora import Corpus, load_corpus
 from tests.processes import Server
 
 REAL = Path(os.environ.get("MEMFORMERS_DATA", "/nowhere")) / "tinyshakespeare" / "input.txt"
+NOWHERE = "http://127.0.0.1:9/input.txt"
 FAKE = "Speak, speak.\n" * 50
 
 
@@ -21,7 +22,7 @@ def _alone(monkeypatch, tmp_path):
     """No corpus of this machine's, a cache of the test's own, and no network."""
     monkeypatch.delenv("MEMFORMERS_DATA", raising=False)
     monkeypatch.setattr(corpora.platformdirs, "user_cache_dir", lambda _: str(tmp_path / "cache"))
-    monkeypatch.setattr(corpora, "TINY_SHAKESPEARE_URL", "http://127.0.0.1:9/input.txt")
+    monkeypatch.setattr(corpora, "TINY_SHAKESPEARE_URL", NOWHERE)
 
 
 @pytest.fixture
@@ -59,74 +60,77 @@ def test_any_utf8_file_is_accepted_and_split_nine_to_one(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["input.txt", "tinyshakespeare/input.txt"])
-@pytest.mark.usefixtures("fake_is_real")
-def test_a_data_folder_is_found_by_option_or_environment(place, tmp_path, monkeypatch):
+def test_a_data_folder_is_found_by_option_or_environment_and_has_the_whole_corpus(
+    place, tmp_path, monkeypatch, fake_is_real
+):
     path = tmp_path / "data" / place
     path.parent.mkdir(parents=True)
     path.write_text(FAKE)
     assert load_corpus(str(tmp_path / "data")).name == "Tiny Shakespeare"
     monkeypatch.setenv("MEMFORMERS_DATA", str(tmp_path / "data"))
     assert load_corpus().name == "Tiny Shakespeare"
-
-
-def test_half_a_corpus_in_a_data_folder_is_an_error(tmp_path):
-    (tmp_path / "input.txt").write_text(FAKE[:300])
+    path.write_text(FAKE[:300])
     with pytest.raises(ValueError, match="the download is incomplete, or it is another text"):
-        load_corpus(str(tmp_path))
+        load_corpus(str(tmp_path / "data"))
 
 
-@pytest.mark.usefixtures("fake_is_real")
-def test_a_download_is_checked_and_cached(serve, tmp_path):
+@pytest.mark.parametrize("cached", ["", "half"])
+def test_a_download_is_checked_and_cached_also_in_place_of_a_broken_one(
+    cached, serve, tmp_path, fake_is_real
+):
+    path = tmp_path / "cache" / "tinyshakespeare" / "input.txt"
+    if cached:
+        path.parent.mkdir(parents=True)
+        path.write_text(cached)
     serve(lambda *_: (200, FAKE.encode()))
-    assert load_corpus().name == "Tiny Shakespeare"
-    corpora.TINY_SHAKESPEARE_URL = "http://127.0.0.1:9/"  # not asked again
-    assert load_corpus().source == str(tmp_path / "cache" / "tinyshakespeare" / "input.txt")
-    assert [p.name for p in (tmp_path / "cache" / "tinyshakespeare").iterdir()] == ["input.txt"]
+    with pytest.warns(UserWarning, match="Downloading it again") if cached else nullcontext():
+        corpus = load_corpus()
+    assert (corpus.name, corpus.text) == ("Tiny Shakespeare", FAKE)
+    corpora.TINY_SHAKESPEARE_URL = NOWHERE  # not asked again
+    assert load_corpus().source == str(path)
+    assert [p.name for p in path.parent.iterdir()] == ["input.txt"]
 
 
-@pytest.mark.usefixtures("fake_is_real")
-def test_a_broken_cache_is_downloaded_again(serve, tmp_path):
-    cached = tmp_path / "cache" / "tinyshakespeare" / "input.txt"
-    cached.parent.mkdir(parents=True)
-    cached.write_text("half")
+def test_a_download_that_cannot_be_cached_is_used_all_the_same(serve, tmp_path, fake_is_real):
     serve(lambda *_: (200, FAKE.encode()))
-    with pytest.warns(UserWarning, match="Downloading it again"):
-        assert load_corpus().text == FAKE
-    assert cached.read_text() == FAKE
+    (tmp_path / "cache").write_text("a file where the cache's folder would be")
+    with pytest.warns(UserWarning, match="can't be kept in the cache"):
+        corpus = load_corpus()
+    assert (corpus.name, corpus.text) == ("Tiny Shakespeare", FAKE)
 
 
-@pytest.mark.usefixtures("fake_is_real")
-@pytest.mark.parametrize("length", [None, 5_000])
-def test_a_wrong_or_broken_download_leaves_the_built_in_play_and_no_cache(length, serve, tmp_path):
-    serve(lambda *_: (200, b"<html>log in</html>"), length)
-    with pytest.warns(UserWarning, match="the built-in play is used instead"):
-        assert load_corpus().is_stand_in
-    assert not (tmp_path / "cache").exists()
+def trickle(handler, _):
+    """Each byte comes within the socket's own limit; only the whole takes too long."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+    for _ in range(15):
+        time.sleep(0.1)
+        with suppress(OSError):  # the other side has gone
+            handler.wfile.write(b"x")
+    return 200, b""
 
 
-def test_without_network_the_built_in_play_stands_in_loudly():
-    with pytest.warns(UserWarning, match="neither found nor downloadable"):
+def another_page(*_):
+    return 200, b"<html>log in</html>"
+
+
+@pytest.mark.parametrize(
+    ("respond", "length", "said"),
+    [(None, None, ""), (another_page, None, ""), (another_page, 5_000, ""),
+     (trickle, None, "no answer within 1 s")],
+    ids=["no network", "wrong", "cut short", "too slow"],
+)  # fmt: skip
+def test_without_a_download_the_built_in_play_stands_in_loudly(
+    respond, length, said, serve, tmp_path, monkeypatch
+):
+    if respond:
+        serve(respond, length)
+    monkeypatch.setattr(corpora, "DOWNLOAD_SECONDS", 1.0)
+    start = time.monotonic()
+    with pytest.warns(UserWarning, match=f"neither found nor downloadable .*{said}.*built-in play is used"):
         corpus = load_corpus()
     assert corpus.is_stand_in
     assert "built-in" in corpus.name
-
-
-def test_a_download_that_trickles_is_given_up_in_time(serve, monkeypatch):
-    """Each byte comes within the socket's own limit; only the whole takes too long."""
-
-    def trickle(handler, _):
-        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-        for _ in range(15):
-            time.sleep(0.1)
-            with suppress(OSError):  # the other side has gone
-                handler.wfile.write(b"x")
-        return 200, b""
-
-    serve(trickle)
-    monkeypatch.setattr(corpora, "DOWNLOAD_SECONDS", 1.0)
-    start = time.monotonic()
-    with pytest.warns(UserWarning, match="no answer within 1 s"):
-        assert load_corpus().is_stand_in
+    assert not (tmp_path / "cache").exists()
     assert time.monotonic() - start < 3.0
 
 
@@ -137,22 +141,6 @@ def test_a_folder_in_the_environment_without_the_corpus_is_passed_over(tmp_path,
         pytest.warns(UserWarning, match="neither found nor downloadable"),
     ):
         assert load_corpus().is_stand_in
-
-
-@pytest.mark.parametrize("content", [b"", b" \n"])
-def test_a_file_without_text_is_an_error(content, tmp_path):
-    (tmp_path / "x.txt").write_bytes(content)
-    with pytest.raises(ValueError, match="contains no text"):
-        load_corpus(str(tmp_path / "x.txt"))
-
-
-@pytest.mark.usefixtures("fake_is_real")
-def test_a_download_that_cannot_be_cached_is_used_all_the_same(serve, tmp_path):
-    serve(lambda *_: (200, FAKE.encode()))
-    (tmp_path / "cache").write_text("a file where the cache's folder would be")
-    with pytest.warns(UserWarning, match="can't be kept in the cache"):
-        corpus = load_corpus()
-    assert (corpus.name, corpus.text) == ("Tiny Shakespeare", FAKE)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30))

@@ -1,6 +1,7 @@
 """Texts, byte for byte, and documents from folders, JSON lines and between separators."""
 
 import json
+import re
 
 import pytest
 
@@ -17,10 +18,7 @@ def test_text_is_the_bytes_that_it_was_read_from(raw, tmp_path):
     assert read_text(str(tmp_path / "x.txt")) == corpus_at(tmp_path / "x.txt").text == text_of(raw)
     assert bytes_of(text_of(raw)) == raw
     assert bytes(ByteTokenizer().encode(text_of(raw)).tolist()) == raw
-
-
-def test_a_byte_order_mark_is_no_character():
-    assert text_of(b"\xef\xbb\xbfabc") == "abc"
+    assert text_of(b"\xef\xbb\xbf" + raw) == text_of(raw), "a byte order mark is no character"
 
 
 def test_bytes_that_are_no_utf8_are_an_error_for_a_model_of_characters_alone():
@@ -54,35 +52,34 @@ def test_a_folder_is_read_by_the_order_of_its_paths_without_hidden_files(folder)
         ("c.jsonl:1", "Third"), ("c.jsonl:2", "Fourth"),
     ]  # fmt: skip
     corpus = load_corpus(str(folder))
-    assert corpus.text == "First.\nSecond, naïve.\nThirdFourth"
-    assert corpus.documents == (7, 15, 5, 6)
+    assert (corpus.text, corpus.documents) == ("First.\nSecond, naïve.\nThirdFourth", (7, 15, 5, 6))
     assert (corpus.name, corpus.source) == (folder.name, str(folder))
 
 
-def test_files_that_are_no_text_and_documents_without_any_are_left_out_and_named(folder):
-    (folder / "picture.png").write_bytes(b"\x89PNG\xff")
+@pytest.mark.parametrize(
+    ("count", "named"), [(1, "0.bin."), (9, "0.bin, 1.bin, 2.bin, 3.bin, 4.bin and 4 more.")]
+)
+def test_files_that_are_no_text_and_documents_without_any_are_left_out_and_the_first_named(
+    count, named, folder
+):
+    for n in range(count):
+        (folder / f"{n}.bin").write_bytes(b"\x89PNG\xff")
     (folder / "blank.txt").write_text(" \n")
     with (
-        pytest.warns(UserWarning, match=r"not UTF-8 and left out: picture\.png\.$"),
+        pytest.warns(UserWarning, match=rf"not UTF-8 and left out: {re.escape(named)}$"),
         pytest.warns(UserWarning, match=r"documents without text are left out: blank\.txt\.$"),
     ):
         assert len(read_documents(folder)) == 4
 
 
-def test_a_long_list_of_what_is_left_out_is_cut_short(tmp_path):
-    for n in range(9):
-        (tmp_path / f"{n}.bin").write_bytes(b"\xff")
-    (tmp_path / "x.txt").write_text("text")
-    with pytest.warns(UserWarning, match=r"left out: 0\.bin, 1\.bin, 2\.bin, 3\.bin, 4\.bin and 4 more\.$"):
-        read_documents(tmp_path)
-
-
-def test_a_folder_without_text_is_an_error(tmp_path):
+@pytest.mark.parametrize("content", [b"", b" \n"])
+def test_a_folder_or_file_without_text_is_an_error(content, tmp_path):
     with pytest.raises(ValueError, match="is a folder without any file of UTF-8 text; name a text file"):
         load_corpus(str(tmp_path))
-    (tmp_path / "blank.txt").write_text("\n")
-    with pytest.raises(ValueError, match="contains no text"):
-        load_corpus(str(tmp_path))
+    (tmp_path / "blank.txt").write_bytes(content)
+    for path in (tmp_path, tmp_path / "blank.txt"):
+        with pytest.raises(ValueError, match="contains no text"):
+            load_corpus(str(path))
     with pytest.raises(ValueError, match="doesn't exist; name a text file"):
         read_documents(tmp_path / "gone.jsonl")
 
@@ -115,23 +112,21 @@ def test_a_line_that_is_no_document_is_an_error_that_names_it(line, message, tmp
     assert str(error.value).endswith("orrect or remove the line.")
 
 
-def test_a_separator_cuts_a_text_into_documents(tmp_path):
+def test_a_separator_cuts_a_text_into_documents_named_by_their_places(tmp_path):
     (tmp_path / "x.txt").write_text("One\n---\nTwo\nlines\n---\n \n---\nThree\n---\n")
     with pytest.warns(UserWarning, match=r"documents without text are left out: x\.txt:3"):
         corpus = load_corpus(str(tmp_path / "x.txt"), "\n---\n")
     assert (corpus.text, corpus.documents) == ("OneTwo\nlinesThree", (3, 9, 5))
-
-
-def test_a_separator_that_cannot_cut_is_an_error(folder):
-    with pytest.raises(
-        ValueError, match=r"document_separator='<end>' doesn't occur in b\.txt; give the text"
-    ):
-        load_corpus(str(folder / "b.txt"), "<end>")
-    with pytest.raises(
-        ValueError, match=r"document_separator='x' divides a single text, but .* consists of documents"
-    ):
-        load_corpus(str(folder), "x")
-
-
-def test_a_document_is_named_by_its_place_in_the_text():
     assert [d.name for d in divided("a|b|", "|", "x.txt")] == ["x.txt:1", "x.txt:2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("b.txt", r"document_separator='<end>' doesn't occur in b\.txt; give the text"),
+        ("", r"document_separator='<end>' divides a single text, but .* consists of documents"),
+    ],
+)
+def test_a_separator_that_cannot_cut_is_an_error(name, message, folder):
+    with pytest.raises(ValueError, match=message):
+        load_corpus(str(folder / name), "<end>")
