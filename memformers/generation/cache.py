@@ -100,10 +100,9 @@ class CachedLayer:
         # One token without documents reads only its window; else what is outside of it is hidden.
         alone = len(x) == 1 and key_start is None
         columns = self.columns(self.window if alone else None)
-        if self.window is not None and not alone:
-            (t, B), K = x.shape[:2], sum(run.stop - run.start for run in columns)
-            nearest = first_in_window(t, K, self.window, x.device).expand(B, t)
-            key_start = nearest if key_start is None else torch.maximum(key_start, nearest)
+        if not alone:
+            K = sum(run.stop - run.start for run in columns)
+            key_start = first_in_window(x, key_start, K, self.window)
         if len(x) > 1:  # as in training
             key = torch.cat([self.key[:, :, run] for run in columns], dim=2)
             value = torch.cat([self.value[..., run].mT for run in columns], dim=2)

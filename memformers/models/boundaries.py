@@ -17,17 +17,16 @@ EVERYTHING = 1 << 62
 
 def check_starts(doc_starts: Tensor | None, x: Tensor) -> None:
     """Raise UserError unless ``doc_starts`` is boolean ``[S, B]`` for a segment ``x [S, B, ·]``, or None."""
-    if doc_starts is not None:
-        check_streams(
-            "doc_starts, true where a document begins,", doc_starts, torch.bool, x.shape[:2], x.device
-        )
+    said = "doc_starts, true where a document begins,"
+    check_streams(said, doc_starts, torch.bool, x.shape[:2], x.device)
 
 
 def check_streams(
-    name: str, tensor: Tensor, dtype: torch.dtype, shape: torch.Size, device: torch.device
+    name: str, tensor: Tensor | None, dtype: torch.dtype, shape: torch.Size, device: torch.device
 ) -> None:
-    """Raise UserError, with the ``name``, unless ``tensor``, of any shape, has this dtype, shape and
-    device."""
+    """Raise UserError, with the ``name``, unless ``tensor`` has this dtype, shape and device, or is None."""
+    if tensor is None:
+        return
     if tensor.dtype != dtype or tensor.shape != shape or tensor.device != device:
         raise UserError(
             f"expected {name} as {dtype} {list(shape)} on {device}, got {tensor.dtype} "
@@ -63,10 +62,14 @@ def first_of_document(
     return torch.where(newest < 0, before[:, None], past + newest)
 
 
-def first_in_window(S: int, K: int, window: int, device: torch.device) -> Tensor:
-    """The first key of the ``window`` newest ones that each of ``S`` queries sees, up to its own among K:
-    int64 ``[S]``."""
-    return torch.arange(K - S + 1, K + 1, device=device).sub(window).clamp(min=0)
+def first_in_window(x: Tensor, key_start: Tensor | None, K: int, window: int | None) -> Tensor | None:
+    """``key_start [B, S]``, or later: the first of the ``window`` newest keys up to the query's own, of each
+    query of ``x [S, B, ·]`` among K keys; None where every query sees all keys up to its own."""
+    if window is None or window >= K:
+        return key_start
+    S, B = x.shape[:2]
+    nearest = torch.arange(K - S + 1, K + 1, device=x.device).sub(window).clamp(min=0).expand(B, S)
+    return nearest if key_start is None else torch.maximum(key_start, nearest)
 
 
 def valid_afterwards(

@@ -36,7 +36,7 @@ class Conv1dCompression(nn.Module):
     def __init__(self, compression_rate: Count, d_model: Count, start: CompressionStart = "random"):
         super().__init__()
         self.compression_rate = compression_rate
-        convolution = AveragingConv1d if start == "mean" else nn.Conv1d
+        convolution = MeanConv1d if start == "mean" else nn.Conv1d
         self.conv = convolution(d_model, d_model, kernel_size=compression_rate, stride=compression_rate)
 
     def forward(self, mem: Tensor) -> Tensor:
@@ -47,16 +47,17 @@ class Conv1dCompression(nn.Module):
         return F.linear(slots, self.conv.weight.flatten(1), self.conv.bias)  # [n, B, D]
 
 
-class AveragingConv1d(nn.Conv1d):
-    """A convolution that starts as the mean of what its kernel covers: I / c at each of c taps, no bias."""
+class MeanConv1d(nn.Conv1d):
+    """A convolution that starts as the mean of what its kernel covers where that doesn't overlap, I / c at
+    each of c taps; and as 0 where it does, which is only added to something."""
 
     def reset_parameters(self) -> None:
-        """Make the weight ``[D, D, c]`` and the bias ``[D]`` those of the mean."""
-        nn.init.zeros_(self.weight)
-        with torch.no_grad():
-            self.weight.diagonal(dim1=0, dim2=1).fill_(1 / self.kernel_size[0])
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        """Make the weight ``[D, D, c]`` and the bias ``[D]`` those of the mean, or 0."""
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+        if self.stride == self.kernel_size:
+            with torch.no_grad():
+                self.weight.diagonal(dim1=0, dim2=1).fill_(1 / self.kernel_size[0])
 
 
 class DilatedConvCompression(nn.Module):
@@ -82,7 +83,7 @@ class DilatedConvCompression(nn.Module):
     ):
         super().__init__()
         check_value("dilations", tuple(dilations), tuple[Count, ...])
-        convolution = ZeroConv1d if start == "mean" else nn.Conv1d
+        convolution = MeanConv1d if start == "mean" else nn.Conv1d
         self.compression_rate = compression_rate
         self.dilations = tuple(dilations)
         self.dilated = nn.ModuleList(
@@ -103,53 +104,45 @@ class DilatedConvCompression(nn.Module):
         return slots
 
 
-class ZeroConv1d(nn.Conv1d):
-    """A convolution that starts as 0."""
+class PoolingCompression(nn.Module):
+    """What all f_c without parameters have in common: a ``compression_rate``."""
 
-    def reset_parameters(self) -> None:
-        """Make weight and bias 0."""
-        nn.init.zeros_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+    @check_arguments
+    def __init__(self, compression_rate: Count):
+        super().__init__()
+        self.compression_rate = compression_rate
+
+    def pool(self, mem: Tensor, how: Literal["mean", "max"]) -> Tensor:
+        """``mem [n·c, B, D]``, oldest first, to the mean or the largest of every c, ``[n, B, D]``."""
+        check_whole_slots(mem, self.compression_rate)
+        return reduce(mem, "(n c) b d -> n b d", how, c=self.compression_rate)
 
 
-class MeanCompression(nn.Module):
+class MeanCompression(PoolingCompression):
     """f_c as mean pooling (section 3.2): the mean of every ``compression_rate`` positions becomes one slot,
     ``[n·c, B, D]`` to ``[n, B, D]``. There is nothing in it to learn.
 
     Raises ValueError for a rate below 1, or a length that is no multiple of it.
     """
 
-    @check_arguments
-    def __init__(self, compression_rate: Count):
-        super().__init__()
-        self.compression_rate = compression_rate
-
     def forward(self, mem: Tensor) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
-        check_whole_slots(mem, self.compression_rate)
-        return reduce(mem, "(n c) b d -> n b d", "mean", c=self.compression_rate)
+        return self.pool(mem, "mean")
 
 
-class MaxCompression(nn.Module):
+class MaxCompression(PoolingCompression):
     """f_c as max pooling (section 3.2): of every ``compression_rate`` positions, each feature's largest value
     goes into one slot, ``[n·c, B, D]`` to ``[n, B, D]``. There is nothing in it to learn.
 
     Raises ValueError for a rate below 1, or a length that is no multiple of it.
     """
 
-    @check_arguments
-    def __init__(self, compression_rate: Count):
-        super().__init__()
-        self.compression_rate = compression_rate
-
     def forward(self, mem: Tensor) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
-        check_whole_slots(mem, self.compression_rate)
-        return reduce(mem, "(n c) b d -> n b d", "max", c=self.compression_rate)
+        return self.pool(mem, "max")
 
 
-class MostUsedCompression(nn.Module):
+class MostUsedCompression(PoolingCompression):
     """f_c that keeps what is used most (section 3.2): of every ``compression_rate`` positions, the one that
     received the most attention becomes the slot, the oldest of equals, ``[n·c, B, D]`` to ``[n, B, D]``.
     There is nothing in it to learn.
@@ -164,11 +157,6 @@ class MostUsedCompression(nn.Module):
     """
 
     needs_attention = True
-
-    @check_arguments
-    def __init__(self, compression_rate: Count):
-        super().__init__()
-        self.compression_rate = compression_rate
 
     def forward(self, mem: Tensor, received: Tensor | None = None) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, which ``received [n·c, B]`` attention, to ``[n, B, D]``."""

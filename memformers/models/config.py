@@ -128,17 +128,17 @@ class ModelConfig:
     def check_compression(self) -> None:
         """Raise UserError for a compression that can't start or learn as these settings say."""
         if self.compression in WITHOUT_PARAMETERS:
-            for name, only in (("compression_start", "mean"), ("compression_loss", "auto-encoding")):
-                if getattr(self, name) == only:
+            allowed = {
+                "compression_start": ("random",),
+                "compression_loss": ("attention", "none"),
+                "bptt": (0,),
+            }
+            for name, values in allowed.items():
+                if getattr(self, name) not in values:
                     raise UserError(
-                        f"{name}={only!r} is for compression='conv' or 'dilated', got compression="
-                        f"{self.compression!r}, which has nothing to learn; leave it out."
+                        f"{name}={getattr(self, name)!r} is for compression='conv' or 'dilated', got "
+                        f"compression={self.compression!r}, which has nothing to learn; leave it out."
                     )
-            if self.bptt:
-                raise UserError(
-                    f"bptt={self.bptt} is for compression='conv' or 'dilated', got compression="
-                    f"{self.compression!r}, which has nothing to learn; leave it out."
-                )
         elif self.compression_loss == "none" and not self.bptt:
             raise UserError(
                 f"compression_loss='none' would leave compression={self.compression!r} untrained; use "

@@ -109,9 +109,8 @@ class MemoryLM(nn.Module):
         or starts of another shape or dtype.
         """
         self.check_tokens(tokens)
-        if targets is not None:
-            next_tokens = "targets, the next token of each,"
-            check_streams(next_tokens, targets, torch.int64, tokens.shape, tokens.device)
+        said = "targets, the next token of each,"
+        check_streams(said, targets, torch.int64, tokens.shape, tokens.device)
         if memory is not None and not isinstance(memory, Memory):
             raise UserError(f"expected memory to be a Memory or None, got a {type(memory).__name__}.")
         memory, lengths = memory or Memory(()), self.config.layer_lengths

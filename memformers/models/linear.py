@@ -17,11 +17,11 @@ def standardized(norm: nn.LayerNorm | None, x: Tensor) -> Tensor:
 
 def fold(norm: nn.LayerNorm | None, linear: nn.Linear) -> Affine:
     """Weight and bias of ``linear`` after the scale and shift of ``norm``, if there is one, in one map."""
+    weight, bias = linear.weight, linear.bias
     if norm is None:
-        none = linear.weight.new_zeros(linear.out_features)
-        return linear.weight, none if linear.bias is None else linear.bias
-    bias = linear.weight @ norm.bias
-    return linear.weight * norm.weight, bias if linear.bias is None else bias + linear.bias
+        return weight, weight.new_zeros(linear.out_features) if bias is None else bias
+    shift = weight @ norm.bias
+    return weight * norm.weight, shift if bias is None else shift + bias
 
 
 def linear(module: nn.Module, x: Tensor) -> Tensor:

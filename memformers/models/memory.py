@@ -134,8 +134,7 @@ def check_memory(memory: Memory, x: Tensor, n_layers: int) -> None:
                     f"expected {name} of layer {layer} as {x.dtype} on {x.device}, in which the model works, "
                     f"got {tensor.dtype} on {tensor.device}; move it there, or start from no memory."
                 )
-    if memory.valid is not None:
-        check_streams("a memory's valid", memory.valid, torch.int64, x.shape[1:2], x.device)
+    check_streams("a memory's valid", memory.valid, torch.int64, x.shape[1:2], x.device)
 
 
 def check_lengths(memory: Memory, config: ModelConfig, *, complete: bool = False) -> None:
@@ -144,16 +143,12 @@ def check_lengths(memory: Memory, config: ModelConfig, *, complete: bool = False
     than the model can have made it."""
     layers = config.layer_lengths
     settings = [(own.mem_len, own.c_mem_len, own.compression_rate) for own in layers]
-    limits = {
-        "mem": ("a memory of {} positions", [own.longest_memory for own in layers]),
-        "c_mem": ("a compressed memory of {} slots", [own.c_mem_len for own in layers]),
-        "slot_inputs": (
-            "a memory with slot_inputs of {} positions",
-            [own.slot_input_positions for own in layers],
-        ),
-    }
-    for name, tensors in memory.parts.items():
-        said, longest = limits[name]
+    limits = [
+        ("a memory of {} positions", [own.longest_memory for own in layers]),
+        ("a compressed memory of {} slots", [own.c_mem_len for own in layers]),
+        ("a memory with slot_inputs of {} positions", [own.slot_input_positions for own in layers]),
+    ]
+    for (name, tensors), (said, longest) in zip(memory.parts.items(), limits, strict=True):
         for layer, tensor in enumerate(tensors):
             same = settings.index(settings[layer])
             if len(tensor) != len(tensors[same]):
@@ -200,9 +195,9 @@ def joined_streams(memories: Sequence[Memory]) -> Memory:
     """The memory of the streams of all ``memories``, one after the other."""
     if len(memories) == 1:
         return memories[0]
-    each = {
-        kind: zip(*(memory.parts[kind] for memory in memories), strict=True) for kind in memories[0].parts
+    parts = {
+        kind: tuple(torch.cat(xs, dim=1) for xs in zip(*(m.parts[kind] for m in memories), strict=True))
+        for kind in memories[0].parts
     }
-    parts = {kind: tuple(torch.cat(xs, dim=1) for xs in layers) for kind, layers in each.items()}
     valid = [memory.valid for memory in memories if memory.valid is not None]
     return Memory(**parts, valid=torch.cat(valid) if valid else None)

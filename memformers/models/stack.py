@@ -96,8 +96,10 @@ class MemoryStack(nn.Module):
         for layer, of_one in enumerate(of_each):
             if layer and of_one == of_each[layer - 1]:  # as are all layers of most models
                 found.append(found[-1])
-            else:
-                found.append(first_seen_by_layer(x, memory.valid, doc_starts, *of_one))
+                continue
+            (M, C), rate, own_window = of_one
+            key_start = first_of_document(doc_starts, memory.valid, len(x), M, C, rate)
+            found.append(first_in_window(x, key_start, C + M + len(x), own_window))
         return found
 
     def remember(
@@ -148,24 +150,6 @@ class MemoryStack(nn.Module):
     def compressions(self) -> list[nn.Module]:
         """Each layer's f_c, which is called beside the layers; none for a model that only forgets."""
         return []
-
-
-def first_seen_by_layer(
-    x: Tensor,
-    valid: Tensor | None,
-    doc_starts: Tensor | None,
-    lengths: tuple[int, int],
-    rate: int,
-    window: int | None,
-) -> Tensor | None:
-    """The first key that each query of ``x [S, B, ·]`` may see in a layer with these ``lengths`` M and C,
-    int64 ``[B, S]``; None where every query sees all keys up to its own."""
-    (S, B), (M, C) = x.shape[:2], lengths
-    key_start = first_of_document(doc_starts, valid, S, M, C, rate)
-    if window is None or window >= C + M + S:
-        return key_start
-    nearest = first_in_window(S, C + M + S, window, x.device).expand(B, S)
-    return nearest if key_start is None else torch.maximum(key_start, nearest)
 
 
 def copied(layer: MemoryLayer) -> MemoryLayer:
