@@ -48,27 +48,26 @@ def small_lm(model: str, **changes: Any) -> MemoryLM:
     return lm
 
 
+def layer_parts(norm: Norm = "pre", **attention: Any) -> dict[str, Any]:
+    """Arguments of a small layer that drops nothing."""
+    return {
+        "d_model": 12,
+        "self_attn": RelativeMultiHeadAttention(3, 12, 0.0, **attention),
+        "feed_forward": FeedForward(12, 16, 0.0),
+        "dropout_prob": 0.0,
+        "norm": norm,
+    }
+
+
 def small_xl(n_layers: int = 2, norm: Norm = "pre", **attention: Any) -> TransformerXL:
-    layer = TransformerXLLayer(
-        d_model=12,
-        self_attn=RelativeMultiHeadAttention(3, 12, 0.0, **attention),
-        feed_forward=FeedForward(12, 16, 0.0),
-        dropout_prob=0.0,
-        norm=norm,
-    )
-    return fill_zeros(TransformerXL(layer, n_layers))
+    return fill_zeros(TransformerXL(TransformerXLLayer(**layer_parts(norm, **attention)), n_layers))
 
 
 def small_compressive(
     n_layers: int = 2, rate: int = 3, norm: Norm = "pre", **attention: Any
 ) -> CompressiveTransformer:
     layer = CompressiveTransformerLayer(
-        d_model=12,
-        self_attn=RelativeMultiHeadAttention(3, 12, 0.0, **attention),
-        feed_forward=FeedForward(12, 16, 0.0),
-        dropout_prob=0.0,
-        compress=Conv1dCompression(rate, 12),
-        norm=norm,
+        **layer_parts(norm, **attention), compress=Conv1dCompression(rate, 12)
     )
     return fill_zeros(CompressiveTransformer(layer, n_layers))
 

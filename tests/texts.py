@@ -33,6 +33,13 @@ def read(lm, text, doc_starts=None, memory=None, begin=0):
     return torch.cat(logits), losses, memory
 
 
+def read_on(reader, text, doc_starts=None, portion=1):
+    """The logits ``[·, B, 11]`` that a reader gives after each ``portion`` of a text."""
+    parts = text.split(portion)
+    starts = [None] * len(parts) if doc_starts is None else doc_starts.split(portion)
+    return torch.stack([reader.read(*part) for part in zip(parts, starts, strict=True)])
+
+
 def after_whole_segments(lm, text, doc_starts=None, memory=None):
     """The memory after those of a text's segments that are whole."""
     whole = len(text) - len(text) % lm.config.segment_len

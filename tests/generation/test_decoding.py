@@ -6,21 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from memformers import RelativeMultiHeadAttention, TransformerXL, TransformerXLLayer
+from memformers import TransformerXL, TransformerXLLayer
 from memformers.generation.decoding import Decoder, SlidingWindowDecoder, reader
 from memformers.generation.memory_file import MODEL, SEAL, checksum, fingerprint, load_memory, save_memory
 from memformers.models.linear import linear
 from memformers.models.memory import Memory
-from tests.builders import MODELS, fill_zeros, small_lm
-from tests.texts import EXACT, after_whole_segments, documents, kept, read, same, tokens
+from tests.builders import MODELS, fill_zeros, layer_parts, small_lm
+from tests.texts import EXACT, after_whole_segments, documents, kept, read, read_on, same, tokens
 
 WITH_MEMORY = [model for model in MODELS if model != "transformer"]
 exact = pytest.mark.usefixtures("float64")
-
-
-def read_one_by_one(lm, text):
-    decoder = Decoder(lm, text.shape[1])
-    return torch.stack([decoder.read(token[None]) for token in text])
 
 
 def same_memory(got, wanted):
@@ -37,7 +32,7 @@ def same_memory(got, wanted):
 def test_cached_logits_are_those_of_the_forward_pass_over_2000_tokens(model, positions, dtype, atol):
     lm, text = small_lm(model, positions=positions).to(dtype), tokens(2_000, 1)
     wanted, *_ = read(lm, text)
-    got = read_one_by_one(lm, text)
+    got = read_on(Decoder(lm, 1), text)
     torch.testing.assert_close(got, wanted, rtol=0, atol=atol)
     if dtype == torch.float64:
         assert torch.equal(got.argmax(-1), wanted.argmax(-1))
@@ -134,14 +129,21 @@ def test_what_cannot_be_decoded_is_an_error():
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_tokens_that_are_no_text_are_an_error(model):
+@pytest.mark.parametrize(
+    ("text", "doc_starts", "message"),
+    [
+        (tokens(3, 1), None, r"tokens of 2 streams, got \[3, 1\]"),
+        (torch.full((1, 2), 11), None, "vocab_size=11"),
+        (tokens(0), None, "at least one of each"),
+        (tokens(3), torch.zeros(3, 1, dtype=torch.bool), r"doc_starts, .* \[3, 2\] on cpu"),
+        (tokens(3), torch.zeros(3, 2), r"doc_starts, .* \[3, 2\] on cpu"),
+    ],
+)
+def test_what_is_no_text_of_these_streams_is_an_error(model, text, doc_starts, message):
     stream = reader(small_lm(model), 2)
-    with pytest.raises(ValueError, match=r"tokens of 2 streams, got \[3, 1\]"):
-        stream.read(torch.zeros(3, 1, dtype=torch.long))
-    with pytest.raises(ValueError, match="vocab_size=11"):
-        stream.read(torch.full((1, 2), 11))
-    with pytest.raises(ValueError, match="at least one of each"):
-        stream.read(torch.zeros(0, 2, dtype=torch.long))
+    with pytest.raises(ValueError, match=message):
+        stream.read(text, doc_starts)
+    assert stream.logits is None
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
@@ -172,16 +174,12 @@ class GatedLayer(TransformerXLLayer):
 def test_a_users_own_layer_and_feed_forward_network_decode_as_the_forward_pass(positions):
     lm = small_lm("transformer-xl", positions=positions)
     network = torch.nn.Sequential(torch.nn.Linear(12, 9), torch.nn.GELU(), torch.nn.Linear(9, 12))
-    attention = RelativeMultiHeadAttention(3, 12, positions=positions)
-    layer = GatedLayer(d_model=12, self_attn=attention, feed_forward=network, dropout_prob=0.0)
+    layer = GatedLayer(**(layer_parts(positions=positions) | {"feed_forward": network}))
     lm.transformer = fill_zeros(TransformerXL(layer, 2)).eval()
     text = torch.randint(11, (40, 2))
     wanted, *_ = read(lm, text)
-    torch.testing.assert_close(read_one_by_one(lm, text), wanted, **EXACT)
-    in_portions = Decoder(lm, 2)
-    for portion in text.split(9):
-        logits = in_portions.read(portion)
-    torch.testing.assert_close(logits, wanted[-1], **EXACT)
+    torch.testing.assert_close(read_on(Decoder(lm, 2), text), wanted, **EXACT)
+    torch.testing.assert_close(read_on(Decoder(lm, 2), text, portion=9)[-1], wanted[-1], **EXACT)
 
 
 @pytest.mark.parametrize("model", WITH_MEMORY)
@@ -227,12 +225,10 @@ def test_a_stream_that_has_ended_is_given_a_new_document_while_others_go_on(mode
     lm, text = small_lm(model, positions=positions), tokens(70, 3)
     begins = [(21, 0), (42, 0), (42, 2)]  # where a segment and a slot begin
     doc_starts = documents(70, 3, *begins)
-    together = reader(lm, 3)
-    logits = torch.stack([together.read(text[t, None], doc_starts[t, None]) for t in range(70)])
+    logits = read_on(reader(lm, 3), text, doc_starts)
     for position, stream in [(0, 0), (0, 1), (0, 2), *begins]:
         end = min([p for p, b in begins if b == stream and p > position], default=70)
-        alone = reader(lm, 1)
-        wanted = torch.stack([alone.read(text[t, None, stream, None]) for t in range(position, end)])
+        wanted = read_on(reader(lm, 1), text[position:end, stream, None])
         torch.testing.assert_close(logits[position:end, stream, None], wanted, **EXACT)
 
 
@@ -241,11 +237,9 @@ def test_a_stream_that_has_ended_is_given_a_new_document_while_others_go_on(mode
 def test_a_stream_in_which_no_document_begins_does_not_see_that_of_another(model):
     lm, text = small_lm(model), tokens(40, 2)
     doc_starts = documents(40, 2, (9, 0), (25, 0))
-    plain, split = reader(lm, 2), reader(lm, 2)
-    for t in range(40):
-        wanted, got = plain.read(text[t, None]), split.read(text[t, None], doc_starts[t, None])
-        torch.testing.assert_close(got[1], wanted[1], **EXACT)
-        assert t not in (9, 25) or not torch.allclose(got[0], wanted[0])
+    wanted, got = read_on(reader(lm, 2), text), read_on(reader(lm, 2), text, doc_starts)
+    torch.testing.assert_close(got[:, 1], wanted[:, 1], **EXACT)
+    assert not any(torch.allclose(got[t, 0], wanted[t, 0]) for t in (9, 25))
 
 
 @exact
@@ -253,8 +247,7 @@ def test_without_documents_nothing_is_computed_for_them(monkeypatch):
     monkeypatch.setattr("memformers.models.stack.MemoryStack.first_seen", None)
     for model in WITH_MEMORY:
         decoder = Decoder(small_lm(model), 2)
-        for portion in tokens(30, 2).split(4):
-            decoder.read(portion)
+        read_on(decoder, tokens(30, 2), portion=4)
         assert decoder.doc_starts is None
         assert decoder.memory().valid is None
 
@@ -271,12 +264,8 @@ def test_a_saved_memory_goes_on_in_its_document(model, read, tmp_path):
     save_memory(first, path)
     second = load_memory(lm, path)
     same_memory(second.memory(), first.memory())
-    for t in range(read, 60):
-        wanted, got = (
-            first.read(text[t, None], doc_starts[t, None]),
-            second.read(text[t, None], doc_starts[t, None]),
-        )
-        torch.testing.assert_close(got, wanted, **EXACT)
+    wanted, got = (read_on(reader, text[read:], doc_starts[read:]) for reader in (first, second))
+    torch.testing.assert_close(got, wanted, **EXACT)
 
 
 def test_a_memory_without_documents_is_saved_as_before(tmp_path):
@@ -302,12 +291,3 @@ def test_a_file_whose_documents_do_not_fit_is_an_error(changed, message, tmp_pat
     save_file(tensors, path, metadata={MODEL: fingerprint(lm), SEAL: checksum(tensors)})
     with pytest.raises(ValueError, match=f"is not a complete memory: .*{message}"):
         load_memory(lm, path)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_starts_of_another_kind_are_an_error(model):
-    stream = reader(small_lm(model), 2)
-    for doc_starts in (torch.zeros(3, 1, dtype=torch.bool), torch.zeros(3, 2)):
-        with pytest.raises(ValueError, match=r"doc_starts, .* \[3, 2\] on cpu"):
-            stream.read(tokens(3, 2), doc_starts)
-    assert stream.logits is None

@@ -11,6 +11,7 @@ from memformers.generation import writing
 from memformers.generation.sampling import Sampling
 from memformers.generation.writing import generate, side_by_side
 from tests.builders import MODELS, SMALL, small_lm
+from tests.texts import tokens
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -101,16 +102,32 @@ def test_prompts_of_one_length_are_those_of_a_tensor():
     assert len(next(lm.generate(prompts[:1], 1, batch=3))) == 3
 
 
-def test_the_same_seed_writes_the_same_and_all_end_when_the_last_comes_to_stop():
-    lm, prompts = small_lm("transformer-xl"), prompts_of(3, 12)
-    text = torch.stack(list(lm.generate(prompts, 80, seed=1)))
-    assert torch.equal(text, torch.stack(list(lm.generate(prompts, 80, seed=1))))
+@pytest.mark.parametrize("prompts", [prompts_of(3, 12), torch.randint(11, (3, 2))])
+def test_the_same_seed_writes_the_same_and_all_end_when_the_last_comes_to_stop(prompts):
+    lm = small_lm("transformer-xl")
+    text, again, other = (torch.stack(list(lm.generate(prompts, 300, seed=seed))) for seed in (1, 1, 2))
+    assert torch.equal(text, again)
+    assert not torch.equal(text, other)
     stop = 4
     ends = [int((stream == stop).nonzero()[0]) for stream in text.T]
-    stopped = torch.stack(list(lm.generate(prompts, 80, seed=1, stop=stop)))
-    assert len(stopped) == max(ends) + 1 < 80
+    stopped = torch.stack(list(lm.generate(prompts, 300, seed=1, stop=stop)))
+    assert len(stopped) == max(ends) + 1 < 300
     assert torch.equal(stopped, text[: len(stopped)])
     assert list(lm.generate(prompts, 0)) == []
+
+
+def test_one_prompt_can_be_continued_in_several_ways():
+    text = torch.stack(list(small_lm("transformer-xl").generate(tokens(3, 1), 30, seed=1, batch=3)))
+    assert text.shape == (30, 3)
+    assert not torch.equal(text[:, 0], text[:, 1])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_model_stays_in_the_mode_it_was_in_and_drops_nothing(model):
+    lm, prompt = small_lm(model, dropout=0.5).train(), tokens(3)
+    text = torch.stack(list(lm.generate(prompt, 5, temperature=0.0)))
+    assert lm.training
+    assert torch.equal(text, torch.stack(list(lm.eval().generate(prompt, 5, temperature=0.0))))
 
 
 @pytest.mark.parametrize(
@@ -137,6 +154,16 @@ def test_what_is_no_prompt_is_said_at_once(model, prompts, message):
     assert "\n" not in str(error.value)
 
 
-def test_several_prompts_are_not_repeated():
-    with pytest.raises(ValueError, match="batch=2 repeats a single prompt, got 3"):
-        small_lm("transformer-xl").generate(prompts_of(3, 4, 5), 1, batch=2)
+@pytest.mark.parametrize(
+    ("prompt", "n", "options", "message"),
+    [
+        (tokens(0, 1), 3, {}, "at least one of each"),
+        (tokens(3), -1, {}, "max_new_tokens=-1"),
+        (tokens(3), 1, {"temperature": -1}, "temperature=-1"),
+        (tokens(3), 1, {"batch": 2}, "batch=2 repeats a single prompt, got 2"),
+        (prompts_of(3, 4, 5), 1, {"batch": 2}, "batch=2 repeats a single prompt, got 3"),
+    ],
+)
+def test_what_can_not_be_continued_is_an_error_at_once(prompt, n, options, message):
+    with pytest.raises(ValueError, match=message):
+        small_lm("transformer-xl").generate(prompt, n, **options)

@@ -25,7 +25,7 @@ from memformers.models.language_model import MemoryLM
 from memformers.models.lengths import LayerLengths
 from memformers.models.memory import Memory
 from tests.builders import SMALL, small_lm
-from tests.texts import EXACT, documents, read, tokens
+from tests.texts import EXACT, documents, read, read_on, tokens
 
 
 def functions(rate=3, d_model=4):
@@ -119,10 +119,8 @@ WAYS = [
 def test_a_decoder_compresses_as_the_forward_pass_does(settings, bounded):
     lm, text = small_lm("compressive", **settings).eval(), tokens(45, 3)
     doc_starts = documents(45, 3, (9, 0), (16, 1), (30, 1)) if bounded else None
-    decoder = Decoder(lm, 3)
-    for t in range(0, 45, 4):
-        last = decoder.read(text[t : t + 4], doc_starts[t : t + 4] if bounded else None)
-    torch.testing.assert_close(last, read(lm, text, doc_starts)[0][-1], **EXACT)
+    found = read_on(Decoder(lm, 3), text, doc_starts, portion=4)
+    torch.testing.assert_close(found[-1], read(lm, text, doc_starts)[0][-1], **EXACT)
 
 
 @pytest.mark.usefixtures("float64")

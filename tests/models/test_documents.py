@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memformers.generation.decoding import Decoder
 from memformers.models.memory import Memory
 from tests.builders import MODELS, small_compressive, small_lm, small_xl
 from tests.texts import EXACT, documents, gradients, read, same, tokens
@@ -223,34 +222,20 @@ def test_every_kernel_gives_each_query_the_same_length(kernel):
     same(*results)
 
 
-def test_a_decoder_gives_each_query_the_same_length():
-    lm, text = small_lm("transformer-xl", same_length=True).eval(), tokens(17, 2)
-    decoder = Decoder(lm, 2)
-    logits, _, _ = read(lm, text)
-    for begin, end in ((0, 7), (7, 12), (12, 17)):
-        torch.testing.assert_close(decoder.read(text[begin:end]), logits[end - 1], **EXACT)
-
-
-def test_within_a_document_a_query_sees_its_span_of_keys_and_in_a_short_one_fewer():
+@pytest.mark.parametrize(("window", "masked"), [(3, False), (None, True), (3, True)])
+def test_a_window_and_a_mask_hide_beside_what_a_document_does(window, masked):
     stack, x, past = small_xl(), torch.randn(4, 2, 12), [torch.randn(3, 2, 12)] * 2
-    mask = torch.ones(4, 7, dtype=torch.bool).tril(3).triu(1)[..., None].repeat(1, 1, 2)  # 3 keys each
-    mask[2:, :5, 0] = False
-    mask[:, :2, 1] = False
-    output, _ = stack(x, past, doc_starts=documents(4, 2, (2, 0)), valid=torch.tensor([3, 1]), window=3)
-    torch.testing.assert_close(output, stack(x, past, mask)[0], **EXACT)
-
-
-def test_an_explicit_mask_hides_beside_what_a_document_does():
-    stack, x, past = small_xl(), torch.randn(4, 2, 12), [torch.randn(3, 2, 12)] * 2
-    doc_starts, valid = documents(4, 2, (2, 0)), torch.tensor([3, 1])
+    documents_of_both = {"doc_starts": documents(4, 2, (2, 0)), "valid": torch.tensor([3, 1])}
     mask = torch.ones(4, 7, dtype=torch.bool).tril(3)[..., None].repeat(1, 1, 2)
-    mask[3, 5] = False
+    mask[3, 5] = not masked
     wanted = mask.clone()
     wanted[2:, :5, 0] = False
     wanted[:, :2, 1] = False
-    output, _ = stack(x, past, mask, doc_starts=doc_starts, valid=valid)
+    if window is not None:  # 3 keys each
+        wanted &= torch.ones(4, 7, dtype=torch.bool).triu(1)[..., None]
+    output, _ = stack(x, past, mask if masked else None, window=window, **documents_of_both)
     torch.testing.assert_close(output, stack(x, past, wanted)[0], **EXACT)
     mask[3] = False
     mask[3, 0] = True
     with pytest.raises(ValueError, match="the mask hides every key from query 3 of stream 0; show it one"):
-        stack(x, past, mask, doc_starts=doc_starts, valid=valid)
+        stack(x, past, mask, **documents_of_both)

@@ -19,8 +19,8 @@ from memformers.models.boundaries import newest_start
 from memformers.models.config import attention_operations, memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
-from tests.builders import SMALL, fill_zeros, small_lm, small_training
-from tests.texts import EXACT, documents, kept, read, same, tokens
+from tests.builders import SMALL, fill_zeros, layer_parts, small_lm, small_training
+from tests.texts import EXACT, documents, kept, read, read_on, same, tokens
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -28,8 +28,6 @@ LENGTHS = {"n_layers": 3, "mem_len": (2, 9, 0), "c_mem_len": (5, 0, 3), "compres
 CASES = [("transformer-xl", LENGTHS), ("compressive", LENGTHS),
          ("compressive", LENGTHS | {"compression": "most-used"})]  # fmt: skip
 SPANS = {"n_layers": 2, "mem_len": (2, 9), "same_length": True}
-
-
 STARTS = documents(60, 2, (9, 0), (24, 1), (25, 0), (40, 0))
 
 
@@ -109,15 +107,10 @@ def test_a_decoder_writes_what_one_pass_reads(model, settings, bounded):
     doc_starts = STARTS if bounded else None
     logits, _, memory = read(lm, text[:56], None if doc_starts is None else doc_starts[:56])
     decoder = Decoder(lm, 2)
-    for t in range(0, 56, 3):
-        end = min(t + 3, 56)
-        last = decoder.read(text[t:end], None if doc_starts is None else doc_starts[t:end])
-    torch.testing.assert_close(last, logits[-1], **EXACT)
-    found = decoder.memory()
-    same(kept(found), kept(memory))
-    taken_up = Decoder(lm, 2, memory)
+    last = read_on(decoder, text[:56], None if doc_starts is None else doc_starts[:56], portion=3)[-1]
+    taken_up = Decoder(lm, 2, memory).read(text[56:])
     wanted = lm(text[56:], memory).logits[-1]
-    torch.testing.assert_close(taken_up.read(text[56:]), wanted, **EXACT)
+    same([last, *kept(decoder.memory()), taken_up], [logits[-1], *kept(memory), wanted])
 
 
 @pytest.mark.parametrize(("model", "settings"), CASES)
@@ -150,14 +143,9 @@ def test_layers_learn_from_their_own_compressions_in_segments_where_others_compr
 
 
 def test_stacks_take_a_layer_each():
-    shared = small_lm("compressive").transformer.layers[0]
     layers = [
-        CompressiveTransformerLayer(
-            d_model=12, self_attn=shared.self_attn, feed_forward=shared.feed_forward, dropout_prob=0.0,
-            compress=Conv1dCompression(rate, 12),
-        )
-        for rate in (2, 5)
-    ]  # fmt: skip
+        CompressiveTransformerLayer(**layer_parts(), compress=Conv1dCompression(rate, 12)) for rate in (2, 5)
+    ]
     assert CompressiveTransformer(layers, 2).compression_rates == [2, 5]
     with pytest.raises(ValueError, match=r"n_layers=3 layers, .* got 2"):
         CompressiveTransformer(layers, 3)
@@ -217,19 +205,18 @@ def test_arms_and_lengths_are_given_layer_by_layer():
 
 
 def test_memories_and_positions_that_do_not_fit_are_an_error():
-    one, lm = torch.zeros(3, 2, 12), small_lm("transformer-xl")
+    one, text = torch.zeros(3, 2, 12), tokens(7)
     unequal = Memory((one, torch.zeros(4, 2, 12)))
-    with pytest.raises(
-        ValueError, match="mem has 3 positions in layer 0 and 4 in layer 1; layers of the same"
+    lm, by_layer, half = (
+        small_lm("transformer-xl", mem_len=own, positions="learned") for own in (5, (5, 3), (5, 0))
+    )
+    by_layer(text, unequal)
+    for call, message in (
+        (lambda: lm(text, unequal), "mem has 3 positions in layer 0 and 4 in layer 1"),
+        (lambda: lm(text, Memory((one, torch.tensor(3.0)))), r"mem of layer 1 as \[length, .* got \[\]"),
+        (lambda: Decoder(by_layer, 2, unequal), "a memory of 4 positions in layer 1 .* keeps 3"),
+        (lambda: half(text, unequal), "a memory of 4 positions in layer 1 .* keeps 0"),
+        (lambda: with_lengths(by_layer, mem_len=(2, 6)), r"at most 12 positions.* 13"),
     ):
-        lm(tokens(7), unequal)
-    with pytest.raises(ValueError, match=r"mem of layer 1 as \[length, batch, d_model\] .* got \[\]"):
-        lm(tokens(7), Memory((one, torch.tensor(3.0))))
-    by_layer = small_lm("transformer-xl", mem_len=(5, 3), positions="learned")
-    by_layer(tokens(7), unequal)
-    with pytest.raises(ValueError, match=r"a memory of 4 positions in layer 1 .* keeps 3"):
-        Decoder(by_layer, 2, unequal)
-    with pytest.raises(ValueError, match=r"a memory of 4 positions in layer 1 .* keeps 0"):
-        small_lm("transformer-xl", mem_len=(5, 0))(tokens(7), unequal)
-    with pytest.raises(ValueError, match=r"at most 12 positions.* 13"):
-        with_lengths(by_layer, mem_len=(2, 6))
+        with pytest.raises(ValueError, match=message):
+            call()

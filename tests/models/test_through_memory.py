@@ -74,20 +74,15 @@ def test_so_have_short_segments_that_project_queries_instead_of_memory(monkeypat
     same(gradients(lm, parts), gradients(lm, joined))
 
 
-def test_so_have_segments_in_which_documents_begin():
+@pytest.mark.parametrize(("bounded", "recompute"), [(True, False), (False, True)])
+def test_so_have_segments_in_which_documents_begin_and_layers_that_are_computed_again(bounded, recompute):
     lm, (inputs, targets) = small_lm("transformer-xl", **EVERYTHING), text()
     doc_starts = torch.rand(len(inputs), 2) < 0.2
     doc_starts[6, 0] = True
-    parts, _ = loss_of_segments(lm, inputs, targets, list(LENGTHS), doc_starts)
+    doc_starts = doc_starts if bounded else None
     joined, _ = loss_of_segments(lm, inputs, targets, [len(inputs)], doc_starts)
-    same(gradients(lm, parts), gradients(lm, joined))
-
-
-def test_so_have_layers_that_are_computed_again():
-    lm, (inputs, targets) = small_lm("transformer-xl", **EVERYTHING), text()
-    joined, _ = loss_of_segments(lm, inputs, targets, [len(inputs)])
-    lm.transformer.recompute = True
-    parts, _ = loss_of_segments(lm, inputs, targets, list(LENGTHS))
+    lm.transformer.recompute = recompute
+    parts, _ = loss_of_segments(lm, inputs, targets, list(LENGTHS), doc_starts)
     same(gradients(lm, parts), gradients(lm, joined))
 
 
