@@ -24,7 +24,8 @@ def check_starts(doc_starts: Tensor | None, x: Tensor) -> None:
 def check_streams(
     name: str, tensor: Tensor | None, dtype: torch.dtype, shape: torch.Size, device: torch.device
 ) -> None:
-    """Raise UserError, with the ``name``, unless ``tensor`` has this dtype, shape and device, or is None."""
+    """Raise UserError, with the ``name``, unless ``tensor``, of any shape, is None or has this dtype,
+    shape and device."""
     if tensor is None:
         return
     if tensor.dtype != dtype or tensor.shape != shape or tensor.device != device:
