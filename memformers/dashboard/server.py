@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import uuid
 import webbrowser
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from memformers.common.errors import UserError
 from memformers.common.network import LOOPBACK
 from memformers.common.processes import handling
 from memformers.runs.folder import EXPERIMENT, find_runs, read_card
-from memformers.tracking.discovery import announced, api_address, new_identity, note_comparison
+from memformers.tracking.discovery import announced, api_address, note_comparison
 from memformers.tracking.feeding import feed
 
 INSTALL = "pip install '.[dashboard]' in a clone of the repository"
@@ -75,7 +76,7 @@ def serve_alone(folder: Path, host: str, port: int, runs: list[Path], open_brows
         port = listener.getsockname()[1]
         here = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
         url = f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"
-        identity = new_identity()
+        identity = uuid.uuid4().hex  # another program may use the port later
         names = frozenset({host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
         app = build(identity, names, open_records(folder, say))
         (folder / LOCK).write_text(json.dumps({"url": url}), encoding="utf-8")

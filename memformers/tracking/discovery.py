@@ -7,18 +7,16 @@ and the dashboard, so a dashboard that is started later shows it too.
 
 import contextlib
 import hashlib
-import json
 import os
 import socket
-import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import platformdirs
 
 from memformers.common.errors import UserError
-from memformers.common.files import write_json
+from memformers.common.files import read_json, write_json
 from memformers.common.network import ask_json, get
 
 AUTO, OFF = "auto", "off"
@@ -77,25 +75,25 @@ def notes_folder(kind: str) -> Path:
     return platformdirs.user_state_path("memformers") / kind
 
 
+def write_note(kind: str, name: str, said: dict[str, str], is_old: Callable[[Path], bool]) -> Path:
+    """The path of a new note, after those of the same kind that are old were deleted."""
+    folder = notes_folder(kind)
+    folder.mkdir(parents=True, exist_ok=True)
+    for note in folder.glob("*.json"):
+        if is_old(note):
+            note.unlink(missing_ok=True)
+    write_json(folder / f"{name}.json", said)
+    return folder / f"{name}.json"
+
+
 @contextlib.contextmanager
 def announced(url: str, identity: str) -> Iterator[None]:
     """Let trainings find the dashboard at ``url``, which answers ``identity``, during the block."""
-    folder = notes_folder("dashboards")
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.json"):
-        if is_gone(old):
-            old.unlink(missing_ok=True)
-    note = folder / f"{identity}.json"
-    write_json(note, {"url": url, "identity": identity})
+    note = write_note("dashboards", identity, {"url": url, "identity": identity}, is_gone)
     try:
         yield
     finally:
         note.unlink(missing_ok=True)
-
-
-def new_identity() -> str:
-    """A word that distinguishes a dashboard from other programs that may use its port later."""
-    return uuid.uuid4().hex
 
 
 def newest_first(notes: Path) -> list[Path]:
@@ -116,7 +114,7 @@ def find_running() -> str:
 def is_running(note: Path) -> str:
     """The address in ``note`` if the dashboard that left it answers there, else an empty string."""
     try:
-        said = json.loads(note.read_text(encoding="utf-8"))
+        said = read_json(note)
         if ask_json(said["url"] + WHO, ANSWER_SECONDS)["identity"] == said["identity"]:
             return str(said["url"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -128,7 +126,7 @@ def is_gone(note: Path) -> bool:
     """Whether no program listens at the address in ``note`` any more. A dashboard that only answers slowly
     still runs."""
     try:
-        address = urlsplit(json.loads(note.read_text(encoding="utf-8"))["url"])
+        address = urlsplit(read_json(note)["url"])
         socket.create_connection((address.hostname, address.port), ANSWER_SECONDS).close()
     except TimeoutError:
         return False
@@ -157,12 +155,10 @@ def comparison_id(folder: Path) -> str:
 def note_comparison(folder: Path) -> None:
     """Let dashboards on this machine show the runs in ``folder``; notes of folders that are gone go too.
     Raises OSError where the note can't be written."""
-    notes = notes_folder("comparisons")
-    notes.mkdir(parents=True, exist_ok=True)
-    for identity, other in noted_comparisons().items():
-        if not other.is_dir():
-            (notes / f"{identity}.json").unlink(missing_ok=True)
-    write_json(notes / f"{comparison_id(folder)}.json", {"folder": str(folder.resolve())})
+    known = noted_comparisons()
+    gone = [identity for identity, other in known.items() if not other.is_dir()]
+    said = {"folder": str(folder.resolve())}
+    write_note("comparisons", comparison_id(folder), said, lambda note: note.stem in gone)
 
 
 def noted_comparisons() -> dict[str, Path]:
@@ -170,7 +166,7 @@ def noted_comparisons() -> dict[str, Path]:
     found = {}
     for note in newest_first(notes_folder("comparisons")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            folder = Path(json.loads(note.read_text(encoding="utf-8"))["folder"])
+            folder = Path(read_json(note)["folder"])
             if comparison_id(folder) == note.stem:
                 found[note.stem] = folder
     return found

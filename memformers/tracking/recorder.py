@@ -8,8 +8,8 @@ import contextlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from memformers.runs.folder import LOG, METRICS, close_card, flatten, open_card
@@ -26,6 +26,7 @@ from memformers.tracking.feeding import introduce
 from memformers.tracking.relay import UNSENT, start_relay, stop_relay
 
 
+@dataclass
 class Tracking:
     """Records a run's metrics, as a context: entered before the first step, left after the last.
 
@@ -35,19 +36,14 @@ class Tracking:
     first.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        name: str,
-        config: Mapping[str, Any],
-        dashboard: str = "",
-        given: Sequence[str] = (),
-    ):
-        self.folder = folder
-        self.name = name
-        self.config = config
-        self.given = tuple(given)
-        self.dashboard = find_dashboard(dashboard)
+    folder: Path
+    name: str
+    config: Mapping[str, Any]
+    dashboard: str = ""
+    given: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        self.dashboard = find_dashboard(self.dashboard)
 
     def __enter__(self) -> "Tracking":
         trouble = "" if self.dashboard in (AUTO, OFF) else check_dashboard(self.dashboard)
@@ -72,15 +68,10 @@ class Tracking:
         self._file.write(json.dumps(values) + "\n")
         self._file.flush()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with contextlib.suppress(OSError):  # a full disk was said when the record was written
             self._file.close()
-        status = "completed" if error is None else f"crashed: {kind.__name__ if kind else ''} {error}"
+        status = "completed" if error is None else f"crashed: {type(error).__name__} {error}"
         with contextlib.suppress(OSError, ValueError):
             close_card(self.folder, status)
         exit_code = stop_relay(self._relay, status) if self._relay else 0
@@ -90,10 +81,8 @@ class Tracking:
                 f"memformers dashboard --import {self.folder} brings them there."
             )
         elif exit_code not in (0, UNSENT):
-            log = self.folder / LOG
-            _say(
-                f"labml stopped with exit code {exit_code} (see {log}); all metrics are in {self._file.name}."
-            )
+            why = f"exit code {exit_code} (see {self.folder / LOG})"
+            _say(f"labml stopped with {why}; all metrics are in {self._file.name}.")
 
 
 def _say(message: str) -> None:

@@ -11,12 +11,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 from memformers.common.processes import module_command, module_environment
 from memformers.runs.folder import CARD, LOG, METRICS, close_card, read_card
-from memformers.tracking.discovery import AUTO, DASHBOARD, LABML_URL, OFF, find_running
+from memformers.tracking.discovery import DASHBOARD, LABML_URL, sent_to
 from memformers.tracking.feeding import SHARE, feed, new_records, thin
 
 DRAIN_SECONDS = 3.0
@@ -67,8 +66,12 @@ def relay(folder: Path) -> None:
 
     threading.Thread(target=wait_for_end, daemon=True).start()
     give_labml_a_home(folder / "labml")
-    is_sent = [False]
-    sender = threading.Thread(target=send, args=(folder, os.environ[DASHBOARD], ended, is_sent), daemon=True)
+    dashboard, is_sent = os.environ[DASHBOARD], [False]
+
+    def send() -> None:
+        is_sent[0] = feed(folder, lambda: sent_to(dashboard), ended)
+
+    sender = threading.Thread(target=send, daemon=True)
     sender.start()
 
     from labml import experiment, lab, tracker
@@ -88,18 +91,12 @@ def relay(folder: Path) -> None:
                 rest = (time.thread_time() - begun) / SHARE
         if status[0] != "completed":
             raise RunEndedBadly(status[0])  # labml marks the run as crashed, with this reason
-    for thread in [t for t in threading.enumerate() if t not in (threading.current_thread(), sender)]:
-        if not thread.daemon:
+    for thread in threading.enumerate():
+        if not (thread.daemon or thread is threading.main_thread()):
             thread.join()  # labml's writer; the watchdog above bounds the wait
     sender.join()
     if not is_sent[0]:
         os._exit(UNSENT)
-
-
-def send(folder: Path, dashboard: str, ended: threading.Event, is_sent: list[bool]) -> None:
-    """Feed a dashboard; ``is_sent`` tells, at the end, whether it got everything or there is none."""
-    find: Callable[[], str] = find_running if dashboard == AUTO else lambda: dashboard
-    is_sent[0] = dashboard == OFF or feed(folder, find, ended)
 
 
 class RunEndedBadly(Exception):
@@ -113,14 +110,11 @@ def give_labml_a_home(folder: Path) -> None:
     from labml.internal.computer.configs import computer_singleton
 
     folder.mkdir(exist_ok=True)
-    homes = {name: os.environ.get(name) for name in ("HOME", "USERPROFILE")}
-    os.environ.update(dict.fromkeys(homes, str(folder)))
+    before = dict(os.environ)
+    os.environ.update(HOME=str(folder), USERPROFILE=str(folder))
     computer_singleton()  # looks for the home once, here
-    for name, home in homes.items():
-        if home is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = home
+    os.environ.clear()
+    os.environ.update(before)
 
 
 if __name__ == "__main__":

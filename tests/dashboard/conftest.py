@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import urllib.request
 from array import array
 from base64 import b64decode
 from pathlib import Path
@@ -19,9 +18,27 @@ pytest.importorskip("labml_app", reason="the dashboard's extra is not installed"
 
 import uvicorn
 
+from memformers.common.files import write_json
+from memformers.common.network import ask_json
 from memformers.dashboard.application import build, open_records
 from memformers.dashboard.server import listen
-from memformers.tracking.discovery import new_identity
+from memformers.runs.folder import EXPERIMENT, METRICS
+from memformers.runs.plan import Arm, Plan
+
+
+def write_plan(folder, runs, settings, arms):
+    """The plan of an experiment with ``arms``: the settings of each by its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = Plan("text", settings, tuple(Arm(*arm) for arm in arms.items()), runs)
+    write_json(folder / EXPERIMENT, plan)
+
+
+def record_losses(folder, losses, begin=1):
+    """Append to a run's metrics as a training does, each ten tokens and half a second."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / METRICS, "a") as file:
+        for step, loss in enumerate(losses, begin):
+            file.write(json.dumps({"tokens": 10 * step, "seconds": step / 2, "loss.valid": loss}) + "\n")
 
 
 class Client:
@@ -34,10 +51,7 @@ class Client:
         return int(self.url.rpartition(":")[2])
 
     def ask(self, path, question=None):
-        body = None if question is None else json.dumps(question).encode()
-        request = urllib.request.Request(self.url + path, body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=20) as response:
-            return json.loads(response.read())
+        return ask_json(self.url + path, 20.0, question)
 
     def runs(self):
         return self.ask("/api/v1/runs/null")["runs"]
@@ -82,7 +96,7 @@ class DashboardHere(Client):
     def __init__(self, folder: Path):
         self.said: list[str] = []
         self.records = open_records(folder, self.said.append)
-        application = build(new_identity(), frozenset({"workstation"}), self.records)
+        application = build("here", frozenset({"workstation"}), self.records)
         self.listener = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         config = uvicorn.Config(application, log_config=None, access_log=False, server_header=False)

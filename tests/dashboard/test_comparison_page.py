@@ -1,13 +1,13 @@
 """The page of a comparison as the experimenter sees it: live, in a browser without a network."""
 
-import json
 import re
 import signal
+from dataclasses import replace
 
 import pytest
 
 from memformers.comparison.experiment import plan_runs, print_links
-from memformers.runs.folder import EXPERIMENT
+from memformers.runs.folder import close_card, read_card
 from memformers.runs.plan import runs_of
 from memformers.tracking.discovery import (
     api_address,
@@ -17,9 +17,14 @@ from memformers.tracking.discovery import (
     show_comparison,
 )
 from memformers.tracking.recorder import Tracking
-from tests.dashboard.conftest import DashboardHere
+from tests.dashboard.conftest import DashboardHere, record_losses, write_plan
 
-ARMS = ("transformer", "transformer-xl", "<img src=x onerror=alert(1)>")
+ARMS = {
+    "transformer": "transformer",
+    "transformer-xl": "transformer-xl",
+    "odd": "<img src=x onerror=alert(1)>",
+}
+"""The arm of each run of the first seed."""
 WITHIN = 5000
 """Milliseconds in which a record is on the page."""
 
@@ -28,28 +33,17 @@ WITHIN = 5000
 def comparison(tmp_path, quick_runs):
     """Three arms and two seeds, none of them begun."""
     folder = tmp_path / "three arms & more"
-    runs = runs_of([*ARMS[:2], "odd"], [0, 1])
-    folder.mkdir()
+    runs = runs_of(list(ARMS), [0, 1])
     plan_runs(runs, folder)
-    names = dict(zip([*ARMS[:2], "odd"], ARMS, strict=True))
-    planned = {name: {"arm": names[one.arm], "seed": one.seed} for name, one in runs.items()}
-    arms = [{"name": arm, "settings": {"mem_len": i, "norm": "<b>"}} for i, arm in enumerate(ARMS)]
-    plan = {
-        "task": "text",
-        "settings": {"tokens": 100, "mem_len": 1, "norm": "pre"},
-        "arms": arms,
-        "runs": planned,
-    }
-    (folder / EXPERIMENT).write_text(json.dumps(plan))
+    planned = {name: replace(run, arm=ARMS[run.arm]) for name, run in runs.items()}
+    arms = {arm: {"mem_len": i, "norm": "<b>"} for i, arm in enumerate(ARMS.values())}
+    write_plan(folder, planned, {"tokens": 100, "mem_len": 1, "norm": "pre"}, arms)
     note_comparison(folder)
     return folder
 
 
-def record(folder, losses, begin=1):
-    """Append to a run's metrics as a training does."""
-    with open(folder / "metrics.jsonl", "a") as file:
-        for step, loss in enumerate(losses, begin):
-            file.write(json.dumps({"tokens": 10 * step, "seconds": step, "loss.valid": loss}) + "\n")
+def run_id(folder):
+    return read_card(folder / "odd").run
 
 
 def row(page, name):
@@ -72,9 +66,9 @@ def test_three_arms_are_drawn_live_and_sorted_and_names_stay_text(page, comparis
         assert head[-2:] == ["mem_len", "norm"] or head[-1] == "mem_len"
 
         page.click("[data-rows=runs]")
-        for i, name in enumerate(("transformer", "transformer-xl", "odd")):
+        for i, name in enumerate(ARMS):
             with Tracking(comparison / name, name, {}, "off"):
-                record(comparison / name, [3.0 - i, 2.5 - i])
+                record_losses(comparison / name, [3.0 - i, 2.5 - i])
         row(page, "odd").get_by_text("finished").wait_for(timeout=WITHIN)
         with open(comparison / "transformer-seed1" / "metrics.jsonl", "w") as file:
             file.write('{"tokens": 10, "seconds": 1, "loss.valid": 3.25}\n{"tokens": 20, "loss.va')
@@ -82,7 +76,7 @@ def test_three_arms_are_drawn_live_and_sorted_and_names_stay_text(page, comparis
         assert "running" in row(page, "transformer-seed1").inner_text()
         legend = page.locator("#legend button").all_inner_texts()
         assert [re.sub(r"\s+", " ", text).strip() for text in legend] == [
-            "transformer 2.5", "transformer-xl 1.5", f"{ARMS[2]} 0.5",
+            "transformer 2.5", "transformer-xl 1.5", f"{ARMS['odd']} 0.5",
         ]  # fmt: skip
         assert page.locator("#chart canvas").count() == 1
         assert colours(page) >= {(0, 114, 178), (213, 94, 0), (181, 86, 140)}
@@ -122,13 +116,12 @@ def test_a_killed_run_is_shown_as_stopped_and_a_dashboard_that_comes_back_goes_o
     page.goto(comparison_page(api_address(dashboard.url), comparison))
     page.wait_for_selector("#table tbody tr")
     page.click("[data-rows=runs]")
-    record(comparison / "odd", [2.0])
-    card = comparison / "odd" / "labml.json"
-    card.write_text(json.dumps({**json.loads(card.read_text()), "started": 1.0, "status": "killed"}))
+    record_losses(comparison / "odd", [2.0])
+    close_card(comparison / "odd", "killed")
     row(page, "odd").get_by_text("stopped").wait_for(timeout=WITHIN)
     dashboard.stop(signal.SIGKILL)
     page.get_by_text("does not answer").wait_for(timeout=WITHIN)
-    record(comparison / "odd", [1.25], begin=2)
+    record_losses(comparison / "odd", [1.25], begin=2)
     start(port=dashboard.port)
     row(page, "odd").get_by_text("1.25").first.wait_for(timeout=WITHIN)
     assert "does not answer" not in page.inner_text("#summary")
@@ -136,17 +129,14 @@ def test_a_killed_run_is_shown_as_stopped_and_a_dashboard_that_comes_back_goes_o
 
 def test_labml_s_page_has_a_link_to_the_comparison_of_its_run(page, comparison, tmp_path):
     with DashboardHere(tmp_path / "records") as dashboard:
-        run_id = json.loads((comparison / "odd" / "labml.json").read_text())["run"]
-        page.goto(f"{dashboard.url}/run/{run_id}")
+        page.goto(f"{dashboard.url}/run/{run_id(comparison)}")
         page.click(".memformers-comparisons")
         page.wait_for_url(comparison_page(api_address(dashboard.url), comparison))
 
 
 def test_only_links_that_lead_somewhere_are_printed(comparison, tmp_path, capsys):
-    cards = {
-        name: json.loads((comparison / name / "labml.json").read_text()) for name in ("transformer", "odd")
-    }
-    ids, runs = {name: card["run"] for name, card in cards.items()}, runs_of(["transformer", "odd"], [0])
+    runs = runs_of(["transformer", "odd"], [0])
+    ids = plan_runs(runs, comparison)
     with DashboardHere(tmp_path / "records") as dashboard:
         api = api_address(dashboard.url)
         show_comparison(comparison, api)
@@ -157,9 +147,8 @@ def test_only_links_that_lead_somewhere_are_printed(comparison, tmp_path, capsys
             with Tracking(comparison / name, name, {}, api):
                 assert f"{dashboard.url}/run/{ids[name]}" in capsys.readouterr().out
         print_links(runs, ids, api)
-        assert (
-            f"{dashboard.url}/run/{ids['odd']}/compare  (odd beside transformer)" in capsys.readouterr().out
-        )
+        link = f"{dashboard.url}/run/{ids['odd']}/compare  (odd beside transformer)"
+        assert link in capsys.readouterr().out
     show_comparison(comparison, api)
     print_links(runs, ids, api)
     show_comparison(tmp_path / "nowhere", "off")
@@ -174,12 +163,11 @@ def test_a_run_that_has_just_begun_opens_without_trouble(page, comparison, tmp_p
     with DashboardHere(tmp_path / "records") as dashboard:
         settings = {"model": {"mem_len": 7}, "seed": 3}
         with Tracking(comparison / "odd", "odd", settings, api_address(dashboard.url), ["model.mem_len"]):
-            run_id = json.loads((comparison / "odd" / "labml.json").read_text())["run"]
-            for path in (f"/run/{run_id}", f"/run/{run_id}/compare"):
-                page.goto(dashboard.url + path)
+            address = f"{dashboard.url}/run/{run_id(comparison)}"
+            for path in ("/compare", ""):
+                page.goto(address + path)
                 page.get_by_text("comparison three arms").first.wait_for()
                 assert "missing" not in page.inner_text("body")
-            page.goto(f"{dashboard.url}/run/{run_id}")
             configs = page.locator(".configs.block")
             configs.get_by_text("mem_len").wait_for()
             assert "seed" not in configs.inner_text()

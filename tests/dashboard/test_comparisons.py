@@ -5,45 +5,39 @@ import math
 import os
 import shutil
 import time
-from dataclasses import asdict
 
 import numpy as np
 import pytest
 
+from memformers.common.files import write_json
 from memformers.common.intervals import mean_of
 from memformers.dashboard.comparisons import LiveComparison, LiveComparisons, mean_curve
 from memformers.dashboard.live_run import POINTS, Curve, FollowedMetrics, thinned
 from memformers.runs.plan import runs_of
 from memformers.tracking.discovery import comparison_id, note_comparison, noted_comparisons
+from tests.dashboard.conftest import record_losses, write_plan
 
 ARMS = {"short": {"model.mem_len": 8}, "long": {"model.mem_len": 32}}
 TRAIN = {"model": {"d_model": 16, "mem_len": 8}, "tokens": 100, "seed": 0, "data": "builtin"}
 
 
-def write(path, data):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data))
-
-
 def plan(folder, seeds=(0, 1)):
     """A comparison that nobody has begun to train."""
-    runs = {name: asdict(run) for name, run in runs_of(list(ARMS), seeds).items()}
-    arms = [{"name": name, "settings": settings} for name, settings in ARMS.items()]
-    write(folder / "experiment.json", {"task": "text", "settings": TRAIN, "arms": arms, "runs": runs})
+    runs = runs_of(list(ARMS), seeds)
+    write_plan(folder, runs, TRAIN, ARMS)
     for run in runs:
-        write(folder / run / "labml.json", {"run": f"id-of-{run}", "name": run})
+        (folder / run).mkdir()
+        write_json(folder / run / "labml.json", {"run": f"id-of-{run}", "name": run})
     return folder
 
 
 def record(folder, losses, status="", result=None):
-    """A run that recorded ``losses``, one each ten tokens."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "metrics.jsonl", "a") as file:
-        for i, loss in enumerate(losses, 1):
-            file.write(json.dumps({"tokens": 10 * i, "seconds": i / 2, "loss.valid": loss}) + "\n")
-    write(folder / "labml.json", {"run": f"id-of-{folder.name}", "started": time.time(), "status": status})
+    """A run that recorded ``losses``."""
+    record_losses(folder, losses)
+    card = {"run": f"id-of-{folder.name}", "started": time.time(), "status": status}
+    write_json(folder / "labml.json", card)
     if result:
-        write(folder / "result.json", result)
+        write_json(folder / "result.json", result)
 
 
 def shown(comparison, metric="", over="tokens"):
@@ -123,10 +117,8 @@ def test_means_and_bands_are_those_of_the_seeds_that_are_finished(tmp_path):
     comparison = LiveComparison(plan(tmp_path, seeds=(0, 1, 2)))
     losses = {"short": [3.0, 2.0, 1.0], "short-seed1": [3.5, 2.2, 1.4], "short-seed2": [9.0]}
     for name, recorded in losses.items():
-        done = len(recorded) == 3
-        record(
-            tmp_path / name, recorded, "completed" if done else "", {"loss": recorded[-1]} if done else None
-        )
+        ended = ("completed", {"loss": recorded[-1]}) if len(recorded) == 3 else ()
+        record(tmp_path / name, recorded, *ended)
     data = shown(comparison)
     short, long = data["arms"]
     assert short["counted"] == ["short", "short-seed1"]
@@ -196,10 +188,8 @@ def test_notes_lead_to_folders_and_those_that_are_gone_are_forgotten(tmp_path, m
 def test_runs_that_were_not_planned_together_are_shown_too(tmp_path):
     for name, mem_len in (("a", 8), ("b", 16)):
         record(tmp_path / name, [2.0, math.nan])
-        write(
-            tmp_path / name / "config.json",
-            {**TRAIN, "seed": 3, "model": {"d_model": 16, "mem_len": mem_len}},
-        )
+        config = TRAIN | {"seed": 3, "model": {"d_model": 16, "mem_len": mem_len}}
+        write_json(tmp_path / name / "config.json", config)
     data = shown(LiveComparison(tmp_path))
     assert [(run["arm"], run["seed"]) for run in data["runs"]] == [("a", 3), ("b", 3)]
     assert data["settings"] == {"model.mem_len": "mem_len"}
@@ -207,13 +197,11 @@ def test_runs_that_were_not_planned_together_are_shown_too(tmp_path):
     json.dumps(data, allow_nan=False)
 
 
-@pytest.mark.parametrize(
-    "name", ["experiment.json", "a/labml.json", "a/config.json", "a/result.json", "a/run.json"]
-)
+@pytest.mark.parametrize("name", ["experiment", "a/labml", "a/config", "a/result", "a/run"])
 @pytest.mark.parametrize(
     "text", ["", '{"half', "[]", '{"run": {"x": 1}, "status": 5, "loss": "x", "tokens": "y"}']
 )
 def test_a_broken_file_breaks_nothing(name, text, tmp_path):
     record(plan(tmp_path) / "a", [2.0])
-    (tmp_path / name).write_text(text)
+    (tmp_path / f"{name}.json").write_text(text)
     assert "a" in [run["name"] for run in shown(LiveComparison(tmp_path))["runs"]]

@@ -39,9 +39,7 @@ def send(dashboard, path, *headers, method="GET", body=b"", host="localhost"):
 )  # fmt: skip
 def test_no_path_leads_out_of_the_page_s_files(dashboard, path):
     status, answer = send(dashboard, path)
-    assert "root:" not in answer
-    assert "import " not in answer
-    assert '"url"' not in answer
+    assert not [inside for inside in ("root:", "import ", '"url"') if inside in answer]
     assert status in (400, 404)
 
 
@@ -97,40 +95,31 @@ def test_addresses_and_this_machine_s_names_are_here(host, here):
 
 TRACK = "/api/v1/default/track?labml_version=0.5.3&run_uuid="
 RUN = "0123456789abcdef"
+PACKETS = (
+    b"{not json", b"\xff", b"[" * 100_000, b"[1, 2]", b'[{"track": []}]', b'[{"configs": {"a": {}}}]',
+    b'[{"track": {"a": {"step": [1, 2], "value": [1]}}}]',
+    b'[{"track": {"a": {"step": [1], "value": ["<b>"]}}}]',
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("path", "method", "body", "wanted"),
     [
-        (TRACK + RUN, "POST", b"{not json", 400),
-        (TRACK + RUN, "POST", b"\xff", 400),
-        (TRACK + RUN, "POST", b"[" * 100_000, 400),
-        (TRACK + RUN, "POST", b'[{"track": []}]', 400),
-        (TRACK + RUN, "POST", b'[{"track": {"a": {"step": [1, 2], "value": [1]}}}]', 400),
-        (TRACK + RUN, "POST", b'[{"track": {"a": {"step": [1], "value": ["<b>"]}}}]', 400),
-        (TRACK + RUN, "POST", b'[{"configs": {"a": {}}}]', 400),
-        (TRACK + RUN, "POST", b"[1, 2]", 400),
+        *((TRACK + RUN, "POST", body, 400) for body in PACKETS),
+        *((TRACK + run, "POST", b"[]", 400) for run in (f"{RUN}&rank=x", "short", "../../x", "a" * 100)),
         ("/api/v1/default/track?rank=x", "POST", b"[]", 400),
         ("/api/v1/compare/metrics/unknown", "POST", b"{}", 400),
-        (TRACK + RUN + "&rank=x", "POST", b"[]", 400),
-        (TRACK + "short", "POST", b"[]", 400),
-        (TRACK + "../../../etc/passwd", "POST", b"[]", 400),
-        (TRACK + "a" * 100, "POST", b"[]", 400),
         ("/api/v1/run/no_id", "GET", b"", 400),
         ("/api/v1/metrics/" + RUN, "POST", b'{"get_all": true}', 404),
         ("/api/v1/compare/preferences/" + RUN, "GET", b"", 404),
         ("/api/v1/custom_metrics/" + RUN, "POST", b"{}", 404),
         ("/api/v1/runs/archive", "POST", b"[1]", 400),
         ("/api/v1/runs/archive", "POST", b"{}", 400),
-        ("/comparisons/../../etc", "GET", b"", 404),
-        ("/comparisons/0123456789abcdef", "GET", b"", 404),
-        ("/comparisons/0123456789abcdef/data", "GET", b"", 404),
-        ("/comparisons/0123456789abcdef/data?over=x", "GET", b"", 400),
-        ("/comparisons/x/data", "GET", b"", 400),
-        ("/comparisons/files/..%2fguard.py", "GET", b"", 404),
-        ("/comparisons/files/guard.py", "GET", b"", 404),
+        *((f"/comparisons/{path}", "GET", b"", 400) for path in (f"{RUN}/data?over=x", "x/data")),
+        *((f"/comparisons/{path}", "GET", b"", 404)
+          for path in ("../../etc", RUN, f"{RUN}/data", "files/..%2fguard.py", "files/guard.py")),
     ],
-)
+)  # fmt: skip
 def test_what_is_malformed_is_refused_and_leaves_neither_record_nor_traceback(
     dashboard, path, method, body, wanted, caplog
 ):

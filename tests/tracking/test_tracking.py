@@ -14,7 +14,7 @@ from memformers.runs.folder import read_metrics
 from memformers.tracking.discovery import check_dashboard, find_dashboard
 from memformers.tracking.feeding import RECORDS_A_POLL, thin
 from memformers.tracking.recorder import Tracking
-from tests.processes import Server
+from tests.processes import Server, finish, start, wait_for
 
 RECORDS = [{"tokens": 10.0 * i, "loss.train": 3.0 / (i + 1)} for i in range(50)]
 
@@ -61,8 +61,7 @@ def test_without_a_dashboard_the_file_and_labml_have_every_record(tmp_path, capf
     assert labml_log(tmp_path) == {r["tokens"]: pytest.approx(r["loss.train"]) for r in RECORDS}
     run = next((tmp_path / "labml").glob("test/*"))
     configs = (run / "configs.yaml").read_text()
-    assert "model.d_model" in configs
-    assert "seed" in configs
+    assert all(name in configs for name in ("model.d_model", "seed"))
     assert json.loads((run / "run_log.jsonl").read_text())["status"] == "completed"
     assert capfd.readouterr().err == ""
 
@@ -109,26 +108,20 @@ def test_no_dashboard_however_broken_stops_or_holds_a_run(
     assert said_after in after
 
 
-def test_a_home_that_cannot_be_written_does_not_matter(tmp_path, monkeypatch, capfd):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("HOME", str(tmp_path / "file"))
-    (tmp_path / "run").mkdir()
-    track(tmp_path / "run")
-    assert capfd.readouterr().err == ""
-    assert labml_log(tmp_path / "run")
-
-
-def test_labml_does_not_write_to_the_home_that_runs_share(tmp_path, monkeypatch, capfd):
-    # Of two runs that removed the same entry from its list of projects, one lost labml.
-    gone = tmp_path / "home" / ".labml" / "projects" / "gone.txt"
-    gone.parent.mkdir(parents=True)
-    gone.write_text(str(tmp_path / "no such project"))
+@pytest.mark.parametrize("home", ["home", "home/.labml/projects/gone.txt"])
+def test_labml_neither_needs_nor_changes_the_home_that_runs_share(home, tmp_path, monkeypatch, capfd):
+    """A home that is a file can't be written. Of two runs that removed the same entry from the list of
+    projects in a shared one, one lost labml."""
+    (tmp_path / home).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / home).write_text(str(tmp_path / "no such project"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "run").mkdir()
     track(tmp_path / "run")
     assert capfd.readouterr().err == ""
     assert labml_log(tmp_path / "run")
-    assert [path for path in (tmp_path / "home").rglob("*") if path.is_file()] == [gone]
+    assert [p for p in tmp_path.rglob("*") if p.is_file() and tmp_path / "run" not in p.parents] == [
+        tmp_path / home
+    ]
 
 
 def test_a_relay_that_is_killed_does_not_matter(tmp_path, capfd):
@@ -154,18 +147,14 @@ with Tracking(Path({str(tmp_path)!r}), "test", {{}}) as tracking:
         print(i, flush=True)
         time.sleep(0.005)
 """
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    process = start([sys.executable, "-c", program], stdout=subprocess.PIPE)
     relay = int(process.stdout.readline())
     for _ in range(300):
         last = int(process.stdout.readline())
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert len(read_metrics(tmp_path)) >= last + 1
-    deadline = time.monotonic() + 6.0
-    while time.monotonic() < deadline and is_running(relay):
-        time.sleep(0.1)
-    assert not is_running(relay)
+    wait_for(lambda: not is_running(relay), 6.0)
 
 
 def is_running(pid: int) -> bool:
@@ -184,7 +173,7 @@ def test_a_line_that_a_crash_cut_short_is_left_out(tmp_path):
 def test_the_relay_needs_no_torch():
     """It shares the machine with the training: it must start fast and stay small."""
     program = "import sys, memformers.tracking.recorder; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    assert finish([sys.executable, "-c", program]).returncode == 0
 
 
 def test_a_flood_of_records_is_thinned_but_keeps_every_evaluation():
