@@ -33,10 +33,11 @@ SMALL = ModelConfig(
     c_mem_len=4,
     compression_rate=3,
 )
-SMALL_RUN = [
-    "--data", "builtin", "--tokens", "1500", "--batch-size", "4", "--evaluations", "1", "--d-model", "16",
-    "--heads", "2", "--d-ff", "16", "--n-layers", "1", "--segment-len", "16", "--mem-len", "16",
+SMALL_SIZES = [
+    "--tokens", "1500", "--batch-size", "4", "--evaluations", "1", "--d-model", "16", "--heads", "2",
+    "--d-ff", "16", "--n-layers", "1", "--segment-len", "16", "--mem-len", "16",
 ]  # fmt: skip
+SMALL_RUN = ["--data", "builtin", *SMALL_SIZES]
 """Arguments of the command for seconds of training."""
 MODELS = ("transformer", "transformer-xl", "compressive")
 

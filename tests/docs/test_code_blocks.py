@@ -10,27 +10,23 @@ for its help. ``make`` must name a target, and lines that start several processe
 command read them. The few other commands that a page may show are listed here.
 """
 
-import contextlib
-import io
 import json
 import re
 import shlex
 import shutil
 import string
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch.distributed.run import get_args_parser
 
-from memformers.cli import main
 from memformers.commands.train import Train, parse_train
 from memformers.comparison import experiment
 from memformers.comparison.recall import SETTINGS
 from memformers.data.builtin import write_play
-from tests.builders import tiny_recall
-from tests.processes import train_here
+from tests.builders import SMALL_SIZES, tiny_recall
+from tests.processes import ended, run, train_here
 
 ROOT = Path(__file__).parents[2]
 GENERATED = (ROOT / "docs/results").glob("*/report.md")
@@ -38,11 +34,7 @@ PAGES = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").r
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {"python", "text", "sh", "bibtex"}
 
-TINY_TRAINING = [
-    "--tokens", "600", "--batch-size", "4", "--evaluations", "1", "--d-model", "16", "--heads", "2",
-    "--d-ff", "16", "--n-layers", "1", "--segment-len", "16", "--mem-len", "16", "--c-mem-len", "8",
-    "--device", "cpu",
-]  # fmt: skip
+TINY_TRAINING = [*SMALL_SIZES, "--tokens", "600", "--c-mem-len", "8", "--device", "cpu"]
 TINY = {
     "train": TINY_TRAINING,
     "compare": [*TINY_TRAINING, "--models", "compressive"],
@@ -75,21 +67,10 @@ def name_of(page):
     return page.relative_to(ROOT).as_posix()
 
 
-def run_python(code, names):
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        exec(compile(code, "block", "exec"), names)
-    return said.getvalue()
-
-
 def run_command(arguments):
-    """Run ``memformers`` with these arguments; it ends well, or with SystemExit 0 after --help."""
-    code = None
-    try:
-        main(arguments)
-    except SystemExit as end:
-        code = end.code
-    assert not code, f"memformers {shlex.join(arguments)} ended with {code}"
+    """Run ``memformers`` with these arguments; it ends well."""
+    ended = run(*arguments)
+    assert ended.code == 0, f"memformers {shlex.join(arguments)}: {ended.err}"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -139,7 +120,7 @@ def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypa
     for (language, code), (next_language, next_code) in zip(found, [*found[1:], ("", "")], strict=True):
         if language != "python":
             continue
-        printed = run_python(code, names)
+        printed = ended(lambda code=code: exec(compile(code, "block", "exec"), names)).out
         if next_language == "text":
             assert printed == next_code
         else:
@@ -148,9 +129,8 @@ def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypa
 
 @pytest.mark.usefixtures("quick_runs")
 @pytest.mark.parametrize("page", pages_with("sh"), ids=name_of)
-def test_commands_run(page, workplace, monkeypatch, capsys):
+def test_commands_run(page, workplace, monkeypatch):
     monkeypatch.chdir(workplace)
-    monkeypatch.setattr(experiment, "run_modules", train_here)
     monkeypatch.setattr(experiment, "run_modules", train_here)
     monkeypatch.setitem(SETTINGS, "near", tiny_recall())
     for left in set(Path("runs").iterdir()) - {Path("runs/tiny")}:  # by the page before
@@ -165,7 +145,6 @@ def test_commands_run(page, workplace, monkeypatch, capsys):
                 assert arguments[1] in targets, f"make {arguments[1]} is no target"
                 continue
             assert arguments[0] == "memformers", f"{line!r}: is it to be run, or to be listed here?"
-            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
             run_command([a.replace("runs/…", "runs/tiny") for a in tiny(arguments[1:])])
 
 

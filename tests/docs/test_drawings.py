@@ -7,32 +7,22 @@ import torch
 
 from docs.building.drawings import DRAWINGS, reached, svg
 from docs.building.translations import LABEL, TRANSLATIONS
-from memformers.models.config import ModelConfig
-from memformers.models.language_model import MemoryLM
-from memformers.models.memory import Memory
+from tests.builders import MODELS, small_lm
+from tests.texts import read
 
 
-@pytest.mark.parametrize("model", ["transformer", "transformer-xl", "compressive"])
+@pytest.mark.parametrize("model", MODELS)
 def test_the_drawn_reach_is_that_of_a_model(model, float64):
-    config = ModelConfig(model=model, vocab_size=9, d_model=12, heads=3, d_ff=16, n_layers=3, segment_len=4,
-                         mem_len=4, c_mem_len=2, compression_rate=2)  # fmt: skip
-    lm = MemoryLM(config).eval()
+    lm = small_lm(model, n_layers=3, segment_len=4, mem_len=4, c_mem_len=2, compression_rate=2).eval()
     text = torch.randint(9, (36, 1))
-    expected = last_logits(lm, text)
+    expected = read(lm, text)[0][-1]
     changed = set()
     for i in range(len(text)):
         other = text.clone()
         other[i] = (other[i] + 1) % 9
-        if not torch.equal(last_logits(lm, other), expected):
+        if not torch.equal(read(lm, other)[0][-1], expected):
             changed.add(i)
-    assert reached(config, len(text))[0] == changed
-
-
-def last_logits(lm, text):
-    memory = Memory(())
-    for segment in text.split(lm.config.segment_len):
-        logits, memory, _ = lm(segment, memory)
-    return logits[-1]
+    assert reached(lm.config, len(text))[0] == changed
 
 
 @pytest.mark.parametrize("name", DRAWINGS)

@@ -27,27 +27,21 @@ def test_a_mark_is_a_comment_at_the_end_of_each_of_its_lines():
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "reason"),
+    ("page", "reason"),
     [
-        ("a ①", f'{NEWEST}\n!mark ① "gone"', r"newest shows no line with 'gone'; change !mark ① to a text"),
-        ("a ①", f'{NEWEST}\n!mark ① "end"', r"newest shows 2 lines with 'end'; change !mark ① to a text"),
-        ("a ①", NEWEST, rf"① has no line; below '{NEWEST}', add a line: !mark ①"),
-        ("a", f'{NEWEST}\n!mark ① "end ="', rf"① has no text; put it .*, beside '{NEWEST}'"),
-        ("a", f'{NEWEST}\n!mark 1 "end ="', r"""'!mark 1 "end ="' is not understood; write !mark ①"""),
-        ("a ①", f'{NEWEST}\n\n!mark ① "end ="', r"""'!mark ① "end ="' has no code; put it directly below"""),
+        (beside("a ①", f'{NEWEST}\n!mark ① "gone"'), "no line with 'gone'; change !mark ① to a text"),
+        (beside("a ①", f'{NEWEST}\n!mark ① "end"'), "shows 2 lines with 'end'; change !mark ① to a text"),
+        (beside("a ①", NEWEST), f"① has no line; below '{NEWEST}', add a line: !mark ①"),
+        (beside("a", f'{NEWEST}\n!mark ① "end ="'), f"① has no text; put it .*, beside '{NEWEST}'"),
+        (beside("a", f'{NEWEST}\n!mark 1 "end ="'), "'!mark 1 .*' is not understood; write !mark ①"),
+        (beside("a ①", f'{NEWEST}\n\n!mark ① "end ="'), "'!mark ① .*' has no code; put it directly below"),
+        (f'① {NEWEST}\n\n{NEWEST}\n!mark ① "end ="', 'has no text beside it; put both in a <div class="be'),
     ],
 )  # fmt: skip
-def test_a_mark_without_a_line_or_without_a_text_is_an_error_of_one_line(text, code, reason):
+def test_a_mark_without_a_line_or_without_a_text_is_an_error_of_one_line(page, reason):
     with pytest.raises(ValueError, match=reason) as error:
-        expanded(beside(text, code))
+        expanded(page)
     assert "\n" not in str(error.value)
-
-
-def test_a_mark_needs_a_text_beside_its_code():
-    with pytest.raises(
-        ValueError, match='has no text beside it; put both in a <div class="beside" markdown>'
-    ):
-        expanded(f'① {NEWEST}\n\n{NEWEST}\n!mark ① "end ="')
 
 
 def test_a_mark_and_its_lines_lead_to_each_other():
