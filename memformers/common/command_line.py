@@ -1,8 +1,7 @@
 """Parse command lines, and end a program with one line for errors that the user can correct.
 
-tyro shows a group of options for each dataclass. A command whose options are spread over nested configs is
-therefore parsed as another dataclass, made for this purpose, which holds one dataclass for each group. The
-configs then get their values from it.
+tyro shows a group of options for each dataclass. So the options of nested configs are parsed as another
+dataclass, which holds one for each group, and from which the configs then get their values.
 """
 
 import ast
@@ -20,13 +19,14 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from fractions import Fraction
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any
 
 from memformers.common.errors import UserError
+from memformers.common.fields import annotations_of
 
-T = TypeVar("T")
 OTHER = "other"
 
 
@@ -97,7 +97,9 @@ def parse_arguments(
     try:
         with contextlib.redirect_stderr(said), whole_numbers:
             parsed = tyro.cli(kind, args=arguments, prog=prog, **extra)
-        return with_values(config, parsed) if groups else parsed
+        if not groups:
+            return parsed
+        return with_values(config, {name: value for _, name, value in values_of(parsed)})
     except SystemExit as end:
         cause = end.__context__
         while cause is not None:
@@ -157,29 +159,14 @@ class Group:
     """The names of the configs' fields; those that a command doesn't have are left out."""
 
 
-@dataclass(frozen=True)
-class Option:
-    """A field of a config that can be given on the command line."""
-
-    name: str
-    kind: Any
-    """Its annotation."""
-    meaning: str
-    """The docstring below it."""
-    default: Any
-
-
-def options_of(config: Any) -> Iterator[Option]:
-    """All fields of the dataclass instance ``config`` and of those in it, with its values as defaults."""
-    kinds, meanings = get_type_hints(type(config), include_extras=True), field_docstrings(type(config))
+def values_of(config: Any) -> Iterator[tuple[type, str, Any]]:
+    """The owner, name and value of each field of the dataclass instance ``config`` and of those in it."""
     for each in fields(config):
         value = getattr(config, each.name)
-        if is_dataclass(value):
-            yield from options_of(value)
-        else:
-            yield Option(each.name, kinds[each.name], meanings.get(each.name, ""), value)
+        yield from values_of(value) if is_dataclass(value) else [(type(config), each.name, value)]
 
 
+@cache
 def field_docstrings(kind: type) -> dict[str, str]:
     """The string below each field of a dataclass, in one line; also of fields that it inherits."""
     sources = [inspect.getsource(each) for each in reversed(kind.__mro__) if is_dataclass(each)]
@@ -200,14 +187,14 @@ def grouped(config: Any, first: Sequence[str], groups: Mapping[str, Group]) -> t
     its title, then the options that are in none of them."""
     import tyro
 
-    options = {option.name: option for option in options_of(config)}
+    options = {name: (owner, value) for owner, name, value in values_of(config)}
     named = {name for group in groups.values() for name in group.names} | {*first}
     rest = Group("Further options.", [name for name in options if name not in named])
 
     def made(name: str) -> tuple[str, Any, Any]:
-        option = options[name]
-        about = tyro.conf.arg(help=option.meaning, prefix_name=False)
-        return name, Annotated[option.kind, about], field(default=option.default)
+        owner, value = options[name]
+        about = tyro.conf.arg(help=field_docstrings(owner).get(name, ""), prefix_name=False)
+        return name, Annotated[annotations_of(owner)[name], about], field(default=value)
 
     parts: list[tuple[str, Any, Any]] = [made(name) for name in first]
     for title, group in {**groups, OTHER: rest}.items():
@@ -219,24 +206,10 @@ def grouped(config: Any, first: Sequence[str], groups: Mapping[str, Group]) -> t
     return make_dataclass(kind.__name__, parts, frozen=True, namespace={"__doc__": kind.__doc__})
 
 
-def with_values(config: T, parsed: Any) -> T:
-    """A copy of ``config`` and of the dataclasses in it, with the values of ``parsed``, which is an instance
-    of the class that [`grouped`][] returned. Raises what these dataclasses raise."""
-    return _replaced(config, dict(_values(parsed)))
-
-
-def _values(parsed: Any) -> Iterator[tuple[str, Any]]:
-    for each in fields(parsed):
-        value = getattr(parsed, each.name)
-        if is_dataclass(value):
-            yield from _values(value)
-        else:
-            yield each.name, value
-
-
-def _replaced(config: Any, values: Mapping[str, Any]) -> Any:
+def with_values(config: Any, values: Mapping[str, Any]) -> Any:
+    """A copy of ``config`` and of the dataclasses in it, with these values; raises what they raise."""
     changes = {}
     for each in fields(config):
         inner = getattr(config, each.name)
-        changes[each.name] = _replaced(inner, values) if is_dataclass(inner) else values[each.name]
+        changes[each.name] = with_values(inner, values) if is_dataclass(inner) else values[each.name]
     return replace(config, **changes)

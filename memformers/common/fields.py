@@ -9,7 +9,7 @@
         def __post_init__(self) -> None:
             check_fields(self)
 
-What depends on several settings stays a sentence of its own, after that.
+What depends on several settings is checked after that.
 """
 
 import inspect
@@ -70,8 +70,7 @@ def check_fields(config: Any) -> None:
 
 
 def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
-    """``function``, whose arguments are first checked against its annotations; UserError as in
-    [`check_fields`][]."""
+    """``function``, whose arguments are first checked as the fields of a config in [`check_fields`][]."""
     signature = inspect.signature(function)
 
     @wraps(function)

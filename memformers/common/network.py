@@ -45,8 +45,7 @@ def get(url: str, seconds: float, body: bytes | None = None) -> tuple[int, bytes
 
 
 def ask_json(url: str, seconds: float, question: Any = None) -> Any:
-    """The JSON that ``url`` returns, after ``question`` is posted if it is given; OSError for anything
-    else."""
+    """The JSON that ``url`` returns, after ``question`` is posted if given; OSError for anything else."""
     body = None if question is None else json.dumps(question).encode()
     status, answer = get(url, seconds, body)
     if status != 200:
@@ -58,8 +57,7 @@ def ask_json(url: str, seconds: float, question: Any = None) -> Any:
 
 
 def _without_password(url: str) -> tuple[str, dict[str, str]]:
-    """An address ``http://name:password@host…`` without the name and the password, so that no error shows
-    them, and the header that carries them."""
+    """An address without ``name:password@``, so that no error shows them, and the header with them."""
     parts = urllib.parse.urlsplit(url)
     who, at, host = parts.netloc.rpartition("@")
     if not at:

@@ -31,8 +31,7 @@ def module_environment() -> dict[str, str]:
 
 
 def is_first() -> bool:
-    """Whether this is the first of the processes that torchrun started, or the only one. Only the first
-    prints and writes files."""
+    """Whether this is the only process, or the first that torchrun started, which prints and writes files."""
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -1,5 +1,4 @@
 """labml's own dashboard, started for the user.
 
-It needs the optional extra ``dashboard``. Runs are sent to it by [`memformers.tracking`][], which needs only
-Python.
+It needs the optional extra ``dashboard``; [`memformers.tracking`][], which sends runs to it, does not.
 """

@@ -171,24 +171,21 @@ def choose_losses(run_id: str, before: list[str], after: list[str]) -> None:
 
 
 def chosen(choice: list[int], before: list[str], after: list[str]) -> list[int]:
-    """labml's marks, 1 for a metric that is drawn, for the names of ``after``; a new loss is
-    drawn."""
+    """labml's marks for the names of ``after``: 1 for a metric that is drawn, as a new loss is."""
     marks = dict(zip(before, choice, strict=False))
     return [marks.get(name, 1 if name.startswith("loss.") else -1) for name in after]
 
 
 def smallest_gap(series: Any) -> float:
-    """The smallest distance of two points of labml's curves that are not averaged. labml takes the distance
-    of the first two points, and averages evaluations that are a little closer; here, points are averaged only
-    if there are more than labml keeps."""
+    """The smallest distance of points that labml doesn't average. It takes that of the first two, and so
+    averages evaluations that are a little closer, even if there are no more than it keeps."""
     if len(series) <= series.max_buffer_length:
         return 1.0
     return max(1.0, float(np.diff(series.last_step).min()))
 
 
 def quiet_labml(log: Path) -> None:
-    """Write the logs of labml's server and of our guard to a file, and hide numpy's warnings about the mean
-    of a curve without points."""
+    """Write all logs to a file, and hide numpy's warnings about the mean of a curve without points."""
     warnings.filterwarnings("ignore", category=RuntimeWarning)
     handler = logging.FileHandler(log, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

@@ -141,8 +141,7 @@ class LiveComparisons:
             return [{"id": identity, **one.summary()} for identity, one in found if one]
 
     def describe(self, identity: str, metric: str, over: str, seen: str) -> dict[str, Any] | None:
-        """The data of the page of a comparison, or only its version if that is the one ``seen``; None if
-        there is no such comparison."""
+        """A comparison's page as data, or its version alone if that was ``seen``; None if there is none."""
         with self.lock:
             comparison = self._get(identity)
             if comparison is None:

@@ -79,8 +79,7 @@ class LiveRun:
 
     @property
     def changed(self) -> float:
-        """The time of its last record, or else of its beginning, in seconds since 1970; 0 if it has not
-        begun."""
+        """When it recorded last, or else began, in seconds since 1970; 0 if it has not begun."""
         return self.metrics.changed or number(self.read[CARD].get("started")) or 0.0
 
     def _state(self) -> tuple[str, str]:
@@ -208,8 +207,7 @@ class FollowedMetrics:
         return np.pad(np.array(values, float), (0, self.rows - len(values)), constant_values=math.nan)
 
     def points(self, name: str) -> tuple[Numbers, Numbers, Numbers]:
-        """Tokens, seconds and values of the records in which the metric ``name`` is finite; the last record
-        of each number of tokens."""
+        """Tokens, seconds and finite values of a metric: the last record of each number of tokens."""
         tokens, seconds, values = self.column(TOKENS), self.column(SECONDS), self.column(name)
         order = np.flatnonzero(np.isfinite(values) & np.isfinite(tokens))[::-1]
         kept = order[np.unique(tokens[order], return_index=True)[1]]
@@ -217,8 +215,7 @@ class FollowedMetrics:
 
 
 class FollowedJson:
-    """The JSON object in ``path``, read again when the file has changed; empty if the file is missing or
-    broken."""
+    """The JSON object in ``path``, read again when it has changed; empty if it is missing or broken."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -239,8 +236,7 @@ class FollowedJson:
 
 
 def thinned(curve: Curve, budget: float) -> Curve:
-    """At most about [`POINTS`][] points: each is the mean of the points in
-    an interval of the training, drawn at the last of them.
+    """About [`POINTS`][] points at most: each the mean of an interval, drawn at its last point.
 
     The intervals have the same length for all runs with the same number of tokens, the ``budget``, so that
     seeds which record at the same tokens keep points at the same tokens.

@@ -1,6 +1,5 @@
-"""Restores the properties that labml's server assumes of its records: its user and project exist, every run
-has a status and is on the runs page, and no record refers to a missing one.
-"""
+"""Restores what labml's server assumes of its records: its user and project exist, every run has a status and
+is on the runs page, and no record refers to a missing one."""
 
 from typing import Any
 

@@ -44,8 +44,7 @@ HEADERS = {
 
 
 def page_files(static: Path) -> dict[str, Path]:
-    """Every file that may be served, by its path on the server: labml's page, and the copies. No other file
-    can be requested, since no path is ever joined."""
+    """Every file that may be served, by its path on the server; since none is joined, no other can be."""
     files = {f"/{path.relative_to(static).as_posix()}": path for path in _files(static)}
     return files | {f"{LOCAL}{path.relative_to(COPIES).as_posix()}": path for path in _files(COPIES)}
 

@@ -1,8 +1,7 @@
 """labml's records as files that are written atomically: labml-db's file drivers, made safe.
 
-labml-db writes a file in place, so a crash in the middle leaves half a record; here the old
-record remains until the new one is on the disk. A record that can't be read is moved away, the user is told,
-and the dashboard continues without it.
+labml-db writes a file in place, so a crash leaves half a record; here the old one stays until the new one is
+on the disk. A record that can't be read is moved away, and the dashboard says so and continues without it.
 """
 
 import base64
@@ -42,8 +41,7 @@ class JsonRecords(Serializer):
 
 
 def _marked(value: Any) -> Any:
-    """``value``, in which a dict that looks like one of our marks below is written in another way, since a
-    run may send anything."""
+    """``value``; a dict in it that looks like a mark below, since a run may send anything, is marked too."""
     if isinstance(value, dict):
         items = {name: _marked(item) for name, item in value.items()}
         return {"$dict": list(items.items())} if any(str(name).startswith("$") for name in items) else items

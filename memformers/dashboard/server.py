@@ -58,8 +58,7 @@ def serve(folder: Path, host: str, port: int, imported: Sequence[Path], open_bro
 
 
 def together(run: Path, given: Path) -> Path:
-    """The folder of the runs that are shown in one chart with ``run``: those of its comparison, or otherwise
-    all that the user has ``given`` with it."""
+    """The folder of the runs in one chart with ``run``: its comparison, or what the user has ``given``."""
     return run.parent if (run.parent / EXPERIMENT).exists() else given
 
 
@@ -97,8 +96,7 @@ def serve_alone(folder: Path, host: str, port: int, runs: list[Path], open_brows
 
 
 def take(lock: int, folder: Path) -> str:
-    """Make this process the folder's only dashboard until it ends in any way; returns an empty string, or the
-    address of the dashboard that already has the folder."""
+    """Make this process the folder's only dashboard until it ends; else the address of the one that is."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

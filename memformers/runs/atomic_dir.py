@@ -1,8 +1,7 @@
 """Folders that are written atomically, with checksums that detect changes.
 
-Such a folder holds ``manifest.json`` with the size and SHA-256 of every other file. It is written under
-another name, flushed to the disk, and renamed. If the process or the machine stops at any moment, the old
-folders don't change, and what may be left has another kind of name.
+``manifest.json`` has the size and SHA-256 of every other file. The folder is written under another name,
+flushed to the disk, and renamed, so that what is left when the machine stops has another kind of name.
 """
 
 import hashlib
@@ -99,8 +98,7 @@ def moved(folder: Path, prefix: str) -> Path:
 
 
 def check_manifest(folder: Path, names: Sequence[str] | None = None) -> None:
-    """Raise ValueError unless the files called ``names``, by default all, are as the manifest in ``folder``
-    says."""
+    """Raise ValueError unless the files called ``names``, or all, are as the manifest in ``folder`` says."""
     source = f"{folder / MANIFEST}"
     data = read_json(folder / MANIFEST)
     if data.get("format") != FORMAT:

@@ -100,14 +100,12 @@ def new_run_id() -> str:
 
 
 def plan_run(folder: Path, run: str, comment: str, compare_with: str, name: str = "") -> None:
-    """Write, before a training in ``folder`` starts, how the dashboard will show it; without a ``name``, the
-    training chooses one."""
+    """Write how the dashboard will show a training before it starts, which may choose the ``name`` itself."""
     write_json(folder / CARD, asdict(Card(run, comment, compare_with, name)))
 
 
 def open_card(folder: Path, name: str, config: Mapping[str, Any], given: Sequence[str] = ()) -> Card:
-    """The card of a training that starts, or continues, in ``folder``, with settings ``config`` of which the
-    user chose the ``given`` ones."""
+    """The card of a training that starts or goes on in ``folder``; the user chose the ``given`` settings."""
     is_there = (folder / CARD).exists()
     card = read_card(folder) if is_there else Card(new_run_id(), folder.resolve().name)
     card = replace(

@@ -1,8 +1,7 @@
 """How runs, comparisons and dashboards find each other.
 
-A run is sent to a given address, or to a dashboard on this machine, which writes a note so that trainings
-find it. A comparison writes a note too, by which dashboards find its folder. Its note outlives the comparison
-and the dashboard, so a dashboard that is started later shows it too.
+A dashboard on this machine writes a note so that trainings find it. A comparison writes one too, by which
+dashboards find its folder; it outlives both, so a dashboard that is started later shows it too.
 """
 
 import contextlib
@@ -52,8 +51,7 @@ def sent_to(dashboard: str) -> str:
 
 
 def has_run(api: str, run: str, seconds: float = ANSWER_SECONDS) -> bool:
-    """Whether the labml server that takes runs at ``api`` has the run of this id, so that a link to it leads
-    somewhere."""
+    """Whether the labml server that takes runs at ``api`` has the run, so that a link leads somewhere."""
     try:
         return get(f"{api.rstrip('/').rpartition('/')[0]}/run/{run}", seconds)[0] == 200
     except OSError:
@@ -123,8 +121,7 @@ def is_running(note: Path) -> str:
 
 
 def is_gone(note: Path) -> bool:
-    """Whether no program listens at the address in ``note`` any more. A dashboard that only answers slowly
-    still runs."""
+    """Whether no program listens at the address in ``note`` any more; one that is only slow still does."""
     try:
         address = urlsplit(read_json(note)["url"])
         socket.create_connection((address.hostname, address.port), ANSWER_SECONDS).close()
@@ -184,8 +181,7 @@ def show_comparison(folder: Path, dashboard: str) -> None:
 
 
 def comparison_page(api: str, folder: Path) -> str:
-    """Where the dashboard that takes runs at ``api`` shows the comparison in ``folder``; empty where it
-    doesn't."""
+    """Where the dashboard that takes runs at ``api`` shows the comparison in ``folder``; else empty."""
     path = f"{COMPARISONS}/{comparison_id(folder)}"
     with contextlib.suppress(OSError):
         if api and get(f"{api.partition('/api/')[0]}{path}", ANSWER_SECONDS)[0] == 200:

@@ -1,9 +1,7 @@
 """Sending a run to a dashboard, in labml's own protocol, from the run's ``metrics.jsonl``.
 
-This file is the queue: a dashboard that was not available is asked for its last step, and gets the records
-after it. So nothing is kept in memory, and nothing is lost. Our dashboard ignores records that it has
-already; labml's own server, which returns the mean step of points that it merged, may draw the last of them
-twice.
+This file is the queue: a dashboard is asked for its last step, and gets the records after it. Our dashboard
+ignores records that it has already; labml's own server, which merges points, may draw the last of them twice.
 """
 
 import base64
@@ -65,8 +63,7 @@ def feed(folder: Path, find: Callable[[], str], ended: threading.Event) -> bool:
 
 
 class Feed:
-    """One run on its way to one dashboard, as a context. All methods raise OSError if the dashboard doesn't
-    answer, or if something else answers."""
+    """One run on its way to one dashboard, as a context; OSError if something else answers, or nothing."""
 
     def __init__(self, folder: Path, api: str):
         self.folder = folder
@@ -91,8 +88,7 @@ class Feed:
         self.file.close()
 
     def send(self, is_over: bool) -> float:
-        """Send what the run recorded since the last time, and how it ended if it ``is_over``; returns the
-        seconds of work that this took, here and in the dashboard."""
+        """Send what is new, and how the run ended if it ``is_over``; the seconds of work, here and there."""
         begun = time.thread_time()
         records = new_records(self.file)
         most = max(RECORDS_A_POLL, POINTS_A_POST // max(map(len, records), default=1))
@@ -130,8 +126,7 @@ class Feed:
 
 
 def introduce(card: Card, api: str, seconds: float) -> None:
-    """Let the dashboard that takes runs at ``api`` have a page of the run, if it has none yet. Raises OSError
-    if it doesn't answer within ``seconds``, or refuses."""
+    """Let the dashboard that takes runs at ``api`` have a page of the run; OSError as from [`post`][]."""
     post(api.rstrip("/"), card.run, introduction(card), seconds)
 
 

@@ -4,12 +4,12 @@ import os
 
 import pytest
 
-from memformers.common.command_line import Option
 from memformers.common.errors import UserError
 from memformers.common.files import read_json, replacing, write_json, write_text
 from memformers.common.intervals import mean_of
 from memformers.runs.atomic_dir import atomic_dir
 from memformers.runs.folder import check_named
+from memformers.runs.plan import Arm
 
 
 @pytest.fixture
@@ -56,13 +56,8 @@ def test_a_link_is_followed(tmp_path):
 
 
 def test_dataclasses_are_written_as_their_fields_or_as_they_say(tmp_path):
-    write_json(tmp_path / "x.json", {"option": Option("a", "int", "", (mean_of([1.0, 1.0]),))})
-    option = {
-        "name": "a",
-        "kind": "int",
-        "meaning": "",
-        "default": [{"mean": 1.0, "half_width": 0.0, "n": 2}],
-    }
-    assert read_json(tmp_path / "x.json") == {"option": option}
+    write_json(tmp_path / "x.json", {"arm": Arm("a", {"seeds": (mean_of([1.0, 1.0]),)})})
+    settings = {"seeds": [{"mean": 1.0, "half_width": 0.0, "n": 2}]}
+    assert read_json(tmp_path / "x.json") == {"arm": {"name": "a", "settings": settings, "label": ""}}
     with pytest.raises(TypeError, match="object is no JSON"):
         write_json(tmp_path / "x.json", {"x": object()})
