@@ -189,6 +189,13 @@ def test_all_models_get_the_very_same_corpus(tmp_path):
     assert load_corpus("stand-in").is_stand_in
     downloaded = Corpus("Tiny Shakespeare", "http://example.org/input.txt", "naïve\r\n")
     assert load_corpus(pin_corpus(downloaded, tmp_path)).text == downloaded.text
+    documents = Corpus("x", "http://example.org/input.txt", "OneTwo", documents=(3, 3))
+    assert load_corpus(pin_corpus(documents, tmp_path, "|"), "|").sha256 == documents.sha256
+    (tmp_path / "texts").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "texts" / name).write_text(f"This is {name}.\n")
+    folder = load_corpus(str(tmp_path / "texts"))
+    assert load_corpus(pin_corpus(folder, tmp_path)).sha256 == folder.sha256
 
 
 @pytest.fixture

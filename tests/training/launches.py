@@ -1,13 +1,10 @@
 """Trainings started as a user would: alone, or as several processes by torchrun."""
 
-import json
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from memformers.common.processes import module_environment
-from memformers.training.config import TrainConfig
 
 ARGUMENTS = [
     "--tokens", "2048", "--batch-size", "8", "--evaluations", "2", "--log-every", "4", "--d-model", "16",
@@ -20,22 +17,17 @@ numbers of processes agree on any machine."""
 
 def start(folder: Path, *arguments: object, processes: int = 1) -> "subprocess.Popen[str]":
     """Begin to train into ``folder``."""
-    command = [*python(processes), "-m", "memformers", "train", *ARGUMENTS, "--out", folder, *arguments]
+    return launch("memformers", "train", *ARGUMENTS, "--out", folder, *arguments, processes=processes)
+
+
+def launch(module: str, *arguments: object, processes: int) -> "subprocess.Popen[str]":
+    """Begin to run ``module``, in one process or, by torchrun, in several ``processes`` with a core each."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
+    command = [sys.executable, *(torchrun if processes > 1 else []), "-m", module, *arguments]
     return subprocess.Popen(
-        list(map(str, command)),
-        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        list(map(str, command)), env=module_environment() | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-
-
-def python(processes: int) -> list[str]:
-    """The command that runs a module, in one process or, started by torchrun, in several ``processes``."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return [sys.executable, *(torchrun if processes > 1 else [])]
-
-
-def environment() -> dict[str, str]:
-    """That of the tests, with a core for each process."""
-    return module_environment() | {"OMP_NUM_THREADS": "1"}
 
 
 def worker(torchrun: int, rank: int) -> int:
@@ -45,10 +37,3 @@ def worker(torchrun: int, rank: int) -> int:
             if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 return int(pid)
     raise LookupError(f"torchrun has no process of rank {rank}")
-
-
-def program(folder: Path, configs: list[TrainConfig], processes: int) -> None:
-    """Run ``ranks_program`` to its end."""
-    arguments = ["-m", "tests.training.ranks_program", str(folder), json.dumps(list(map(asdict, configs)))]
-    subprocess.run([*python(processes), *arguments], env=environment(),
-                   check=True, timeout=300)  # fmt: skip

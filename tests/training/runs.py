@@ -73,9 +73,16 @@ def train_here(lm, config, segments=None, **options):
 
 
 def stop(config, folder, step):
-    """Train in ``folder`` until a signal comes after ``step``."""
+    """Train in ``folder`` until a signal comes after ``step``, which hasn't been kept before."""
+    maybe_checkpoint = run_module.Observer.maybe_checkpoint
+
+    def stopped(self, state):
+        maybe_checkpoint(self, state)
+        if state.step == step:
+            raise Stopped(signal.SIGTERM)
+
     with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, step)
+        patch.setattr(run_module.Observer, "maybe_checkpoint", stopped)
         with pytest.raises(SystemExit) as end:
             train_run(config, folder, resume=True)
     assert end.value.code == 143
@@ -97,15 +104,3 @@ def reseal(folder: Path) -> None:
     files = {name: {"size": (folder / name).stat().st_size, "sha256": checksum(folder / name)}
              for name in read_json(folder / MANIFEST)["files"]}  # fmt: skip
     write_json(folder / MANIFEST, {"format": 1, "files": files})
-
-
-def stop_at(monkeypatch, step):
-    """Let the next training be stopped after this step, as a signal does, without having kept it before."""
-    maybe_checkpoint = run_module.Observer.maybe_checkpoint
-
-    def stop(self, state):
-        maybe_checkpoint(self, state)
-        if state.step == step:
-            raise Stopped(signal.SIGTERM)
-
-    monkeypatch.setattr(run_module.Observer, "maybe_checkpoint", stop)

@@ -172,13 +172,14 @@ def test_a_pickle_is_never_unpickled(name, copy, tmp_path, capsys):
 def test_only_broken_checkpoints_are_an_error_and_nothing_begins_anew(copy, monkeypatch, capsys):
     for folder in numbered(copy / "checkpoints"):
         (folder / "model.safetensors").write_bytes(b"")
-    files = sorted(copy.rglob("*"))
+    files, config = sorted(copy.rglob("*")), (copy / "config.json").read_bytes()
     monkeypatch.setattr(run_module, "load_corpus", lambda *_: short_corpus())
     with pytest.raises(SystemExit) as end, plain_errors():
-        train_run(CONFIG, copy, resume=True)
+        train_run(replace(CONFIG, skip_bad_steps=3), copy, resume=True)
     assert end.value.code == 2
     assert "has 2 checkpoints, but none of them can be used" in capsys.readouterr().err.splitlines()[-1]
     assert {*files} <= {*copy.rglob("*")}
+    assert (copy / "config.json").read_bytes() == config
     with pytest.raises(ValueError, match="none of them can be used"):
         load_for_use(copy, CPU)
 

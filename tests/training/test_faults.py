@@ -198,11 +198,12 @@ def test_a_poisoned_memory_is_left_out_with_its_segment():
     lm = poisoned(build_model(config), "embed", {2})
     with pytest.warns(RuntimeWarning, match="step is skipped"):
         train_here(lm, config)  # the next step would be bad, and one too many
-    assert all(parameter.isfinite().all() for parameter in lm.parameters())
+    assert all(p.isfinite().all() for p in lm.parameters())
 
 
 def test_one_bad_step_more_than_may_be_skipped_stops_the_training():
     config = small_training(skip_bad_steps=2)
     lm = poisoned(build_model(config), "head", {1, 2, 5})
-    with pytest.warns(RuntimeWarning, match="skipped"), pytest.raises(NotFiniteError, match=r"\(step 5\)"):
+    with pytest.warns(RuntimeWarning), pytest.raises(NotFiniteError, match=r"loss is nan .*\(step 5\)"):
         train_here(lm, config)
+    assert all(p.isfinite().all() for p in lm.parameters())

@@ -67,13 +67,6 @@ def test_a_training_begins_without_memory_and_ends_with_all_of_it(model, longest
     assert seen[8:] == [(M, C)] * 6
 
 
-def test_without_a_warmup_the_memory_of_a_segment_is_the_one_that_the_last_returned():
-    lm, config, seen = small_lm("transformer-xl", segment_len=16, mem_len=16), small_training(tokens=128), []
-    lm.register_forward_hook(lambda _, args, output: seen.append((args[1], output.memory)))
-    train_here(lm, config)
-    assert torch.equal(seen[1][0].mem[0], seen[0][1].mem[0])
-
-
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("share", [3 / 8, 6 / 8])
 def test_a_shortened_memory_still_hides_the_documents_before(share):

@@ -21,13 +21,19 @@ from tests.builders import small_lm, small_training
 CONFIG = small_training()
 
 
-@pytest.mark.parametrize("name", ["config.json", "sample.txt", "report.md", "result.json", "report.html"])
-def test_a_file_that_is_no_runs_is_not_overwritten(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [(name, f"has a {name} that no run wrote") for name in
+     ("config.json", "sample.txt", "report.md", "result.json", "report.html")]
+    + [(name, "already holds a run; name a new folder") for name in (METRICS, "checkpoints/064/config.json")],
+)  # fmt: skip
+def test_a_file_that_is_no_runs_and_another_run_are_not_overwritten(name, message, tmp_path):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
-    with pytest.raises(ValueError, match=f"has a {name} that no run wrote and that would be overwritten"):
+    with pytest.raises(ValueError, match=message):
         train_run(CONFIG, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "mine"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
 
 
 def test_a_saved_model_and_a_run_do_not_take_each_others_place(tmp_path):

@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -20,18 +19,14 @@ def faster(request, monkeypatch):
     return request.param
 
 
-def test_auto_is_bfloat16_where_it_is_faster_and_else_float32(faster):
-    config = replace(small_training(), precision="auto")
-    assert with_precision(config, torch.device("cpu")).precision == ("bfloat16" if faster else "float32")
-
-
-@pytest.mark.parametrize("asked", ["float32", "bfloat16"])
-def test_a_precision_that_is_asked_for_is_taken(faster, asked):
-    assert with_precision(replace(small_training(), precision=asked), torch.device("cpu")).precision == asked
+@pytest.mark.parametrize("asked", ["auto", "float32", "bfloat16"])
+def test_auto_is_bfloat16_where_it_is_faster_and_else_float32(faster, asked):
+    expected = {"auto": "bfloat16" if faster else "float32"}.get(asked, asked)
+    assert with_precision(small_training(precision=asked), torch.device("cpu")).precision == expected
 
 
 def test_a_run_says_its_precision_and_keeps_it_on_another_machine(tmp_path, monkeypatch, faster):
-    config = replace(small_training(tokens=256), precision="auto", data="builtin")
+    config = small_training(tokens=256, precision="auto")
     train_run(config, tmp_path / "run", dashboard="off")
     taken = read_train_config(tmp_path / "run").precision
     assert taken == ("bfloat16" if faster else "float32")

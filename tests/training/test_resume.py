@@ -147,12 +147,6 @@ def test_another_config_is_refused_by_the_names_of_what_differs(changes, message
     assert sorted(stopped.rglob("*")) == before
 
 
-def test_checkpoints_alone_make_a_folder_one_in_use(stopped, tmp_path):
-    shutil.copytree(stopped / "checkpoints", tmp_path / "checkpoints", symlinks=True)
-    with pytest.raises(ValueError, match="already holds a run; name a new folder"):
-        train_run(small_training(), tmp_path)
-
-
 def test_another_corpus_is_refused(stopped, monkeypatch):
     monkeypatch.setattr(run_module, "load_corpus", lambda *_: Corpus("other", "other.txt", "to be\n" * 9_000))
     with pytest.raises(
@@ -182,16 +176,6 @@ def test_with_dropout_a_batch_in_other_parts_is_another_training(stopped):
     config["model"]["dropout"] = 0.1
     assert differences(config, config | {"accumulate": 2}) == "accumulate 1 → 2"
     assert differences(config, config | {"skip_bad_steps": 2}) == ""
-
-
-def test_a_resume_that_is_refused_leaves_the_config_as_it_was(stopped, tmp_path):
-    folder = shutil.copytree(stopped, tmp_path / "copy", symlinks=True)
-    before = (folder / "config.json").read_bytes()
-    for checkpoint in numbered(folder / "checkpoints"):
-        (checkpoint / "state.json").write_text("{}")
-    with pytest.raises(ValueError, match="none of them can be used"):
-        train_run(small_training(skip_bad_steps=3), folder, resume=True)
-    assert (folder / "config.json").read_bytes() == before
 
 
 def test_two_processes_cannot_train_in_one_folder(tmp_path):

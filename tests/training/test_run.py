@@ -7,7 +7,6 @@ import torch
 
 from memformers.common.files import read_json
 from memformers.common.processes import module_command
-from memformers.data.corpora import Corpus
 from memformers.evaluation.evaluate import evaluate
 from memformers.pretrained.own import load_checkpoint
 from memformers.runs.folder import read_metrics
@@ -63,25 +62,12 @@ def test_a_run_that_diverges_keeps_the_last_good_checkpoint_and_says_where(tmp_p
 
     monkeypatch.setattr(run_module, "train", poisoned)
     monkeypatch.setattr(relay, "module_command", module_command)  # labml's own
-    with pytest.raises(NotFiniteError, match=r"at token .* checkpoint of token 1,024 is kept"):
+    with pytest.raises(NotFiniteError, match=r"gradient's norm is nan at token .* token 1,024 is kept"):
         train_run(small_training(), tmp_path / "run")
     model, _ = load_checkpoint(tmp_path / "run", torch.device("cpu"))
     assert all(p.isfinite().all() for p in model.parameters())
     status = next((tmp_path / "run" / "labml").glob("*/*/run_log.jsonl")).read_text()
     assert json.loads(status)["status"] == "crashed"
-
-
-def test_a_folder_in_use_is_an_error_and_is_not_touched(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text("precious\n")
-    with pytest.raises(ValueError, match="already holds a run"):
-        train_run(small_training(), tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
-
-
-def test_a_text_without_a_single_newline_trains_and_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "load_corpus", lambda *_: Corpus("x", "x", "to be or not " * 400))
-    folder = train_run(small_training(tokens=500), tmp_path / "run")
-    assert len((folder / "sample.txt").read_text()) == observer.SAMPLE_CHARACTERS + 1
 
 
 @pytest.mark.parametrize(
