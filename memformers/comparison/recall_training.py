@@ -19,7 +19,7 @@ from memformers.tracking.recorder import Tracking
 from memformers.training.config import TrainConfig
 from memformers.training.loop import train
 from memformers.training.run import build_model
-from memformers.training.state import Progress
+from memformers.training.state import TrainingState
 
 MODEL = "model"
 """The folder of the trained model, in the folder of its run."""
@@ -98,22 +98,22 @@ def train_recall(
             longest=run.longest(),
         )
 
-        def record(progress: Progress, metrics: dict[str, float]) -> None:
-            track.record({"tokens": progress.tokens, "seconds": progress.seconds, **metrics})
+        def record(state: TrainingState, metrics: dict[str, float]) -> None:
+            track.record({"tokens": state.tokens, "seconds": state.seconds, **metrics})
 
-        def evaluate(progress: Progress) -> None:
+        def evaluate(state: TrainingState) -> None:
             recall = measure(model, run, GLIMPSE * run.train.model.segment_len)[UNTOUCHED]
-            track.record({"tokens": progress.tokens, "seconds": progress.seconds, **curves(recall)})
+            track.record({"tokens": state.tokens, "seconds": state.seconds, **curves(recall)})
             print(
-                f"{name}: {progress.tokens / run.train.tokens:.0%}, {progress.seconds:.0f} s, "
+                f"{name}: {state.tokens / run.train.tokens:.0%}, {state.seconds:.0f} s, "
                 f"{recall.within_reach or 0.0:.1%} right within its reach",
                 flush=True,
             )
 
-        progress = train(model, (s for s, _ in segments), run.train, record=record, evaluate=evaluate)
+        state = train(model, (s for s, _ in segments), run.train, record=record, evaluate=evaluate)
         peak = peak_memory(model.device)
         found = measure(model, run, run.recall.evaluated, controls=True)
-    result = {**asdict(progress), "peak_memory_bytes": peak, "recall": asdict(found[UNTOUCHED])}
+    result = {**state.progress, "peak_memory_bytes": peak, "recall": asdict(found[UNTOUCHED])}
     result["within_reach"] = found[UNTOUCHED].within_reach
     result["controls"] = {name: asdict(recall) for name, recall in found.items() if name != UNTOUCHED}
     (folder / MODEL).mkdir(exist_ok=True)

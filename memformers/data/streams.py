@@ -1,8 +1,8 @@
 """Reads a text, or documents, as parallel contiguous streams, segment after segment: without end, to train,
 or once, to evaluate."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -23,11 +23,11 @@ class Segment:
     """``[S, B]``, int64."""
     targets: Tensor
     """``[S, B]``: each input's next token, or IGNORED."""
-    starts_over: bool
+    starts_over: bool = False
     """Whether the streams begin here, with an empty memory."""
-    end: int
+    end: int = 0
     """Where the next segment begins, in tokens of a stream."""
-    epoch: int
+    epoch: int = 0
     """How many times the text was read before."""
     doc_starts: Tensor | None = None
     """``[S, B]``, boolean: where a stream's new document begins; None for a plain text."""
@@ -36,6 +36,11 @@ class Segment:
     def predictions(self) -> int:
         """The number of positions that have a target."""
         return int((self.targets != IGNORED).sum())
+
+    def with_streams(self, change: Callable[[Tensor], Tensor]) -> "Segment":
+        """The segment with each of its tensors ``[S, B]`` changed, as by the choice of some streams."""
+        doc_starts = None if self.doc_starts is None else change(self.doc_starts)
+        return replace(self, inputs=change(self.inputs), targets=change(self.targets), doc_starts=doc_starts)
 
 
 def training_segments(

@@ -180,7 +180,8 @@ def read_about(folder: Path) -> About:
 def keep_best_and_newest(parent: Path, newest: int) -> None:
     """Link to the best checkpoint in ``parent``, and delete all others but the ``newest`` ones."""
     folders = numbered(parent)
-    losses = {folder: loss for folder in folders if (loss := validation_loss(folder)) is not None}
+    abouts = {folder: about for folder in folders if (about := usable_about(folder))}
+    losses = {f: about.validation_loss for f, about in abouts.items() if about.validation_loss is not None}
     best = min(losses, key=losses.__getitem__, default=None)
     if best is not None:
         link(parent / BEST, best.name)
@@ -189,10 +190,10 @@ def keep_best_and_newest(parent: Path, newest: int) -> None:
             remove(folder)
 
 
-def validation_loss(folder: Path) -> float | None:
-    """The validation loss of the checkpoint in ``folder``, or None if it has none."""
+def usable_about(folder: Path) -> About | None:
+    """The [`About`][] of the checkpoint in ``folder``, or None if it can't be used."""
     with contextlib.suppress(ValueError):
-        return read_about(folder).validation_loss
+        return read_about(folder)
     return None
 
 

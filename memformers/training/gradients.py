@@ -22,32 +22,6 @@ from memformers.training.config import TrainConfig
 from memformers.training.distributed import Distributed, full_tensor, is_sharded
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Some streams of a segment, on the device of the model."""
-
-    inputs: Tensor
-    """``[S, B]``, int64."""
-    targets: Tensor
-    """``[S, B]``: each input's next token, or −100."""
-    doc_starts: Tensor | None = None
-    """``[S, B]``, boolean: where a stream's new document begins; None for a plain text."""
-    starts_over: bool = False
-    """Whether the streams begin here, with an empty memory."""
-
-    @classmethod
-    def of(cls, segment: Segment, own: Callable[[Tensor], Tensor], device: torch.device) -> "Batch":
-        """The streams of ``segment`` that ``own`` chooses from ``[S, B]``, on ``device``."""
-        inputs, targets = (own(x).to(device) for x in (segment.inputs, segment.targets))
-        doc_starts = None if segment.doc_starts is None else own(segment.doc_starts).to(device)
-        return cls(inputs, targets, doc_starts, segment.starts_over)
-
-    def streams(self, chosen: slice) -> "Batch":
-        """The ``chosen`` streams, as views."""
-        doc_starts = None if self.doc_starts is None else self.doc_starts[:, chosen]
-        return Batch(self.inputs[:, chosen], self.targets[:, chosen], doc_starts, self.starts_over)
-
-
 class InTurn(nn.Module):
     """Applies ``model``, a [`MemoryLM`][] or a wrapper of one, to all segments of a training step.
 
@@ -59,7 +33,7 @@ class InTurn(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, parts: Sequence[Batch], memory: Memory) -> tuple[list[LMScores], Memory]:
+    def forward(self, parts: Sequence[Segment], memory: Memory) -> tuple[list[LMScores], Memory]:
         """The model's outputs for each of ``parts``, successive segments of the same streams that follow
         ``memory``, also if they start over with the first; and the detached memory after the last segment."""
         outputs: list[LMScores] = []
@@ -73,7 +47,7 @@ class InTurn(nn.Module):
         return outputs, memory.detach()
 
 
-Forward = Callable[[Sequence[Batch], Memory], tuple[list[LMScores], Memory]]
+Forward = Callable[[Sequence[Segment], Memory], tuple[list[LMScores], Memory]]
 """The forward pass of a training step: from successive segments and the memory before them to the losses of
 each, and the memory after them."""
 
@@ -93,7 +67,7 @@ class StepOutput:
 
 def backward(
     forward: Forward,
-    segments: Sequence[Batch],
+    segments: Sequence[Segment],
     memory: Memory,
     config: TrainConfig,
     ranks: Distributed,
@@ -105,14 +79,14 @@ def backward(
 
     ``segments``, ``[S, B]`` each, and ``memory`` are those of this rank. Their streams are processed in
     ``config.accumulate`` parts, one after the other, which needs less memory. ``predictions`` is the number
-    of predicted tokens of all ranks together, by default the number of inputs: all of them have the same
+    of predicted tokens of all ranks together, by default as many as here for each: all of them have the same
     weight, in every segment and part. So has, in each segment, each stream that the reconstruction loss
     counts ([`auxiliary_weights`][]); that loss is the mean over segments.
     """
     loss = auxiliary_loss = 0.0
     correct, memories, parts = 0, [], config.accumulate
     if predictions is None:
-        predictions = sum(segment.inputs.numel() for segment in segments) * ranks.size
+        predictions = sum(segment.predictions for segment in segments) * ranks.size
     in_each, device = predictions / (ranks.size * parts), segments[0].inputs.device.type
     weights = auxiliary_weights(segments, memory, config, ranks)
     for number, (own, past) in enumerate(in_parts(segments, memory, parts), 1):
@@ -140,7 +114,7 @@ def weighted(loss: Tensor, targets: Tensor, expected: float) -> Tensor:
 
 
 def auxiliary_weights(
-    segments: Sequence[Batch], memory: Memory, config: TrainConfig, ranks: Distributed
+    segments: Sequence[Segment], memory: Memory, config: TrainConfig, ranks: Distributed
 ) -> list[list[float]]:
     """For each of ``segments`` and each part of this rank's streams, how much its reconstruction loss counts
     in the mean over the parts of all ranks: in proportion to the streams that it is a mean over, so that each
@@ -157,7 +131,7 @@ def auxiliary_weights(
     return [[x / mean if mean else 0.0 for x in xs] for xs, mean in zip(counted, in_each, strict=True)]
 
 
-def counted_streams(segments: Sequence[Batch], memory: Memory, lengths: LayerLengths) -> Iterator[Tensor]:
+def counted_streams(segments: Sequence[Segment], memory: Memory, lengths: LayerLengths) -> Iterator[Tensor]:
     """For each of ``segments``, ``[S, B]`` each, after ``memory``, in which streams its reconstruction loss
     counts new slots: boolean ``[B]``. All layers have these ``lengths``; one of no width stands for them."""
     mem, c_mem = (tuple(x[..., :0] for x in tensors[:1]) for tensors in (memory.mem, memory.c_mem))
@@ -186,12 +160,14 @@ def clip(model: MemoryLM, max_norm: float) -> tuple[float, float]:
     return norm, compression_norm
 
 
-def in_parts(segments: Sequence[Batch], memory: Memory, parts: int) -> Iterator[tuple[list[Batch], Memory]]:
+def in_parts(
+    segments: Sequence[Segment], memory: Memory, parts: int
+) -> Iterator[tuple[list[Segment], Memory]]:
     """The streams of ``segments``, ``[S, B]`` each, and of ``memory``, divided into ``parts`` equal parts."""
     size = segments[0].inputs.shape[1] // parts
     for i in range(parts):
         own = slice(i * size, (i + 1) * size)
-        yield [segment.streams(own) for segment in segments], some_streams(memory, own)
+        yield [s.with_streams(lambda x, own=own: x[:, own]) for s in segments], some_streams(memory, own)
 
 
 def forward_of(model: MemoryLM, ranks: Distributed, *, compile: bool) -> Forward:

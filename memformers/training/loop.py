@@ -16,16 +16,13 @@ from memformers.models.memory import Memory
 from memformers.models.remembering import newest
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import Distributed, with_precision
-from memformers.training.gradients import Batch, backward, clip, forward_of
+from memformers.training.gradients import backward, clip, forward_of
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule, set_learning_rates
-from memformers.training.state import MetricAccumulator, Progress, TrainingState
+from memformers.training.state import MetricAccumulator, TrainingState
 
 
 class NotFiniteError(UserError):
     """The loss or the gradient is no longer finite; the optimizer did not use it."""
-
-
-Record = Callable[[Progress, dict[str, float]], None]
 
 
 def train(
@@ -33,20 +30,20 @@ def train(
     segments: Iterator[Segment],
     config: TrainConfig,
     *,
-    record: Record,
-    evaluate: Callable[[Progress], None],
+    record: Callable[[TrainingState, dict[str, float]], None],
+    evaluate: Callable[[TrainingState], None],
     state: TrainingState | None = None,
     maybe_checkpoint: Callable[[TrainingState], None] = lambda state: None,
     ranks: Distributed | None = None,
-) -> Progress:
-    """Train ``model`` in place on ``config.tokens`` tokens of ``segments``; returns its progress.
+) -> TrainingState:
+    """Train ``model`` in place on ``config.tokens`` tokens of ``segments``; returns the state at the end.
 
-    ``record`` gets training metrics every ``config.log_every`` steps, ``evaluate`` is called
-    ``config.evaluations`` times, the last time at the end. With a ``state`` from an earlier call, the
-    training continues from there, and ``segments`` must begin at its position. ``maybe_checkpoint`` is called
-    with the state whenever all its parts belong to the same step; it may save it, or stop the training by
-    raising any exception. With several ``ranks``, each calls this function with the segments of all streams
-    and uses only its own streams; its state has their memory.
+    ``record`` gets the state and training metrics every ``config.log_every`` steps, ``evaluate`` is called
+    with the state ``config.evaluations`` times, the last time at the end. With a ``state`` from an earlier
+    call, the training continues from there, and ``segments`` must begin at its position. ``maybe_checkpoint``
+    is called with the state whenever all its parts belong to the same step; it may save it, or stop the
+    training by raising any exception. With several ``ranks``, each calls this function with the segments of
+    all streams and uses only its own streams; its state has their memory.
 
     Raises [`NotFiniteError`][] at a step that diverged, before the optimizer uses its gradient; the first
     ``config.skip_bad_steps`` of such steps are skipped with a warning instead.
@@ -61,18 +58,18 @@ def train(
     while True:
         pause = time.perf_counter()
         if evaluations_due(state.tokens, config) > state.evaluations:
-            evaluate(state.progress)
+            evaluate(state)
             state.evaluations = evaluations_due(state.tokens, config)
             state.evaluation_seconds += time.perf_counter() - pause
         maybe_checkpoint(state)
         clock += time.perf_counter() - pause
         if state.tokens >= config.tokens:
-            return state.progress
+            return state
 
         read = [next(segments) for _ in range(1 + config.tbptt)]
         tokens = sum(segment.inputs.numel() for segment in read)
         predictions = sum(segment.predictions for segment in read)
-        own = [Batch.of(segment, ranks.own, device) for segment in read]  # [S, B] each
+        own = [segment.with_streams(lambda x: ranks.own(x).to(device)) for segment in read]  # [S, B] each
         set_learning_rates(state.optimizers, learning_rate(state.tokens + tokens // 2))
 
         memory = nothing_remembered(model, own[0], config) if read[0].starts_over else state.memory
@@ -98,11 +95,11 @@ def train(
         if state.step % config.log_every == 0 or state.tokens >= config.tokens:
             if state.window.steps:
                 metrics = state.window.metrics(state.seconds)
-                record(state.progress, metrics | {"learning_rate": state.optimizers[0].param_groups[0]["lr"]})
+                record(state, metrics | {"learning_rate": state.optimizers[0].param_groups[0]["lr"]})
             state.window = MetricAccumulator(state.seconds)
 
 
-def nothing_remembered(model: MemoryLM, segment: Batch, config: TrainConfig) -> Memory:
+def nothing_remembered(model: MemoryLM, segment: Segment, config: TrainConfig) -> Memory:
     """What the streams of a ``segment`` begin with. For a compiled step on documents, that is as long as a
     full memory: so all steps have the same shapes, and one compilation is enough."""
     if segment.doc_starts is None or not config.compile:
@@ -112,7 +109,7 @@ def nothing_remembered(model: MemoryLM, segment: Batch, config: TrainConfig) -> 
     return Memory.empty(model.config, batch, dtype=weight.dtype, device=weight.device)
 
 
-def without_what_has_ended(memory: Memory, segments: Sequence[Batch]) -> Memory:
+def without_what_has_ended(memory: Memory, segments: Sequence[Segment]) -> Memory:
     """The part of the ``memory`` before ``segments``, ``[S, B]`` each, that the next segments may still use:
     nothing if the streams started over within them, and nothing of a stream in which a document began."""
     if any(segment.starts_over for segment in segments[1:]):
@@ -126,17 +123,18 @@ def evaluations_due(tokens: int, config: TrainConfig) -> int:
     return tokens * config.evaluations // config.tokens
 
 
-def what_is_not_finite(loss: float, auxiliary_loss: float, norm: float, compression_norm: float) -> str:
-    """The first of these numbers that is not finite, in words; empty if all are finite."""
-    for name, value in (
-        ("the loss", loss),
-        ("the reconstruction loss", auxiliary_loss),
-        ("the gradient's norm", norm),
-        ("the norm of the compression functions' gradient", compression_norm),
-    ):
-        if not math.isfinite(value):
-            return f"{name} is {value}"
-    return ""
+NUMBERS = (
+    "the loss",
+    "the reconstruction loss",
+    "the gradient's norm",
+    "the norm of the compression functions' gradient",
+)
+
+
+def what_is_not_finite(*numbers: float) -> str:
+    """The first of the [`NUMBERS`][] of a step that is not finite, in words; empty if all are finite."""
+    named = zip(NUMBERS, numbers, strict=True)
+    return next((f"{name} is {value}" for name, value in named if not math.isfinite(value)), "")
 
 
 def skip(problem: str, state: TrainingState, config: TrainConfig) -> None:

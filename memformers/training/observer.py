@@ -1,6 +1,5 @@
 """What happens between training steps: records, evaluations, checkpoints, samples."""
 
-import contextlib
 import math
 import sys
 import time
@@ -20,12 +19,12 @@ from memformers.generation.text import continue_text
 from memformers.models.language_model import MemoryLM
 from memformers.runs.atomic_dir import numbered
 from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
-from memformers.training.checkpoints import About, keep_best_and_newest, read_about, save_checkpoint
+from memformers.training.checkpoints import About, keep_best_and_newest, save_checkpoint, usable_about
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import Distributed, summon_full_params
 from memformers.training.loop import NotFiniteError
 from memformers.training.signals import Stopped, StopSignals
-from memformers.training.state import Progress, TrainingState
+from memformers.training.state import TrainingState
 from memformers.training.text import Text, Validation
 
 SAMPLE_CHARACTERS, GLIMPSE_CHARACTERS = 400, 50
@@ -34,19 +33,13 @@ SAMPLE_SEED = 0
 
 
 class Bar:
-    """A progress bar of the tokens of ``config``, from ``progress`` on. Its time, and so its speed, is that
-    of training steps only. Nothing is printed unless it is ``shown``."""
+    """A progress bar of the tokens of ``config``, of which ``tokens`` have been seen. Its time, and so its
+    speed, is that of training steps only. Nothing is printed unless it is ``shown``."""
 
-    def __init__(self, config: TrainConfig, progress: Progress, shown: bool = True):
+    def __init__(self, config: TrainConfig, tokens: int = 0, shown: bool = True):
         self.shown = shown
-        self.tqdm = tqdm(
-            total=config.tokens,
-            initial=progress.tokens,
-            unit="tok",
-            unit_scale=True,
-            desc=config.model.model,
-            disable=not shown,
-        )
+        self.tqdm = tqdm(desc=config.model.model, total=config.tokens, initial=tokens, unit="tok",
+                         unit_scale=True, disable=not shown)  # fmt: skip
         self.training = ""
         """What stands behind the bar while steps are taken."""
 
@@ -54,10 +47,10 @@ class Bar:
         """End the bar, where it stands."""
         self.tqdm.close()
 
-    def show(self, progress: Progress, loss: float) -> None:
-        """Show how far the training has come, and its loss in nats."""
+    def show(self, tokens: int, loss: float) -> None:
+        """Show how many ``tokens`` have been seen, and the training's loss in nats."""
         self.training = f"loss {loss:.3f} nats"
-        self.tqdm.update(progress.tokens - self.tqdm.n)
+        self.tqdm.update(tokens - self.tqdm.n)
         self.tqdm.set_postfix_str(self.training, refresh=False)
 
     def say(self, line: str) -> None:
@@ -124,35 +117,38 @@ class Observer:
         self.characters_a_token = len(self.text.corpus.train_text) / len(self.text.train)
         self.evaluated = 0
         """Tokens seen before [`validation_loss`][] was measured."""
-        self.peak_before = peak_memory_before(self.folder) if self.ranks.first else 0
+        newest = numbered(self.folder / CHECKPOINTS)[:1] if self.ranks.first else []
+        abouts = [about for folder in newest if (about := usable_about(folder))]
+        self.peak_before = max((about.peak_memory_bytes or 0 for about in abouts), default=0)
+        """The most bytes that the processes which trained here before have held."""
 
-    def record(self, progress: Progress, metrics: dict[str, float]) -> None:
+    def record(self, state: TrainingState, metrics: dict[str, float]) -> None:
         """Track training metrics, and show them."""
         bits = metrics["loss.train"] / math.log(2)
         metrics["bits_per_character.train"] = bits / self.characters_a_token
-        self._write(progress, metrics)
-        self.bar.show(progress, metrics["loss.train"])
+        self._write(state, metrics)
+        self.bar.show(state.tokens, metrics["loss.train"])
 
-    def evaluate(self, progress: Progress) -> None:
+    def evaluate(self, state: TrainingState) -> None:
         """Evaluate the held-out text, the whole of it at the end, and show the beginning of a sample; a
         signal ends it at once, and nothing is recorded.
 
         Every record is over the same part of the text, also the last one; the loss over the whole text is in
         the result.
         """
-        begun, is_last = time.perf_counter(), progress.tokens >= self.config.tokens
+        begun, is_last = time.perf_counter(), state.tokens >= self.config.tokens
         with self.signals.at_once(), summon_full_params(self.model):
             result = self._evaluation(is_last)
             if not math.isfinite(result.loss):
-                raise NotFiniteError(f"validation loss is {result.loss} at token {progress.tokens:,}.")
+                raise NotFiniteError(f"validation loss is {result.loss} at token {state.tokens:,}.")
             glimpse = in_one_line(self._sample(GLIMPSE_CHARACTERS))
         part = self.validation.part(result)
-        seconds = progress.evaluation_seconds + time.perf_counter() - begun
-        self._write(progress, {**self.validation.metrics(part), "evaluation_seconds": seconds})
+        seconds = state.evaluation_seconds + time.perf_counter() - begun
+        self._write(state, {**self.validation.metrics(part), "evaluation_seconds": seconds})
         self.evaluation = result if is_last else None
-        self.validation_loss, self.evaluated = part.loss, progress.tokens
+        self.validation_loss, self.evaluated = part.loss, state.tokens
         self.bar.say(
-            f"{progress.tokens:>12,} tokens  validation {result.loss:.4f} nats, "
+            f"{state.tokens:>12,} tokens  validation {result.loss:.4f} nats, "
             f"{self.validation.bits_per_character(result):.4f} bits a character, over "
             f"{'all ' if is_last else ''}{len(result.losses):,} held-out tokens  │ {glimpse}"
         )
@@ -188,13 +184,13 @@ class Observer:
         if self.ranks.first:
             keep_best_and_newest(checkpoints, self.config.keep_checkpoints)
 
-    def finish(self, progress: Progress) -> None:
+    def finish(self) -> None:
         """Write the sample and the result; a signal ends it at once."""
         with self.signals.at_once(), summon_full_params(self.model):
             evaluation = self.evaluation or self._evaluation(whole=True)
             sample = self._sample(SAMPLE_CHARACTERS)
         result: dict[str, Any] = {
-            **asdict(progress),
+            **self.state.progress,
             "loss": evaluation.loss,
             "bits_per_character": self.validation.bits_per_character(evaluation),
             "accuracy": evaluation.accuracy,
@@ -209,15 +205,15 @@ class Observer:
             write_json(self.folder / RESULT, result)
 
     @contextmanager
-    def plain_endings(self, state: TrainingState) -> Iterator[None]:
-        """A block in which ``state`` is trained: one that is stopped keeps a checkpoint, and every way to
-        end early says which checkpoint there is."""
+    def plain_endings(self) -> Iterator[None]:
+        """A block that trains: one that is stopped keeps a checkpoint, and every way to end early says which
+        checkpoint there is."""
         try:
             try:
                 yield
             except Stopped as stopped:
-                self.save(state)
-                self.bar.say(f"{stopped} at token {state.tokens:,}; continue with --resume.")
+                self.save(self.state)
+                self.bar.say(f"{stopped} at token {self.state.tokens:,}; continue with --resume.")
                 raise stopped.conventional() from None
         except NotFiniteError as error:
             raise NotFiniteError(f"{error} {self._newest_checkpoint()}") from None
@@ -241,8 +237,8 @@ class Observer:
             return "No checkpoint was made yet."
         return f"The checkpoint of token {int(kept[0].name):,} is kept: {kept[0]}"
 
-    def _write(self, progress: Progress, metrics: dict[str, float]) -> None:
-        self.write({"tokens": progress.tokens, "seconds": progress.seconds, **metrics})
+    def _write(self, state: TrainingState, metrics: dict[str, float]) -> None:
+        self.write({"tokens": state.tokens, "seconds": state.seconds, **metrics})
         self.records += 1
 
     def _evaluation(self, whole: bool) -> Evaluation:
@@ -273,15 +269,6 @@ def opening(text: str) -> str:
     at = next((i for i, character in enumerate(text) if character.isalnum()), 0)
     end = text.find("\n", at) + 1
     return (text[:end] if end else text)[-PROMPT_CHARACTERS:]
-
-
-def peak_memory_before(folder: Path) -> int:
-    """The most bytes that the processes which trained in ``folder`` before have held, as their newest
-    checkpoint says; 0 where none does."""
-    with contextlib.suppress(ValueError):
-        for newest in numbered(folder / CHECKPOINTS)[:1]:
-            return read_about(newest).peak_memory_bytes or 0
-    return 0
 
 
 def in_one_line(text: str) -> str:

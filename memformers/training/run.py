@@ -82,7 +82,7 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
                 Tracking(folder, network, settings, dashboard, chosen_settings(config))
                 if ranks.first
                 else contextlib.nullcontext() as tracking,
-                contextlib.closing(Bar(config, state.progress, shown=ranks.first)) as bar,
+                contextlib.closing(Bar(config, state.tokens, shown=ranks.first)) as bar,
             ):
                 write = tracking.record if tracking else lambda record: None
                 observer = Observer(folder, config, model, text, state, records, write, signals, bar, ranks)
@@ -95,18 +95,10 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
                     seed=config.seed,
                     documents=text.train_documents,
                 )
-                with observer.plain_endings(state):
-                    progress = train(
-                        model,
-                        segments,
-                        config,
-                        record=observer.record,
-                        evaluate=observer.evaluate,
-                        maybe_checkpoint=observer.maybe_checkpoint,
-                        state=state,
-                        ranks=ranks,
-                    )
-                    observer.finish(progress)
+                with observer.plain_endings():
+                    train(model, segments, config, record=observer.record, evaluate=observer.evaluate,
+                          maybe_checkpoint=observer.maybe_checkpoint, state=state, ranks=ranks)  # fmt: skip
+                    observer.finish()
             ranks.barrier()  # until all is written
     return folder
 

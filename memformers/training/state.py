@@ -13,18 +13,6 @@ from memformers.models.memory import Memory
 from memformers.training.gradients import StepOutput
 
 
-@dataclass(frozen=True)
-class Progress:
-    """The progress of a training."""
-
-    step: int
-    tokens: int
-    seconds: float
-    """The time of training steps, without evaluations and checkpoints."""
-    evaluation_seconds: float = 0.0
-    """The time of evaluations and of the samples that are generated with them."""
-
-
 @dataclass
 class MetricAccumulator:
     """Sums over the steps since the last training record."""
@@ -100,7 +88,9 @@ class TrainingState:
     tokens: Whole = 0
     """The number of tokens read in all streams together."""
     seconds: Annotated[float, Range(0)] = 0.0
+    """The time of training steps, without evaluations and checkpoints."""
     evaluation_seconds: Annotated[float, Range(0)] = 0.0
+    """The time of evaluations and of the samples that are generated with them."""
     evaluations: Whole = 0
     """The number of evaluations that are done."""
     skipped: Whole = 0
@@ -112,9 +102,10 @@ class TrainingState:
         check_fields(self)
 
     @property
-    def progress(self) -> Progress:
-        """The progress of the training."""
-        return Progress(self.step, self.tokens, self.seconds, self.evaluation_seconds)
+    def progress(self) -> dict[str, float]:
+        """How far the training has come, as its result says it."""
+        names = ("step", "tokens", "seconds", "evaluation_seconds")
+        return {name: getattr(self, name) for name in names}
 
 
 def random_states() -> dict[str, Any]:

@@ -17,10 +17,11 @@ from experiments.scaling.__main__ import Rates, page
 from experiments.scaling.counting import built, flops, full_inputs, held, kept_by, kept_bytes, over_layers
 from experiments.scaling.estimate import estimate
 from memformers import MemoryLM, ModelConfig
+from memformers.data.streams import Segment
 from memformers.models.memory import Memory
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import Distributed
-from memformers.training.gradients import Batch, InTurn, backward, forward_of
+from memformers.training.gradients import InTurn, backward, forward_of
 from memformers.training.optimizers import build_optimizers
 from tests.builders import MODELS
 
@@ -108,7 +109,7 @@ def test_operations_are_those_of_a_step_that_runs(changes):
     lm = built(config)
     memory = with_full_memories(lm, config)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        backward(InTurn(lm), [Batch(tokens(config), tokens(config))], memory, config, Distributed())
+        backward(InTurn(lm), [Segment(tokens(config), tokens(config))], memory, config, Distributed())
     assert flops(config).total() == counter.get_total_flops()
 
 
@@ -196,7 +197,7 @@ def bytes_after_a_step(config, ranks, watch, prepare=lambda forward: None):
     prepare(forward)
     x = tokens(config, config.batch_size // ranks)
     with watch:
-        backward(forward, [Batch(x, x)], Memory(()), config, alone)
+        backward(forward, [Segment(x, x)], Memory(()), config, alone)
     for optimizer in optimizers:
         optimizer.step()
     moments = [t for o in optimizers for state in o.state.values() for t in state.values()]

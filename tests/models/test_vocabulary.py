@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from memformers import AdaptiveConfig, MemoryLM, ModelConfig
-from memformers.data.streams import IGNORED
+from memformers.data.streams import IGNORED, Segment
 from memformers.evaluation.evaluate import evaluate
 from memformers.generation.decoding import Decoder
 from memformers.models.memory import Memory
@@ -21,7 +21,7 @@ from memformers.models.vocabulary import (
     token_losses,
 )
 from memformers.training.distributed import Distributed
-from memformers.training.gradients import Batch, InTurn, backward
+from memformers.training.gradients import InTurn, backward
 from tests.builders import MODELS, fill_zeros, small_lm, small_training
 from tests.texts import EXACT, read, read_on, tokens
 
@@ -120,7 +120,7 @@ def test_the_whole_vocabulary_is_never_computed_for_all_targets(reading):
     with LargestTensor() as largest:
         if reading == "training":
             config = small_training(batch_size=41)
-            backward(InTurn(lm), [Batch(text, text)], Memory(()), config, Distributed())
+            backward(InTurn(lm), [Segment(text, text)], Memory(()), config, Distributed())
         else:
             evaluate(lm, text.flatten(), 41)
     assert largest.numbers < 100_000  # of all words for all targets there are 7 · 41 · 4001 = 1,148,287

@@ -125,10 +125,10 @@ def test_a_disk_that_is_full_is_one_line_and_the_earlier_checkpoint_is_whole(
 def test_a_disk_too_full_for_a_record_is_one_line_too(tmp_path, monkeypatch, capsys):
     record = Observer.record
 
-    def fill(self, progress, metrics):
-        if progress.step > 20:
+    def fill(self, state, metrics):
+        if state.step > 20:
             self.write.__self__._file = open("/dev/full", "w")  # noqa: SIM115
-        record(self, progress, metrics)
+        record(self, state, metrics)
 
     with monkeypatch.context() as patch:
         patch.setattr(Observer, "record", fill)
@@ -179,7 +179,7 @@ def test_a_skipped_step_changes_neither_weights_nor_memory(model):
         seen.append((tensors_of(lm), kept, state.skipped))
 
     records = []
-    hooks = {"record": lambda progress, _: records.append(progress.step), "evaluate": lambda _: None}
+    hooks = {"record": lambda state, _: records.append(state.step), "evaluate": lambda _: None}
     lm = poisoned(build_model(config), "head", {3})
     with pytest.warns(
         RuntimeWarning, match=r"the loss is nan at token 192 \(step 3\); .* skipped \(1 of 1\)"

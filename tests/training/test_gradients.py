@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from memformers import AdaptiveConfig
-from memformers.data.streams import IGNORED
+from memformers.data.streams import IGNORED, Segment
 from memformers.models.memory import Memory
 from memformers.training.distributed import Distributed
-from memformers.training.gradients import Batch, InTurn, backward, clip
+from memformers.training.gradients import InTurn, backward, clip
 from memformers.training.optimizers import build_optimizers
 from memformers.training.state import TrainingState
 from tests.builders import small_lm, small_training
@@ -22,11 +22,8 @@ from tests.training.runs import DOCUMENTS, poisoned, segments_of, train_here
 def gradient_of(lm, parts, forward=None, **changes):
     """What a step's backward pass finds, and the gradient."""
     lm.zero_grad()
-    predictions = sum(int((part.targets != IGNORED).sum()) for part in parts)
     config = small_training(batch_size=4, tbptt=len(parts) - 1, **changes)
-    outcome = backward(
-        forward or InTurn(lm), parts, Memory(()), config, Distributed(), predictions=predictions
-    )
+    outcome = backward(forward or InTurn(lm), parts, Memory(()), config, Distributed())
     return outcome, [p.grad for p in lm.parameters()]
 
 
@@ -38,7 +35,7 @@ def check_same(found, wanted, atol):
 
 
 def segment(length, streams=4):
-    return Batch(torch.randint(11, (length, streams)), torch.randint(11, (length, streams)))
+    return Segment(torch.randint(11, (length, streams)), torch.randint(11, (length, streams)))
 
 
 @pytest.mark.usefixtures("float64")
@@ -54,7 +51,7 @@ def test_a_step_learns_from_the_mean_of_its_segments_in_any_number_of_parts(mode
         auxiliary = auxiliary + auxiliary_loss
         losses.append(F.cross_entropy(logits[part.targets != IGNORED], part.targets[part.targets != IGNORED],
                                       reduction="sum"))  # fmt: skip
-    predictions = sum(int((part.targets != IGNORED).sum()) for part in parts)
+    predictions = sum(part.predictions for part in parts)
     wanted, auxiliary, learning = sum(losses) / predictions, auxiliary / 4, list(lm.parameters())
     grads = torch.autograd.grad(wanted + auxiliary, learning, allow_unused=True)
     lm.transformer.recompute = recompute
@@ -183,10 +180,7 @@ def test_a_step_on_documents_learns_from_each_of_them_alone():
     config = replace(config, model=lm.config)
     segment = next(segments_of(config, documents=DOCUMENTS))
     assert segment.doc_starts[1:].any()
-    part = Batch(segment.inputs, segment.targets, segment.doc_starts)
-    outcome = backward(
-        InTurn(lm), [part], Memory(()), config, Distributed(), predictions=segment.predictions
-    )  # fmt: skip
+    outcome = backward(InTurn(lm), [segment], Memory(()), config, Distributed())
     losses = []
     for b in range(2):
         firsts = [*segment.doc_starts[:, b].nonzero()[:, 0].tolist(), 64]
@@ -206,16 +200,10 @@ def test_each_prediction_counts_alike_whatever_part_of_a_step_it_is_in(embedding
     lm = small_lm("transformer-xl", **changes)
     inputs, targets = torch.randint(0, 11, (2, 5, 4))
     targets[1:, 0] = targets[:, 1] = targets[2, 3] = IGNORED
-    doc_starts = torch.rand(5, 4) < 0.3
+    whole = Segment(inputs, targets, doc_starts=torch.rand(5, 4) < 0.3)
     found = []
     for accumulate in (1, 2, 4):
-        lm.zero_grad()
-        outcome = backward(
-            InTurn(lm), [Batch(inputs, targets, doc_starts)], Memory(()),
-            small_training(batch_size=4, accumulate=accumulate), Distributed(),
-            predictions=int((targets != IGNORED).sum()),
-        )  # fmt: skip
-        found.append((outcome, [p.grad for p in lm.parameters()]))
+        found.append(gradient_of(lm, [whole], accumulate=accumulate))
     (one, expected), *others = found
     assert one.loss > 0
     for several, grads in others:
@@ -240,11 +228,9 @@ def test_each_stream_counts_alike_in_the_reconstruction_loss_whatever_part_of_a_
     inputs, targets = torch.randint(0, 11, (2, 6, 4))
     doc_starts = torch.zeros(6, 4, dtype=torch.bool)
     doc_starts[5, 3] = True
-    parts = [
-        Batch(inputs, targets, doc_starts),
-        Batch(targets, inputs, doc_starts.roll(1, dims=1)),
-        Batch(inputs.repeat(3, 1), targets.repeat(3, 1), doc_starts.repeat(3, 1), starts_over=True),
-    ]
+    first = Segment(inputs, targets, doc_starts=doc_starts)
+    parts = [first, Segment(targets, inputs, doc_starts=doc_starts.roll(1, dims=1)),
+             replace(first.with_streams(lambda x: x.repeat(3, 1)), starts_over=True)]  # fmt: skip
     found = []
     for accumulate in (1, 2, 4):
         lm.zero_grad()

@@ -18,8 +18,8 @@ def run(config, model=None, text=TEXT):
     records, evaluations = [], []
     model = model or build_model(config)
     segments = training_segments(text, config.batch_size, config.model.segment_len)
-    end = train(model, segments, config, record=lambda *found: records.append(found),
-                evaluate=evaluations.append)  # fmt: skip
+    end = train(model, segments, config, record=lambda state, metrics: records.append((state.step, metrics)),
+                evaluate=lambda state: evaluations.append(state.step))  # fmt: skip
     return model, records, evaluations, end
 
 
@@ -32,8 +32,8 @@ def test_every_model_learns(model):
 def test_records_and_evaluations_come_as_often_as_asked_for():
     config = small_training(tokens=64 * 23, evaluations=3, log_every=5)
     _, records, evaluations, end = run(config)
-    assert [p.step for p, _ in records] == [5, 10, 15, 20, 23]
-    assert [p.step for p in evaluations] == [8, 16, 23]
+    assert [step for step, _ in records] == [5, 10, 15, 20, 23]
+    assert evaluations == [8, 16, 23]
     assert (end.step, end.tokens) == (23, 64 * 23)
 
 

@@ -2,15 +2,14 @@ import time
 from contextlib import closing
 
 from memformers.training.observer import Bar
-from memformers.training.state import Progress
 from tests.builders import small_training
 
 
 def test_the_clock_and_the_speed_of_the_bar_count_training_alone():
-    with closing(Bar(small_training(tokens=100_000), Progress(0, 0, 0.0))) as bar:
+    with closing(Bar(small_training(tokens=100_000))) as bar:
         for step in range(1, 4):
             time.sleep(0.15)
-            bar.show(Progress(step, 1_000 * step, 0.0), 2.5)
+            bar.show(1_000 * step, 2.5)
             with bar.standing() as show:
                 time.sleep(0.4)
                 show("evaluating, 50%")
@@ -20,8 +19,8 @@ def test_the_clock_and_the_speed_of_the_bar_count_training_alone():
 
 
 def test_the_bar_shows_how_far_an_evaluation_is_and_then_the_loss_again(capsys):
-    with closing(Bar(small_training(), Progress(0, 0, 0.0))) as bar:
-        bar.show(Progress(1, 500, 0.0), 2.5)
+    with closing(Bar(small_training())) as bar:
+        bar.show(500, 2.5)
         with bar.standing() as show:
             show("evaluating, 0%")
             show("evaluating, 1%")  # at once, so it isn't drawn
@@ -36,8 +35,8 @@ def test_the_bar_shows_how_far_an_evaluation_is_and_then_the_loss_again(capsys):
 
 
 def test_a_bar_that_is_not_shown_says_nothing(capsys):
-    with closing(Bar(small_training(), Progress(0, 0, 0.0), shown=False)) as bar:
-        bar.show(Progress(1, 500, 0.0), 2.5)
+    with closing(Bar(small_training(), shown=False)) as bar:
+        bar.show(500, 2.5)
         bar.say("a line")
         with bar.standing() as show:
             show("evaluating, 0%")

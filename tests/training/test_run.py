@@ -54,8 +54,8 @@ def test_a_run_that_diverges_keeps_the_last_good_checkpoint_and_says_where(tmp_p
     train = run_module.train
 
     def poisoned(model, segments, config, **hooks):
-        def evaluate(progress):
-            hooks["evaluate"](progress)
+        def evaluate(state):
+            hooks["evaluate"](state)
             model.head.weight.register_hook(lambda grad: grad * float("nan"))
 
         return train(model, segments, config, **(hooks | {"evaluate": evaluate}))
