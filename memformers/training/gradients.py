@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
-from operator import add
+from operator import add, itemgetter
 from typing import Any
 
 import torch
@@ -167,7 +167,8 @@ def in_parts(
     size = segments[0].inputs.shape[1] // parts
     for i in range(parts):
         own = slice(i * size, (i + 1) * size)
-        yield [s.with_streams(lambda x, own=own: x[:, own]) for s in segments], some_streams(memory, own)
+        chosen = itemgetter((slice(None), own))
+        yield [segment.with_streams(chosen) for segment in segments], some_streams(memory, own)
 
 
 def forward_of(model: MemoryLM, ranks: Distributed, *, compile: bool) -> Forward:

@@ -28,7 +28,7 @@ CONFIG = small_training()
     + [(name, "already holds a run; name a new folder") for name in (METRICS, "checkpoints/064/config.json")],
 )  # fmt: skip
 def test_a_file_that_is_no_runs_and_another_run_are_not_overwritten(name, message, tmp_path):
-    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text("mine")
     with pytest.raises(ValueError, match=message):
         train_run(CONFIG, tmp_path)
