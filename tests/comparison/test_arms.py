@@ -46,7 +46,7 @@ def test_a_file_has_an_arm_a_line(tmp_path):
     ("arms", "message"),
     [
         (("long: mem_lem=320",), "arm 'long': there is no setting 'mem_lem'; did you mean 'mem_len'?"),
-        (("long: mem_len=-1",), "arm 'long': mem_len=-1"),
+        (("long: mem_len=-1",), "got mem_len=-1"),
         (("long: mem_len=x",), "arm 'long': its settings: can not match type \"str\" to any type of"),
         (("long: model=lstm",), "arm 'long': its settings: wrong value type for field"),
         (("long: heads=5",), "arm 'long': d_model=16 is not divisible by heads=5"),

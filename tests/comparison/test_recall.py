@@ -28,6 +28,13 @@ def run_in(folder):
     return RECALL.parse(read_json(folder / "config.json"), str(folder))
 
 
+def weights(folder):
+    """Those that the run in ``folder`` was begun with and has learned, by name."""
+    learned = MemoryLM.from_pretrained(folder / "model").state_dict()
+    drawn = build_model(run_in(folder).train).state_dict()
+    return {name: (tensor, learned[name]) for name, tensor in drawn.items()}
+
+
 def test_every_arm_is_trained_from_every_seed_and_reported(done):
     assert set(finished(done)) == {*ARMS, *(f"{arm}-seed1" for arm in ARMS)}
     results = read_json(done / "results.json")
@@ -52,8 +59,9 @@ def test_every_arm_is_trained_from_every_seed_and_reported(done):
 
 def test_a_run_has_its_curves_its_model_and_its_facts(done):
     records = read_metrics(done / "compressive")
-    assert [r["tokens"] for r in records if "loss.train" in r] == [128, 256]
-    assert all(0 <= r["accuracy.train"] <= 1 for r in records if "loss.train" in r)
+    trained = [r for r in records if "loss.train" in r]
+    assert [r["tokens"] for r in trained] == [128, 256]
+    assert all(0 <= r["accuracy.train"] <= 1 for r in trained)
     (evaluated,) = [r for r in records if "accuracy.valid" in r]
     assert "recall.from_00000" in evaluated
     setting = replace(tiny_recall(), train=replace(tiny_recall().train, device="auto"))
@@ -76,14 +84,11 @@ def test_an_arm_trains_in_a_process_of_its_own_from_its_config_alone(tmp_path):
 
 
 def test_a_frozen_compression_stays_as_it_was_drawn_and_all_else_learns(done):
-    trained = MemoryLM.from_pretrained(done / "frozen-seed1" / "model").state_dict()
-    drawn = build_model(run_in(done / "frozen-seed1").train).state_dict()
-    assert any(".compress." in name for name in drawn)
-    for name, tensor in drawn.items():
-        assert torch.equal(tensor, trained[name]) == (".compress." in name), name
-    learned = MemoryLM.from_pretrained(done / "compressive-seed1" / "model").state_dict()
-    start = build_model(run_in(done / "compressive-seed1").train).state_dict()
-    assert not any(torch.equal(start[name], learned[name]) for name in start if ".compress." in name)
+    frozen, learned = weights(done / "frozen-seed1"), weights(done / "compressive-seed1")
+    compressions = {name for name in frozen if ".compress." in name}
+    assert compressions
+    assert {name for name, pair in frozen.items() if torch.equal(*pair)} == compressions
+    assert not any(torch.equal(*learned[name]) for name in compressions)
 
 
 @pytest.mark.usefixtures("tiny", "unreported")
@@ -121,8 +126,7 @@ def test_a_training_that_was_stopped_begins_again(tmp_path):
     (tmp_path / "r" / "compressive" / "result.json").unlink()
     recall(config, tmp_path / "r", resume=True)
     again = read_json(tmp_path / "r" / "compressive" / "result.json")
-    assert again["recall"] == before["recall"]
-    assert again["controls"] == before["controls"]
+    assert (again["recall"], again["controls"]) == (before["recall"], before["controls"])
     assert [r["tokens"] for r in read_metrics(tmp_path / "r" / "compressive")] == [128, 256, 256]
 
 
@@ -157,20 +161,18 @@ def test_one_seed_claims_nothing(tmp_path):
 
 @pytest.mark.parametrize(
     ("shares", "said"),
-    [
-        ([(0.9, 0.3), (0.8, 0.25)], "is better by 57.5 ± 31.8 points** (2 seeds)"),
-        ([(0.5, 0.4), (0.4, 0.5)], "**no difference was seen**"),
-    ],
-)
+    [([(0.9, 0.3), (0.8, 0.25)], "is better by 57.5 ± 31.8 points** (2 seeds)"),
+     ([(0.5, 0.4), (0.4, 0.5)], "**no difference was seen**")],
+)  # fmt: skip
 def test_the_headline_is_the_paired_difference_over_seeds(shares, said, done, tmp_path):
     folder = shutil.copytree(done, tmp_path / "done")
     for ending, pair in zip(("", "-seed1"), shares, strict=True):
         for arm, share in zip(("compressive", "transformer-xl"), pair, strict=True):
             path = folder / f"{arm}{ending}" / "result.json"
-            result = json.loads(path.read_text())
+            result = read_json(path)
             bins = len(result["recall"]["asks"])
             result["recall"] |= {"accuracy": [share] * bins, "asks": [10] * bins}
-            path.write_text(json.dumps(result))
+            write_json(path, result)
     write_report(folder)
     assert said in (folder / "report.md").read_text()
     found = {arm["name"]: arm for arm in read_json(folder / "results.json")["arms"]}

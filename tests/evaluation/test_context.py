@@ -59,12 +59,13 @@ def spelled_out(losses, r, step):
     return found
 
 
-def test_a_group_is_measured_as_the_paper_says():
+def test_a_group_is_measured_as_the_paper_says_with_intervals_that_hold_it_each_time_the_same():
     models = {"short": small_lm("transformer"), "long": small_lm("transformer-xl", mem_len=20)}
     for model in models.values():
         model.head.weight.data *= 20  # so that what was read makes a difference
     tokens = torch.randint(0, 11, (400,))
     result = effective_context(models, tokens, step=3, positions=50, longest=90)
+    assert result == effective_context(models, tokens, step=3, positions=50, longest=90)
     at = torch.linspace(90, 399, 50).long()
     assert result.positions == 50
     losses = {
@@ -74,23 +75,14 @@ def test_a_group_is_measured_as_the_paper_says():
     for r in (0.1, 0.5, 1.0):
         assert result.recl[str(r)] == spelled_out(losses, r, 3)
     assert max(max(lengths.values()) for lengths in result.recl.values()) > 3  # something helped
-
-
-def test_an_interval_holds_what_was_measured_and_is_the_same_each_time():
-    models = {"short": small_lm("transformer"), "long": small_lm("transformer-xl", mem_len=20)}
-    for model in models.values():
-        model.head.weight.data *= 20
-    tokens = torch.randint(0, 11, (400,))
-    found = effective_context(models, tokens, step=3, positions=50, longest=30)
-    assert found == effective_context(models, tokens, step=3, positions=50, longest=30)
-    for r, of_models in found.gains.items():
+    for r, of_models in result.gains.items():
         for name, gains in of_models.items():
-            ends = found.gain_intervals[r][name]
+            ends = result.gain_intervals[r][name]
             assert len(ends) == len(gains)
             assert all(low <= high for low, high in ends)
             if r == "1.0":  # the hardest of a resample are another choice of tokens
                 assert ends[0][0] <= gains[0] <= ends[0][1]
-            first, last = (math.inf if end is None else end for end in found.recl_intervals[r][name])
+            first, last = (math.inf if end is None else end for end in result.recl_intervals[r][name])
             assert first <= last
 
 
@@ -119,9 +111,7 @@ def test_a_context_never_reaches_into_another_document(monkeypatch):
         effective_context(models, tokens, documents=documents)
 
 
-def test_a_text_too_short_and_other_mistakes_are_named():
-    models = {"none": small_lm("transformer")}
-    with pytest.raises(ValueError, match="100 tokens is too short to compare contexts of 32 and 64"):
-        effective_context(models, torch.zeros(100, dtype=torch.long))
-    with pytest.raises(ValueError, match="step=0"):
-        effective_context(models, torch.zeros(100, dtype=torch.long), step=0)
+@pytest.mark.parametrize(("step", "message"), [(32, "100 tokens .* 32 and 64"), (0, "step=0")])
+def test_a_text_too_short_and_other_mistakes_are_named(step, message):
+    with pytest.raises(ValueError, match=message):
+        effective_context({"none": small_lm("transformer")}, torch.zeros(100, dtype=torch.long), step=step)

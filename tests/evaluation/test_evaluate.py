@@ -75,10 +75,8 @@ def test_the_beginning_of_an_evaluation_is_the_evaluation_of_the_beginning(model
     alone = evaluate_reading(lm, text, reading, lambda: calls.append(1), steps)
     beginning = whole.beginning(reading, steps)
     assert len(calls) == min(steps, len(reading.steps))
-    assert torch.equal(beginning.losses, alone.losses)
-    assert torch.equal(beginning.correct, alone.correct)
-    for name in ("loss", "accuracy", "reconstruction_losses", "lengths", "of_documents"):
-        assert getattr(beginning, name) == getattr(alone, name)
+    for name, value in vars(alone).items():
+        torch.testing.assert_close(getattr(beginning, name), value, rtol=0, atol=0)
     assert (alone.loss == whole.loss) == (steps >= len(reading.steps))
 
 
@@ -90,9 +88,7 @@ def test_losses_are_grouped_by_what_was_read_before_up_to_what_is_remembered(len
     if of_documents:
         assert list(map(len, result.losses_by_text)) == list(lengths)
     for place, mean in enumerate(result.by_position(7)):
-        assert mean == pytest.approx(
-            statistics.mean(loss.item() for part in parts for loss in part[place::7])
-        )
+        assert mean == pytest.approx(torch.cat([part[place::7] for part in parts]).mean().item())
     groups = {0: [p[:7] for p in parts], 7: [p[7:14] for p in parts], 10: [p[14:] for p in parts]}
     found = result.by_memory(7, reach=10)
     assert [before for before, _, _ in found] == [0, 7, 10]
@@ -119,24 +115,23 @@ def test_the_uncertainty_covers_the_truth_about_95_times_in_100(of_documents):
     assert math.isnan(evaluation_of(draws[: BLOCK - 1]).uncertainty)
 
 
-def test_papers_numbers_are_normalized_by_what_they_name():
-    text = "aß cd\n" * 20  # 6 characters, 7 bytes, 2 words each
-    for documents in ((), (120,)):
-        result = evaluate(small_lm("transformer"), torch.randint(0, 11, (120,)), 1, documents=documents)
-        numbers, nats = summary(result, text), result.losses.double().sum().item()
-        assert numbers["bits_per_character"] == pytest.approx(nats / math.log(2) / 119)
-        assert numbers["bits_per_byte"] == pytest.approx(nats / math.log(2) / 139)
-        assert numbers["word_perplexity"] == pytest.approx(math.exp(nats / 40))
-        assert numbers["tokens"] == 119
+TEXT = "aß cd\n" * 20
+"""6 characters, 7 bytes, 2 words each."""
 
 
-def test_papers_numbers_of_documents_are_those_of_each_by_its_characters_bytes_and_words():
-    losses = torch.rand(9)
-    numbers = summary(evaluation_of(losses, 5, 0, 4, of_documents=True), "naïve", "x", "to be")
+@pytest.mark.parametrize(
+    ("texts", "lengths", "characters", "n_bytes", "words"),
+    [((TEXT,), (), 119, 139, 40), ((TEXT,), (119,), 119, 139, 40),
+     (("naïve", "x", "to be"), (5, 0, 4), 4 + 4, 5 + 4, 4)],
+)  # fmt: skip
+def test_papers_numbers_are_normalized_by_what_they_name(texts, lengths, characters, n_bytes, words):
+    losses = torch.rand(sum(lengths) or 119)
+    numbers = summary(evaluation_of(losses, *lengths, of_documents=bool(lengths)), *texts)
     nats = losses.double().sum().item()
-    assert numbers["bits_per_character"] == pytest.approx(nats / math.log(2) / (4 + 4))
-    assert numbers["bits_per_byte"] == pytest.approx(nats / math.log(2) / (5 + 4))
-    assert numbers["word_perplexity"] == pytest.approx(math.exp(nats / 4))
+    assert numbers["bits_per_character"] == pytest.approx(nats / math.log(2) / characters)
+    assert numbers["bits_per_byte"] == pytest.approx(nats / math.log(2) / n_bytes)
+    assert numbers["word_perplexity"] == pytest.approx(math.exp(nats / words))
+    assert numbers["tokens"] == len(losses)
 
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
@@ -176,10 +171,13 @@ def test_the_command_evaluates_documents_in_a_folder_or_between_separators(train
     assert found[0]["loss_nats"] == found[1]["loss_nats"]
 
 
-def test_the_command_says_what_is_wrong_with_documents(trained, tmp_path):
-    evaluated = ("evaluate", "--checkpoint", trained, "--text")
-    assert run(*evaluated, tmp_path).said("is a folder without any file of UTF-8 text")
-    assert run(*evaluated, tmp_path / "gone.jsonl").said("doesn't exist")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("empty", "is a folder without any file of UTF-8 text"), ("gone.jsonl", "doesn't exist"),
+     (".", "divides a single text, but"), ("x.txt", "'|' doesn't occur in x.txt")],
+)  # fmt: skip
+def test_the_command_says_what_is_wrong_with_documents(text, said, trained, tmp_path):
+    (tmp_path / "empty").mkdir()
     (tmp_path / "x.txt").write_text("Again.\n")
-    assert run(*evaluated, tmp_path, "--document-separator", "|").said("divides a single text, but")
-    assert run(*evaluated, tmp_path / "x.txt", "--document-separator", "|").said("'|' doesn't occur in x.txt")
+    evaluated = ("evaluate", "--checkpoint", trained, "--document-separator", "|")
+    assert run(*evaluated, "--text", tmp_path / text).said(said)

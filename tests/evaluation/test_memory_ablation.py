@@ -1,7 +1,7 @@
 """What memory is worth, of models that ignore it and of small ones, against plain loops."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -53,33 +53,38 @@ class Reads(Ignores):
         return LMScores(TokenLosses(losses.mean(), losses, targets == 0), memory, torch.zeros(()))
 
 
-def test_memory_that_is_ignored_is_worth_exactly_nothing():
-    found = memory_ablation({"ignores": Ignores()}, TEXT, WORDS, tokens=800)
+def groups_of(found):
+    """Those that have tokens."""
+    groups = (found.overall, *found.by_occurrences, *found.by_repeat_distance)
+    return [group for group in groups if group.tokens]
+
+
+@pytest.fixture(scope="module")
+def ignored():
+    return memory_ablation({"ignores": Ignores()}, TEXT, WORDS, tokens=800)
+
+
+def test_memory_that_is_ignored_is_worth_exactly_nothing(ignored):
     controls = controls_of(Ignores().config.layer_lengths)
     assert len(controls) == 4
-    assert set(found.swapped_less_zeroed["ignores"]) == {"slots", "memory"}
-    differences = [*found.swapped_less_zeroed["ignores"].values()]
-    for group in (found.overall, *found.by_occurrences, *found.by_repeat_distance):
-        if group.tokens:
-            assert group.less_untouched["ignores"].keys() == controls.keys()
-            differences += group.less_untouched["ignores"].values()
+    assert set(ignored.swapped_less_zeroed["ignores"]) == {"slots", "memory"}
+    differences = [*ignored.swapped_less_zeroed["ignores"].values()]
+    for group in groups_of(ignored):
+        assert group.less_untouched["ignores"].keys() == controls.keys()
+        differences += group.less_untouched["ignores"].values()
     assert all((d.mean, d.half_width) == (0.0, 0.0) for d in differences)
-    assert found.baseline is None
-    assert found.overall.less_baseline == {}
+    assert (ignored.baseline, ignored.overall.less_baseline) == (None, {})
 
 
 def test_a_model_that_reads_its_slots_loses_by_what_is_there():
     """Streams lose 1 and 2 in turn, so zeros cost −1 and −2, and another stream's slots +1 and −1."""
     found = memory_ablation({"reads": Reads()}, TEXT, WORDS, tokens=800)
-    costs = found.overall.less_untouched["reads"]
     half = 2.131 * math.sqrt(16 / 15) / math.sqrt(16)  # Student's t for 15 degrees of freedom
-    assert found.streams == 16
-    assert found.overall.loss["reads"] == 1.5
-    assert costs["slots zeroed"].mean == -1.5
-    assert costs["slots zeroed"].half_width == pytest.approx(half / 2, rel=1e-3)
-    assert costs["slots swapped"].mean == 0.0
-    assert costs["slots swapped"].half_width == pytest.approx(half, rel=1e-3)
-    assert (costs["memory zeroed"].mean, costs["memory zeroed"].half_width) == (0.0, 0.0)
+    assert (found.streams, found.overall.loss["reads"]) == (16, 1.5)
+    expected = {"slots zeroed": (-1.5, half / 2), "slots swapped": (0.0, half), "memory zeroed": (0.0, 0.0)}
+    for control, (mean, half_width) in expected.items():
+        cost = found.overall.less_untouched["reads"][control]
+        assert (cost.mean, cost.half_width) == (mean, pytest.approx(half_width, rel=1e-3))
     assert found.swapped_less_zeroed["reads"]["slots"].mean == 1.5
 
 
@@ -97,35 +102,28 @@ def test_arms_are_compared_on_the_same_tokens_with_the_one_that_looks_back_least
     found = memory_ablation(models, TEXT, WORDS, tokens=500)
     assert found.baseline == "near"
     assert set(found.overall.less_baseline) == {"far"}
-    for group in (found.overall, *found.by_occurrences, *found.by_repeat_distance):
-        if group.tokens:
-            assert group.less_baseline["far"].mean == pytest.approx(0.25, abs=1e-6)
+    for group in groups_of(found):
+        assert group.less_baseline["far"].mean == pytest.approx(0.25, abs=1e-6)
 
 
-def test_every_token_is_in_one_group_of_each_kind():
-    found = memory_ablation({"ignores": Ignores()}, TEXT, WORDS, tokens=800)
-    counted = found.overall.tokens
-    assert counted == 800
-    assert sum(group.tokens for group in found.by_occurrences) == counted
-    assert sum(group.tokens for group in found.by_repeat_distance) == counted
-    at = (
-        torch.arange(16) * ((len(TEXT) - 1) // 16)
-        + torch.arange(found.warm_up + 1, found.warm_up + 51)[:, None]
-    )
-    by_name = {group.name: group for group in found.by_occurrences}
+def test_every_token_is_in_one_group_of_each_kind(ignored):
+    for groups in ([ignored.overall], ignored.by_occurrences, ignored.by_repeat_distance):
+        assert sum(group.tokens for group in groups) == 800
+    counted = range(ignored.warm_up + 1, ignored.warm_up + 51)
+    at = torch.arange(16) * ((len(TEXT) - 1) // 16) + torch.tensor(counted)[:, None]
+    by_name = {group.name: group for group in ignored.by_occurrences}
     assert by_name["never"].tokens == int((WORDS[at] == 0).sum())
     assert by_name["never"].loss["ignores"] == pytest.approx(TEXT[at][WORDS[at] == 0].double().mean().item())
-    assert asdict(by_name["1,000 or more"])["loss"] == {}
-    near = found.by_repeat_distance[0]
+    assert by_name["1,000 or more"].loss == {}
+
+    def repeats(tokens, t):
+        n_grams = [tokens[t - d - N_GRAM + 1 : t - d + 1] for d in range(4)]
+        return n_grams[0] in n_grams[1:]
+
+    near = ignored.by_repeat_distance[0]
     assert near.name == "1 – 3"
-    repeats = [
-        tokens[t - d - N_GRAM + 1 : t - d + 1] == tokens[t - N_GRAM + 1 : t + 1]
-        for tokens in TEXT.split((len(TEXT) - 1) // 16)[:16]
-        for tokens in [tokens.tolist()]
-        for t in range(found.warm_up + 1, found.warm_up + 51)
-        for d in (1, 2, 3)
-    ]
-    assert near.tokens == sum(any(repeats[i : i + 3]) for i in range(0, len(repeats), 3))
+    parts = [part.tolist() for part in TEXT.split((len(TEXT) - 1) // 16)[:16]]
+    assert near.tokens == sum(repeats(tokens, t) for tokens in parts for t in counted)
 
 
 @pytest.mark.parametrize(("n_tokens", "streams"), [(56, None), (57, 2), (141, 5), (3_000, 16)])
@@ -135,14 +133,14 @@ def test_a_text_is_cut_into_equal_parts_as_long_as_they_must_be(n_tokens, stream
     assert (parts and len(parts.lengths)) == streams
     found = memory_ablation({"lm": Ignores()}, TEXT[:n_tokens], WORDS, tokens=800)
     assert (found and found.streams) == streams
+    documents = (28, 28, 44)  # of which one fills the memory
+    assert memory_ablation({"lm": Ignores()}, TEXT[:100], WORDS, tokens=800, documents=documents) is None
 
 
 @given(
-    documents=st.lists(st.integers(1, 90), min_size=1, max_size=60),
-    warm_up=st.integers(0, 30),
-    segment_len=st.integers(1, 9),
-    tokens=st.integers(1, 500),
-)
+    documents=st.lists(st.integers(1, 90), min_size=1, max_size=60), warm_up=st.integers(0, 30),
+    segment_len=st.integers(1, 9), tokens=st.integers(1, 500),
+)  # fmt: skip
 @example(documents=[90] * 17, warm_up=0, segment_len=1, tokens=500)
 def test_a_part_is_the_beginning_of_a_document_and_none_is_read_alone(
     documents, warm_up, segment_len, tokens
@@ -188,16 +186,12 @@ def test_losses_and_costs_are_those_of_streams_read_alone_one_segment_at_a_time(
         for i in going:
             part, own = texts[i][start : start + S + 1, None], memories[i]
             inputs, targets = part[:-1], part[1:]
-            zeros = tuple(torch.zeros_like(x) for x in own.c_mem)
-            given = {
-                "plain": own,
-                "zeroed": Memory(own.mem, zeros),
-                "swapped": Memory(own.mem, before[i].c_mem),
-            }
+            slots = {"plain": own.c_mem, "zeroed": tuple(map(torch.zeros_like, own.c_mem)),
+                     "swapped": before[i].c_mem}  # fmt: skip
             if start >= warm_up:
                 n += len(targets)
-                for name, memory in given.items():
-                    sums[name] += lm(inputs, memory, targets).scores.losses.sum().item()
+                for name, c_mem in slots.items():
+                    sums[name] += lm(inputs, Memory(own.mem, c_mem), targets).scores.losses.sum().item()
             memories[i] = lm(inputs, own, targets).memory
     assert found.of_documents == bool(documents)
     assert (found.streams, found.overall.tokens, found.warm_up) == (streams, n, warm_up)
@@ -210,8 +204,3 @@ def test_losses_and_costs_are_those_of_streams_read_alone_one_segment_at_a_time(
     assert less == pytest.approx((sums["swapped"] - sums["zeroed"]) / n, abs=1e-9)
     assert sum(group.tokens for group in found.by_occurrences) == n
     assert lm.training
-
-
-def test_documents_that_fill_no_memory_are_not_measured():
-    found = memory_ablation({"lm": Ignores()}, TEXT[:100], WORDS[:100], tokens=800, documents=(28, 28, 44))
-    assert found is None

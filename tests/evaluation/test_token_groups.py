@@ -42,28 +42,22 @@ def test_each_distance_is_in_one_group_and_groups_reach_twice_the_memory(segment
         assert [group] == (inside or [len(edges) - 1])
 
 
-def test_groups_of_distances_have_names():
+def test_groups_have_names():
     assert repeat_edges(64, 320) == [1, 64, 128, 256, 512, 1024]
     _, names = repeat_groups(torch.tensor([1]), [1, 64, 1024])
     assert names == ["1 – 63", "64 – 1,023", "1,024 or more, or never"]
-
-
-def test_a_character_has_the_occurrences_of_its_word_in_the_training_text():
-    trained_on = "The king's men. the KING'S men; the end"
-    found = word_occurrences("The king’s king's cat.", trained_on, 22)
-    assert found.tolist() == [3] * 3 + [-1] + [0] * 6 + [-1] + [2] * 6 + [-1] + [0] * 3 + [-1]
-
-
-def test_a_byte_has_the_occurrences_of_its_characters_word():
-    assert word_occurrences("é a\udcff", "é é a", 5).tolist() == [2, 2, NO_WORD, 1, NO_WORD]
-    with pytest.raises(ValueError, match=r"4 characters and 5 bytes .* 7 tokens"):
-        word_occurrences("é a\udcff", "", 7)
-
-
-def test_each_number_of_occurrences_is_in_one_group():
     numbers = torch.tensor([NO_WORD, 0, 1, 9, 10, 99, 100, 999, 1000, 10**6])
     groups, names = rarity_groups(numbers)
     assert [names[i] for i in groups.tolist()] == [
         "no word", "never", "1 – 9", "1 – 9", "10 – 99", "10 – 99", "100 – 999", "100 – 999",
         "1,000 or more", "1,000 or more",
     ]  # fmt: skip
+
+
+def test_a_character_or_byte_has_the_occurrences_of_its_word_in_the_training_text():
+    trained_on = "The king's men. the KING'S men; the end"
+    found = word_occurrences("The king’s king's cat.", trained_on, 22)
+    assert found.tolist() == [3] * 3 + [-1] + [0] * 6 + [-1] + [2] * 6 + [-1] + [0] * 3 + [-1]
+    assert word_occurrences("é a\udcff", "é é a", 5).tolist() == [2, 2, NO_WORD, 1, NO_WORD]
+    with pytest.raises(ValueError, match=r"4 characters and 5 bytes .* 7 tokens"):
+        word_occurrences("é a\udcff", "", 7)
