@@ -15,10 +15,11 @@ from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
 from memformers.common.fields import Count
 from memformers.common.files import write_text
-from memformers.common.intervals import Mean, mean_of_known
 from memformers.comparison.experiment import Experiment, run_experiment
 from memformers.comparison.recall import RECALL, SETTINGS, USUAL_JOBS
+from memformers.report.arms import arms_of
 from memformers.report.markdown import table
+from memformers.report.recall import UNTOUCHED, at_place, percent
 from memformers.runs.finished import FinishedRun, read_runs
 from memformers.runs.plan import Arm
 
@@ -76,22 +77,17 @@ class Slots(ExperimentCommand):
 
 def shares_table(runs: list[FinishedRun]) -> str:
     """The shares of right answers of the finished ``runs``, over seeds with 95 % intervals."""
-    rows = []
-    for label in dict.fromkeys(run.label for run in runs):
-        results = [run.result for run in runs if run.label == label and run.result]
-        if results:
-            places = [[result["recall"]["by_place"][place] for result in results] for place in COLUMNS]
-            shares = map(mean_of_known, [*places, [result["within_reach"] for result in results]])
-            rows.append([label, *map(percent, shares), f"{len(results)}"])
+    rows = [
+        [
+            arm.label,
+            *(percent(at_place(arm, UNTOUCHED, place)) for place in COLUMNS),
+            percent(arm.mean("within_reach")),
+            f"{len(arm.results)}",
+        ]
+        for arm in arms_of(runs)
+        if arm.results
+    ]
     return table(["variant", *COLUMNS.values(), "right within reach", "seeds"], rows)
-
-
-def percent(share: Mean | None) -> str:
-    """A share in percent, with its interval if there is one; a dash where nothing was asked."""
-    if share is None:
-        return "–"
-    interval = f" ± {100 * share.half_width:.1f}" if share.n > 1 else ""
-    return f"{100 * share.mean:.1f}{interval} %"
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ over ``--seeds`` seeds. What is finished is kept, so that it can be stopped and 
 """
 
 import time
-from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
-from typing import Annotated, ClassVar
+from statistics import fmean, median
+from typing import Annotated, Any, ClassVar
 
 from experiments.recipes.candidates import CANDIDATES, DEFAULT, arm_of, training_of, work_of
 from experiments.recipes.figure import DRAWN, draw
@@ -19,19 +19,20 @@ from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Range
 from memformers.common.files import read_json, write_json, write_text
-from memformers.common.intervals import mean_of, paired
 from memformers.common.machine import keep_freed_memory
 from memformers.comparison.experiment import Experiment, run_experiment
 from memformers.comparison.text import TextTask
 from memformers.data.corpora import load_corpus
 from memformers.data.streams import training_segments
-from memformers.report.markdown import number, table
+from memformers.report.arms import Measure, arms_of
+from memformers.report.markdown import table
 from memformers.runs.finished import FinishedRun, read_runs
 from memformers.training.loop import train
 from memformers.training.run import build_model, with_vocabulary
 from memformers.training.state import TrainingState
 from memformers.training.text import prepare
 
+LOSS = Measure("validation loss (nats)", "loss", ".3f")
 TIMED_STEPS, WARM_UP = 32, 3
 EVALUATIONS_DRAWN = 10
 """The number of evaluations of the recipes whose loss is drawn against seconds."""
@@ -63,7 +64,7 @@ class Recipes(ExperimentCommand):
         file = folder / "speeds.json"
         speeds = measured_speeds(self.recipes, self.data, read_json(file) if file.exists() else {})
         write_json(file, speeds)
-        tokens = {name: round(speeds[name] * self.seconds) for name in self.recipes}
+        tokens = {name: max(round(speeds[name] * self.seconds), 1) for name in self.recipes}
         more = {name: {"evaluations": EVALUATIONS_DRAWN} if name in DRAWN else {} for name in self.recipes}
         arms = tuple(arm_of(name, tokens=tokens[name], **more[name]) for name in self.recipes)
         shared = replace(DEFAULT, data=self.data)
@@ -72,7 +73,7 @@ class Recipes(ExperimentCommand):
         page = run_experiment(experiment, folder, self.dashboard, resume=self.resume)
         runs = read_runs(folder)
         write_text(folder / "table.md", recipes_table(runs) + "\n")
-        drawn = {run.label: losses_of(run) for run in reversed(runs) if run.label in DRAWN}
+        drawn = {run.label: run for run in reversed(runs) if run.label in DRAWN}
         if drawn.keys() == DRAWN.keys():
             draw(drawn, speeds, folder / "time_to_quality.png")
         return page
@@ -83,10 +84,7 @@ def measured_speeds(names: tuple[str, ...], data: str, known: dict[str, float]) 
     Recipes whose steps have the same work are measured once, so that noise doesn't give one of them more
     tokens."""
     of_work = {work_of(name): speed for name, speed in known.items()}
-    alike = defaultdict(list)
-    for name in names:
-        alike[work_of(name)].append(name)
-    missing = {work: group[0] for work, group in alike.items() if work not in of_work}
+    missing = {work: name for name in reversed(names) if (work := work_of(name)) not in of_work}
     rounds = [{work: speed(name, data) for work, name in missing.items()} for _ in range(3)]
     of_work |= {work: median(one[work] for one in rounds) for work in missing}
     return known | {name: of_work[work_of(name)] for name in names}
@@ -114,43 +112,28 @@ def speed(recipe: str, data: str) -> float:
     segments = training_segments(
         text.train, config.batch_size, config.model.segment_len, chunk_len=config.chunk_len, seed=config.seed
     )
-    model = build_model(config)
-    try:
-        train(
-            model, segments, config, record=lambda *_: None, evaluate=lambda *_: None, maybe_checkpoint=look
-        )
-    except Enough:
-        seconds = times[-1] - times[WARM_UP - 1]
-    return config.tokens_a_step * TIMED_STEPS / seconds
+    look_away: dict[str, Any] = dict.fromkeys(("record", "evaluate"), lambda *_: None)
+    with suppress(Enough):
+        train(build_model(config), segments, config, maybe_checkpoint=look, **look_away)
+    return config.tokens_a_step * TIMED_STEPS / (times[-1] - times[WARM_UP - 1])
 
 
 def recipes_table(runs: list[FinishedRun]) -> str:
     """The recipes of the finished ``runs``, best first: the loss, and the difference to the default recipe
     seed by seed, with 95 % intervals over seeds."""
-    losses: dict[str, dict[int, float]] = defaultdict(dict)
-    tokens = {run.label: f"{run.config['tokens'] / 1e6:.2f} M" for run in runs}
-    for run in runs:
-        if run.result:
-            losses[run.label][run.seed] = run.result["loss"]
-    rows = []
-    for name, of_name in losses.items():
-        mean = mean_of(list(of_name.values()))
-        difference = None if name == "default" else paired(of_name, losses.get("default", {}))
-        cells = [
-            name,
-            tokens[name],
-            number(mean, ".3f"),
-            number(difference, ".3f", signed=True),
-            f"{mean.n}",
+    arms = {arm.label: arm for arm in arms_of(runs) if arm.results}
+    base = arms.get("default")
+    rows = [
+        [
+            label,
+            f"{arm.first.config['tokens'] / 1e6:.2f} M",
+            LOSS.shown(arm.mean(LOSS.of)),
+            LOSS.shown_difference(arm.minus(base, LOSS.of) if base and arm is not base else None),
+            f"{len(arm.results)}",
         ]
-        rows.append((mean.mean, cells))
-    head = ["recipe", "tokens", "validation loss (nats)", "minus the default's", "seeds"]
-    return table(head, [cells for _, cells in sorted(rows)])
-
-
-def losses_of(run: FinishedRun) -> list[tuple[float, float]]:
-    """Pairs of a number of tokens and the loss in nats after them."""
-    return [(r["tokens"], r["loss.valid"]) for r in run.metrics if "loss.valid" in r]
+        for label, arm in sorted(arms.items(), key=lambda item: fmean(item[1].values(LOSS.of).values()))
+    ]
+    return table(["recipe", "tokens", LOSS.label, "minus the default's", "seeds"], rows)
 
 
 if __name__ == "__main__":
