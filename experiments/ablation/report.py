@@ -1,6 +1,7 @@
 """The ablation's report, its figures, and its numbers as ``results.json`` and ``results.csv``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.ablation.rows import BASE_ROW, ROWS, Row
@@ -35,10 +36,10 @@ Arms = Mapping[str, Mapping[str, Arm]]
 TASKS = ("text", "recall")
 FEWEST_TOKENS = 500_000
 LOOKS: dict[str, Look] = {
-    "paper": BLACK | {"marker": "D"},
-    "bits_per_character": BLUE,
-    "right_beyond": ORANGE,
-    "right_within": GREEN,
+    "paper": BLACK | {"marker": "D", "linestyle": "none"},
+    "bits_per_character": BLUE | {"linestyle": "none"},
+    "right_beyond": ORANGE | {"linestyle": "none"},
+    "right_within": GREEN | {"linestyle": "none"},
 }
 APART = 0.24
 """The distance between the marks of one row; rows have a distance of 1."""
@@ -92,63 +93,78 @@ def read_arms(folder: Path) -> Arms:
     return found
 
 
-def rows_of(arms: Arms) -> list[Row]:
-    """The rows that have results, in the order of the table."""
-    return [row for row in ROWS if any(row.name in of_task for of_task in arms.values())]
+@dataclass(frozen=True)
+class Column:
+    """A measure of the rows on one task."""
+
+    title: str
+    """The name of the task's text or stream."""
+    name: str
+    measure: Measure
+    arms: Mapping[str, Arm]
+    """Those of the task that have results."""
+
+    def mean(self, row: Row) -> Mean | None:
+        """The mean of ``row`` over seeds."""
+        arm = self.arms.get(row.name)
+        return arm.mean(self.measure.of) if arm else None
+
+    def difference(self, row: Row) -> Mean | None:
+        """The difference of ``row`` to the base, paired by seed; None for the base, or without a common
+        seed."""
+        arm, base = self.arms.get(row.name), self.arms.get(BASE_ROW.name)
+        return arm.minus(base, self.measure.of) if arm and base and arm is not base else None
+
+    def series(self, values: Sequence[Mean | None], label: str = "") -> Series:
+        """The ``values`` of all rows in a figure."""
+        points = [(float(i), value) for i, value in enumerate(values) if value]
+        return Series(label, points, LOOKS[self.name], scale=self.measure.scale)
 
 
-def title(arms: Arms, task: str) -> str:
-    """The name of ``task``: that of its text or stream."""
-    return str(next(iter(arms[task].values())).first.facts["corpus"]["name"])
-
-
-def mean(arms: Arms, task: str, measure: Measure, row: Row) -> Mean | None:
-    """The mean of ``row`` over seeds."""
-    arm = arms[task].get(row.name)
-    return arm.mean(measure.of) if arm else None
-
-
-def difference(arms: Arms, task: str, measure: Measure, row: Row) -> Mean | None:
-    """The difference of ``row`` to the base, paired by seed; None for the base, or without a common seed."""
-    arm, base = arms[task].get(row.name), arms[task].get(BASE_ROW.name)
-    return arm.minus(base, measure.of) if arm and base and arm is not base else None
+def title_of(by_name: Mapping[str, Arm]) -> str:
+    """The name of the text or the stream of a task's arms."""
+    return str(next(iter(by_name.values())).first.facts["corpus"]["name"])
 
 
 def write_report(folder: Path) -> Path:
     """Write the report of the trainings in ``folder``, of which at least one has finished, and their numbers;
     returns its page."""
     arms = read_arms(folder)
-    every = [(task, name, measure) for task in arms for name, measure in measures(task).items()]
-    write_results(arms, folder)
+    columns = [
+        Column(title_of(by_name), name, measure, by_name)
+        for task, by_name in arms.items()
+        for name, measure in measures(task).items()
+    ]
+    rows = [row for row in ROWS if any(row.name in column.arms for column in columns)]
+    write_results(columns, rows, folder)
     parts = ["# The ablation: compression functions and what they learn from"]
     told, costs, made = ["## What it shows"], ["## What each row costs"], ["## How it was made"]
     for task, by_name in arms.items():
         some = list(by_name.values())
         base = by_name.get(BASE_ROW.name)
         parts += warnings(some, base or some[0], folder / task, fewest_tokens=FEWEST_TOKENS)
-        heading = f"### {plain(title(arms, task))}"
+        heading = f"### {plain(title_of(by_name))}"
         told.append(heading)
         told += (base and claims(some, base, list(measures(task).values()))) or [
             f'Nothing is compared, since there are no trainings of "{BASE_ROW.label}" and of another row.'
         ]
         costs += [heading, costs_table(some, base or some[0])]
         made += [heading, facts_table(some, folder / task)]
-    rows = rows_of(arms)
-    labels = [f"{title(arms, task)}: {measure.label}" for task, _, measure in every]
     cells = [
-        [row.label, number(row.paper, ".3f"), *(m.shown(mean(arms, task, m, row)) for task, _, m in every)]
+        [row.label, number(row.paper, ".3f"), *(c.measure.shown(c.mean(row)) for c in columns)]
         for row in rows
     ]
+    labels = [f"{column.title}: {column.measure.label}" for column in columns]
     parts += [*told, LIMITS, "## Results beside the paper's", MEANING.format(*band())]
-    parts += [table(["row", "paper: enwik8", *labels], cells), values_figure(arms, folder)]
-    if any(difference(arms, task, m, row) for task, _, m in every for row in rows):
+    parts += [table(["row", "paper: enwik8", *labels], cells), values_figure(columns, rows, folder)]
+    if any(column.difference(row) for column in columns for row in rows):
         cells = [
-            [row.label, *(m.shown_difference(difference(arms, task, m, row)) for task, _, m in every)]
+            [row.label, *(c.measure.shown_difference(c.difference(row)) for c in columns)]
             for row in rows
             if row != BASE_ROW
         ]
-        parts += [differences_figure(arms, folder), f'## Differences to "{BASE_ROW.label}"']
-        parts.append(table(["row", *(m.label for _, _, m in every)], cells))
+        parts += [differences_figure(columns, rows, folder), f'## Differences to "{BASE_ROW.label}"']
+        parts.append(table(["row", *(column.measure.label for column in columns)], cells))
     where = " and ".join(f"`{task}/{REPORT}`" for task in arms)
     made.append(
         f"± is half the width of a 95 % interval over seeds, by Student's t. Every setting, curve and sample "
@@ -157,23 +173,14 @@ def write_report(folder: Path) -> Path:
     return write_page([*parts, *costs, *made], folder)
 
 
-def values_figure(arms: Arms, folder: Path) -> str:
+def values_figure(columns: Sequence[Column], rows: Sequence[Row], folder: Path) -> str:
     """A panel for the paper's figures, and one for each task."""
-    rows = rows_of(arms)
-    paper = [(i, Mean(row.paper, float("nan"), 1)) for i, row in enumerate(rows) if row.paper]
+    paper = [(float(i), Mean(row.paper, float("nan"), 1)) for i, row in enumerate(rows) if row.paper]
     found = {"the paper, enwik8: bits per character": [Series("", paper, LOOKS["paper"])]}
-    for task in arms:
-        of_task = measures(task)
-        quantity = "right answers (%)" if task == "recall" else "bits per character"
-        found[f"{title(arms, task)}: {quantity}"] = [
-            Series(
-                measure.label if len(of_task) > 1 else "",
-                [(i, m) for i, row in enumerate(rows) if (m := mean(arms, task, measure, row))],
-                LOOKS[name],
-                scale=measure.scale,
-            )
-            for name, measure in of_task.items()
-        ]
+    for column in columns:
+        label = "" if column.measure is BITS else column.measure.label
+        panel = f"{column.title}: {'right answers (%)' if label else BITS.label}"
+        found.setdefault(panel, []).append(column.series(list(map(column.mean, rows)), label))
     caption = (
         "The rows of the table, in the paper's order. The first panel has the paper's results on enwik8. "
         "Fewer bits are better. Lines are 95 % intervals over seeds, by Student's t."
@@ -181,48 +188,37 @@ def values_figure(arms: Arms, folder: Path) -> str:
     return rows_figure("ablation", "Results of each row", caption, found, rows, folder)
 
 
-def differences_figure(arms: Arms, folder: Path) -> str:
+def differences_figure(columns: Sequence[Column], rows: Sequence[Row], folder: Path) -> str:
     """A panel for each measure, with a line at zero."""
-    rows = rows_of(arms)
     found = {
-        f"{m.label}, difference{m.unit_of_differences and ' (points)'}": [
-            Series(
-                "",
-                [(i, d) for i, row in enumerate(rows) if (d := difference(arms, task, m, row))],
-                LOOKS[name],
-                scale=m.scale,
-            )
+        f"{c.measure.label}, difference{c.measure.unit_of_differences and ' (points)'}": [
+            c.series(list(map(c.difference, rows)))
         ]
-        for task in arms
-        for name, m in measures(task).items()
+        for c in columns
     }
     caption = (
         f'The value of each row minus that of "{BASE_ROW.label}" from the same seed. Lines are 95 % '
         f"intervals by Student's t; a row is claimed to differ only if its interval leaves out zero."
     )
-    return rows_figure(
-        "differences", f'Differences to "{BASE_ROW.label}"', caption, found, rows, folder, zero=True
-    )
+    title = f'Differences to "{BASE_ROW.label}"'
+    return rows_figure("differences", title, caption, found, rows, folder)
 
 
 def rows_figure(
     name: str,
     title: str,
     caption: str,
-    found: Mapping[str, list[Series]],
-    rows: list[Row],
+    found: Mapping[str, Sequence[Series]],
+    rows: Sequence[Row],
     folder: Path,
-    *,
-    zero: bool = False,
 ) -> str:
     """Panels by their titles, one below the other, each with all rows, the first on top."""
     figure, places = panels([0.5 + 0.2 * len(rows)] * len(found), below=0.3)
     for axes, (of_panel, many) in zip(places, found.items(), strict=True):
-        marks = [Series(s.label, s.points, s.look | {"linestyle": "none"}, scale=s.scale) for s in many]
-        draw_marks(axes, marks, APART, horizontal=True)
+        draw_marks(axes, many, APART, horizontal=True)
         style(axes, title=of_panel)
         categories(axes, [row.label for row in rows], horizontal=True)
-        if zero:
+        if name == "differences":
             axes.axvline(0, color=GREY, linewidth=0.8, zorder=0)
     legend(figure, places)
     head = ["row", "panel", "measure", "mean", "half width of the 95 % interval", "seeds"]
@@ -235,26 +231,25 @@ def rows_figure(
     return save_picture(figure, folder, name, title, caption, head, data)
 
 
-def write_results(arms: Arms, folder: Path) -> None:
+def write_results(columns: Sequence[Column], rows: Sequence[Row], folder: Path) -> None:
     """Write every value, mean and paired difference into ``folder``; half widths are of 95 % intervals by
     Student's t, None for one seed."""
-    every = [(task, name, measure) for task in arms for name, measure in measures(task).items()]
-    rows = [
+    found = [
         {
             "name": row.name,
             "label": row.label,
             "paper_enwik8": row.paper,
-            "measures": {name: mean(arms, task, m, row) for task, name, m in every},
-            "differences": {name: difference(arms, task, m, row) for task, name, m in every},
+            "measures": {column.name: column.mean(row) for column in columns},
+            "differences": {column.name: column.difference(row) for column in columns},
         }
-        for row in rows_of(arms)
+        for row in rows
     ]
-    write_json(folder / RESULTS, {"base": BASE_ROW.name, "beyond": band(), "rows": rows})
+    write_json(folder / RESULTS, {"base": BASE_ROW.name, "beyond": band(), "rows": found})
     lines = [
-        [row.name, name, seed, value]
-        for row in rows_of(arms)
-        for task, name, m in every
-        if (arm := arms[task].get(row.name))
-        for seed, value in arm.values(m.of).items()
+        [row.name, column.name, seed, value]
+        for row in rows
+        for column in columns
+        if (arm := column.arms.get(row.name))
+        for seed, value in arm.values(column.measure.of).items()
     ]
     write_text(folder / TABLE, csv_text(["row", "measure", "seed", "value"], lines))
