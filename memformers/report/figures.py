@@ -54,89 +54,78 @@ def curve_figures(
         look = {} if marked else {"marker": "", "linewidth": 1.0}
         return [Series(label.format(arm.label), curve(arm, x, y), looks[arm.name] | look) for arm in arms]
 
-    several = len(arms) > 1 and len(base.counted) > 1
+    def drawn(
+        name: str,
+        title: str,
+        caption: str,
+        y: str,
+        many: Sequence[Series],
+        x: str = "training tokens",
+        *,
+        log: bool = False,
+    ) -> list[str]:
+        many = [series for series in many if series.points]
+        if not many:
+            return []
+        figure, [axes] = panels([2.7])
+        if log:
+            axes.set_yscale("log")
+        draw_lines(axes, many)
+        if name == "tokens_per_second":
+            axes.set_ylim(bottom=0)
+        style(axes, x, y)
+        legend(figure, [axes])
+        head = ["curve", x, " ".join(y.split()), HALF, "runs"]
+        rows = [
+            [one.label, at, mean.mean, mean.half_width, mean.n] for one in many for at, mean in one.points
+        ]
+        return [save_picture(figure, folder, name, title, caption + bands, head, rows)]
+
+    loss = "validation loss (bits per character)"
+    minus = curve_minus if len(arms) > 1 and len(base.counted) > 1 else lambda *_: []
     return [
-        *draw_curves(
-            folder,
+        *drawn(
             "validation_tokens",
             "Validation loss against training tokens",
-            f"Validation loss over {read}, with memory carried from segment to segment.{bands}",
-            "training tokens",
-            "validation loss (bits per character)",
+            f"Validation loss over {read}, with memory carried from segment to segment.",
+            loss,
             curves("tokens", VALID, marked=True),
         ),
-        *draw_curves(
-            folder,
+        *drawn(
             "differences",
             "Validation loss minus the baseline's, against training tokens",
             f"The same loss minus that of {plain(base.label)} from the same seed; a value below zero is "
-            f"better.{bands}",
-            "training tokens",
+            f"better.",
             "validation loss minus the baseline's\n(bits per character)",
-            [Series(arm.label, curve_minus(arm, base, VALID), looks[arm.name]) for arm in arms if several],
+            [Series(arm.label, minus(arm, base, VALID), looks[arm.name]) for arm in arms],
         ),
-        *draw_curves(
-            folder,
+        *drawn(
             "validation_time",
             "Validation loss against training time",
-            f"The same loss against training time, which does not include evaluations.{bands}",
-            "training time (seconds)",
-            "validation loss (bits per character)",
+            "The same loss against training time, which does not include evaluations.",
+            loss,
             curves("seconds", VALID, marked=True) if timed else [],
+            "training time (seconds)",
         ),
-        *draw_curves(
-            folder,
+        *drawn(
             "reconstruction_loss",
             "Loss of the compression functions against training tokens",
             "The loss of the compression functions. It measures how much attention changes when memories are "
             "replaced by their slots; for an auto-encoding arm, it is the error of a decoder that restores "
-            f"the memories from the slots.{bands}",
-            "training tokens",
+            "the memories from the slots.",
             "reconstruction loss\n(MSE, sum over layers)",
             curves("tokens", "reconstruction_loss.train", "{}, training")
             + curves("tokens", "reconstruction_loss.valid", "{}, validation", marked=True),
             log=True,
         ),
-        *draw_curves(
-            folder,
+        *drawn(
             "tokens_per_second",
             "Training speed against training tokens",
-            f"Training speed. Other programs on the machine can reduce it.{bands}",
-            "training tokens",
+            "Training speed. Other programs on the machine can reduce it.",
             "training tokens per second",
             curves("tokens", "tokens_per_second"),
-            from_zero=True,
         ),
     ]
-
-
-def draw_curves(
-    folder: Path,
-    name: str,
-    title: str,
-    caption: str,
-    x: str,
-    y: str,
-    curves: Sequence[Series],
-    *,
-    log: bool = False,
-    from_zero: bool = False,
-) -> list[str]:
-    """A figure of those ``curves`` that have points; nothing if none has."""
-    curves = [curve for curve in curves if curve.points]
-    if not curves:
-        return []
-    figure, [axes] = panels([2.7])
-    if log:
-        axes.set_yscale("log")
-    draw_lines(axes, curves)
-    if from_zero:
-        axes.set_ylim(bottom=0)
-    style(axes, x, y)
-    legend(figure, [axes])
-    head = ["curve", x, " ".join(y.split()), HALF, "runs"]
-    rows = [[one.label, at, mean.mean, mean.half_width, mean.n] for one in curves for at, mean in one.points]
-    return [save_picture(figure, folder, name, title, caption, head, rows)]
 
 
 def records_with(arm: Arm, name: str) -> dict[int, dict[float, Mapping[str, float]]]:
@@ -368,12 +357,7 @@ def draw_distances(axes: Axes, mass: Measured) -> None:
     axes.set_ylim(bottom=0)
 
 
-CONTROLS = {
-    "memory zeroed": "memory\nzeroed",
-    "memory swapped": "memory\nswapped",
-    "slots zeroed": "compressed\nzeroed",
-    "slots swapped": "compressed\nswapped",
-}
+CONTROLS = ("memory zeroed", "memory swapped", "slots zeroed", "slots swapped")
 
 
 def memory_ablation_figure(
@@ -398,7 +382,7 @@ def memory_ablation_figure(
             rows += [[labels[run], names[at], "cost", m.mean, m.half_width] for at, m in points]
         draw_marks(places[0], many, APART)
         style(places[0], "", "nats per token", "Cost of a changed memory")
-        categories(places[0], [CONTROLS[name] for name in names])
+        categories(places[0], [name.replace("slots", "compressed").replace(" ", "\n") for name in names])
         said.append(
             "how much the loss of a trained model rises, in nats per token, when a part of its memory is "
             "changed"

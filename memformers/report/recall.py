@@ -1,7 +1,7 @@
 """The report of a recall experiment: the share of right answers by how long ago the value was set."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +84,18 @@ def right_between(low: int, high: int) -> Callable[[Result], float | None]:
     the distance bins between them; None without a question."""
 
     def share(result: Result) -> float | None:
-        recall = result["recall"]
-        bins = zip(recall["edges"][:-1], recall["edges"][1:], recall["asks"], recall["accuracy"], strict=True)
+        bins = bins_of(result["recall"])
         inside = [(n, right) for start, end, n, right in bins if low <= start and end <= high and n]
         asks = sum(n for n, _ in inside)
         return sum(n * right for n, right in inside) / asks if asks else None
 
     return share
+
+
+def bins_of(recall: Mapping[str, Any]) -> Iterable[tuple[int, int, int, float]]:
+    """Of each distance bin: its edges, how many questions it has, and the share of right answers."""
+    edges = recall["edges"]
+    return zip(edges[:-1], edges[1:], recall["asks"], recall["accuracy"], strict=True)
 
 
 def sees_back(arm: Arm) -> int:
@@ -300,10 +305,7 @@ def write_results(arms: Sequence[Arm], base: Arm, folder: Path) -> None:
         for arm in arms
         for seed, result in arm.results.items()
         for control in controls_of(arm)
-        for recall in [measured(result, control)]
-        for line in zip(
-            recall["edges"][:-1], recall["edges"][1:], recall["asks"], recall["accuracy"], strict=True
-        )
+        for line in bins_of(measured(result, control))
     ]
     head = ["arm", "seed", "control", "from", "to", "asks", "accuracy"]
     write_text(folder / TABLE, csv_text(head, lines))
