@@ -1,5 +1,6 @@
 """Folders of runs that were never trained, and of comparisons of them."""
 
+import csv
 import json
 from dataclasses import asdict
 
@@ -9,6 +10,8 @@ from memformers.runs.folder import plan_run
 from memformers.runs.plan import Arm, Plan, runs_of
 from tests.builders import MODELS, small_training
 
+XL = [2.40, 2.50, 2.45]
+"""The bits per character of three seeds of Transformer-XL."""
 FACTS = {
     "corpus": {
         "name": "Tiny Shakespeare", "source": "input.txt", "characters": 1115394, "sha256": "86c4",
@@ -74,3 +77,14 @@ def markdown_of(folder):
 def changed(path, **changes):
     """Change these fields of a JSON file."""
     write_json(path, read_json(path) | changes)
+
+
+def less(*differences):
+    """Those of three seeds that differ from Transformer-XL's by these."""
+    return [round(a + b, 4) for a, b in zip(XL, differences, strict=True)]
+
+
+def data_of(folder, figure):
+    """The rows of the data of a report's figure."""
+    with open(folder / "figures" / f"{figure}.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))

@@ -4,25 +4,48 @@ import json
 
 import pytest
 
-from tests.report.fake_runs import FACTS, changed, fake_comparison, fake_run, markdown_of
-
-XL = [2.40, 2.50, 2.45]
+from tests.report.fake_runs import FACTS, XL, changed, fake_comparison, fake_run, less, markdown_of
 
 
-def less(*differences):
-    return [round(a + b, 4) for a, b in zip(XL, differences, strict=True)]
-
-
-def test_a_difference_is_claimed_where_its_interval_leaves_out_zero(tmp_path):
-    """Student's t of 2 degrees is 4.303: differences of deviation 0.001 give 4.303 · 0.001 / √3 = 0.0025."""
-    better, worse = less(-0.020, -0.021, -0.019), less(0.020, 0.021, 0.019)
-    fake_comparison(tmp_path, {"transformer": worse, "transformer-xl": XL, "compressive": better})
+@pytest.mark.parametrize(
+    ("bits", "said"),
+    [
+        (  # Student's t of 2 degrees is 4.303; of deviations of 0.001 that is 4.303 · 0.001 / √3 = 0.0025
+            {
+                "transformer": less(0.020, 0.021, 0.019),
+                "transformer-xl": XL,
+                "compressive": less(-0.020, -0.021, -0.019),
+            },
+            [
+                "**Compressive Transformer is better by 0.0200 ± 0.0025**, or 0.8% (3 seeds).",
+                "**Transformer, no memory is worse by 0.0200 ± 0.0025**",
+                "compared with Transformer-XL by its bits per character",
+                "mean over 3 seeds",
+                "| −0.0200 ± 0.0025 |",
+                "| Transformer-XL | 3 | 1.7150 ± 0.0870 | 2.4500 ± 0.1242 | 50.0% ± 0.0% |",
+                "means over 3 seeds",
+            ],
+        ),
+        (  # the differences are of the same seed: 12.706 · 0.0014142 / √2
+            {"transformer-xl": XL, "compressive": [None, *less(0, -0.021, -0.019)[1:]]},
+            ["| −0.0200 ± 0.0127 |"],
+        ),
+        (  # without Transformer-XL the first arm is the baseline
+            {"wide": XL, "compressive": less(-0.020, -0.021, -0.019)},
+            ["compared with wide by its bits per character"],
+        ),
+        (
+            {"transformer-xl": XL, "a": less(-0.02, -0.021, -0.019), "b": [2.4, None, None]},
+            ["- b has fewer than two seeds in common with Transformer-XL"],
+        ),
+    ],
+    ids=["claimed", "a missing seed", "no Transformer-XL", "one common seed"],
+)
+def test_a_difference_is_claimed_where_its_interval_leaves_out_zero(bits, said, tmp_path):
+    fake_comparison(tmp_path, bits)
     markdown = markdown_of(tmp_path)
-    assert "**Compressive Transformer is better by 0.0200 ± 0.0025**, or 0.8% (3 seeds)." in markdown
-    assert "**Transformer, no memory is worse by 0.0200 ± 0.0025**" in markdown
-    assert "compared with Transformer-XL by its bits per character" in markdown
-    assert "mean over 3 seeds" in markdown
-    assert "| −0.0200 ± 0.0025 |" in markdown
+    for words in said:
+        assert words in markdown
     assert "no difference was seen" not in markdown
     assert (tmp_path / "figures" / "differences.png").is_file()
 
@@ -52,18 +75,6 @@ def test_one_seed_claims_nothing_and_says_how_to_get_more(compared, tmp_path):
     assert not (tmp_path / "figures" / "differences.png").exists()
 
 
-def test_without_transformer_xl_the_first_arm_is_the_baseline(tmp_path):
-    fake_comparison(tmp_path, {"wide": XL, "compressive": less(-0.020, -0.021, -0.019)})
-    assert "compared with wide by its bits per character" in markdown_of(tmp_path)
-
-
-def test_means_are_over_seeds_with_their_intervals(tmp_path):
-    fake_comparison(tmp_path, {"transformer-xl": XL})
-    markdown = markdown_of(tmp_path)
-    assert "| Transformer-XL | 3 | 1.7150 ± 0.0870 | 2.4500 ± 0.1242 | 50.0% ± 0.0% |" in markdown
-    assert "means over 3 seeds" in markdown
-
-
 def test_a_failed_seed_is_named_and_the_others_are_compared(tmp_path):
     bits = {"transformer-xl": XL, "compressive": [*less(-0.020, -0.021, -0.019)[:2], None]}
     fake_comparison(tmp_path, bits, seeds=4)
@@ -76,19 +87,6 @@ def test_a_failed_seed_is_named_and_the_others_are_compared(tmp_path):
     assert "> **Transformer-XL, seed 3, did not finish**" in markdown
     assert "| Transformer-XL | 3 | 1.7150 ± 0.0870 |" in markdown
     assert "(2 seeds)" in markdown
-
-
-def test_differences_are_of_the_same_seed_even_where_another_is_missing(tmp_path):
-    bits = {"transformer-xl": XL, "compressive": [None, *less(0, -0.021, -0.019)[1:]]}
-    fake_comparison(tmp_path, bits)
-    assert "| −0.0200 ± 0.0127 |" in markdown_of(tmp_path)  # 12.706 · 0.0014142 / √2
-
-
-def test_an_arm_without_two_seeds_of_the_baseline_is_not_compared(tmp_path):
-    fake_comparison(
-        tmp_path, {"transformer-xl": XL, "a": less(-0.02, -0.021, -0.019), "b": [2.4, None, None]}
-    )
-    assert "- b has fewer than two seeds in common with Transformer-XL" in markdown_of(tmp_path)
 
 
 def test_a_baseline_that_never_finished_is_said_to_be(tmp_path):
@@ -106,24 +104,20 @@ def test_many_arms_are_said_to_differ_by_chance(tmp_path):
     assert "of twenty arms" in markdown_of(tmp_path / "many")
 
 
-def with_records(folder, change):
-    """The run in ``folder`` with its records of speed changed by ``change(number, record)``."""
+def with_speeds(folder, speeds, **changes):
+    """The run in ``folder``, made as fast in each of its records, with ``changes`` to the first four."""
     path = folder / "metrics.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    for number, record in enumerate(r for r in records if "tokens_per_second" in r):
-        record |= change(number, record)
+    of_speed = [record for record in records if "tokens_per_second" in record]
+    for number, (record, speed) in enumerate(zip(of_speed, speeds, strict=True)):
+        record |= {"tokens_per_second": speed, "memory.length": 64} | (changes if number < 4 else {})
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
-def speeds(folder, of_records):
-    """The run in ``folder``, made as fast in each of its records."""
-    with_records(folder, lambda number, _: {"tokens_per_second": of_records[number]})
 
 
 def test_a_ratio_of_time_has_its_spread_over_seeds(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": XL, "compressive": XL})
     for name, seconds in (("compressive", 13.0), ("compressive-seed1", 13.0), ("compressive-seed2", 13.3)):
-        speeds(tmp_path / name, [500.0] + [1000.0] * 9)  # the first record is of the warm-up
+        with_speeds(tmp_path / name, [500.0] + [1000.0] * 9)  # the first record is of the warm-up
         changed(tmp_path / name / "result.json", seconds=seconds)
     markdown = markdown_of(tmp_path)
     assert "training time divided by that of Transformer-XL" in markdown
@@ -143,7 +137,7 @@ def test_there_is_no_ratio_of_time_where_it_would_mislead(seeds, disturbed, fact
     fake_comparison(tmp_path, {"transformer-xl": XL[:seeds], "compressive": XL[:seeds]})
     changed(tmp_path / "compressive" / "run.json", **facts)
     if disturbed:
-        speeds(tmp_path / "compressive", [1000.0] * 9 + [1600.0])
+        with_speeds(tmp_path / "compressive", [1000.0] * 9 + [1600.0])
     markdown = markdown_of(tmp_path)
     curves = "" if seeds == 1 else " and curves against time"
     assert f"Ratios of training time{curves} are left out: {why}" in markdown
@@ -158,34 +152,19 @@ def test_short_runs_have_no_ratio_of_time(tmp_path):
     assert "are left out: compressive is too short" in markdown_of(tmp_path)
 
 
-@pytest.mark.parametrize(("early_length", "left_out"), [(16, False), (64, True)])
-def test_a_speed_that_falls_while_the_memory_grows_is_no_sign_of_other_programs(
-    early_length, left_out, tmp_path
-):
+@pytest.mark.parametrize(("length", "left_out"), [(16, False), (64, True)])
+def test_a_speed_that_falls_while_the_memory_grows_is_no_sign_of_other_programs(length, left_out, tmp_path):
     """Records 1 to 4 were twice as fast, with a shorter memory or not."""
     fake_comparison(tmp_path, {"transformer-xl": XL[:2], "compressive": XL[:2]})
-
-    def grown(number, _):
-        early = number < 4
-        return {
-            "tokens_per_second": 2000.0 if early else 1000.0,
-            "memory.length": early_length if early else 64,
-        }
-
-    with_records(tmp_path / "compressive", grown)
+    with_speeds(tmp_path / "compressive", [2000.0] * 4 + [1000.0] * 6, **{"memory.length": length})
     assert ("compressive varied by a factor of 2.0" in markdown_of(tmp_path)) == left_out
 
 
 def test_costs_say_keys_and_operations(tmp_path):
-    fake_comparison(
-        tmp_path,
-        {"transformer-xl": [2.4], "compressive": [2.4]},
-        keys={"transformer-xl": 64, "compressive": 128},
-    )
-    assert (
-        "| Compressive Transformer | 128 | 64 / 256 | 1,234,567 | 12,345 | 1,006 | 10 s | 12 s | 300 MiB |"
-        in (markdown_of(tmp_path))
-    )
+    keys = {"transformer-xl": 64, "compressive": 128}
+    fake_comparison(tmp_path, {"transformer-xl": [2.4], "compressive": [2.4]}, keys=keys)
+    costs = "128 | 64 / 256 | 1,234,567 | 12,345 | 1,006 | 10 s | 12 s | 300 MiB |"
+    assert f"| Compressive Transformer | {costs}" in markdown_of(tmp_path)
 
 
 def test_what_differs_beside_the_memory_is_called_out(tmp_path):

@@ -1,7 +1,5 @@
 """Figures, and the data beside them."""
 
-import csv
-
 import pytest
 from matplotlib.figure import Figure
 
@@ -15,14 +13,7 @@ from memformers.report.figures import (
 )
 from memformers.report.plotting import LOOKS, PALETTE, Series, draw_lines
 from memformers.report.probe import effective_length
-from tests.report.fake_runs import fake_comparison, markdown_of
-
-XL = [2.40, 2.50, 2.45]
-
-
-def table(path):
-    with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+from tests.report.fake_runs import XL, data_of, fake_comparison, less, markdown_of
 
 
 def numbers(rows, *names):
@@ -37,12 +28,8 @@ def test_each_figure_is_there_as_png_svg_and_csv(tmp_path):
                      "tokens_per_second", "loss_by_position"}  # fmt: skip
     for name in drawn:
         assert (tmp_path / "figures" / f"{name}.svg").read_text(encoding="utf-8").lstrip().startswith("<?xml")
-        assert table(tmp_path / "figures" / f"{name}.csv")
-    rows = [
-        row
-        for row in table(tmp_path / "figures" / "validation_tokens.csv")
-        if row["curve"] == "Transformer-XL"
-    ]
+        assert data_of(tmp_path, name)
+    rows = [row for row in data_of(tmp_path, "validation_tokens") if row["curve"] == "Transformer-XL"]
     expected = [(100 * i, 2.45 + 1 / i) for i in range(1, 11)]
     got = numbers(rows, "training tokens", "validation loss (bits per character)")
     assert got == [pytest.approx(point) for point in expected]
@@ -70,14 +57,9 @@ def test_the_loss_by_position_is_of_octaves_and_its_difference_is_of_the_same_se
     assert octave_means({"loss_by_position": [5.0, 4.0, 3.0, 2.0, 1.0]}) == {
         (1, 1): 5.0, (2, 2): 4.0, (3, 4): 2.5, (5, 5): 1.0,
     }  # fmt: skip
-    fake_comparison(
-        tmp_path,
-        {"transformer-xl": XL, "compressive": [b - d for b, d in zip(XL, (0.1, 0.1, 0.4), strict=True)]},
-    )
+    fake_comparison(tmp_path, {"transformer-xl": XL, "compressive": less(-0.1, -0.1, -0.4)})
     markdown = markdown_of(tmp_path)
-    rows = [
-        row for row in table(tmp_path / "figures" / "loss_by_position.csv") if "minus that" in row["quantity"]
-    ]
+    rows = [row for row in data_of(tmp_path, "loss_by_position") if "minus that" in row["quantity"]]
     assert {row["arm"] for row in rows} == {"Compressive Transformer"}
     assert numbers(rows, "first position", "last position") == [[1, 1], [2, 2], [3, 4], [5, 8], [9, 16]]
     assert numbers(rows, "mean") == [pytest.approx([-0.14])] * 5  # 0.7 · 0.2
@@ -87,7 +69,7 @@ def test_the_loss_by_position_is_of_octaves_and_its_difference_is_of_the_same_se
 def test_one_seed_has_no_difference_by_position(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": [2.4], "compressive": [2.3]})
     assert "The lower panel has" not in markdown_of(tmp_path)
-    rows = table(tmp_path / "figures" / "loss_by_position.csv")
+    rows = data_of(tmp_path, "loss_by_position")
     assert {row["quantity"] for row in rows} == {"loss (nats per token)"}
 
 
@@ -111,7 +93,7 @@ def test_an_effective_context_at_the_end_of_what_was_tried_is_said_to_be(length,
 
 def test_gains_have_their_intervals_and_say_of_which_tokens_they_are(tmp_path):
     gains_figure(context(64, (32, 96)), {"a": "Transformer-XL"}, {"a": LOOKS["transformer-xl"]}, tmp_path)
-    rows = table(tmp_path / "figures" / "effective_context.csv")
+    rows = data_of(tmp_path, "effective_context")
     columns = ["context (tokens)", "gain", "95 % interval from", "to"]
     assert numbers(rows, *columns) == [[32, 0.2, 0.1, 0.3], [64, 0.05, 0.0, 0.1], [96, 0.0, 0.0, 0.0]]
 
@@ -121,7 +103,7 @@ def test_no_two_layers_look_alike_and_every_head_is_in_the_data(tmp_path):
     assert len({(look["color"], look["linestyle"]) for look in looks}) == len(looks)
     mass = {"by_place": [[[0.2, 0.3, 0.5]] * 2] * 3, "nearest": [0, 1], "by_distance": [[[0.4, 0.6]] * 2] * 3}
     attention_figure({"a": mass}, {"a": "Transformer-XL"}, tmp_path)
-    rows = table(tmp_path / "figures" / "attention.csv")
+    rows = data_of(tmp_path, "attention")
     assert len(rows) == 3 * 2 * (3 + 2)
     shares = [float(row["share of attention"]) for row in rows if (row["layer"], row["head"]) == ("3", "2")]
     assert shares == [0.2, 0.3, 0.5, 0.4, 0.6]

@@ -53,15 +53,8 @@ def section(folder, ablation, models=MODELS, **changes):
     for name in models:
         fake_run(folder / name, name if name in MODELS else "transformer", 2.4)
     mass = {"by_place": [[[0.2, 0.3, 0.5]]], "nearest": [0, 1], "by_distance": [[[0.5, 0.5]]]}
-    of_models = {
-        "recl": 32,
-        "recl_intervals": [32, 64],
-        "gains": [0.1, 0.0],
-        "gain_intervals": [[0.0, 0.2]] * 2,
-    }
-    context = {
-        name: {r: dict.fromkeys(models, value) for r in ("0.1", "1.0")} for name, value in of_models.items()
-    }
+    context = {"recl": 32, "recl_intervals": [32, 64], "gains": [0.1, 0], "gain_intervals": [[0, 0.2]] * 2}
+    context = {n: {r: dict.fromkeys(models, value) for r in ("0.1", "1.0")} for n, value in context.items()}
     probe = {
         "checkpoints": dict.fromkeys(models, ""),
         "documents": 0,
@@ -112,11 +105,7 @@ def test_a_memory_that_harms_is_said_to_harm(tmp_path):
     [
         (MODELS, "transformer", ["above, how much", "below, the loss of each arm minus"]),
         (MODELS[2:], None, ["What memory is worth: how much the loss of a trained model rises"]),
-        (
-            ("transformer", "wide"),
-            "transformer",
-            ["worth: the loss of each arm minus that of Transformer, no"],
-        ),
+        (("transformer", "wide"), "transformer", ["loss of each arm minus that of Transformer, no"]),
     ],
 )
 def test_the_figure_has_a_panel_for_costs_and_one_for_differences(models, baseline, said, tmp_path):
