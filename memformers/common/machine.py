@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -120,26 +121,23 @@ def peak_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")
-    if status.exists():  # unlike getrusage, this doesn't count the parent's memory before exec
-        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        if "VmHWM" in lines:
-            return int(lines["VmHWM"].split()[0]) * 1024
+    # Unlike getrusage, this doesn't count the parent's memory before exec.
+    if status.exists() and (peak := re.search(r"^VmHWM:\s+(\d+)", status.read_text(), re.MULTILINE)):
+        return int(peak[1]) * 1024
     if sys.platform == "win32":
         return None
     import resource
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
 
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+    if cpuinfo.exists() and (name := re.search(r"^model name\s*: *(.+)$", cpuinfo.read_text(), re.MULTILINE)):
+        return name[1].strip()
     return platform.processor() or platform.machine()
 
 

@@ -52,7 +52,6 @@ class LiveRun:
         self.name = name
         self.metrics = FollowedMetrics(folder / METRICS)
         self.files = {file: FollowedJson(folder / file) for file in (CARD, CONFIG, FACTS, RESULT)}
-        self.read: dict[str, dict[str, Any]] = {file: {} for file in self.files}
         self.version: tuple[Any, ...] = ()
         """A value that changes whenever anything that is shown changes."""
         self.values: dict[str, float] = {}
@@ -61,8 +60,9 @@ class LiveRun:
     def update(self, planned: Planned | None, settings: Mapping[str, Any]) -> None:
         """Read the new contents; ``planned`` and ``settings`` come from the comparison."""
         self.metrics.update()
-        self.read = {file: json.read() for file, json in self.files.items()}
-        self.settings = dict(flatten(self.read[CONFIG])) or dict(settings)
+        for file in self.files.values():
+            file.read()
+        self.settings = dict(flatten(self.files[CONFIG].data)) or dict(settings)
         seed = planned.seed if planned else self.settings.get("seed")
         self.seed = seed if isinstance(seed, int) else None
         self.arm = planned.arm if planned else str(self.settings.get("recall.arm", self.name))
@@ -75,20 +75,20 @@ class LiveRun:
     @property
     def identity(self) -> str:
         """Its id in labml; empty before it has one."""
-        return str(self.read[CARD].get("run", ""))
+        return str(self.files[CARD].data.get("run", ""))
 
     @property
     def changed(self) -> float:
         """When it recorded last, or else began, in seconds since 1970; 0 if it has not begun."""
-        return self.metrics.changed or number(self.read[CARD].get("started")) or 0.0
+        return self.metrics.changed or number(self.files[CARD].data.get("started")) or 0.0
 
     def _state(self) -> tuple[str, str]:
-        status = str(self.read[CARD].get("status", "")).strip()
+        status = str(self.files[CARD].data.get("status", "")).strip()
         if status.startswith(STOPS):
             return STOPPED, status
         if status.startswith("crashed"):
             return FAILED, status.removeprefix("crashed: ")
-        if status == "completed" or self.read[RESULT]:
+        if status == "completed" or self.files[RESULT].data:
             return FINISHED, ""
         if not self.changed:
             return WAITING, ""
@@ -98,10 +98,9 @@ class LiveRun:
 
     def _values(self) -> dict[str, float]:
         """The numbers of its row in the table, as far as they exist."""
-        facts, result = self.read[FACTS], self.read[RESULT]
-        valid, train, speed = (
-            self.metrics.points(name)[2] for name in ("loss.valid", "loss.train", "tokens_per_second")
-        )
+        facts, result = self.files[FACTS].data, self.files[RESULT].data
+        names = ("loss.valid", "loss.train", "tokens_per_second")
+        valid, train, speed = (self.metrics.points(name)[2] for name in names)
         last = {name: self.metrics.column(name)[-1:] for name in (TOKENS, SECONDS)}
         found = {
             "held_out": result.get("loss"),

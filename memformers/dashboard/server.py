@@ -111,24 +111,14 @@ def take(lock: int, folder: Path) -> str:
 def listen(host: str, port: int) -> socket.socket:
     """A socket at ``host`` and ``port``; ValueError if that is impossible."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address, family=family, dualstack_ipv6=family == socket.AF_INET6)
     except OSError as error:
-        raise UserError(
-            f"host={host!r} and port={port} are not an address of this machine: {error}"
-        ) from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen()
-    except OSError as error:
-        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise UserError(
                 f"port {port} is taken by another program; choose one with --port, or 0 for any."
             ) from None
         raise UserError(f"host={host!r} and port={port} can't be listened on: {error}") from None
-    return listener
 
 
 @contextlib.contextmanager
