@@ -252,18 +252,14 @@ def placed_like(tensor: Tensor, parameter: Tensor) -> Tensor:
     return tensor
 
 
-def local_tensor(parameter: Tensor) -> Tensor:
-    """What this rank holds of a weight of any shape, to be changed in place."""
-    return parameter.to_local() if is_part(parameter) else parameter
-
-
-def rows_like(parameter: Tensor, whole: Tensor) -> Tensor:
-    """The rows of ``whole [rows, …]`` that this rank holds of the weight ``parameter [rows, …]``."""
-    if not is_part(parameter):
-        return whole
-    # As torch.chunk cuts, with fewer parts than ranks where rows are few, FSDP2 has cut the weight.
-    first = sum(map(len, whole.chunk(dist.get_world_size())[: dist.get_rank()]))
-    return whole[first : first + len(parameter.to_local())]
+def subtract_rows(parameter: Tensor, whole: Tensor, times: float) -> None:
+    """Subtract ``times · whole [rows, …]`` from the rows that this rank holds of ``parameter [rows, …]``."""
+    if is_part(parameter):
+        # As torch.chunk cuts, with fewer parts than ranks where rows are few, FSDP2 has cut the weight.
+        first = sum(map(len, whole.chunk(dist.get_world_size())[: dist.get_rank()]))
+        parameter = parameter.to_local()
+        whole = whole[first : first + len(parameter)]
+    parameter.sub_(whole, alpha=times)
 
 
 def with_precision(

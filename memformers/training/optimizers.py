@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig
-from memformers.training.distributed import full_tensor, local_tensor, rows_like
+from memformers.training.distributed import full_tensor, subtract_rows
 
 Optimizers = tuple[torch.optim.Optimizer, ...]
 """Optimizers that together have every parameter of a model exactly once."""
@@ -133,7 +133,7 @@ class Muon(torch.optim.Optimizer):
         updates = orthogonalized(matrices.to(self.dtype or matrices.dtype)).to(matrices)
         for parameter, update in zip(parameters, updates, strict=True):
             parameter.mul_(1 - lr * weight_decay)
-            local_tensor(parameter).sub_(rows_like(parameter, update.reshape(parameter.shape)), alpha=step)
+            subtract_rows(parameter, update.reshape(parameter.shape), step)
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

@@ -97,11 +97,10 @@ def test_a_training_reads_several_segments_a_step_over_as_many_tokens():
     )
     state = TrainingState(build_optimizers(lm, config))
     train_here(lm, config, state=state)
-    memories = [0, 16, 16, 16, 16, 16, 16, 16]  # none at the beginning of an epoch
-    lengths = [16] * 7 + [13]
-    assert [s[0] for s in seen] == (lengths * 3)[: len(seen)]
-    assert [s[1] for s in seen] == (memories * 3)[: len(seen)]
-    assert [s[2] for s in seen] == [True, True, False] * state.step
+    lengths, memories, through = zip(*seen, strict=True)
+    assert lengths == ((*[16] * 7, 13) * 3)[: len(seen)]
+    assert memories == ((0, *[16] * 7) * 3)[: len(seen)]  # none at the beginning of an epoch
+    assert through == (True, True, False) * state.step
     assert (state.step, state.tokens) == (6, 4 * (2 * 125 + 32))
     assert (state.epoch, state.position) == (2, 32)
     assert config.tokens_a_step == 3 * 16 * 4
@@ -121,7 +120,7 @@ def skipped_at(calls, documents, **changes):
     lm = poisoned(small_lm("transformer-xl", segment_len=16, mem_len=16), "head", calls)
     config, before = small_training(skip_bad_steps=len(calls), **changes), []
     state = TrainingState(build_optimizers(lm, config))
-    steps = -(-config.tokens // (config.tokens_a_step))
+    steps = -(-config.tokens // config.tokens_a_step)
     segments = list(itertools.islice(segments_of(config, documents=documents), steps * (config.tbptt + 1)))
     with pytest.warns(RuntimeWarning, match="the step is skipped"):
         train_here(lm, config, iter(segments), state=state,
