@@ -1,6 +1,5 @@
 """The experiment on the length of memory, at a size of moments."""
 
-import csv
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,7 @@ from memformers.models.config import ModelConfig
 from memformers.training.config import TrainConfig
 from tests.builders import small_training
 from tests.processes import train_here
-from tests.report.fake_runs import fake_comparison
+from tests.report.fake_runs import data_of, fake_comparison
 
 
 def test_every_arm_differs_from_transformer_xl_in_its_memory_only():
@@ -48,8 +47,7 @@ def test_the_program_trains_every_memory_and_draws_each_by_its_keys_and_differen
         data="builtin", out=tmp_path / "a", seeds=2, scale=1, causes=False, evaluations=1, dashboard="off"
     )
     settings.run()
-    with open(tmp_path / "a/figures/longer_memory.csv", newline="") as file:
-        rows = {row["arm"]: row for row in csv.DictReader(file)}
+    rows = {row["arm"]: row for row in data_of(tmp_path / "a", "longer_memory")}
     assert {name: float(row["keys"]) for name, row in rows.items()} == {
         "transformer": 0, "transformer-xl": 8, "M-16": 16, "slots": 16, "M-16-grows": 16
     }  # fmt: skip
@@ -67,8 +65,7 @@ def test_the_differences_are_paired_by_seed_with_their_interval(tmp_path):
     bits = {"transformer": [2.5, 2.7], "transformer-xl": [2.25, 2.25], "M-128": [2.0, 2.2]}
     fake_comparison(folder, bits, keys={"transformer": 0, "transformer-xl": 64, "M-128": 128})
     save_figure(folder, tmp_path / "figures" / "longer_memory.png")
-    with open(tmp_path / "figures/longer_memory.csv", newline="") as file:
-        none, base, longer = csv.DictReader(file)
+    none, base, longer = data_of(tmp_path, "longer_memory")
     assert float(none["bits per character, minus the base's"]) == pytest.approx(0.35)
     assert float(none["half width of the 95 % interval"]) == pytest.approx(12.706 * 0.1)
     assert float(base["half width of the 95 % interval"]) == 0
@@ -76,12 +73,8 @@ def test_the_differences_are_paired_by_seed_with_their_interval(tmp_path):
 
 
 def test_a_growing_memory_is_paired_with_the_same_memory_from_the_beginning(tmp_path):
-    bits = {
-        "transformer-xl": [2.3, 2.4],
-        "M-128": [2.5, 2.7],
-        "M-128-grows": [2.25, 2.25],
-        "M-64-grows": [2.2, 2.2],
-    }
+    bits = {"transformer-xl": [2.3, 2.4], "M-128": [2.5, 2.7]}
+    bits |= {"M-128-grows": [2.25, 2.25], "M-64-grows": [2.2, 2.2]}
     fake_comparison(tmp_path / "a", bits, keys=dict.fromkeys(bits, 64))
     write_tables(tmp_path / "a")
     _, _, first, second, both = (tmp_path / "a/growth.md").read_text().splitlines()
