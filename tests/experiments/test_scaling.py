@@ -1,6 +1,6 @@
 """What is counted on models without numbers, against what models compute, keep, hold and send that run."""
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -94,12 +94,13 @@ def test_a_gpu_keeps_softmax_in_float32_and_of_dropout_a_byte_a_number():
     assert a["kept"] - b["kept"] == L * (2 * B * H * S * K - masks) - 3 * S * B * D
 
 
+COMPRESSIVE = {"model": "compressive"}
 FLOPS = [
     *({"model": model, "positions": positions} for model, positions in EVERY_MODEL),
-    {"model": "compressive", "again": True},
-    {"model": "compressive", "again": True, "dropout": 0.1},
-    {"model": "compressive", "compression_rate": 3},
-    {"model": "compressive", "compression_rate": 5, "segment_len": 3, "position_features": 10},
+    COMPRESSIVE | {"again": True},
+    COMPRESSIVE | {"again": True, "dropout": 0.1},
+    COMPRESSIVE | {"compression_rate": 3},
+    COMPRESSIVE | {"compression_rate": 5, "segment_len": 3, "position_features": 10},
 ]
 
 
@@ -113,24 +114,35 @@ def test_operations_are_those_of_a_step_that_runs(changes):
     assert flops(config).total() == counter.get_total_flops()
 
 
+FUSED = {"streams": 2, "precision": "bfloat16", "kernel": "fused"}
+"""Keeps no scores."""
 KEPT = [
-    {"model": model, "positions": positions, "precision": precision, "dropout": dropout}
-    for model, positions in EVERY_MODEL
-    for precision, dropout in (("float32", 0.0), ("bfloat16", 0.0), ("bfloat16", 0.1))
+    *(
+        {"model": model, "positions": positions, "precision": precision, "dropout": dropout}
+        for model, positions in EVERY_MODEL
+        for precision, dropout in (("float32", 0.0), ("bfloat16", 0.0), ("bfloat16", 0.1))
+    ),
+    *(
+        COMPRESSIVE | {"compression_rate": rate, "segment_len": segment_len, "c_mem_len": c_mem_len}
+        for rate, segment_len, c_mem_len in ((3, 16, 10), (5, 3, 10), (4, 24, 3))
+    ),
+    *({"positions": positions} | FUSED for positions in ("learned", "sinusoidal")),
 ]
 
 
-def check_kept(config):
-    """Against the model's own forward pass, and what it keeps where layers are computed again."""
+@pytest.mark.parametrize("changes", KEPT)
+def test_activations_and_memories_are_those_of_a_step_that_runs(changes):
+    """What autograd keeps of the model's own forward pass, also where layers are computed again."""
+    if changes.get("kernel") == "fused":
+        pytest.importorskip("triton")
+    config = training(**changes)
     lm = built(config)
     memory = with_full_memories(lm, config)
 
     def loss():
         with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16"):
-            output = lm(tokens(config), memory)
-            return (
-                F.cross_entropy(output.logits.flatten(0, 1), tokens(config).flatten()) + output.auxiliary_loss
-            )
+            logits, _, auxiliary_loss = lm(tokens(config), memory)
+            return F.cross_entropy(logits.flatten(0, 1), tokens(config).flatten()) + auxiliary_loss
 
     kept = kept_by(lm, loss)
     counted = kept_bytes(replace(config, activation_checkpointing=False))
@@ -139,24 +151,6 @@ def check_kept(config):
     inputs = kept_by(lm, loss)
     again = kept_bytes(replace(config, activation_checkpointing=True))
     assert again["kept"] == inputs + (kept - inputs) // config.model.n_layers
-
-
-@pytest.mark.parametrize("changes", KEPT)
-def test_activations_are_those_that_autograd_keeps_of_a_step_that_runs(changes):
-    check_kept(training(**changes))
-
-
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
-def test_the_fused_kernel_keeps_no_scores(positions):
-    pytest.importorskip("triton")
-    check_kept(training(2, positions=positions, precision="bfloat16", kernel="fused"))
-
-
-@pytest.mark.parametrize(("rate", "segment_len", "c_mem_len"), [(3, 16, 10), (5, 3, 10), (4, 24, 3)])
-def test_memories_take_as_many_bytes_as_those_of_text(rate, segment_len, c_mem_len):
-    check_kept(
-        training(model="compressive", compression_rate=rate, segment_len=segment_len, c_mem_len=c_mem_len)
-    )
 
 
 @pytest.mark.parametrize("count", [flops, kept_bytes])
@@ -180,26 +174,23 @@ class Sent(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@contextmanager
-def group(backend, ranks, store):
-    dist.init_process_group(backend, rank=0, world_size=ranks, store=store)
+def bytes_after_a_step(config, ranks, watch, hook=None):
+    """A step of the first of PyTorch's fake processes: what it sends goes nowhere, but it is sent, by
+    ``hook`` with DDP; returns the bytes of its weights, gradients and optimizers' state."""
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
-        yield
+        lm, alone = built(config), Distributed(parallel=config.parallel)
+        alone.place(lm, torch.device("cpu"))
+        optimizers, forward = build_optimizers(lm, config), forward_of(lm, alone, compile=False)
+        if hook:
+            forward.register_comm_hook(None, hook)
+        x = tokens(config, config.batch_size // ranks)
+        with watch:
+            backward(forward, [Segment(x, x)], Memory(()), config, alone)
+        for optimizer in optimizers:
+            optimizer.step()
     finally:
         dist.destroy_process_group()
-
-
-def bytes_after_a_step(config, ranks, watch, prepare=lambda forward: None):
-    """A step of the first rank; returns the bytes of its weights, gradients and optimizers' state."""
-    lm, alone = built(config), Distributed(parallel=config.parallel)
-    alone.place(lm, torch.device("cpu"))
-    optimizers, forward = build_optimizers(lm, config), forward_of(lm, alone, compile=False)
-    prepare(forward)
-    x = tokens(config, config.batch_size // ranks)
-    with watch:
-        backward(forward, [Segment(x, x)], Memory(()), config, alone)
-    for optimizer in optimizers:
-        optimizer.step()
     moments = [t for o in optimizers for state in o.state.values() for t in state.values()]
     tensors = [*lm.parameters(), *(p.grad for p in lm.parameters()), *moments]
     return sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in tensors)
@@ -207,11 +198,9 @@ def bytes_after_a_step(config, ranks, watch, prepare=lambda forward: None):
 
 @pytest.mark.parametrize("ranks", [4, 5, 7])
 def test_a_rank_of_fsdp_holds_and_sends_what_is_estimated(ranks):
-    """On PyTorch's fake processes: what a rank sends goes nowhere, but it is sent."""
     config = training(4 * ranks, parallel="fsdp")
     sent, guess = Sent(ranks), estimate(config, ranks)
-    with group("fake", ranks, FakeStore()):
-        assert guess.state_bytes == bytes_after_a_step(config, ranks, sent)
+    assert guess.state_bytes == bytes_after_a_step(config, ranks, sent)
     assert guess.sent_bytes == sent.bytes
 
 
@@ -225,11 +214,7 @@ def test_a_rank_of_ddp_reduces_each_gradient_once():
         return done
 
     guess = estimate(config, 4)
-    with group("gloo", 1, dist.HashStore()):
-        state = bytes_after_a_step(
-            config, 1, nullcontext(), lambda forward: forward.register_comm_hook(None, count)
-        )
-    assert guess.state_bytes == state
+    assert guess.state_bytes == bytes_after_a_step(config, 4, nullcontext(), count)
     assert sum(reduced) == guess.copy_bytes == 4 * guess.parameters
     assert guess.sent_bytes == 2 * 3 * guess.copy_bytes // 4
 
