@@ -86,14 +86,8 @@ def implementations_on_gpu(K: int) -> dict[str, Attention]:
 def random_inputs(memory_len: int, queries: int = S) -> dict[str, Tensor]:
     """Inputs of all implementations, contiguous, which all take a gradient."""
     K = memory_len + queries
-    shapes = {
-        "query": (B, H, queries, E),
-        "key": (B, H, K, E),
-        "value": (B, H, K, E),
-        "r": (H, K, E),
-        "u": (H, E),
-        "s": (H, K),
-    }
+    shapes: dict[str, tuple[int, ...]] = {"r": (H, K, E), "u": (H, E), "s": (H, K)}
+    shapes = {"query": (B, H, queries, E), "key": (B, H, K, E), "value": (B, H, K, E)} | shapes
     return {name: torch.randn(shape).requires_grad_() for name, shape in shapes.items()}
 
 
@@ -115,13 +109,8 @@ def measure(memory_len: int, *, repeats: int) -> Result:
     """Seconds of every forward and backward pass, ``torch.mm``'s rate in between, and extra memory."""
     torch.manual_seed(0)
     inputs, K = random_inputs(memory_len), memory_len + S
-    scores = 4 * B * H * S * K
-    absent = {
-        name: f"would need about {copies * scores / (1 << 30):.1f} GiB"
-        for name, (_, copies) in IMPLEMENTATIONS.items()
-        if copies * scores > LIMIT
-    }
-    present = {name: one for name, (one, _) in IMPLEMENTATIONS.items() if name not in absent}
+    needs = {name: copies * 4 * B * H * S * K for name, (_, copies) in IMPLEMENTATIONS.items()}
+    present = {name: IMPLEMENTATIONS[name][0] for name, need in needs.items() if need <= LIMIT}
     errors = {}
     if NAIVE in present:
         expected = forward_and_backward(present[NAIVE], inputs)
@@ -131,11 +120,14 @@ def measure(memory_len: int, *, repeats: int) -> Result:
     return {
         "memory_len": memory_len,
         "keys": K,
-        # Forward: 3 products, of content, of positions and with values; backward: 2 of the same size for
-        # each.
+        # Three products forward, of content, of positions and with values; two for each backward.
         "flops": 9 * 2 * B * H * S * K * E,
         "errors": errors,
-        "not run": absent,
+        "not run": {
+            name: f"would need about {need / (1 << 30):.1f} GiB"
+            for name, need in needs.items()
+            if need > LIMIT
+        },
         "seconds": in_turns(sides, repeats, f"attention, M = {memory_len}", between=matrix_multiply),
         "torch.mm, FLOP/s": matrix_multiply.rates,
         "extra memory": {name: in_child("attention", "extra_memory", name, memory_len) for name in present},

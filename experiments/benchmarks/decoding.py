@@ -131,9 +131,8 @@ def prefilling(tokens: int, rounds: int) -> dict[str, list[float]]:
         "prefill": lambda: TextStream(model, tokenizer).read(text),
         "evaluated": lambda: evaluate(model, encoded, 1),
     }
-    return {
-        name: [t / tokens for t in seconds] for name, seconds in in_turns(sides, rounds, "prefill").items()
-    }
+    found = in_turns(sides, rounds, "prefill")
+    return {name: [t / tokens for t in seconds] for name, seconds in found.items()}
 
 
 def rounding(training: int, tokens: int = 4000) -> dict[str, float]:

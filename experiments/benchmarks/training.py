@@ -6,7 +6,8 @@ Raw measurements come out, seconds a step; :mod:`experiments.benchmarks.report` 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from experiments.benchmarks import cases
 from experiments.benchmarks.cases import CASES, MODELS, VOCABULARY, Case
 from experiments.benchmarks.measuring import (
     MatrixMultiply,
@@ -41,6 +43,7 @@ from memformers.training.config import TrainConfig
 
 OURS, BFLOAT16, COMPILED = "ours", "ours, bfloat16", "ours, compiled"
 LABML_FUSED = "labml-nn, fused AdamW"
+BUILT = {OURS: MemoryLM, LABML: LabmlLM, LUCIDRAINS: LucidrainsLM}
 BFLOAT16_TOLERANCE = 5e-2
 """The tolerance of logits under autocast: 8 bits a number, through several layers."""
 KINDS = {
@@ -68,25 +71,20 @@ KINDS = {
 OPTIMIZER, OTHER = "clip and optimizer", "everything else"
 
 
+@dataclass
 class Trainer:
     """A model in training, with its own memory."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        batches: list[Tensor],
-        *,
-        doc_starts: list[Tensor] | None = None,
-        bfloat16: bool = False,
-        fused: bool = True,
-    ):
-        self.model = model
-        self.batches = batches
-        self.doc_starts = doc_starts
-        self.bfloat16 = bfloat16
-        self.memory: Any = None
-        self.taken = 0
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
+    model: nn.Module
+    batches: list[Tensor]
+    doc_starts: list[Tensor] | None = None
+    bfloat16: bool = False
+    fused: bool = True
+    memory: Any = None
+    taken: int = 0
+
+    def __post_init__(self) -> None:
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=self.fused)
 
     @torch.no_grad()
     def fill(self, segments: int) -> None:
@@ -98,9 +96,8 @@ class Trainer:
         """Read segment ``number``, and remember it; returns its logits ``[S, B, vocab_size]`` and its
         reconstruction loss."""
         tokens = self.batches[number % len(self.batches)]
-        # The peers know no starts.
-        own = self.doc_starts
-        given = {} if own is None else {"doc_starts": own[number % len(own)]}
+        own = self.doc_starts or []
+        given = {"doc_starts": own[number % len(own)]} if own else {}  # which the peers don't know
         logits, self.memory, reconstruction_loss = self.model(tokens, self.memory, **given)
         return logits, reconstruction_loss
 
@@ -130,12 +127,12 @@ def copy_of(ours: MemoryLM) -> MemoryLM:
     return twin
 
 
-def first_steps(sides: dict[str, Trainer], absent: dict[str, str], warm_up: int) -> dict[str, Any]:
+def first_steps(sides: dict[str, Trainer], absent: dict[str, str], warm_up: int) -> Result:
     """Let every side take steps that aren't timed, the first of them compared with ours. A compiler that
     fails drops its side out; ``absent`` then says why. Raises ValueError where a side differs."""
-    found: dict[str, Any] = {}
+    found: Result = {"errors": {}}
     expected = sides[OURS].step()
-    for name in [name for name in sides if name != OURS]:
+    for name in list(sides)[1:]:
         start = time.perf_counter()
         try:
             logits = sides[name].step()
@@ -147,11 +144,10 @@ def first_steps(sides: dict[str, Trainer], absent: dict[str, str], warm_up: int)
             continue
         if name == COMPILED:
             found["seconds to compile"] = time.perf_counter() - start
-        if name == LUCIDRAINS:
-            continue  # another architecture
-        tolerance = BFLOAT16_TOLERANCE if name == BFLOAT16 else TOLERANCE
-        errors = {"logits of the first step": relative_error(logits, expected)}
-        found.setdefault("errors", {})[name] = check_errors(errors, tolerance, name)
+        if name != LUCIDRAINS:  # another architecture
+            tolerance = BFLOAT16_TOLERANCE if name == BFLOAT16 else TOLERANCE
+            errors = {"logits of the first step": relative_error(logits, expected)}
+            found["errors"][name] = check_errors(errors, tolerance, name)
     for _ in range(warm_up - 1):
         for trainer in sides.values():
             trainer.step()
@@ -169,28 +165,30 @@ def build_sides(case: Case, *, compiled: bool) -> tuple[dict[str, Trainer], dict
         OURS: Trainer(ours, batches),
         LABML: Trainer(theirs, batches, fused=False),  # PyTorch's default on CPU
         LABML_FUSED: Trainer(twin, batches),
+        BFLOAT16: Trainer(copy_of(ours), batches, bfloat16=True),
     }
-    if case.lucidrains and case.config.model == "compressive":
+    if case.name in cases.WITH_LUCIDRAINS and case.config.model == "compressive":
         if lucidrains_is_installed():
             sides[LUCIDRAINS] = Trainer(LucidrainsLM(case.config), batches)
         else:
             absent[LUCIDRAINS] = "not installed"
-    for name in sides:
-        if name != LABML_FUSED:
-            sides[name].fill(case.segments_to_fill)
-    sides[LABML_FUSED].memory = sides[LABML].memory
-    sides[BFLOAT16] = Trainer(copy_of(ours), batches, bfloat16=True)
-    if not case.compiled or case.config.model != "transformer-xl":
+    if case.name not in cases.COMPILED or case.config.model != "transformer-xl":
         absent[COMPILED] = "compiled are the small Transformer-XLs alone"
     elif not compiled:
         absent[COMPILED] = "quick run"
     else:
         sides[COMPILED] = Trainer(copy_of(ours), batches)
+    for trainer in sides.values():
+        trainer.fill(case.segments_to_fill)
+    if COMPILED in sides:
         sides[COMPILED].model.compile(fullgraph=True)
-    for name in (BFLOAT16, COMPILED):
-        if name in sides:
-            sides[name].memory = sides[OURS].memory
     return sides, absent, error
+
+
+def steps_in_turns(sides: Mapping[str, Trainer], rounds: int, case: Case, **options: Any) -> Result:
+    """Seconds of a step of each side in every round, with the ``options`` of in_turns."""
+    steps = {name: trainer.step for name, trainer in sides.items()}
+    return in_turns(steps, rounds, f"{case.name} {case.config.model}", **options)
 
 
 def measure(case: Case, *, quick: bool = False) -> Result:
@@ -199,9 +197,7 @@ def measure(case: Case, *, quick: bool = False) -> Result:
     sides, absent, error = build_sides(case, compiled=not quick)
     found = first_steps(sides, absent, warm_up=1 if quick else 3)
     matrix_multiply = MatrixMultiply()
-    steps = {name: trainer.step for name, trainer in sides.items()}
-    said = f"{case.name} {case.config.model}"
-    seconds = in_turns(steps, 2 if quick else case.steps, said, between=matrix_multiply)
+    seconds = steps_in_turns(sides, 2 if quick else case.steps, case, between=matrix_multiply)
     return {
         "case": case.name,
         "model": case.config.model,
@@ -215,8 +211,8 @@ def measure(case: Case, *, quick: bool = False) -> Result:
         "profile": shares_of_time(sides[OURS].step),
         "peak memory": {
             name: in_child("training", "peak_memory_of", case.name, case.config.model, name)
-            for name in sides
-            if name in (OURS, LABML, LUCIDRAINS)
+            for name in BUILT
+            if name in sides
         },
     }
 
@@ -225,8 +221,7 @@ def peak_memory_of(name: str, model: str, side: str) -> int | None:
     """Bytes that this process holds at most in two training steps with full memories."""
     torch.manual_seed(0)
     case = CASES[name].of(MODELS[MODELS.index(model)])
-    models = {OURS: MemoryLM, LABML: LabmlLM, LUCIDRAINS: LucidrainsLM}
-    trainer = Trainer(models[side](case.config), random_batches(case), fused=side != LABML)
+    trainer = Trainer(BUILT[side](case.config), random_batches(case), fused=side != LABML)
     trainer.fill(case.segments_to_fill)
     trainer.step()
     trainer.step()

@@ -12,19 +12,15 @@ import torch
 from torch import Tensor
 
 from experiments.benchmarks.cases import CASES, MODELS, Case
-from experiments.benchmarks.measuring import Result, check_errors, in_turns, relative_error
+from experiments.benchmarks.measuring import Result, check_errors, relative_error
 from experiments.benchmarks.peers import TOLERANCE
-from experiments.benchmarks.training import BFLOAT16, OURS, Trainer, copy_of, random_batches
+from experiments.benchmarks.training import BFLOAT16, OURS, Trainer, copy_of, random_batches, steps_in_turns
 from memformers import MemoryLM
 from memformers.models.compression import WITHOUT_PARAMETERS, CompressionName
 
 STARTS, STARTS_BFLOAT16 = "with starts", "with starts, bfloat16"
 PLAIN_OF = {STARTS: OURS, STARTS_BFLOAT16: BFLOAT16}
 """What each side with starts is compared with."""
-WITH_STARTS = ("compare", "mid")
-"""The cases in which steps with starts are measured."""
-WITH_COMPRESSIONS = "compare"
-"""The case in which compressions are measured."""
 SEGMENTS_A_DOCUMENT = 4
 """How many segments long documents are, on average."""
 ROUNDS_A_STEP = 4
@@ -32,12 +28,11 @@ ROUNDS_A_STEP = 4
 
 
 def measure_all(*, quick: bool = False) -> Result:
-    """Everything here; of a quick run, the smallest case."""
-    names = ("seed",) if quick else WITH_STARTS
-    case = CASES["seed" if quick else WITH_COMPRESSIONS].of("compressive")
+    """Starts in two cases and compressions in the first of them; of a quick run, the smallest case."""
+    cases = [CASES[name] for name in (("seed",) if quick else ("compare", "mid"))]
     return {
-        "starts": [measure_starts(CASES[name].of(model), quick=quick) for name in names for model in MODELS],
-        "compressions": measure_compressions(case, quick=quick),
+        "starts": [measure_starts(case.of(model), quick=quick) for case in cases for model in MODELS],
+        "compressions": measure_compressions(cases[0].of("compressive"), quick=quick),
     }
 
 
@@ -46,18 +41,12 @@ def measure_starts(case: Case, *, quick: bool = False) -> Result:
     torch.manual_seed(0)
     model, batches, doc_starts = MemoryLM(case.config), random_batches(case), random_starts(case)
     error = error_without_documents(model, batches)
-    sides = {
-        OURS: Trainer(model, batches),
-        STARTS: Trainer(copy_of(model), batches, doc_starts=doc_starts),
-        BFLOAT16: Trainer(copy_of(model), batches, bfloat16=True),
-        STARTS_BFLOAT16: Trainer(copy_of(model), batches, doc_starts=doc_starts, bfloat16=True),
-    }
-    return {
-        "case": case.name,
-        "model": case.config.model,
-        "error": error,
-        "seconds": seconds_of_steps(sides, case, quick=quick),
-    }
+    sides = {}
+    for plain, started, bfloat16 in ((OURS, STARTS, False), (BFLOAT16, STARTS_BFLOAT16, True)):
+        sides[plain] = Trainer(copy_of(model), batches, bfloat16=bfloat16)
+        sides[started] = Trainer(copy_of(model), batches, doc_starts, bfloat16)
+    seconds = seconds_of_steps(sides, case, quick=quick)
+    return {"case": case.name, "model": case.config.model, "error": error, "seconds": seconds}
 
 
 def random_starts(case: Case) -> list[Tensor]:
@@ -89,12 +78,10 @@ def measure_compressions(case: Case, *, quick: bool = False) -> Result:
     return {"case": case.name, "seconds": seconds_of_steps(sides, case, quick=quick)}
 
 
-def seconds_of_steps(sides: Mapping[str, Trainer], case: Case, *, quick: bool) -> dict[str, list[float]]:
+def seconds_of_steps(sides: Mapping[str, Trainer], case: Case, *, quick: bool) -> Result:
     """Of every side with full memories, by rounds, after steps that aren't timed."""
     for trainer in sides.values():
         trainer.fill(case.segments_to_fill)
         for _ in range(1 if quick else 3):
             trainer.step()
-    steps = {name: trainer.step for name, trainer in sides.items()}
-    rounds, said = 2 if quick else ROUNDS_A_STEP * case.steps, f"{case.name} {case.config.model}, variants"
-    return in_turns(steps, rounds, said, back_and_forth=True)
+    return steps_in_turns(sides, 2 if quick else ROUNDS_A_STEP * case.steps, case, back_and_forth=True)

@@ -100,11 +100,8 @@ def tables(config: TrainConfig, rates: Rates) -> list[str]:
     alone = estimate(config, 1)
     total = alone.flops.total()
     steps = [step_row(replace(config, parallel=parallel), ranks, rates) for ranks, parallel in SHARES]
-    shares = [
-        [part, f"{count / 1e12:,.1f}", f"{count / total:.1%}"]
-        for part in PARTS
-        if (count := alone.flops[part])
-    ]
+    counts = {part: alone.flops[part] for part in PARTS if alone.flops[part]}
+    shares = [[part, f"{count / 1e12:,.1f}", f"{count / total:.1%}"] for part, count in counts.items()]
     again = over_layers(flops, replace(config, activation_checkpointing=True)).total() / total - 1
     kept = [[str(ranks), *kept_by(config, ranks)] for ranks in (1, 8, 64)]
     return [
@@ -122,15 +119,12 @@ def tables(config: TrainConfig, rates: Rates) -> list[str]:
 def step_row(config: TrainConfig, ranks: int, rates: Rates) -> list[str]:
     """The costs of each of the ``ranks`` in a step."""
     e = estimate(config, ranks)
-    compute, communication = (
-        e.flops.total() / (rates.teraflops * 1e12),
-        e.sent_bytes / (rates.bandwidth * 1e9),
-    )
-    step = max(compute, communication)
+    compute, sending = e.flops.total() / (rates.teraflops * 1e12), e.sent_bytes / (rates.bandwidth * 1e9)
+    step = max(compute, sending)
     sizes = (e.state_bytes, e.copy_bytes, e.memory_bytes, e.activation_bytes, e.total_bytes)
     return [
         str(ranks), config.parallel, f"{e.flops.total() / 1e12:,.1f}", *map(gibibytes, sizes),
-        f"{e.sent_bytes / 1e9:.2f}", *(f"{seconds:.3f}" for seconds in (compute, communication, step)),
+        f"{e.sent_bytes / 1e9:.2f}", *(f"{seconds:.3f}" for seconds in (compute, sending, step)),
         f"{e.tokens / step:,.0f}",
     ]  # fmt: skip
 
@@ -139,10 +133,11 @@ def kept_by(config: TrainConfig, ranks: int) -> list[str]:
     """Bytes of activations on each of the ``ranks``, by each way to reduce them."""
     config = replace(config, batch_size=config.batch_size // ranks)
     fused = replace(config, model=replace(config.model, kernel="fused", dropout=0.0))
-    ways = [
-        replace(way, activation_checkpointing=again) for way in (config, fused) for again in (False, True)
+    return [
+        gibibytes(over_layers(kept_bytes, replace(way, activation_checkpointing=again))["kept"])
+        for way in (config, fused)
+        for again in (False, True)
     ]
-    return [gibibytes(over_layers(kept_bytes, way)["kept"]) for way in ways]
 
 
 def gibibytes(count: int) -> str:
@@ -154,9 +149,7 @@ def main(rates: Rates) -> None:
     """Print the tables and write the page. Raises UserError if Triton is missing, which the fused kernel
     needs."""
     if find_spec("triton") is None:
-        raise UserError(
-            "counting the memory of the fused kernel needs Triton; install it (pip install triton)."
-        )
+        raise UserError("counting the fused kernel's memory needs Triton; install it (pip install triton).")
     text = page(rates)
     rates.out.write_text(text, encoding="utf-8")
     print(f"{text}\nwritten: {rates.out}")

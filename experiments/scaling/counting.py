@@ -35,14 +35,9 @@ def over_layers(count: Callable[[TrainConfig], Counts], config: TrainConfig) -> 
     """``count(config)``, computed from the counts for one layer and for two where all layers are alike."""
     if len(set(config.model.layer_lengths)) > 1:
         return count(config)
-    lengths = config.model.layer_lengths[0]
-    alike = replace(
-        config.model,
-        mem_len=lengths.mem_len,
-        c_mem_len=lengths.c_mem_len,
-        compression_rate=lengths.compression_rate,
-    )
-    config = replace(config, model=alike)
+    own = config.model.layer_lengths[0]
+    alike = {name: getattr(own, name) for name in ("mem_len", "c_mem_len", "compression_rate")}
+    config = replace(config, model=replace(config.model, **alike))
     one, two = (count(replace(config, model=replace(config.model, n_layers=n))) for n in (1, 2))
     return Counter({name: one[name] + (config.model.n_layers - 1) * (two[name] - one[name]) for name in two})
 

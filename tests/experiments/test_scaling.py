@@ -154,9 +154,11 @@ def test_activations_and_memories_are_those_of_a_step_that_runs(changes):
 
 
 @pytest.mark.parametrize("count", [flops, kept_bytes])
-@pytest.mark.parametrize("again", [False, True])
-def test_all_layers_follow_from_one_and_two(count, again):
-    config = training(model="compressive", n_layers=5, again=again, precision="bfloat16", dropout=0.1)
+@pytest.mark.parametrize(
+    ("model", "again"), [("compressive", False), ("compressive", True), ("transformer-xl", True)]
+)
+def test_all_layers_follow_from_one_and_two(count, model, again):
+    config = training(model=model, n_layers=5, again=again, precision="bfloat16", dropout=0.1)
     assert over_layers(count, config).total() == count(config).total()
 
 
