@@ -103,9 +103,7 @@ def test_dropout_drops_some_probabilities_and_their_gradients(kept, queries, bou
 
 
 @pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize(
-    ("without", "bounded"), [((), True), (("v",), False), (("s",), True), (("v", "s"), False)]
-)
+@pytest.mark.parametrize(("without", "bounded"), [("", True), ("v", False), ("s", True), ("vs", False)])
 @pytest.mark.parametrize("dropout_prob", [0.0, 0.5])
 def test_the_operator_keeps_torchs_promises(keep, without, bounded, dropout_prob):
     inputs = tensors(2, 3, 5, 11, 7, torch.float64)

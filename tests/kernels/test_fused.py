@@ -21,12 +21,8 @@ def test_documents_in_a_long_segment_begin_at_any_key():
     size, doc_starts = (2, 1, 67, 131, 3), torch.tensor([[0, 20, 65], [33, 40, 66]])
     documents = (torch.arange(67)[:, None] >= doc_starts[:, None]).sum(-1)  # [B, S]
     begins = torch.cat((torch.tensor([[0], [50]]), 64 + doc_starts), dim=1)
-    compare(
-        fused.relative_attention,
-        tensors(*size, torch.float32),
-        torch.float32,
-        begins.gather(1, documents).to(DEVICE),
-    )
+    key_start = begins.gather(1, documents).to(DEVICE)
+    compare(fused.relative_attention, tensors(*size, torch.float32), torch.float32, key_start)
 
 
 def test_any_memory_order_of_the_inputs_works():

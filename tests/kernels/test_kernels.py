@@ -85,8 +85,9 @@ def over_a_cache(query, key, value, r, u, v=None, s=None, key_start=None):
     return single.relative_attention(*inputs, columns, **terms, key_start=key_start)
 
 
-def check(name, dtype, size, key_start=None, without=()):
-    """Compare the kernel of this name with what it must equal."""
+def check(name, dtype, size, bounded=False, without=""):
+    """Compare the kernel of this name with what it must equal, where queries see all keys or, ``bounded``,
+    those from another one on."""
     device = DEVICE if name == "fused" else "cpu"
     inputs, law = tensors(*size, dtype, device), naive.relative_attention
     if name == "fused":
@@ -105,27 +106,26 @@ def check(name, dtype, size, key_start=None, without=()):
     else:
         kernel = {"blocked": blocked.relative_attention, "single": over_a_cache}[name]
     inputs = {name: t for name, t in inputs.items() if name not in without}
-    compare(kernel, inputs, dtype, None if key_start is None else key_start.to(device), law)
-
-
-def cases(sizes):
-    return [(name, dtype, size) for name in sizes for dtype in sizes[name] for size in sizes[name][dtype]]
-
-
-@pytest.mark.usefixtures("bfloat16_as_on_the_gpu")
-@pytest.mark.parametrize(("name", "dtype", "size"), cases(SIZES))
-def test_a_kernel_equals_the_law_in_output_and_every_gradient(name, dtype, size):
-    check(name, dtype, size)
-
-
-@pytest.mark.usefixtures("bfloat16_as_on_the_gpu")
-@pytest.mark.parametrize(("name", "dtype", "size"), cases(FROM_KEY_START))
-def test_a_kernel_equals_the_law_where_queries_see_the_keys_from_another_one_on(name, dtype, size):
     B, _, S, K, _ = size
-    check(name, dtype, size, first_keys(B, S, K))
+    compare(kernel, inputs, dtype, first_keys(B, S, K, device) if bounded else None, law)
 
 
-@pytest.mark.parametrize("without", [("v", "s"), ("s",), ("v",)])
+@pytest.mark.usefixtures("bfloat16_as_on_the_gpu")
+@pytest.mark.parametrize(
+    ("name", "dtype", "size", "bounded"),
+    [
+        (name, dtype, size, sizes is FROM_KEY_START)
+        for sizes in (SIZES, FROM_KEY_START)
+        for name in sizes
+        for dtype in sizes[name]
+        for size in sizes[name][dtype]
+    ],
+)
+def test_a_kernel_equals_the_law_in_output_and_every_gradient(name, dtype, size, bounded):
+    check(name, dtype, size, bounded)
+
+
+@pytest.mark.parametrize("without", ["vs", "s", "v"])
 @pytest.mark.parametrize("name", SIZES)
 def test_a_kernel_equals_the_law_in_either_scheme_of_positions(name, without):
     dtype = next(iter(SIZES[name]))

@@ -7,6 +7,8 @@ from torch.func import functional_call, grad, jvp, vmap
 from memformers.kernels import dispatch
 from tests.builders import small_lm
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 WITHIN = r"kernel='blocked' can't run within torch\.func .*; use kernel='auto' or 'naive'"
 QUERY = "transformer.layers.0.self_attn.query.weight"
 
@@ -19,7 +21,6 @@ def kernel(request, monkeypatch):
     return request.param.partition(",")[0]
 
 
-@pytest.mark.usefixtures("float64")
 def test_forward_mode_gives_the_directional_derivative(kernel):
     lm, tokens = small_lm("transformer-xl", kernel=kernel), torch.randint(11, (7, 2))
     memory = lm(tokens).memory
@@ -40,7 +41,6 @@ def test_forward_mode_gives_the_directional_derivative(kernel):
     torch.testing.assert_close(derivative.detach(), wanted, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.usefixtures("float64")
 def test_the_second_derivative_is_right_or_an_error_that_names_naive(kernel):
     lm, x = small_lm("transformer-xl", kernel=kernel), torch.randn(7, 2, 12, requires_grad=True)
     attention = lm.transformer.layers[0].self_attn
@@ -55,7 +55,6 @@ def test_the_second_derivative_is_right_or_an_error_that_names_naive(kernel):
     )
 
 
-@pytest.mark.usefixtures("float64")
 def test_gradients_of_each_sample_are_those_of_one_after_the_other(kernel):
     lm, tokens = small_lm("transformer-xl", kernel=kernel), torch.randint(11, (7, 3))
     weights = {name: p.detach() for name, p in lm.named_parameters()}
