@@ -2,7 +2,7 @@
 models, and writes the report that sets them side by side."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from shutil import rmtree
@@ -58,11 +58,9 @@ class Task(Protocol):
         """The settings of a run as a frozen dataclass; UserError, with their ``source``, if there is no
         such run."""
 
-    def read(self, runs: Mapping[str, Settings], folder: Path) -> Any:
-        """What ``runs`` read; UserError if it can't be used, or differs from what runs in ``folder`` read."""
-
-    def pin(self, source: Any, runs: Mapping[str, Settings], folder: Path) -> Settings:
-        """The settings that let each run read the very same ``source``."""
+    def read(self, runs: Mapping[str, Settings], folder: Path) -> Callable[[], Settings]:
+        """A function for the settings that let each of ``runs`` read the very same source, which it may write
+        into ``folder``; UserError for a source that can't be used, or isn't that of the runs there."""
 
     def train(self, folder: Path) -> None:
         """Train the run that ``config.json`` in ``folder`` describes, in this process."""
@@ -116,11 +114,12 @@ def run_experiment(
     dashboard = find_dashboard(dashboard)
     experiment = in_one_precision(experiment, folder)
     task, plan = experiment.task, united(experiment, folder, resume)
-    runs = settings_of_runs(plan, experiment.shared)
-    source = task.read(runs, folder)
+    arms = {arm.name: settings_of(arm, experiment.shared) for arm in plan.arms}
+    runs = {name: {**arms[run.arm], "seed": run.seed} for name, run in plan.runs.items()}
+    pin = task.read(runs, folder)
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
-        pinned = task.pin(source, runs, folder)
+        pinned = pin()
         write_json(folder / EXPERIMENT, plan)
         due = [name for name in runs if not (folder / name / RESULT).exists()]
         for name in () if task.resumes else due:
@@ -186,21 +185,12 @@ def united(experiment: Experiment, folder: Path, resume: bool) -> Plan:
     return Plan(name, before.settings, tuple(arms.values()), runs, commands)
 
 
-def settings_of_runs(plan: Plan, shared: Settings) -> dict[str, Settings]:
-    """Each run's settings, by the run's name; those that a resumed training may have otherwise are of
-    ``shared``."""
-    arms = {arm.name: settings_of(arm, shared) for arm in plan.arms}
-    return {name: {**arms[run.arm], "seed": run.seed} for name, run in plan.runs.items()}
-
-
 def train_all(
     experiment: Experiment, plan: Plan, due: Mapping[str, Settings], folder: Path, dashboard: str
 ) -> list[str]:
     """Train the runs that are ``due``; returns the names of those that failed."""
     names = list(due)
-    if (
-        experiment.jobs > 1
-    ):  # the arms of each seed that take longest first: at the end, no long one runs alone
+    if experiment.jobs > 1:  # what takes longest first in each seed: at the end, no long one runs alone
         names.sort(key=lambda name: (plan.runs[name].seed, -cost(due[name]["model"])))
     done = len(plan.runs) - len(due)
     print(f"{len(plan.runs)} trainings, {done} of them done → {folder}", flush=True)

@@ -2,14 +2,13 @@
 asks for them."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_fields
-from memformers.common.files import config_from_dict
 from memformers.comparison.arms import keys_of_layers, read_arms, settings_of
 from memformers.comparison.experiment import Experiment, Settings, run_experiment
 from memformers.comparison.recall_training import RecallRun, RecallSettings, train_recall
@@ -33,23 +32,15 @@ class RecallTask:
 
     def parse(self, settings: Settings, source: str) -> RecallRun:
         """The run's TrainConfig, and what belongs to the task."""
-        if not isinstance(of_task := settings.get(self.name), Mapping):
-            raise UserError(f"{source}: expected the settings of a recall run, which have {self.name!r}.")
-        train = {name: value for name, value in settings.items() if name != self.name}
-        return RecallRun(
-            config_from_dict(TrainConfig, train, source), config_from_dict(RecallSettings, of_task, source)
-        )
+        return RecallRun.of(settings, source)
 
-    def read(self, runs: Mapping[str, Settings], folder: Path) -> None:
-        """Nothing: the stream is drawn while it is read."""
-
-    def pin(self, source: None, runs: Mapping[str, Settings], folder: Path) -> Settings:
-        """No settings: the stream depends on nothing outside of the run."""
-        return {}
+    def read(self, runs: Mapping[str, Settings], folder: Path) -> Callable[[], Settings]:
+        """Nothing: the stream is drawn while it is read, and depends on nothing outside of the run."""
+        return dict
 
     def train(self, folder: Path) -> None:
         """Train from the beginning, and measure."""
-        train_recall(folder, self.parse)
+        train_recall(folder)
 
     def measure(self, train: TrainConfig, folder: Path) -> None:
         """Nothing: each training has measured its model."""

@@ -1,13 +1,14 @@
 """The training and measurement of one arm of a recall experiment from one seed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from memformers.common.errors import UserError
 from memformers.common.fields import Count, Share, Whole, check_fields
-from memformers.common.files import read_json, write_json
+from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.common.machine import describe_environment, peak_memory
 from memformers.data.recall_stream import RecallStream, recall_segments
 from memformers.evaluation.memory_ablation import UNTOUCHED, controls_of
@@ -61,6 +62,16 @@ class RecallRun:
     train: TrainConfig
     recall: RecallSettings
 
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], source: str) -> "RecallRun":
+        """The run of these ``settings``; UserError, with their ``source``, if there is no such run."""
+        train = dict(settings)
+        if not isinstance(recall := train.pop("recall", None), Mapping):
+            raise UserError(f"{source}: expected the settings of a recall run, which have 'recall'.")
+        return cls(
+            config_from_dict(TrainConfig, train, source), config_from_dict(RecallSettings, recall, source)
+        )
+
     def longest(self) -> Callable[[int], int] | None:
         """The longest distance of a question in a segment, as a function of the position where the segment
         begins in its stream; None if there is no limit."""
@@ -71,38 +82,39 @@ class RecallRun:
         return lambda start: round(S * (top / S) ** (start / grown)) if start < grown else 2**60
 
 
-def train_recall(
-    folder: Path, parse: Callable[[dict[str, Any], str], RecallRun], dashboard: str = ""
-) -> None:
-    """Train the run that ``config.json`` in ``folder`` describes, as ``parse`` reads it; save the model,
-    measure it, and write ``result.json``.
+def train_recall(folder: Path, dashboard: str = "") -> None:
+    """Train the run that ``config.json`` in ``folder`` describes; save the model, measure it, and write
+    ``result.json``.
 
     Raises UserError for another run's config, and [`memformers.training.loop.NotFiniteError`][] for a
     training that diverged.
     """
     settings = read_json(folder / CONFIG)
-    run = parse(settings, str(folder / CONFIG))
+    run = RecallRun.of(settings, str(folder / CONFIG))
     model = build_model(run.train)
     if run.recall.frozen:
         for compress in model.transformer.compressions:
             compress.requires_grad_(False)
-    facts = describe(model)
+    of_memory = memory_facts(model.config)
+    facts = {
+        "corpus": {"name": "recall stream", "source": "drawn while it is read"},
+        "parameters": sum(p.numel() for p in model.parameters()),
+        **of_memory,
+        "sees_back": of_memory["memory"]["one_layer"] + model.config.segment_len,
+        "environment": describe_environment(model.device),
+    }
     write_json(folder / FACTS, facts)
-    name = folder.resolve().name
+    name, S = folder.resolve().name, run.train.model.segment_len
     with Tracking(folder, name, {**settings, **facts}, dashboard) as track:
         segments = recall_segments(
-            run.recall.stream,
-            run.train.batch_size,
-            run.train.model.segment_len,
-            run.train.seed,
-            longest=run.longest(),
+            run.recall.stream, run.train.batch_size, S, run.train.seed, longest=run.longest()
         )
 
         def record(state: TrainingState, metrics: dict[str, float]) -> None:
             track.record({"tokens": state.tokens, "seconds": state.seconds, **metrics})
 
         def evaluate(state: TrainingState) -> None:
-            recall = measure(model, run, GLIMPSE * run.train.model.segment_len)[UNTOUCHED]
+            recall = measure(model, run, GLIMPSE * S)[UNTOUCHED]
             track.record({"tokens": state.tokens, "seconds": state.seconds, **curves(recall)})
             print(
                 f"{name}: {state.tokens / run.train.tokens:.0%}, {state.seconds:.0f} s, "
@@ -140,15 +152,3 @@ def curves(recall: Recall) -> dict[str, float]:
     asks = sum(recall.asks_by_place.values())
     correct = sum((recall.by_place[p] or 0.0) * n for p, n in recall.asks_by_place.items())
     return {"loss.valid": recall.loss, "accuracy.valid": correct / max(asks, 1), **right}
-
-
-def describe(model: MemoryLM) -> dict[str, Any]:
-    """The facts of ``run.json``."""
-    facts = memory_facts(model.config)
-    return {
-        "corpus": {"name": "recall stream", "source": "drawn while it is read"},
-        "parameters": sum(p.numel() for p in model.parameters()),
-        **facts,
-        "sees_back": facts["memory"]["one_layer"] + model.config.segment_len,
-        "environment": describe_environment(model.device),
-    }

@@ -2,7 +2,7 @@
 worth."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -96,20 +96,16 @@ class TextTask:
         """The run's TrainConfig."""
         return config_from_dict(TrainConfig, settings, source)
 
-    def read(self, runs: Mapping[str, Settings], folder: Path) -> Corpus:
-        """The corpus; UserError also for runs in ``folder`` of another corpus or of other settings."""
+    def read(self, runs: Mapping[str, Settings], folder: Path) -> Callable[[], Settings]:
+        """The corpus, pinned by a path or word that gives the same text whatever the network or a cache
+        contains; UserError also for runs in ``folder`` of another corpus or of other settings."""
         trainings = {name: self.parse(settings, name) for name, settings in runs.items()}
         any_of_them = next(iter(trainings.values()))
         corpus = load_corpus(any_of_them.data, any_of_them.document_separator)
         for name, training in trainings.items():
             check_same_corpus(corpus, folder / name)
             check_same_config(training, folder / name)
-        return corpus
-
-    def pin(self, source: Corpus, runs: Mapping[str, Settings], folder: Path) -> Settings:
-        """The corpus by a path or word that gives the same text whatever the network or a cache contains."""
-        separator = next(iter(runs.values()))["document_separator"]
-        return {"data": pin_corpus(source, folder, separator)}
+        return lambda: {"data": pin_corpus(corpus, folder, any_of_them.document_separator)}
 
     def train(self, folder: Path) -> None:
         """Train from the newest checkpoint, or from the beginning if there is none."""

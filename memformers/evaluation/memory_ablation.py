@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,22 +38,18 @@ def controls_of(lengths: Sequence[LayerLengths]) -> dict[str, Control]:
     """The changes of a memory of these lengths, by name: its slots or its positions are zeroed, or swapped,
     so that each stream has those of the stream before it."""
     changes: dict[str, Change] = {"zeroed": torch.zeros_like, "swapped": lambda x: x.roll(1, dims=1)}
-    controls: dict[str, Control] = {}
-    if any(own.c_mem_len for own in lengths):
-        controls |= {f"slots {name}": partial(slots_changed, change) for name, change in changes.items()}
-    if any(own.mem_len for own in lengths):
-        controls |= {f"memory {name}": partial(memory_changed, change) for name, change in changes.items()}
-    return controls
+    return {
+        f"{name} {how}": partial(changed, part, change)
+        for name, part in {"slots": "c_mem", "memory": "mem"}.items()
+        if any(getattr(own, f"{part}_len") for own in lengths)
+        for how, change in changes.items()
+    }
 
 
-def slots_changed(change: Change, memory: Memory) -> Memory:
-    """``memory`` with this change of each layer's compressed memory ``[C, B, D]``."""
-    return replace(memory, c_mem=tuple(map(change, memory.c_mem)))
-
-
-def memory_changed(change: Change, memory: Memory) -> Memory:
-    """``memory`` with this change of each layer's positions ``[M, B, D]``."""
-    return replace(memory, mem=tuple(map(change, memory.mem)))
+def changed(part: str, change: Change, memory: Memory) -> Memory:
+    """``memory`` with this change of a ``part`` of each layer, ``[M, B, D]`` or ``[C, B, D]``."""
+    new: dict[str, Any] = {part: tuple(map(change, getattr(memory, part)))}
+    return replace(memory, **new)
 
 
 @dataclass(frozen=True)
@@ -149,11 +146,7 @@ def memory_ablation(
                 if baseline not in (None, model)
             },
             less_untouched={
-                model: {
-                    control: difference(loss, plain[model], which)
-                    for control, loss in of_model.items()
-                    if control != UNTOUCHED
-                }
+                model: {c: difference(of_model[c], plain[model], which) for c in of_model if c != UNTOUCHED}
                 for model, of_model in losses.items()
             },
         )

@@ -9,6 +9,7 @@ ago. So a model that remembers what was d tokens ago can copy the token from the
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -45,10 +46,16 @@ def word_occurrences(text: str, trained_on: str, n_tokens: int) -> Tensor:
 def rarity_groups(occurrences: Tensor) -> tuple[Tensor, list[str]]:
     """The group of each of ``occurrences``, of any shape, and the groups' names: first words that never occur
     in training, then by [`EDGES`][], and last the characters of no word."""
-    group = torch.bucketize(occurrences, torch.tensor(EDGES), right=True) - 1
-    between = [f"{low:,} – {above - 1:,}" for low, above in pairwise(EDGES[1:])]
-    names = ["never", *between, f"{EDGES[-1]:,} or more", "no word"]
-    return group.where(occurrences != NO_WORD, len(EDGES)), names
+    group, names = groups_between(occurrences, EDGES)
+    return group.where(occurrences != NO_WORD, len(EDGES)), ["never", *names[1:], "no word"]
+
+
+def groups_between(numbers: Tensor, edges: Sequence[int]) -> tuple[Tensor, list[str]]:
+    """The group of each of ``numbers``, of any shape, and the groups' names: i from edge i to before the
+    next."""
+    between = [f"{low:,} – {above - 1:,}" for low, above in pairwise(edges)]
+    group = torch.bucketize(numbers, torch.tensor(edges), right=True) - 1
+    return group, [*between, f"{edges[-1]:,} or more"]
 
 
 def repeat_distances(tokens: Tensor, n: int) -> Tensor:
@@ -67,10 +74,8 @@ def repeat_distances(tokens: Tensor, n: int) -> Tensor:
 def repeat_groups(distances: Tensor, edges: list[int]) -> tuple[Tensor, list[str]]:
     """The group of each of ``distances``, of any shape, and the groups' names: i for those from edge i to
     before edge i + 1, and last those beyond the last edge and [`NEVER`][]."""
-    group = torch.bucketize(distances, torch.tensor(edges), right=True) - 1
-    between = [f"{low:,} – {above - 1:,}" for low, above in pairwise(edges)]
-    names = [*between, f"{edges[-1]:,} or more, or never"]
-    return group.where(distances != NEVER, len(edges) - 1).clamp(max=len(edges) - 1), names
+    group, names = groups_between(distances, edges)
+    return group.where(distances != NEVER, len(edges) - 1), [*names[:-1], f"{names[-1]}, or never"]
 
 
 def repeat_edges(segment_len: int, reach: int) -> list[int]:
