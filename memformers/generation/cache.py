@@ -14,7 +14,6 @@ from memformers.models.boundaries import first_in_window
 from memformers.models.layers import MemoryLayer
 from memformers.models.lengths import LayerLengths
 from memformers.models.linear import affine, fold, linear, standardized
-from memformers.models.memory import Memory
 
 ALIGNED = 16
 """The size of a region is a multiple of this many columns: rows that begin at a cache line are read
@@ -151,17 +150,11 @@ class LayerGroup:
         self.layers: dict[int, CachedLayer] = {}
         """By their number in the stack, counted from 0."""
 
-    def begin(self, memory: Memory) -> None:
-        """Begin with what ``memory`` has of these layers."""
-        for region, past in ((self.compressed, memory.c_mem), (self.recent, memory.mem)):
-            if past:
-                self.take_in(past, region)
-
     def take_in(self, inputs: Sequence[Tensor], region: Region) -> None:
-        """Write the ``inputs [t, B, D]`` or slots of these layers, given for every layer of the stack, to a
-        region."""
+        """Write the ``inputs [t, B, D]`` or slots of these layers, given for every layer of the stack or for
+        none, to a region."""
         own = {i: layer_inputs for i, layer_inputs in enumerate(inputs) if i in self.layers}
-        if positions := len(next(iter(own.values()))):
+        if positions := max(map(len, own.values()), default=0):
             self.expect(positions, region)
             for i, layer_inputs in own.items():
                 self.layers[i].take_in(layer_inputs, region)

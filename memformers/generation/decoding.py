@@ -62,7 +62,8 @@ class Decoder:
         if memory is not None:
             model.check_memory(memory, batch)
             for group in self.groups:
-                group.begin(memory)
+                group.take_in(memory.c_mem, group.compressed)
+                group.take_in(memory.mem, group.recent)
 
     def group(self, lengths: LayerLengths) -> LayerGroup:
         """That of the layers of these ``lengths``, a new one if there is none yet."""
@@ -199,7 +200,5 @@ def followed_by_starts(
     those of both are None, and no document begins."""
     if before is None and doc_starts is None:
         return None
-    before = torch.zeros_like(tokens_before, dtype=torch.bool) if before is None else before
-    return torch.cat(
-        (before, torch.zeros_like(tokens, dtype=torch.bool) if doc_starts is None else doc_starts)
-    )
+    each = ((before, tokens_before), (doc_starts, tokens))
+    return torch.cat([torch.zeros_like(x, dtype=torch.bool) if own is None else own for own, x in each])

@@ -31,12 +31,8 @@ def build_embedding(config: ModelConfig) -> nn.Embedding | AdaptiveEmbedding:
 def build_head(config: ModelConfig) -> nn.Linear | AdaptiveSoftmax:
     """Features ``[·, D]`` to logits or log-probabilities ``[·, vocab_size]``."""
     if config.embedding == "adaptive":
-        return AdaptiveSoftmax(
-            config.clusters,
-            config.d_model,
-            tie_weights=config.adaptive.tie_weights,
-            tie_projections=config.adaptive.tie_projections,
-        )
+        tied = {name: getattr(config.adaptive, name) for name in ("tie_weights", "tie_projections")}
+        return AdaptiveSoftmax(config.clusters, config.d_model, **tied)
     return nn.Linear(config.d_model, config.vocab_size)
 
 

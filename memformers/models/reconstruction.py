@@ -2,6 +2,7 @@
 1911.05507, section 3.2.1)."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -47,11 +48,8 @@ class AttentionReconstructionLoss:
                 f"expected one h and one mem for each of {len(self.layers)} layers, got {len(h)} and "
                 f"{len(mem)}."
             )
-        if c_mem is None:
-            c_mem = [layer.compress(old.detach()) for layer, old in zip(self.layers, mem, strict=True)]
-        each = zip(self.layers, h, mem, c_mem, left_out_of_layers(left_out, len(mem)), strict=True)
-        losses = [layer_loss(*of_layer) for of_layer in each if len(of_layer[2])]
-        return torch.stack(losses).sum()
+        terms = [partial(layer_loss, *of_layer) for of_layer in zip(self.layers, h, strict=True)]
+        return summed(terms, [layer.compress for layer in self.layers], mem, c_mem, left_out)
 
 
 class AutoEncodingLoss:
@@ -80,18 +78,23 @@ class AutoEncodingLoss:
         """
         if len(self.compressions) != len(mem):
             raise UserError(f"expected one mem for each of {len(self.compressions)} layers, got {len(mem)}.")
-        if c_mem is None:
-            c_mem = [f_c(old.detach()) for f_c, old in zip(self.compressions, mem, strict=True)]
-        each = zip(self.compressions, mem, c_mem, left_out_of_layers(left_out, len(mem)), strict=True)
-        losses = [auto_encoding(*of_layer) for of_layer in each if len(of_layer[1])]
-        return torch.stack(losses).sum()
+        terms = [partial(auto_encoding, f_c) for f_c in self.compressions]
+        return summed(terms, self.compressions, mem, c_mem, left_out)
 
 
-def left_out_of_layers(left_out: Tensor | Sequence[Tensor] | None, n_layers: int) -> Sequence[Tensor | None]:
-    """The ``left_out [B]`` of each of ``n_layers`` layers, given for all or one a layer; None for nothing."""
-    if left_out is None or isinstance(left_out, Tensor):
-        return [left_out] * n_layers
-    return left_out
+def summed(
+    terms: Sequence[Callable[..., Tensor]],
+    f_cs: Sequence[nn.Module],
+    mem: Sequence[Tensor],
+    c_mem: Sequence[Tensor] | None,
+    left_out: Tensor | Sequence[Tensor] | None,
+) -> Tensor:
+    """The sum of each layer's term for its ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``left_out [B]``."""
+    if c_mem is None:
+        c_mem = [f_c(old.detach()) for f_c, old in zip(f_cs, mem, strict=True)]
+    of_layers = left_out if isinstance(left_out, Sequence) else [left_out] * len(mem)
+    each = zip(terms, mem, c_mem, of_layers, strict=True)
+    return torch.stack([term(old, new, own) for term, old, new, own in each if len(old)]).sum()
 
 
 def auto_encoding(

@@ -161,8 +161,7 @@ def copied(layer: MemoryLayer) -> MemoryLayer:
 def reset_parameters(modules: Iterable[nn.Module]) -> None:
     """Let each module that has a ``reset_parameters`` draw its weights anew; others keep theirs."""
     for module in modules:
-        reset = getattr(module, "reset_parameters", None)
-        if callable(reset):
+        if callable(reset := getattr(module, "reset_parameters", None)):
             reset()
 
 

@@ -105,10 +105,7 @@ class AdaptiveEmbedding(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw word vectors, and maps that keep their size."""
-        for table in self.tables:
-            nn.init.normal_(weight(table), std=WORD_STD)
-        for linear in self.maps:
-            nn.init.normal_(weight(linear), std=weight(linear).shape[1] ** -0.5)
+        draw(self.tables, self.maps)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``tokens [S, B]``, integers below ``vocab_size``."""
@@ -164,10 +161,7 @@ class AdaptiveSoftmax(nn.Module):
     def reset_parameters(self) -> None:
         """Start with nearly equal probabilities within each cluster and between clusters."""
         nn.init.zeros_(self.bias)
-        for words in self.words:
-            nn.init.normal_(weight(words), std=WORD_STD)
-        for linear in self.maps:
-            nn.init.normal_(weight(linear), std=weight(linear).shape[1] ** -0.5)
+        draw(self.words, self.maps)
         if self.rare is not None:
             nn.init.zeros_(self.rare.weight)
             nn.init.zeros_(self.rare.bias)
@@ -216,6 +210,14 @@ def weight(module: nn.Module) -> Tensor:
     """The weight of an embedding, ``[words, width]``, or of a linear map, ``[out, in]``."""
     assert isinstance(module, nn.Embedding | nn.Linear)
     return module.weight
+
+
+def draw(tables: nn.ModuleList, maps: nn.ModuleList) -> None:
+    """Draw the word vectors of ``tables``, and ``maps`` that keep their size."""
+    for table in tables:
+        nn.init.normal_(weight(table), std=WORD_STD)
+    for linear in maps:
+        nn.init.normal_(weight(linear), std=weight(linear).shape[1] ** -0.5)
 
 
 def check_clusters(cutoffs: tuple[int, ...], div_val: int, d_embed: int) -> None:

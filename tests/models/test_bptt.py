@@ -171,11 +171,9 @@ def test_only_in_training_with_gradients_are_slots_made_anew(when):
     plain.load_state_dict(lm.state_dict())
     wanted = plain(texts[-1], Memory(memory.mem, memory.c_mem)).logits
     assert not torch.equal(lm(texts[-1], memory).logits, wanted)
-    if when == "eval":
-        assert torch.equal(lm.eval()(texts[-1], memory).logits, wanted)
-    else:
-        with torch.no_grad():
-            assert torch.equal(lm(texts[-1], memory).logits, wanted)
+    lm.train(when != "eval")
+    with torch.set_grad_enabled(when != "no_grad"):
+        assert torch.equal(lm(texts[-1], memory).logits, wanted)
 
 
 @pytest.mark.parametrize("through_memory", [False, True])
@@ -256,23 +254,22 @@ def test_a_text_whose_memory_was_saved_goes_on(tmp_path):
     torch.testing.assert_close(second.logits, whole.logits)
 
 
-def test_a_memory_with_sources_is_refused_where_it_does_not_fit():
-    lm = lm_of(2)
-    memory = past_of(lm, segments(4))
-    with pytest.raises(ValueError, match=r"slot_inputs of 12 positions .*, which keeps 0"):
-        lm_of(0)(segments(1)[0], memory)
+@pytest.mark.parametrize(
+    ("bptt", "change", "message"),
+    [
+        (0, lambda x: x, r"slot_inputs of 12 positions .*, which keeps 0"),
+        (2, lambda x: x[:-1], r"slot_inputs of some of 6 slots .* got \d+"),
+        (2, lambda x: torch.cat((x, x)), r"slot_inputs of some of 6 slots .* got \d+"),
+        (2, lambda x: x[:, :1], "slot_inputs of layer 0"),
+    ],
+)
+def test_a_memory_with_sources_is_refused_where_it_does_not_fit(bptt, change, message):
+    memory = past_of(lm_of(2), segments(4))
+    wrong = Memory(memory.mem, memory.c_mem, slot_inputs=tuple(map(change, memory.slot_inputs)))
+    with pytest.raises(ValueError, match=message):
+        lm_of(bptt)(segments(1)[0], wrong)
     with pytest.raises(ValueError, match=r"slot_inputs of 12 positions .*, which keeps 6"):
         lm_of(1).check_memory(memory, 2)
-    for slot_inputs in (
-        [x[:-1] for x in memory.slot_inputs],
-        [torch.cat((x, x)) for x in memory.slot_inputs],
-    ):
-        wrong = Memory(memory.mem, memory.c_mem, slot_inputs=tuple(slot_inputs))
-        with pytest.raises(ValueError, match=r"slot_inputs of some of 6 slots .* got \d+"):
-            lm(segments(1)[0], wrong)
-    other = Memory(memory.mem, memory.c_mem, slot_inputs=tuple(x[:, :1] for x in memory.slot_inputs))
-    with pytest.raises(ValueError, match="slot_inputs of layer 0"):
-        lm(segments(1)[0], other)
 
 
 def test_without_a_loss_of_its_own_a_compression_needs_it():
