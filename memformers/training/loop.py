@@ -132,7 +132,7 @@ NUMBERS = (
 
 
 def what_is_not_finite(*numbers: float) -> str:
-    """The first of the [`NUMBERS`][] of a step that is not finite, in words; empty if all are finite."""
+    """The first of the ``NUMBERS`` of a step that is not finite, in words; empty if all are finite."""
     named = zip(NUMBERS, numbers, strict=True)
     return next((f"{name} is {value}" for name, value in named if not math.isfinite(value)), "")
 
