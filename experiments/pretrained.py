@@ -2,7 +2,8 @@
 
 Run it with ``python -m experiments.pretrained --data input.txt``, where the file is Tiny Shakespeare; without
 ``--data`` it is downloaded. It trains a Transformer-XL and a Compressive Transformer of the same network,
-whose memories have equally many keys. A training that was stopped continues when the command is run again.
+whose memories have the same number of keys. A training that was stopped continues when the command is run
+again.
 """
 
 from dataclasses import asdict, dataclass, replace

@@ -11,7 +11,7 @@ ABOUT = "Train, compare and use memory transformers: Transformer-XL and the Comp
 COMMANDS = {
     "train": "Train one model on a text.",
     "compare": "Train several models with the same settings, and write a report.",
-    "recall": "Measure how far back each memory recalls, with equally many keys and over seeds.",
+    "recall": "Measure how far back each memory recalls, with the same number of keys and over seeds.",
     "generate": "Continue a text with a trained model.",
     "evaluate": "Measure how well a trained model predicts a text.",
     "probe": "Measure how much context and memory help trained models.",

@@ -29,7 +29,7 @@ KINDS = {
 }
 """By whether an arm has slots, and whether its memory grows: a label and a look."""
 APART = 2.5
-"""The distance on the axis of keys between arms of two kinds that have equally many."""
+"""The distance on the axis of keys between arms of two kinds that have the same number."""
 
 
 def save_figure(folder: Path, path: Path) -> None:
@@ -67,7 +67,7 @@ def kind_of(arm: Arm) -> tuple[bool, bool]:
 
 
 def spread(points: Sequence[tuple[float, Mean]], right: float) -> list[tuple[float, Mean]]:
-    """``points`` by their keys, moved to the ``right``, those with equally many keys side by side."""
+    """``points`` by their keys, moved to the ``right``, those with the same number of keys side by side."""
     seen: Counter[float] = Counter()
     placed = []
     for keys, mean in points:

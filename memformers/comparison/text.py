@@ -45,7 +45,7 @@ class CompareConfig:
     "long: model=transformer-xl mem_len=320"; or a file with one arm per line."""
     equal_keys: bool = True
     """Whether Transformer-XL's memory is as long as the Compressive Transformer's memory and compressed
-    memory together, so that both attend to equally many keys."""
+    memory together, so that both attend to the same number of keys."""
     seeds: Count = 1
     """How many seeds each arm is trained from: seed, seed + 1 and so on. Intervals need at least 2."""
     scale: Annotated[float, Range(above=0, below=math.inf)] = 1.0

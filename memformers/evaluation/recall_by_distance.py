@@ -23,7 +23,7 @@ FINEST = 64
 
 @dataclass(frozen=True)
 class Recall:
-    """The share of asks that were answered rightly; None where there was no ask."""
+    """The share of asks that were answered correctly; None where there was no ask."""
 
     edges: tuple[int, ...]
     """Of the distance bins, in positions: bin i is from edge i to before edge i + 1."""
@@ -97,7 +97,7 @@ def recall_of(
     edges: tuple[int, ...], bins: Tensor, places: Tensor, parts: Sequence[tuple[Tensor, Tensor]]
 ) -> Recall:
     """The recall of asks with these ``bins``, of which the first comes before the first edge, and ``places``,
-    ``[n]`` each; ``parts`` are whether they were answered rightly, and their losses, of some asks each."""
+    ``[n]`` each; ``parts`` are whether they were answered correctly, and their losses, of some asks each."""
     right = torch.cat([correct for correct, _ in parts])
     asks, asks_right = (x.bincount(minlength=len(edges) + 1)[1:-1].tolist() for x in (bins, bins[right]))
     by_place, right_by_place = (x.bincount(minlength=len(PLACES)).tolist() for x in (places, places[right]))

@@ -147,7 +147,7 @@ def claim(arms: Sequence[Arm], base: Arm) -> list[str]:
     shares = [measure.shown(arm.mean(measure.of)) for arm in both]
     chance = 100 / base.first.config["recall"]["stream"]["values"]
     return [
-        f"Of the questions about {values}, {shares[0]} are answered rightly by the first model "
+        f"Of the questions about {values}, {shares[0]} are answered correctly by the first model "
         f"({plain(both[0].label)}), and {shares[1]} by the second ({plain(both[1].label)}); chance is "
         f"{chance:.0f} %. One layer of the first model doesn't look back so far; one layer of the second "
         f"does.",

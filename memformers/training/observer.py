@@ -149,7 +149,7 @@ class Observer:
         self.validation_loss, self.evaluated = part.loss, state.tokens
         self.bar.say(
             f"{state.tokens:>12,} tokens  validation {result.loss:.4f} nats, "
-            f"{self.validation.bits_per_character(result):.4f} bits a character, over "
+            f"{self.validation.bits_per_character(result):.4f} bits per character, over "
             f"{'all ' if is_last else ''}{len(result.losses):,} held-out tokens  │ {glimpse}"
         )
 

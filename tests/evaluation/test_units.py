@@ -58,7 +58,7 @@ def test_a_text_with_no_whole_character_to_predict_has_no_bits_a_character():
 
 
 def test_a_slice_of_a_text_is_as_hard_a_character_as_its_characters_however_it_is_cut():
-    """A model of bytes that gives all the same loss takes as many bits a character as these have bytes."""
+    """A model of bytes that gives all the same loss takes as many bits per character as these have bytes."""
     lm = small_lm("transformer", vocab_size=256)
     torch.nn.init.zeros_(lm.head.weight)
     torch.nn.init.zeros_(lm.head.bias)
