@@ -29,8 +29,8 @@ FACTS = {
 
 
 def fake_run(folder, model, bits, *, finished=True, facts=FACTS, read=9_000, **changes):
-    """A run of ``model`` that came to ``bits`` per character, and whose evaluations ``read`` so many of 9,000
-    tokens."""
+    """A run of ``model`` that came to ``bits`` per character, and whose evaluations ``read`` this number of
+    tokens, of 9,000."""
     folder.mkdir(parents=True)
     config = asdict(small_training(model=model, **changes))
     (folder / "config.json").write_text(json.dumps(config))
