@@ -6,14 +6,17 @@ SCALE ?= 1
 SEEDS ?= 1
 # A text file or folder to use instead of Tiny Shakespeare: make compare DATA=book.txt
 DATA ?=
+# What a token is: character, byte, word or bpe: make compare DATA=book.txt TOKENIZER=bpe
+TOKENIZER ?=
 
 BIN := .venv/bin
-PIP := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# A relative path, since pip splits it at spaces.
+PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: compare recall ablation dashboard test test-long docs bench bench-decoding lint format clean
 
 compare: .venv/ready
-	$(BIN)/memformers compare --scale $(SCALE) --seeds $(SEEDS) $(if $(DATA),--data "$(DATA)")
+	$(BIN)/memformers compare --scale $(SCALE) --seeds $(SEEDS) $(if $(DATA),--data "$(DATA)") $(if $(TOKENIZER),--tokenizer "$(TOKENIZER)")
 
 # What each memory recalls, by distance. RECALL="--quick" is a glimpse; RECALL=--help lists what there is.
 recall: .venv/ready

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from memformers.common.atomic_dir import atomic_dir
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
 from memformers.common.files import write_json
@@ -21,7 +22,6 @@ from memformers.data.tokenizers import save_tokenizer
 from memformers.evaluation.evaluate import evaluate, summary
 from memformers.models.config import ModelConfig
 from memformers.pretrained.own import PACKAGED, RECIPE, load_checkpoint, save_model
-from memformers.runs.atomic_dir import atomic_dir
 from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.run import train_run
 from memformers.training.text import EVALUATION_STREAMS

@@ -4,7 +4,7 @@ Run it with ``python experiments/recall.py``; ``--quick`` is a short trial, ``--
 Each arm trains from each seed in a separate process, tracked by labml; only the memory differs.
 """
 
-from memformers.commands.recall import Recall
+from memformers.commands.compare import Recall
 from memformers.common.command_line import parse_arguments, plain_errors
 
 if __name__ == "__main__":

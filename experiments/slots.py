@@ -1,14 +1,14 @@
-"""What makes a slot hold more: the Compressive Transformer of the recall experiment, with one setting changed
-at a time.
+"""What makes a slot hold more, and a memory: the Compressive Transformer of the recall experiment with one
+setting changed at a time, and Transformer-XL in the same way.
 
-Run it with ``python -m experiments.slots --out FOLDER``. Finished trainings are kept, so it can be stopped
-and continued with ``--resume``. ``table.md`` in the folder has the share of right answers by the place of the
-value.
+Run it with ``python -m experiments.slots --out FOLDER``, and with ``--memory transformer-xl``. Finished
+trainings are kept, so it can be stopped and continued with ``--resume``. ``table.md`` in the folder has the
+share of right answers by the place of the value, on streams on which nothing is claimed later.
 """
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from memformers.commands.options import ExperimentCommand
 from memformers.common.command_line import parse_arguments, plain_errors
@@ -16,7 +16,7 @@ from memformers.common.errors import UserError
 from memformers.common.fields import Count
 from memformers.common.files import write_text
 from memformers.comparison.experiment import Experiment, run_experiment
-from memformers.comparison.recall import RECALL, SETTINGS, USUAL_JOBS
+from memformers.comparison.recall import RECALL, SETTINGS, USUAL_JOBS, RecallConfig
 from memformers.report.arms import arms_of
 from memformers.report.markdown import table
 from memformers.report.recall import UNTOUCHED, at_place, percent
@@ -39,15 +39,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "distances grow in three quarters": {"recall.growing": 0.75},
 }
 """What was tried, by the names in the table: the settings that differ."""
+OF_SLOTS = {"model.compression_rate"}
+"""Settings that Transformer-XL doesn't have."""
 COLUMNS = {"memory": "right in memory", "slots": "right in slots", "beyond": "right beyond"}
 """The places of a value in the table, and their headings."""
 
 
 @dataclass(frozen=True)
 class Slots(ExperimentCommand):
-    """Train the Compressive Transformer of the recall experiment with one setting changed at a time."""
+    """Train a model of the recall experiment with one setting changed at a time."""
 
     name: ClassVar = "slots"
+    memory: Literal["compressive", "transformer-xl"] = "compressive"
+    """The arm of the recall experiment whose settings change."""
     variants: tuple[str, ...] = tuple(VARIANTS)
     """Which of the variants."""
     tokens: Count = SETTINGS["near"].train.tokens
@@ -61,17 +65,17 @@ class Slots(ExperimentCommand):
         """Train what the folder doesn't have, and write the report and the table."""
         if unknown := sorted(set(self.variants) - set(VARIANTS)):
             raise UserError(f"variants {', '.join(unknown)} are unknown; there are {', '.join(VARIANTS)}.")
-        setting = SETTINGS["near"]
-        setting = replace(setting, train=replace(setting.train, tokens=self.tokens))
-        usual = setting.arm("compressive").settings
+        setting = RecallConfig(tokens=self.tokens).setting
+        setting = replace(setting, recall=replace(setting.recall, measured_for="choosing"))
+        usual = setting.arm(self.memory).settings
         arms = [
             Arm(f"variant-{number:02}", usual | settings, name)
             for number, (name, settings) in enumerate(VARIANTS.items())
-            if name in self.variants
+            if name in self.variants and (self.memory == "compressive" or not OF_SLOTS & settings.keys())
         ]
         experiment = Experiment(RECALL, setting.train, setting.more, tuple(arms), self.seeds, self.jobs, 1)
         page = run_experiment(experiment, folder, self.dashboard, resume=self.resume)
-        write_text(folder / "table.md", shares_table(read_runs(folder)) + "\n")
+        write_text(folder / "table.md", shares_table(read_runs(folder, "recall")) + "\n")
         return page
 
 

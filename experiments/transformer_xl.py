@@ -5,8 +5,6 @@ Run it with ``python experiments/transformer_xl.py``; ``--help`` lists every set
 
 import sys
 
-from labml import monit
-
 from memformers.commands.train import Train, parse_train
 from memformers.common.command_line import plain_errors
 from memformers.common.processes import is_first
@@ -20,9 +18,7 @@ def main(model: ModelName) -> None:
     with plain_errors():
         folder = parse_train(sys.argv[1:], Train(TrainConfig(model=ModelConfig(model=model)))).train()
         if is_first():
-            with monit.section("Report"):
-                report = write_report(folder)
-            print(f"report: {report}")
+            print(f"report: {write_report(folder)}")
 
 
 if __name__ == "__main__":

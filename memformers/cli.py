@@ -1,4 +1,4 @@
-"""The ``memformers`` command: train, compare, recall, generate, evaluate, probe, report, dashboard."""
+"""``memformers``: prepare, train, compare, recall, generate, evaluate, probe, report, dashboard."""
 
 import argparse
 import sys
@@ -12,6 +12,7 @@ COMMANDS = {
     "train": "Train one model on a text.",
     "compare": "Train several models with the same settings, and write a report.",
     "recall": "Measure how far back each memory recalls, with the same number of keys and over seeds.",
+    "prepare": "Divide a text of any size into tokens, once.",
     "generate": "Continue a text with a trained model.",
     "evaluate": "Measure how well a trained model predicts a text.",
     "probe": "Measure how much context and memory help trained models.",
@@ -22,15 +23,15 @@ COMMANDS = {
 needs PyTorch and is imported when a command is used."""
 
 
-HOMES = {"probe": "evaluate"}
+HOMES = {"probe": "evaluate", "recall": "compare"}
 """The modules of commands that share one with another command."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     given = sys.argv[1:] if arguments is None else arguments
-    name, options = command_name(given[:1]), given[1:]
     with plain_errors():
+        name, options = command_name(given[:1]), given[1:]
         module = import_module(f"memformers.commands.{HOMES.get(name, name)}")
         prog = f"memformers {name}"
         if name == "train":

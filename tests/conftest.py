@@ -17,15 +17,17 @@ if not torch.cuda.is_available():
 os.environ["MEMFORMERS_DASHBOARD"] = "off"
 os.environ.pop("labml_app_url", None)
 
-from memformers.comparison import text
+from memformers.comparison import experiment, text
 from memformers.comparison.text import CompareConfig, compare
 from memformers.data import corpora
 from memformers.data.corpora import builtin_corpus
+from memformers.report import plotting
 from memformers.runs.folder import RESULT
 from memformers.tracking import relay
 from memformers.training import observer
 from memformers.training.run import train_run
 from tests.builders import small_training
+from tests.processes import train_first_beside
 
 settings.register_profile("any machine", deadline=None)  # which may be busy with something else
 settings.load_profile("any machine")
@@ -42,6 +44,13 @@ def _ctrl_c_is_heard():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def _pictures_are_empty(request, monkeypatch):
+    """Unless a test is marked as ``drawn``: drawing takes most of the time of a report."""
+    if not request.node.get_closest_marker("drawn"):
+        monkeypatch.setattr(plotting, "save", lambda _, path: path.touch())
 
 
 @pytest.fixture
@@ -86,9 +95,13 @@ def trained(for_all):
 
 @pytest.fixture(scope="session")
 def compared(for_all):
-    """The folder of a comparison of all models, each trained in a process of its own; to be read only."""
+    """A comparison of all models, of which the first is trained in a separate process; to be read only."""
     folder: Path = for_all / "compared"
-    with FileLock(for_all / "compared.lock"):
+    with FileLock(for_all / "compared.lock"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "run_modules", train_first_beside)
+        patch.setattr(relay, "module_command", lambda *_: ["cat"])
+        patch.setattr(text, "PROBED", 5)
+        patch.setattr(text, "WITH_CHANGES", 64)
         if not (folder / "report.html").exists():
-            compare(CompareConfig(train=small_training(tokens=1_024)), folder)
+            compare(CompareConfig(train=small_training(model="compressive", tokens=1_024)), folder)
     return folder

@@ -18,6 +18,7 @@ import pytest
 
 from memformers import cli
 from memformers.common.files import read_json
+from memformers.common.processes import run_modules
 from memformers.comparison.recall import RECALL
 from memformers.comparison.text import TEXT
 
@@ -53,6 +54,11 @@ def wait_for(condition: Callable[[], T], seconds: float = 120.0) -> T:
         assert time.monotonic() < deadline, "it did not come in time"
         time.sleep(0.02)
     return result
+
+
+def is_running(process: int) -> bool:
+    """Whether a process runs; a zombie, that nobody has waited for, doesn't."""
+    return finish(["ps", "-p", process, "-o", "state="]).stdout.strip() not in ("", "Z")
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,15 @@ def train_here(
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             task.train(Path(folder))
         yield number, 0
+
+
+def train_first_beside(
+    commands: Sequence[Sequence[str]], jobs: int, *, environment: Any, begin: Callable[[int], None]
+) -> Iterator[tuple[int, int]]:
+    """Takes the place of ``run_modules`` too, but for the first training, which is a process of its own."""
+    yield from run_modules(commands[:1], jobs, environment=environment, begin=begin)
+    here = train_here(commands[1:], jobs, environment=environment, begin=lambda number: begin(number + 1))
+    yield from ((number + 1, code) for number, code in here)
 
 
 class Server:

@@ -1,7 +1,9 @@
 """The package as others get it: built, installed into an environment of its own, and run there."""
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -97,3 +99,15 @@ def test_citation_and_changelog_are_of_this_version():
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"\nversion: {memformers.__version__}\n" in citation
     assert f"\n## [{memformers.__version__}]" in changes
+
+
+def test_make_names_its_constraints_in_a_folder_with_a_space(tmp_path):
+    folder = tmp_path / "a folder with ünicode"
+    folder.mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    said = subprocess.run(
+        ["make", "-n", ".venv/ready"], cwd=folder, capture_output=True, text=True, check=True
+    )
+    [constraint] = re.findall(r"PIP_CONSTRAINT=(\S+)", said.stdout)  # pip would divide it at a space
+    assert (folder / constraint).is_file()

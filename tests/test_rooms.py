@@ -10,7 +10,7 @@ MAY_IMPORT = {
     "common": set(),
     "kernels": set(),
     "runs": {"common"},
-    "data": {"common"},
+    "data": {"runs", "common"},
     "models": {"kernels", "common"},
     "tracking": {"runs", "common"},
     "dashboard": {"tracking", "runs", "common"},

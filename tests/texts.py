@@ -5,6 +5,8 @@ import torch
 from tests.builders import SMALL
 
 EXACT = {"rtol": 0, "atol": 1e-10}
+BY_LAYER = {"mem_len": (6, 4), "c_mem_len": (4, 3), "compression_rate": (3, 2)}
+"""Lengths of two layers."""
 
 
 def tokens(T, B=2):

@@ -10,19 +10,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from experiments.ablation.report import read_arms, write_report
-from experiments.ablation.rows import ROWS, arms_of_rows
+from experiments.ablation.report import ROWS, arms_of_rows, read_arms, write_report
 from memformers.commands.options import ExperimentCommand
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import TrainingsFailed, UserError
 from memformers.common.fields import Count, check_fields
 from memformers.comparison.experiment import Experiment, run_experiment
-from memformers.comparison.recall import QUICK_EVALUATED, RECALL, SETTINGS, USUAL_JOBS
+from memformers.comparison.recall import RECALL, USUAL_JOBS, RecallConfig
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.runs.folder import OF_AN_EXPERIMENT, check_named, check_nothing_is_lost
 from memformers.training.config import TrainConfig
 
-TEXT = TrainConfig(model=replace(MEMORIES, model="compressive"), tokens=500_000, memory_warmup=0.0)
+TEXT = TrainConfig(model=MEMORIES, tokens=500_000, memory_warmup=0.0)
 """The training of each row on the text, without its memory; slots are there from the first steps on."""
 RECALL_TOKENS = 1_000_000
 QUICK_TOKENS = 16_384
@@ -68,7 +67,7 @@ class Ablation(ExperimentCommand):
     @property
     def tasks(self) -> dict[str, Experiment]:
         """The experiments, by the names of their tasks and folders."""
-        near, seeds = SETTINGS["near"], 1 if self.quick else self.seeds
+        seeds = 1 if self.quick else self.seeds
         changes: dict[str, Any] = {"device": self.device, **({"evaluations": 1} if self.quick else {})}
         text = replace(
             TEXT,
@@ -76,14 +75,12 @@ class Ablation(ExperimentCommand):
             tokens=self.text_tokens or (QUICK_TOKENS if self.quick else TEXT.tokens),
             **changes,
         )
-        if self.quick:
-            near = replace(near, recall=replace(near.recall, evaluated=QUICK_EVALUATED))
         tokens = self.recall_tokens or (QUICK_TOKENS if self.quick else RECALL_TOKENS)
-        recall = replace(near.train, tokens=tokens, **changes)
+        near = RecallConfig(quick=self.quick, tokens=tokens, device=self.device).setting
         return {
             "text": Experiment(TextTask(probed=False), text, {}, arms_of_rows(self.arms, text.model), seeds),
             "recall": Experiment(
-                RECALL, recall, near.more, arms_of_rows(self.arms, recall.model), seeds, self.jobs, 1
+                RECALL, near.train, near.more, arms_of_rows(self.arms, near.train.model), seeds, self.jobs, 1
             ),
         }
 

@@ -1,45 +1,79 @@
-"""The ablation's report, its figures, and its numbers as ``results.json`` and ``results.csv``."""
+"""The rows of the ablation, each an arm of both tasks; its report, its figures, and its numbers as
+``results.json`` and ``results.csv``."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.ablation.rows import BASE_ROW, ROWS, Row
 from memformers.common.files import write_json, write_text
 from memformers.common.intervals import Mean
-from memformers.comparison.recall import SETTINGS, sees_back
+from memformers.comparison.arms import keys_of_layers
+from memformers.comparison.recall import SETTINGS, compressive, paper_ablation, sees_back, transformer_xl
+from memformers.models.config import ModelConfig
+from memformers.report import plotting
 from memformers.report.arms import BITS, Arm, Measure, arms_of
 from memformers.report.markdown import csv_text, number, plain, table, write_page
-from memformers.report.plotting import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    Look,
-    Series,
-    categories,
-    draw_marks,
-    legend,
-    panels,
-    save_picture,
-    style,
-)
 from memformers.report.provenance import facts_table
 from memformers.report.recall import right_between
 from memformers.report.sections import claims, costs_table, warnings
+from memformers.runs import plan
 from memformers.runs.finished import read_runs
 from memformers.runs.folder import FACTS, REPORT, RESULTS, TABLE
+
+
+@dataclass(frozen=True)
+class Row:
+    """One memory of the ablation."""
+
+    name: str
+    """The name on the command line and of its arms."""
+    label: str
+    """The name in tables and figures."""
+    paper: float | None = None
+    """Bits per character on enwik8 (Rae et al. 2020, arXiv 1911.05507), if the paper has this row."""
+
+
+BASE_ROW = Row("conv", "conv., attention", 0.973)
+"""The row that the others are compared with: the paper's own choice."""
+ROWS = (
+    Row("transformer-xl", "Transformer-XL, equal keys"),
+    Row("bptt", "conv., BPTT", 0.996),
+    Row("max", "max pooling", 0.986),
+    Row("auto-encoding", "conv., auto-encoding", 0.984),
+    Row("mean", "mean pooling", 0.982),
+    Row("most-used", "most-used", 0.980),
+    Row("dilated", "dilated conv., attention", 0.977),
+    BASE_ROW,
+    Row("conv-from-mean", "conv., from the mean"),
+    Row("upper-half", "conv., upper layers only"),
+)
+
+
+def arms_of_rows(names: Sequence[str], model: ModelConfig) -> tuple[plan.Arm, ...]:
+    """The arms of the rows of these names, in the order of the table; of all rows if none is named. All have
+    the lengths of ``model``, with two exceptions: Transformer-XL has as many keys in its memory alone, and
+    the row with slots only in the upper half of the layers has half as many slots."""
+    arms = [
+        *paper_ablation(model),
+        transformer_xl("transformer-xl", keys_of_layers(model)),
+        compressive("mean", model, compression="mean"),
+        compressive("conv-from-mean", model, compression_start="mean"),
+    ]
+    by_name = {arm.name: arm for arm in arms}
+    return tuple(
+        replace(by_name[row.name], label=row.label) for row in ROWS if not names or row.name in names
+    )
+
 
 Arms = Mapping[str, Mapping[str, Arm]]
 """By task, the rows that have finished trainings, by name, in the order of the table."""
 TASKS = ("text", "recall")
 FEWEST_TOKENS = 500_000
-LOOKS: dict[str, Look] = {
-    "paper": BLACK | {"marker": "D", "linestyle": "none"},
-    "bits_per_character": BLUE | {"linestyle": "none"},
-    "right_beyond": ORANGE | {"linestyle": "none"},
-    "right_within": GREEN | {"linestyle": "none"},
+LOOKS: dict[str, plotting.Look] = {
+    "paper": plotting.BLACK | {"marker": "D", "linestyle": "none"},
+    "bits_per_character": plotting.BLUE | {"linestyle": "none"},
+    "right_beyond": plotting.ORANGE | {"linestyle": "none"},
+    "right_within": plotting.GREEN | {"linestyle": "none"},
 }
 APART = 0.24
 """The distance between the marks of one row; rows have a distance of 1."""
@@ -86,7 +120,7 @@ def read_arms(folder: Path) -> Arms:
     """The rows in ``folder`` with the trainings of each, for each task of which any has finished."""
     found = {}
     for task in TASKS:
-        arms = arms_of(read_runs(folder / task)) if any((folder / task).glob(f"*/{FACTS}")) else []
+        arms = arms_of(read_runs(folder / task, task)) if any((folder / task).glob(f"*/{FACTS}")) else []
         by_name = {arm.name: arm for arm in arms if arm.results}
         if by_name:
             found[task] = {row.name: by_name[row.name] for row in ROWS if row.name in by_name}
@@ -115,10 +149,10 @@ class Column:
         arm, base = self.arms.get(row.name), self.arms.get(BASE_ROW.name)
         return arm.minus(base, self.measure.of) if arm and base and arm is not base else None
 
-    def series(self, values: Sequence[Mean | None], label: str = "") -> Series:
+    def series(self, values: Sequence[Mean | None], label: str = "") -> plotting.Series:
         """The ``values`` of all rows in a figure."""
         points = [(float(i), value) for i, value in enumerate(values) if value]
-        return Series(label, points, LOOKS[self.name], scale=self.measure.scale)
+        return plotting.Series(label, points, LOOKS[self.name], scale=self.measure.scale)
 
 
 def title_of(by_name: Mapping[str, Arm]) -> str:
@@ -167,8 +201,9 @@ def write_report(folder: Path) -> Path:
         parts.append(table(["row", *(column.measure.label for column in columns)], cells))
     where = " and ".join(f"`{task}/{REPORT}`" for task in arms)
     made.append(
-        f"± is half the width of a 95 % interval over seeds, by Student's t. Every setting, curve and sample "
-        f"is in {where}; every value is in `{RESULTS}` and `{TABLE}`."
+        f"± is half the width of a 95 % interval over seeds, by Student's t. All seeds have the same "
+        f"held-out text, and each has measured streams of its own. Every setting, curve and sample is in "
+        f" {where}; every value is in `{RESULTS}` and `{TABLE}`."
     )
     return write_page([*parts, *costs, *made], folder)
 
@@ -176,7 +211,7 @@ def write_report(folder: Path) -> Path:
 def values_figure(columns: Sequence[Column], rows: Sequence[Row], folder: Path) -> str:
     """A panel for the paper's figures, and one for each task."""
     paper = [(float(i), Mean(row.paper, float("nan"), 1)) for i, row in enumerate(rows) if row.paper]
-    found = {"the paper, enwik8: bits per character": [Series("", paper, LOOKS["paper"])]}
+    found = {"the paper, enwik8: bits per character": [plotting.Series("", paper, LOOKS["paper"])]}
     for column in columns:
         label = "" if column.measure is BITS else column.measure.label
         panel = f"{column.title}: {'right answers (%)' if label else BITS.label}"
@@ -208,27 +243,23 @@ def rows_figure(
     name: str,
     title: str,
     caption: str,
-    found: Mapping[str, Sequence[Series]],
+    found: Mapping[str, Sequence[plotting.Series]],
     rows: Sequence[Row],
     folder: Path,
 ) -> str:
     """Panels by their titles, one below the other, each with all rows, the first on top."""
-    figure, places = panels([0.5 + 0.2 * len(rows)] * len(found), below=0.3)
-    for axes, (of_panel, many) in zip(places, found.items(), strict=True):
-        draw_marks(axes, many, APART, horizontal=True)
-        style(axes, title=of_panel)
-        categories(axes, [row.label for row in rows], horizontal=True)
-        if name == "differences":
-            axes.axvline(0, color=GREY, linewidth=0.8, zorder=0)
-    legend(figure, places)
-    head = ["row", "panel", "measure", "mean", "half width of the 95 % interval", "seeds"]
-    data = [
-        [rows[int(at)].label, panel, s.label, s.scale * m.mean, s.scale * m.half_width, m.n]
+    named = {
+        panel: [replace(s, names=[rows[int(at)].label for at, _ in s.points]) for s in many]
         for panel, many in found.items()
-        for s in many
-        for at, m in s.points
-    ]
-    return save_picture(figure, folder, name, title, caption, head, data)
+    }
+    figure, places = plotting.panels([0.5 + 0.2 * len(rows)] * len(found), below=0.3)
+    for axes, (of_panel, many) in zip(places, found.items(), strict=True):
+        plotting.draw_marks(axes, many, APART, horizontal=True)
+        plotting.style(axes, title=of_panel)
+        plotting.categories(axes, [row.label for row in rows], horizontal=True)
+        if name == "differences":
+            axes.axvline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
+    return plotting.save_series(figure, folder, name, title, caption, named)
 
 
 def write_results(columns: Sequence[Column], rows: Sequence[Row], folder: Path) -> None:

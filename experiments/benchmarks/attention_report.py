@@ -10,22 +10,11 @@ from experiments.benchmarks import attention as a
 from experiments.benchmarks.measuring import Result, spread, times_as_fast
 from memformers.common.intervals import Mean
 from memformers.kernels import blocked
+from memformers.report import plotting
 from memformers.report.markdown import number, table
-from memformers.report.plotting import (
-    BLUE,
-    GREEN,
-    ORANGE,
-    Series,
-    draw_marks,
-    legend,
-    octave_axis,
-    panels,
-    save,
-    style,
-)
 
 FIGURE = Path("figures") / "attention.png"
-LOOKS = {a.OURS: ORANGE, a.NAIVE: BLUE, a.SDPA: GREEN}
+LOOKS = {a.OURS: plotting.ORANGE, a.NAIVE: plotting.BLUE, a.SDPA: plotting.GREEN}
 
 
 def attention_alone(results: list[Result]) -> list[str]:
@@ -88,7 +77,7 @@ def mebibytes(count: int | None) -> str:
 
 def draw_attention(results: list[Result], path: Path) -> None:
     """Two panels into ``path``, a line for each implementation, quartiles as bars."""
-    figure, places = panels([3.4], width=9.0, columns=2)
+    figure, places = plotting.panels([3.4], width=9.0, columns=2)
     said = "forward + backward (milliseconds)", "peak memory beside the inputs (MiB)"
     for axes, part, scale, label in zip(
         places, ("seconds", "extra memory"), (1e3, 2**-20), said, strict=True
@@ -98,16 +87,18 @@ def draw_attention(results: list[Result], path: Path) -> None:
             measured = [(r["keys"], r[part][name]) for r in results if r[part].get(name)]
             found = [(keys, spread(x if isinstance(x, list) else [x], scale)) for keys, x in measured]
             points = [(keys, Mean(x.median, math.nan, 1)) for keys, x in found]
-            many.append(Series(name, points, look, [(x.median - x.low, x.high - x.median) for _, x in found]))
+            many.append(
+                plotting.Series(name, points, look, [(x.median - x.low, x.high - x.median) for _, x in found])
+            )
         axes.set_yscale("log")
-        draw_marks(axes, many)
-        style(axes, "keys K (positions of memory and segment)", label)
-        octave_axis(axes, [r["keys"] for r in results])
+        plotting.draw_marks(axes, many)
+        plotting.style(axes, "keys K (positions of memory and segment)", label)
+        plotting.octave_axis(axes, [r["keys"] for r in results])
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.minorticks_off()
-    legend(figure, places)
+    plotting.legend(figure, places)
     figure.suptitle(
         f"Relative attention alone on CPU: {a.B} streams, {a.H} heads of {a.E}, {a.S} queries", fontsize=10
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    save(figure, path)
+    plotting.save(figure, path)

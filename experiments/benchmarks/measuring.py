@@ -108,11 +108,6 @@ def first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def peak_of_this_process() -> int | None:
-    """The most memory this process has held, in bytes."""
-    return peak_memory(torch.device("cpu"))
-
-
 def memory_above(compute: Callable[[], object]) -> int | None:
     """The most bytes that ``compute`` needs besides what the process holds before; None if the system doesn't
     report it. Where the system (Linux) can, the peak starts from what the process holds now; elsewhere
@@ -124,7 +119,7 @@ def memory_above(compute: Callable[[], object]) -> int | None:
         Path("/proc/self/clear_refs").write_text("5")
     lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
     compute()
-    peak = peak_of_this_process()
+    peak = peak_memory(torch.device("cpu"))
     return None if peak is None else peak - int(lines["VmRSS"].split()[0]) * 1024
 
 

@@ -24,7 +24,6 @@ from experiments.benchmarks.measuring import (
     first_line,
     in_child,
     in_turns,
-    peak_of_this_process,
     relative_error,
 )
 from experiments.benchmarks.peers import (
@@ -39,6 +38,7 @@ from experiments.benchmarks.peers import (
 )
 from experiments.scaling.counting import flops, over_layers
 from memformers import MemoryLM
+from memformers.common.machine import peak_memory
 from memformers.training.config import TrainConfig
 
 OURS, BFLOAT16, COMPILED = "ours", "ours, bfloat16", "ours, compiled"
@@ -225,7 +225,7 @@ def peak_memory_of(name: str, model: str, side: str) -> int | None:
     trainer.fill(case.segments_to_fill)
     trainer.step()
     trainer.step()
-    return peak_of_this_process()
+    return peak_memory(torch.device("cpu"))
 
 
 def kind_of(operator: str) -> str:

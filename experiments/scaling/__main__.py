@@ -10,39 +10,27 @@ from pathlib import Path
 from textwrap import fill
 
 from experiments.scaling.counting import flops, kept_bytes, over_layers
-from experiments.scaling.estimate import estimate
+from experiments.scaling.estimate import Estimate, estimate
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
 from memformers.common.fields import Positive, check_fields
-from memformers.models.config import ModelConfig
 from memformers.report.markdown import table
 from memformers.training.config import Parallel, TrainConfig
+from memformers.training.presets import Preset, preset_names, read_preset
 
-TRAINING = TrainConfig(batch_size=64, optimizer="adamw", precision="bfloat16", device="cuda")
-ENWIK8_LARGE = ModelConfig(
-    model="transformer-xl", vocab_size=205, d_model=1024, heads=8, n_layers=24, d_ff=3072, dropout=0.15,
-    kernel="naive", segment_len=768, mem_len=768,
-)  # fmt: skip
-PG_19 = ModelConfig(
-    model="compressive", vocab_size=32_000, d_model=1024, heads=16, n_layers=36, d_ff=4096,
-    kernel="naive", segment_len=512, mem_len=512, c_mem_len=512, compression_rate=2,
-)  # fmt: skip
 CASES = {
-    "Transformer-XL, enwik8, large": (
-        replace(TRAINING, model=ENWIK8_LARGE),
-        "Dai et al. 2019 give 24 layers and 277 million parameters, the same number as below. The script "
-        "that the authors released gives width 1,024, 8 heads, feed-forward width 3,072, segments and memory "
-        "of 768, batch 64 and dropout 0.15. Assumed: 205 characters, and separate embedding and head, as in "
-        "this library.",
-    ),
-    "Compressive Transformer, PG-19": (
-        replace(TRAINING, model=PG_19),
-        "Rae et al. 2020 give 36 layers, segments, memory and compressed memory of 512 each, compression "
-        "rate 2 and a vocabulary of 32,000. Assumed: width 1,024, 16 heads, feed-forward width 4,096, "
-        "batch 64, no dropout, and separate embedding and head.",
-    ),
+    "Transformer-XL, enwik8, large": "enwik8-24l",
+    "Compressive Transformer, PG-19": "pg19-compressive",
 }
+"""The presets that have a section of their own."""
 SHARES: list[tuple[int, Parallel]] = [(1, "single"), (8, "ddp"), (8, "fsdp"), (64, "ddp"), (64, "fsdp")]
+STREAMS = 64
+"""The batch of those sections, which 1, 8 and 64 ranks can share."""
+BENCHMARKS = (
+    "`memformers train --preset NAME` has the settings of each ([how](how-to/benchmarks.md)). Hours are of "
+    "training steps alone, on one GPU and on 8 with DDP, if all activations fit; what doesn't fit needs "
+    "`--accumulate` or `--activation-checkpointing`. A batch that 8 can't share is rounded up."
+)
 PARTS = ("projections", "memory projections", "positions", "scores", "feed forward", "compression",
          "reconstruction", "head")  # fmt: skip
 STEP = ("ranks", "parallel", "TFLOP a rank", "weights, gradients, AdamW (GiB)", "copies (GiB)",
@@ -82,12 +70,46 @@ def page(rates: Rates) -> str:
         'Training is in bfloat16 with the naive kernel, which `kernel="auto"` chooses on a GPU; '
         "weights, gradients, moments and memories are float32. GiB are 2³⁰ bytes, GB 10⁹. Copies are DDP's "
         "buckets and FSDP's gathered weights; the sum does not contain logits and temporaries. Activations "
-        "are the tensors that PyTorch keeps on CPU, with two rules of GPUs that were not measured: softmax "
-        "keeps float32 under autocast, and dropout keeps one byte a number.",
+        "are the tensors that PyTorch keeps on CPU, but dropout keeps one byte a number, as on GPUs, where "
+        "nothing was measured.",
     ]
-    for name, (config, source) in CASES.items():
-        parts += [f"## {name}", source, *tables(config, rates)]
+    parts += ["## The papers' benchmarks", BENCHMARKS, benchmarks(rates)]
+    for title, name in CASES.items():
+        preset = read_preset(name)
+        said = f"`--preset {name}`, on any number of ranks with a batch of {STREAMS}: {preset.source}"
+        parts += [f"## {title}", f"{said} {preset.assumed}".strip(), *tables(on_gpu(preset), rates)]
     return "\n\n".join(map(wrapped, parts)) + "\n"
+
+
+def on_gpu(preset: Preset, batch_size: int = STREAMS) -> TrainConfig:
+    """The training of a preset in bfloat16, with the naive kernel and the vocabulary of its corpus."""
+    model = replace(preset.config.model, vocab_size=preset.vocab_size, kernel="naive")
+    return replace(preset.config, model=model, batch_size=batch_size, precision="bfloat16", device="cuda")
+
+
+def benchmarks(rates: Rates) -> str:
+    """A row for each preset: what it should reach, and what that would cost."""
+    head = ["preset", "the paper's result", "million parameters", "billion tokens", "steps",
+            "GiB on one", "hours on one", "GiB on each of 8", "hours on 8"]  # fmt: skip
+    return table(head, [benchmark(name, rates) for name in preset_names()])
+
+
+def benchmark(name: str, rates: Rates) -> list[str]:
+    """The row of the preset called ``name``."""
+    preset = read_preset(name)
+    tokens, costs = preset.config.tokens, []
+    for ranks, parallel in SHARES[:2]:
+        streams = -(-preset.config.batch_size // ranks) * ranks
+        e = estimate(replace(on_gpu(preset, streams), parallel=parallel), ranks)
+        hours = step_seconds(e, rates) / e.tokens * tokens / 3600
+        costs += [gibibytes(e.total_bytes), f"{hours:,.0f}"]
+    steps = f"{tokens / preset.config.tokens_a_step:,.0f}"
+    return [name, preset.reaches, f"{e.parameters / 1e6:,.0f}", f"{tokens / 1e9:,.1f}", steps, *costs]
+
+
+def step_seconds(e: Estimate, rates: Rates) -> float:
+    """How long a step takes, if computing and sending overlap."""
+    return max(e.flops.total() / (rates.teraflops * 1e12), e.sent_bytes / (rates.bandwidth * 1e9))
 
 
 def wrapped(part: str) -> str:
@@ -120,7 +142,7 @@ def step_row(config: TrainConfig, ranks: int, rates: Rates) -> list[str]:
     """The costs of each of the ``ranks`` in a step."""
     e = estimate(config, ranks)
     compute, sending = e.flops.total() / (rates.teraflops * 1e12), e.sent_bytes / (rates.bandwidth * 1e9)
-    step = max(compute, sending)
+    step = step_seconds(e, rates)
     sizes = (e.state_bytes, e.copy_bytes, e.memory_bytes, e.activation_bytes, e.total_bytes)
     return [
         str(ranks), config.parallel, f"{e.flops.total() / 1e12:,.1f}", *map(gibibytes, sizes),

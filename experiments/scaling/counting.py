@@ -160,16 +160,13 @@ def held(tensors: Iterable[Tensor], but: Iterable[Tensor] = ()) -> int:
 
 
 class OnGPU(TorchFunctionMode):
-    """Keeps on a CPU the same as a GPU under autocast: float32 for softmax, and one byte a number for
-    dropout."""
+    """Keeps on a CPU the same as a GPU: one byte a number for dropout."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call ``function`` with the dtypes of a GPU."""
+        """Call ``function`` as on a GPU."""
         kwargs = kwargs or {}
-        if function is Tensor.softmax:
-            return function(args[0].float(), *args[1:], **kwargs)
         if function is F.dropout and kwargs["training"] and kwargs["p"]:
             return torch.native_dropout(args[0], kwargs["p"], True)[0]
         return function(*args, **kwargs)

@@ -36,7 +36,7 @@ class Dashboard:
     def run(self) -> None:
         """Start it, and stay until it is ended."""
         try:
-            from memformers.dashboard.server import default_folder, serve
+            from memformers.dashboard.server import serve
         except ImportError as error:  # fcntl, on Windows
             raise UserError(f"the dashboard needs Linux or macOS: this Python has no {error.name}.") from None
-        serve(self.folder or default_folder(), self.host, self.port, self.import_, self.open)
+        serve(self.folder, self.host, self.port, self.import_, self.open)

@@ -2,25 +2,40 @@
 memory are worth to it."""
 
 import math
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import tyro
+from torch import Tensor
 
-from memformers.commands.options import ModelCommand, say_report
+from memformers.commands.options import ModelCommand, reading_bar, say_report
 from memformers.common.errors import UserError
 from memformers.common.fields import Count
-from memformers.common.files import write_json
+from memformers.common.files import read_json, write_json
 from memformers.common.machine import choose_device
+from memformers.common.words import counted
+from memformers.data.gathering import Recipe
+from memformers.data.preparing import BIG, prepare
+from memformers.data.store import TEST, VALIDATION, TokenStore, is_store, open_store
+from memformers.data.streams import Tokens
 from memformers.data.texts import divided, read_text_or_documents
+from memformers.data.tokenizers import OWN, Tokenizer
 from memformers.evaluation.evaluate import evaluate, summary, with_lengths
 from memformers.evaluation.probe import ProbeConfig, probe
+from memformers.evaluation.units import Units, counts_of, units
+from memformers.models.language_model import MemoryLM
 from memformers.models.lengths import ByLayer
 from memformers.report.document import write_report
 from memformers.report.figures import save_loss_by_position
+from memformers.runs.folder import check_nothing_is_lost
+
+NUMBERS, FIGURE = "evaluation.json", "loss_by_position.png"
 
 
 @dataclass(frozen=True)
@@ -32,7 +47,8 @@ class Evaluate(ModelCommand):
 
     text: str
     """A text file; - is standard input. Or documents: a folder of texts, or a .jsonl file with a "text" in
-    each line; each document starts with an empty memory."""
+    each line; each document starts with an empty memory. Or a folder of tokens, of which the test part is
+    read, or the validation part if there is none."""
     document_separator: str = ""
     """The text between the documents of a text file; empty: the file is one text."""
     streams: Count = 16
@@ -54,21 +70,58 @@ class Evaluate(ModelCommand):
         """Print the numbers; write them and the figure if asked to."""
         if self.out == Path():
             raise UserError("out='' is the current folder; name a folder for the numbers and the figure.")
+        if self.out:
+            check_only_ours(self.out)
         model, tokenizer = self.load()
         model = with_lengths(
             model, segment_len=self.segment_len, mem_len=self.mem_len, c_mem_len=self.c_mem_len
         )
-        read = read_text_or_documents(self.text)
-        if self.document_separator:
-            read = divided(read, self.document_separator, Path(self.text).name)
-        documents, texts = ([], [read]) if isinstance(read, str) else (read, [d.text for d in read])
         if self.out:  # before a long text is read
             self.out.mkdir(parents=True, exist_ok=True)
+        with self.tokens(tokenizer) as (tokens, documents, of):
+            self.measure(model, tokens, documents, of)
+
+    @contextmanager
+    def tokens(self, tokenizer: Tokenizer) -> Iterator[tuple[Tokens, list[tuple[str, int]], Units]]:
+        """The tokens of the text ``[n]``, the name and the number of tokens of each document, and what they
+        are; a large text is on the disk meanwhile."""
+        path = Path(self.text)
+        name = tokenizer.name if tokenizer.name in OWN else "bpe"
+        if is_store(path):
+            store = open_store(path)
+            if store.tokenizer.saved() != tokenizer.saved():
+                raise UserError(f"{path} has the tokens of another tokenizer than the model; name the text.")
+            yield stored(store, TEST if TEST in store.splits else VALIDATION)
+        elif path.exists() and Recipe(path).text_size >= BIG:
+            recipe = Recipe(path, document_separator=self.document_separator, tokenizer=name)
+            with tempfile.TemporaryDirectory(prefix="memformers-") as folder:
+                yield stored(open_store(prepare(recipe, Path(folder) / "tokens", tokenizer)), TEST)
+        else:
+            read = read_text_or_documents(self.text)
+            if self.document_separator:
+                read = divided(read, self.document_separator, path.name)
+            texts = [read] if isinstance(read, str) else [document.text for document in read]
+            parts = [tokenizer.encode(tokenizer.ended(text)) for text in texts]
+            documents = [] if isinstance(read, str) else [document.name for document in read]
+            tokens, lengths = torch.cat(parts), tuple(map(len, parts))
+            of = units(tokenizer, tokens, lengths, counts_of(texts, len(tokens)))
+            yield tokens, list(zip(documents, lengths, strict=False)), of
+
+    def measure(self, model: MemoryLM, tokens: Tokens, documents: list[tuple[str, int]], of: Units) -> None:
+        """Evaluate ``tokens [n]``, of ``documents`` if there are any, print the numbers and write them."""
         start = time.perf_counter()
-        tokens = [tokenizer.encode(text) for text in texts]
-        lengths = tuple(map(len, tokens)) if documents else ()
-        evaluation = evaluate(model, torch.cat(tokens), self.streams, documents=lengths)
-        numbers = summary(evaluation, *texts)
+        lengths = tuple(length for _, length in documents)
+        total = 0.0
+        with reading_bar("evaluating", len(tokens) - (len(documents) or 1), model) as bar:
+
+            def progress(losses: Tensor) -> None:
+                nonlocal total
+                total += losses.double().sum().item()
+                bar.update(len(losses))
+                bar.set_postfix_str(f"loss {total / max(bar.n, 1):.3f} nats", refresh=False)
+
+            evaluation = evaluate(model, tokens, self.streams, documents=lengths, progress=progress)
+        numbers = summary(evaluation, of=of)
         seconds = time.perf_counter() - start
         print(
             f"loss            {numbers['loss_nats']:.4f} ± {numbers['uncertainty_nats']:.4f} nats a token\n"
@@ -77,7 +130,7 @@ class Evaluate(ModelCommand):
             f"per word        perplexity {numbers['word_perplexity']:,.1f}\n"
             f"accuracy        {numbers['accuracy']:.1%}\n"
             f"                {numbers['tokens']:,} tokens, {numbers['tokens'] / seconds:,.0f} a second"
-            f"{f', in {len(documents):,} documents' if documents else ''}"
+            f"{', in ' + counted(len(documents), 'document') if documents else ''}"
         )
         if self.out:
             in_segment = evaluation.by_position(model.config.segment_len)
@@ -91,13 +144,28 @@ class Evaluate(ModelCommand):
             }
             if documents:
                 details["documents"] = [
-                    {"name": document.name, "tokens": len(losses), "loss": or_none(losses.mean().item())}
-                    for document, losses in zip(documents, evaluation.losses_by_text, strict=True)
+                    {"name": name, "tokens": len(losses), "loss": or_none(losses.mean().item())}
+                    for (name, _), losses in zip(documents, evaluation.losses_by_text, strict=True)
                 ]
             finite = {name: or_none(value) for name, value in numbers.items()}
-            write_json(self.out / "evaluation.json", {**finite, **details})
-            save_loss_by_position(in_segment, by_memory, self.out / "loss_by_position.png")
+            write_json(self.out / NUMBERS, {**finite, **details})
+            save_loss_by_position(in_segment, by_memory, self.out / FIGURE)
             print(f"written to {self.out}")
+
+
+def check_only_ours(folder: Path) -> None:
+    """Raise UserError if ``folder`` has files with the names of ours that no evaluation wrote."""
+    try:
+        read_json(folder / NUMBERS, {"loss_nats": float, "loss_in_segment": list[float]})
+    except UserError:
+        check_nothing_is_lost(folder, (NUMBERS, FIGURE))
+
+
+def stored(store: TokenStore, name: str) -> tuple[Tokens, list[tuple[str, int]], Units]:
+    """A split of a folder of tokens, as [`Evaluate.tokens`][] gives it."""
+    split, lengths = store.splits[name], tuple(store.splits[name].documents.tolist())
+    of = units(store.tokenizer, split.tokens, lengths, store.card.splits[name])
+    return split.tokens, [(f"{name}:{n}", length) for n, length in enumerate(lengths, 1)], of
 
 
 def or_none(value: float) -> float | None:

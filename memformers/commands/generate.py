@@ -6,13 +6,11 @@ from pathlib import Path
 
 import torch
 import tyro
-from tqdm import tqdm
 
-from memformers.commands.options import ModelCommand
+from memformers.commands.options import ModelCommand, reading_bar
 from memformers.common.errors import UserError
 from memformers.common.fields import Whole
 from memformers.data.texts import read_text, text_of
-from memformers.data.tokenizers import line_break
 from memformers.generation.memory_file import check_target, load_memory, save_memory
 from memformers.generation.sampling import Sampling, seeded
 from memformers.generation.text import TextStream
@@ -79,7 +77,7 @@ class Generate(ModelCommand):
             with signals.at_once():
                 line = ask()
             try:
-                stream.read(line + line_break(stream.tokenizer), lambda tokens: signals.check())
+                stream.read(line + stream.tokenizer.line_break, lambda tokens: signals.check())
             except UserError as error:  # such as a character that the model doesn't know
                 print(f"error: {error}", file=sys.stderr)
                 continue
@@ -89,10 +87,9 @@ class Generate(ModelCommand):
         """Let the model read the file and the prompt; shows the prompt, and how far a long file is."""
         text = read_text(self.prompt_file) if self.prompt_file else ""
         nothing_given = not (text or self.load_memory or self.interactive)
-        prompt = line_break(stream.tokenizer) if self.prompt is None and nothing_given else self.prompt or ""
+        prompt = stream.tokenizer.line_break if self.prompt is None and nothing_given else self.prompt or ""
         tokens = len(stream.tokenizer.encode(text + prompt))
-        long = tokens > 50 * stream.model.config.segment_len
-        with tqdm(total=tokens, unit="tok", unit_scale=True, desc="prefill", disable=not long) as bar:
+        with reading_bar("prefill", tokens, stream.model) as bar:
 
             def progress(tokens: int) -> None:
                 bar.update(tokens)

@@ -1,15 +1,18 @@
 """What several commands share: options, their groups in ``--help``, and where runs are."""
 
+import secrets
 from abc import abstractmethod
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
+from tqdm import tqdm
+
+from memformers.common.atomic_dir import has_manifest
 from memformers.common.command_line import Group
 from memformers.common.errors import UserError
 from memformers.common.fields import check_fields
-from memformers.runs.atomic_dir import has_manifest
 from memformers.runs.folder import CONFIG
 
 if TYPE_CHECKING:
@@ -64,12 +67,8 @@ GROUPS = {
 
 
 def new_folder(name: str) -> Path:
-    """A folder under runs/ that no other run has."""
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
-    folder, n = RUNS / stem, 1
-    while folder.exists():
-        folder, n = RUNS / f"{stem}-{n}", n + 1
-    return folder
+    """A folder under runs/ that no other run has, even one that begins in the same second."""
+    return RUNS / f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(4)}-{name}"
 
 
 def newest_run() -> Path:
@@ -90,6 +89,12 @@ def resumable(folder: Path) -> Path:
 def say_report(page: Path) -> None:
     """Print where a report is."""
     print(f"report: {page}\n        {page.with_suffix('.md')}")
+
+
+def reading_bar(doing: str, tokens: int, model: "MemoryLM") -> "tqdm[NoReturn]":
+    """A bar of the ``tokens`` that a model reads, for more of them than are read in a moment."""
+    is_short = tokens <= 50 * model.config.segment_len
+    return tqdm(total=tokens, unit="tok", unit_scale=True, desc=doing, disable=is_short)
 
 
 @dataclass(frozen=True, kw_only=True)

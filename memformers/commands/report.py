@@ -7,9 +7,7 @@ from typing import Annotated
 import tyro
 
 from memformers.commands.options import say_report
-from memformers.common.errors import UserError
 from memformers.report.document import write_report
-from memformers.runs.plan import read_plan
 
 
 @dataclass(frozen=True)
@@ -24,8 +22,4 @@ class Report:
 
     def run(self) -> None:
         """Write it, then say where it is."""
-        if (plan := read_plan(self.folder.parent)) and plan.task != "text":
-            raise UserError(
-                f"{self.folder} is a part of a {plan.task} experiment; name {self.folder.parent} instead."
-            )
         say_report(write_report(self.folder))

@@ -10,8 +10,10 @@ from memformers.commands.options import GROUPS, TrackedCommand, new_folder, newe
 from memformers.common.command_line import parse_arguments
 from memformers.common.errors import UserError
 from memformers.common.processes import is_first
+from memformers.models.config import check_used
 from memformers.runs.folder import CONFIG
 from memformers.training.config import TrainConfig, read_train_config
+from memformers.training.presets import read_preset
 from memformers.training.run import train_run
 
 
@@ -24,9 +26,12 @@ class Train(TrackedCommand):
     Example: memformers train --resume
     """
 
-    first: ClassVar = ("model", "data", "tokens", "out", "resume")
+    first: ClassVar = ("model", "data", "tokens", "preset", "out", "resume")
     groups: ClassVar = GROUPS
     config: TrainConfig = field(default_factory=TrainConfig)
+    preset: str = ""
+    """The settings of a paper's benchmark, such as enwik8-12l, in place of the defaults; other options change
+    them. An unknown name gets the list of all."""
     out: Path | None = None
     """The folder of the run; by default a new folder in runs/ with the date and the model in its name."""
     resume: Annotated[tuple[Path, ...] | None, tyro.conf.arg(metavar="[FOLDER]")] = None
@@ -43,6 +48,9 @@ class Train(TrackedCommand):
 
     def train(self) -> Path:
         """Train; returns the run's folder."""
+        if self.resume is None:  # an arm of an experiment may have lengths without use
+            for config in (self.config, self.config.model):
+                check_used(config, self.config.model.model, lengths=True)
         return train_run(self.config, self.folder(), self.dashboard, resume=self.resume is not None)
 
     def run(self) -> None:
@@ -53,9 +61,12 @@ class Train(TrackedCommand):
 
 
 def parse_train(arguments: list[str], default: Train, prog: str | None = None) -> Train:
-    """The arguments of a training, on top of ``default``; where it resumes a run, on top of that run's
-    config, so that only what is named can differ from it."""
+    """The arguments of a training, on top of ``default`` or of the preset that they name; where it resumes a
+    run, on top of that run's config, so that only what is named can differ from it."""
     train: Train = parse_arguments(Train, arguments, prog=prog, default=default)
+    if train.preset:
+        with_preset = replace(default, config=read_preset(train.preset).config)
+        train = parse_arguments(Train, arguments, prog=prog, default=with_preset)
     if train.resume is None or not (train.folder() / CONFIG).exists():
         return train
     folder = train.folder()

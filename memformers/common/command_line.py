@@ -11,6 +11,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
 import textwrap
@@ -26,25 +27,29 @@ from typing import Annotated, Any
 
 from memformers.common.errors import UserError
 from memformers.common.fields import annotations_of
+from memformers.common.words import printable
 
 OTHER = "other"
+NARROWEST = 40
+"""The narrowest terminal, in columns, in which tyro finds a layout within a moment."""
 
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
     """End the program with one line and exit code 2 for a mistake of the user, with exit code 130 for Ctrl-C,
     and with a traceback and the request to report it for a mistake of memformers."""
+    open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # one that can't show a character shows another
             stream.reconfigure(errors="replace")
-    warnings.showwarning = lambda message, *_: print(f"NOTE: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_: print(printable(f"NOTE: {message}"), file=sys.stderr)
     try:
         yield
     except BrokenPipeError:  # whoever read has gone, as with | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at exit
         sys.exit(128 + signal.SIGPIPE)
     except (UserError, OSError, UnicodeEncodeError) as error:  # the last of a path that no file can have
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -59,6 +64,18 @@ def plain_errors() -> Iterator[None]:
         said = "error: this is a mistake in memformers and not yours; please report it with the lines above."
         print(said, file=sys.stderr)
         sys.exit(1)
+
+
+def open_what_is_closed() -> None:
+    """Let a standard stream that was closed, as by ``2>&-``, be the null device: otherwise the next file that
+    is opened would get its number, and what is said would be written into it."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, number)
+            if null != number:
+                os.close(null)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def parse_arguments(
@@ -88,6 +105,8 @@ def parse_arguments(
             str_from_instance=lambda value: [str(value)],
         )
 
+    if shutil.get_terminal_size().columns < NARROWEST:
+        os.environ["COLUMNS"] = str(NARROWEST)
     groups = getattr(kind, "groups", None)
     if groups:
         config = kind() if default is None else default

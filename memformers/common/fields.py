@@ -14,7 +14,8 @@ What depends on several settings is checked after that.
 
 import inspect
 import math
-from collections.abc import Callable
+import reprlib
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, wraps
 from pathlib import Path
@@ -91,6 +92,15 @@ def check_value(name: str, value: object, kind: Any, default: object = MISSING) 
         raise UserError(f"expected {name} to be {described(kind)}, got {name}={value!r}{instead}.")
 
 
+def check_keys(data: Mapping[str, Any], kinds: Mapping[str, Any], source: str) -> None:
+    """Raise UserError, with the ``source`` of ``data``, unless this has values of these ``kinds``, each an
+    annotation or again such a dict; it may have others too."""
+    for name, kind in kinds.items():
+        if name not in data or not fits(data[name], kind):
+            got = reprlib.repr(data[name]) if name in data else "nothing"
+            raise UserError(f"{source} is broken: expected {name} to be {described(kind)}, got {got}.")
+
+
 @cache
 def annotations_of(owner: Any) -> dict[str, Any]:
     """The annotations of a class or function, with what stands beside the types."""
@@ -108,6 +118,12 @@ def fits(value: Any, kind: Any) -> bool:
         return any(value == each and type(value) is type(each) for each in args)
     if origin is tuple and args[1:] == (...,):
         return isinstance(value, tuple) and all(fits(each, args[0]) for each in value)
+    if origin is list:
+        return isinstance(value, list) and all(fits(each, args[0]) for each in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(fits(each, args[1]) for each in value.values())
+    if isinstance(kind, dict):
+        return isinstance(value, dict) and all(n in value and fits(value[n], of) for n, of in kind.items())
     if kind in (int, float):
         return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
     checked = kind in (str, bool, NoneType, Path) or (isinstance(kind, type) and is_dataclass(kind))
@@ -128,4 +144,6 @@ def described(kind: Any) -> str:
         return "one of " + ", ".join(map(repr, args))
     if origin is tuple:
         return f"a tuple, each {described(args[0])}"
+    if isinstance(kind, dict):
+        return f"an object with {', '.join(kind)}"
     return NAMES.get(kind, f"of type {getattr(kind, '__name__', kind)}")

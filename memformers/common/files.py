@@ -3,6 +3,7 @@
 import difflib
 import json
 import os
+import re
 import stat
 import uuid
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 import dacite
 
 from memformers.common.errors import UserError
+from memformers.common.fields import check_keys, described
 
 T = TypeVar("T")
 
@@ -58,15 +60,18 @@ def sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 ``text`` to ``path`` atomically."""
+    """Write UTF-8 ``text`` to ``path`` atomically; U+FFFD takes the place of bytes that were not UTF-8, which
+    are lone surrogates in a text."""
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(re.sub("[\ud800-\udfff]", "\ufffd", text), encoding="utf-8")
 
 
 def write_json(path: Path, data: Any) -> None:
     """Write ``data`` to ``path`` as indented JSON, atomically; a dataclass becomes an object of its
-    fields, or what its ``to_json`` returns."""
-    write_text(path, json.dumps(data, indent=2, ensure_ascii=False, default=_jsonable) + "\n")
+    fields, or what its ``to_json`` returns. Lone surrogates, as in the name of a file that is not UTF-8, are
+    read back as they were."""
+    text = json.dumps(data, indent=2, ensure_ascii=False, default=_jsonable) + "\n"
+    write_text(path, text.encode("utf-8", "backslashreplace").decode())  # as JSON escapes them
 
 
 def _jsonable(value: Any) -> Any:
@@ -77,16 +82,18 @@ def _jsonable(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is no JSON")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``; UserError if it is missing or broken, OSError if it can't be read."""
+def read_json(path: Path, kinds: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The JSON object in ``path``; UserError if it is missing or broken, or has no values of these ``kinds``,
+    as [`check_keys`][memformers.common.fields.check_keys] has them; OSError if it can't be read."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise UserError(f"expected a file {path}, but it is missing.") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} can't be read as JSON: {error}") from error
     if not isinstance(data, dict):
         raise UserError(f"expected {path} to hold a JSON object, got a {type(data).__name__}.")
+    check_keys(data, kinds or {}, str(path))
     return data
 
 
@@ -104,6 +111,9 @@ def config_from_dict(config: type[T], data: Mapping[str, Any], source: str) -> T
         near = difflib.get_close_matches(unknown[0], known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
         raise UserError(f"{source}: unknown key {', '.join(map(repr, unknown))}; {hint}") from None
+    except dacite.WrongTypeError as error:
+        kind = described(error.field_type)
+        raise UserError(f"{source}: expected {error.field_path} to be {kind}, got {error.value!r}.") from None
     except (dacite.DaciteError, TypeError) as error:  # a tuple of no list is a TypeError
         raise UserError(f"{source}: {error}") from None
 

@@ -27,7 +27,10 @@ def get(url: str, seconds: float, body: bytes | None = None) -> tuple[int, bytes
             if body:
                 headers["Content-Type"] = "application/json"
             request = urllib.request.Request(address, body, headers)
-            with _opener(url).open(request, timeout=seconds) as response:
+            # No proxy can reach this machine.
+            here = urllib.parse.urlsplit(url).hostname in LOOPBACK
+            opener = urllib.request.build_opener(*[urllib.request.ProxyHandler({})] * here)
+            with opener.open(request, timeout=seconds) as response:
                 outcome.append((response.status, response.read()))
         except urllib.error.HTTPError as error:
             outcome.append((error.code, b""))
@@ -64,10 +67,3 @@ def _without_password(url: str) -> tuple[str, dict[str, str]]:
         return url, {}
     code = base64.b64encode(urllib.parse.unquote(who).encode()).decode()
     return parts._replace(netloc=host).geturl(), {"Authorization": f"Basic {code}"}
-
-
-def _opener(url: str) -> urllib.request.OpenerDirector:
-    """An opener for ``url``: without a proxy if it is this machine, which no proxy can reach."""
-    if urllib.parse.urlsplit(url).hostname in LOOPBACK:
-        return urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    return urllib.request.build_opener()

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -47,18 +48,21 @@ def run_modules(
     it starts.
 
     Ctrl-C or SIGTERM is passed on to the running processes, which may have to save a checkpoint, and
-    KeyboardInterrupt or SystemExit is raised when they have ended. A second Ctrl-C kills them.
+    KeyboardInterrupt or SystemExit is raised when they have ended. A second Ctrl-C kills them. If this
+    process is killed itself, they get SIGTERM.
     """
     waiting = list(enumerate(commands))[::-1]
     running: dict[int, subprocess.Popen[bytes]] = {}
     variables = module_environment() | dict(environment)
+    theirs, ours = os.pipe()
     try:
         with sigterm_as_exit():
             while waiting or running:
                 while waiting and len(running) < jobs:
                     number, (module, *arguments) = waiting.pop()
                     begin(number)
-                    running[number] = subprocess.Popen(module_command(module, *arguments), env=variables)
+                    command = module_command("memformers.common.processes", module, *arguments)
+                    running[number] = subprocess.Popen(command, env=variables, stdin=theirs)
                 time.sleep(LOOK_SECONDS)
                 for number in [n for n, process in running.items() if process.poll() is not None]:
                     yield number, running.pop(number).returncode
@@ -71,6 +75,15 @@ def run_modules(
     finally:
         for process in running.values():
             process.kill()
+        os.close(theirs)
+        os.close(ours)
+
+
+def end_with_parent() -> None:
+    """Send SIGTERM to this process when its standard input ends: a pipe that nobody writes to, and whose
+    other end only the parent has, however that ends."""
+    os.read(0, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextlib.contextmanager
@@ -91,3 +104,9 @@ def handling(number: signal.Signals, handler: Any) -> Iterator[None]:
 def sigterm_as_exit() -> contextlib.AbstractContextManager[None]:
     """A block in which SIGTERM raises SystemExit with the conventional code."""
     return handling(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
+if __name__ == "__main__":  # as run_modules starts a module
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    sys.argv.pop(0)
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

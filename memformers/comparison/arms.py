@@ -7,20 +7,21 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from memformers.common.errors import UserError
-from memformers.models.config import ModelConfig, ModelName
+from memformers.models.config import LENGTHS, OF_MODELS, ModelConfig, ModelName
 from memformers.models.lengths import ByLayer
 from memformers.runs.folder import FIGURES, flatten
 from memformers.runs.plan import Arm
+from memformers.training.config import TrainConfig
 
 HOW = "write an arm as NAME: setting=value …, such as 'long: model=transformer-xl mem_len=320'"
 OF_ALL = {"seed": "seed and seeds", "data": "data", "tokens": "tokens and scale", "parallel": "parallel"}
 """Settings that can't differ between arms, and the options that set them for all arms."""
-OF_THE_TASK = ("recall.stream.", "recall.reach", "recall.evaluated")
+OF_THE_TASK = ("recall.stream.", "recall.reach", "recall.evaluated", "recall.measured_for")
 """The beginnings of the names of other settings that can't differ between arms."""
 
 
@@ -115,8 +116,13 @@ def value_of(word: str, before: Any) -> Any:
 
 
 def settings_of(arm: Arm, shared: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of ``arm``, which have those in ``shared`` that it doesn't name."""
+    """The settings of ``arm``, with those in ``shared`` that it doesn't name and that its model uses."""
     settings = deepcopy(dict(shared))
+    model = arm.settings.get("model.model", settings["model"]["model"])
+    for place, config in ((settings, TrainConfig), (settings["model"], ModelConfig)):
+        for each in fields(config):
+            if model not in OF_MODELS.get(each.name, (model,)) and each.name not in LENGTHS:
+                place[each.name] = each.default
     for name, value in arm.settings.items():
         *path, last = name.split(".")
         place = settings

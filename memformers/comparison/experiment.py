@@ -8,24 +8,22 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any, Protocol
 
-from labml import monit
-
 from memformers.common.command_line import command_as_given
 from memformers.common.errors import TrainingsFailed, UserError
 from memformers.common.fields import Count, check_fields
-from memformers.common.files import read_json, write_json
+from memformers.common.files import write_json
 from memformers.common.machine import JOBS, choose_device
 from memformers.common.processes import run_modules
+from memformers.common.words import counted
 from memformers.comparison.arms import check_arms, settings_of
-from memformers.report.document import write_report
 from memformers.runs.folder import (
-    CARD,
     CONFIG,
     EXPERIMENT,
     OF_AN_EXPERIMENT,
     RESULT,
     check_named,
     check_nothing_is_lost,
+    known_card,
     new_run_id,
     plan_run,
 )
@@ -42,6 +40,8 @@ from memformers.training.config import TrainConfig
 from memformers.training.distributed import with_precision
 from memformers.training.resume import alone_in, differences
 
+ENDING_SECONDS = 20.0
+"""How long a training may take to end after the experiment that started it."""
 Settings = dict[str, Any]
 """A run's settings, as its ``config.json`` has them."""
 
@@ -117,13 +117,14 @@ def run_experiment(
     arms = {arm.name: settings_of(arm, experiment.shared) for arm in plan.arms}
     runs = {name: {**arms[run.arm], "seed": run.seed} for name, run in plan.runs.items()}
     pin = task.read(runs, folder)
-    folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
         pinned = pin()
         write_json(folder / EXPERIMENT, plan)
         due = [name for name in runs if not (folder / name / RESULT).exists()]
-        for name in () if task.resumes else due:
-            rmtree(folder / name, ignore_errors=True)
+        for name in due:  # one of an experiment that was killed may be about to end
+            with alone_in(folder / name, seconds=ENDING_SECONDS):
+                if not task.resumes:
+                    rmtree(folder / name, ignore_errors=True)
         ids = plan_runs(plan.runs, folder)
         for name in due:
             write_json(folder / name / CONFIG, runs[name] | pinned)
@@ -134,8 +135,9 @@ def run_experiment(
         try:
             task.measure(experiment.train, folder)
         finally:  # whatever the measurement met
-            with monit.section("Report"):
-                report = write_report(folder)
+            from memformers.report import document  # not above: each training would load matplotlib too
+
+            report = document.write_report(folder)
     if failed:
         raise TrainingsFailed(f"the training of {', '.join(failed)} failed; the others are in {report}.")
     show_comparison(folder, dashboard)
@@ -193,7 +195,7 @@ def train_all(
     if experiment.jobs > 1:  # what takes longest first in each seed: at the end, no long one runs alone
         names.sort(key=lambda name: (plan.runs[name].seed, -cost(due[name]["model"])))
     done = len(plan.runs) - len(due)
-    print(f"{len(plan.runs)} trainings, {done} of them done → {folder}", flush=True)
+    print(f"{counted(len(plan.runs), 'training')}, {done} done → {folder}", flush=True)
     environment = {DASHBOARD: dashboard, JOBS: str(experiment.jobs)}
     if experiment.threads:
         environment["OMP_NUM_THREADS"] = str(experiment.threads)
@@ -221,12 +223,12 @@ def cost(model: Mapping[str, Any]) -> int:
 def plan_runs(runs: Mapping[str, Planned], folder: Path) -> dict[str, str]:
     """Folders for the runs, and the ids by which a dashboard will know them as one group: under one comment,
     each compared with the baseline of its seed."""
-    cards = {name: folder / name / CARD for name in runs}
-    ids = {n: read_json(card)["run"] if card.exists() else new_run_id() for n, card in cards.items()}
+    cards = {name: known_card(folder / name) for name in runs}
+    ids = {name: card.run if card else new_run_id() for name, card in cards.items()}
     for name in runs:
         (folder / name).mkdir(parents=True, exist_ok=True)
         other = ids.get(compared_with(runs, name), "")
-        if not cards[name].exists():  # one that is resumed keeps its own
+        if not cards[name]:  # one that is resumed keeps its own
             plan_run(folder / name, ids[name], f"comparison {folder.resolve().name}", other, name)
     return ids
 

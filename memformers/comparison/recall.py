@@ -10,13 +10,14 @@ from typing import Any, Literal
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_fields
 from memformers.comparison.arms import keys_of_layers, read_arms, settings_of
-from memformers.comparison.experiment import Experiment, Settings, run_experiment
+from memformers.comparison.experiment import Experiment, Settings
 from memformers.comparison.recall_training import RecallRun, RecallSettings, train_recall
 from memformers.data.recall_stream import RecallStream
 from memformers.models.config import ModelConfig
 from memformers.models.lengths import by_layer
 from memformers.runs.plan import Arm
 from memformers.training.config import TrainConfig
+from memformers.training.resume import alone_in
 
 QUICK_TOKENS, QUICK_EVALUATED = 65_536, 256
 USUAL_JOBS: int = min(os.cpu_count() or 1, 2)
@@ -40,7 +41,8 @@ class RecallTask:
 
     def train(self, folder: Path) -> None:
         """Train from the beginning, and measure."""
-        train_recall(folder)
+        with alone_in(folder):
+            train_recall(folder)
 
     def measure(self, train: TrainConfig, folder: Path) -> None:
         """Nothing: each training has measured its model."""
@@ -216,11 +218,3 @@ class RecallConfig:
             arms += read_arms(described, shared)
         seeds = 1 if self.quick else self.seeds
         return Experiment(RECALL, setting.train, setting.more, tuple(arms), seeds, self.jobs, self.threads)
-
-
-def recall(config: RecallConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> Path:
-    """Train and measure every arm from every seed, each in a sub-folder of ``folder``, and write the
-    report; returns the path of its page. As
-    [`run_experiment`][memformers.comparison.experiment.run_experiment] resumes and refuses, but a training
-    that was stopped begins again."""
-    return run_experiment(config.experiment, folder, dashboard, resume=resume)

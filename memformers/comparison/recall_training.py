@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Share, Whole, check_fields
@@ -24,8 +24,9 @@ from memformers.training.state import TrainingState
 
 MODEL = "model"
 """The folder of the trained model, in the folder of its run."""
-HELD_OUT_SEED = 2**62
-"""The seed of the stream that is measured, the same for all arms and seeds."""
+CHOOSING_SEED, CLAIMING_SEED = 2**62, 2**61
+"""Where the seeds of measured streams begin, for experiments that choose settings and for reports that claim
+something. A training adds its own seed, so intervals over seeds are over measured streams too."""
 GLIMPSE = 4
 """The number of its segments that are measured during a training, after those that fill the memories."""
 
@@ -44,6 +45,8 @@ class RecallSettings:
     """The longest reach of all arms, in positions; it determines the distance bins."""
     frozen: bool = False
     """Whether f_c keeps its initial random weights."""
+    measured_for: Literal["choosing", "claiming"] = "claiming"
+    """Whether settings are chosen by the result, or something is claimed by it; the streams are others."""
 
     def __post_init__(self) -> None:
         """Raise UserError for settings that are out of range."""
@@ -82,7 +85,7 @@ class RecallRun:
         return lambda start: round(S * (top / S) ** (start / grown)) if start < grown else 2**60
 
 
-def train_recall(folder: Path, dashboard: str = "") -> None:
+def train_recall(folder: Path) -> None:
     """Train the run that ``config.json`` in ``folder`` describes; save the model, measure it, and write
     ``result.json``.
 
@@ -105,7 +108,7 @@ def train_recall(folder: Path, dashboard: str = "") -> None:
     }
     write_json(folder / FACTS, facts)
     name, S = folder.resolve().name, run.train.model.segment_len
-    with Tracking(folder, name, {**settings, **facts}, dashboard) as track:
+    with Tracking(folder, name, {**settings, **facts}) as track:
         segments = recall_segments(
             run.recall.stream, run.train.batch_size, S, run.train.seed, longest=run.longest()
         )
@@ -117,7 +120,7 @@ def train_recall(folder: Path, dashboard: str = "") -> None:
             recall = measure(model, run, GLIMPSE * S)[UNTOUCHED]
             track.record({"tokens": state.tokens, "seconds": state.seconds, **curves(recall)})
             print(
-                f"{name}: {state.tokens / run.train.tokens:.0%}, {state.seconds:.0f} s, "
+                f"{name}: {min(state.tokens / run.train.tokens, 1):.0%}, {state.seconds:.0f} s, "
                 f"{recall.within_reach or 0.0:.1%} right within its reach",
                 flush=True,
             )
@@ -138,7 +141,8 @@ def measure(model: MemoryLM, run: RecallRun, positions: int, *, controls: bool =
     needs."""
     S = run.train.model.segment_len
     before, counted = (-(-length // S) for length in (run.recall.reach, positions))
-    segments = recall_segments(run.recall.stream, run.train.batch_size, S, HELD_OUT_SEED)
+    first = CHOOSING_SEED if run.recall.measured_for == "choosing" else CLAIMING_SEED
+    segments = recall_segments(run.recall.stream, run.train.batch_size, S, first + run.train.seed)
     changes = controls_of(model.config.layer_lengths) if controls else {}
     return recall_by_distance(
         model, islice(segments, before + counted), run.recall.edges, warm_up=before * S, controls=changes

@@ -13,20 +13,23 @@ from memformers.common.files import config_from_dict, replacing
 from memformers.common.machine import choose_device
 from memformers.comparison.arms import arms_of_models, read_arms
 from memformers.comparison.experiment import Experiment, Settings, run_experiment
-from memformers.data.corpora import BUILTIN, STAND_IN, Corpus, load_corpus
+from memformers.data.corpora import BUILTIN, STAND_IN, Corpus
+from memformers.data.store import TokenStore
 from memformers.data.texts import bytes_of
 from memformers.evaluation.probe import ProbeConfig, probe
 from memformers.models.config import ModelConfig, ModelName
+from memformers.runs.folder import check_nothing_is_lost
 from memformers.runs.plan import Arm, read_plan
 from memformers.training.config import TrainConfig, read_train_config
-from memformers.training.resume import check_same_config, check_same_corpus
+from memformers.training.resume import check_apart, check_same_config, check_same_corpus
 from memformers.training.run import train_run
+from memformers.training.text import find_text
 
 PROBED, LONGEST, WITH_CHANGES = 200, 192, 12_288
 """Tokens that are predicted with each context when a comparison is probed, the longest context, and tokens
 that are predicted with each part of the memory changed, so that it takes seconds."""
 
-MEMORIES = ModelConfig(mem_len=32, c_mem_len=32)
+MEMORIES = ModelConfig(model="compressive", mem_len=32, c_mem_len=32)
 """Positions and slots that the Compressive Transformer has in a comparison if nothing else is asked for. With
 equal keys, Transformer-XL then remembers 64 positions, which is better than 128 in the same time
 (docs/results/recipes)."""
@@ -54,7 +57,7 @@ class CompareConfig:
     def __post_init__(self) -> None:
         """Raise UserError, saying what doesn't fit."""
         check_fields(self)
-        if self.train.model.model != TrainConfig().model.model:
+        if self.train.model.model != MEMORIES.model:  # which uses all settings that arms may share
             raise UserError("a comparison trains several models; name them with models, not model.")
         if self.train.parallel != "single":
             raise UserError(
@@ -63,23 +66,24 @@ class CompareConfig:
             )
         self.experiment()
 
-    def experiment(self, beside: Sequence[Arm] = (), *, probed: bool = True) -> Experiment:
+    def experiment(self, beside: Sequence[Arm] = ()) -> Experiment:
         """The experiment; ``beside`` are arms that it has already."""
         train = replace(self.train, tokens=max(round(self.train.tokens * self.scale), 1))
         equal = self.equal_keys and "compressive" in [*self.models, *(arm.name for arm in beside)]
         own = arms_of_models(self.models, train.model, equal_keys=equal)
-        others = read_arms(self.arms, asdict(train))
-        return Experiment(TextTask(probed), train, {}, (*own, *others), seeds=self.seeds)
+        others = [
+            replace(arm, settings={"model.model": ModelConfig().model} | arm.settings)
+            for arm in read_arms(self.arms, asdict(train))
+        ]
+        return Experiment(TEXT, train, {}, (*own, *others), seeds=self.seeds)
 
 
-def compare(
-    config: CompareConfig, folder: Path, dashboard: str = "", *, resume: bool = False, probed: bool = True
-) -> Path:
-    """Train every arm from every seed, each into a sub-folder of ``folder``, probe them, unless ``probed`` is
-    false, and write the report; returns its page. As
+def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> Path:
+    """Train every arm from every seed, each into a sub-folder of ``folder``, probe them, and write the
+    report; returns its page. As
     [`run_experiment`][memformers.comparison.experiment.run_experiment] resumes and refuses."""
     saved = read_plan(folder)
-    experiment = config.experiment(saved.arms if saved else (), probed=probed)
+    experiment = config.experiment(saved.arms if saved else ())
     return run_experiment(experiment, folder, dashboard, resume=resume)
 
 
@@ -101,10 +105,13 @@ class TextTask:
         contains; UserError also for runs in ``folder`` of another corpus or of other settings."""
         trainings = {name: self.parse(settings, name) for name, settings in runs.items()}
         any_of_them = next(iter(trainings.values()))
-        corpus = load_corpus(any_of_them.data, any_of_them.document_separator)
+        corpus = find_text(any_of_them)
+        check_apart(corpus, folder)
         for name, training in trainings.items():
             check_same_corpus(corpus, folder / name)
             check_same_config(training, folder / name)
+        if isinstance(corpus, TokenStore):
+            return lambda: {"data": str(Path(any_of_them.data).resolve())}
         return lambda: {"data": pin_corpus(corpus, folder, any_of_them.document_separator)}
 
     def train(self, folder: Path) -> None:
@@ -135,7 +142,10 @@ def pin_corpus(corpus: Corpus, folder: Path, document_separator: str = "") -> st
     if not Path(corpus.source).exists():
         documents = corpus.documents_between(0, len(corpus.text))
         text = "".join(f"{document}{document_separator}" for document in documents) or corpus.text
-        with replacing(folder / "corpus.txt") as temporary:
-            temporary.write_bytes(bytes_of(text))  # as text, some systems would change its lines
-        return str((folder / "corpus.txt").resolve())
+        path, raw = folder / "corpus.txt", bytes_of(text)  # as text, some systems would change its lines
+        if not path.exists() or path.read_bytes() != raw:
+            check_nothing_is_lost(folder, [path.name])
+            with replacing(path) as temporary:
+                temporary.write_bytes(raw)
+        return str(path.resolve())
     return str(Path(corpus.source).resolve())

@@ -13,8 +13,8 @@ from memformers.common.errors import UserError
 from memformers.common.intervals import mean_of
 from memformers.dashboard.guard import Knows
 from memformers.dashboard.live_run import FINISHED, RUNNING, Curve, FollowedJson, LiveRun
-from memformers.runs.folder import EXPERIMENT, flatten, run_folders, short_names
-from memformers.runs.plan import Plan, read_plan
+from memformers.runs.folder import EXPERIMENT, run_folders, short_names
+from memformers.runs.plan import read_plan
 from memformers.tracking.discovery import noted_comparisons
 
 FIRST_METRICS = ("loss.valid", "loss.train")
@@ -34,14 +34,14 @@ class LiveComparison:
         plan = None
         with contextlib.suppress(UserError, OSError):
             plan = read_plan(self.folder) if self.plan_file.read() else None
-        planned, settings = (plan.runs, settings_of(plan)) if plan else ({}, {})
+        planned = plan.runs if plan else {}
         places = {name: self.folder / name for name in planned}
         for place in run_folders(self.folder):
             inside = place.relative_to(self.folder).as_posix()
             places.setdefault(place.name if inside == "." else inside, place)
         self.runs = {name: self.runs.get(name) or LiveRun(place, name) for name, place in places.items()}
         for name, run in self.runs.items():
-            run.update(planned.get(name), settings.get(name, {}))
+            run.update(planned.get(name))
 
     def summary(self) -> dict[str, Any]:
         """The comparison's row in the list of comparisons."""
@@ -161,12 +161,6 @@ class LiveComparisons:
         return ""
 
 
-def settings_of(plan: Plan) -> dict[str, dict[str, Any]]:
-    """The settings that each planned run will have."""
-    arms = {arm.name: dict(flatten(plan.settings)) | arm.settings for arm in plan.arms}
-    return {name: arms.get(run.arm, {}) for name, run in plan.runs.items()}
-
-
 def differing_settings(runs: list[Mapping[str, Any]]) -> dict[str, str]:
     """The settings in which runs differ, by their dotted names, with the names that a reader sees."""
     begun = [settings for settings in runs if settings]
@@ -179,7 +173,8 @@ def differing_settings(runs: list[Mapping[str, Any]]) -> dict[str, str]:
 def mean_curve(curves: Sequence[Curve]) -> dict[str, Any]:
     """The mean of ``x``, and that of ``y`` with the ends of its interval, at each number of tokens at which
     all ``curves`` that have begun have a point."""
-    begun = [curve.by_tokens() for curve in curves if len(curve.y)]
+    points = [zip(*(axis.tolist() for axis in (c.tokens, c.x, c.y)), strict=True) for c in curves if len(c.y)]
+    begun = [{tokens: (x, y) for tokens, x, y in of_curve} for of_curve in points]
     shared = sorted(set.intersection(*map(set, begun))) if begun else []
     xs = [fmean(curve[tokens][0] for curve in begun) for tokens in shared]
     ys = [mean_of([curve[tokens][1] for curve in begun]) for tokens in shared]

@@ -12,6 +12,8 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from memformers.common.fields import fits
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -31,8 +33,10 @@ OF_RUN = re.compile(
 """The paths that ask about a run."""
 TRACK = re.compile(r"/api/v1/[^/]+/track")
 
-STATUS = {"status": "", "details": None, "time": 0.0}
-"""The fields that every status has."""
+SETTING, SERIES = {"name": Any, "computed": Any}, {"step": list[float], "value": list[float]}
+STATUS = {"status": Any, "details": Any, "time": Any}
+PACKET_HAS = {"configs": dict[str, SETTING], "track": dict[str, SERIES], "status": STATUS}  # type: ignore[valid-type]
+"""What a packet of a run may have, by the kind of each."""
 SAFE_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -168,29 +172,8 @@ def check_request(path: str, question: Any, knows: Knows) -> tuple[int, str] | N
 
 def is_packet(packet: Any) -> bool:
     """Whether a run's packet has the structure that labml's client gives it."""
-    if not isinstance(packet, dict):
-        return False
-    settings, series = packet.get("configs", {}), packet.get("track", {})
-    status = packet.get("status", STATUS)
     return (
-        isinstance(settings, dict)
-        and all(isinstance(one, dict) and {"name", "computed"} <= one.keys() for one in settings.values())
-        and isinstance(series, dict)
-        and all(map(is_series, series.values()))
-        and isinstance(status, dict)
-        and status.keys() >= STATUS.keys()
+        isinstance(packet, dict)
+        and all(fits(packet[name], kind) for name, kind in PACKET_HAS.items() if name in packet)
+        and all(len(one["step"]) == len(one["value"]) for one in packet.get("track", {}).values())
     )
-
-
-def is_series(series: Any) -> bool:
-    """Whether this has a list of steps and a list of values of the same length."""
-    if not isinstance(series, dict):
-        return False
-    lists = [series.get("step"), series.get("value")]
-    numbers = (isinstance(one, list) and all(map(is_number, one)) for one in lists)
-    return all(numbers) and len(series["step"]) == len(series["value"])
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value from JSON is a number."""
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memformers.dashboard.guard import is_number
+from memformers.common.fields import fits
 from memformers.runs.folder import CARD, CONFIG, FACTS, METRICS, RESULT, flatten
 from memformers.runs.plan import Planned
 
@@ -39,11 +39,6 @@ class Curve:
     """The horizontal axis: the tokens, or the seconds."""
     y: Numbers
 
-    def by_tokens(self) -> dict[float, tuple[float, float]]:
-        """``x`` and ``y`` at each number of tokens."""
-        rows = np.stack((self.tokens, self.x, self.y), axis=1).tolist()
-        return {tokens: (x, y) for tokens, x, y in rows}
-
 
 class LiveRun:
     """The run ``name`` of a comparison, in ``folder``, which may still be empty."""
@@ -57,15 +52,15 @@ class LiveRun:
         self.values: dict[str, float] = {}
         self.curves: dict[tuple[str, str], Curve] = {}
 
-    def update(self, planned: Planned | None, settings: Mapping[str, Any]) -> None:
-        """Read the new contents; ``planned`` and ``settings`` come from the comparison."""
+    def update(self, planned: Planned | None) -> None:
+        """Read the new contents; ``planned`` comes from the comparison."""
         self.metrics.update()
         for file in self.files.values():
             file.read()
-        self.settings = dict(flatten(self.files[CONFIG].data)) or dict(settings)
+        self.settings = dict(flatten(self.files[CONFIG].data))
         seed = planned.seed if planned else self.settings.get("seed")
         self.seed = seed if isinstance(seed, int) else None
-        self.arm = planned.arm if planned else str(self.settings.get("recall.arm", self.name))
+        self.arm = planned.arm if planned else self.name
         self.state, self.why = self._state()
         seen = [json.seen for json in self.files.values()]
         version = (self.metrics.file, self.metrics.offset, self.state, self.arm, self.seed, *seen)
@@ -257,4 +252,4 @@ def is_exact(value: Any) -> bool:
 
 def number(value: Any) -> float | None:
     """A finite number; None for any other value, since a file may contain anything."""
-    return float(value) if is_number(value) and math.isfinite(value) else None
+    return float(value) if fits(value, float) and math.isfinite(value) else None

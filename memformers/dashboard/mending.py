@@ -26,21 +26,23 @@ def mend(records: Records) -> None:
         one = Key(key).load()
         if one is not None and run.RunIndex.get(one.run_uuid) is None:
             run.RunIndex.set(one.run_uuid, one.key)
-    ids = records.indexes["RunIndex"].names()
+    ids = list(records.indexes["RunIndex"].entries)
     home.runs = {run_id: key for run_id, key in home.runs.items() if run_id in ids}
     home.folders = {name: key for name, key in home.folders.items() if key.load() is not None}
     home.save()
     for run_id in ids:
         one = run.get(run_id)
         mend_status(one)
-        if one.rank == 0 and one.is_claimed and not is_listed(home, one):
+        # Those on the runs page, and in the archive.
+        listed = any(run_id in key.load().run_uuids for key in home.folders.values())
+        if one.rank == 0 and one.is_claimed and not (one.run_uuid in home.runs and listed):
             home.add_run_with_model(one)
-    for run_id in records.indexes["MetricsIndex"].names():
+    for run_id in records.indexes["MetricsIndex"].entries:
         if MetricsPreferencesIndex.get(run_id) is None:
             preferences = MetricsPreferencesModel()
             preferences.save()
             MetricsPreferencesIndex.set(run_id, preferences.key)
-    for run_id in records.indexes["CustomMetricsListIndex"].names():
+    for run_id in list(records.indexes["CustomMetricsListIndex"].entries):
         try:
             CustomMetricsListIndex.get(run_id).load().get_data()
         except AttributeError:  # it refers to a missing record
@@ -60,12 +62,6 @@ def mend_status(one: Any) -> None:
     lost.save()
     state.run_status = lost.key
     state.save()
-
-
-def is_listed(home: Any, one: Any) -> bool:
-    """Whether a run is on the runs page or in the archive."""
-    lists = [key.load() for key in home.folders.values()]
-    return one.run_uuid in home.runs and any(one.run_uuid in a.run_uuids for a in lists)
 
 
 def assign_default_user() -> None:

@@ -3,7 +3,6 @@ comparisons, with the numbers that it requests."""
 
 import re
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
@@ -71,9 +70,6 @@ def add_pages(app: FastAPI, knows: Knows) -> None:
         status = 404 if identity and not comparisons.known(identity) else 200
         return FileResponse(WEB / PAGE, status, HEADERS, media_type="text/html; charset=utf-8")
 
-    def all_of_them() -> list[dict[str, Any]]:
-        return comparisons.list()
-
     def data(identity: str, metric: str = "", over: str = "tokens", seen: str = "") -> Response:
         if not ID.fullmatch(identity) or over not in ("tokens", "seconds"):
             return PlainTextResponse("A comparison is asked for by its id, over tokens or seconds.", 400)
@@ -89,7 +85,7 @@ def add_pages(app: FastAPI, knows: Knows) -> None:
         return FileResponse(FILES[name], headers=HEADERS, media_type=f"{kind}; charset=utf-8")
 
     app.add_api_route(COMPARISONS, page, response_class=Response)
-    app.add_api_route(f"{COMPARISONS}/list", all_of_them)
+    app.add_api_route(f"{COMPARISONS}/list", comparisons.list)
     app.add_api_route(f"{COMPARISONS}/files/{{name}}", file, response_class=Response)
     app.add_api_route(f"{COMPARISONS}/{{identity}}", page, response_class=Response)
     app.add_api_route(f"{COMPARISONS}/{{identity}}/data", data, response_class=Response)

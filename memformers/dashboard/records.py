@@ -165,20 +165,18 @@ class IndexDriver(FileIndexDbDriver):
     def _save_cache(self) -> None:
         write_text(self._index_path, self._serializer.to_string(self._cache))
 
-    def names(self) -> list[str]:
-        """All names."""
+    @property
+    def entries(self) -> dict[str, str]:
+        """The keys by their names."""
         self._load_cache()
-        return list(self._cache or {})
+        return self._cache or {}
 
     def get_all(self) -> list[str]:
         """The keys of all records in the index, as labml's driver for MongoDB returns them."""
-        self._load_cache()
-        return list((self._cache or {}).values())
+        return list(self.entries.values())
 
     def drop_entries(self, is_lost: Callable[[str], bool]) -> None:
         """Remove the names whose record's key ``is_lost``."""
-        self._load_cache()
-        cache = self._cache or {}
-        if any(is_lost(key) for key in cache.values()):
-            self._cache = {name: key for name, key in cache.items() if not is_lost(key)}
+        if any(map(is_lost, self.entries.values())):
+            self._cache = {name: key for name, key in self.entries.items() if not is_lost(key)}
             self._save_cache()

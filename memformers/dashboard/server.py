@@ -30,19 +30,15 @@ CLOSE_SECONDS = 2
 """How long a request may take after Ctrl-C."""
 
 
-def default_folder() -> Path:
-    """The default folder of the records."""
-    return platformdirs.user_data_path("memformers") / "dashboard"
-
-
-def serve(folder: Path, host: str, port: int, imported: Sequence[Path], open_browser: bool) -> None:
-    """Run the dashboard whose records are in ``folder`` until Ctrl-C, and bring the runs in the ``imported``
-    folders to it. If one already runs on the folder, bring the runs to that one, if there are any. ValueError
-    if it can't be started."""
+def serve(folder: Path | None, host: str, port: int, imported: Sequence[Path], open_browser: bool) -> None:
+    """Run the dashboard whose records are in ``folder``, by default in the user's folder for data, until
+    Ctrl-C, and bring the runs in the ``imported`` folders to it. If one already runs on the folder, bring the
+    runs to that one, if there are any. ValueError if it can't be started."""
     found = {place: find_runs(place) for place in imported}
     runs = [run for inside in found.values() for run in inside]
     for compared in dict.fromkeys(together(run, place) for place, inside in found.items() for run in inside):
         note_comparison(compared)
+    folder = folder or platformdirs.user_data_path("memformers") / "dashboard"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(folder / LOCK, "a+", encoding="utf-8") as lock:
         if owner := take(lock.fileno(), folder):
@@ -143,7 +139,7 @@ def bring_in(runs: list[Path], url: str) -> None:
     for run in runs:
         try:
             arrived = feed(run, lambda: api_address(url), over)
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, OverflowError) as error:
             arrived = False
             say(f"{run} can't be read as a run: {error}")
         if arrived:

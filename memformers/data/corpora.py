@@ -15,12 +15,7 @@ from memformers.common.errors import UserError
 from memformers.common.files import replacing
 from memformers.common.network import get
 from memformers.data.builtin import write_play
-from memformers.data.texts import (
-    Document,
-    bytes_of,
-    divided,
-    read_text_or_documents,
-)
+from memformers.data.texts import Document, bytes_of, divided, read_text_or_documents
 
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -37,7 +32,8 @@ BUILTIN_LENGTH = 1_000_000
 @dataclass(frozen=True)
 class Corpus:
     """A text: the first 90 % of its characters are for training, the last 10 % for validation. For documents,
-    the last ones are for validation: whole documents that together have about 10 % of the characters."""
+    the last ones are for validation: whole documents that together have about 10 % of the characters, or,
+    where they can't have 5 to 20 %, exactly the last 10 %, whose first document is then cut."""
 
     name: str
     """For titles: "Tiny Shakespeare", "built-in play (seed 0)" or the file's name."""
@@ -63,20 +59,17 @@ class Corpus:
 
     @cached_property
     def split(self) -> int:
-        """The position at which validation starts, in characters. It is the start of a document, but a single
-        document is cut like a plain text."""
-        length = len(self.text)
-        ends = list(accumulate(self.documents))[:-1]
-        return min(ends, key=lambda end: abs(10 * end - 9 * length)) if ends else length * 9 // 10
+        """The position at which validation starts, in characters."""
+        return split_of(len(self.text), self.documents)
 
     @cached_property
     def train_text(self) -> str:
-        """The first 90 %."""
+        """The text before the split."""
         return self.text[: self.split]
 
     @cached_property
     def validation_text(self) -> str:
-        """The last 10 %."""
+        """The text after the split."""
         return self.text[self.split :]
 
     @cached_property
@@ -95,6 +88,12 @@ class Corpus:
         for end, length in zip(ends, self.documents, strict=True):
             if text := self.text[max(end - length, start) : min(end, stop)]:
                 yield text
+
+
+def split_of(length: int, documents: Sequence[int] = ()) -> int:
+    """Where validation starts in a text of ``length`` characters, or of ``documents`` of these lengths."""
+    fit = [end for end in accumulate(documents) if length <= 20 * (length - end) <= 4 * length]
+    return min(fit, key=lambda end: abs(10 * end - 9 * length), default=length * 9 // 10)
 
 
 def load_corpus(data: str = "", document_separator: str = "") -> Corpus:

@@ -5,12 +5,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
 
+Tokens = Tensor | npt.NDArray[Any]
+"""The tokens of a text ``[n]``: int64, or an array of another integer type, which may be a file's map."""
 IGNORED = -100
 """The target of positions without one; ``torch.nn.functional.cross_entropy`` ignores it."""
 
@@ -44,14 +49,14 @@ class Segment:
 
 
 def training_segments(
-    tokens: Tensor,
+    tokens: Tokens,
     batch_size: int,
     segment_len: int,
     place: tuple[int, int] = (0, 0),
     *,
     chunk_len: int = 0,
     seed: int = 0,
-    documents: Sequence[int] = (),
+    documents: Sequence[int] | Tensor = (),
 ) -> Iterator[Segment]:
     """An endless sequence of segments of ``tokens [n]``, which begins at ``place``: an epoch, and a position
     in its streams. All streams of an epoch end at the same time, and those of the next epoch follow.
@@ -68,32 +73,36 @@ def training_segments(
     of the streams.
     """
     check_length(len(tokens), batch_size, segment_len)
-    if documents and sum(documents) != len(tokens):
-        raise UserError(f"expected documents of {len(tokens):,} tokens in all, got {sum(documents):,}.")
+    total = int(torch.as_tensor(documents).sum())
+    if len(documents) and total != len(tokens):
+        raise UserError(f"expected documents of {len(tokens):,} tokens in all, got {total:,}.")
     epoch, position = place
     while True:
-        inputs, targets, doc_starts = (
+        length, read = (
             shuffled(tokens, documents, batch_size, seed, epoch)
-            if documents
+            if len(documents)
             else ordered(tokens, batch_size, chunk_len, seed, epoch)
         )
-        if not 0 <= position <= len(inputs):
-            raise UserError(f"expected position to be from 0 to {len(inputs):,}, got {position:,}.")
-        for start in range(position, len(inputs), segment_len):
-            end = min(start + segment_len, len(inputs))
-            starts = None if doc_starts is None else doc_starts[start:end]
-            yield Segment(inputs[start:end], targets[start:end], start == 0, end, epoch, starts)
+        if not 0 <= position <= length:
+            raise UserError(f"expected position to be from 0 to {length:,}, got {position:,}.")
+        for start in range(position, length, segment_len):
+            end = min(start + segment_len, length)
+            inputs, targets, doc_starts = read(torch.arange(start, end))
+            yield Segment(inputs, targets, start == 0, end, epoch, doc_starts)
         epoch, position = epoch + 1, 0
 
 
-def ordered(
-    tokens: Tensor, batch_size: int, chunk_len: int, seed: int, epoch: int
-) -> tuple[Tensor, Tensor, None]:
-    """The streams of an epoch of a plain text ``tokens [n]``: inputs and targets ``[length, B]``, and None
-    for starts.
+Read = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
+"""From positions ``[S]`` in the streams of an epoch to inputs, targets and starts, ``[S, B]`` each; None for
+the starts of a plain text."""
+
+
+def ordered(tokens: Tokens, batch_size: int, chunk_len: int, seed: int, epoch: int) -> tuple[int, Read]:
+    """The streams of an epoch of a plain text ``tokens [n]``: their length, and what reads them.
 
     The place of the first chunk is drawn for each epoch, so that each epoch divides the text at other places.
-    The tokens before it and after the last round, which are not used, are fewer than a round and a chunk.
+    The tokens before it and after the last round, which are not used, are fewer than a round and a chunk. The
+    order costs one number for each chunk.
     """
     n = len(tokens) - 1
     length = n // batch_size
@@ -104,36 +113,46 @@ def ordered(
         count = (n - first) // chunk_len
         order = torch.randperm(count, generator=generator)[: count // batch_size * batch_size]
         begins, length = first + chunk_len * order.view(-1, batch_size), chunk_len
-    at = (begins[:, None] + torch.arange(length)[:, None]).flatten(0, 1)  # [length of a stream, B]
-    return tokens[at], tokens[at + 1], None
+
+    def read(positions: Tensor) -> tuple[Tensor, Tensor, None]:
+        at = begins[positions // length] + (positions % length)[:, None]
+        return taken(tokens, at), taken(tokens, at + 1), None
+
+    return len(begins) * length, read
 
 
 def shuffled(
-    tokens: Tensor, documents: Sequence[int], batch_size: int, seed: int, epoch: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The streams of an epoch of ``documents``, the lengths of those that make up ``tokens [n]``: inputs,
-    targets and starts, ``[⌊n / B⌋, B]`` each.
+    tokens: Tokens, documents: Sequence[int] | Tensor, batch_size: int, seed: int, epoch: int
+) -> tuple[int, Read]:
+    """The streams of an epoch of ``documents``, the lengths of those that make up ``tokens [n]``: their
+    length, ⌊n / B⌋, and what reads them.
 
     The documents are joined in an order drawn from ``seed`` and ``epoch`` and divided into B equal streams,
     so a document may begin in one stream and end in the next. Fewer than B tokens at the end are not used.
     The first token of each document and of each stream is a start. The last token of a document has no
-    target, since another document follows.
+    target, since another document follows. The order costs two numbers for each document.
     """
-    lengths = torch.tensor(documents)
+    lengths = torch.as_tensor(documents)
     order = torch.randperm(len(lengths), generator=generator_of(seed, epoch))
-    first, length = (lengths.cumsum(0) - lengths)[order], lengths[order]  # old places and lengths
-    end = length.cumsum(0)  # where each ends now
-    n = len(tokens) // batch_size * batch_size
-    at = torch.repeat_interleave(first - (end - length), length) + torch.arange(len(tokens))
-    doc_starts = torch.zeros(len(tokens), dtype=torch.bool)
-    doc_starts[end - length] = True
-    targets = torch.full_like(tokens, IGNORED)
-    targets[:-1] = torch.where(doc_starts[1:], IGNORED, tokens[at[1:]])
-    inputs, targets, doc_starts = (
-        x[:n].view(batch_size, -1).T.contiguous() for x in (tokens[at], targets, doc_starts)
-    )
-    doc_starts[0] = True
-    return inputs, targets, doc_starts
+    begin = (lengths.cumsum(0) - lengths)[order]  # where each began
+    end = lengths[order].cumsum(0)  # where each ends now
+    length = len(tokens) // batch_size
+    streams = torch.arange(batch_size) * length
+
+    def read(positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        joined = positions[:, None] + streams  # [S, B]
+        document = torch.searchsorted(end, joined, right=True)
+        place = joined - end[document] + lengths[order[document]]
+        at, is_last = begin[document] + place, joined + 1 == end[document]
+        targets = taken(tokens, (at + 1).where(~is_last, 0)).masked_fill(is_last, IGNORED)
+        return taken(tokens, at), targets, (place == 0) | (positions == 0)[:, None]
+
+    return length, read
+
+
+def taken(tokens: Tokens, at: Tensor) -> Tensor:
+    """The tokens at these places, of any shape, int64; of a file that is mapped, no others are read."""
+    return tokens[at] if isinstance(tokens, Tensor) else torch.from_numpy(tokens[at.numpy()].astype(np.int64))
 
 
 def generator_of(seed: int, epoch: int) -> torch.Generator:
@@ -186,7 +205,7 @@ class Reading:
                 counts[number] = min(start + self.segment_len, self.lengths[number])
         return tuple(counts)
 
-    def segments(self, tokens: Tensor, steps: int | None = None) -> Iterator[Segment]:
+    def segments(self, tokens: Tokens, steps: int | None = None) -> Iterator[Segment]:
         """The first ``steps``, or all, as segments of the text ``tokens [n]``. A segment of fewer streams
         than the one before goes on with the first of them; past the end of a stream, inputs are 0 and targets
         are IGNORED."""
@@ -196,7 +215,8 @@ class Reading:
             place = torch.arange(start, end)[:, None]
             there = place < lengths[numbers]  # [S, B]
             at = (begins[numbers] + place).where(there, 0)
-            inputs, targets = tokens[at].where(there, 0), tokens[at + 1].where(there, IGNORED)
+            inputs = taken(tokens, at).where(there, 0)
+            targets = taken(tokens, (at + 1).where(there, 0)).where(there, IGNORED)
             yield Segment(inputs, targets, starts_over=start == 0, end=end, epoch=0)
 
     def in_order(self, parts: Sequence[Tensor]) -> Tensor:

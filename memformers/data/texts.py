@@ -1,15 +1,20 @@
 """Texts and documents from bytes, files, folders, JSON lines, and between the separators of one text."""
 
 import codecs
+import contextlib
 import json
+import os
 import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from memformers.common.errors import UserError
+from memformers.data.files import blocks_of, plain_name
+from memformers.runs.folder import CONFIG, EXPERIMENT, FACTS
 
 JSON_LINES = ".jsonl"
 NOT_UTF8 = re.compile("[\udc80-\udcff]")
@@ -30,12 +35,26 @@ def bytes_of(text: str) -> bytes:
     return text.encode("utf-8", errors="surrogateescape")
 
 
+def read_bytes(path: str | Path) -> bytes:
+    """The bytes of a file, decompressed where its name says so, or of standard input for ``-``; UserError if
+    it can't be read."""
+    try:
+        return sys.stdin.buffer.read() if path == "-" else b"".join(blocks_of(Path(path)))
+    except OSError as error:
+        refuse(error, path)
+
+
 def read_text(path: str) -> str:
     """The text of a file, or of standard input for ``-``; UserError if it can't be read."""
-    try:
-        return text_of(sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes())
-    except OSError as error:
-        raise UserError(f"{path} can't be read: {error.strerror}; name a text file.") from None
+    return text_of(read_bytes(path))
+
+
+def refuse(error: OSError, path: str | Path = "") -> NoReturn:
+    """Raise UserError for a file or folder that can't be read."""
+    raise UserError(
+        f"{path or error.filename} can't be read: {error.strerror}; name a text file, a folder of texts or a "
+        f"file of JSON lines."
+    ) from None
 
 
 def check_utf8(text: str, source: str) -> None:
@@ -60,41 +79,43 @@ class Document:
 def read_text_or_documents(path: str) -> str | list[Document]:
     """The documents in a folder, or in a file of JSON lines; else the text of the file, or of standard input
     for ``-``. Raises UserError as [`read_documents`][] and [`read_text`][]."""
-    if path and path != "-" and (Path(path).is_dir() or path.lower().endswith(JSON_LINES)):
+    if path and path != "-" and Path(path).is_dir():
         return read_documents(Path(path))
-    return read_text(path)
+    raw = read_bytes(path)
+    if are_json_lines(path, raw):
+        return with_text(list(json_lines(raw, Path(path).name)), path)
+    return text_of(raw)
 
 
-def read_documents(path: Path) -> list[Document]:
-    """The documents in a folder, or in a file of JSON lines.
+def read_documents(folder: Path) -> list[Document]:
+    """The documents in a folder: its files and those of all its sub-folders, in the order of their paths;
+    hidden ones and folders of runs are ignored. A file of JSON lines has one document per line; any other
+    file is one document. Files that aren't UTF-8, folders of runs and documents without text are skipped,
+    with a warning.
 
-    In a folder, these are its files and those of all its sub-folders, in the order of their paths; hidden
-    ones are ignored. A ``.jsonl`` file has one document per line; any other file is one document. Files that
-    aren't UTF-8 and documents without text are skipped, with a warning. Raises UserError if nothing is left,
-    and for a line that isn't a JSON object with a "text".
+    Raises UserError if nothing is left, for a file or sub-folder that can't be read, and for a line of JSON
+    that isn't an object with a "text".
     """
-    if not path.exists():
-        raise UserError(f"{path} doesn't exist; name a text file, a folder of texts or a file of JSON lines.")
-    if path.is_file():
-        return with_text(list(json_lines(path.read_bytes(), path.name)), str(path))
+    files, runs = files_below(folder)
     found: list[Document] = []
     skipped = []
-    for file in files_below(path):
-        name, raw = file.relative_to(path).as_posix(), file.read_bytes()
-        if file.suffix.lower() == JSON_LINES:
+    for name, file in sorted(files.items()):
+        raw = read_bytes(file)
+        if are_json_lines(name, raw):
             found += json_lines(raw, name)
         elif NOT_UTF8.search(text := text_of(raw)):
             skipped.append(name)
         else:
             found.append(Document(name, text))
-    if skipped:
-        warnings.warn(f"{path}: not UTF-8 and left out: {some_of(skipped)}.", stacklevel=2)
+    for names, what in ((skipped, "not UTF-8 and"), (runs, "folders of runs are")):
+        if names:
+            warnings.warn(f"{folder}: {what} left out: {some_of(names)}.", stacklevel=2)
     if not found:
         raise UserError(
-            f"{path} is a folder without any file of UTF-8 text; name a text file, a folder of texts or a "
+            f"{folder} is a folder without any file of UTF-8 text; name a text file, a folder of texts or a "
             f"file of JSON lines ({JSON_LINES})."
         )
-    return with_text(found, str(path))
+    return with_text(found, str(folder))
 
 
 def divided(read: str | Sequence[object], separator: str, source: str) -> list[Document]:
@@ -116,9 +137,20 @@ def divided(read: str | Sequence[object], separator: str, source: str) -> list[D
     return with_text([Document(f"{source}:{n}", part) for n, part in enumerate(parts, 1)], source)
 
 
+def are_json_lines(name: str, raw: bytes) -> bool:
+    """Whether a file has a document per line: one with this ending, or a .json file that begins so; any of
+    them may be compressed."""
+    name = plain_name(name)
+    if name.lower().endswith(".json"):
+        with contextlib.suppress(UserError):
+            text_of_line(raw.removeprefix(codecs.BOM_UTF8).lstrip().partition(b"\n")[0], name)
+            return True
+    return name.lower().endswith(JSON_LINES)
+
+
 def json_lines(raw: bytes, source: str) -> Iterator[Document]:
     """The documents in a file of JSON lines, each an object with a "text"; blank lines are skipped."""
-    for number, line in enumerate(raw.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+    for number, line in enumerate(raw.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
         if line.strip():
             yield Document(name := f"{source}:{number}", text_of_line(line, name))
 
@@ -156,11 +188,25 @@ def with_text(documents: Sequence[Document], source: str) -> list[Document]:
     return [document for document in documents if document.text.strip()]
 
 
-def files_below(folder: Path) -> list[Path]:
-    """All files in ``folder`` and its sub-folders except hidden ones, in the order of their paths."""
-    below = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
-    shown = {p.as_posix(): path for p, path in below.items() if not any(s.startswith(".") for s in p.parts)}
-    return [shown[name] for name in sorted(shown)]
+def files_below(folder: Path) -> tuple[dict[str, Path], list[str]]:
+    """By their paths in ``folder``: all files there and in its sub-folders; and the sub-folders that hold a
+    run or an experiment, which are not searched, since a training may write into the folder of its own texts.
+    Hidden ones are left out. Raises UserError for a sub-folder that can't be read."""
+    files: dict[str, Path] = {}
+    runs: list[str] = []
+    for where, folders, names in os.walk(folder, onerror=refuse):
+        inside = {name: Path(where, name) for name in (*folders, *names) if not name.startswith(".")}
+        of_runs = [name for name in folders if name in inside and holds_run(inside[name])]
+        folders[:] = [name for name in folders if name in inside and name not in of_runs]
+        runs += [inside[name].relative_to(folder).as_posix() for name in of_runs]
+        there = [inside[name] for name in names if name in inside and inside[name].is_file()]
+        files |= {path.relative_to(folder).as_posix(): path for path in there}
+    return files, sorted(runs)
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether ``folder`` is that of a run or of an experiment."""
+    return (folder / EXPERIMENT).is_file() or all((folder / name).is_file() for name in (CONFIG, FACTS))
 
 
 def some_of(names: Sequence[str]) -> str:

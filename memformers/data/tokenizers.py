@@ -1,116 +1,297 @@
-"""Text to token numbers and back; a token is a character or a byte."""
+"""Text to token numbers and back: a token is a character, a byte, a word, or a subword
+([`memformers.data.subwords`][])."""
 
+import codecs
+from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 from memformers.common.errors import UserError
-from memformers.common.fields import check_arguments
 from memformers.common.files import read_json, write_json
 from memformers.data.texts import bytes_of, check_utf8
 
-TokenizerName = Literal["character", "frequency", "byte"]
+if TYPE_CHECKING:  # processes that only tokenize do without PyTorch
+    from torch import Tensor
+
+Numbers = npt.NDArray[Any]
+"""Tokens ``[n]``, of an integer type."""
+OWN = ("character", "frequency", "byte", "word", "bpe")
+"""The tokenizers that are made for a text."""
+TOKENIZER = "tokenizer.json"
+BY_FREQUENCY = ("frequency", "word")
+"""Those that number their tokens by how often they occur."""
+EOS, UNKNOWN = "<eos>", "<unk>"
 
 
-class CharacterTokenizer:
+class Tokenizer(ABC):
+    """Text to token numbers and back."""
+
+    name: str
+    vocab_size: int
+
+    @abstractmethod
+    def numbers(self, text: str) -> Numbers:
+        """The tokens of ``text``, ``[n]``; UserError where it has what the vocabulary doesn't have."""
+
+    @abstractmethod
+    def decode(self, tokens: "Tensor") -> str:
+        """The text of tokens ``[n]``."""
+
+    @abstractmethod
+    def decoder(self) -> Callable[[int], str]:
+        """A function from each next token to the text that it completes; in a character of several tokens,
+        only the last one gives text."""
+
+    @abstractmethod
+    def saved(self) -> Any:
+        """What ``tokenizer.json`` holds."""
+
+    def encode(self, text: str) -> "Tensor":
+        """The tokens of ``text``, int64 ``[n]``; UserError as in [`numbers`][]."""
+        import torch
+
+        return torch.from_numpy(self.numbers(text).astype(np.int64))
+
+    def bytes_of(self, tokens: "Tensor") -> bytes:
+        """The bytes that tokens ``[n]`` stand for."""
+        return bytes_of(self.decode(tokens))
+
+    def ended(self, text: str) -> str:
+        """The end of a text as this tokenizer needs it."""
+        return text
+
+    @property
+    def line_break(self) -> str:
+        """The line break that the vocabulary has, or any other of its characters if it has none."""
+        return "\n"
+
+
+class CharacterTokenizer(Tokenizer):
     """One token for each different character of ``vocabulary``, in its order."""
 
-    name: TokenizerName = "character"
+    name = "character"
 
     def __init__(self, vocabulary: str):
         if not vocabulary or len(set(vocabulary)) != len(vocabulary):
             raise UserError(f"expected a vocabulary of some characters, each once, got {vocabulary!r}.")
-        self.vocabulary = vocabulary
-        self._number = {character: i for i, character in enumerate(vocabulary)}
+        self.vocabulary, self.vocab_size = vocabulary, len(vocabulary)
+        codes = code_points(vocabulary)
+        self._number = np.full(codes.max() + 2, -1)
+        """By code point; the last one is of all that are higher."""
+        self._number[codes] = np.arange(self.vocab_size)
 
-    @property
-    def vocab_size(self) -> int:
-        """How many different tokens there are."""
-        return len(self.vocabulary)
-
-    def encode(self, text: str) -> Tensor:
-        """The tokens of ``text``, int64 ``[characters]``; ValueError names the characters that the
-        vocabulary doesn't have, and where they stand."""
-        numbers = [self._number.get(character, -1) for character in text]
-        if -1 in numbers:
-            unknown = Counter(c for c in text if c not in self._number).most_common(5)
+    def numbers(self, text: str) -> Numbers:
+        """The tokens of ``text``, int64 ``[characters]``; UserError names the characters that the vocabulary
+        doesn't have, and where they stand."""
+        numbers: Numbers = self._number[np.minimum(code_points(text), len(self._number) - 1)]
+        if (numbers < 0).any():
+            unknown = Counter(c for c in text if c not in self.vocabulary).most_common(5)
             named = ", ".join(f"{c!r} at {text.index(c)} ({n}x)" for c, n in unknown)
             raise UserError(
                 f"characters outside the vocabulary of {self.vocab_size}: {named}; known are "
                 f"{self.vocabulary!r}. Leave them out, or train with byte tokens."
             )
-        return torch.tensor(numbers, dtype=torch.int64)
+        return numbers
 
-    def decode(self, tokens: Tensor) -> str:
+    def decode(self, tokens: "Tensor") -> str:
         """The text of tokens ``[n]``."""
         return "".join(self.vocabulary[i] for i in tokens.tolist())
 
+    def decoder(self) -> Callable[[int], str]:
+        """As in [`Tokenizer`][]."""
+        return lambda token: self.vocabulary[token]
 
-class ByteTokenizer:
+    def saved(self) -> Any:
+        """The vocabulary."""
+        return {"tokenizer": "character", "vocabulary": self.vocabulary}
+
+    @property
+    def line_break(self) -> str:
+        """The line break that the vocabulary has, or any other of its characters if it has none."""
+        return next((end for end in "\n\r" if end in self.vocabulary), self.vocabulary[0])
+
+
+class ByteTokenizer(Tokenizer):
     """One token for each of the 256 bytes; it can encode every text."""
 
-    name: TokenizerName = "byte"
-    vocab_size = 256
+    name, vocab_size = "byte", 256
 
-    def encode(self, text: str) -> Tensor:
-        """The tokens of ``text``, int64 ``[bytes]``."""
-        return torch.tensor(list(bytes_of(text)), dtype=torch.int64)
+    def numbers(self, text: str) -> Numbers:
+        """The tokens of ``text``, uint8 ``[bytes]``."""
+        return np.frombuffer(bytes_of(text), dtype=np.uint8)
 
-    def decode(self, tokens: Tensor) -> str:
+    def decode(self, tokens: "Tensor") -> str:
         """The text of tokens ``[n]``; bytes that are not UTF-8 become the replacement character."""
-        return bytes(tokens.tolist()).decode("utf-8", errors="replace")
+        return self.bytes_of(tokens).decode("utf-8", errors="replace")
+
+    def bytes_of(self, tokens: "Tensor") -> bytes:
+        """The bytes that tokens ``[n]`` are."""
+        return bytes(tokens.tolist())
+
+    def decoder(self) -> Callable[[int], str]:
+        """As in [`Tokenizer`][]."""
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        return lambda token: decoder.decode(bytes([token]))
+
+    def saved(self) -> Any:
+        """The name."""
+        return {"tokenizer": "byte"}
 
 
-Tokenizer = CharacterTokenizer | ByteTokenizer
+class WordTokenizer(Tokenizer):
+    """One token for each word of ``vocabulary``, in its order; words are separated by white space. Each line
+    ends with ``<eos>``, and any other word is ``<unk>``. These are the numbers of the original Transformer-XL
+    (``utils/vocabulary.py``, as it reads WikiText-103)."""
+
+    name = "word"
+
+    def __init__(self, vocabulary: Sequence[str]):
+        self.vocabulary, self.vocab_size = list(vocabulary), len(vocabulary)
+        self._number = _Known((word, i) for i, word in enumerate(vocabulary))
+        if len(self._number) != self.vocab_size or not {EOS, UNKNOWN} <= self._number.keys():
+            raise UserError(f"expected a vocabulary of words, each once, with {EOS} and {UNKNOWN}.")
+        self._number.other = self._number[UNKNOWN]
+
+    def numbers(self, text: str) -> Numbers:
+        """The tokens of ``text``, int64 ``[words and ends of lines]``."""
+        words = words_and_ends(text)
+        return np.fromiter(map(self._number.__getitem__, words), dtype=np.int64, count=len(words))
+
+    def decode(self, tokens: "Tensor") -> str:
+        """The words of tokens ``[n]``, with a space between those of a line."""
+        return "".join(map(self.decoder(), tokens.tolist()))
+
+    def decoder(self) -> Callable[[int], str]:
+        """As in [`Tokenizer`][]; a word follows a space, except at the beginning of a line."""
+        space = ""
+
+        def piece(token: int) -> str:
+            nonlocal space
+            word, before = self.vocabulary[token], space
+            space = "" if word == EOS else " "
+            return "\n" if word == EOS else before + word
+
+        return piece
+
+    def saved(self) -> Any:
+        """The vocabulary."""
+        return {"tokenizer": "word", "vocabulary": self.vocabulary}
+
+    def ended(self, text: str) -> str:
+        """The end of a text, whose last line ends too."""
+        return text if not text or text.endswith(("\n", "\r")) else text + "\n"
 
 
-@check_arguments
-def build_tokenizer(name: TokenizerName, text: str) -> Tokenizer:
-    """The tokenizer called ``name`` for ``text``: its own characters, sorted (``"character"``) or the most
-    frequent first (``"frequency"``), or any bytes."""
+class _Known(dict[str, int]):
+    """Numbers of words, of which all others have the same one."""
+
+    other = 0
+
+    def __missing__(self, word: str) -> int:
+        return self.other
+
+
+def code_points(text: str) -> npt.NDArray[np.uint32]:
+    """The number of each character in Unicode, ``[characters]``."""
+    return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype="<u4")
+
+
+def words_and_ends(text: str) -> list[str]:
+    """The words of ``text`` and, in place of the end of each line, ``<eos>``."""
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.replace("\n", f" {EOS} ").split()
+
+
+def learn(name: str, vocab_size: int | None, pieces: Iterable[str]) -> Tokenizer:
+    """The tokenizer called ``name`` (one of [`OWN`][]) for a text in ``pieces``, which are cut before white
+    space: its own characters, sorted (``"character"``) or the most frequent first (``"frequency"``); any
+    bytes; its words (``"word"``) or subwords (``"bpe"``), at most ``vocab_size``."""
     if name == "byte":
         return ByteTokenizer()
-    check_utf8(text, "the text")
-    vocabulary = sorted(set(text))
+    if name == "bpe":
+        from memformers.data.subwords import learn_bpe
+
+        return learn_bpe(pieces, vocab_size)
+    if name == "word":
+        words: Counter[str] = Counter()
+        for piece in pieces:
+            words.update(words_and_ends(piece))
+        return word_tokenizer(words, vocab_size)
+    counts = np.zeros(0x110000, dtype=np.int64)
+    for piece in pieces:
+        check_utf8(piece, "the text")
+        counts += np.bincount(code_points(piece), minlength=len(counts))
+    found = counts.nonzero()[0]
     if name == "frequency":
-        counts = Counter(text)
-        vocabulary.sort(key=lambda character: -counts[character])
-    return CharacterTokenizer("".join(vocabulary))
+        found = found[np.argsort(-counts[found], kind="stable")]
+    return CharacterTokenizer("".join(map(chr, found)))
 
 
-def check_order(name: TokenizerName, cutoffs: tuple[int, ...]) -> None:
-    """Raise UserError for cutoffs between tokens that aren't numbered by how often they occur."""
-    if cutoffs and name != "frequency":
+def word_tokenizer(counts: Counter[str], vocab_size: int | None) -> WordTokenizer:
+    """The tokenizer of the most frequent of the words that were counted, those as frequent in the order in
+    which they first occurred; ``vocab_size`` tokens in all, or all words."""
+    words = [word for word, _ in counts.most_common() if word != EOS]
+    if UNKNOWN not in (words := words[: None if vocab_size is None else max(vocab_size - 1, 1)]):
+        words = [*words[: None if vocab_size is None else max(vocab_size - 2, 0)], UNKNOWN]
+    return WordTokenizer([EOS, *words])
+
+
+def build_tokenizer(name: str, text: str, vocab_size: int | None = None) -> Tokenizer:
+    """The tokenizer called ``name`` for ``text``, as by [`learn`][], or the one in the file with this
+    name."""
+    check_name(name)
+    if name in OWN:
+        return learn(name, vocab_size, [text])
+    return load_tokenizer(Path(name))
+
+
+def check_name(name: str) -> None:
+    """Raise UserError unless ``name`` is that of a tokenizer or of a ``.json`` file."""
+    if name not in OWN and not name.endswith(".json"):
         raise UserError(
-            f"cutoffs={cutoffs} need tokens that are numbered by frequency, but tokenizer={name!r} numbers "
-            f"them otherwise; use tokenizer='frequency', or leave the cutoffs out."
+            f"expected tokenizer to be one of {', '.join(map(repr, OWN))}, or the path of a {TOKENIZER}, got "
+            f"{name!r}."
         )
 
 
-def line_break(tokenizer: Tokenizer) -> str:
-    """The line break that ``tokenizer`` knows, or any other of its characters if it knows none."""
-    if isinstance(tokenizer, ByteTokenizer) or "\n" in tokenizer.vocabulary:
-        return "\n"
-    return "\r" if "\r" in tokenizer.vocabulary else tokenizer.vocabulary[0]
+def check_order(name: str, cutoffs: tuple[int, ...]) -> None:
+    """Raise UserError for cutoffs between tokens that aren't numbered by how often they occur."""
+    if cutoffs and name not in BY_FREQUENCY:
+        raise UserError(
+            f"cutoffs={cutoffs} need tokens that are numbered by frequency, but tokenizer={name!r} numbers "
+            f"them otherwise; use tokenizer='frequency' or 'word', or leave the cutoffs out."
+        )
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Write ``tokenizer.json``, which [`load_tokenizer`][] reads."""
-    data: dict[str, Any] = {"tokenizer": tokenizer.name}
-    if isinstance(tokenizer, CharacterTokenizer):
-        data["vocabulary"] = tokenizer.vocabulary
-    write_json(folder / "tokenizer.json", data)
+    write_json(folder / TOKENIZER, tokenizer.saved())
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer in ``folder/tokenizer.json``; ValueError where it is missing or broken."""
-    path = folder / "tokenizer.json"
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer in a file, or in the ``tokenizer.json`` of a folder; UserError where it is missing or
+    broken."""
+    path = path / TOKENIZER if path.is_dir() or path.suffix != ".json" else path
     data = read_json(path)
+    name, vocabulary = data.get("tokenizer"), data.get("vocabulary")
     if data == {"tokenizer": "byte"}:
         return ByteTokenizer()
-    if data.get("tokenizer") == "character" and isinstance(data.get("vocabulary"), str):
-        return CharacterTokenizer(data["vocabulary"])
-    raise UserError(f"expected {path} to name the tokenizer 'byte' or 'character', got {data}.")
+    if name == "character" and isinstance(vocabulary, str):
+        return CharacterTokenizer(vocabulary)
+    if name == "word" and isinstance(vocabulary, list) and all(isinstance(word, str) for word in vocabulary):
+        return WordTokenizer(vocabulary)
+    if "model" in data:
+        from memformers.data.subwords import SubwordTokenizer
+
+        return SubwordTokenizer(path.read_text(encoding="utf-8"), str(path))
+    shown = str(data)[:200]
+    raise UserError(
+        f"expected {path} to be a tokenizer of Hugging Face's, or to name the tokenizer 'byte', 'character' "
+        f"or 'word', got {shown}."
+    )

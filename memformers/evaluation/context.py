@@ -28,6 +28,7 @@ from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_arguments
+from memformers.common.words import counted
 from memformers.data.streams import streams_and_places
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
@@ -84,7 +85,7 @@ def effective_context(
     _, before = streams_and_places(documents or (len(tokens),))
     longest = min(longest, int(before.median()))
     if longest < 2 * step:
-        of_documents = f" in {len(documents):,} documents" if documents else ""
+        of_documents = f" in {counted(len(documents), 'document')}" if documents else ""
         raise UserError(
             f"a text of {len(tokens):,} tokens{of_documents} is too short to compare contexts of {step} and "
             f"{2 * step} tokens; use a longer text or a smaller step."

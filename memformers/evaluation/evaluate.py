@@ -11,8 +11,16 @@ from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.common.intervals import mean_of, mean_of_groups
-from memformers.data.streams import Reading, Segment, documents_reading, plain_reading, streams_and_places
-from memformers.evaluation.units import bits
+from memformers.data.streams import (
+    IGNORED,
+    Reading,
+    Segment,
+    Tokens,
+    documents_reading,
+    plain_reading,
+    streams_and_places,
+)
+from memformers.evaluation.units import Units, comparable, units_of
 from memformers.models.language_model import LMScores, MemoryLM
 from memformers.models.lengths import ByLayer
 from memformers.models.memory import Memory, some_streams
@@ -24,6 +32,8 @@ BLOCK = 500
 Control = Callable[[Memory], Memory]
 """A function from a memory to the one that the model gets instead; it may change its contents but not its
 shape."""
+Progress = Callable[[Tensor], object]
+"""What is called after each segment with the losses of its predictions, ``[n]``."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +143,12 @@ def read_segment(
 
 
 def evaluate(
-    model: MemoryLM, tokens: Tensor, batch_size: int, *, documents: Sequence[int] = ()
+    model: MemoryLM,
+    tokens: Tokens,
+    batch_size: int,
+    *,
+    documents: Sequence[int] = (),
+    progress: Progress = lambda losses: None,
 ) -> Evaluation:
     """Predict ``tokens [n]`` once, in ``batch_size`` parallel streams, with segments as long as in training;
     the mode of the model doesn't change.
@@ -145,28 +160,29 @@ def evaluate(
     """
     S = model.config.segment_len
     if documents:
-        return evaluate_reading(model, tokens, documents_reading(documents, batch_size, S))
-    return evaluate_reading(model, tokens, plain_reading(len(tokens), batch_size, S))
+        return evaluate_reading(model, tokens, documents_reading(documents, batch_size, S), progress)
+    return evaluate_reading(model, tokens, plain_reading(len(tokens), batch_size, S), progress)
 
 
 def evaluate_reading(
     model: MemoryLM,
-    tokens: Tensor,
+    tokens: Tokens,
     reading: Reading,
-    between_segments: Callable[[], None] = lambda: None,
+    progress: Progress = lambda losses: None,
     steps: int | None = None,
 ) -> Evaluation:
-    """Predict ``tokens [n]`` in the order of ``reading``. ``between_segments`` may raise any exception to end
-    it; with ``steps``, only this number of segments is read."""
-    losses, correct, reconstruction, memory = [], [], [], Memory(())
+    """Predict ``tokens [n]`` in the order of ``reading``. ``progress`` may raise any exception to end it;
+    with ``steps``, only this number of segments is read."""
+    losses: list[Tensor] = []
+    correct, reconstruction, memory = [], [], Memory(())
     with eval_mode(model):
         for segment in reading.segments(tokens, steps):
-            between_segments()
             read, _ = read_segment(model, segment, memory)
             memory = read.memory
             losses.append(read.scores.losses.cpu())
             correct.append(read.scores.correct.cpu())
             reconstruction.append(float(read.auxiliary_loss))
+            progress(losses[-1][segment.targets != IGNORED])
     return Evaluation(
         reading.in_order(losses),
         reading.in_order(correct),
@@ -176,18 +192,16 @@ def evaluate_reading(
     )
 
 
-def summary(evaluation: Evaluation, *texts: str) -> dict[str, float]:
+def summary(evaluation: Evaluation, *texts: str, of: Units | None = None) -> dict[str, float]:
     """The numbers that papers compare, for the text or the documents that were evaluated. All tokens of each
     but the first are predicted. Words are separated by white space, and a character counts if all of its
-    bytes were predicted ([`memformers.evaluation.units`][])."""
-    per_character, per_byte = bits(evaluation.losses_by_text, texts)
-    nats = evaluation.loss * len(evaluation.losses) / max(sum(len(text.split()) for text in texts), 1)
+    bytes were predicted ([`memformers.evaluation.units`][]). ``of`` says what was predicted; without it, each
+    token is a character or a byte of the ``texts``."""
+    of = of or units_of(texts, [len(losses) + 1 for losses in evaluation.losses_by_text])
     return {
         "loss_nats": evaluation.loss,
         "uncertainty_nats": evaluation.uncertainty,
-        "bits_per_character": per_character,
-        "bits_per_byte": per_byte,
-        "word_perplexity": math.exp(nats) if nats < 700 else math.inf,
+        **comparable(evaluation.losses_by_text, of),
         "accuracy": evaluation.accuracy,
         "tokens": len(evaluation.losses),
     }

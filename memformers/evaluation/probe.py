@@ -1,9 +1,11 @@
 """What memory is worth to the models of a comparison, measured from its checkpoints."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -12,14 +14,20 @@ from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_fields
 from memformers.common.files import write_json
 from memformers.data.corpora import Corpus, load_corpus
+from memformers.data.preparing import open_prepared
+from memformers.data.store import TRAIN, VALIDATION, TokenStore
 from memformers.data.streams import streams_and_places
+from memformers.data.tokenizers import Tokenizer
 from memformers.evaluation.attention_mass import attention_mass, check_long_enough
 from memformers.evaluation.context import effective_context
 from memformers.evaluation.memory_ablation import memory_ablation
-from memformers.evaluation.token_groups import word_occurrences
+from memformers.evaluation.token_groups import NO_WORD, WORD, word_occurrences
 from memformers.pretrained.own import load_checkpoint
-from memformers.runs.finished import FinishedRun, newest_checkpoint, one_of_each_arm, read_runs
+from memformers.runs.finished import FinishedRun, newest_checkpoint, read_runs
 from memformers.runs.folder import PROBE
+
+MOST_TOKENS = 4_000_000
+"""Of the held-out text of a folder of tokens that are probed."""
 
 
 @dataclass(frozen=True)
@@ -60,24 +68,26 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
     Raises ValueError for a folder without any, for a text too short, and for runs on different texts or with
     different vocabularies.
     """
+    found_runs = read_runs(folder)
     trained = [
         run
-        for run in read_runs(folder)
+        for run in found_runs
         if newest_checkpoint(run.folder) or (run.folder / "model.safetensors").is_file()
     ]
-    runs = one_of_each_arm(trained)
+    runs = [run for i, run in enumerate(trained) if run.arm not in {r.arm for r in trained[:i]}]
     if not runs:
         raise UserError(f"no run in {folder} has a checkpoint; train at least until the first evaluation.")
+    if left_out := sorted({run.arm for run in found_runs} - {run.arm for run in runs}):
+        warnings.warn(f"not probed, since there is no checkpoint of it: {', '.join(left_out)}.", stacklevel=2)
     corpus = common_corpus(runs)
     loaded = {run.folder.name: load_checkpoint(run.folder, device) for run in runs}
     models = {name: model for name, (model, _) in loaded.items()}
     tokenizers = [tokenizer for _, tokenizer in loaded.values()]
-    tokens, *others = [tokenizer.encode(corpus.validation_text) for tokenizer in tokenizers]
-    if any(not torch.equal(tokens, other) for other in others):
+    if any(other.saved() != tokenizers[0].saved() for other in tokenizers[1:]):
         raise UserError("these runs divide the text into different tokens; probe each run alone.")
-    texts = corpus.validation_documents
+    tokens, documents = held_out_tokens(corpus, tokenizers[0])
     # A single document is part of one that was cut like a plain text.
-    documents = tuple(len(tokenizers[0].encode(text)) for text in texts) if len(texts) > 1 else ()
+    documents = documents if len(documents) > 1 else ()
     if not documents:
         for model in models.values():
             check_long_enough(model, tokens, config.streams)
@@ -93,7 +103,7 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
                 documents=documents,
                 progress=bar.update,
             )
-    occurrences = occurrences_in(corpus, len(tokens), documents)
+    occurrences = occurrences_in(corpus, tokenizers[0], tokens, documents)
     with tqdm(unit="tok", unit_scale=True, desc="probing memory") as bar:
         found = memory_ablation(
             models, tokens, occurrences, tokens=config.tokens, documents=documents, progress=bar.update
@@ -113,9 +123,28 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
     return folder / PROBE
 
 
-def occurrences_in(corpus: Corpus, n_tokens: int, documents: Sequence[int]) -> Tensor:
-    """How often the word of each of the ``n_tokens`` of the held-out text occurs in training, int64 ``[n]``;
-    no word of ``documents``, given by their numbers of tokens, goes on in the next one."""
+def held_out_tokens(corpus: Corpus | TokenStore, tokenizer: Tokenizer) -> tuple[Tensor, tuple[int, ...]]:
+    """The held-out text, int64 ``[n]``, and how many tokens each of its documents has; of a folder of tokens
+    at most [`MOST_TOKENS`][]."""
+    if isinstance(corpus, Corpus):
+        texts = [tokenizer.encode(text) for text in corpus.validation_documents or (corpus.validation_text,)]
+        return torch.cat(texts), tuple(map(len, texts)) if corpus.validation_documents else ()
+    split = corpus.splits[VALIDATION]
+    ends = split.documents.cumsum()
+    documents = split.documents[ends <= max(MOST_TOKENS, ends[0])] if len(ends) else ends
+    tokens = split.tokens[: documents.sum() if len(ends) else MOST_TOKENS]
+    return torch.from_numpy(tokens.astype(np.int64)), tuple(documents.tolist())
+
+
+def occurrences_in(
+    corpus: Corpus | TokenStore, tokenizer: Tokenizer, tokens: Tensor, documents: Sequence[int]
+) -> Tensor:
+    """How often the word of each of the held-out ``tokens`` occurs in training, int64 ``[n]``; no word of
+    ``documents``, given by their numbers of tokens, goes on in the next one. Where tokens are words or
+    subwords, and in a folder of tokens, how often the token itself occurs."""
+    if isinstance(corpus, TokenStore) or tokenizer.name not in ("character", "byte"):
+        return token_occurrences(corpus, tokenizer, tokens)
+    n_tokens = len(tokens)
     if not documents:
         return word_occurrences(corpus.validation_text, corpus.train_text, n_tokens)
     held_out, trained_on = "\n".join(corpus.validation_documents), "\n".join(corpus.train_documents)
@@ -124,10 +153,28 @@ def occurrences_in(corpus: Corpus, n_tokens: int, documents: Sequence[int]) -> T
     return torch.cat([part[:length] for part, length in zip(parts, documents, strict=True)])
 
 
-def common_corpus(runs: Sequence[FinishedRun]) -> Corpus:
+def token_occurrences(corpus: Corpus | TokenStore, tokenizer: Tokenizer, tokens: Tensor) -> Tensor:
+    """How often each of ``tokens [n]`` occurs in training, int64 ``[n]``; [`NO_WORD`][] for those without a
+    letter."""
+    if isinstance(corpus, Corpus):
+        parts = [tokenizer.numbers(corpus.train_text)]
+    else:
+        train = corpus.splits[TRAIN].tokens
+        parts = [train[at : at + MOST_TOKENS] for at in range(0, len(train), MOST_TOKENS)]
+    counts = sum(torch.from_numpy(np.bincount(part, minlength=tokenizer.vocab_size)) for part in parts)
+    found = torch.as_tensor(counts)[tokens]
+    for token in tokens.unique():
+        if not WORD.search(tokenizer.decode(token[None])):
+            found[tokens == token] = NO_WORD
+    return found
+
+
+def common_corpus(runs: Sequence[FinishedRun]) -> Corpus | TokenStore:
     """The text that all runs were trained on, as it was then; else ValueError."""
     first = runs[0]
-    corpus = load_corpus(first.config["data"], first.config["document_separator"])
+    where = first.config["data"], first.config["document_separator"]
+    size = first.config["model"]["vocab_size"]
+    corpus = open_prepared(*where, first.config.get("tokenizer", "character"), size) or load_corpus(*where)
     for run in runs:
         if run.facts["corpus"]["sha256"] != corpus.sha256:
             raise UserError(

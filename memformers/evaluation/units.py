@@ -1,50 +1,109 @@
-"""Losses of tokens as bits per character and per byte, which can be compared between models with different
-tokens.
+"""Losses of tokens in what can be compared between models with different tokens: bits per character and per
+byte, and perplexity per word.
 
-The first token of a text is not predicted. A character counts if all of its bytes were predicted, with the
-loss of just these bytes. So the first character doesn't count, nor does an incomplete character at the
-beginning or the end of a slice of bytes. A byte that is not UTF-8 counts as a character.
+The first token of a text is not predicted. Of bytes, a character counts if all of its bytes were predicted,
+with the loss of just these. So the first character doesn't count, nor does an incomplete character at the
+beginning or the end of a slice of bytes. A byte that is not UTF-8 counts as a character. Of words and
+subwords, all characters but those of the first token count.
 """
 
 import codecs
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
+from memformers.data.store import Counts
+from memformers.data.streams import Tokens, taken
 from memformers.data.texts import bytes_of
+from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer
 
 REST_OF_ONE = "[\udc80-\udcbf]{1,3}"
 """Bytes that can only go on with a character, as [`memformers.data.texts.text_of`][] reads them where the
 character's beginning is missing."""
 
 
-def bits(losses: Sequence[Tensor], texts: Sequence[str]) -> tuple[float, float]:
-    """Bits per character and per byte over all ``texts``; ``losses [n - 1]`` are those of each text's tokens
-    after the first, in nats, each a character or a byte. NaN where nothing was predicted.
+@dataclass(frozen=True)
+class Units:
+    """What the predicted tokens of a text, or of documents, are."""
 
-    Raises UserError for as many losses as neither a text's characters nor its bytes have.
-    """
-    in_characters = in_all = 0.0
-    characters = n_bytes = 0
-    for of_text, text in zip(losses, texts, strict=True):
-        is_by_character, (first, end) = by_character(text, len(of_text) + 1), whole_characters(text)
-        begin, stop = (at if is_by_character else len(bytes_of(text[:at])) for at in (first, end))
-        in_characters += bits_in(of_text[begin - 1 : stop - 1])
-        characters += end - first
-        in_all += bits_in(of_text)
-        n_bytes += len(bytes_of(text)) - (len(bytes_of(text[:1])) if is_by_character else 1)
-    return (
-        in_characters / characters if characters else math.nan,
-        in_all / n_bytes if n_bytes else math.nan,
-    )
+    characters: int
+    """Those that are predicted whole."""
+    bytes: int
+    words: int
+    """Of the whole text, since papers divide by all of them."""
+    edges: tuple[tuple[int, int], ...]
+    """Of each text: how many predicted tokens at its beginning and at its end are of characters that aren't
+    predicted whole."""
+
+
+def units(tokenizer: Tokenizer, tokens: Tokens, documents: Sequence[int], counts: Counts) -> Units:
+    """What is predicted of ``tokens [n]``, one text with these ``counts``, or ``documents`` of these numbers
+    of tokens. Only the tokens at the edges are read."""
+    characters, n_bytes, begin, edges = 0, 0, 0, []
+    for length in documents or [len(tokens)]:
+        end, known = begin + length, min(length, 4)  # the longest character has four bytes
+        if tokenizer.name == "byte":
+            text = slice_of(tokenizer.bytes_of(taken(tokens, torch.arange(begin, begin + known))))
+            tail = slice_of(tokenizer.bytes_of(taken(tokens, torch.arange(end - known, end))))
+            start, left = whole_characters(text)[0], len(tail) - whole_characters(tail)[1]
+            edges.append((len(bytes_of(text[:start])) - 1, left))
+            characters, n_bytes = characters + start + left, n_bytes + 1
+        else:
+            given = tokenizer.bytes_of(taken(tokens, torch.arange(begin, min(begin + 1, end))))
+            edges.append((0, 0))
+            characters, n_bytes = characters + len(slice_of(given)), n_bytes + len(given)
+        begin = end
+    return Units(counts.characters - characters, counts.bytes - n_bytes, counts.words, tuple(edges))
+
+
+def units_of(texts: Sequence[str], lengths: Sequence[int]) -> Units:
+    """What is predicted of ``texts`` of ``lengths`` tokens, each a character or a byte; UserError for as many
+    as a text has of neither."""
+    for text, n_tokens in zip(texts, lengths, strict=True):
+        by_character(text, n_tokens)
+    are_bytes = all(n == len(bytes_of(text)) for text, n in zip(texts, lengths, strict=True))
+    tokenizer = ByteTokenizer() if are_bytes else CharacterTokenizer("".join(sorted(set("".join(texts)))))
+    tokens = torch.cat([tokenizer.encode(text) for text in texts])
+    return units(tokenizer, tokens, tuple(lengths), counts_of(texts, len(tokens)))
+
+
+def counts_of(texts: Sequence[str], n_tokens: int, documents: int = 0) -> Counts:
+    """How large a split is that consists of ``texts``."""
+    n_bytes, characters = sum(len(bytes_of(text)) for text in texts), sum(map(len, texts))
+    return Counts(n_bytes, characters, sum(len(text.split()) for text in texts), n_tokens, documents)
+
+
+def comparable(losses: Sequence[Tensor], of: Units) -> dict[str, float]:
+    """Bits per character and per byte, and perplexity per word, over all texts; ``losses [n - 1]`` are those
+    of each text's tokens after the first, in nats. NaN for units of which nothing was predicted."""
+    edges = zip(losses, of.edges, strict=True)
+    in_characters = sum(bits_in(of_text[begin : len(of_text) - end]) for of_text, (begin, end) in edges)
+    in_all = sum(map(bits_in, losses))
+    return {
+        "bits_per_character": in_characters / of.characters if of.characters > 0 else math.nan,
+        "bits_per_byte": in_all / of.bytes if of.bytes > 0 else math.nan,
+        "word_perplexity": word_perplexity(in_all * math.log(2), of.words),
+    }
+
+
+def word_perplexity(nats: float, words: int) -> float:
+    """The perplexity per word of a text that has this loss in all; infinite where it is too large."""
+    return math.exp(nats / max(words, 1)) if nats / max(words, 1) < 700 else math.inf
 
 
 def bits_in(losses: Tensor) -> float:
     """The sum of ``losses [n]``, in nats, in bits."""
     return losses.double().mean().item() / math.log(2) * len(losses) if len(losses) else 0.0
+
+
+def slice_of(raw: bytes) -> str:
+    """A slice of a text, in which bytes that are not UTF-8 become lone surrogates."""
+    return raw.decode("utf-8", errors="surrogateescape")
 
 
 def whole_characters(text: str) -> tuple[int, int]:

@@ -97,12 +97,13 @@ class CachedLayer:
         """Attention of ``x [t, B, D]``, which is taken in, from ``key_start [B, t]`` on: ``[t, B, D]``."""
         query = self.take_in(x, self.recent)
         # One token without documents reads only its window; else what is outside of it is hidden.
-        alone = len(x) == 1 and key_start is None
+        t = x.shape[0]  # len(x) is a call of Python, four times slower
+        alone = t == 1 and key_start is None
         columns = self.columns(self.window if alone else None)
         if not alone:
             K = sum(run.stop - run.start for run in columns)
             key_start = first_in_window(x, key_start, K, self.window)
-        if len(x) > 1:  # as in training
+        if t > 1:  # as in training
             key = torch.cat([self.key[:, :, run] for run in columns], dim=2)
             value = torch.cat([self.value[..., run].mT for run in columns], dim=2)
             return self.attention.attend(query / self.scale, key, value, key_start=key_start)

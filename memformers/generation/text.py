@@ -1,11 +1,10 @@
 """Text that a trained model reads and continues, piece by piece."""
 
-import codecs
 from collections.abc import Callable, Iterator
 
 import torch
 
-from memformers.data.tokenizers import ByteTokenizer, Tokenizer
+from memformers.data.tokenizers import Tokenizer
 from memformers.generation.decoding import Reader, reader
 from memformers.generation.sampling import Sampling, seeded
 from memformers.generation.writing import write
@@ -22,6 +21,8 @@ class TextStream:
         self.model, self.tokenizer = model, tokenizer
         self.device = model.device
         self.reader: Reader = reader(model, batch=1)
+        self.last: list[int] = []
+        """The last token, on which depends how the next one is written: a word follows a space."""
 
     def read(self, text: str, progress: Callable[[int], object] = lambda tokens: None) -> None:
         """Read ``text``; ``progress`` is called from time to time with the number of further tokens that were
@@ -29,6 +30,7 @@ class TextStream:
         tokens = self.tokenizer.encode(text).to(self.device)[:, None]  # [T, 1]
         if not len(tokens):
             return
+        self.last = [int(tokens[-1])]
         for part in tokens.split(16 * self.model.config.segment_len):
             self.reader.read(part)
             progress(len(part))
@@ -38,13 +40,16 @@ class TextStream:
     ) -> Iterator[str]:
         """Yield the text that follows, character by character, until ``max_new_tokens`` tokens are generated
         or the text ends with ``stop``. Raises ValueError if nothing was read yet."""
-        decode, written = incremental_decoder(self.tokenizer), ""
+        decode, written = self.tokenizer.decoder(), ""
+        for last in self.last:
+            decode(last)
         for token in write(self.reader, max_new_tokens, sampling, generator):
-            piece = decode(int(token))
-            yield piece
-            written = (written + piece)[-len(stop) :] if stop else ""
-            if stop and written == stop:
-                return
+            self.last = [int(token)]
+            for character in decode(*self.last):
+                yield character
+                written = (written + character)[-len(stop) :] if stop else ""
+                if stop and written == stop:
+                    return
 
 
 def continue_text(
@@ -65,12 +70,3 @@ def continue_text(
     stream = TextStream(model, tokenizer)
     stream.read(prompt)
     return "".join(stream.write(max_new_tokens, sampling, seeded(seed, stream.device), stop))
-
-
-def incremental_decoder(tokenizer: Tokenizer) -> Callable[[int], str]:
-    """A function from each next token to the text that it completes; in a character of several bytes, only
-    the last one gives text."""
-    if not isinstance(tokenizer, ByteTokenizer):
-        return lambda token: tokenizer.decode(torch.tensor([token]))
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    return lambda token: decoder.decode(bytes([token]))

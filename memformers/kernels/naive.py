@@ -37,7 +37,7 @@ def relative_attention(
     """
     probabilities = attention_probabilities(query, key, r, u=u, v=v, s=s, mask=mask, key_start=key_start)
     probabilities = F.dropout(probabilities, dropout_prob) if dropout_prob else probabilities
-    return torch.einsum("bhij,bhje->bhie", probabilities, value)
+    return torch.einsum("bhij,bhje->bhie", probabilities.to(value.dtype), value)
 
 
 def attention_probabilities(
@@ -51,11 +51,16 @@ def attention_probabilities(
     mask: Tensor | None = None,
     key_start: Tensor | None = None,
 ) -> Tensor:
-    """The attention of each query to each key, ``[B, H, S, K]``: the softmax of the scores above."""
+    """The attention of each query to each key, ``[B, H, S, K]``: the softmax of the scores above, in float32
+    if the inputs are in half precision, under autocast too."""
     S, K, E = query.shape[2], key.shape[2], query.shape[3]
 
-    content = torch.einsum("bhie,bhje->bhij", query + u[:, None], key)
-    position = torch.einsum("bhie,hde->bhid", query if v is None else query + v[:, None], r.flip(1))
+    # A score is an exponent: rounding it to 8 bits would lose more than all other steps together.
+    exact = torch.promote_types(query.dtype, torch.float32)
+    query, key, r = query.to(exact), key.to(exact), r.to(exact)
+    with torch.autocast("cpu" if query.is_meta else query.device.type, enabled=False):
+        content = torch.einsum("bhie,bhje->bhij", query + u[:, None], key)
+        position = torch.einsum("bhie,hde->bhid", query if v is None else query + v[:, None], r.flip(1))
     if s is not None:
         position = position + s.flip(1)[:, None]
     scores = (content + relative_shift(position)) / math.sqrt(E)  # [B, H, S, K]

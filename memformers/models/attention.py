@@ -177,10 +177,10 @@ class RelativeMultiHeadAttention(nn.Module):
     def _worth_absorbing(self, x: Tensor, past: Tensor) -> bool:
         """Whether to project the segment's queries instead of the memory's keys: for segments that are at
         most half as long as a head is wide, over memories at least four times as long. It was measured only
-        on CPU in float32; autocast would round the scores."""
+        on CPU in float32; half precision would round the scores."""
         S, M = len(x), len(past)
         short = 2 * S * self.heads <= self.d_model and M >= 4 * S
-        exact = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+        exact = x.device.type == "cpu" and x.element_size() > 2 and not torch.is_autocast_enabled("cpu")
         return short and exact and self.kernel == "auto" and not self._dropping
 
     def _absorbed(

@@ -20,6 +20,16 @@ from memformers.models.vocabulary import Clusters, check_clusters
 
 ModelName = Literal["transformer", "transformer-xl", "compressive"]
 EmbeddingName = Literal["plain", "adaptive"]
+OF_MODELS: dict[str, tuple[ModelName, ...]] = {
+    "mem_len": ("transformer-xl", "compressive"),
+    "same_length": ("transformer-xl",),
+    **dict.fromkeys(("c_mem_len", "compression_rate"), ("compressive",)),
+    **dict.fromkeys(("compression", "compression_start", "compression_loss", "bptt"), ("compressive",)),
+    **dict.fromkeys(("tbptt", "memory_warmup"), ("transformer-xl", "compressive")),
+}
+"""The settings of a model or a training that only these models use. Others keep their default."""
+LENGTHS = ("mem_len", "c_mem_len", "compression_rate", "memory_warmup")
+"""Those of them that a config may have without use: the arms of an experiment have the same lengths."""
 MOST_LAYERS = 10_000
 """The largest depth, far beyond any network."""
 
@@ -118,12 +128,10 @@ class ModelConfig:
         for name in ("mem_len", "c_mem_len", "compression_rate"):
             self._of_layers(name)
         self.check_embedding()
+        check_used(self, self.model)
         self.check_compression()
-        if self.same_length and (self.model != "transformer-xl" or not min(self._of_layers("mem_len"))):
-            raise UserError(
-                f"same_length=True is for model='transformer-xl' with a memory, got model={self.model!r} and "
-                f"mem_len={self.mem_len}; leave it out."
-            )
+        if self.same_length and not min(self._of_layers("mem_len")):
+            raise UserError(f"same_length=True needs a memory, got mem_len={self.mem_len}; leave it out.")
 
     def check_compression(self) -> None:
         """Raise UserError for a compression that can't start or learn as these settings say."""
@@ -145,6 +153,16 @@ class ModelConfig:
                 f"'attention' or 'auto-encoding', or bptt=1 or more, or compression='mean', 'max' or "
                 f"'most-used'."
             )
+        # A slot of a dilated convolution depends on the next ones up to the end of what was compressed
+        # together, so the same slots must be computed together again.
+        if self.compression == "dilated" and self.bptt:
+            for rate in self._of_layers("compression_rate"):
+                if self.segment_len % rate:
+                    raise UserError(
+                        f"bptt={self.bptt} with compression='dilated' needs segments of whole slots, got "
+                        f"segment_len={self.segment_len} and compression_rate={rate}; use a multiple of "
+                        f"{rate}, or compression='conv'."
+                    )
 
     def check_embedding(self) -> None:
         """Raise UserError for an embedding that can't be. Cutoffs meet the vocabulary when a model is
@@ -207,6 +225,19 @@ class ModelConfig:
         """How many positions before the segment each layer can look at, compressed ones included."""
         not_its_own = 1 if self.same_length else 0  # a query's own position is within its window
         return [own.positions - not_its_own for own in self.layer_lengths]
+
+
+def check_used(config: Any, model: ModelName, *, lengths: bool = False) -> None:
+    """Raise UserError for a setting of the dataclass instance ``config`` that has no effect on ``model`` and
+    is not its default; for ``lengths``, which the arms of an experiment share, only if they are to be
+    checked."""
+    for each in fields(config):
+        models, value = OF_MODELS.get(each.name, (model,)), getattr(config, each.name)
+        if model not in models and value != each.default and (lengths or each.name not in LENGTHS):
+            raise UserError(
+                f"{each.name}={value!r} is for model={' or '.join(map(repr, models))}, got model={model!r}; "
+                f"leave it out."
+            )
 
 
 def attention_operations(config: ModelConfig) -> int:

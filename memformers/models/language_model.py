@@ -204,8 +204,9 @@ class MemoryLM(nn.Module):
         return generate(self, prompt, max_new_tokens, sampling, seed=seed, stop=stop, batch=batch)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``config.json`` and ``model.safetensors``, each atomically. Raises ValueError for a
-        training's checkpoint, whose files belong together."""
+        """Write ``config.json`` and ``model.safetensors``, each atomically. Raises ValueError for the
+        current folder, and for one where these files are of something else: a run, a training's checkpoint,
+        another library's model."""
         from memformers.pretrained.own import save_model
 
         save_model(self, Path(folder))

@@ -124,7 +124,8 @@ class AdaptiveEmbedding(nn.Module):
     def mapped(self, i: int, ids: Tensor) -> Tensor:
         """Vectors ``[S, B, D]`` of the words ``ids [S, B]`` of table ``i``."""
         vectors = self.tables[i](ids)
-        return self.maps[i](vectors) if len(self.maps) else vectors
+        # Autocast would make the residual stream, and so the memory, of another dtype than the weights.
+        return self.maps[i](vectors).to(vectors.dtype) if len(self.maps) else vectors
 
 
 class AdaptiveSoftmax(nn.Module):

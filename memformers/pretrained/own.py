@@ -14,13 +14,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from memformers.common.atomic_dir import check_manifest, has_manifest, newest_that_loads, numbered
 from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict, read_json, replacing, write_json
 from memformers.data.tokenizers import Tokenizer, load_tokenizer
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
-from memformers.runs.atomic_dir import check_manifest, has_manifest, newest_that_loads, numbered
-from memformers.runs.folder import CHECKPOINTS, FACTS, METRICS
+from memformers.pretrained.published import is_published
+from memformers.pretrained.transfo_xl import load_published
+from memformers.runs.folder import CHECKPOINTS
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 PACKAGED, RECIPE = Path(__file__).parent / "weights", "recipe.json"
@@ -29,10 +31,18 @@ PACKAGED, RECIPE = Path(__file__).parent / "weights", "recipe.json"
 def save_model(model: MemoryLM, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
     """[`MemoryLM.save_pretrained`][]; ``weights``, by name, are the whole weights if each process holds only
     a part of the model."""
+    if folder == Path():
+        raise UserError("folder='' is the current folder; name a folder for the model.")
     if has_manifest(folder):
         raise UserError(f"{folder} is the checkpoint of a training; name another folder.")
-    if any((folder / name).exists() for name in (METRICS, FACTS, CHECKPOINTS)):
-        raise UserError(f"{folder} is the folder of a run, whose config would be replaced; name another.")
+    if any((folder / name).exists() for name in (CONFIG, WEIGHTS)):
+        try:
+            read_config(folder)
+        except UserError as error:
+            raise UserError(
+                f"{folder} has a {CONFIG} or {WEIGHTS} that save_pretrained didn't write and that would be "
+                f"overwritten; name another folder ({error})"
+            ) from None
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CONFIG, asdict(model.config))
     with replacing(folder / WEIGHTS) as temporary:
@@ -65,9 +75,13 @@ def read_config(folder: Path) -> ModelConfig:
 
 def load_checkpoint(folder: Path, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
     """The model and tokenizer in ``folder``: the folder of a run, whose newest complete checkpoint is used,
-    the folder of a checkpoint, or one with the files of save_pretrained and a tokenizer; else ValueError."""
+    the folder of a checkpoint, one with the files of save_pretrained and a tokenizer, or a published
+    Transformer-XL; else ValueError."""
     if checkpoints := numbered(folder / CHECKPOINTS):
         return newest_that_loads(checkpoints, lambda path: load_with_tokenizer(path, device))[1]
+    if is_published(folder):
+        model, words = load_published(folder)
+        return model.to(device), words
     if not (folder / WEIGHTS).is_file():
         raise UserError(f"{folder} holds no checkpoint; name the folder of a run or of a checkpoint.")
     return load_with_tokenizer(folder, device)

@@ -10,15 +10,18 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
+from memformers.data.tokenizers import WordTokenizer
 from memformers.models.config import AdaptiveConfig, ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.models.layers import Norm
+from memformers.pretrained.published import vocabulary_of, weights_of
 from memformers.pretrained.weights_file import few
 
 Config = Mapping[str, Any]
@@ -46,11 +49,15 @@ RENAMED = (
 OURS_ALONE = ("self_attn.value.bias", "self_attn.output.bias")
 
 
-def from_transfo_xl(state_dict: Mapping[str, Tensor], config: Mapping[str, Any] | None = None) -> MemoryLM:
-    """The language model of a Transformer-XL's state dict, in eval mode: same outputs, same memories.
+def from_transfo_xl(
+    source: Mapping[str, Tensor] | str | Path, config: Mapping[str, Any] | None = None
+) -> MemoryLM:
+    """The language model of a published Transformer-XL, in eval mode: same outputs, same memories.
 
-    Takes the original repository's layout and that of Hugging Face's ``TransfoXLLMHeadModel``;
-    [`memformers.load_weights`][] reads their files. ``config`` is the model's own, by the names in Hugging
+    ``source`` is the folder of the model, or its state dict, in the original repository's layout or that of
+    Hugging Face's ``TransfoXLLMHeadModel``. A folder has Hugging Face's ``config.json`` and weights, or the
+    original's ``model.pt``; no code of a pickle is run. [`memformers.load_weights`][] reads files of weights
+    alone. ``config`` is the model's own, by the names in Hugging
     Face's ``config.json`` or the original's arguments. The weights alone don't show ``mem_len``, ``tgt_len``
     (our ``segment_len``), ``clamp_len``, ``same_length`` and ``dropout``, for which our defaults are used;
     nor ``pre_lnorm``, which is required with the original's layout and is false by default in Hugging Face's;
@@ -71,10 +78,25 @@ def from_transfo_xl(state_dict: Mapping[str, Tensor], config: Mapping[str, Any] 
     Raises ValueError for weights of another model, and names what is missing, unexpected or of another shape;
     also for a config that contradicts the weights or requires something that isn't implemented here.
     """
-    ours, ours_config = converted(state_dict, config or {})
+    if isinstance(source, str | Path):
+        source, own = weights_of(Path(source))
+        config = {**own, **(config or {})}
+    ours, ours_config = converted(source, config or {})
     model = MemoryLM(ours_config).to(ours["head.bias"].dtype)
     model.load_state_dict(ours)
     return model.eval()
+
+
+def load_published(folder: Path) -> tuple[MemoryLM, WordTokenizer]:
+    """The model in ``folder``, as [`from_transfo_xl`][] takes it, and its tokenizer, from ``vocab.bin`` or
+    ``vocab.pkl``, or the original's ``cache.pt``; UserError for missing or broken files."""
+    model, tokenizer = from_transfo_xl(folder), vocabulary_of(folder)
+    if model.config.vocab_size != tokenizer.vocab_size:
+        raise UserError(
+            f"{folder} has a model of {model.config.vocab_size} words and a vocabulary of "
+            f"{tokenizer.vocab_size}; they belong to different models."
+        )
+    return model, tokenizer
 
 
 def converted(state_dict: Mapping[str, Tensor], config: Config) -> tuple[dict[str, Tensor], ModelConfig]:

@@ -1,12 +1,12 @@
 """Arms: runs that differ only in their seed, with their means and paired differences."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 from memformers.common.intervals import Mean, mean_of_known, paired
-from memformers.report.markdown import number
+from memformers.report.markdown import number, table
 from memformers.runs.finished import FinishedRun
 from memformers.runs.plan import baseline_of
 
@@ -102,3 +102,12 @@ def base_of(arms: Sequence[Arm]) -> Arm:
     """The arm that the others are compared with."""
     name = baseline_of([arm.name for arm in arms])
     return next(arm for arm in arms if arm.name == name)
+
+
+Column = Callable[[Arm], str]
+"""A column of a table: the cell of an arm."""
+
+
+def arms_table(arms: Sequence[Arm], columns: Mapping[str, Column], head: str = "arm") -> str:
+    """A row for each arm: its label, and its cells in the ``columns``, by their heads."""
+    return table([head, *columns], [[arm.label, *(cell(arm) for cell in columns.values())] for arm in arms])

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memformers.report.arms import BITS, Arm, arms_of, base_of
+from memformers.report.arms import BITS, Arm, Column, arms_of, arms_table, base_of
 from memformers.report.figures import curve_figures, position_figure
-from memformers.report.markdown import fenced, number, plain, table, write_page
+from memformers.report.markdown import fenced, number, plain, write_page
 from memformers.report.probe import probe_section
 from memformers.report.provenance import how_it_was_made
 from memformers.report.recall import write_recall_report
@@ -17,7 +17,7 @@ from memformers.runs.plan import read_plan
 
 METHOD = (
     "Validation reads the text in its order, in eval mode, from an empty memory that is then carried from "
-    "segment to segment; the losses in the table are over the whole held-out text. "
+    "segment to segment; the losses in the table are over {}. "
 )
 
 
@@ -42,7 +42,8 @@ def write_report(folder: Path) -> Path:
     parts += [results_table(arms, base), *figures(arms, base, folder)]
     parts += ["## What each arm costs", costs_table(arms, base), *samples(arms)]
     parts += probe_section(arms, probe, folder) if probe else []
-    return write_page([*parts, *how_it_was_made(arms, base, folder, METHOD)], folder)
+    method = METHOD.format(what_the_table_is_over(arms))
+    return write_page([*parts, *how_it_was_made(arms, base, folder, method)], folder)
 
 
 def title(corpus: dict[str, Any]) -> str:
@@ -55,21 +56,20 @@ def title(corpus: dict[str, Any]) -> str:
 def results_table(arms: Sequence[Arm], base: Arm) -> str:
     """How well each arm predicts the held-out text, a row for each arm."""
     differences = {arm.name: arm.minus(base, BITS.of) for arm in arms if arm is not base}
-    rows = [
-        [
-            arm.label,
-            f"{len(arm.results)}",
-            number(arm.mean("loss"), ".4f"),
-            number(arm.mean("bits_per_character"), ".4f"),
-            number(arm.mean("accuracy"), ".1%"),
-            number(differences.get(arm.name), ".4f", signed=True),
-        ]
-        for arm in arms
-    ]
-    head = ["arm", "seeds", "validation loss (nats)", "bits per character", "accuracy",
-            f"bits per character minus those of {base.label}"]  # fmt: skip
-    shown = 6 if any(d and d.n > 1 for d in differences.values()) else 5
-    return table(head[:shown], [row[:shown] for row in rows])
+    columns: dict[str, Column] = {
+        "seeds": lambda arm: f"{len(arm.results)}",
+        "validation loss (nats)": lambda arm: number(arm.mean("loss"), ".4f"),
+        "bits per character": lambda arm: number(arm.mean("bits_per_character"), ".4f"),
+        "bits per byte": lambda arm: number(arm.mean(lambda result: result.get("bits_per_byte")), ".4f"),
+        "perplexity per word": lambda arm: number(
+            arm.mean(lambda result: result.get("word_perplexity")), ",.1f"
+        ),
+        "accuracy": lambda arm: number(arm.mean("accuracy"), ".1%"),
+    }
+    if any(d and d.n > 1 for d in differences.values()):
+        last = f"bits per character minus those of {base.label}"
+        columns[last] = lambda arm: number(differences.get(arm.name), ".4f", signed=True)
+    return arms_table(arms, columns)
 
 
 def figures(arms: Sequence[Arm], base: Arm, folder: Path) -> list[str]:
@@ -83,9 +83,20 @@ def figures(arms: Sequence[Arm], base: Arm, folder: Path) -> list[str]:
     return [*curves, *position_figure(arms, base, folder, bands)]
 
 
+WHOLE = "the whole held-out text"
+
+
+def what_the_table_is_over(arms: Sequence[Arm]) -> str:
+    """How much of the held-out text the last evaluations read."""
+    results = [result for arm in arms for result in arm.results.values()]
+    read = sorted({(result["evaluated_tokens"], result.get("held_out_tokens", 0)) for result in results})
+    parts = [f"{n:,} of {whole:,} tokens" for n, whole in read if n < whole]
+    return f"{' or '.join(parts)} of the held-out text" if parts else WHOLE
+
+
 def what_curves_are_over(arms: Sequence[Arm]) -> str:
-    """How much of the held-out text the evaluations of the validation curves read: all of it, unless a record
-    has another number of tokens than the result."""
+    """How much of the held-out text the evaluations of the validation curves read: as much as the last one,
+    unless a record has another number of tokens than the result."""
     parts = {}
     for arm in arms:
         records = [record for run in arm.counted for record in run.metrics]
@@ -93,12 +104,14 @@ def what_curves_are_over(arms: Sequence[Arm]) -> str:
         whole = (arm.first.result or {}).get("evaluated_tokens")
         told = [f"{n:,} tokens" for n in sorted(read - {whole})]
         parts[plain(arm.label)] = " or ".join(told + ["all"] * (whole in read or not read))
+    table_over = what_the_table_is_over(arms)
     if set(parts.values()) == {"all"}:
-        return "the whole held-out text"
+        return table_over
+    table = "all of it" if table_over == WHOLE else table_over
     if len(set(parts.values())) == 1:
-        return f"the same {next(iter(parts.values()))} of the held-out text (the table's losses: all of it)"
+        return f"the same {next(iter(parts.values()))} of the held-out text (the table's losses: {table})"
     said = ", ".join(f"{name}: {part}" for name, part in parts.items())
-    return f"unequal parts of the held-out text ({said}; the table's losses: all of it)"
+    return f"unequal parts of the held-out text ({said}; the table's losses: {table})"
 
 
 def samples(arms: Sequence[Arm]) -> list[str]:

@@ -14,30 +14,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from memformers.common.intervals import Mean, mean_of
+from memformers.report import plotting
 from memformers.report.arms import Arm, Result
 from memformers.report.markdown import plain
-from memformers.report.plotting import (
-    APART,
-    BLUE,
-    GREY,
-    ORANGE,
-    PALETTE,
-    Look,
-    Series,
-    categories,
-    draw_lines,
-    draw_marks,
-    legend,
-    looks_of,
-    octave_axis,
-    panels,
-    save,
-    save_picture,
-    style,
-    thousands,
-)
 
-HALF = "half width of the 95 % interval"
 VALID = "bits_per_character.valid"
 Measured = Mapping[str, Any]
 """The measurements in ``probe.json``, or a part of them."""
@@ -48,18 +28,20 @@ def curve_figures(
 ) -> list[str]:
     """Every figure of curves that ``arms`` have data for: those against time if they are ``timed``. ``bands``
     explains the bands, and ``read`` says which part of the held-out text the validation read."""
-    looks = looks_of([arm.name for arm in arms])
+    looks = plotting.looks_of([arm.name for arm in arms])
 
-    def curves(x: str, y: str, label: str = "{}", *, marked: bool = False) -> list[Series]:
+    def curves(x: str, y: str, label: str = "{}", *, marked: bool = False) -> list[plotting.Series]:
         look = {} if marked else {"marker": "", "linewidth": 1.0}
-        return [Series(label.format(arm.label), curve(arm, x, y), looks[arm.name] | look) for arm in arms]
+        return [
+            plotting.Series(label.format(arm.label), curve(arm, x, y), looks[arm.name] | look) for arm in arms
+        ]
 
     def drawn(
         name: str,
         title: str,
         caption: str,
         y: str,
-        many: Sequence[Series],
+        many: Sequence[plotting.Series],
         x: str = "training tokens",
         *,
         log: bool = False,
@@ -67,19 +49,14 @@ def curve_figures(
         many = [series for series in many if series.points]
         if not many:
             return []
-        figure, [axes] = panels([2.7])
+        figure, [axes] = plotting.panels([2.7])
         if log:
             axes.set_yscale("log")
-        draw_lines(axes, many)
+        plotting.draw_lines(axes, many)
         if name == "tokens_per_second":
             axes.set_ylim(bottom=0)
-        style(axes, x, y)
-        legend(figure, [axes])
-        head = ["curve", x, " ".join(y.split()), HALF, "runs"]
-        rows = [
-            [one.label, at, mean.mean, mean.half_width, mean.n] for one in many for at, mean in one.points
-        ]
-        return [save_picture(figure, folder, name, title, caption + bands, head, rows)]
+        plotting.style(axes, x, y)
+        return [plotting.save_series(figure, folder, name, title, caption + bands, {f"{y} by {x}": many})]
 
     loss = "validation loss (bits per character)"
     minus = curve_minus if len(arms) > 1 and len(base.counted) > 1 else lambda *_: []
@@ -97,7 +74,7 @@ def curve_figures(
             f"The same loss minus that of {plain(base.label)} from the same seed; a value below zero is "
             f"better.",
             "validation loss minus the baseline's\n(bits per character)",
-            [Series(arm.label, minus(arm, base, VALID), looks[arm.name]) for arm in arms],
+            [plotting.Series(arm.label, minus(arm, base, VALID), looks[arm.name]) for arm in arms],
         ),
         *drawn(
             "validation_time",
@@ -157,7 +134,7 @@ def curve_minus(arm: Arm, base: Arm, y: str) -> list[tuple[float, Mean]]:
 def position_figure(arms: Sequence[Arm], base: Arm, folder: Path, bands: str) -> list[str]:
     """The loss by position in the segment: above, that of each arm; below, if there are several seeds, the
     difference to that of ``base`` from the same seed. Nothing if no run has finished."""
-    looks = looks_of([arm.name for arm in arms])
+    looks = plotting.looks_of([arm.name for arm in arms])
     found = {
         "loss (nats per token)": [(arm, by_octave(arm)) for arm in arms],
         f"loss minus that of\n{base.label}": [(arm, by_octave(arm, base)) for arm in arms if arm is not base],
@@ -166,32 +143,33 @@ def position_figure(arms: Sequence[Arm], base: Arm, folder: Path, bands: str) ->
     found = {name: pairs for name, pairs in found.items() if pairs}
     if not found:
         return []
-    figure, places = panels([2.6] * len(found))
-    rows: list[list[Any]] = []
+    figure, places = plotting.panels([2.6] * len(found))
+    drawn = {}
     for axes, (name, pairs) in zip(places, found.items(), strict=True):
-        for arm, octaves in pairs:
-            points = [((first * last) ** 0.5, mean) for (first, last), mean in octaves.items()]
-            draw_lines(axes, [Series(arm.label, points, looks[arm.name])])
-            rows += [
-                [arm.label, " ".join(name.split()), *octave, m.mean, m.half_width, m.n]
-                for octave, m in octaves.items()
-            ]
-        style(axes, "position in the segment (tokens)", name)
-        octave_axis(axes, [first for first, _ in pairs[0][1]])
+        drawn[name] = [
+            plotting.Series(
+                arm.label,
+                [((first * last) ** 0.5, mean) for (first, last), mean in octaves.items()],
+                looks[arm.name],
+                names=[f"{first} – {last}" for first, last in octaves],
+            )
+            for arm, octaves in pairs
+        ]
+        plotting.draw_lines(axes, drawn[name])
+        plotting.style(axes, "position in the segment (tokens)", name)
+        plotting.octave_axis(axes, [first for first, _ in pairs[0][1]])
     caption = (
         "Loss over the whole held-out text, by position in the segment, in octaves. The first tokens of a "
         "segment have only a few of its tokens before them, so they depend mostly on memory."
     )
     if len(places) > 1:
-        places[-1].axhline(0, color=GREY, linewidth=0.8, zorder=0)
+        places[-1].axhline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
         caption += (
             f" The lower panel has the loss minus that of {plain(base.label)} from the same seed; a value "
             f"below zero is better."
         )
-    legend(figure, places)
-    head = ["arm", "quantity", "first position", "last position", "mean", HALF, "runs"]
     title = "Validation loss by position in the segment"
-    return [save_picture(figure, folder, "loss_by_position", title, caption + bands, head, rows)]
+    return [plotting.save_series(figure, folder, "loss_by_position", title, caption + bands, drawn)]
 
 
 def by_octave(arm: Arm, base: Arm | None = None) -> dict[tuple[int, int], Mean]:
@@ -224,48 +202,37 @@ def save_loss_by_position(
 ) -> None:
     """Draw the mean loss against the position in a segment, and against the length of the memory before it
     (positions, loss, uncertainty), into ``path``."""
-    figure, [left, right] = panels([3.3], width=9.0, columns=2, below=0.3)
-    left.plot(range(1, len(in_segment) + 1), in_segment, color=BLUE["color"])
-    style(left, "position in the segment (tokens)", "loss (nats per token)")
+    figure, [left, right] = plotting.panels([3.3], width=9.0, columns=2, below=0.3)
+    left.plot(range(1, len(in_segment) + 1), in_segment, color=plotting.BLUE["color"])
+    plotting.style(left, "position in the segment (tokens)", "loss (nats per token)")
     points = [(positions, Mean(loss, half, 2)) for positions, loss, half in by_memory]
-    draw_marks(right, [Series("", points, ORANGE | {"marker": "o"})])
-    style(right, "remembered before the segment (tokens)", "loss (nats per token, ± 95 %)")
-    save(figure, path)
+    plotting.draw_marks(right, [plotting.Series("", points, plotting.ORANGE | {"marker": "o"})])
+    plotting.style(right, "remembered before the segment (tokens)", "loss (nats per token, ± 95 %)")
+    plotting.save(figure, path)
 
 
 GAIN_BELOW = 0.01
 
 
 def gains_figure(
-    context: Measured, labels: Mapping[str, str], looks: Mapping[str, Look], folder: Path
+    context: Measured, labels: Mapping[str, str], looks: Mapping[str, plotting.Look], folder: Path
 ) -> str:
     """The gain of each context over the previous one, over all tokens, with its interval; ``labels`` and
     ``looks`` have the runs' names as keys, as in the other figures of a probe."""
-    figure, [axes] = panels([2.7])
-    step, rows, many = context["step"], [], []
+    figure, [axes] = plotting.panels([2.7])
+    step, many = context["step"], []
     for run, gains in context["gains"]["1.0"].items():
-        ends = context["gain_intervals"]["1.0"][run]
-        lengths = [step * (i + 1) for i in range(len(gains))]
-        points = [
-            (length, Mean(100 * gain, math.nan, 1)) for length, gain in zip(lengths, gains, strict=True)
-        ]
-        bars = [
-            (100 * max(gain - low, 0.0), 100 * max(high - gain, 0.0))
-            for gain, (low, high) in zip(gains, ends, strict=True)
-        ]
-        many.append(Series(labels[run], points, looks[run], bars))
-        rows += [
-            [labels[run], length, gain, *interval]
-            for length, gain, interval in zip(lengths, gains, ends, strict=True)
-        ]
-    draw_marks(axes, many, apart=0.1 * step)  # so that bars don't hide each other
-    axes.axhline(100 * GAIN_BELOW, color=GREY, linewidth=0.8)
+        ends = zip(gains, context["gain_intervals"]["1.0"][run], strict=True)
+        bars = [(max(gain - low, 0.0), max(high - gain, 0.0)) for gain, (low, high) in ends]
+        points = [(step * (i + 1.0), Mean(gain, math.nan, 1)) for i, gain in enumerate(gains)]
+        many.append(plotting.Series(labels[run], points, looks[run], bars, scale=100))
+    plotting.draw_marks(axes, many, apart=0.1 * step)  # so that bars don't hide each other
+    axes.axhline(100 * GAIN_BELOW, color=plotting.GREY, linewidth=0.8)
     y = f"gain of {step} more tokens (% of perplexity)"
-    style(axes, "context (tokens)", y, "all tokens (r = 1.0)")
+    plotting.style(axes, "context (tokens)", y, "all tokens (r = 1.0)")
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(steps=[1, 2, 4, 8, 10], integer=True))
-    legend(figure, [axes])
-    return save_picture(
+    return plotting.save_series(
         figure,
         folder,
         "effective_context",
@@ -274,8 +241,7 @@ def gains_figure(
         "context length to the next, compared with the best prediction that any of these models makes from "
         "the shorter context. The relative effective context length of a model is the context at which its "
         "curve first falls below 1 %, the grey line.",
-        ["arm", "context (tokens)", "gain", "95 % interval from", "to"],
-        rows,
+        {y: many},
     )
 
 
@@ -285,14 +251,14 @@ PLACES: dict[str, dict[str, Any]] = {
     "segment": {"facecolor": "#0072B2", "hatch": ".."},
 }
 """The parts of the keys in order of time, with their colours, and patterns for print without colour."""
-COLORS = [look["color"] for look in PALETTE]
+COLORS = [look["color"] for look in plotting.PALETTE]
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 """Lines of layers; no two of the first 35 layers have the same colour and line."""
 
 
 def attention_figure(attention: Measured, labels: Mapping[str, str], folder: Path) -> str:
     """The attention of each model by place and by distance, in two panels."""
-    figure, places = panels([1.8] * 2 * len(attention), below=0.9)
+    figure, places = plotting.panels([1.8] * 2 * len(attention), below=0.9)
     for number, (run, mass) in enumerate(attention.items()):
         draw_places(places[2 * number], mass, labels[run])
         draw_distances(places[2 * number + 1], mass)
@@ -302,7 +268,7 @@ def attention_figure(attention: Measured, labels: Mapping[str, str], folder: Pat
         *(Line2D([], [], **layer_look(i), label=f"layer {i + 1}") for i in range(layers)),
     ]
     figure.legend(handles=handles, frameon=False, ncols=3, loc="outside lower center", fontsize=8)
-    return save_picture(
+    return plotting.save_picture(
         figure,
         folder,
         "attention",
@@ -323,7 +289,7 @@ def attention_figure(attention: Measured, labels: Mapping[str, str], folder: Pat
     )
 
 
-def layer_look(number: int) -> Look:
+def layer_look(number: int) -> plotting.Look:
     """A layer's colour and line."""
     return {"color": COLORS[number % len(COLORS)], "linestyle": LINES[number % len(LINES)], "linewidth": 1.5}
 
@@ -338,7 +304,7 @@ def draw_places(axes: Axes, mass: Measured, label: str) -> None:
         if any(shares):
             axes.bar(at, shares, bottom=bottom, width=0.9, edgecolor="white", linewidth=0.3, **look)
         bottom = [b + share for b, share in zip(bottom, shares, strict=True)]
-    style(axes, "layer", "attention (%)", label)
+    plotting.style(axes, "layer", "attention (%)", label)
     axes.grid(visible=False)
     shown = range(0, layers, -(-layers // 12))
     axes.set_xticks([layer * (heads + 1) + (heads - 1) / 2 for layer in shown], [f"{n + 1}" for n in shown])
@@ -351,9 +317,9 @@ def draw_distances(axes: Axes, mass: Measured) -> None:
     for number, layer in enumerate(mass["by_distance"]):
         mean = [100 * sum(parts) / len(layer) for parts in zip(*layer, strict=True)]
         axes.plot(middles, mean, **layer_look(number))
-    style(axes, "distance (tokens)", "attention in\nthe octave (%)")
-    octave_axis(axes, middles[:1] + mass["nearest"][1::2])
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: "0" if x < 1 else thousands(x)))
+    plotting.style(axes, "distance (tokens)", "attention in\nthe octave (%)")
+    plotting.octave_axis(axes, middles[:1] + mass["nearest"][1::2])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: "0" if x < 1 else plotting.thousands(x)))
     axes.set_ylim(bottom=0)
 
 
@@ -361,7 +327,7 @@ CONTROLS = ("memory zeroed", "memory swapped", "slots zeroed", "slots swapped")
 
 
 def memory_ablation_figure(
-    ablation: Measured, labels: Mapping[str, str], looks: Mapping[str, Look], folder: Path
+    ablation: Measured, labels: Mapping[str, str], looks: Mapping[str, plotting.Look], folder: Path
 ) -> list[str]:
     """The costs of changed memories, and the loss of repeats minus that of the baseline; nothing if there is
     neither a memory nor a second arm."""
@@ -370,19 +336,24 @@ def memory_ablation_figure(
     others = [run for run in ablation["overall"]["loss"] if baseline and run != baseline]
     if not costs and not others:
         return []
-    figure, places = panels([2.6] * bool(costs) + [3.4] * bool(others))
-    rows: list[list[Any]] = []
-    said = []
+    figure, places = plotting.panels([2.6] * bool(costs) + [3.4] * bool(others))
+    drawn, said = {}, []
     if costs:
         names = [control for control in CONTROLS if any(control in found for found in costs.values())]
-        many = []
-        for run, found in costs.items():
-            points = [(names.index(control), Mean.from_json(cost)) for control, cost in found.items()]
-            many.append(Series(labels[run], points, looks[run] | {"linestyle": "none"}))
-            rows += [[labels[run], names[at], "cost", m.mean, m.half_width] for at, m in points]
-        draw_marks(places[0], many, APART)
-        style(places[0], "", "nats per token", "Cost of a changed memory")
-        categories(places[0], [name.replace("slots", "compressed").replace(" ", "\n") for name in names])
+        drawn["cost of a changed memory (nats per token)"] = many = [
+            plotting.Series(
+                labels[run],
+                [(names.index(control), Mean.from_json(cost)) for control, cost in found.items()],
+                looks[run] | {"linestyle": "none"},
+                names=list(found),
+            )
+            for run, found in costs.items()
+        ]
+        plotting.draw_marks(places[0], many, plotting.APART)
+        plotting.style(places[0], "", "nats per token", "Cost of a changed memory")
+        plotting.categories(
+            places[0], [name.replace("slots", "compressed").replace(" ", "\n") for name in names]
+        )
         said.append(
             "how much the loss of a trained model rises, in nats per token, when a part of its memory is "
             "changed"
@@ -391,25 +362,24 @@ def memory_ablation_figure(
         many = []
         for run in others:
             known = [i for i, group in enumerate(groups) if run in group["less_baseline"]]
-            points = [(i, Mean.from_json(groups[i]["less_baseline"][run])) for i in known]
-            gap = [(len(groups) - 1.5, Mean(math.nan, math.nan, 0))]  # before tokens that don't repeat
-            many.append(Series(labels[run], sorted(points + gap, key=itemgetter(0)), looks[run]))
-            less = f"loss minus that of {labels[baseline]}"
-            rows += [[labels[run], groups[at]["name"], less, m.mean, m.half_width] for at, m in points]
-        draw_marks(places[-1], many, APART)
+            points = [(float(i), Mean.from_json(groups[i]["less_baseline"][run])) for i in known]
+            points.append((len(groups) - 1.5, Mean(math.nan, math.nan, 0)))  # before tokens that don't repeat
+            points.sort(key=itemgetter(0))
+            names = [groups[int(at)]["name"] for at, _ in points]
+            many.append(plotting.Series(labels[run], points, looks[run], names=names))
+        drawn[f"loss minus that of {labels[baseline]} (nats per token)"] = many
+        plotting.draw_marks(places[-1], many, plotting.APART)
         places[-1].axvline(len(groups) - 1.5, color="#bbbbbb", linewidth=0.8)
         against = f"nats per token, minus\n{labels[baseline]}"
-        style(places[-1], "tokens since the last occurrence", against, "Loss of repeats")
-        categories(places[-1], [fill(group["name"], 12) for group in groups], rotation=45)
+        plotting.style(places[-1], "tokens since the last occurrence", against, "Loss of repeats")
+        plotting.categories(places[-1], [fill(group["name"], 12) for group in groups], rotation=45)
         said.append(
             f"the loss of each arm minus that of {plain(labels[baseline])}, by the distance of repeats in "
             f"tokens; a value below zero is better"
         )
     for axes in places:
-        axes.axhline(0, color=GREY, linewidth=0.8, zorder=0)
-    legend(figure, places)
+        axes.axhline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
     said = [f"above, {said[0]}", f"below, {said[1]}"] if len(said) > 1 else said
     caption = f"What memory is worth: {'; '.join(said)}. Bars are 95 % intervals over streams."
     title = "Cost of a changed memory, and loss by the distance of repeats"
-    head = ["arm", "changed part, or distance of repeats (tokens)", "quantity (nats per token)", "mean", HALF]
-    return [save_picture(figure, folder, "memory_ablation", title, caption, head, rows)]
+    return [plotting.save_series(figure, folder, "memory_ablation", title, caption, drawn)]

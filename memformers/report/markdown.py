@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -71,48 +72,8 @@ def write_page(parts: Sequence[str], folder: Path) -> Path:
     return folder / PAGE
 
 
-TEMPLATE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-body {{ font: 16px/1.55 system-ui, sans-serif; color: #1b1b1b; background: #fff;
-       max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
-h1 {{ font-size: 1.6rem; line-height: 1.25; }}
-figure {{ margin: 1.5rem 0 .5rem; }}
-img {{ width: 100%; height: auto; display: block; }}
-figcaption {{ font-size: .875em; color: #444; }}
-table {{ border-collapse: collapse; display: block; overflow-x: auto; font-size: .875rem; }}
-th, td {{ padding: .3rem .7rem; border-bottom: 1px solid #ddd; text-align: left;
-          vertical-align: top; font-variant-numeric: tabular-nums; }}
-pre {{ background: #f6f6f4; padding: .8rem; font-size: .8125rem;
-      white-space: pre-wrap; overflow-wrap: anywhere; }}
-blockquote {{ margin: 1rem 0; padding: .2rem 1rem; border-left: 4px solid #D55E00; background: #fdf3ec; }}
-@media (min-width: 50rem), print {{
-  figure {{ display: inline-block; width: 49%; vertical-align: top;
-           box-sizing: border-box; padding: 0 .5rem; }}
-}}
-@page {{ size: A4; margin: 14mm; }}
-@media print {{
-  body {{ font-size: 9.5pt; margin: 0; max-width: none; padding: 0; orphans: 1; widows: 1; }}
-  p, li, pre {{ orphans: 2; widows: 2; }}
-  h1, h2, h3, p:has(+ pre), p:has(+ table) {{ break-after: avoid; }}
-  figure, tr, blockquote, li {{ break-inside: avoid; }}
-  img {{ max-height: 22cm; object-fit: contain; }}
-  table {{ display: table; width: 100%; font-size: 7pt; line-height: 1.3; }}
-  th, td {{ padding: .15rem .3rem; overflow-wrap: break-word; }}
-  table:has(tr > :nth-child(12)) :is(th, td) {{ overflow-wrap: anywhere; }}
-  pre {{ background: none; border: 1px solid #bbb; font-size: 8pt; }}
-}}
-</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
+TEMPLATE = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
+"""The whole page, around its title and its body."""
 
 
 def with_figures(tokens: list[Token]) -> list[Token]:
@@ -153,4 +114,4 @@ def render_html(markdown: str, folder: Path) -> str:
                 child.attrs["src"] = f"data:image/svg+xml;base64,{data}"
     body = parser.renderer.render(tokens, parser.options, {})
     headline = "".join(child.content for child in tokens[1].children or [])  # the text, without its escapes
-    return TEMPLATE.format(title=html.escape(headline), body=body)
+    return TEMPLATE.substitute(title=html.escape(headline), body=body)

@@ -1,7 +1,8 @@
 """How every figure looks: narrow enough for a telephone, labelled axes with units, colours that colour-blind
 readers can distinguish, and its data in a file beside it."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,8 @@ class Series:
     """How far the interval of each mean reaches below and above it, if that is not its half width."""
     scale: float = 1.0
     """The factor by which it is multiplied when it is drawn: 100 for percent."""
+    names: Sequence[str] = ()
+    """What its places are called in the figure's data, if they are no numbers."""
 
     @property
     def legend(self) -> str | None:
@@ -85,6 +88,19 @@ class Series:
         bars = self.bars or [(mean.half_width, mean.half_width) for _, mean in self.points]
         found = self.scale * np.array(bars, dtype=float).reshape(-1, 2).T
         return None if np.isnan(found).all() else found
+
+
+def data_of(drawn: Mapping[str, Sequence[Series]]) -> tuple[list[str], list[list[Any]]]:
+    """The head and the rows of a figure's data: the series that are ``drawn`` in each panel."""
+    rows: list[list[Any]] = []
+    for panel, series in ((panel, series) for panel, many in drawn.items() for series in many):
+        lengths = series.lengths()
+        for i, (at, mean) in enumerate(series.points):
+            value, place = series.scale * mean.mean, series.names[i] if series.names else at
+            ends = [math.nan] * 2 if lengths is None else [value - lengths[0][i], value + lengths[1][i]]
+            if not math.isnan(value):  # else it is a gap in a line
+                rows.append([" ".join(panel.split()), series.label, place, value, *ends, mean.n])
+    return ["panel", "series", "place", "mean", "95 % interval from", "to", "n"], rows
 
 
 def panels(
@@ -203,6 +219,14 @@ def save_picture(
     shows it with its ``caption`` below. The ``title`` replaces it where it can't be seen."""
     save_with_data(figure, folder / FIGURES / f"{name}.png", head, rows)
     return f"![{plain(title)}]({FIGURES}/{name}.png)\n\n{caption}"
+
+
+def save_series(
+    figure: Figure, folder: Path, name: str, title: str, caption: str, drawn: Mapping[str, Sequence[Series]]
+) -> str:
+    """[`save_picture`][] of the series that are ``drawn`` in each panel, with their legend."""
+    legend(figure, figure.axes)
+    return save_picture(figure, folder, name, title, caption, *data_of(drawn))
 
 
 def thousands(value: float, _: int | None = None) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from memformers.common.intervals import Mean
+from memformers.common.words import counted
 from memformers.report.arms import Arm
 from memformers.report.figures import (
     Measured,
@@ -27,7 +28,10 @@ def probe_section(arms: Sequence[Arm], probe: Measured, folder: Path) -> list[st
     labels = {run.folder.name: arm.label for arm in arms for run in arm.runs}
     looks = {run.folder.name: looks_by_arm[arm.name] for arm in arms for run in arm.runs}
     names = {name: labels[name] for name in probe["checkpoints"]}
+    left_out = [plain(arm.label) for arm in arms if not names.keys() & {run.folder.name for run in arm.runs}]
     parts = ["## What context and memory are worth", *documents_read(probe)]
+    if left_out:
+        parts.append(f"**Not probed, since no checkpoint was there**: {', '.join(left_out)}.")
     if context := probe["effective_context"]:
         parts += [*context_table(context, names), gains_figure(context, labels, looks, folder)]
     if attention := probe["attention"]:
@@ -53,8 +57,8 @@ def documents_read(probe: Measured) -> list[str]:
     ]
     too_short = f" They are too short to measure {' and '.join(missing)}." * bool(missing)
     return [
-        f"Each of the {probe['documents']:,} held-out documents is read from an empty memory, so contexts "
-        f"and memories never hold another document.{too_short}"
+        f"Of {counted(probe['documents'], 'held-out document')}, each is read from an empty memory, so "
+        f"contexts and memories never hold another document.{too_short}"
     ]
 
 

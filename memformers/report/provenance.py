@@ -10,7 +10,7 @@ from memformers.report.arms import Arm
 from memformers.report.markdown import DASH, plain, table
 from memformers.report.sections import OF_A_COMPRESSION, all_runs, differing_settings
 from memformers.runs.finished import FinishedRun
-from memformers.runs.folder import flatten, read_card
+from memformers.runs.folder import Card, flatten, known_card
 from memformers.runs.plan import read_plan
 
 FAIRNESS = (
@@ -76,7 +76,7 @@ def facts_table(arms: Sequence[Arm], folder: Path) -> str:
 
 def dates(runs: Sequence[FinishedRun]) -> str:
     """The times when the training of ``runs`` began and ended."""
-    cards = [read_card(run.folder) for run in runs]
+    cards = [card for run in runs if (card := known_card(run.folder))] or [Card("", "")]
     times = min(card.started for card in cards), max(card.ended for card in cards)
     return " to ".join(f"{datetime.fromtimestamp(t, timezone.utc):%Y-%m-%d %H:%M} UTC" for t in times if t)
 

@@ -8,25 +8,12 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from memformers.common.errors import UserError
 from memformers.common.files import write_json, write_text
 from memformers.common.intervals import Mean
-from memformers.report.arms import Arm, Measure, Result, arms_of, base_of
+from memformers.report import plotting
+from memformers.report.arms import Arm, Column, Measure, Result, arms_of, base_of
 from memformers.report.markdown import csv_text, number, plain, table, write_page
-from memformers.report.plotting import (
-    AMBER,
-    BLACK,
-    GREEN,
-    GREY,
-    ORANGE,
-    SKY,
-    Series,
-    draw_lines,
-    legend,
-    looks_of,
-    panels,
-    save_picture,
-    style,
-)
 from memformers.report.provenance import how_it_was_made
 from memformers.report.sections import claims, costs_table, warnings
 from memformers.runs.finished import read_runs
@@ -37,12 +24,13 @@ CLAIMED = "compressive"
 """The arm that is compared with the base, a Transformer-XL with as many keys."""
 UNTOUCHED = "untouched"
 LOOK_OF_A_CONTROL = {
-    UNTOUCHED: BLACK | {"linestyle": "-", "marker": "o"},
-    "slots zeroed": GREEN,
-    "slots swapped": SKY,
-    "memory zeroed": ORANGE | {"linestyle": ":"},
-    "memory swapped": AMBER,
+    UNTOUCHED: plotting.BLACK | {"linestyle": "-", "marker": "o"},
+    "slots zeroed": plotting.GREEN,
+    "slots swapped": plotting.SKY,
+    "memory zeroed": plotting.ORANGE | {"linestyle": ":"},
+    "memory swapped": plotting.AMBER,
 }
+RIGHT = "right answers (%)"
 PLACES = ("segment", "memory", "slots", "beyond")
 CONTROLS = (
     "Shares of right answers by the place where the value was set: in the segment that the model reads, in "
@@ -55,9 +43,11 @@ CONTROLS = (
 def write_recall_report(folder: Path) -> Path:
     """Write the report of the recall experiment in ``folder``, and its numbers as ``results.json`` and
     ``results.csv``; returns its page."""
-    arms = arms_of(read_runs(folder))
+    arms = arms_of(read_runs(folder, "recall"))
     base = base_of(arms)
     done = [arm for arm in arms if arm.results]
+    if not done:
+        raise UserError(f"no training in {folder} has finished, so there is nothing to report.")
     write_results(done, base, folder)
     seeds = max(len(arm.results) for arm in done)
     bands = f"Bands are 95 % intervals over {seeds} seeds, by Student's t."
@@ -67,7 +57,7 @@ def write_recall_report(folder: Path) -> Path:
     parts += [*warnings(arms, base, folder, fewest_tokens=FEWEST_TOKENS), *claim(done, base)]
     parts += [how_it_is_asked(base), accuracy_figure(done, folder, bands)]
     parts += [control_figure(controlled, folder, bands)] if controlled else []
-    more: dict[str, Callable[[Arm], str]] = {
+    more: dict[str, Column] = {
         "one layer looks back (positions)": lambda arm: f"{sees_back(arm):,}",
         "right answers within its reach": lambda arm: percent(arm.mean("within_reach")),
     }
@@ -133,6 +123,8 @@ def percent(share: Mean | None) -> str:
 def claim(arms: Sequence[Arm], base: Arm) -> list[str]:
     """The claim about the worth of the slots, as far as the seeds support one: by the values that one layer
     sees with slots, and not with an equally long memory."""
+    if base.first.config["recall"]["measured_for"] == "choosing":
+        return ["Nothing is claimed, since these are the streams on which settings are chosen."]
     both = [arm for arm in arms if arm is base or arm.name == CLAIMED]
     if len(both) < 2 or sees_back(both[1]) <= sees_back(base):
         return [
@@ -157,21 +149,22 @@ def claim(arms: Sequence[Arm], base: Arm) -> list[str]:
 
 def how_it_is_asked(base: Arm) -> str:
     """The task, in a paragraph."""
-    stream = base.first.config["recall"]["stream"]
+    stream, measured_for = (base.first.config["recall"][name] for name in ("stream", "measured_for"))
+    chosen_on = "these" if measured_for == "choosing" else "others (python -m experiments.slots)"
     return (
         f"The models read a stream of symbols. With probability {stream['set_probability']:.3g}, a token "
         f"sets one of {stream['keys']} keys to one of {stream['values']} values; otherwise it asks for a "
         f"key. After a question, the model must predict the value that was last set for the key. For each "
         f"question, a band of distances is drawn first (below 64 positions, and then each octave), and then "
-        f"a key in this band. The streams that are measured are the same for all arms and seeds, and no "
-        f"model was trained on them."
+        f"a key in this band. The streams that are measured are the same for all arms, and others for each "
+        f"seed. No model was trained on them, and settings were chosen on {chosen_on}."
     )
 
 
 def accuracy_figure(arms: Sequence[Arm], folder: Path, bands: str) -> str:
     """A line for each arm; above them, how far one layer of each looks back."""
-    figure, [above, axes] = panels([0.7, 3.5], below=0.7, sharex=True)
-    looks, edges = looks_of([arm.name for arm in arms]), edges_of(arms[0])
+    figure, [above, axes] = plotting.panels([0.7, 3.5], below=0.7, sharex=True)
+    looks, edges = plotting.looks_of([arm.name for arm in arms]), edges_of(arms[0])
     for i, arm in enumerate(arms):
         (end,) = places([sees_back(arm)], edges)
         above.plot([0, end], [-i, -i], **looks[arm.name] | {"marker": "|"})
@@ -179,24 +172,26 @@ def accuracy_figure(arms: Sequence[Arm], folder: Path, bands: str) -> str:
     above.set(yticks=[], ylim=(0.7 - len(arms), 0.7))
     above.set_title("how far one layer looks back", fontsize=9, loc="left")
     above.spines[:].set_visible(False)
-    draw_lines(axes, [series(arm.label, accuracy(arm), looks[arm.name]) for arm in arms])
+    many = [series(arm, UNTOUCHED, looks[arm.name], arm.label) for arm in arms]
+    plotting.draw_lines(axes, many)
     finish(axes, arms[0])
     above.tick_params(bottom=False, labelbottom=False)
-    legend(figure, [axes])
     caption = (
         "The share of answers that are right, by how many positions ago the value was set. Vertical lines, "
         "and the bars at the top, show how far one layer of each arm looks back from the end of its segment. "
     )
     title = "Share of right answers, by how long ago the value was set"
-    return save_picture(figure, folder, "recall_accuracy", title, caption + bands, *data(arms, [UNTOUCHED]))
+    return plotting.save_series(figure, folder, "recall_accuracy", title, caption + bands, {RIGHT: many})
 
 
 def control_figure(arms: Sequence[Arm], folder: Path, bands: str) -> str:
     """A panel for each memory without its variants: recall with parts of it zeroed or swapped."""
-    figure, panels_of = panels([2.3] * len(arms), below=0.9, sharex=True)
+    figure, panels_of = plotting.panels([2.3] * len(arms), below=0.9, sharex=True)
+    drawn = {}
     for arm, axes in zip(arms, panels_of, strict=True):
         found = [name for name in LOOK_OF_A_CONTROL if name in controls_of(arm)]
-        draw_lines(axes, [series(name, accuracy(arm, name), LOOK_OF_A_CONTROL[name]) for name in found])
+        drawn[arm.label] = [series(arm, name, LOOK_OF_A_CONTROL[name]) for name in found]
+        plotting.draw_lines(axes, drawn[arm.label])
         finish(axes, arm, arm.label)
         model = arm.first.config["model"]
         ends = [model["segment_len"] + model["mem_len"], sees_back(arm)]
@@ -206,27 +201,34 @@ def control_figure(arms: Sequence[Arm], folder: Path, bands: str) -> str:
         if slots > memory:
             axes.axvspan(memory, slots, color="#000000", alpha=0.05, linewidth=0)
         axes.label_outer()
-    legend(figure, panels_of)
     caption = (
         "The same models without further training. Before each segment, a part of the memory was zeroed, or "
         "swapped with that of another stream. Grey marks the distances at which one layer sees only slots. "
     )
     title = "Share of right answers with changed memories, by how long ago the value was set"
-    names = list(LOOK_OF_A_CONTROL)
-    return save_picture(figure, folder, "recall_controls", title, caption + bands, *data(arms, names))
+    return plotting.save_series(figure, folder, "recall_controls", title, caption + bands, drawn)
 
 
-def series(label: str, shares: Sequence[Mean | None], look: dict[str, Any]) -> Series:
-    """The shares of the bins, in percent, in the middles of the bins."""
-    return Series(label, [(i + 0.5, mean) for i, mean in enumerate(shares) if mean], look, scale=100)
+def series(arm: Arm, control: str, look: plotting.Look, label: str = "") -> plotting.Series:
+    """The share of right answers of each bin, in percent, in the middle of the bin."""
+    found = [(i, mean) for i, mean in enumerate(accuracy(arm, control)) if mean]
+    names = [ranges(arm)[i] for i, _ in found]
+    return plotting.Series(
+        label or control, [(i + 0.5, mean) for i, mean in found], look, scale=100, names=names
+    )
+
+
+def ranges(arm: Arm) -> list[str]:
+    """The distance bins, by their first and last distance."""
+    return [f"{low:,} – {high - 1:,}" for low, high in itertools.pairwise(edges_of(arm))]
 
 
 def finish(axes: Axes, arm: Arm, title: str = "") -> None:
     """Draw chance, and set axes and their names; all bins are equally wide."""
     edges, chance = edges_of(arm), 100 / arm.first.config["recall"]["stream"]["values"]
-    axes.axhline(chance, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
+    axes.axhline(chance, color=plotting.GREY, linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
     axes.text(0.08, chance + 1, "chance", fontsize=7, color="#666666")
-    style(axes, "positions since the value was set", "right answers (%)", title)
+    plotting.style(axes, "positions since the value was set", RIGHT, title)
     axes.set_xticks(range(len(edges)), [f"{edge:,}" for edge in edges], rotation=45, fontsize=8)
     axes.set_xlim(0, len(edges) - 1)
     axes.set_ylim(0, 101)
@@ -238,27 +240,10 @@ def places(distances: Sequence[float], edges: Sequence[int]) -> list[float]:
     return [float(x) for x in np.interp(distances, edges, range(len(edges)))]
 
 
-def data(arms: Sequence[Arm], controls: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
-    """The head and the rows of a figure's data."""
-    head = ["arm", "control", "from", "to", "right answers", "half width of the 95 % interval", "seeds"]
-    rows = [
-        [arm.label, control, low, high, mean.mean, mean.half_width, mean.n]
-        for arm in arms
-        for control in controls
-        if control in controls_of(arm)
-        for low, high, mean in zip(edges_of(arm)[:-1], edges_of(arm)[1:], accuracy(arm, control), strict=True)
-        if mean
-    ]
-    return head, rows
-
-
 def by_distance(arms: Sequence[Arm]) -> str:
     """A row for each bin, a column for each arm."""
-    edges, columns = edges_of(arms[0]), [accuracy(arm) for arm in arms]
-    rows = [
-        [f"{low:,} – {high - 1:,}", *(percent(column[i]) for column in columns)]
-        for i, (low, high) in enumerate(itertools.pairwise(edges))
-    ]
+    columns = [accuracy(arm) for arm in arms]
+    rows = [[name, *(percent(c[i]) for c in columns)] for i, name in enumerate(ranges(arms[0]))]
     return table(["positions since the value was set", *(arm.label for arm in arms)], rows)
 
 

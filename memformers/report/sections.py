@@ -2,15 +2,15 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
 from memformers.common.intervals import Mean, mean_of
-from memformers.report.arms import Arm, Measure
-from memformers.report.markdown import DASH, number, plain, table
+from memformers.report.arms import Arm, Column, Measure, arms_table
+from memformers.report.markdown import DASH, number, plain
 from memformers.runs.finished import FinishedRun
-from memformers.runs.folder import CONFIG, FACTS, flatten
+from memformers.runs.folder import CONFIG, FACTS, METRICS, flatten
 from memformers.runs.plan import read_plan
 
 STEADY = 1.5
@@ -70,10 +70,11 @@ def missing(folder: Path) -> list[str]:
     """The names of planned runs without results, each with the reason."""
     planned = plan.runs if (plan := read_plan(folder)) else {}
     names = dict.fromkeys([*planned, *(path.parent.name for path in folder.glob(f"*/{CONFIG}"))])
+    why = {METRICS: f"has lost its {FACTS}", CONFIG: "failed before its first step", "": "was not started"}
     return [
-        f"{name} {'failed before its first step' if (folder / name / CONFIG).exists() else 'was not started'}"
-        for name in names
-        if not (folder / name / FACTS).exists()
+        f"{run.name} {next(w for file, w in why.items() if not file or (run / file).exists())}"
+        for run in (folder / name for name in names)
+        if not (run / FACTS).exists()
     ]
 
 
@@ -108,12 +109,15 @@ def claims(arms: Sequence[Arm], base: Arm, measures: Sequence[Measure]) -> list[
             f"with this folder as `--out`, trains each arm from four more seeds; the report then has paired "
             f"differences with their intervals."
         ]
+    cover = "All seeds have the same held-out text, so they say nothing about other texts."
+    if "recall" in base.first.config:
+        cover = "Each seed is measured on streams of its own, so they cover other streams too."
     intro = (
         f"Each arm is compared with {plain(base.label)} by its {' and '.join(m.label for m in measures)}. "
         f"The difference is computed for each seed; below is its mean over {n} seeds, and ± is half the "
         f"width of a 95 % interval by Student's t. Rounding alone, when the same sums are computed in "
         f"another order, has changed final losses by {ROUNDING} nats, and another seed changes them too; the "
-        f"intervals cover both."
+        f"intervals cover both. {cover}"
     )
     if len(others) * len(measures) > 2:
         intro += (
@@ -150,10 +154,6 @@ def claim(label: str, difference: Mean | None, base: Arm, measure: Measure) -> s
     )
 
 
-Column = Callable[[Arm], str]
-"""A column of a table: the cell of an arm."""
-
-
 def costs_table(arms: Sequence[Arm], base: Arm, more: Mapping[str, Column] | None = None) -> str:
     """The costs and the reach of each arm, a row for each, and the columns ``more``; below the table, why
     there are no ratios of time, if there are none."""
@@ -176,12 +176,11 @@ def costs_table(arms: Sequence[Arm], base: Arm, more: Mapping[str, Column] | Non
         "peak memory": peak_memory,
         **(more or {}),
     }
-    rows = [[arm.label, *(column(arm) for column in columns.values())] for arm in arms]
     note = ""
     if why_not and len(arms) > 1:
         curves = " and curves against time" if not_comparable(arms) else ""
         note = f"\n\nRatios of training time{curves} are left out: {why_not}."
-    return table(["arm", *columns], rows) + note
+    return arms_table(arms, columns) + note
 
 
 def median_speed(arm: Arm) -> str:

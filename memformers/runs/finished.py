@@ -1,15 +1,61 @@
 """The results of runs, read from their folders."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from memformers.common.atomic_dir import numbered
 from memformers.common.errors import UserError
 from memformers.common.files import read_json
-from memformers.runs.atomic_dir import numbered
-from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, PROBE, RESULT, SAMPLE, read_metrics
+from memformers.runs.folder import (
+    CHECKPOINTS,
+    CONFIG,
+    EXPERIMENT,
+    FACTS,
+    PROBE,
+    RESULT,
+    SAMPLE,
+    read_metrics,
+)
 from memformers.runs.plan import read_plan
+
+CONFIG_HAS = {
+    "model": {"model": str, "positions": str, "embedding": str, "compression": str},
+    "data": str, "document_separator": str, "tokens": int, "optimizer": str, "seed": int,
+}  # fmt: skip
+"""What a report or a probe reads in ``config.json``, by the kind of each value."""
+FACTS_HAVE = {
+    "corpus": {"name": str, "source": str},
+    "parameters": int,
+    "memory": {"one_layer": int, "all_layers": int},
+    "keys": float,
+    "attention_operations": int,
+    "environment": {
+        "python": str, "platform": str, "packages": dict[str, str], "device": str, "threads": int | None,
+    },
+}  # fmt: skip
+"""What they read in every ``run.json``, and below in that of a training on a text."""
+TEXT_FACTS_HAVE = FACTS_HAVE | {
+    "corpus": {
+        "name": str, "source": str, "characters": int, "sha256": str, "stands_in_for_tiny_shakespeare": bool,
+    },
+}  # fmt: skip
+PROGRESS = {
+    "tokens": int, "seconds": float, "evaluation_seconds": float, "peak_memory_bytes": int | None,
+}  # fmt: skip
+RESULT_HAS = PROGRESS | {
+    "loss": float, "bits_per_character": float, "accuracy": float, "evaluated_tokens": int,
+    "loss_by_position": list[float], "prompt": str,
+}  # fmt: skip
+"""What they read in the ``result.json`` of a training on a text, and below in that of a recall run."""
+BY_DISTANCE = {
+    "edges": list[int], "accuracy": list[float | None], "asks": list[int],
+    "by_place": dict[str, float | None], "asks_by_place": dict[str, int],
+}  # fmt: skip
+RECALL_RESULT_HAS = PROGRESS | {
+    "recall": BY_DISTANCE, "within_reach": float | None, "controls": dict[str, Any],
+}  # fmt: skip
+PROBE_HAS = dict.fromkeys(("effective_context", "attention", "memory_ablation"), dict[str, Any] | None)
 
 
 @dataclass(frozen=True)
@@ -38,15 +84,28 @@ class FinishedRun:
         """The seed of its initial weights."""
         return int(self.config["seed"])
 
+    @property
+    def task(self) -> str:
+        """What it was trained on."""
+        return "recall" if "recall" in self.config else "text"
 
-def read_runs(folder: Path) -> list[FinishedRun]:
+
+def read_runs(folder: Path, task: str = "text") -> list[FinishedRun]:
     """The run in ``folder``, or those in its sub-folders: for a comparison all arms of one seed, then of the
     next; otherwise the one with the least memory first. Runs that were not compared get the names of their
-    models, if these differ."""
+    models, if these differ.
+
+    UserError for a folder without runs, for a broken file of a run, and for runs of another ``task``.
+    """
     places = [folder] if (folder / FACTS).is_file() else [p.parent for p in folder.glob(f"*/{FACTS}")]
     runs = [read_run(place) for place in map(Path.resolve, places)]
     if not runs:
         raise UserError(f"{folder} holds no run: {FACTS} is neither in it nor in a sub-folder.")
+    if other := next((run.folder for run in runs if run.task != task), None):
+        raise UserError(
+            f"{other} is a part of another experiment than one on {task}; name the folder of that, which has "
+            f"{EXPERIMENT}."
+        )
     runs.sort(key=lambda run: (run.facts["memory"]["one_layer"], run.folder))
     if plan := read_plan(folder):
         order, labels = list(plan.runs), {arm.name: arm.label for arm in plan.arms}
@@ -58,24 +117,25 @@ def read_runs(folder: Path) -> list[FinishedRun]:
     return [replace(run, arm=run.model) for run in runs] if differ else runs
 
 
-def one_of_each_arm(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
-    """The first of each arm's ``runs``."""
-    return list({run.arm: run for run in reversed(runs)}.values())[::-1]
-
-
 def read_run(folder: Path) -> FinishedRun:
     """The run in a folder; a run that was stopped has no result and no sample."""
-    sample = folder / SAMPLE
-    result = read_json(folder / RESULT) if (folder / RESULT).exists() else None
+    sample, config = folder / SAMPLE, read_json(folder / CONFIG, CONFIG_HAS)
+    is_recall = "recall" in config
+    result, of_result = folder / RESULT, RECALL_RESULT_HAS if is_recall else RESULT_HAS
     return FinishedRun(
         folder=folder,
-        config=read_json(folder / CONFIG),
-        facts=read_json(folder / FACTS),
+        config=config,
+        facts=read_json(folder / FACTS, FACTS_HAVE if is_recall else TEXT_FACTS_HAVE),
         metrics=read_metrics(folder),
-        result=result,
-        sample=sample.read_text(encoding="utf-8") if sample.exists() else "",
+        result=read_json(result, of_result) if result.exists() else None,
+        sample=sample.read_text(encoding="utf-8", errors="replace") if sample.exists() else "",
         arm=folder.name,
     )
+
+
+def read_facts(folder: Path) -> dict[str, Any] | None:
+    """The facts of a training on a text in ``folder``, or None if it has none; UserError for broken ones."""
+    return read_json(folder / FACTS, TEXT_FACTS_HAVE) if (folder / FACTS).exists() else None
 
 
 def read_probe(folder: Path) -> dict[str, Any] | None:
@@ -83,14 +143,13 @@ def read_probe(folder: Path) -> dict[str, Any] | None:
     or trained further since then."""
     if not (folder / PROBE).exists():
         return None
-    found = read_json(folder / PROBE)
-    probed = found.get("checkpoints", {})
+    probed = read_json(folder / PROBE, {"checkpoints": dict[str, str]})["checkpoints"]
     places = {name: folder if (folder / FACTS).is_file() else folder / name for name in probed}
     is_current = all(
         place.resolve().name == name and newest_checkpoint(place) == probed[name]
         for name, place in places.items()
     )
-    return found if probed and is_current else None
+    return read_json(folder / PROBE, PROBE_HAS) if probed and is_current else None
 
 
 def newest_checkpoint(folder: Path) -> str:

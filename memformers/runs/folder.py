@@ -11,9 +11,12 @@ result.json      the last evaluation, time, peak memory and the prompt of the sa
 probe.json       what a probe measured; a comparison's is beside its runs' folders
 """
 
+import contextlib
 import json
+import reprlib
 import time
 import uuid
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from memformers.common.errors import UserError
+from memformers.common.fields import fits
 from memformers.common.files import check_utf8_name, config_from_dict, read_json, write_json
 
 CONFIG, FACTS, METRICS, CARD, LOG = "config.json", "run.json", "metrics.jsonl", "labml.json", "labml.log"
@@ -66,10 +70,23 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """All complete records of a run; a last line that a crash truncated is skipped."""
+    """All complete records of a run; a last line that a crash truncated is skipped. UserError for one that is
+    broken."""
     path = folder / METRICS
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    if not path.exists():
+        return []
+    with open(path, encoding="utf-8", errors="replace") as file:
+        lines = enumerate(file, 1)
+        return [record_of(line, f"{path}, line {n}") for n, line in lines if line.endswith("\n")]
+
+
+def record_of(line: str, source: str) -> dict[str, float]:
+    """The record in a ``line`` of metrics; UserError, with its ``source``, for anything else."""
+    with contextlib.suppress(ValueError, RecursionError):
+        record = json.loads(line)
+        if fits(record, dict[str, float]) and "tokens" in record:
+            return dict(record)
+    raise UserError(f"{source}: expected a record of a training, got {reprlib.repr(line)}; remove the line.")
 
 
 @dataclass(frozen=True)
@@ -106,8 +123,7 @@ def plan_run(folder: Path, run: str, comment: str, compare_with: str, name: str 
 
 def open_card(folder: Path, name: str, config: Mapping[str, Any], given: Sequence[str] = ()) -> Card:
     """The card of a training that starts or goes on in ``folder``; the user chose the ``given`` settings."""
-    is_there = (folder / CARD).exists()
-    card = read_card(folder) if is_there else Card(new_run_id(), folder.resolve().name)
+    card = known_card(folder) or Card(new_run_id(), folder.resolve().name)
     card = replace(
         card,
         name=card.name or name,
@@ -130,6 +146,16 @@ def read_card(folder: Path) -> Card:
     return config_from_dict(Card, read_json(folder / CARD), str(folder / CARD))
 
 
+def known_card(folder: Path) -> Card | None:
+    """The card of the run in ``folder``; None if it has none, or one that can't be read, which is a warning,
+    since only a dashboard needs it."""
+    try:
+        return read_card(folder) if (folder / CARD).exists() else None
+    except UserError as error:
+        warnings.warn(f"{error} The run is another one for dashboards.", stacklevel=2)
+        return None
+
+
 def run_folders(folder: Path) -> list[Path]:
     """All folders with a run's metrics: ``folder``, those in it, and those in these."""
     patterns = (METRICS, f"*/{METRICS}", f"*/*/{METRICS}")
@@ -137,7 +163,9 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """All runs in ``folder``, be it a run, a comparison, or a folder of these; ValueError if none."""
+    """All runs in ``folder``, be it a run, a comparison, or a folder of these, in the order in which they
+    were started; ValueError if none."""
     if runs := run_folders(folder):
-        return sorted(runs, key=lambda run: read_card(run).started)
+        cards = {run: known_card(run) for run in runs}
+        return sorted(runs, key=lambda run: card.started if (card := cards[run]) else 0.0)
     raise UserError(f"{folder} holds no run: no {METRICS} in it or in its sub-folders.")

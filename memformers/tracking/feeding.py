@@ -6,7 +6,6 @@ ignores records that it has already; labml's own server, which merges points, ma
 
 import base64
 import contextlib
-import json
 import math
 import platform
 import struct
@@ -20,7 +19,7 @@ from typing import IO, Any
 from urllib.parse import urlencode
 
 from memformers.common.network import ask_json, get
-from memformers.runs.folder import METRICS, Card, read_card, short_names
+from memformers.runs.folder import METRICS, Card, read_card, record_of, short_names
 from memformers.tracking.discovery import has_run
 
 SEND_SECONDS, RETRY_SECONDS = 2.0, 3.0
@@ -125,11 +124,6 @@ class Feed:
             ask_json(address, POST_SECONDS, {**chosen, "base_experiment": other})
 
 
-def introduce(card: Card, api: str, seconds: float) -> None:
-    """Let the dashboard that takes runs at ``api`` have a page of the run; OSError as from [`post`][]."""
-    post(api.rstrip("/"), card.run, introduction(card), seconds)
-
-
 def introduction(card: Card) -> dict[str, Any]:
     """The first message about a run to labml's server."""
     names = short_names(card.config)
@@ -216,7 +210,7 @@ def last_number(binary: str) -> float:
 
 
 def new_records(file: IO[str]) -> list[dict[str, float]]:
-    """The complete lines that were appended since the last call."""
+    """The complete records that were appended since the last call; UserError for a broken one."""
     records: list[dict[str, float]] = []
     while True:
         start = file.tell()
@@ -224,7 +218,7 @@ def new_records(file: IO[str]) -> list[dict[str, float]]:
         if not line.endswith("\n"):
             file.seek(start)
             return records
-        records.append(json.loads(line))
+        records.append(record_of(line, f"{file.name}, byte {start:,}"))
 
 
 def thin(records: list[dict[str, float]], most: int = RECORDS_A_POLL) -> list[dict[str, float]]:

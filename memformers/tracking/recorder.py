@@ -22,7 +22,7 @@ from memformers.tracking.discovery import (
     page_address,
     sent_to,
 )
-from memformers.tracking.feeding import introduce
+from memformers.tracking.feeding import introduction, post
 from memformers.tracking.relay import UNSENT, start_relay, stop_relay
 
 
@@ -54,7 +54,7 @@ class Tracking:
         card = open_card(self.folder, self.name, dict(flatten(self.config)), self.given)
         if not trouble and (api := sent_to(self.dashboard)):
             with contextlib.suppress(OSError):  # no link, unless it leads somewhere
-                introduce(card, api, ANSWER_SECONDS)
+                post(api.rstrip("/"), card.run, introduction(card), ANSWER_SECONDS)
                 print(f"dashboard: {page_address(api)}/run/{card.run}", flush=True)
         self._relay = None
         try:

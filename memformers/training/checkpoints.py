@@ -25,14 +25,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from memformers.common.atomic_dir import LEFTOVER, atomic_dir, check_manifest, numbered, remove
 from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.data.tokenizers import Tokenizer, save_tokenizer
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
 from memformers.pretrained.own import read_config, save_model
-from memformers.runs.atomic_dir import LEFTOVER, atomic_dir, check_manifest, numbered, remove
-from memformers.training.distributed import Distributed, full_tensor, placed_like
+from memformers.training.distributed import ALONE, Distributed, full_tensor, placed_like
 from memformers.training.optimizers import Muon, Optimizers
 from memformers.training.state import TrainingState, check_random_states, random_states, set_random_states
 
@@ -72,14 +72,13 @@ def save_checkpoint(
     tokenizer: Tokenizer,
     state: TrainingState,
     about: About,
-    ranks: Distributed | None = None,
+    ranks: Distributed = ALONE,
 ) -> None:
     """Write a checkpoint that appears as ``folder`` when it is complete and on the disk.
 
     All ``ranks`` must call this, and the first one writes. Raises OSError if it can't be written; then no
     other checkpoint has changed.
     """
-    ranks = ranks or Distributed()
     weights = {name: full_tensor(tensor) for name, tensor in model.state_dict().items()}
     moments = optimizer_tensors(model, state.optimizers)
     memory = memory_tensors(ranks.all_memory(state.memory))
@@ -130,14 +129,13 @@ def read_checkpoint(
     model: MemoryLM,
     optimizers: Optimizers,
     batch_size: int,
-    ranks: Distributed | None = None,
+    ranks: Distributed = ALONE,
 ) -> Checkpoint:
     """The checkpoint in ``folder`` of a training of ``model`` with ``optimizers``, checked.
 
     Raises ValueError for a checkpoint that has changed since it was written, or of another model or version;
     and with dropout, which is random on each rank, for one of another number of ``ranks``.
     """
-    ranks = ranks or Distributed()
     check_manifest(folder, FILES)
     if (config := read_config(folder)) != model.config:
         raise UserError(f"{folder} belongs to another model: {config}")

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Positive, Range, Share, Whole, check_fields
 from memformers.common.files import config_from_dict, read_json
-from memformers.data.tokenizers import TokenizerName
-from memformers.models.config import ModelConfig
+from memformers.data.tokenizers import check_name
+from memformers.models.config import ModelConfig, check_used
 from memformers.runs.folder import CONFIG
 
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -28,9 +28,10 @@ class TrainConfig:
     cache or its public address, or the built-in play if none of them works."""
     document_separator: str = ""
     """The text between the documents of a text file; empty: the file is one text."""
-    tokenizer: TokenizerName = "character"
+    tokenizer: str = "character"
     """A token is a character, numbered in alphabetical order (character) or by frequency in the text
-    (frequency), or a byte (byte)."""
+    (frequency); a byte (byte); a word, numbered by frequency (word); or a part of a word (bpe), of which
+    --vocab-size are learned from the training text. Or the path of a tokenizer.json of Hugging Face's."""
     tokens: Count = 2_700_000
     """How long to train: the number of tokens seen."""
     batch_size: Count = 64
@@ -57,10 +58,11 @@ class TrainConfig:
     functions, which comes from another loss, is clipped separately."""
     evaluations: Count = 6
     """The number of evaluations on the held-out text, at equal intervals. The last one is at the end of the
-    training and reads the whole text."""
+    training and reads the whole text, or at most as many tokens as take a fifth of the training's work, but
+    never fewer than 250,000."""
     evaluation_share: Share = 0.02
     """The largest fraction of the training's work that all evaluations but the last may take together; each
-    reads the same part of the held-out text. With 0, each reads the whole text."""
+    reads the same part of the held-out text. With 0, each reads the whole text, and so does the last."""
     log_every: Count = 10
     """Steps between two training records."""
     checkpoint_every: Whole = 0
@@ -103,6 +105,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Raise ValueError, saying what doesn't fit."""
         check_fields(self)
+        check_name(self.tokenizer)
+        check_used(self, self.model.model)
         if self.optimizer != "muon" and self.muon_learning_rate is not None:
             raise UserError(
                 f"muon_learning_rate={self.muon_learning_rate} was given to optimizer={self.optimizer!r}, "
@@ -141,11 +145,6 @@ class TrainConfig:
         if self.memory_warmup is None:
             return 0.0 if self.tbptt or self.compile else 0.5
         return self.memory_warmup
-
-    @property
-    def matrix_learning_rate(self) -> float:
-        """Muon's learning rate at its peak."""
-        return 0.04 if self.muon_learning_rate is None else self.muon_learning_rate
 
 
 def read_train_config(folder: Path) -> TrainConfig:

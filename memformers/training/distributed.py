@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from memformers.common.errors import UserError
 from memformers.common.machine import multiplies_bfloat16_faster
+from memformers.common.words import printable
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory, with_streams
 from memformers.training.config import Parallel, TrainConfig
@@ -50,7 +51,7 @@ class Distributed:
     def say(self, message: str) -> None:
         """Print a line, on the first rank."""
         if self.first:
-            print(message)
+            print(printable(message))
 
     def place(self, model: MemoryLM, device: torch.device) -> None:
         """Bring ``model`` to this rank's ``device``; with FSDP each rank keeps a part of every weight."""
@@ -123,6 +124,10 @@ class Distributed:
         return torch.cat(parts, dim=1)
 
 
+ALONE = Distributed()
+"""A training in a single process."""
+
+
 @contextmanager
 def joined(config: TrainConfig) -> Iterator[Distributed]:
     """A block in which the processes that torchrun started, if it did, train together as ``config`` says.
@@ -137,7 +142,7 @@ def joined(config: TrainConfig) -> Iterator[Distributed]:
             raise UserError(
                 f"torchrun started {size} processes, but parallel='single'; use parallel='ddp' or 'fsdp'."
             )
-        yield Distributed()
+        yield ALONE
         return
     if not started_by_torchrun:
         raise UserError(
@@ -262,12 +267,10 @@ def subtract_rows(parameter: Tensor, whole: Tensor, times: float) -> None:
     parameter.sub_(whole, alpha=times)
 
 
-def with_precision(
-    config: TrainConfig, device: torch.device, ranks: Distributed | None = None
-) -> TrainConfig:
+def with_precision(config: TrainConfig, device: torch.device, ranks: Distributed = ALONE) -> TrainConfig:
     """``config`` with bfloat16 in place of ``precision="auto"`` if ``device`` multiplies it faster, else
     float32; the first of several ``ranks`` decides."""
     if config.precision != "auto":
         return config
-    faster = (ranks or Distributed()).all_gather(multiplies_bfloat16_faster(device))[0]
+    faster = ranks.all_gather(multiplies_bfloat16_faster(device))[0]
     return replace(config, precision="bfloat16" if faster else "float32")

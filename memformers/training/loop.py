@@ -15,7 +15,7 @@ from memformers.models.lengths import LayerLengths
 from memformers.models.memory import Memory
 from memformers.models.remembering import newest
 from memformers.training.config import TrainConfig
-from memformers.training.distributed import Distributed, with_precision
+from memformers.training.distributed import ALONE, Distributed, with_precision
 from memformers.training.gradients import backward, clip, forward_of
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule, set_learning_rates
 from memformers.training.state import MetricAccumulator, TrainingState
@@ -34,7 +34,7 @@ def train(
     evaluate: Callable[[TrainingState], None],
     state: TrainingState | None = None,
     maybe_checkpoint: Callable[[TrainingState], None] = lambda state: None,
-    ranks: Distributed | None = None,
+    ranks: Distributed = ALONE,
 ) -> TrainingState:
     """Train ``model`` in place on ``config.tokens`` tokens of ``segments``; returns the state at the end.
 
@@ -48,7 +48,7 @@ def train(
     Raises [`NotFiniteError`][] at a step that diverged, before the optimizer uses its gradient; the first
     ``config.skip_bad_steps`` of such steps are skipped with a warning instead.
     """
-    device, ranks = next(model.parameters()).device, ranks or Distributed()
+    device = next(model.parameters()).device
     config = with_precision(config, device, ranks)
     forward = forward_of(model, ranks, compile=config.compile)
     state = state or TrainingState(build_optimizers(model, config))

@@ -11,13 +11,15 @@ from typing import Any
 
 from tqdm import tqdm
 
+from memformers.common.atomic_dir import numbered
 from memformers.common.files import sync, write_json, write_text
 from memformers.common.machine import describe_environment, peak_memory
+from memformers.common.words import printable
+from memformers.data.store import TRAIN
 from memformers.evaluation.evaluate import Evaluation
 from memformers.generation.sampling import Sampling
 from memformers.generation.text import continue_text
 from memformers.models.language_model import MemoryLM
-from memformers.runs.atomic_dir import numbered
 from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
 from memformers.training.checkpoints import About, keep_best_and_newest, save_checkpoint, usable_about
 from memformers.training.config import TrainConfig
@@ -37,9 +39,9 @@ class Bar:
     speed, is that of training steps only. Nothing is printed unless it is ``shown``."""
 
     def __init__(self, config: TrainConfig, tokens: int = 0, shown: bool = True):
-        self.shown = shown
-        self.tqdm = tqdm(desc=config.model.model, total=config.tokens, initial=tokens, unit="tok",
-                         unit_scale=True, disable=not shown)  # fmt: skip
+        self.shown, self.total = shown, config.tokens
+        self.tqdm = tqdm(desc=config.model.model, total=self.total, initial=min(tokens, self.total),
+                         unit="tok", unit_scale=True, disable=not shown)  # fmt: skip
         self.training = ""
         """What stands behind the bar while steps are taken."""
 
@@ -50,7 +52,7 @@ class Bar:
     def show(self, tokens: int, loss: float) -> None:
         """Show how many ``tokens`` have been seen, and the training's loss in nats."""
         self.training = f"loss {loss:.3f} nats"
-        self.tqdm.update(tokens - self.tqdm.n)
+        self.tqdm.update(min(tokens, self.total) - self.tqdm.n)  # the last step may go beyond
         self.tqdm.set_postfix_str(self.training, refresh=False)
 
     def say(self, line: str) -> None:
@@ -111,10 +113,10 @@ class Observer:
         self._is_saved(self.state)
         self.validation = Validation(self.text, self.config)
         self.evaluation: Evaluation | None = None
-        """Of the whole held-out text, at the end."""
+        """The last one, at the end."""
         self.validation_loss: float | None = None
         """In nats a token, over the part that every evaluation reads."""
-        self.characters_a_token = len(self.text.corpus.train_text) / len(self.text.train)
+        self.characters_a_token = self.text.card.splits[TRAIN].characters / len(self.text.train)
         self.evaluated = 0
         """Tokens seen before [`validation_loss`][] was measured."""
         newest = numbered(self.folder / CHECKPOINTS)[:1] if self.ranks.first else []
@@ -130,11 +132,11 @@ class Observer:
         self.bar.show(state.tokens, metrics["loss.train"])
 
     def evaluate(self, state: TrainingState) -> None:
-        """Evaluate the held-out text, the whole of it at the end, and show the beginning of a sample; a
-        signal ends it at once, and nothing is recorded.
+        """Evaluate the held-out text, most of it at the end, and show the beginning of a sample; a signal
+        ends it at once, and nothing is recorded.
 
-        Every record is over the same part of the text, also the last one; the loss over the whole text is in
-        the result.
+        Every record is over the same part of the text, also the last one; the loss over all that was read at
+        the end is in the result.
         """
         begun, is_last = time.perf_counter(), state.tokens >= self.config.tokens
         with self.signals.at_once(), summon_full_params(self.model):
@@ -150,7 +152,7 @@ class Observer:
         self.bar.say(
             f"{state.tokens:>12,} tokens  validation {result.loss:.4f} nats, "
             f"{self.validation.bits_per_character(result):.4f} bits per character, over "
-            f"{'all ' if is_last else ''}{len(result.losses):,} held-out tokens  │ {glimpse}"
+            f"{self.validation.read(result)} held-out tokens  │ {glimpse}"
         )
 
     def maybe_checkpoint(self, state: TrainingState) -> None:
@@ -168,7 +170,7 @@ class Observer:
             return
         about = About(
             config=asdict(self.config),
-            corpus_sha256=self.text.corpus.sha256,
+            corpus_sha256=self.text.card.sha256,
             environment=describe_environment(self.model.device),
             records=self.records,
             validation_loss=self.validation_loss if self.evaluated == state.tokens else None,
@@ -187,18 +189,19 @@ class Observer:
     def finish(self) -> None:
         """Write the sample and the result; a signal ends it at once."""
         with self.signals.at_once(), summon_full_params(self.model):
-            evaluation = self.evaluation or self._evaluation(whole=True)
+            evaluation = self.evaluation or self._evaluation(last=True)
             sample = self._sample(SAMPLE_CHARACTERS)
         result: dict[str, Any] = {
             **self.state.progress,
             "loss": evaluation.loss,
-            "bits_per_character": self.validation.bits_per_character(evaluation),
+            **{k: v if math.isfinite(v) else None for k, v in self.validation.comparable(evaluation).items()},
             "accuracy": evaluation.accuracy,
             "evaluated_tokens": len(evaluation.losses),
+            "held_out_tokens": self.validation.predictable,
             "reconstruction_loss": evaluation.reconstruction_loss,
             "loss_by_position": evaluation.by_position(self.config.model.segment_len),
             "peak_memory_bytes": self._peak_memory(),
-            "prompt": opening(self.text.corpus.validation_text),
+            "prompt": opening(self.text.held_out_beginning),
         }
         if self.ranks.first:
             write_text(self.folder / SAMPLE, sample + "\n")
@@ -241,14 +244,14 @@ class Observer:
         self.write({"tokens": state.tokens, "seconds": state.seconds, **metrics})
         self.records += 1
 
-    def _evaluation(self, whole: bool) -> Evaluation:
+    def _evaluation(self, last: bool) -> Evaluation:
         with self.bar.standing() as show:
 
             def done(fraction: float) -> None:
                 self.signals.check(self.ranks)
                 show(f"evaluating, {fraction:.0%}")
 
-            return self.validation.evaluate(self.model, whole, done)
+            return self.validation.evaluate(self.model, last, done)
 
     def _peak_memory(self) -> int | None:
         """The most bytes that any process of the run has held, on any rank and before a resume; every rank
@@ -258,7 +261,7 @@ class Observer:
     def _sample(self, characters: int) -> str:
         with self.bar.standing() as show:
             show("writing a sample")
-            prompt, how = opening(self.text.corpus.validation_text), Sampling(0.8)
+            prompt, how = opening(self.text.held_out_beginning), Sampling(0.8)
             return continue_text(self.model, self.text.tokenizer, prompt, characters, how, seed=SAMPLE_SEED)
 
 
@@ -273,5 +276,4 @@ def opening(text: str) -> str:
 
 def in_one_line(text: str) -> str:
     """``text`` as one line for a terminal: without line breaks and control characters."""
-    text = text.replace("\n", "⏎")
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)
+    return printable(text.replace("\n", "⏎"))

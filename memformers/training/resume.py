@@ -12,23 +12,26 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from memformers.common.errors import UserError
-from memformers.common.files import config_from_dict, read_json, write_text
-from memformers.common.machine import describe_environment
-from memformers.data.corpora import Corpus
-from memformers.models.config import ModelConfig
-from memformers.models.language_model import MemoryLM
-from memformers.runs.atomic_dir import (
+from memformers.common.atomic_dir import (
+    BROKEN,
+    moved,
     newest_that_loads,
     numbered,
     remove_leftovers,
     say_passed_over,
-    set_aside,
 )
-from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, flatten
+from memformers.common.errors import UserError
+from memformers.common.files import config_from_dict, write_text
+from memformers.common.machine import describe_environment
+from memformers.data.corpora import Corpus
+from memformers.data.store import Card, TokenStore
+from memformers.models.config import ModelConfig
+from memformers.models.language_model import MemoryLM
+from memformers.runs.finished import read_facts
+from memformers.runs.folder import CHECKPOINTS, CONFIG, METRICS, flatten
 from memformers.training.checkpoints import ABOUT, Checkpoint, read_about, read_checkpoint
 from memformers.training.config import TrainConfig, read_train_config
-from memformers.training.distributed import Distributed
+from memformers.training.distributed import ALONE, Distributed
 from memformers.training.state import TrainingState
 
 MAY_DIFFER = {
@@ -70,13 +73,21 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in sorted(names))
 
 
-def check_same_corpus(corpus: Corpus, folder: Path) -> None:
+def check_apart(corpus: Corpus | TokenStore, folder: Path) -> None:
+    """Raise UserError for the folder of the documents themselves, to which a run or an experiment in
+    ``folder`` would add its own files."""
+    if Path(corpus.source).resolve() == folder.resolve():
+        raise UserError(f"{folder} holds the texts to train on; name another folder for what is trained.")
+
+
+def check_same_corpus(corpus: Corpus | TokenStore, folder: Path) -> None:
     """Raise ValueError unless ``corpus`` is that of the run in ``folder``, or there is no run."""
-    if (folder / FACTS).exists():
-        before = read_json(folder / FACTS).get("corpus", {})
-        if before.get("sha256") != corpus.sha256:
+    check_apart(corpus, folder)
+    if facts := read_facts(folder):
+        before = facts["corpus"]
+        if before["sha256"] != corpus.sha256:
             raise UserError(
-                f"{folder} was trained on {before.get('name')} ({before.get('source')}); the text from "
+                f"{folder} was trained on {before['name']} ({before['source']}); the text from "
                 f"{corpus.source} is a different one. Name the same text with data."
             )
 
@@ -86,8 +97,8 @@ def restore_newest(
     model: MemoryLM,
     state: TrainingState,
     config: TrainConfig,
-    corpus: Corpus,
-    ranks: Distributed | None = None,
+    corpus: Card,
+    ranks: Distributed = ALONE,
 ) -> tuple[TrainingState, int]:
     """The newest usable checkpoint of ``folder``, put into ``model`` and the optimizers of ``state``; returns
     its state and how many records belong to it. Later records are removed. Without any checkpoint, the
@@ -96,7 +107,7 @@ def restore_newest(
     Raises UserError if there are checkpoints, but none can be used, or if ``ranks`` see different ones, and
     OSError if one can't be read. Then nothing has changed.
     """
-    ranks, checkpoints, optimizers = ranks or Distributed(), folder / CHECKPOINTS, state.optimizers
+    checkpoints, optimizers = folder / CHECKPOINTS, state.optimizers
 
     def read(path: Path) -> tuple[Checkpoint, int]:
         about = read_about(path)
@@ -124,7 +135,7 @@ def restore_newest(
     if ranks.first:
         note_other_environment(path, model.device)
         for later in folders[: folders.index(path)]:
-            set_aside(later)  # it would pass for the newest
+            moved(later, BROKEN)  # it would pass for the newest
         records = cut_metrics(folder, records)
     return state, records
 
@@ -157,14 +168,16 @@ def cut_metrics(folder: Path, records: int) -> int:
 
 
 @contextmanager
-def alone_in(folder: Path, ranks: Distributed | None = None) -> Iterator[None]:
-    """A block in which no other training uses ``folder``; ValueError if another one does."""
-    if ranks and not ranks.first:
+def alone_in(folder: Path, ranks: Distributed = ALONE, seconds: float = 0.0) -> Iterator[None]:
+    """A block in which no other training uses ``folder``, which is made if it is missing; UserError if one
+    does for as many ``seconds``."""
+    if not ranks.first:
         yield
         return
+    folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".lock")
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=seconds)
     except Timeout:
         raise UserError(f"{folder} is being trained by another process.") from None
     except NotImplementedError:  # how filelock says that a file system has no locks

@@ -1,21 +1,24 @@
 """A run: one training, from its config to the files in its folder."""
 
 import contextlib
+import random
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from memformers.common.atomic_dir import numbered
 from memformers.common.command_line import command_as_given
 from memformers.common.errors import UserError
-from memformers.common.files import read_json, write_json
+from memformers.common.files import write_json
 from memformers.common.machine import choose_device, describe_environment, git_commit, keep_freed_memory
-from memformers.data.corpora import load_corpus
+from memformers.common.words import counted
 from memformers.data.streams import training_segments
 from memformers.models.config import ModelConfig, memory_facts
 from memformers.models.language_model import MemoryLM
-from memformers.runs.atomic_dir import numbered
+from memformers.runs.finished import read_facts
 from memformers.runs.folder import (
     CHECKPOINTS,
     CONFIG,
@@ -30,14 +33,14 @@ from memformers.runs.folder import (
 from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
 from memformers.training.config import TrainConfig, read_train_config
-from memformers.training.distributed import Distributed, joined, with_precision
+from memformers.training.distributed import ALONE, Distributed, joined, with_precision
 from memformers.training.loop import train
 from memformers.training.observer import Bar, Observer
 from memformers.training.optimizers import build_optimizers
 from memformers.training.resume import alone_in, check_same_config, check_same_corpus, restore_newest
 from memformers.training.signals import StopSignals
-from memformers.training.state import TrainingState, seed_python_and_numpy
-from memformers.training.text import Text, prepare
+from memformers.training.state import TrainingState
+from memformers.training.text import Text, find_text, prepare
 
 
 def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> Path:
@@ -67,15 +70,14 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
         model = build_model(config, ranks)
         state, records = TrainingState(build_optimizers(model, config)), 0
 
-        folder.mkdir(parents=True, exist_ok=True)
         with alone_in(folder, ranks), StopSignals(alone=ranks.size == 1) as signals:
             facts = describe_run(text, model)
             network, read = config.model.model, facts["corpus"]
             ranks.say(f"{network}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
-            documents = f", {read['documents']:,} documents" if "documents" in read else ""
+            documents = f", {counted(read['documents'], 'document')}" if "documents" in read else ""
             ranks.say(f"corpus: {read['name']} ({read['source']}){documents}")
             if resume:
-                state, records = restore_newest(folder, model, state, config, text.corpus, ranks)
+                state, records = restore_newest(folder, model, state, config, text.card, ranks)
             ranks.first_alone(lambda: write_down(config, facts, folder, state))
             settings = {**asdict(config), **facts}
             with (
@@ -135,7 +137,7 @@ def in_its_precision(config: TrainConfig, folder: Path) -> TrainConfig:
 def read_text(config: TrainConfig, folder: Path, ranks: Distributed) -> Text:
     """The text to train on. Raises ValueError unless it is the same on all ``ranks``, and that of the run in
     ``folder`` if there is one."""
-    corpus = ranks.in_turn(lambda: load_corpus(config.data, config.document_separator))
+    corpus = ranks.in_turn(lambda: find_text(config))
     ranks.check_alike(
         corpus.sha256,
         f"the processes read different texts, this one {corpus.source}; name a file that all have with data.",
@@ -152,10 +154,9 @@ def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
     return replace(config, model=replace(config.model, vocab_size=vocab_size))
 
 
-def build_model(config: TrainConfig, ranks: Distributed | None = None) -> MemoryLM:
+def build_model(config: TrainConfig, ranks: Distributed = ALONE) -> MemoryLM:
     """A model on this rank's device with the weights of ``config.seed``, whatever random numbers were drawn
     before. From then on, each rank draws its own random numbers."""
-    ranks = ranks or Distributed()
     device = choose_device(ranks.device_name(config.device))
     if config.compile:
         check_compiler(device)
@@ -164,9 +165,11 @@ def build_model(config: TrainConfig, ranks: Distributed | None = None) -> Memory
     model.reset_parameters()
     model.transformer.recompute = config.activation_checkpointing
     ranks.place(model, device)
-    seed_python_and_numpy(config.seed + ranks.rank)
+    own_seed = config.seed + ranks.rank
+    random.seed(own_seed)  # which a user's module may draw from, as from NumPy's
+    np.random.seed(own_seed % 2**32)
     if ranks.size > 1:
-        torch.manual_seed(config.seed + ranks.rank)
+        torch.manual_seed(own_seed)
     return model
 
 
@@ -183,15 +186,16 @@ def check_compiler(device: torch.device) -> None:
 
 def describe_run(text: Text, model: MemoryLM) -> dict[str, Any]:
     """The facts of ``run.json``."""
-    corpus = text.corpus
+    card = text.card
     return {
         "corpus": {
-            "name": corpus.name,
-            "source": corpus.source,
-            "characters": len(corpus.text),
-            **({"documents": len(corpus.documents)} if corpus.documents else {}),
-            "sha256": corpus.sha256,
-            "stands_in_for_tiny_shakespeare": corpus.is_stand_in,
+            "name": card.name,
+            "source": card.source,
+            "tokenizer": card.tokenizer,
+            "characters": card.total("characters"),
+            **({"documents": card.documents} if card.documents else {}),
+            "sha256": card.sha256,
+            "stands_in_for_tiny_shakespeare": card.is_stand_in,
         },
         "parameters": sum(p.numel() for p in model.parameters()),
         **memory_facts(model.config),
@@ -205,8 +209,7 @@ def write_down(config: TrainConfig, facts: dict[str, Any], folder: Path, state: 
     """Write the config and the facts; if a training continues on another machine or with other versions, the
     facts list all of its environments."""
     write_json(folder / CONFIG, asdict(config))
-    if state.tokens:
-        before = read_json(folder / FACTS)
+    if state.tokens and (before := read_facts(folder)):
         environments = before.get("environments", [before["environment"]])
         if facts["environment"] not in environments:
             before["environments"] = [*environments, facts["environment"]]

@@ -1,13 +1,12 @@
 """SIGINT and SIGTERM, which stop a training at the next step."""
 
 import signal
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
-from typing import Any
 
-from memformers.training.distributed import Distributed
+from memformers.common.processes import handling
+from memformers.training.distributed import ALONE, Distributed
 
 
 class Stopped(BaseException):
@@ -35,26 +34,23 @@ class StopSignals:
         """Whether this process trains by itself."""
         self.received: signal.Signals | None = None
         self._at_once = False
-        self._before: dict[signal.Signals, Any] = {}
+        self._handled = ExitStack()
 
     def __enter__(self) -> "StopSignals":
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    self._before[number] = signal.signal(number, self._note)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._handled.enter_context(handling(number, self._note))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._handled.close()
 
-    def check(self, ranks: Distributed | None = None) -> None:
+    def check(self, ranks: Distributed = ALONE) -> None:
         """Raise [`Stopped`][] if a signal has come to any of ``ranks``, all of which must call this.
 
         Only what the ranks have told each other counts: a signal that comes while they do waits for the next
         call, since a rank that stopped by itself would leave the others waiting for it.
         """
-        if number := (ranks or Distributed()).highest(self.received or 0):
+        if number := ranks.highest(self.received or 0):
             raise Stopped(signal.Signals(number))
 
     @contextmanager

@@ -121,13 +121,6 @@ def random_states() -> dict[str, Any]:
     }
 
 
-def seed_python_and_numpy(seed: int) -> None:
-    """Seed Python's and NumPy's random numbers, which a user's module may draw, so that every run with this
-    seed gets the same ones."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-
-
 def set_random_states(states: dict[str, Any]) -> None:
     """Restore [`random_states`][], those of GPUs only for the GPUs that exist here.
 

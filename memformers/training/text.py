@@ -3,59 +3,107 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.data.corpora import Corpus
-from memformers.data.streams import check_length, documents_reading, plain_reading
+from memformers.common.words import counted
+from memformers.data.corpora import Corpus, load_corpus
+from memformers.data.preparing import open_prepared
+from memformers.data.store import TRAIN, VALIDATION, Card, TokenStore
+from memformers.data.streams import Tokens, check_length, documents_reading, plain_reading, taken
 from memformers.data.tokenizers import Tokenizer, build_tokenizer, check_order
 from memformers.evaluation.evaluate import Evaluation, evaluate_reading
-from memformers.evaluation.units import bits
+from memformers.evaluation.units import comparable, counts_of, slice_of, units, word_perplexity
+from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig
+
+OPENING_TOKENS = 4096
+"""How many tokens of the held-out text samples may begin with."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A corpus as tokens."""
+    """A text as tokens."""
 
-    corpus: Corpus
+    card: Card
     tokenizer: Tokenizer
-    train: Tensor
-    validation: Tensor
-    train_documents: tuple[int, ...] = ()
+    train: Tokens
+    validation: Tokens
+    train_documents: Sequence[int] | Tensor = ()
     """How many tokens of ``train`` each document has; empty for a plain text."""
     validation_documents: tuple[int, ...] = ()
     """The same for ``validation``."""
 
+    @property
+    def held_out_beginning(self) -> str:
+        """The beginning of the held-out text."""
+        first = torch.arange(min(len(self.validation), OPENING_TOKENS))
+        return slice_of(self.tokenizer.bytes_of(taken(self.validation, first)))
 
-def prepare(corpus: Corpus, config: TrainConfig) -> Text:
-    """The corpus as tokens, long enough for ``config`` to train and validate on; else ValueError."""
-    check_order(config.tokenizer, config.model.adaptive.cutoffs)
-    tokenizer = build_tokenizer(config.tokenizer, corpus.text)
-    train_tokens, train_documents = encoded(tokenizer, corpus.train_text, corpus.train_documents)
-    validation, held_out = encoded(tokenizer, corpus.validation_text, corpus.validation_documents)
-    check_length(len(train_tokens), config.batch_size, config.model.segment_len)
-    for documents, purpose in ((train_documents, "train"), (held_out, "validate")):
-        if documents and max(documents) < 2:
+
+def find_text(config: TrainConfig) -> Corpus | TokenStore:
+    """The text of ``config``: a folder of tokens, which a large text becomes, or a text in memory."""
+    how = (config.data, config.document_separator)
+    return open_prepared(*how, config.tokenizer, asked_vocabulary(config)) or load_corpus(*how)
+
+
+def asked_vocabulary(config: TrainConfig) -> int | None:
+    """How many tokens are to be learned; None where that is left to the text."""
+    size = config.model.vocab_size
+    return None if size == ModelConfig().vocab_size else size
+
+
+def prepare(found: Corpus | TokenStore, config: TrainConfig) -> Text:
+    """The text as tokens, long enough for ``config`` to train and validate on; else ValueError."""
+    text = in_memory(found, config) if isinstance(found, Corpus) else mapped(found)
+    check_order(text.card.tokenizer, config.model.adaptive.cutoffs)
+    check_length(len(text.train), config.batch_size, config.model.segment_len)
+    for documents, purpose in ((text.train_documents, "train"), (text.validation_documents, "validate")):
+        if len(documents) and int(torch.as_tensor(documents).max()) < 2:
             raise UserError(
-                f"{corpus.source} has only documents of a single token to {purpose} on, and nothing can be "
+                f"{found.source} has only documents of a single token to {purpose} on, and nothing can be "
                 f"predicted in them; use longer documents."
             )
-    if len(validation) < 2:
-        raise UserError(f"{corpus.source} leaves {len(validation)} tokens to validate on; use a longer text.")
-    return Text(corpus, tokenizer, train_tokens, validation, train_documents, held_out)
+    if (left := len(text.validation)) < 2:
+        raise UserError(f"{found.source} leaves {counted(left, 'token')} to validate on; use a longer text.")
+    return text
+
+
+def mapped(store: TokenStore) -> Text:
+    """A folder of tokens, which stay on the disk."""
+    train, validation = (store.splits[name] for name in (TRAIN, VALIDATION))
+    lengths = torch.from_numpy(train.documents), tuple(validation.documents.tolist())
+    return Text(store.card, store.tokenizer, train.tokens, validation.tokens, *lengths)
+
+
+def in_memory(corpus: Corpus, config: TrainConfig) -> Text:
+    """A corpus as tokens; words and subwords are learned from its training part."""
+    learned_from = corpus.train_text if config.tokenizer in ("word", "bpe") else corpus.text
+    tokenizer = build_tokenizer(config.tokenizer, learned_from, asked_vocabulary(config))
+    train, train_documents = encoded(tokenizer, corpus.train_text, corpus.train_documents)
+    validation, held_out = encoded(tokenizer, corpus.validation_text, corpus.validation_documents)
+    counts = {
+        TRAIN: counts_of(corpus.train_documents or [corpus.train_text], len(train), len(train_documents)),
+        VALIDATION: counts_of(
+            corpus.validation_documents or [corpus.validation_text], len(validation), len(held_out)
+        ),
+    }
+    about = (corpus.name, corpus.source, corpus.sha256)
+    name = config.tokenizer if config.tokenizer == "frequency" else tokenizer.name
+    card = Card(*about, name, counts, len(corpus.documents), corpus.is_stand_in)
+    return Text(card, tokenizer, train, validation, train_documents, held_out)
 
 
 def encoded(tokenizer: Tokenizer, text: str, documents: tuple[str, ...]) -> tuple[Tensor, tuple[int, ...]]:
     """The tokens ``[n]`` of ``text``, and how many of them each of the ``documents`` has that it consists
     of."""
     if not documents:
-        return tokenizer.encode(text), ()
-    parts = [tokenizer.encode(document) for document in documents]
+        return tokenizer.encode(tokenizer.ended(text)), ()
+    parts = [tokenizer.encode(tokenizer.ended(document)) for document in documents]
     return torch.cat(parts), tuple(map(len, parts))
 
 
@@ -64,46 +112,57 @@ EVALUATED_A_TRAINED = 3
 """The number of tokens that are evaluated in about the time of one trained token, forward and backward."""
 FEWEST_SEGMENTS = 2
 """The number of segments of each stream: from the second one on, the memory isn't empty."""
+LAST_SHARE = 0.2
+"""The largest fraction of the training's work that the last evaluation may take."""
+LAST_TOKENS = 250_000
+"""The number of tokens that it may read in any case."""
 
 
 class Validation:
-    """The held-out text of ``text``, and the part of it that every evaluation of a training reads; the last
-    one reads all of it.
+    """The held-out text of ``text`` as far as the last evaluation of a training reads it, and the part of it
+    that every evaluation reads.
 
-    Evaluations are of streams, and the part is the beginning of each, so an evaluation of the whole text
-    holds that of the part. Documents are read one by one, and the part is every k-th of them, or where a
-    single one is too long, the beginning of the first. Its length depends only on ``config`` and the text,
-    and not on time, so it is the same however often the training is resumed.
+    Evaluations are of streams, and the part is the beginning of each, so the last evaluation holds that of
+    the part. Documents are read one by one, and the part is every k-th of them, or where a single one is too
+    long, the beginning of the first. Both lengths depend only on ``config`` and the text, and not on time, so
+    they are the same however often the training is resumed.
     """
 
     def __init__(self, text: Text, config: TrainConfig):
+        self.counts = text.card.splits[VALIDATION]
         self.text, S, tokens = text, config.model.segment_len, len(text.validation)
         streams = min(EVALUATION_STREAMS, tokens - 1)
-        allowed = allowed_segments(config, streams)
+        allowed, longest = allowed_segments(config, streams), allowed_at_the_end(config)
         if documents := text.validation_documents:
-            in_part = set(sample_of(documents, allowed * streams * S))
-            others = sorted(set(range(len(documents))) - in_part)
-            self.reading = documents_reading(documents, EVALUATION_STREAMS, S, (sorted(in_part), others))
-            """How the text is read, documents of the part first."""
+            read = sample_of(documents, range(len(documents)), longest)
+            in_part = set(sample_of(documents, read, allowed * streams * S))
+            others = sorted(set(read) - in_part)
+            reading = documents_reading(documents, EVALUATION_STREAMS, S, (sorted(in_part), others))
+        else:
+            reading, longest = plain_reading(tokens, streams, S), longest // streams
+        self.reading = replace(reading, lengths=tuple(int(min(n, longest)) for n in reading.lengths))
+        """How the text is read, documents of the part first."""
+        self.predictable = sum(reading.lengths)
+        """The number of tokens of the whole held-out text that can be predicted."""
+        steps = len(self.reading.steps)
+        if documents:
             steps = sum(numbers[0] in in_part for numbers, _ in self.reading.steps)
             allowed = allowed * streams if len(in_part) == 1 else math.inf
-        else:
-            self.reading = plain_reading(tokens, streams, S)
-            steps = len(self.reading.steps)
         self.segments = int(min(steps, allowed))
         """In the order of reading: those of the part that every evaluation reads."""
 
-    def evaluate(self, model: MemoryLM, whole: bool, done: Callable[[float], None]) -> Evaluation:
-        """Evaluate the ``whole`` text, or the part; ``done`` is told before each segment what fraction is."""
-        segments, read = len(self.reading.steps) if whole else self.segments, itertools.count()
+    def evaluate(self, model: MemoryLM, last: bool, done: Callable[[float], None]) -> Evaluation:
+        """Evaluate what the ``last`` evaluation reads, or the part; ``done`` is told after each segment what
+        fraction is."""
+        segments, read = len(self.reading.steps) if last else self.segments, itertools.count(1)
 
-        def between_segments() -> None:
+        def progress(losses: Tensor) -> None:
             done(next(read) / segments)
 
-        return evaluate_reading(model, self.text.validation, self.reading, between_segments, segments)
+        return evaluate_reading(model, self.text.validation, self.reading, progress, segments)
 
     def part(self, evaluation: Evaluation) -> Evaluation:
-        """The evaluation of the part, taken from one of the whole text or of the part."""
+        """The evaluation of the part, taken from the last one or from one of the part."""
         return evaluation.beginning(self.reading, self.segments)
 
     def metrics(self, evaluation: Evaluation) -> dict[str, float]:
@@ -118,22 +177,40 @@ class Validation:
             metrics["reconstruction_loss.valid"] = evaluation.reconstruction_loss
         return metrics
 
+    def read(self, evaluation: Evaluation) -> str:
+        """How many of the tokens that can be predicted an evaluation read, in words."""
+        n = len(evaluation.losses)
+        return f"all {n:,}" if n == self.predictable else f"{n:,} of {self.predictable:,}"
+
     def bits_per_character(self, evaluation: Evaluation) -> float:
-        """Bits per character: exact for the whole text; for a part, from the whole text's number of tokens
-        per character."""
-        text, tokens = self.text.corpus.validation_text, len(self.text.validation)
-        given = len(self.text.validation_documents) or 1  # first tokens, which nothing predicts
-        if len(evaluation.losses) < tokens - given:
-            return evaluation.loss / math.log(2) * (tokens - given) / max(len(text) - given, 1)
-        return bits(evaluation.losses_by_text, self.text.corpus.validation_documents or (text,))[0]
+        """Of [`comparable`][]."""
+        return self.comparable(evaluation)["bits_per_character"]
+
+    def comparable(self, evaluation: Evaluation) -> dict[str, float]:
+        """Bits per character and per byte, and perplexity per word: exact for the whole text; for a part, as
+        if the whole text had its loss per token."""
+        text = self.text
+        if len(evaluation.losses) == self.predictable:
+            of = units(text.tokenizer, text.validation, text.validation_documents, self.counts)
+            return comparable(evaluation.losses_by_text, of)
+        nats, given = evaluation.loss * self.predictable, len(text.validation_documents) or 1
+        return {
+            # The first character of each text is one that nothing predicts.
+            "bits_per_character": nats / math.log(2) / max(self.counts.characters - given, 1),
+            "bits_per_byte": nats / math.log(2) / max(self.counts.bytes - given, 1),
+            "word_perplexity": word_perplexity(nats, self.counts.words),
+        }
 
 
-def sample_of(documents: Sequence[int], tokens: float) -> list[int]:
-    """The numbers of every k-th of ``documents``, whose lengths are given, with a small k for which they have
-    at most this number of ``tokens`` together; only the first document if it alone has more. Documents of a
-    single token, in which nothing is predicted, are left out."""
-    numbers = [number for number, length in enumerate(documents) if length > 1]
-    for k in range(max(int(sum(documents) // tokens), 1), len(numbers)):
+def sample_of(documents: Sequence[int], numbers: Sequence[int], tokens: float) -> Sequence[int]:
+    """Of the ``numbers`` of some ``documents``, whose lengths are given, every k-th, with a small k for which
+    they have at most this number of ``tokens`` together; only the first one if it alone has more. Unless all
+    are taken, documents of a single token, in which nothing is predicted, are left out."""
+    whole = sum(documents[number] for number in numbers)
+    if whole <= tokens:
+        return numbers
+    numbers = [number for number in numbers if documents[number] > 1]
+    for k in range(max(int(whole // tokens), 1), len(numbers)):
         if sum(documents[number] for number in numbers[::k]) <= tokens:
             return numbers[::k]
     return numbers[:1]
@@ -147,3 +224,10 @@ def allowed_segments(config: TrainConfig, streams: int) -> float:
         return math.inf
     tokens = config.evaluation_share * config.tokens * EVALUATED_A_TRAINED / (config.evaluations - 1)
     return max(tokens // (streams * config.model.segment_len), FEWEST_SEGMENTS)
+
+
+def allowed_at_the_end(config: TrainConfig) -> float:
+    """How many tokens the last evaluation may read: [`LAST_SHARE`][] of the training's work, or
+    [`LAST_TOKENS`][] if that is more; all where no share is a limit."""
+    work = LAST_SHARE * config.tokens * EVALUATED_A_TRAINED
+    return max(work, LAST_TOKENS) if config.evaluation_share else math.inf

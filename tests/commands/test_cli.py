@@ -2,12 +2,16 @@
 need not start each time."""
 
 import re
+import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
+from memformers.commands.options import new_folder
 from memformers.common.files import read_json
-from tests.builders import SMALL_RUN
+from memformers.data.texts import bytes_of
+from tests.builders import SMALL_RUN, SMALL_SIZES
 from tests.processes import finish, program, run
 
 
@@ -33,11 +37,9 @@ def test_help_says_what_each_option_is_for(command, words):
 
 @pytest.mark.parametrize(
     ("command", "first"),
-    [
-        ("train", ["model", "data", "tokens", "out", "resume"]),
-        ("compare", ["data", "scale", "seeds", "models", "out"]),
-    ],
-)
+    [("train", ["model", "data", "tokens", "preset", "out", "resume"]),
+     ("compare", ["data", "scale", "seeds", "models", "out"])],
+)  # fmt: skip
 def test_help_begins_with_the_common_options_and_has_all_others_in_groups(command, first, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     boxes = run(command, "--help").out.split("╭─ ")[1:]
@@ -60,9 +62,11 @@ def test_no_command_imports_what_only_several_processes_or_a_compiler_need():
 
 
 def test_train_then_generate_then_report_in_processes_of_their_own(tmp_path):
+    """The training without standard input and errors, which are then as the null device."""
     folder = tmp_path / "run"
-    trained = finish(program("train", "--model", "compressive", "--out", folder, *SMALL_RUN))
-    assert trained.returncode == 0, trained.stderr
+    command = shlex.join(program("train", "--model", "compressive", "--out", folder, *SMALL_RUN))
+    trained = finish(["sh", "-c", f"{command} <&- 2>&-"])
+    assert (trained.returncode, trained.stderr) == (0, "")
     assert f"run: {folder}" in trained.stdout
     assert "corpus: built-in play" in trained.stdout
     assert read_json(folder / "config.json")["model"]["model"] == "compressive"
@@ -74,14 +78,18 @@ def test_train_then_generate_then_report_in_processes_of_their_own(tmp_path):
     assert (folder / "report.html").is_file()
 
 
-def test_a_mistake_ends_the_process_with_one_line_and_code_2():
-    result = finish(program("train", "--data", "/gone.txt"))
-    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
-    assert result.stderr.startswith(
-        "error: expected --data to be a text file or a folder of texts, got /gone.txt"
-    )
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own():
+    assert len({new_folder("xl") for _ in range(100)}) == 100
 
 
+def test_a_name_cannot_write_to_the_terminal_and_a_narrow_one_has_its_help(monkeypatch):
+    ended = run("report", "\x1b[31mrun\a")
+    assert ended.said("\ufffd[31mrun\ufffd"), ended.err
+    monkeypatch.setenv("COLUMNS", "3")
+    assert "--learning-rate" in run("train", "--help").out
+
+
+@pytest.mark.usefixtures("quick_runs")
 def test_resume_takes_the_newest_run_in_runs_with_its_own_settings_and_refuses_others(tmp_path):
     assert run("train", *SMALL_RUN, "--learning-rate", "0.01").code == 0
     (folder,) = (tmp_path / "runs").iterdir()
@@ -97,6 +105,7 @@ def test_resume_takes_the_newest_run_in_runs_with_its_own_settings_and_refuses_o
     assert (config["learning_rate"], config["keep_checkpoints"], config["batch_size"]) == (0.01, 1, 4)
 
 
+@pytest.mark.usefixtures("quick_runs")
 def test_resume_begins_a_run_where_there_is_none(tmp_path):
     assert run("train", "--resume", "--out", "runs/first", *SMALL_RUN).code == 0
     assert (tmp_path / "runs" / "first" / "result.json").is_file()
@@ -104,39 +113,38 @@ def test_resume_begins_a_run_where_there_is_none(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ("train --d-model 100 --heads 8", "d_model=100"),
-        ("train --batch-size 500000 --data builtin", "500000"),
-        ("train --vocab-size 7 --data builtin", "vocab_size=7"),
-        ("train --embedding adaptive --cutoffs 9 --data builtin", "tokenizer='frequency'"),
-        ("train --dashboard nowhere", "dashboard='nowhere'"),
-        ("train --device warp --data builtin", "device='warp'"),
-        ("train --learnin-rate 1", "--learning-rate"),
-        ("train --tokens 1.5", "--tokens: 1.5 is"),
-        ("train --device meta --data builtin", "device='meta'"),
-        ("generate --device meta", "device='meta'"),
-        ("train --resume", "--resume"),
-        ("train --resume /gone", "error: /gone "),
-        ("train --resume a --out b", "--out"),
-        ("compare --scale inf", "scale=inf"),
-        ("compare --model compressive", "models"),
-        ("compare --models transformer transformer", "'transformer'"),
-        ("generate --checkpoint /gone", "error: /gone "),
-        ("report /gone", "error: /gone "),
-        ("generate --prompt=", "prompt"),
-        ("generate --prompt ΩmegaΩ", "51: 'Ω' at 0 (2x)"),
-        ("generate --temperature -1", "temperature=-1.0"),
-        ("generate --tokens -1", "tokens=-1"),
-        ("generate --prompt-file /gone.txt", "/gone.txt can't be read"),
-        ("generate --load-memory /gone", "/gone can't be read"),
-        ("evaluate --text /gone.txt", "/gone.txt can't be read"),
-        ("evaluate --text - --out=", "out=''"),
-        ("generate --seed 1e30", "seed=1000000000000000000000000000000"),
-        ("evaluate --text - --streams 0", "streams=0"),
-        ("evaluate --text - --mem-len -1", "mem_len=-1"),
-        ("evaluate --text -", "0 tokens"),
-    ],
-)
+    [("train --d-model 100 --heads 8", "d_model=100"),
+     ("train --model transformer-xl --c-mem-len 5", "c_mem_len=5 is for model='compressive'"),
+     ("train --batch-size 500000 --data builtin", "500000"),
+     ("train --vocab-size 7 --data builtin", "vocab_size=7"),
+     ("train --embedding adaptive --cutoffs 9 --data builtin", "tokenizer='frequency'"),
+     ("train --dashboard nowhere", "dashboard='nowhere'"),
+     ("train --device warp --data builtin", "device='warp'"),
+     ("train --learnin-rate 1", "--learning-rate"),
+     ("train --tokens 1.5", "--tokens: 1.5 is"),
+     ("train --device meta --data builtin", "device='meta'"),
+     ("generate --device meta", "device='meta'"),
+     ("train --resume", "--resume"),
+     ("train --resume /gone", "error: /gone "),
+     ("train --resume a --out b", "--out"),
+     ("compare --scale inf", "scale=inf"),
+     ("compare --model transformer", "models"),
+     ("compare --models transformer transformer", "'transformer'"),
+     ("generate --checkpoint /gone", "error: /gone "),
+     ("report /gone", "error: /gone "),
+     ("generate --prompt=", "prompt"),
+     ("generate --prompt ΩmegaΩ", "51: 'Ω' at 0 (2x)"),
+     ("generate --temperature -1", "temperature=-1.0"),
+     ("generate --tokens -1", "tokens=-1"),
+     ("generate --prompt-file /gone.txt", "/gone.txt can't be read"),
+     ("generate --load-memory /gone", "/gone can't be read"),
+     ("evaluate --text /gone.txt", "/gone.txt can't be read"),
+     ("evaluate --text - --out=", "out=''"),
+     ("generate --seed 1e30", "seed=1000000000000000000000000000000"),
+     ("evaluate --text - --streams 0", "streams=0"),
+     ("evaluate --text - --mem-len -1", "mem_len=-1"),
+     ("evaluate --text -", "0 tokens")],
+)  # fmt: skip
 def test_a_mistake_gets_a_clear_answer(arguments, message, trained, tmp_path):
     command, *others = arguments.split()
     needs_run = command in ("generate", "evaluate") and "--checkpoint" not in others
@@ -171,6 +179,7 @@ def test_generate_reads_from_a_pipe_and_answers_line_by_line(trained):
     assert len(answers.out) == 2 * 13 + 1
 
 
+@pytest.mark.drawn
 def test_evaluate_prints_and_writes_the_numbers_of_a_text(trained, tmp_path):
     text, out = tmp_path / "text.txt", tmp_path / "out"
     text.write_text("BANQUO: well met.\n" * 100)
@@ -183,3 +192,31 @@ def test_evaluate_prints_and_writes_the_numbers_of_a_text(trained, tmp_path):
     assert len(numbers["loss_in_segment"]) == 16
     assert [group["positions_before"] for group in numbers["loss_by_memory"]] == [0, 16, 32, 40]
     assert (out / "loss_by_position.png").stat().st_size > 10_000
+    again = ["evaluate", "--checkpoint", trained, "--text", text, "--out", out]
+    assert run(*again).code == 0, "what an evaluation wrote may be written again"
+    (out / "evaluation.json").write_text('{"mine": 1}')
+    assert run(*again).said("has a evaluation.json that no run wrote")
+    assert read_json(out / "evaluation.json") == {"mine": 1}
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_text_and_names_that_are_not_utf8_are_trained_on_reported_and_continued(tmp_path):
+    texts, held_out = tmp_path / "caf\udce9", "d\udce9j\udce0 vu\n"
+    texts.mkdir()
+    (texts / "book.txt").write_bytes(bytes_of(f"{held_out}un caf\udce9 bien noir\n" * 400))
+    trained = run("train", *SMALL_SIZES, "--data", texts / "book.txt", "--tokenizer", "byte", "--out", "run")
+    assert trained.code == 0, trained.err
+    result = Path("run", "result.json")
+    assert "\udce9" in read_json(result)["prompt"]
+    result.unlink()
+    assert run("train", "--resume", "run").code == 0
+    assert "\udce9" in read_json(result)["prompt"]
+    assert run("report", "run").code == 0
+    assert "\ufffd" in Path("run", "report.md").read_text()
+    generated = run("generate", "--checkpoint", "run", "--prompt", held_out, "--tokens", 1)
+    assert generated.out.startswith("d?j? vu\n"), generated.err
+    (texts / "\udce0.txt").write_text("plain text\n")
+    (texts / "book.txt").unlink()
+    evaluated = run("evaluate", "--checkpoint", "run", "--text", texts, "--out", "numbers")
+    assert ", in 1 document\n" in evaluated.out, evaluated.err
+    assert read_json(Path("numbers", "evaluation.json"))["documents"][0]["name"] == "\udce0.txt"

@@ -29,7 +29,7 @@ def test_recall_trains_reports_and_is_reported_again(tmp_path):
     shutil.rmtree(tmp_path / "r" / "figures")
     assert run("report", "r").code == 0
     assert (tmp_path / "r" / "figures" / "recall_accuracy.png").is_file()
-    assert run("report", "r/compressive").said("is a part of a recall experiment; name r instead.")
+    assert run("report", "r/compressive").said("name the folder of that, which has experiment.json")
 
 
 def test_without_a_name_it_goes_to_a_folder_of_its_own(tmp_path):
@@ -40,14 +40,12 @@ def test_without_a_name_it_goes_to_a_folder_of_its_own(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ("--arms compresive", "arm 'compresive' is unknown; this reach has no-memory, transformer-xl, "),
-        ("--seeds 0", "seeds=0"),
-        ("--resume", "name the experiment to resume as --out."),
-        ("--device warp", "device='warp' can't be used here"),
-        ("--dashboard nowhere", "an address with http:// or https://"),
-    ],
-)
+    [("--arms compresive", "arm 'compresive' is unknown; this reach has no-memory, transformer-xl, "),
+     ("--seeds 0", "seeds=0"),
+     ("--resume", "name the experiment to resume as --out."),
+     ("--device warp", "device='warp' can't be used here"),
+     ("--dashboard nowhere", "an address with http:// or https://")],
+)  # fmt: skip
 def test_a_mistake_gets_a_clear_answer_before_anything_is_written(arguments, message, tmp_path):
     ended = run("recall", *arguments.split())
     assert ended.said(message), ended.err

@@ -80,13 +80,11 @@ def test_what_is_no_whole_number_is_said_and_an_example_given(text, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [
-        ("/home/me/bin/memformers compare --data /home/me/b.txt", "memformers compare --data b.txt"),
-        ("experiments/compare.py --data=/home/me/b.txt", "python experiments/compare.py --data=b.txt"),
-        ("memformers train --dashboard http://me:secret@host/ --out runs/x", "memformers train --out runs/x"),
-        ("memformers train --dashboard=http://secret/ --seed 1", "memformers train --seed 1"),
-    ],
-)
+    [("/home/me/bin/memformers compare --data /home/me/b.txt", "memformers compare --data b.txt"),
+     ("experiments/compare.py --data=/home/me/b.txt", "python experiments/compare.py --data=b.txt"),
+     ("memformers train --dashboard http://me:secret@host/ --out runs/x", "memformers train --out runs/x"),
+     ("memformers train --dashboard=http://secret/ --seed 1", "memformers train --seed 1")],
+)  # fmt: skip
 def test_a_command_is_shown_without_places_and_addresses(arguments, said, monkeypatch):
     monkeypatch.setattr(sys, "argv", arguments.split())
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)

@@ -4,10 +4,10 @@ import os
 
 import pytest
 
+from memformers.common.atomic_dir import atomic_dir
 from memformers.common.errors import UserError
 from memformers.common.files import read_json, replacing, write_json, write_text
 from memformers.common.intervals import mean_of
-from memformers.runs.atomic_dir import atomic_dir
 from memformers.runs.folder import check_named
 from memformers.runs.plan import Arm
 
@@ -61,3 +61,10 @@ def test_dataclasses_are_written_as_their_fields_or_as_they_say(tmp_path):
     assert read_json(tmp_path / "x.json") == {"arm": {"name": "a", "settings": settings, "label": ""}}
     with pytest.raises(TypeError, match="object is no JSON"):
         write_json(tmp_path / "x.json", {"x": object()})
+
+
+def test_what_is_not_utf8_is_replaced_in_a_text_and_kept_in_json(tmp_path):
+    write_text(tmp_path / "x.txt", "caf\udce9 \ud800\n")
+    assert (tmp_path / "x.txt").read_text() == "caf\ufffd \ufffd\n"
+    write_json(tmp_path / "x.json", {"caf\udce9": "\ud800\\ é"})
+    assert read_json(tmp_path / "x.json") == {"caf\udce9": "\ud800\\ é"}

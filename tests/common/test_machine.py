@@ -58,8 +58,5 @@ def test_the_commit_is_that_of_the_package_and_says_if_files_differ_from_it(tmp_
     assert re.fullmatch("[0-9a-f]{12}", commit)
     module.write_text("second")
     assert git_commit() == f"{commit}-dirty"
-
-
-def test_without_git_there_is_no_commit(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert git_commit() is None

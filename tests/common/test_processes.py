@@ -12,7 +12,7 @@ import pytest
 import memformers
 from memformers.common import processes
 from memformers.common.processes import run_modules
-from tests.processes import finish, start, wait_for
+from tests.processes import finish, is_running, start, wait_for
 
 WELL, BADLY = ["timeit", "-n1", "-r1"], ["timeit", "--no-such-option"]
 
@@ -29,7 +29,7 @@ def test_no_more_than_so_many_run_at_a_time(monkeypatch):
     class Process:
         returncode = 0
 
-        def __init__(self, command, env):
+        def __init__(self, command, env, stdin):
             running.append(self)
             most.append(len(running))
             self.polls = 0
@@ -50,7 +50,8 @@ def test_no_more_than_so_many_run_at_a_time(monkeypatch):
     assert max(most) == 2
 
 
-def test_what_runs_is_ended_with_the_program_and_waited_for(tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_what_runs_is_ended_with_the_program(number, code, tmp_path):
     child = f"import os, time; open(r'{tmp_path}/' + str(os.getpid()), 'w').close(); time.sleep(60)"
     commands = [["timeit", "-n1", "-r1", child]] * 2
     program = (
@@ -58,11 +59,10 @@ def test_what_runs_is_ended_with_the_program_and_waited_for(tmp_path):
     )
     process = start([sys.executable, "-c", program])
     wait_for(lambda: len(os.listdir(tmp_path)) == 2)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=20) == 143
-    for path in tmp_path.iterdir():
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(path.name), 0)
+    process.send_signal(number)
+    assert process.wait(timeout=20) == code
+    children = [int(path.name) for path in tmp_path.iterdir()]
+    wait_for(lambda: not any(map(is_running, children)), 20 if code < 0 else 0.02)  # else it has waited
 
 
 def test_a_process_imports_the_package_of_its_parent_although_another_one_is_installed(tmp_path):

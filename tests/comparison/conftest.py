@@ -6,7 +6,9 @@ import pytest
 from filelock import FileLock
 
 from memformers.comparison import experiment
-from memformers.comparison.recall import SETTINGS, RecallConfig, recall
+from memformers.comparison.experiment import run_experiment
+from memformers.comparison.recall import SETTINGS, RecallConfig
+from memformers.report import document
 from memformers.tracking import relay
 from tests.builders import tiny_recall
 from tests.processes import train_here
@@ -27,7 +29,7 @@ def tiny(monkeypatch):
 @pytest.fixture
 def unreported(monkeypatch):
     """Figures take longer than tiny trainings."""
-    monkeypatch.setattr(experiment, "write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr(document, "write_report", lambda folder: folder / "report.html")
 
 
 @pytest.fixture(scope="session")
@@ -37,5 +39,5 @@ def done(for_all):
     with FileLock(for_all / "recall.lock"), pytest.MonkeyPatch.context() as patch:
         make_tiny(patch)
         if not (folder / "report.html").exists():
-            recall(RecallConfig(), folder)
+            run_experiment(RecallConfig().experiment, folder)
     return folder

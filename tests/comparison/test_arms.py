@@ -1,4 +1,4 @@
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -7,7 +7,7 @@ from memformers.comparison.arms import parse_arm, read_arms, settings_of
 from memformers.comparison.text import TEXT, CompareConfig
 from tests.builders import small_training
 
-TRAIN = small_training()
+TRAIN = small_training(model="compressive")
 SHARED = asdict(TRAIN)
 
 
@@ -44,31 +44,43 @@ def test_a_file_has_an_arm_a_line(tmp_path):
 
 @pytest.mark.parametrize(
     ("arms", "message"),
-    [
-        (("long: mem_lem=320",), "arm 'long': there is no setting 'mem_lem'; did you mean 'mem_len'?"),
-        (("long: mem_len=-1",), "got mem_len=-1"),
-        (("long: mem_len=x",), "arm 'long': its settings: can not match type \"str\" to any type of"),
-        (("long: model=lstm",), "arm 'long': its settings: wrong value type for field"),
-        (("long: heads=5",), "arm 'long': d_model=16 is not divisible by heads=5"),
-        (("a: mem_len=7", "a: mem_len=8"), "models and arms must name each arm once; 'a' came twice."),
-        (("Compressive: mem_len=7",), "must name each arm once; 'Compressive' came twice."),
-        (("a: mem_len=7", "b: mem_len=7"), "arms 'a' and 'b' are the same training; leave one of them out."),
-        (("a: seed=7",), "arm 'a': seed is the same for all arms; set it with seed and seeds."),
-        (("a: data=x",), "arm 'a': data is the same for all arms; set it with data."),
-        (("a: mem_len",), "arm 'a': 'mem_len' is not setting=value; write an arm as NAME: setting=value"),
-        (("a: mem_len='7",), "arm 'a': \"mem_len='7\" can't be read: No closing quotation"),
-        (("long",), "arms: 'long' has no colon and is not a file; write an arm as NAME: setting=value"),
-        (("../a: mem_len=7",), "arm '../a' can't have this name, since its folder has it too"),
-        ((": mem_len=7",), "arm '' can't have this name"),
-        (("figures: mem_len=7",), "arm 'figures' can't have this name"),
-        (("a-seed1: mem_len=7",), "nor an ending such as '-seed1'"),
-    ],
-)
+    [(("long: mem_lem=320",), "arm 'long': there is no setting 'mem_lem'; did you mean 'mem_len'?"),
+     (("long: mem_len=-1",), "got mem_len=-1"),
+     (("long: mem_len=x",), "arm 'long': its settings: expected model.mem_len to be"),
+     (("long: model=lstm",), "arm 'long': its settings: expected model.model to be one of"),
+     (("long: heads=5",), "arm 'long': d_model=16 is not divisible by heads=5"),
+     (("a: mem_len=7", "a: mem_len=8"), "models and arms must name each arm once; 'a' came twice."),
+     (("Compressive: mem_len=7",), "must name each arm once; 'Compressive' came twice."),
+     (("a: mem_len=7", "b: mem_len=7"), "arms 'a' and 'b' are the same training; leave one of them out."),
+     (("a: seed=7",), "arm 'a': seed is the same for all arms; set it with seed and seeds."),
+     (("a: data=x",), "arm 'a': data is the same for all arms; set it with data."),
+     (("a: mem_len",), "arm 'a': 'mem_len' is not setting=value; write an arm as NAME: setting=value"),
+     (("a: mem_len='7",), "arm 'a': \"mem_len='7\" can't be read: No closing quotation"),
+     (("long",), "arms: 'long' has no colon and is not a file; write an arm as NAME: setting=value"),
+     (("../a: mem_len=7",), "arm '../a' can't have this name, since its folder has it too"),
+     ((": mem_len=7",), "arm '' can't have this name"),
+     (("figures: mem_len=7",), "arm 'figures' can't have this name"),
+     (("a-seed1: mem_len=7",), "nor an ending such as '-seed1'")],
+)  # fmt: skip
 def test_an_arm_that_cannot_be_gets_one_line(arms, message):
     with pytest.raises(UserError) as raised:
         CompareConfig(train=TRAIN, arms=arms)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_arms_share_the_settings_that_their_models_use():
+    """And the lengths, from which Transformer-XL's are computed."""
+    own = replace(TRAIN.model, compression="mean", c_mem_len=9)
+    experiment = CompareConfig(replace(TRAIN, model=own, tbptt=1, memory_warmup=None)).experiment()
+    found = {}
+    for arm in experiment.arms:
+        run = TEXT.parse(settings_of(arm, experiment.shared), arm.name)
+        found[arm.name] = (run.model.compression, run.model.c_mem_len, run.tbptt)
+    assert found == {"transformer": ("conv", 9, 0), "transformer-xl": ("conv", 9, 1),
+                     "compressive": ("mean", 9, 1)}  # fmt: skip
+    with pytest.raises(UserError, match="arm 'a': bptt=1 is for model='compressive'"):
+        CompareConfig(TRAIN, arms=("a: model=transformer-xl bptt=1",))
 
 
 def test_a_comparison_of_nothing_or_of_no_seed_is_refused():

@@ -7,21 +7,25 @@ from pathlib import Path
 
 import pytest
 
+from memformers.common.atomic_dir import numbered
 from memformers.common.files import read_json, write_json
 from memformers.comparison import experiment
-from memformers.comparison.recall import RecallConfig, recall
+from memformers.comparison.experiment import run_experiment
+from memformers.comparison.recall import RecallConfig
 from memformers.comparison.text import CompareConfig, compare, pin_corpus
 from memformers.data import corpora
 from memformers.data.corpora import Corpus, builtin_corpus, load_corpus
-from memformers.runs.atomic_dir import numbered
 from memformers.runs.folder import read_metrics
 from memformers.runs.plan import runs_of
-from tests.builders import MODELS, small_training
+from tests.builders import MODELS, SMALL_RUN, small_training
 from tests.processes import program, start, train_here, wait_for
 
 
 def small_comparison(train=None, **changes):
-    return CompareConfig(train=small_training(tokens=1_024, **(train or {})), **changes)
+    return CompareConfig(train=small_training(model="compressive", tokens=1_024, **(train or {})), **changes)
+
+
+pytestmark = pytest.mark.filterwarnings("default:not probed")  # what is pretended has no checkpoints
 
 
 @pytest.fixture
@@ -170,13 +174,13 @@ def test_a_comparison_goes_on_where_a_training_of_it_stopped(compared, tmp_path,
 
 def test_a_folder_of_another_task_or_of_something_else_is_left_alone(compared, tmp_path):
     with pytest.raises(ValueError, match="is an experiment on text, not on recall"):
-        recall(RecallConfig(), compared, resume=True)
+        run_experiment(RecallConfig().experiment, compared, resume=True)
     (tmp_path / "mean").mkdir()
     with pytest.raises(ValueError, match="has a mean that no run wrote"):
-        recall(RecallConfig(), tmp_path)
+        run_experiment(RecallConfig().experiment, tmp_path)
     write_json(tmp_path / "experiment.json", {"mine": 1})
     with pytest.raises(ValueError, match=r"experiment\.json: unknown key 'mine'"):
-        recall(RecallConfig(), tmp_path, resume=True)
+        run_experiment(RecallConfig().experiment, tmp_path, resume=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["experiment.json", "mean"]
 
 
@@ -187,7 +191,11 @@ def test_all_models_get_the_very_same_corpus(tmp_path):
     downloaded = Corpus("Tiny Shakespeare", "http://example.org/input.txt", "naïve\r\n")
     assert load_corpus(pin_corpus(downloaded, tmp_path)).text == downloaded.text
     documents = Corpus("x", "http://example.org/input.txt", "OneTwo", documents=(3, 3))
-    assert load_corpus(pin_corpus(documents, tmp_path, "|"), "|").sha256 == documents.sha256
+    with pytest.raises(ValueError, match=r"has a corpus\.txt that no run wrote"):
+        pin_corpus(documents, tmp_path, "|")
+    (tmp_path / "corpus.txt").unlink()
+    for _ in ("begun", "resumed"):
+        assert load_corpus(pin_corpus(documents, tmp_path, "|"), "|").sha256 == documents.sha256
     (tmp_path / "texts").mkdir()
     for name in ("a.txt", "b.txt"):
         (tmp_path / "texts" / name).write_text(f"This is {name}.\n")
@@ -198,7 +206,7 @@ def test_all_models_get_the_very_same_corpus(tmp_path):
 @pytest.fixture
 def started(tmp_path):
     """A comparison in a session of its own, which trains its first model already."""
-    command = program("compare", "--data", "builtin", "--out", tmp_path)
+    command = program("compare", *SMALL_RUN, "--tokens", 10_000_000, "--out", tmp_path)
     process = start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     wait_for(lambda: read_metrics(tmp_path / "transformer"))
     yield process
@@ -207,7 +215,8 @@ def started(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)]
+    ("number", "code"),
+    [(signal.SIGKILL, -9), *(pytest.param(*each, marks=pytest.mark.long) for each in ((15, 143), (2, 130)))],
 )
 def test_a_signal_to_the_comparison_alone_ends_its_training_with_a_checkpoint(
     number, code, started, tmp_path

@@ -6,12 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json
 from memformers.comparison import experiment
-from memformers.comparison.recall import RECALL, RecallConfig, recall
+from memformers.comparison.experiment import run_experiment
+from memformers.comparison.recall import RECALL, RecallConfig
 from memformers.models.language_model import MemoryLM
 from memformers.report.document import write_report
 from memformers.runs.folder import read_metrics
+from memformers.training.resume import alone_in
 from memformers.training.run import build_model
 from tests.builders import tiny_recall
 from tests.processes import run_module, train_here
@@ -99,7 +102,7 @@ def test_a_stopped_experiment_says_that_finished_trainings_are_kept(tmp_path, mo
 
     monkeypatch.setattr(experiment, "run_modules", stopped)
     with pytest.raises(KeyboardInterrupt):
-        recall(RecallConfig(seeds=1, jobs=2, arms=TWO[::-1]), tmp_path / "r")
+        run_experiment(RecallConfig(seeds=1, jobs=2, arms=TWO[::-1]).experiment, tmp_path / "r")
     said = f"finished trainings are kept in {tmp_path / 'r'}; continue with --resume."
     assert said in capsys.readouterr().err
     assert len(finished(tmp_path / "r")) == 1
@@ -114,17 +117,24 @@ def test_of_several_at_a_time_the_one_with_most_keys_begins(tmp_path, monkeypatc
         return train_here(commands, jobs, **options)
 
     monkeypatch.setattr(experiment, "run_modules", record)
-    recall(RecallConfig(seeds=2, jobs=2, arms=("no-memory", "mean", "ceiling")), tmp_path / "r")
+    run_experiment(
+        RecallConfig(seeds=2, jobs=2, arms=("no-memory", "mean", "ceiling")).experiment, tmp_path / "r"
+    )
     assert begun == ["ceiling", "mean", "no-memory", "ceiling-seed1", "mean-seed1", "no-memory-seed1"]
 
 
 @pytest.mark.usefixtures("tiny", "unreported")
-def test_a_training_that_was_stopped_begins_again(tmp_path):
+def test_a_training_that_was_stopped_begins_again_when_its_process_has_ended(tmp_path, monkeypatch):
     config = RecallConfig(seeds=1, arms=TWO)
-    recall(config, tmp_path / "r")
+    run_experiment(config.experiment, tmp_path / "r")
     before = read_json(tmp_path / "r" / "compressive" / "result.json")
     (tmp_path / "r" / "compressive" / "result.json").unlink()
-    recall(config, tmp_path / "r", resume=True)
+    monkeypatch.setattr(experiment, "ENDING_SECONDS", 0.0)
+    with alone_in(tmp_path / "r" / "compressive"):
+        for begin in (lambda run: run_experiment(config.experiment, run.parent, resume=True), RECALL.train):
+            with pytest.raises(UserError, match="is being trained by another process"):
+                begin(tmp_path / "r" / "compressive")
+    run_experiment(config.experiment, tmp_path / "r", resume=True)
     again = read_json(tmp_path / "r" / "compressive" / "result.json")
     assert (again["recall"], again["controls"]) == (before["recall"], before["controls"])
     assert [r["tokens"] for r in read_metrics(tmp_path / "r" / "compressive")] == [128, 256, 256]
@@ -140,18 +150,18 @@ def test_a_training_that_fails_is_said_to_be_missing_and_the_others_are_reported
 
     monkeypatch.setattr(experiment, "run_modules", fail_one)
     with pytest.raises(ValueError, match="the training of mean failed; the others are in"):
-        recall(RecallConfig(seeds=1), tmp_path / "r")
+        run_experiment(RecallConfig(seeds=1).experiment, tmp_path / "r")
     markdown = (tmp_path / "r" / "report.md").read_text()
     assert "> **mean failed before its first step**" in markdown
     assert "| Compressive, M = 32" in markdown
     monkeypatch.setattr(experiment, "run_modules", lambda *_, **__: iter([(0, 1)]))
     with pytest.raises(ValueError, match="no training ended well, so there is nothing to report"):
-        recall(RecallConfig(seeds=1, arms=("mean",)), tmp_path / "other")
+        run_experiment(RecallConfig(seeds=1, arms=("mean",)).experiment, tmp_path / "other")
 
 
 @pytest.mark.usefixtures("tiny")
 def test_one_seed_claims_nothing(tmp_path):
-    recall(RecallConfig(seeds=1, arms=TWO), tmp_path / "r")
+    run_experiment(RecallConfig(seeds=1, arms=TWO).experiment, tmp_path / "r")
     markdown = (tmp_path / "r" / "report.md").read_text()
     assert "only one seed, so nothing is claimed" in markdown
     assert "`--seeds 5 --resume`" in markdown
@@ -178,3 +188,17 @@ def test_the_headline_is_the_paired_difference_over_seeds(shares, said, done, tm
     found = {arm["name"]: arm for arm in read_json(folder / "results.json")["arms"]}
     for right in found["compressive"]["right"]["untouched"]["by_distance"]:
         assert right["mean"] == pytest.approx(sum(share for share, _ in shares) / 2)
+
+
+def test_a_recall_experiment_with_nothing_to_report_is_one_line(done, tmp_path):
+    folder = shutil.copytree(done, tmp_path / "r")
+    (folder / "mean" / "result.json").write_text("{}")
+    with pytest.raises(UserError, match=r"mean/result\.json is broken: expected tokens"):
+        write_report(folder)
+    for result in folder.glob("*/result.json"):
+        result.unlink()
+    with pytest.raises(UserError, match="has finished, so there is nothing"):
+        write_report(folder)
+    (folder / "experiment.json").unlink()
+    with pytest.raises(UserError, match=r"name the folder of that, which has experiment\.json"):
+        write_report(folder)

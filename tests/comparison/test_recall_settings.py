@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from memformers.comparison import recall_training
 from memformers.comparison.recall import SETTINGS, RecallConfig, paper_ablation, sees_back
 from memformers.models.config import attention_operations, memory_facts
 from memformers.models.language_model import MemoryLM
@@ -46,6 +47,22 @@ def test_another_compression_differs_from_the_convolution_in_that_alone(name, se
     assert other == replace(conv, model=replace(conv.model, **settings))
 
 
+def test_what_is_claimed_is_measured_on_streams_on_which_nothing_is_chosen(monkeypatch):
+    measured = []
+    monkeypatch.setattr(
+        recall_training, "recall_segments", lambda *args: measured.append(args[-1]) or iter(())
+    )
+    monkeypatch.setattr(recall_training, "recall_by_distance", lambda *args, **_: {})
+    model = MemoryLM(NEAR.train.model)
+    for seed in (0, 1):
+        run = NEAR.run("compressive", seed)
+        chosen = replace(run, recall=replace(run.recall, measured_for="choosing"))
+        for each in (run, chosen):
+            recall_training.measure(model, each, 64)
+    assert len(set(measured)) == 4
+    assert all(seed < 2**63 for seed in measured)
+
+
 def test_other_compressions_are_trained_only_where_they_are_named():
     assert not {arm.name for arm in RecallConfig().experiment.arms} & {"max", "conv"}
     assert [arm.name for arm in RecallConfig(arms=("max", "mean")).experiment.arms] == ["max", "mean"]
@@ -84,16 +101,14 @@ def test_distances_grow_by_equal_factors_from_a_segment_to_twice_the_reach():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        ({"arms": ("mean", "min")}, "arm 'min' is unknown; this reach has no-memory, transformer-xl, "),
-        ({"arms": ("mean", "mean")}, "must name each arm once"),
-        ({"arms": ("mine: reach=5",)}, "arm 'mine': reach is the same for all arms"),
-        ({"arms": ("mine: growing=2",)}, "arm 'mine': .*growing"),
-        ({"reach": "farther"}, "reach='farther'"),
-        ({"seeds": 0}, "seeds=0"),
-        ({"tokens": 0}, "tokens=0"),
-    ],
-)
+    [({"arms": ("mean", "min")}, "arm 'min' is unknown; this reach has no-memory, transformer-xl, "),
+     ({"arms": ("mean", "mean")}, "must name each arm once"),
+     ({"arms": ("mine: reach=5",)}, "arm 'mine': reach is the same for all arms"),
+     ({"arms": ("mine: growing=2",)}, "arm 'mine': .*growing"),
+     ({"reach": "farther"}, "reach='farther'"),
+     ({"seeds": 0}, "seeds=0"),
+     ({"tokens": 0}, "tokens=0")],
+)  # fmt: skip
 def test_an_experiment_that_can_not_be_is_an_error(settings, message):
     with pytest.raises(ValueError, match=message):
         RecallConfig(**settings)

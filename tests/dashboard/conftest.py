@@ -22,13 +22,15 @@ from memformers.common.files import write_json
 from memformers.common.network import ask_json
 from memformers.dashboard.application import build, open_records
 from memformers.dashboard.server import listen
-from memformers.runs.folder import EXPERIMENT, METRICS
+from memformers.runs.folder import CONFIG, EXPERIMENT, METRICS, flatten
 from memformers.runs.plan import Arm, Plan
 
 
 def write_plan(folder, runs, settings, arms):
-    """The plan of an experiment with ``arms``: the settings of each by its name."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """The plan of an experiment with ``arms``, the settings of each by its name, and its runs' configs."""
+    for name, run in runs.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        write_json(folder / name / CONFIG, dict(flatten(settings)) | arms[run.arm] | {"seed": run.seed})
     plan = Plan("text", settings, tuple(Arm(*arm) for arm in arms.items()), runs)
     write_json(folder / EXPERIMENT, plan)
 

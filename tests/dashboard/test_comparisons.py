@@ -26,7 +26,6 @@ def plan(folder, seeds=(0, 1)):
     runs = runs_of(list(ARMS), seeds)
     write_plan(folder, runs, TRAIN, ARMS)
     for run in runs:
-        (folder / run).mkdir()
         write_json(folder / run / "labml.json", {"run": f"id-of-{run}", "name": run})
     return folder
 

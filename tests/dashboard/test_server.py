@@ -120,6 +120,21 @@ def test_runs_made_while_none_ran_are_imported_whole_and_only_once(tmp_path):
         assert len(dashboard.runs()) == 2
 
 
+@pytest.mark.usefixtures("quick_runs")
+@pytest.mark.filterwarnings("default:.*labml.json")
+def test_broken_runs_are_named_and_all_others_imported(tmp_path, capsys):
+    names = ("broken-card", "five", "huge", "whole")
+    card, *lines, whole = [recorded(tmp_path / "runs" / name) for name in names]
+    (card / "labml.json").write_text("{")
+    for folder, line in zip(lines, ("5", '{"tokens": 1, "x": 1' + "0" * 400 + "}"), strict=True):
+        (folder / "metrics.jsonl").write_text(f"{line}\n")
+    with DashboardHere(tmp_path / "records") as dashboard:
+        bring_in(find_runs(tmp_path / "runs"), dashboard.url)
+        assert dashboard.curve(read_card(whole).run) == expected(whole)
+    said = capsys.readouterr().err
+    assert all(f"{folder} was not imported." in said for folder in (card, *lines))
+
+
 def test_a_run_of_many_points_is_sent_in_pieces_and_arrives_whole(quick_runs, monkeypatch, tmp_path):
     monkeypatch.setattr(feeding, "POINTS_A_POST", 7)
     folder = recorded(tmp_path / "model", range(1, 60))
@@ -174,13 +189,11 @@ def test_a_folder_belongs_to_one_dashboard_to_which_others_bring_runs(quick_runs
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ("--host no.such.host.invalid", "host='no.such.host.invalid'"),
-        ("--port 99999999", "port=99999999"),
-        ("--port {taken}", "port {taken}"),
-        ("--import /gone", "/gone"),
-    ],
-)
+    [("--host no.such.host.invalid", "host='no.such.host.invalid'"),
+     ("--port 99999999", "port=99999999"),
+     ("--port {taken}", "port {taken}"),
+     ("--import /gone", "/gone")],
+)  # fmt: skip
 def test_what_cannot_be_started_gets_one_line(arguments, message, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken = listener.getsockname()[1]

@@ -1,7 +1,10 @@
 """Streams of a plain text, of chunks and of documents, whose tokens are 0, 1, …"""
 
+import hashlib
 import itertools
+import tracemalloc
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -108,12 +111,10 @@ def test_streams_start_over_together_and_go_on_from_any_place(kind):
 
 @pytest.mark.parametrize(
     ("n", "arguments", "kind", "message"),
-    [
-        (21, (2, 4, (0, 11)), {}, r"position .* 10, got 11\b"),
-        (37, (16, 64), {}, r"37 tokens .* 16 streams .* 1,025; use a longer"),
-        (21, (2, 4), {"documents": [12, 8]}, r"21 tokens in all, got 20\b"),
-    ],
-)
+    [(21, (2, 4, (0, 11)), {}, r"position .* 10, got 11\b"),
+     (37, (16, 64), {}, r"37 tokens .* 16 streams .* 1,025; use a longer"),
+     (21, (2, 4), {"documents": [12, 8]}, r"21 tokens in all, got 20\b")],
+)  # fmt: skip
 def test_what_cannot_be_read_is_an_error_that_says_what_to_do(n, arguments, kind, message):
     with pytest.raises(ValueError, match=message):
         next(training_segments(torch.arange(n), *arguments, **kind))
@@ -161,3 +162,48 @@ def test_each_document_is_read_beside_others_of_like_length_and_part_after_part(
 def test_tokens_of_streams_are_numbered():
     stream, place = streams_and_places([2, 0, 3])
     assert (stream.tolist(), place.tolist()) == ([0, 0, 2, 2, 2], [0, 1, 0, 1, 2])
+
+
+RECORDED = {
+    "plain": ({}, "39974aee7f20f412187f7eb043a13bfa15d0cd84d0bb6c1f3f6c152de1e50a54"),
+    "chunks": (
+        {"chunk_len": 37, "seed": 11},
+        "d38db16f24990b18fa9bbd49214561c81b8a92f97b54c62ac7fc6cb7108cb693",
+    ),
+    "documents": (
+        {"documents": (300, 1, 77, 13, 190, 5, 211, 112, 100), "seed": 3},
+        "1079ef0d0b81b0f22d56d5f47104fdeec21df7005f388ec9d5307fcca908bf5a",
+    ),
+}
+"""Checksums of 40 segments, from when an epoch was copied as a whole."""
+
+
+@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("kind", ["in memory", "on the disk"])
+def test_segments_are_always_the_same_ones_wherever_the_tokens_are(name, kind, tmp_path):
+    settings, expected = RECORDED[name]
+    tokens = torch.randint(0, 97, (1009,), generator=torch.Generator().manual_seed(5))
+    if kind == "on the disk":
+        np.save(tmp_path / "x.npy", tokens.numpy().astype(np.uint8))
+        tokens = np.load(tmp_path / "x.npy", mmap_mode="r")
+    digest = hashlib.sha256()
+    for s in itertools.islice(training_segments(tokens, 5, 16, (1, 32), **settings), 40):
+        assert s.inputs.dtype == s.targets.dtype == torch.int64
+        for t in (s.inputs, s.targets, s.doc_starts):
+            digest.update(b"none" if t is None else t.to(torch.int64).contiguous().numpy().tobytes())
+        digest.update(repr((s.starts_over, s.end, s.epoch)).encode())
+    assert digest.hexdigest() == expected
+
+
+def test_a_long_text_on_the_disk_is_not_copied(tmp_path):
+    """Of a hundred megabytes, not one; its tokens are holes of the file."""
+    n = 100_000_000
+    np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.uint8, (n,))
+    tokens = np.load(tmp_path / "x.npy", mmap_mode="r")
+    tracemalloc.start()
+    for settings in ({"chunk_len": 4096}, {"documents": (n // 2, n // 2)}):
+        next(training_segments(tokens, 8, 64, **settings))
+    next(plain_reading(n, 8, 6400).segments(tokens))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4_000_000

@@ -1,13 +1,25 @@
 """Texts, byte for byte, and documents from folders, JSON lines and between separators."""
 
+import errno
 import json
+import os
 import re
+from pathlib import Path
 
 import pytest
 
+from memformers.common.errors import UserError
+from memformers.data import texts
 from memformers.data.corpora import corpus_at, load_corpus
-from memformers.data.texts import bytes_of, divided, read_documents, read_text, text_of
-from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, build_tokenizer, line_break
+from memformers.data.texts import (
+    bytes_of,
+    divided,
+    read_documents,
+    read_text,
+    read_text_or_documents,
+    text_of,
+)
+from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, build_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -30,7 +42,7 @@ def test_bytes_that_are_no_utf8_are_an_error_for_a_model_of_characters_alone():
 
 @pytest.mark.parametrize(("vocabulary", "expected"), [("a\n\r", "\n"), ("a\r", "\r"), ("ba", "b")])
 def test_a_default_prompt_is_one_that_the_model_knows(vocabulary, expected):
-    assert line_break(CharacterTokenizer(vocabulary)) == expected
+    assert CharacterTokenizer(vocabulary).line_break == expected
 
 
 @pytest.fixture
@@ -80,30 +92,60 @@ def test_a_folder_or_file_without_text_is_an_error(content, tmp_path):
     for path in (tmp_path, tmp_path / "blank.txt"):
         with pytest.raises(ValueError, match="contains no text"):
             load_corpus(str(path))
-    with pytest.raises(ValueError, match="doesn't exist; name a text file"):
-        read_documents(tmp_path / "gone.jsonl")
+    with pytest.raises(UserError, match=r"gone\.jsonl can't be read: No such file or directory"):
+        read_text_or_documents(str(tmp_path / "gone.jsonl"))
 
 
-def test_json_lines_are_documents(tmp_path):
-    path = tmp_path / "x.jsonl"
+@pytest.mark.parametrize(("where", "name"), [(os, "scandir"), (texts, "blocks_of")])
+def test_a_part_of_a_folder_that_cannot_be_read_is_an_error(where, name, folder, monkeypatch):
+    real = getattr(where, name)
+
+    def refused(path):
+        if "a" in Path(path).parts:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(where, name, refused)
+    with pytest.raises(UserError, match=r"/a(/z\.md)? can't be read: Permission denied"):
+        load_corpus(str(folder))
+
+
+@pytest.mark.parametrize("files", [["config.json", "run.json"], ["experiment.json"]])
+def test_a_folder_of_a_run_below_the_texts_is_no_text(files, folder):
+    before = load_corpus(str(folder))
+    (folder / "runs" / "x" / "figures").mkdir(parents=True)
+    for name in (*files, "report.md", "figures/loss.csv"):
+        (folder / "runs" / "x" / name).write_text("{}")
+    with pytest.warns(UserWarning, match=r"folders of runs are left out: runs/x\.$"):
+        assert load_corpus(str(folder)).sha256 == before.sha256
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.JSON", "texts/x.json"])
+def test_json_lines_are_documents(name, tmp_path):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
     lines = [{"text": "One\u2028line", "id": 1}, {"text": "naïve"}]
     path.write_text("\ufeff" + "\r\n\n".join(map(json.dumps, lines)), encoding="utf-8")
-    corpus = load_corpus(str(path))
+    corpus = load_corpus(str(path.parent if "/" in name else path))
     assert (corpus.text, corpus.documents) == ("One\u2028linenaïve", (8, 5))
+
+
+@pytest.mark.parametrize("text", ['{\n"text": "a"}', '["a"]\n', '{"txt": "a"}\n', "plain"])
+def test_other_json_is_a_text(text, tmp_path):
+    (tmp_path / "x.json").write_text(text)
+    assert read_text_or_documents(str(tmp_path / "x.json")) == text
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [
-        (b'{"text": "cut o', '"text", got \'{"text": "cut o\' \\('),
-        (b'["text"]', r"""got '\["text"\]';"""),
-        (b'{"txt": "a"}', "txt"),
-        (b'{"text": 3}', "3"),
-        (b'{"text": "\xff"}', "codec"),
-        (b"[" * 100_000, r"got '\[{40}…' \("),
-        (b'{"text": "\\ud83d"}', "half of a surrogate pair"),
-    ],
-)
+    [(b'{"text": "cut o', '"text", got \'{"text": "cut o\' \\('),
+     (b'["text"]', r"""got '\["text"\]';"""),
+     (b'{"txt": "a"}', "txt"),
+     (b'{"text": 3}', "3"),
+     (b'{"text": "\xff"}', "codec"),
+     (b"[" * 100_000, r"got '\[{40}…' \("),
+     (b'{"text": "\\ud83d"}', "half of a surrogate pair")],
+)  # fmt: skip
 def test_a_line_that_is_no_document_is_an_error_that_names_it(line, message, tmp_path):
     (tmp_path / "x.jsonl").write_bytes(b'{"text": "a"}\n\n' + line + b'\n{"text": "b"}\n')
     with pytest.raises(ValueError, match=rf"^x\.jsonl:3: .*{message}") as error:
@@ -122,11 +164,9 @@ def test_a_separator_cuts_a_text_into_documents_named_by_their_places(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [
-        ("b.txt", r"document_separator='<end>' doesn't occur in b\.txt; give the text"),
-        ("", r"document_separator='<end>' divides a single text, but .* consists of documents"),
-    ],
-)
+    [("b.txt", r"document_separator='<end>' doesn't occur in b\.txt; give the text"),
+     ("", r"document_separator='<end>' divides a single text, but .* consists of documents")],
+)  # fmt: skip
 def test_a_separator_that_cannot_cut_is_an_error(name, message, folder):
     with pytest.raises(ValueError, match=message):
         load_corpus(str(folder / name), "<end>")

@@ -29,12 +29,13 @@ def test_characters_are_numbered_by_how_often_the_text_has_them_when_asked_for(t
     assert build_tokenizer("character", "banana bonanza").vocabulary == " abnoz"
 
 
-@pytest.mark.parametrize("name", ["character", "byte"])
+@pytest.mark.parametrize("name", ["character", "byte", "bpe"])
 def test_cutoffs_between_tokens_that_are_in_no_order_of_frequency_are_an_error(name):
-    with pytest.raises(ValueError, match=rf"^cutoffs=\(3,\) .*'{name}' .*tokenizer='frequency'"):
+    with pytest.raises(ValueError, match=rf"^cutoffs=\(3,\) .*'{name}' "):
         check_order(name, (3,))
     check_order(name, ())
     check_order("frequency", (3,))
+    check_order("word", (3,))
 
 
 def test_unknown_characters_are_named_with_their_places():
@@ -50,5 +51,3 @@ def test_broken_tokenizer_files_are_errors(tmp_path):
         (tmp_path / "tokenizer.json").write_text(json.dumps(wrong))
         with pytest.raises(ValueError, match=list(wrong.values())[-1]):
             load_tokenizer(tmp_path)
-    with pytest.raises(ValueError, match=r"'character'.* name='word'"):
-        build_tokenizer("word", "abc")

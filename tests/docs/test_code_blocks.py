@@ -34,10 +34,10 @@ PAGES = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").r
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {"python", "text", "sh", "bibtex"}
 
-TINY_TRAINING = [*SMALL_SIZES, "--tokens", "600", "--c-mem-len", "8", "--device", "cpu"]
+TINY_TRAINING = [*SMALL_SIZES, "--tokens", "600", "--device", "cpu"]
 TINY = {
     "train": TINY_TRAINING,
-    "compare": [*TINY_TRAINING, "--models", "compressive"],
+    "compare": [*TINY_TRAINING, "--models", "compressive", "--c-mem-len", "8"],
     "generate": ["--tokens", "5", "--device", "cpu"],
     "evaluate": ["--device", "cpu"],
     "probe": ["--positions", "20", "--device", "cpu"],
@@ -110,7 +110,8 @@ def tiny(arguments):
     if "--help" in arguments or "--resume" in arguments:
         return arguments
     data = ["--data", "book.txt"] if command in ("train", "compare") and "--data" not in arguments else []
-    return [*arguments, *data, *TINY.get(command, [])]
+    slots = ["--c-mem-len", "8"] if command == "train" and "compressive" in arguments else []
+    return [*arguments, *data, *TINY.get(command, []), *slots]
 
 
 @pytest.mark.parametrize("page", pages_with("python"), ids=name_of)

@@ -148,7 +148,7 @@ def test_a_public_name_is_on_one_page_and_its_module_leads_there(site):
 def test_the_page_of_the_command_line_has_each_option_of_a_command_in_the_order_of_its_help(command, site):
     lines = help_of(command).splitlines()
     options = [
-        found[1] for line in lines if (found := re.match(r"│ (-\S+(?:, -\S+)?|[A-Z]{2,})(?= |$)", line))
+        found[1] for line in lines if (found := re.match(r"│ (-\S+(?:, -\S+)?|\[?[A-Z]{2,}\]?)(?= |$)", line))
     ]
     titles = [line.strip("╭─╮ ") for line in lines if line.startswith("╭")]
     page = read(site, "command-line.html")
@@ -161,15 +161,11 @@ def test_the_page_of_the_command_line_has_each_option_of_a_command_in_the_order_
 
 @pytest.mark.parametrize(
     ("page", "text"),
-    [
-        ("api/index.html", r'positions: Literal\["learned",\s+"sinusoidal"\]'),
-        (
-            "command-line.html",
-            r"--seeds INT default: 1\nHow many seeds each arm is trained from: seed, seed \+ 1 a",
-        ),
-        ("command-line.html", r"--text STR required\nA text file; - is standard input\."),
-    ],
-)
+    [("api/index.html", r'positions: Literal\["learned",\s+"sinusoidal"\]'),
+     ("command-line.html",
+      r"--seeds INT default: 1\nHow many seeds each arm is trained from: seed, seed \+ 1 a"),
+     ("command-line.html", r"--text STR required\nA text file; - is standard input\.")],
+)  # fmt: skip
 def test_choices_meanings_and_defaults_stand_on_a_page(page, text, site):
     assert re.search(text, text_of(read(site, page)))
 

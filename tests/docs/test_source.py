@@ -32,14 +32,12 @@ def test_an_excerpt_may_be_some_lines_of_a_method():
 
 @pytest.mark.parametrize(
     ("line", "reason"),
-    [
-        ("!source memformers.models.memory.gone", "there is no 'gone'"),
-        ("!source memformers.gone.newest", "there is no 'gone'"),
-        ("!source memformers.models.memory", "is a module"),
-        ('!source memformers.models.remembering.newest from "gone"', "no line with 'gone'"),
-        ('!source memformers.models.remembering.newest from "return" to "def"', "no line with 'def'"),
-    ],
-)
+    [("!source memformers.models.memory.gone", "there is no 'gone'"),
+     ("!source memformers.gone.newest", "there is no 'gone'"),
+     ("!source memformers.models.memory", "is a module"),
+     ('!source memformers.models.remembering.newest from "gone"', "no line with 'gone'"),
+     ('!source memformers.models.remembering.newest from "return" to "def"', "no line with 'def'")],
+)  # fmt: skip
 def test_a_page_can_not_outlive_what_it_shows(line, reason):
     with pytest.raises(ValueError, match=reason):
         expanded(line)

@@ -1,6 +1,7 @@
 """Whole texts and documents, against each stream read alone, segment by segment."""
 
 import math
+import re
 import statistics
 
 import pytest
@@ -72,9 +73,10 @@ READINGS = {
 def test_the_beginning_of_an_evaluation_is_the_evaluation_of_the_beginning(model, reading, steps):
     lm, text, calls = small_lm(model), torch.randint(0, 11, (sum(LENGTHS),)), []
     whole = evaluate_reading(lm, text, reading)
-    alone = evaluate_reading(lm, text, reading, lambda: calls.append(1), steps)
+    alone = evaluate_reading(lm, text, reading, calls.append, steps)
     beginning = whole.beginning(reading, steps)
     assert len(calls) == min(steps, len(reading.steps))
+    torch.testing.assert_close(torch.cat(calls).sum(), alone.losses.sum())
     for name, value in vars(alone).items():
         torch.testing.assert_close(getattr(beginning, name), value, rtol=0, atol=0)
     assert (alone.loss == whole.loss) == (steps >= len(reading.steps))
@@ -171,9 +173,19 @@ def test_the_command_evaluates_documents_in_a_folder_or_between_separators(train
     assert found[0]["loss_nats"] == found[1]["loss_nats"]
 
 
+def test_the_command_shows_how_far_it_is_and_the_loss_so_far(trained, tmp_path):
+    (tmp_path / "x.txt").write_text("Again: an honest man.\n" * 60)
+    ended = run("evaluate", "--checkpoint", trained, "--text", tmp_path / "x.txt", "--streams", 1)
+    assert ended.code == 0, ended.err
+    loss = float(re.search(r"loss +([\d.]+)", ended.out)[1])
+    last = re.findall(r"evaluating: 100%.*1.32k/1.32k.*loss ([\d.]+) nats", ended.err.replace("\r", "\n"))[-1]
+    assert float(last) == pytest.approx(loss, abs=6e-4)
+    assert "evaluating:   0%" in ended.err
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("empty", "is a folder without any file of UTF-8 text"), ("gone.jsonl", "doesn't exist"),
+    [("empty", "is a folder without any file of UTF-8 text"), ("gone.jsonl", "can't be read: No such file"),
      (".", "divides a single text, but"), ("x.txt", "'|' doesn't occur in x.txt")],
 )  # fmt: skip
 def test_the_command_says_what_is_wrong_with_documents(text, said, trained, tmp_path):

@@ -10,11 +10,13 @@ import torch
 from memformers.cli import main
 from memformers.common.files import read_json, write_json
 from memformers.data.corpora import Corpus
+from memformers.data.tokenizers import build_tokenizer
 from memformers.evaluation.probe import ProbeConfig, occurrences_in, probe
 from memformers.evaluation.token_groups import NO_WORD
 from memformers.report.document import write_report
 from memformers.training.run import train_run
 from tests.builders import MODELS, small_training
+from tests.report.fake_runs import markdown_of
 from tests.training.runs import short_corpus
 
 QUICK = ProbeConfig(step=16, positions=20, longest=64, streams=2, tokens=256)
@@ -27,6 +29,7 @@ def copied(compared, tmp_path_factory):
     return shutil.copytree(compared, tmp_path_factory.mktemp("copied") / "compared", symlinks=True)
 
 
+@pytest.mark.drawn
 def test_a_comparison_is_probed_and_its_report_shows_it(copied, capsys):
     main(["probe", str(copied), "--step", "16", "--positions", "20", "--longest", "64", "--tokens", "512"])
     assert str(copied / "report.html") in capsys.readouterr().out
@@ -52,7 +55,11 @@ def test_the_first_seed_of_each_arm_is_probed(copied, tmp_path):
     plan = read_json(folder / "experiment.json")
     plan["runs"]["compressive-seed1"] = {"arm": "compressive", "seed": 1}
     write_json(folder / "experiment.json", plan)
-    assert set(read_json(probe(folder, QUICK, CPU))["attention"]) == set(MODELS)
+    shutil.rmtree(folder / "transformer" / "checkpoints")
+    with pytest.warns(UserWarning, match="not probed, since there is no checkpoint of it: transformer"):
+        assert set(read_json(probe(folder, QUICK, CPU))["attention"]) == set(MODELS) - {"transformer"}
+    said = "**Not probed, since no checkpoint was there**: Transformer, no memory."
+    assert said in markdown_of(folder)
 
 
 def test_a_single_run_is_probed_from_inside_its_folder(copied, monkeypatch):
@@ -80,7 +87,7 @@ def test_documents_are_probed_each_from_an_empty_memory(length, tmp_path):
     held_out = 400 // length
     assert results["documents"] == held_out
     markdown = write_report(folder).with_suffix(".md").read_text()
-    assert f"Each of the {held_out} held-out documents is read from an empty memory" in markdown
+    assert f"Of {held_out} held-out documents, each is read from an empty memory" in markdown
     assert ("too short" in markdown) == (length == 20)
     ablation = results["memory_ablation"]
     if length == 20:
@@ -98,7 +105,8 @@ def test_words_of_documents_end_with_them():
     """Held out are the last two; cut anywhere else, "he" and "at" would be one word that nobody has said."""
     corpus = Corpus("some", "some", "cat cat hat " * 10 + "hat he" + "at cat", documents=(120, 6, 6))
     assert corpus.validation_documents == ("hat he", "at cat")
-    found = occurrences_in(corpus, 12, (6, 6))
+    tokenizer = build_tokenizer("character", corpus.text)
+    found = occurrences_in(corpus, tokenizer, tokenizer.encode(corpus.validation_text), (6, 6))
     assert found.tolist() == [10, 10, 10, NO_WORD, 0, 0, 0, 0, NO_WORD, 20, 20, 20]
 
 

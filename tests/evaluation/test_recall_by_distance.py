@@ -88,15 +88,6 @@ def test_a_control_loses_the_part_that_it_touches_and_nothing_else(control, kept
     assert by_place[control.split()[0]] < 0.4  # what is older, or another stream's, is right by chance
 
 
-def test_swapped_slots_lose_exactly_the_distances_that_only_slots_cover(measured):
-    names = ("untouched", "slots swapped", "slots zeroed")
-    untouched, swapped, zeroed = (measured[name].accuracy for name in names)
-    assert swapped[:2] == zeroed[:2] == untouched[:2] == (1.0, 1.0)  # up to M
-    assert zeroed[3] == 0.0  # from M + S on
-    assert max(swapped[3:5]) < 0.5
-    assert untouched[3] == 1.0
-
-
 def test_asks_are_counted_after_the_warm_up_alone():
     segments = list(heard(12))
     recall = recall_by_distance(Copies(), segments, EDGES, warm_up=10 * S)["untouched"]

@@ -7,12 +7,18 @@ import pytest
 import torch
 
 from memformers.data.texts import bytes_of, text_of
-from memformers.data.tokenizers import ByteTokenizer
+from memformers.data.tokenizers import ByteTokenizer, build_tokenizer
 from memformers.evaluation.evaluate import evaluate, summary
-from memformers.evaluation.units import bits
+from memformers.evaluation.units import comparable, counts_of, units, units_of
 from tests.builders import small_lm
 
 BIT = math.log(2)
+
+
+def bits(losses, texts):
+    """Per character and per byte."""
+    found = comparable(losses, units_of(texts, [len(of_text) + 1 for of_text in losses]))
+    return found["bits_per_character"], found["bits_per_byte"]
 
 
 def losses_of(n_tokens):
@@ -68,3 +74,24 @@ def test_a_slice_of_a_text_is_as_hard_a_character_as_its_characters_however_it_i
         numbers = summary(evaluate(lm, ByteTokenizer().encode(text), 1), text)
         assert numbers["bits_per_character"] == pytest.approx(3 * 8)
         assert numbers["bits_per_byte"] == pytest.approx(8)
+
+
+@pytest.mark.parametrize("name", ["bpe", "word"])
+def test_words_and_subwords_are_counted_in_the_characters_bytes_and_words_of_the_text(name):
+    """By hand: all but those of the first token of each text."""
+    texts = ["naïve kings, naïve crowns\n", "kings and crowns\n"]
+    tokenizer = build_tokenizer(name, "".join(texts))
+    tokens = [tokenizer.encode(text) for text in texts]
+    counts = counts_of(texts, sum(map(len, tokens)), 2)
+    of = units(tokenizer, torch.cat(tokens), tuple(map(len, tokens)), counts)
+    given = [tokenizer.decode(t[:1]) for t in tokens]
+    assert all(text.startswith(first) for text, first in zip(texts, given, strict=True))
+    assert of.characters == sum(map(len, texts)) - sum(map(len, given))
+    assert of.bytes == sum(len(text.encode()) for text in texts) - sum(len(first.encode()) for first in given)
+    assert of.words == 7
+    losses = [losses_of(len(t)) for t in tokens]
+    nats = sum(loss.sum().item() for loss in losses)
+    found = comparable(losses, of)
+    assert found["bits_per_character"] == pytest.approx(nats / BIT / of.characters)
+    assert found["bits_per_byte"] == pytest.approx(nats / BIT / of.bytes)
+    assert found["word_perplexity"] == (pytest.approx(math.exp(nats / 7)) if nats < 4900 else math.inf)

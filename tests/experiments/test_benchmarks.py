@@ -109,6 +109,7 @@ def test_the_report_says_by_how_much_starts_and_compressions_are_slower():
     assert "| max | none | 75.0 | 0.50 (0.50 – 0.50) |" in lines
 
 
+@pytest.mark.drawn
 def test_the_reports_are_those_of_the_numbers_that_were_measured(tmp_path):
     results, decoded = (read_json(HERE / name) for name in ("results.json", "decoding.json"))
     write_report(results, tmp_path)

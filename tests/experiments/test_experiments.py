@@ -32,6 +32,7 @@ def test_an_experiment_ends_with_a_report(name, tmp_path, monkeypatch):
     assert f"report: {tmp_path / 'run' / 'report.html'}" in ended.out
 
 
+@pytest.mark.long
 def test_the_tables_in_the_docs_are_those_that_scaling_writes(tmp_path):
     ended = run_module("experiments.scaling", "--out", tmp_path / "scaling.md")
     assert ended.code == 0, ended.err
@@ -42,12 +43,18 @@ def test_the_tables_in_the_docs_are_those_that_scaling_writes(tmp_path):
 
 @pytest.mark.parametrize(
     ("module", "arguments", "message"),
-    [
-        ("transformer_xl", ["--heads", 3], "error: d_model=128 is not divisible by heads=3"),
-        ("scaling", ["--bandwidth", 0], "bandwidth to be a number, above 0, got bandwidth=0.0"),
-        ("soak", ["--steps", 5], "every=100 must be between 10 and steps=5"),
-    ],
-)
+    [("transformer_xl", ["--heads", 3], "error: d_model=128 is not divisible by heads=3"),
+     ("scaling", ["--bandwidth", 0], "bandwidth to be a number, above 0, got bandwidth=0.0"),
+     ("soak", ["--steps", 5], "every=100 must be between 10 and steps=5"),
+     ("recipes", ["--recipes", "β₂ 2"], "recipes β₂ 2 are unknown; there are: default; first version"),
+     ("slots", ["--variants", "c = 3"], "variants c = 3 are unknown; there are as in the experiment",),
+     ("ablation", ["--arms", "min"], "arm 'min' is unknown; the table has transformer-xl, bptt, max, "),
+     ("ablation", ["--arms", "max", "max"], "arms=max max must name each row once."),
+     ("ablation", ["--resume"], "name the experiment to resume as --out."),
+     ("ablation", ["--seeds", 0], "seeds=0"),
+     ("ablation", ["--text-tokens", 0], "text_tokens=0"),
+     ("ablation", ["--recall-tokens", 0], "recall_tokens=0")],
+)  # fmt: skip
 def test_a_mistake_gets_one_line(module, arguments, message):
     assert run_module(f"experiments.{module}", *arguments).said(message)
 

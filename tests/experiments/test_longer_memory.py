@@ -4,10 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.longer_memory import __main__ as program
-from experiments.longer_memory.__main__ import LongerMemory
-from experiments.longer_memory.figure import save_figure
-from experiments.longer_memory.growth import write_tables
+from experiments import longer_memory as program
+from experiments.longer_memory import LongerMemory, save_figure, write_tables
 from memformers.common.errors import UserError
 from memformers.comparison import experiment
 from memformers.models.config import ModelConfig
@@ -32,7 +30,7 @@ def test_every_arm_differs_from_transformer_xl_in_its_memory_only():
 @pytest.fixture
 def small(monkeypatch, quick_runs):
     """Settings of a moment, and trainings in this process."""
-    network = ModelConfig(d_model=16, heads=2, n_layers=1, d_ff=16, segment_len=16, mem_len=8)
+    network = ModelConfig("compressive", d_model=16, heads=2, n_layers=1, d_ff=16, segment_len=16, mem_len=8)
     monkeypatch.setattr(program, "BASE", replace(small_training(tokens=128), model=network))
     monkeypatch.setattr(experiment, "run_modules", train_here)
     monkeypatch.setattr(program, "LENGTHS", ("M-16: mem_len=16",))

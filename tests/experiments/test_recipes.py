@@ -2,11 +2,8 @@
 
 import pytest
 
-from experiments.recipes import __main__ as program
-from experiments.recipes import candidates
-from experiments.recipes.__main__ import Recipes, measured_speeds, recipes_table
-from experiments.recipes.candidates import CANDIDATES, work_of
-from memformers.common.errors import UserError
+from experiments import recipes as program
+from experiments.recipes import CANDIDATES, Recipes, measured_speeds, recipes_table, work_of
 from memformers.common.files import read_json, write_json
 from memformers.comparison import experiment
 from memformers.runs.finished import read_runs
@@ -43,8 +40,7 @@ def test_only_recipes_whose_steps_have_the_same_work_share_a_speed(monkeypatch):
 @pytest.mark.usefixtures("quick_runs")
 def test_every_recipe_gets_the_tokens_of_its_time(tmp_path, monkeypatch):
     small = small_training(evaluations=1, model="transformer-xl")
-    for module in (candidates, program):
-        monkeypatch.setattr(module, "DEFAULT", small)
+    monkeypatch.setattr(program, "DEFAULT", small)
     monkeypatch.setattr(program, "TIMED_STEPS", 1)
     monkeypatch.setattr(experiment, "run_modules", train_here)
     Recipes(out=tmp_path, data="builtin", recipes=("default", "dropout 0.05"), seconds=0.01).run()
@@ -54,8 +50,3 @@ def test_every_recipe_gets_the_tokens_of_its_time(tmp_path, monkeypatch):
     assert all(run.config["tokens"] == max(round(speeds[name] * 0.01), 1) for name, run in runs.items())
     assert runs["dropout 0.05"].config["model"]["dropout"] == 0.05
     assert "| default |" in (tmp_path / "table.md").read_text()
-
-
-def test_an_unknown_recipe_is_an_error(tmp_path):
-    with pytest.raises(UserError, match="recipes β₂ 2 are unknown; there are: default; first version"):
-        Recipes(out=tmp_path, recipes=("β₂ 2",)).run()

@@ -3,10 +3,10 @@
 import pytest
 
 from experiments.slots import VARIANTS, Slots
-from memformers.common.errors import UserError
 from memformers.common.files import read_json
 from memformers.comparison import experiment
 from memformers.comparison.recall import SETTINGS
+from memformers.report import document
 from memformers.tracking import relay
 from tests.builders import tiny_recall
 from tests.processes import train_here
@@ -19,7 +19,7 @@ def small(monkeypatch):
     """Settings of a moment, trainings in this process, and no report, which takes longer."""
     monkeypatch.setitem(SETTINGS, "near", tiny_recall())
     monkeypatch.setattr(experiment, "run_modules", train_here)
-    monkeypatch.setattr(experiment, "write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr(document, "write_report", lambda folder: folder / "report.html")
     monkeypatch.setattr(relay, "module_command", lambda *_: ["cat"])
 
 
@@ -28,8 +28,9 @@ def test_each_variant_is_trained_once_and_has_its_row(tmp_path):
     Slots(out=tmp_path, variants=TWO, tokens=128, seeds=2).run()
     results = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/result.json")}
     assert len(results) == 4
-    rates = {read_json(p.parent / "config.json")["model"]["compression_rate"] for p in results}
-    assert rates == {4, 8}
+    configs = [read_json(p.parent / "config.json") for p in results]
+    assert {config["model"]["compression_rate"] for config in configs} == {4, 8}
+    assert {config["recall"]["measured_for"] for config in configs} == {"choosing"}
     rows = (tmp_path / "table.md").read_text().splitlines()
     assert [row.split(" | ")[0].strip("| ") for row in rows[2:]] == list(TWO)
     assert all(row.count("±") >= 2 and row.endswith("| 2 |") for row in rows[2:])
@@ -37,12 +38,15 @@ def test_each_variant_is_trained_once_and_has_its_row(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/result.json")} == results
 
 
+@pytest.mark.usefixtures("small")
+def test_transformer_xl_has_the_variants_that_are_not_of_slots(tmp_path):
+    Slots(out=tmp_path, memory="transformer-xl", variants=(*TWO, "1 head"), tokens=128).run()
+    configs = [read_json(p.parent / "config.json") for p in tmp_path.glob("*/result.json")]
+    assert sorted(config["model"]["heads"] for config in configs) == [1, SETTINGS["near"].train.model.heads]
+    assert {config["model"]["model"] for config in configs} == {"transformer-xl"}
+
+
 def test_every_variant_differs_from_the_experiment_in_its_own_settings():
     settings = [tuple(sorted(variant.items())) for variant in VARIANTS.values()]
     assert len(set(settings)) == len(VARIANTS)
     assert not any(name.startswith("recall.stream") for variant in VARIANTS.values() for name in variant)
-
-
-def test_an_unknown_variant_is_an_error(tmp_path):
-    with pytest.raises(UserError, match="variants c = 3 are unknown; there are as in the experiment, c = 2"):
-        Slots(out=tmp_path, variants=("c = 3",)).run()

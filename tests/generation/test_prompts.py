@@ -132,21 +132,13 @@ def test_the_model_stays_in_the_mode_it_was_in_and_drops_nothing(model):
 
 @pytest.mark.parametrize(
     ("prompts", "message"),
-    [
-        ([], "there are no prompts; give at least one"),
-        (
-            [torch.ones(3).long(), torch.tensor([])],
-            r"prompt 1 of 2 \(counted from 0\) has no tokens; give it",
-        ),
-        (
-            [torch.ones(3).long(), torch.ones(3)],
-            r"prompt 1 of 2 .*int64 or int32 .*float32 \[3\]",
-        ),
-        ([torch.ones(3, 1).long()], r"prompt 0 of 1 .* got torch.int64 \[3, 1\]"),
-        ([[1, 2], [3]], r"prompt 0 of 2 \(counted from 0\) is a list; give a tensor of its tokens"),
-        ([torch.tensor([1]), torch.tensor([11, 2])], "vocab_size=11"),
-    ],
-)
+    [([], "there are no prompts; give at least one"),
+     ([torch.ones(3).long(), torch.tensor([])], r"prompt 1 of 2 \(counted from 0\) has no tokens; give it",),
+     ([torch.ones(3).long(), torch.ones(3)], r"prompt 1 of 2 .*int64 or int32 .*float32 \[3\]",),
+     ([torch.ones(3, 1).long()], r"prompt 0 of 1 .* got torch.int64 \[3, 1\]"),
+     ([[1, 2], [3]], r"prompt 0 of 2 \(counted from 0\) is a list; give a tensor of its tokens"),
+     ([torch.tensor([1]), torch.tensor([11, 2])], "vocab_size=11")],
+)  # fmt: skip
 @pytest.mark.parametrize("model", MODELS)
 def test_what_is_no_prompt_is_said_at_once(model, prompts, message):
     with pytest.raises(ValueError, match=message) as error:
@@ -156,14 +148,12 @@ def test_what_is_no_prompt_is_said_at_once(model, prompts, message):
 
 @pytest.mark.parametrize(
     ("prompt", "n", "options", "message"),
-    [
-        (tokens(0, 1), 3, {}, "at least one of each"),
-        (tokens(3), -1, {}, "max_new_tokens=-1"),
-        (tokens(3), 1, {"temperature": -1}, "temperature=-1"),
-        (tokens(3), 1, {"batch": 2}, "batch=2 repeats a single prompt, got 2"),
-        (prompts_of(3, 4, 5), 1, {"batch": 2}, "batch=2 repeats a single prompt, got 3"),
-    ],
-)
+    [(tokens(0, 1), 3, {}, "at least one of each"),
+     (tokens(3), -1, {}, "max_new_tokens=-1"),
+     (tokens(3), 1, {"temperature": -1}, "temperature=-1"),
+     (tokens(3), 1, {"batch": 2}, "batch=2 repeats a single prompt, got 2"),
+     (prompts_of(3, 4, 5), 1, {"batch": 2}, "batch=2 repeats a single prompt, got 3")],
+)  # fmt: skip
 def test_what_can_not_be_continued_is_an_error_at_once(prompt, n, options, message):
     with pytest.raises(ValueError, match=message):
         small_lm("transformer-xl").generate(prompt, n, **options)

@@ -63,14 +63,12 @@ def test_a_seed_of_more_than_64_bits_is_an_error():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ({"temperature": -0.5}, "temperature=-0.5"),
-        ({"temperature": float("nan")}, "temperature=nan"),
-        ({"top_k": 0}, "top_k=0"),
-        ({"top_p": 0.0}, "top_p=0.0"),
-        ({"top_p": 1.5}, "top_p=1.5"),
-    ],
-)
+    [({"temperature": -0.5}, "temperature=-0.5"),
+     ({"temperature": float("nan")}, "temperature=nan"),
+     ({"top_k": 0}, "top_k=0"),
+     ({"top_p": 0.0}, "top_p=0.0"),
+     ({"top_p": 1.5}, "top_p=1.5")],
+)  # fmt: skip
 def test_what_cannot_be_drawn_from_is_an_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         Sampling(**arguments)

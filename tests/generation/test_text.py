@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load, save_file
 
 from memformers.common.errors import UserError
-from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer
+from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from memformers.generation.memory_file import (
     MODEL,
     SEAL,
@@ -15,7 +15,7 @@ from memformers.generation.memory_file import (
     save_memory,
 )
 from memformers.generation.sampling import Sampling, seeded
-from memformers.generation.text import TextStream, continue_text, incremental_decoder
+from memformers.generation.text import TextStream, continue_text
 from memformers.models.memory import Memory
 from tests.builders import small_lm
 
@@ -85,5 +85,19 @@ def test_writing_ends_with_the_stop():
 
 
 def test_a_character_of_several_bytes_comes_when_it_is_whole():
-    decode = incremental_decoder(ByteTokenizer())
+    decode = ByteTokenizer().decoder()
     assert [decode(byte) for byte in "aß€".encode()] == ["a", "", "ß", "", "", "€"]
+
+
+@pytest.mark.parametrize(("prompt", "before"), [("a b", " "), ("a b\n", "")])
+def test_a_word_follows_a_space_and_a_line_none_in_the_prompt_and_in_portions(prompt, before):
+    words = WordTokenizer(["<eos>", "<unk>", *"abcdefgh"])
+    lm = small_lm("transformer-xl", vocab_size=words.vocab_size).eval()
+    stream = TextStream(lm, words)
+    stream.read(prompt)
+    text = written(stream, 5) + written(stream, 4)
+    again = TextStream(lm, words)
+    again.read(prompt)
+    assert written(again, 9) == text
+    assert text.startswith(before)
+    assert words.encode(prompt + text).tolist()[: len(words.encode(prompt))] == words.encode(prompt).tolist()

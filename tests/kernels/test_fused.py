@@ -48,14 +48,6 @@ def test_vectors_that_are_not_in_one_piece_work():
     close(spread[0], wanted[0], torch.float32)
 
 
-def test_parameters_may_stay_in_float32_while_activations_are_bfloat16():
-    """As under autocast."""
-    inputs = tensors(2, 3, 5, 11, 8, torch.bfloat16)
-    for name in ("u", "v", "s", "r"):
-        inputs[name] = inputs[name].detach().float().requires_grad_()
-    compare(fused.relative_attention, inputs, torch.bfloat16)
-
-
 @pytest.mark.parametrize("programs", [1, 6])
 def test_streams_may_share_a_program(programs, monkeypatch):
     monkeypatch.setattr(fused, "PROGRAMS", programs)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memformers.kernels import absorbed, blocked, naive, single
+from memformers.kernels import absorbed, blocked, dispatch, naive, single
 from tests.kernels.against_naive import DEVICE, compare, first_keys, leaves, tensors
 
 # (B, H, S, K, E): prime and different, and the edges: no memory, one query, one of everything.
@@ -22,14 +22,14 @@ BLOCKS = [
 TILES = [(1, 2, 37, 83, 7), (2, 1, 67, 67, 32), (1, 1, 41, 97, 64), (1, 1, 19, 43, 128)]
 """Several tiles of queries and of keys with ragged ends, and heads of all widths."""
 SIZES = {
-    "naive": {torch.float64: [*EDGES, (2, 3, 7, 11, 5)]},
+    "naive": {torch.float64: [*EDGES, (2, 3, 7, 11, 5)], torch.bfloat16: EDGES[:1]},
     "absorbed": {torch.float64: [*EDGES, (3, 2, 5, 7, 5)]},
     "single": {torch.float64: [(5, 2, 1, 13, 3), (3, 2, 1, 2, 5), (1, 1, 1, 1, 1)]},
     "blocked": {dtype: [*EDGES, *BLOCKS] for dtype in (torch.float64, torch.float32, torch.bfloat16)},
     "fused": {
         torch.float32: [*EDGES, *TILES],
-        torch.bfloat16: [EDGES[0], TILES[1], (1, 2, 71, 139, 64), (1, 1, 67, 131, 128)],
-        torch.float16: [(1, 2, 71, 139, 64)],
+        torch.bfloat16: [EDGES[0], TILES[1], (1, 1, 71, 139, 64), (1, 1, 67, 131, 128)],
+        torch.float16: [(1, 1, 71, 139, 64)],
     },
 }
 FROM_KEY_START = SIZES | {
@@ -85,9 +85,9 @@ def over_a_cache(query, key, value, r, u, v=None, s=None, key_start=None):
     return single.relative_attention(*inputs, columns, **terms, key_start=key_start)
 
 
-def check(name, dtype, size, bounded=False, without=""):
+def check(name, dtype, size, bounded=False, without="", autocast=False):
     """Compare the kernel of this name with what it must equal, where queries see all keys or, ``bounded``,
-    those from another one on."""
+    those from another one on; with ``autocast``, where the terms of distances stay in float32."""
     device = DEVICE if name == "fused" else "cpu"
     inputs, law = tensors(*size, dtype, device), naive.relative_attention
     if name == "fused":
@@ -106,6 +106,9 @@ def check(name, dtype, size, bounded=False, without=""):
     else:
         kernel = {"blocked": blocked.relative_attention, "single": over_a_cache}[name]
     inputs = {name: t for name, t in inputs.items() if name not in without}
+    if autocast:
+        terms = {name: inputs[name].detach().float().requires_grad_() for name in "rsuv"}
+        inputs, kernel = inputs | terms, torch.autocast(device, dtype)(kernel)
     B, _, S, K, _ = size
     compare(kernel, inputs, dtype, first_keys(B, S, K, device) if bounded else None, law)
 
@@ -130,3 +133,9 @@ def test_a_kernel_equals_the_law_in_output_and_every_gradient(name, dtype, size,
 def test_a_kernel_equals_the_law_in_either_scheme_of_positions(name, without):
     dtype = next(iter(SIZES[name]))
     check(name, dtype, SIZES[name][dtype][0], without=without)
+
+
+@pytest.mark.usefixtures("bfloat16_as_on_the_gpu")
+@pytest.mark.parametrize("name", dispatch.SUPPORT)
+def test_scores_are_in_float32_under_autocast(name):
+    check(name, torch.bfloat16, (2, 3, 5, 11, 8), autocast=True)

@@ -39,19 +39,17 @@ def test_a_mask_per_stream_acts_on_that_stream_alone(positions):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ({"heads": 8, "d_model": 100}, r"d_model=100 is not divisible by heads=8; .* 96 or 104"),
-        ({"heads": 8, "d_model": 4}, r"multiple of 8, such as 8"),
-        ({"heads": 0, "d_model": 8}, "heads=0"),
-        ({"heads": 2, "d_model": 8, "dropout_prob": 1.0}, "dropout_prob=1.0"),
-        ({"heads": 2, "d_model": 8, "positions": "rotary"}, "positions='rotary'"),
-        ({"heads": 2, "d_model": 8, "max_positions": 0}, "max_positions=0"),
-        ({"heads": 2, "d_model": 8, "clamp_len": 5, "positions": "learned"}, "clamp_len=5 is for sinusoids"),
-        (SINUSOIDAL | {"clamp_len": 0}, "clamp_len=0"),
-        (SINUSOIDAL | {"position_features": -1}, "position_features=-1"),
-        ({"heads": 2, "d_model": 8, "position_features": 4}, "position_features=4 is for sinusoids"),
-    ],
-)
+    [({"heads": 8, "d_model": 100}, r"d_model=100 is not divisible by heads=8; .* 96 or 104"),
+     ({"heads": 8, "d_model": 4}, r"multiple of 8, such as 8"),
+     ({"heads": 0, "d_model": 8}, "heads=0"),
+     ({"heads": 2, "d_model": 8, "dropout_prob": 1.0}, "dropout_prob=1.0"),
+     ({"heads": 2, "d_model": 8, "positions": "rotary"}, "positions='rotary'"),
+     ({"heads": 2, "d_model": 8, "max_positions": 0}, "max_positions=0"),
+     ({"heads": 2, "d_model": 8, "clamp_len": 5, "positions": "learned"}, "clamp_len=5 is for sinusoids"),
+     (SINUSOIDAL | {"clamp_len": 0}, "clamp_len=0"),
+     (SINUSOIDAL | {"position_features": -1}, "position_features=-1"),
+     ({"heads": 2, "d_model": 8, "position_features": 4}, "position_features=4 is for sinusoids")],
+)  # fmt: skip
 def test_a_config_that_cannot_work_is_an_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         RelativeMultiHeadAttention(**arguments)
@@ -63,19 +61,17 @@ IN_SHAPE, KEY_START = r"query \[S, B, 8\] and key, value \[K, B, 8\]", r"key_sta
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ({"mask": MASK.float()}, "boolean mask"),
-        ({"mask": MASK[:, :-1]}, r"\[3, 7, 2\] or \[3, 7, 1\]"),
-        ({"mask": MASK | True}, "query 0 of stream 0 see key 5, which lies in its future"),
-        ({"mask": MASK & False}, "hides every key from query 0 of stream 0"),
-        *(({"key_start": start}, KEY_START) for start in (FIRST[:, :-1], FIRST.int(), FIRST[0])),
-        ({"query": torch.zeros(3, 2, 6), **dict.fromkeys(("key", "value"), torch.zeros(7, 2, 6))}, IN_SHAPE),
-        (dict.fromkeys(("key", "value"), torch.zeros(7, 4, 8)), IN_SHAPE),
-        ({"value": torch.zeros(6, 2, 8)}, IN_SHAPE),
-        ({"query": torch.zeros(3, 8), **dict.fromkeys(("key", "value"), torch.zeros(7, 8))}, IN_SHAPE),
-        (dict.fromkeys(("key", "value"), torch.zeros(9, 2, 8)), r"max_positions=8.*got 9.*sinusoidal"),
-    ],
-)
+    [({"mask": MASK.float()}, "boolean mask"),
+     ({"mask": MASK[:, :-1]}, r"\[3, 7, 2\] or \[3, 7, 1\]"),
+     ({"mask": MASK | True}, "query 0 of stream 0 see key 5, which lies in its future"),
+     ({"mask": MASK & False}, "hides every key from query 0 of stream 0"),
+     *(({"key_start": start}, KEY_START) for start in (FIRST[:, :-1], FIRST.int(), FIRST[0])),
+     ({"query": torch.zeros(3, 2, 6), **dict.fromkeys(("key", "value"), torch.zeros(7, 2, 6))}, IN_SHAPE),
+     (dict.fromkeys(("key", "value"), torch.zeros(7, 4, 8)), IN_SHAPE),
+     ({"value": torch.zeros(6, 2, 8)}, IN_SHAPE),
+     ({"query": torch.zeros(3, 8), **dict.fromkeys(("key", "value"), torch.zeros(7, 8))}, IN_SHAPE),
+     (dict.fromkeys(("key", "value"), torch.zeros(9, 2, 8)), r"max_positions=8.*got 9.*sinusoidal")],
+)  # fmt: skip
 def test_what_attention_can_not_be_called_with_is_an_error(arguments, message):
     x = torch.randn(7, 2, 8)
     with pytest.raises(ValueError, match=message):
@@ -105,11 +101,9 @@ def over_memory_and_plainly(attention, S, M, mask=None, key_start=None):
 @pytest.mark.parametrize(("S", "M"), [(3, 4), (1, 1), (2, 7), (1, 9), (2, 8)])
 @pytest.mark.parametrize(
     ("kernel", "hidden"),
-    [
-        *product(("auto", "naive", "blocked"), ("nothing", "keys before a start")),
-        *product(("auto", "naive"), ("keys of a mask",)),
-    ],
-)
+    [*product(("auto", "naive", "blocked"), ("nothing", "keys before a start")),
+     *product(("auto", "naive"), ("keys of a mask",))],
+)  # fmt: skip
 def test_attention_over_a_memory_is_attention_over_memory_and_segment(positions, S, M, kernel, hidden):
     attention = RelativeMultiHeadAttention(
         3, 12, 0.0, positions=positions, max_positions=M + S, kernel=kernel

@@ -117,16 +117,14 @@ VALID = r"valid as torch.int64 \[2\] on cpu"
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ({"doc_starts": torch.zeros(5, 3).bool()}, STARTS),
-        ({"doc_starts": torch.zeros(5, 1).bool()}, STARTS),
-        ({"doc_starts": torch.zeros(5, 2)}, STARTS),
-        ({"doc_starts": torch.zeros(5, 2, device="meta").bool()}, STARTS),
-        ({"valid": torch.zeros(3).long()}, VALID),
-        ({"valid": torch.zeros(2, 1).long()}, VALID),
-        ({"valid": torch.zeros(2)}, VALID),
-    ],
-)
+    [({"doc_starts": torch.zeros(5, 3).bool()}, STARTS),
+     ({"doc_starts": torch.zeros(5, 1).bool()}, STARTS),
+     ({"doc_starts": torch.zeros(5, 2)}, STARTS),
+     ({"doc_starts": torch.zeros(5, 2, device="meta").bool()}, STARTS),
+     ({"valid": torch.zeros(3).long()}, VALID),
+     ({"valid": torch.zeros(2, 1).long()}, VALID),
+     ({"valid": torch.zeros(2)}, VALID)],
+)  # fmt: skip
 def test_what_does_not_fit_the_streams_is_an_error_of_one_line(arguments, message):
     x, calls = torch.randn(5, 2, 12), []
     calls.append(lambda: small_xl()(x, None, **arguments))
@@ -150,7 +148,5 @@ def test_a_compression_that_does_not_say_its_rate_is_asked_for_it_only_where_it_
     x, past = torch.randn(5, 2, 12), [torch.randn(4, 2, 12)] * 2
     stack(x, past, past)
     stack(x, past, None, valid=torch.tensor([1, 2]))
-    with pytest.raises(
-        ValueError, match="Identity has no compression_rate, the number of positions that a slot represents"
-    ):
+    with pytest.raises(ValueError, match="Identity has no compression_rate"):
         stack(x, past, past, valid=torch.tensor([1, 2]))

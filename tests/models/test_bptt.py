@@ -160,6 +160,17 @@ def test_without_it_nothing_is_kept_or_made_anew():
     assert Memory.empty(lm.config, 2).slot_inputs == ()
 
 
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("lengths", [{"mem_len": 7}, {"mem_len": 10}, {"mem_len": 2, "c_mem_len": 3}])
+def test_slots_are_made_anew_as_they_were_remembered(lengths, compression):
+    """Also where the first compression is a smaller one, or the oldest is remembered in part."""
+    lm, memory = lm_of(4, compression=compression, **lengths), Memory(())
+    for text in segments(6):
+        memory = lm(text, memory).memory
+        same(lm.transformer.recompute_slots(memory, lm.config.layer_lengths).c_mem, memory.c_mem)
+
+
 @pytest.mark.parametrize("when", ["eval", "no_grad"])
 def test_only_in_training_with_gradients_are_slots_made_anew(when):
     lm, texts = lm_of(2), segments(5)
@@ -256,13 +267,11 @@ def test_a_text_whose_memory_was_saved_goes_on(tmp_path):
 
 @pytest.mark.parametrize(
     ("bptt", "change", "message"),
-    [
-        (0, lambda x: x, r"slot_inputs of 12 positions .*, which keeps 0"),
-        (2, lambda x: x[:-1], r"slot_inputs of some of 6 slots .* got \d+"),
-        (2, lambda x: torch.cat((x, x)), r"slot_inputs of some of 6 slots .* got \d+"),
-        (2, lambda x: x[:, :1], "slot_inputs of layer 0"),
-    ],
-)
+    [(0, lambda x: x, r"slot_inputs of 12 positions .*, which keeps 0"),
+     (2, lambda x: x[:-1], r"slot_inputs of some of 6 slots .* got \d+"),
+     (2, lambda x: torch.cat((x, x)), r"slot_inputs of some of 6 slots .* got \d+"),
+     (2, lambda x: x[:, :1], "slot_inputs of layer 0")],
+)  # fmt: skip
 def test_a_memory_with_sources_is_refused_where_it_does_not_fit(bptt, change, message):
     memory = past_of(lm_of(2), segments(4))
     wrong = Memory(memory.mem, memory.c_mem, slot_inputs=tuple(map(change, memory.slot_inputs)))

@@ -9,10 +9,11 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from memformers.kernels import dispatch
 from memformers.models.memory import Memory
 from tests.builders import MODELS, small_lm
+from tests.texts import BY_LAYER
 
 NEVER = 1 << 18
 """So much work is never met here, so that the blocked kernel isn't."""
-BY_LAYER = {"mem_len": (6, 4), "c_mem_len": (4, 3), "compression_rate": (3, 2)}
+LONGER = ("transformer-xl", NEVER, False, {"mem_len": (5, 8)})
 
 
 def three_segments(model, forward, bounded):
@@ -36,12 +37,11 @@ def three_segments(model, forward, bounded):
 @pytest.mark.parametrize(
     ("model", "worth_blocking", "bounded", "settings"),
     [
-        ("transformer-xl", NEVER, False, {"mem_len": (5, 8)}),
-        ("compressive", 1, False, {"n_layers": 1}),
+        ("transformer-xl", NEVER, False, {"n_layers": 1}),
         ("compressive", 1, True, BY_LAYER),
         *(
             pytest.param(*case, marks=pytest.mark.long)
-            for case in product(MODELS, (1, NEVER), (False, True), ({},))
+            for case in (*product(MODELS, (1, NEVER), (False, True), ({},)), LONGER)
         ),
     ],
 )

@@ -83,13 +83,11 @@ def is_compression(name):
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        *({"positions": p, "norm": n} for p in ("learned", "sinusoidal") for n in ("pre", "post")),
-        {"compression": "dilated"},
-        {"compression_loss": "auto-encoding"},
-        {"compression": "dilated", "compression_loss": "auto-encoding"},
-    ],
-)
+    [*({"positions": p, "norm": n} for p in ("learned", "sinusoidal") for n in ("pre", "post")),
+     {"compression": "dilated"},
+     {"compression_loss": "auto-encoding"},
+     {"compression": "dilated", "compression_loss": "auto-encoding"}],
+)  # fmt: skip
 @pytest.mark.parametrize("auxiliary", [False, True])
 def test_one_loss_reaches_the_compression_with_its_decoder_and_the_other_all_else(auxiliary, settings):
     lm, text = small_lm("compressive", **settings), tokens(21)

@@ -7,17 +7,16 @@ import torch
 
 from memformers.models.memory import Memory
 from tests.builders import small_lm
+from tests.texts import BY_LAYER
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("model", "settings", "strict"),
-    [
-        ("compressive", {"n_layers": 1}, False),
-        ("compressive", {"mem_len": (6, 4), "c_mem_len": (4, 3), "compression_rate": (3, 2)}, True),
-        pytest.param("transformer-xl", {"n_layers": 1}, False, marks=pytest.mark.long),
-    ],
-)
+    [("compressive", BY_LAYER, False),
+     pytest.param("compressive", BY_LAYER, True, marks=pytest.mark.long),
+     pytest.param("transformer-xl", {"n_layers": 1}, False, marks=pytest.mark.long)],
+)  # fmt: skip
 def test_an_exported_model_reads_segment_after_segment_as_the_model_does(model, settings, strict):
     lm = small_lm(model, segment_len=6, **settings).eval()
 

@@ -1,11 +1,14 @@
 import json
 import pickle
 from dataclasses import replace
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 
+from memformers.models.config import AdaptiveConfig, ModelConfig
 from memformers.models.language_model import MemoryLM
+from memformers.models.memory import Memory
 from tests.builders import MODELS, SMALL, small_lm
 from tests.texts import EXACT, read, tokens
 
@@ -32,6 +35,34 @@ def test_segments_with_unlimited_memory_equal_one_pass(model, segment_len, norm,
     lm = small_lm(model, segment_len=segment_len, mem_len=1000, norm=norm, positions=positions)
     text = tokens(100)
     torch.testing.assert_close(read(lm, text)[0], lm(text).logits, **EXACT)
+
+
+CHOICES = [
+    {"embedding": "adaptive", "adaptive": AdaptiveConfig((3,), div_val=2)},
+    {"embedding": "adaptive", "adaptive": AdaptiveConfig(d_embed=8, tie_weights=True, tie_projections=True)},
+    {"compression_loss": "auto-encoding"},
+    {"bptt": 1},
+    *(
+        {name: value}
+        for name in ("norm", "positions", "kernel", "compression", "compression_start")
+        for value in get_args(get_type_hints(ModelConfig)[name])
+        if value != "fused"
+    ),
+]
+
+
+@pytest.mark.parametrize(("dtype", "autocast"), [(torch.float32, True), (torch.bfloat16, False)])
+@pytest.mark.parametrize("settings", CHOICES, ids=str)
+@pytest.mark.parametrize("model", MODELS)
+def test_layer_inputs_and_memory_have_the_dtype_of_the_weights(model, settings, autocast, dtype):
+    lm = small_lm(model, **settings).to(dtype)
+    seen, memory = set(), Memory.empty(lm.config, 2, dtype=dtype)
+    for layer in lm.transformer.layers:
+        layer.register_forward_pre_hook(lambda _, __, given: seen.add(given["x"].dtype), with_kwargs=True)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        for _ in range(3):
+            memory = lm(tokens(7), memory).memory
+    assert seen | {part.dtype for parts in memory.parts.values() for part in parts} == {dtype}
 
 
 def test_the_transformer_forgets_between_segments():
@@ -65,16 +96,19 @@ def test_the_same_seed_gives_all_models_the_same_shared_weights():
             assert torch.equal(states["transformer"][name], states[model][name]), (model, name)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_a_saved_model_comes_back_the_same(model, dtype, tmp_path):
-    lm = small_lm(model).eval().to(dtype)
+@pytest.mark.parametrize(
+    ("model", "settings", "dtype"),
+    [*((model, {}, dtype) for model in MODELS for dtype in (torch.float32, torch.float64, torch.bfloat16)),
+     *(("compressive", settings, torch.float32) for settings in CHOICES)],
+)  # fmt: skip
+def test_a_saved_model_comes_back_the_same(model, settings, dtype, tmp_path):
+    lm = small_lm(model, **settings).eval().to(dtype)
     lm.save_pretrained(tmp_path / "model")
     again = MemoryLM.from_pretrained(tmp_path / "model")
     assert again.config == lm.config
     assert not again.training
-    text = tokens(7)
-    assert torch.equal(again(text).logits, lm(text).logits)
+    text = tokens(40)
+    assert torch.equal(read(again, text)[0], read(lm, text)[0])
     assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
 
 
@@ -83,17 +117,15 @@ NO_WEIGHTS = "doesn't contain the weights of this config"
 
 @pytest.mark.parametrize(
     ("name", "change", "message"),
-    [
-        ("config.json", None, r"config\.json"),
-        ("config.json", {"mem_lem": 3}, "unknown key 'mem_lem'; did you mean 'mem_len'"),
-        ("config.json", {"mem_len": "long"}, "mem_len"),
-        ("config.json", b"{", "can't be read as JSON"),
-        ("config.json", {"n_layers": 1}, NO_WEIGHTS),
-        ("model.safetensors", b"\x88\x13", NO_WEIGHTS),
-        ("model.safetensors", pickle.dumps({"weight": 0}), NO_WEIGHTS),
-        ("model.safetensors", None, r"expected .*model\.safetensors beside config\.json"),
-    ],
-)
+    [("config.json", None, r"config\.json"),
+     ("config.json", {"mem_lem": 3}, "unknown key 'mem_lem'; did you mean 'mem_len'"),
+     ("config.json", {"mem_len": "long"}, "mem_len"),
+     ("config.json", b"{", "can't be read as JSON"),
+     ("config.json", {"n_layers": 1}, NO_WEIGHTS),
+     ("model.safetensors", b"\x88\x13", NO_WEIGHTS),
+     ("model.safetensors", pickle.dumps({"weight": 0}), NO_WEIGHTS),
+     ("model.safetensors", None, r"expected .*model\.safetensors beside config\.json")],
+)  # fmt: skip
 def test_broken_files_are_named_and_nothing_is_unpickled(name, change, message, tmp_path):
     small_lm("transformer-xl").save_pretrained(tmp_path)
     path = tmp_path / name
@@ -104,6 +136,17 @@ def test_broken_files_are_named_and_nothing_is_unpickled(name, change, message, 
         path.write_bytes(change)
     with pytest.raises(ValueError, match=message):
         MemoryLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_that_no_model_wrote_and_the_current_folder_are_not_overwritten(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / name).write_text('{"mine": 1}')
+    for folder, message in (("other", name), ("", "folder='' is the current folder")):
+        with pytest.raises(ValueError, match=message):
+            small_lm("transformer").save_pretrained(folder)
+    assert [path.read_text() for path in tmp_path.rglob("*.*")] == ['{"mine": 1}']
 
 
 def test_a_save_that_fails_leaves_the_old_model(tmp_path, monkeypatch):

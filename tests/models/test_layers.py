@@ -26,15 +26,11 @@ def test_layers_of_a_stack_start_from_different_weights():
 
 @pytest.mark.parametrize(
     ("build", "message"),
-    [
-        (lambda: small_xl(norm="between"), "norm='between'"),
-        (lambda: TransformerXL(small_xl().layers[0], 0), "n_layers=0"),
-        (
-            lambda: TransformerXLLayer(**(layer_parts() | {"d_model": 16})),
-            "d_model=16, but self_attn was built for 12",
-        ),
-    ],
-)
+    [(lambda: small_xl(norm="between"), "norm='between'"),
+     (lambda: TransformerXL(small_xl().layers[0], 0), "n_layers=0"),
+     (lambda: TransformerXLLayer(**(layer_parts() | {"d_model": 16})),
+      "d_model=16, but self_attn was built for 12")],
+)  # fmt: skip
 def test_layers_that_cannot_be_are_an_error(build, message):
     with pytest.raises(ValueError, match=message):
         build()
@@ -98,14 +94,12 @@ def test_no_memory_can_be_said_in_three_ways(mem):
 
 @pytest.mark.parametrize(
     ("mem", "message"),
-    [
-        ([torch.zeros(3, 2, 12)], "2 layers.* got 1"),
-        ([torch.zeros(3, 4, 12)] * 2, r"batch.*\[·, 2, 12\], got \[3, 4, 12\]"),
-        ([torch.zeros(3, 2, 8)] * 2, r"got \[3, 2, 8\]"),
-        ([torch.zeros(3, 2, 12, dtype=torch.float64)] * 2, "float32 on cpu, .* got torch.float64"),
-        ([torch.zeros(3, 2, 12, device="meta")] * 2, "on cpu, .* on meta"),
-    ],
-)
+    [([torch.zeros(3, 2, 12)], "2 layers.* got 1"),
+     ([torch.zeros(3, 4, 12)] * 2, r"batch.*\[·, 2, 12\], got \[3, 4, 12\]"),
+     ([torch.zeros(3, 2, 8)] * 2, r"got \[3, 2, 8\]"),
+     ([torch.zeros(3, 2, 12, dtype=torch.float64)] * 2, "float32 on cpu, .* got torch.float64"),
+     ([torch.zeros(3, 2, 12, device="meta")] * 2, "on cpu, .* on meta")],
+)  # fmt: skip
 def test_a_memory_that_does_not_fit_is_an_error(mem, message):
     with pytest.raises(ValueError, match=message):
         small_xl()(torch.randn(5, 2, 12), mem)

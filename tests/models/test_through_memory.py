@@ -38,14 +38,12 @@ def different(found, wanted):
 @pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
 @pytest.mark.parametrize(
     ("changes", "worth_blocking"),
-    [
-        ({"positions": "sinusoidal"}, 1 << 18),
-        ({"positions": "learned"}, 1 << 18),
-        ({"positions": "sinusoidal"}, 1),
-        ({"positions": "learned"}, 1),
-        ({"norm": "post"}, 1 << 18),
-    ],
-)
+    [({"positions": "sinusoidal"}, 1 << 18),
+     ({"positions": "learned"}, 1 << 18),
+     ({"positions": "sinusoidal"}, 1),
+     ({"positions": "learned"}, 1),
+     ({"norm": "post"}, 1 << 18)],
+)  # fmt: skip
 def test_segments_through_memory_have_the_gradient_of_one_pass_over_the_joined_text(
     model, changes, worth_blocking, monkeypatch
 ):

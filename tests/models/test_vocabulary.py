@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_leaves
 from memformers import AdaptiveConfig, MemoryLM, ModelConfig
 from memformers.data.streams import IGNORED, Segment
 from memformers.evaluation.evaluate import evaluate
-from memformers.generation.decoding import Decoder
 from memformers.models.memory import Memory
 from memformers.models.vocabulary import (
     AdaptiveEmbedding,
@@ -23,7 +22,6 @@ from memformers.models.vocabulary import (
 from memformers.training.distributed import Distributed
 from memformers.training.gradients import InTurn, backward
 from tests.builders import MODELS, fill_zeros, small_lm, small_training
-from tests.texts import EXACT, read, read_on, tokens
 
 D, V = 13, 37
 CUTOFFS = [(), (1,), (5, 11, 29), (5, 6, 36)]
@@ -135,36 +133,10 @@ def test_a_compiled_model_has_the_same_loss():
         torch.testing.assert_close(ours, wanted)
 
 
-CLUSTERS = {"embedding": "adaptive", "adaptive": AdaptiveConfig((3, 7), 2), "norm": "post"}
-SHARED = CLUSTERS | {"adaptive": AdaptiveConfig((3, 7), 2, None, True, True)}
-
-
-@pytest.mark.parametrize("changes", [CLUSTERS, SHARED])
-@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
-def test_cached_logits_are_the_log_probabilities_of_the_forward_pass(model, changes):
-    lm = small_lm(model, **changes).double()
-    text = tokens(70)
-    torch.testing.assert_close(read_on(Decoder(lm, 2), text), read(lm, text)[0], **EXACT)
-
-
-def test_it_is_saved_evaluated_and_written_like_any_model(tmp_path):
-    lm = small_lm("compressive", **SHARED).eval()
-    lm.save_pretrained(tmp_path)
-    again = MemoryLM.from_pretrained(tmp_path)
-    assert again.config == lm.config
-    text = tokens(60, 1).flatten()
-    assert evaluate(again, text, 2).loss == evaluate(lm, text, 2).loss
-    prompt = text[:5, None]
-    greedy = torch.stack(list(lm.generate(prompt, 20, temperature=0.0)))
-    assert torch.equal(greedy, torch.stack(list(again.generate(prompt, 20, temperature=0.0))))
-
-
 def test_cutoffs_beyond_the_vocabulary_are_an_error_once_it_is_known():
     # A training's text may have more tokens.
     config = ModelConfig(embedding="adaptive", adaptive=AdaptiveConfig((300,)))
-    with pytest.raises(
-        ValueError, match=r"cutoffs=\(300,\) leave no token of vocab_size=256 to the last cluster"
-    ):
+    with pytest.raises(ValueError, match=r"cutoffs=\(300,\) .* vocab_size=256"):
         MemoryLM(config)
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from experiments import pretrained
 from memformers import MemoryLM
+from memformers.common.atomic_dir import check_manifest
 from memformers.common.files import read_json
 from memformers.evaluation.evaluate import evaluate
 from memformers.pretrained.own import (
@@ -20,7 +21,6 @@ from memformers.pretrained.own import (
     load_packaged,
     packaged_names,
 )
-from memformers.runs.atomic_dir import check_manifest
 from tests.builders import small_lm, small_training
 from tests.processes import finish, program, run
 
@@ -103,12 +103,10 @@ def test_evaluate_takes_a_packaged_model(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (["--pretrained", "hamlet"], "no pretrained model is called 'hamlet'; use one of compressive-sh"),
-        ([], "give one model: --checkpoint with the folder of a run, or --pretrained with one of compress"),
-        (["--pretrained", "compressive-shakespeare", "--checkpoint", "runs"], "give one model"),
-    ],
-)
+    [(["--pretrained", "hamlet"], "no pretrained model is called 'hamlet'; use one of compressive-sh"),
+     ([], "give one model: --checkpoint with the folder of a run, or --pretrained with one of compress"),
+     (["--pretrained", "compressive-shakespeare", "--checkpoint", "runs"], "give one model")],
+)  # fmt: skip
 @pytest.mark.parametrize("command", [["generate"], ["evaluate", "--text", "-"]])
 def test_one_model_must_be_named_and_be_there(command, arguments, message):
     assert run(*command, *arguments).said(message)

@@ -135,20 +135,16 @@ def test_what_the_weights_do_not_show_is_the_configs_or_our_default_and_where_th
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ({"layers.1.dec_attn.o_net.weight": None}, r"missing: layers\.1\.dec_attn\.o_net\.weight\.$"),
-        ({"layers.0.dec_attn.q_net.weight": torch.ones(2)}, r"unexpected: layers\.0\.dec_attn\.q_net"),
-        ({"layers.1.pos_ff.CoreNet.0.bias": torch.ones(9)}, r"CoreNet\.0\.bias is \[9\], not \[16\]"),
-        ({"word_emb.emb_layers.0.weight": torch.ones(3)}, r"0\.weight to have 2 dimensions, got \[3\]"),
-        ({"r_w_bias": None}, r"the weights lack layers\.0\.dec_attn\.r_w_bias"),
-        ({"r_w_bias": torch.ones(2, 4)}, r"n_head=2 times d_head=4 must equal d_model=12"),
-        (
-            {"crit.out_layers.1.bias": torch.ones(4, dtype=torch.int8)},
-            r"crit\.out_layers\.1\.bias is torch\.int8, no floating-point tensor",
-        ),
-        ({"crit.cluster_bias": torch.ones(1)}, r"have 1 clusters of rare words, and cutoffs=\[3, 7\] make 2"),
-    ],
-)
+    [({"layers.1.dec_attn.o_net.weight": None}, r"missing: layers\.1\.dec_attn\.o_net\.weight\.$"),
+     ({"layers.0.dec_attn.q_net.weight": torch.ones(2)}, r"unexpected: layers\.0\.dec_attn\.q_net"),
+     ({"layers.1.pos_ff.CoreNet.0.bias": torch.ones(9)}, r"CoreNet\.0\.bias is \[9\], not \[16\]"),
+     ({"word_emb.emb_layers.0.weight": torch.ones(3)}, r"0\.weight to have 2 dimensions, got \[3\]"),
+     ({"r_w_bias": None}, r"the weights lack layers\.0\.dec_attn\.r_w_bias"),
+     ({"r_w_bias": torch.ones(2, 4)}, r"n_head=2 times d_head=4 must equal d_model=12"),
+     ({"crit.out_layers.1.bias": torch.ones(4, dtype=torch.int8)},
+      r"crit\.out_layers\.1\.bias is torch\.int8, no floating-point tensor"),
+     ({"crit.cluster_bias": torch.ones(1)}, r"have 1 clusters of rare words, and cutoffs=\[3, 7\] make 2")],
+)  # fmt: skip
 def test_weights_that_do_not_fit_are_named(change, message):
     changed = {name: t for name, t in (made()[1] | change).items() if t is not None}
     with pytest.raises(ValueError, match=message) as error:
@@ -158,23 +154,18 @@ def test_weights_that_do_not_fit_are_named(change, message):
 
 @pytest.mark.parametrize(
     ("config", "message"),
-    [
-        (
-            {"cutoffs": None},
-            r"have 2 clusters of rare words, and cutoffs=\[\] make 0; give those of the model",
-        ),
-        ({"cutoffs": [3, 30]}, r"cutoffs=\(3, 30\)"),
-        ({"cutoffs": 3}, "cutoffs=3"),
-        ({"n_head": 4}, r"n_head=3, .* n_head=4"),
-        ({"tie_projs": True}, "tie_projs=True"),
-        ({"attn_type": 2}, r"attn_type=0, .* attn_type=2"),
-        ({"mem_len": "long"}, "mem_len='long'"),
-        ({"mem_len": -1}, "mem_len=-1"),
-        ({"dropout": "0.1"}, "dropout='0.1'"),
-        ({"pre_lnorm": None}, r"got pre_lnorm=None; give it, as in config=\{'pre_lnorm'"),
-        ({"pre_lnorm": "no"}, "got pre_lnorm='no'"),
-    ],
-)
+    [({"cutoffs": None}, r"have 2 clusters of rare words, and cutoffs=\[\] make 0; give those of the model"),
+     ({"cutoffs": [3, 30]}, r"cutoffs=\(3, 30\)"),
+     ({"cutoffs": 3}, "cutoffs=3"),
+     ({"n_head": 4}, r"n_head=3, .* n_head=4"),
+     ({"tie_projs": True}, "tie_projs=True"),
+     ({"attn_type": 2}, r"attn_type=0, .* attn_type=2"),
+     ({"mem_len": "long"}, "mem_len='long'"),
+     ({"mem_len": -1}, "mem_len=-1"),
+     ({"dropout": "0.1"}, "dropout='0.1'"),
+     ({"pre_lnorm": None}, r"got pre_lnorm=None; give it, as in config=\{'pre_lnorm'"),
+     ({"pre_lnorm": "no"}, "got pre_lnorm='no'")],
+)  # fmt: skip
 def test_a_config_of_another_model_is_an_error(config, message):
     """None stands for a setting that is left out."""
     config = {"pre_lnorm": False, "cutoffs": [3, 7]} | config
@@ -209,15 +200,13 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(suffix, tmp_path)
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
-    [
-        ("none.bin", None, r"none\.bin .* is missing"),
-        ("list.bin", [1, 2], "state dict of tensors, got a list"),
-        ("numbers.bin", {3: torch.ones(2)}, "holds more than tensors: 3; save"),
-        ("run.bin", {"state_dict": {}, "epoch": 3}, "holds more than tensors: state_dict, epoch; save"),
-        ("text.bin", "no weights\n", r"text\.bin can't be read as"),
-        ("text.safetensors", "no weights\n", r"text\.safetensors can't be read as"),
-    ],
-)
+    [("none.bin", None, r"none\.bin .* is missing"),
+     ("list.bin", [1, 2], "state dict of tensors, got a list"),
+     ("numbers.bin", {3: torch.ones(2)}, "holds more than tensors: 3; save"),
+     ("run.bin", {"state_dict": {}, "epoch": 3}, "holds more than tensors: state_dict, epoch; save"),
+     ("text.bin", "no weights\n", r"text\.bin can't be read as"),
+     ("text.safetensors", "no weights\n", r"text\.safetensors can't be read as")],
+)  # fmt: skip
 def test_files_without_weights_are_named(name, content, message, tmp_path):
     path = tmp_path / name
     if content is not None:

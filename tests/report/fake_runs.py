@@ -48,9 +48,10 @@ def fake_run(folder, model, bits, *, finished=True, facts=FACTS, read=9_000, **c
     if finished:
         result = {"step": 10, "tokens": 1000, "seconds": 10.0, "loss": 0.7 * bits, "accuracy": 0.5}
         result |= {"bits_per_character": bits, "reconstruction_loss": None}
+        result |= {"bits_per_byte": bits / 2, "word_perplexity": 99.0}
         result |= {"peak_memory_bytes": 300 * 2**20, "prompt": "BANQUO:\n"}
         result |= {"loss_by_position": [0.7 * bits + 1 / i for i in range(1, 17)]}
-        result |= {"evaluated_tokens": 9_000, "evaluation_seconds": 12.3}
+        result |= {"evaluated_tokens": 9_000, "held_out_tokens": 9_000, "evaluation_seconds": 12.3}
         (folder / "result.json").write_text(json.dumps(result))
         (folder / "sample.txt").write_text(f"A sample of {model} with ``` and <b>tags</b>\n")
 

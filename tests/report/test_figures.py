@@ -20,6 +20,7 @@ def numbers(rows, *names):
     return [[float(row[name]) for name in names] for row in rows]
 
 
+@pytest.mark.drawn
 def test_each_figure_is_there_as_png_svg_and_csv(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": XL, "compressive": XL})
     markdown_of(tmp_path)
@@ -29,13 +30,14 @@ def test_each_figure_is_there_as_png_svg_and_csv(tmp_path):
     for name in drawn:
         assert (tmp_path / "figures" / f"{name}.svg").read_text(encoding="utf-8").lstrip().startswith("<?xml")
         assert data_of(tmp_path, name)
-    rows = [row for row in data_of(tmp_path, "validation_tokens") if row["curve"] == "Transformer-XL"]
+    rows = [row for row in data_of(tmp_path, "validation_tokens") if row["series"] == "Transformer-XL"]
     expected = [(100 * i, 2.45 + 1 / i) for i in range(1, 11)]
-    got = numbers(rows, "training tokens", "validation loss (bits per character)")
+    got = numbers(rows, "place", "mean")
     assert got == [pytest.approx(point) for point in expected]
-    assert {row["runs"] for row in rows} == {"3"}
+    assert {row["n"] for row in rows} == {"3"}
 
 
+@pytest.mark.drawn
 def test_the_same_data_give_the_same_files(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": XL[:1], "compressive": XL[:1]})
     made = []
@@ -59,9 +61,9 @@ def test_the_loss_by_position_is_of_octaves_and_its_difference_is_of_the_same_se
     }  # fmt: skip
     fake_comparison(tmp_path, {"transformer-xl": XL, "compressive": less(-0.1, -0.1, -0.4)})
     markdown = markdown_of(tmp_path)
-    rows = [row for row in data_of(tmp_path, "loss_by_position") if "minus that" in row["quantity"]]
-    assert {row["arm"] for row in rows} == {"Compressive Transformer"}
-    assert numbers(rows, "first position", "last position") == [[1, 1], [2, 2], [3, 4], [5, 8], [9, 16]]
+    rows = [row for row in data_of(tmp_path, "loss_by_position") if "minus that" in row["panel"]]
+    assert {row["series"] for row in rows} == {"Compressive Transformer"}
+    assert [row["place"] for row in rows] == ["1 – 1", "2 – 2", "3 – 4", "5 – 8", "9 – 16"]
     assert numbers(rows, "mean") == [pytest.approx([-0.14])] * 5  # 0.7 · 0.2
     assert "The lower panel has the loss minus that of Transformer-XL" in markdown
 
@@ -70,7 +72,7 @@ def test_one_seed_has_no_difference_by_position(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": [2.4], "compressive": [2.3]})
     assert "The lower panel has" not in markdown_of(tmp_path)
     rows = data_of(tmp_path, "loss_by_position")
-    assert {row["quantity"] for row in rows} == {"loss (nats per token)"}
+    assert {row["panel"] for row in rows} == {"loss (nats per token)"}
 
 
 def context(length, interval):
@@ -81,12 +83,10 @@ def context(length, interval):
 
 @pytest.mark.parametrize(
     ("length", "interval", "said"),
-    [
-        (96, (96, None), "96 (96 – over 96)"),
-        (64, (32, None), "64 (≤\N{NO-BREAK SPACE}32 – over 96)"),
-        (64, (64, 64), "64 (64)"),
-    ],
-)
+    [(96, (96, None), "96 (96 – over 96)"),
+     (64, (32, None), "64 (≤\N{NO-BREAK SPACE}32 – over 96)"),
+     (64, (64, 64), "64 (64)")],
+)  # fmt: skip
 def test_an_effective_context_at_the_end_of_what_was_tried_is_said_to_be(length, interval, said):
     assert effective_length(context(length, interval), "1.0", "a") == said
 
@@ -94,8 +94,9 @@ def test_an_effective_context_at_the_end_of_what_was_tried_is_said_to_be(length,
 def test_gains_have_their_intervals_and_say_of_which_tokens_they_are(tmp_path):
     gains_figure(context(64, (32, 96)), {"a": "Transformer-XL"}, {"a": LOOKS["transformer-xl"]}, tmp_path)
     rows = data_of(tmp_path, "effective_context")
-    columns = ["context (tokens)", "gain", "95 % interval from", "to"]
-    assert numbers(rows, *columns) == [[32, 0.2, 0.1, 0.3], [64, 0.05, 0.0, 0.1], [96, 0.0, 0.0, 0.0]]
+    columns = ["place", "mean", "95 % interval from", "to"]
+    expected = [[32, 20, 10, 30], [64, 5, 0, 10], [96, 0, 0, 0]]
+    assert numbers(rows, *columns) == [pytest.approx(row) for row in expected]
 
 
 def test_no_two_layers_look_alike_and_every_head_is_in_the_data(tmp_path):

@@ -33,6 +33,7 @@ def test_a_caption_stands_once_and_belongs_to_its_figure(report):
         assert html.count(caption) == 1
 
 
+@pytest.mark.drawn
 def test_on_paper_nothing_is_cut_off(report):
     playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
     if not (chromium := shutil.which("chromium")):

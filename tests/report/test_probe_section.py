@@ -100,14 +100,13 @@ def test_a_memory_that_harms_is_said_to_harm(tmp_path):
     assert "Transformer-XL has a lower loss with another stream's memory than with its own" in markdown
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("models", "baseline", "said"),
-    [
-        (MODELS, "transformer", ["above, how much", "below, the loss of each arm minus"]),
-        (MODELS[2:], None, ["What memory is worth: how much the loss of a trained model rises"]),
-        (("transformer", "wide"), "transformer", ["loss of each arm minus that of Transformer, no"]),
-    ],
-)
+    [(MODELS, "transformer", ["above, how much", "below, the loss of each arm minus"]),
+     (MODELS[2:], None, ["What memory is worth: how much the loss of a trained model rises"]),
+     (("transformer", "wide"), "transformer", ["loss of each arm minus that of Transformer, no"])],
+)  # fmt: skip
 def test_the_figure_has_a_panel_for_costs_and_one_for_differences(models, baseline, said, tmp_path):
     ablation = ablation_of({name: COSTS.get(name, {}) for name in models}, baseline=baseline)
     markdown = section(tmp_path, ablation, models, effective_context=None, attention=None)
@@ -137,7 +136,7 @@ def test_a_difference_without_an_interval_claims_none(tmp_path):
 def test_what_a_text_or_its_documents_are_too_short_for_is_said(tmp_path):
     markdown = section(tmp_path, None, documents=3, effective_context=None, attention=None)
     assert "It was not measured: the held-out text is too short" in markdown
-    assert "Each of the 3 held-out documents" in markdown
+    assert "Of 3 held-out documents, each is read" in markdown
     assert "too short to measure how much context helps and how attention" in markdown
 
 

@@ -20,11 +20,12 @@ def comparison(tmp_path):
     return tmp_path
 
 
+@pytest.mark.drawn
 def test_a_comparison_becomes_markdown_html_and_figures(comparison):
     page = write_report(comparison)
     markdown = (comparison / "report.md").read_text()
     assert markdown.startswith("# How much memory helps: transformers compared on Tiny Shakespeare\n")
-    assert "| Transformer-XL | 1 | 1.6800 | 2.4000 | 50.0% |" in markdown
+    assert "| Transformer-XL | 1 | 1.6800 | 2.4000 | 1.2000 | 99.0 | 50.0% |" in markdown
     assert "differ in more than their memory" not in markdown
     images = re.findall(r"\]\((figures/.*?)\)", markdown)
     assert len(images) == 5
@@ -50,6 +51,12 @@ def test_curves_say_how_much_of_the_held_out_text_they_are_over(read, said, tmp_
     for model, tokens in zip(MODELS, read, strict=False):
         fake_run(tmp_path / model, model, 2.5, read=tokens)
     assert said in markdown_of(tmp_path)
+    assert "the losses in the table are over the whole held-out text." in markdown_of(tmp_path)
+    for model in MODELS[:2]:
+        changed(tmp_path / model / "result.json", held_out_tokens=90_000)
+    last = "9,000 of 90,000 tokens of the held-out text"
+    assert markdown_of(tmp_path).count(last) == 2
+    assert f"the losses in the table are over {last}." in markdown_of(tmp_path)
 
 
 def test_a_stand_in_corpus_is_said_in_the_title_and_on_top(tmp_path):
@@ -74,15 +81,13 @@ def test_no_text_can_break_out_of_its_block_or_cell():
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "![x](../secret.png)",
-        "[x](javascript:1)",
-        "a*b*c _d_ __e__ `f`",
-        "<b>&amp;</b>",
-        "a | b",
-        "snake_case",
-    ],
-)
+    ["![x](../secret.png)",
+     "[x](javascript:1)",
+     "a*b*c _d_ __e__ `f`",
+     "<b>&amp;</b>",
+     "a | b",
+     "snake_case"],
+)  # fmt: skip
 def test_a_name_is_shown_as_it_is_and_reads_no_file(name, tmp_path):
     (tmp_path / "secret.png").write_bytes(b"secret")
     facts = FACTS | {"corpus": FACTS["corpus"] | {"name": name, "source": name}}
@@ -94,6 +99,7 @@ def test_a_name_is_shown_as_it_is_and_reads_no_file(name, tmp_path):
     assert base64.b64encode(b"secret").decode() not in page
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", ["$x$", "_hidden", "a_b"])
 def test_any_name_of_a_folder_can_be_drawn(name, tmp_path):
     fake_run(tmp_path / name, "transformer-xl", 2.4)
@@ -159,14 +165,12 @@ def test_no_place_of_this_machine_is_shown(tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [
-        ("/a/b/c.txt", "c.txt"),
-        ("a/b", "a/b"),
-        ("\n\n", '"\\n\\n"'),
-        (None, "not given"),
-        ([64, 32], "64, 32"),
-        (0, "0"),
-    ],
-)
+    [("/a/b/c.txt", "c.txt"),
+     ("a/b", "a/b"),
+     ("\n\n", '"\\n\\n"'),
+     (None, "not given"),
+     ([64, 32], "64, 32"),
+     (0, "0")],
+)  # fmt: skip
 def test_a_setting_is_shown_in_words(value, said):
     assert in_words(value) == said

@@ -14,7 +14,7 @@ from memformers.runs.folder import read_metrics
 from memformers.tracking.discovery import check_dashboard, find_dashboard
 from memformers.tracking.feeding import RECORDS_A_POLL, thin
 from memformers.tracking.recorder import Tracking
-from tests.processes import Server, finish, start, wait_for
+from tests.processes import Server, finish, is_running, start, wait_for
 
 RECORDS = [{"tokens": 10.0 * i, "loss.train": 3.0 / (i + 1)} for i in range(50)]
 
@@ -85,15 +85,13 @@ REFUSAL = {"errors": [{"error": "no", "message": "go away"}]}
 
 @pytest.mark.parametrize(
     ("kind", "said_before", "said_after"),
-    [
-        ("closed", "doesn't answer", "not all metrics reached the dashboard"),
-        ("silent", "doesn't answer", "not all metrics"),
-        ((500, {}), "answers with an error, 500", "not all metrics"),
-        ((200, REFUSAL), "", "not all metrics"),
-        ((200, {"errors": [{"odd": 1}]}), "", "not all metrics"),
-        ((200, [1]), "", "not all metrics"),
-    ],
-)
+    [("closed", "doesn't answer", "not all metrics reached the dashboard"),
+     ("silent", "doesn't answer", "not all metrics"),
+     ((500, {}), "answers with an error, 500", "not all metrics"),
+     ((200, REFUSAL), "", "not all metrics"),
+     ((200, {"errors": [{"odd": 1}]}), "", "not all metrics"),
+     ((200, [1]), "", "not all metrics")],
+)  # fmt: skip
 def test_no_dashboard_however_broken_stops_or_holds_a_run(
     kind, said_before, said_after, silent_socket, tmp_path, capfd
 ):
@@ -155,14 +153,6 @@ with Tracking(Path({str(tmp_path)!r}), "test", {{}}) as tracking:
     process.wait()
     assert len(read_metrics(tmp_path)) >= last + 1
     wait_for(lambda: not is_running(relay), 6.0)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().split(")")[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_line_that_a_crash_cut_short_is_left_out(tmp_path):

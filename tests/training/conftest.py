@@ -9,4 +9,4 @@ from tests.training.runs import short_corpus
 @pytest.fixture(autouse=True)
 def _short_runs(quick_runs, monkeypatch):
     """Small trainings read a part of the built-in play, and labml doesn't hear of them."""
-    monkeypatch.setattr(run_module, "load_corpus", lambda *_: short_corpus())
+    monkeypatch.setattr(run_module, "find_text", lambda *_: short_corpus())

@@ -15,7 +15,7 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
-from memformers.runs.atomic_dir import LEFTOVER, numbered
+from memformers.common.atomic_dir import LEFTOVER, numbered
 from memformers.runs.folder import read_metrics
 from memformers.tracking import relay
 from memformers.training import observer
@@ -91,7 +91,7 @@ def train(model: str, folder: Path) -> None:
         # labml has nothing to do with it, and thirty of it would take longer than all the rest.
         relay.module_command = lambda *_: ["cat"]  # type: ignore[assignment]
         observer.SAMPLE_CHARACTERS, observer.GLIMPSE_CHARACTERS = 30, 10
-        run_module.load_corpus = lambda *_: short_corpus()  # type: ignore[attr-defined]
+        run_module.find_text = lambda *_: short_corpus()  # type: ignore[attr-defined]
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         config = small_training(model=model, tokens=64 * 24, checkpoint_every=128, log_every=3)
         config = replace(config, model=replace(config.model, dropout=0.2))

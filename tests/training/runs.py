@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from memformers.common.atomic_dir import MANIFEST, checksum
 from memformers.common.files import read_json, write_json
 from memformers.data.corpora import Corpus, load_corpus
 from memformers.data.streams import training_segments
 from memformers.data.tokenizers import CharacterTokenizer
-from memformers.runs.atomic_dir import MANIFEST, checksum
 from memformers.training import run as run_module
 from memformers.training.checkpoints import About
 from memformers.training.loop import train

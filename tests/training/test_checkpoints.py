@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load, load_file, save_file
 
 from memformers import MemoryLM
+from memformers.common.atomic_dir import BROKEN, check_manifest, numbered
 from memformers.common.command_line import plain_errors
 from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.common.machine import describe_environment
 from memformers.pretrained.own import load_checkpoint as load_for_use
-from memformers.runs.atomic_dir import BROKEN, check_manifest, numbered
 from memformers.training import run as run_module
 from memformers.training.checkpoints import FILES, read_checkpoint, save_checkpoint
 from memformers.training.config import TrainConfig
@@ -71,7 +71,7 @@ def loaded_step(folder):
     where=st.floats(0, 1, exclude_max=True),
     bit=st.integers(0, 7),
 )
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_happens_to_a_file_the_checkpoint_before_is_taken(run, name, how, where, bit, capsys):
     newest, older = numbered(run / "checkpoints")
     path, data = newest / name, (newest / name).read_bytes()
@@ -112,7 +112,7 @@ json_values = st.recursive(
 
 
 @given(name=st.sampled_from(["state.json", "random.json", "config.json", "training.json"]), data=st.data())
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_values_that_make_no_sense_are_passed_over_though_their_seal_is_good(run, name, data, capsys):
     newest = numbered(run / "checkpoints")[0]
     before = {path: path.read_bytes() for path in newest.iterdir()}
@@ -173,14 +173,14 @@ def test_only_broken_checkpoints_are_an_error_and_nothing_begins_anew(copy, monk
     for folder in numbered(copy / "checkpoints"):
         (folder / "model.safetensors").write_bytes(b"")
     files, config = sorted(copy.rglob("*")), (copy / "config.json").read_bytes()
-    monkeypatch.setattr(run_module, "load_corpus", lambda *_: short_corpus())
+    monkeypatch.setattr(run_module, "find_text", lambda *_: short_corpus())
     with pytest.raises(SystemExit) as end, plain_errors():
         train_run(replace(CONFIG, skip_bad_steps=3), copy, resume=True)
     assert end.value.code == 2
-    assert "has 2 checkpoints, but none of them can be used" in capsys.readouterr().err.splitlines()[-1]
+    assert "has 2 checkpoints, of which none can be used" in capsys.readouterr().err.splitlines()[-1]
     assert {*files} <= {*copy.rglob("*")}
     assert (copy / "config.json").read_bytes() == config
-    with pytest.raises(ValueError, match="none of them can be used"):
+    with pytest.raises(ValueError, match="none can be used"):
         load_for_use(copy, CPU)
 
 
@@ -203,7 +203,7 @@ def test_a_checkpoint_of_another_training_or_version_is_passed_over(copy, capsys
 
 def test_a_broken_checkpoint_that_is_newer_takes_no_place_from_those_that_come(tmp_path, monkeypatch):
     """Else it would count as the newest for ever, and the good ones be deleted as older."""
-    monkeypatch.setattr(run_module, "load_corpus", lambda *_: short_corpus())
+    monkeypatch.setattr(run_module, "find_text", lambda *_: short_corpus())
     config = small_training(tokens=64 * 8, evaluations=1, checkpoint_every=64 * 2, keep_checkpoints=3)
     train_run(config, tmp_path)
     (tmp_path / "result.json").unlink()

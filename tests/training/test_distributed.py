@@ -148,14 +148,14 @@ def test_a_signal_ends_the_evaluation_of_several_ranks_between_two_segments():
     reading = plain_reading(100, 2, lm.config.segment_len)
     with StopSignals(alone=False) as signals:
 
-        def between_segments():
+        def progress(losses):
             signals.check(Distributed())
             read.append(1)
             if len(read) == 2:
                 signal.raise_signal(signal.SIGTERM)
 
         with pytest.raises(Stopped), signals.at_once():
-            evaluate_reading(lm, torch.randint(0, 11, (100,)), reading, between_segments)
+            evaluate_reading(lm, torch.randint(0, 11, (100,)), reading, progress)
     assert len(read) == 2
     assert lm.training, "it is left in the mode it came in"
 
@@ -181,7 +181,7 @@ def test_what_one_rank_alone_has_otherwise_is_an_error_on_all(tmp_path):
 @LONG
 def test_a_rank_whose_other_has_gone_says_so_in_one_line(text, tmp_path):
     (tmp_path / "metrics.jsonl").write_text("{}")
-    process = start(tmp_path, "--data", text, "--parallel", "ddp", processes=2)
+    process = start(tmp_path, "--model", "compressive", "--data", text, "--parallel", "ddp", processes=2)
     said, _ = process.communicate(timeout=300)
     assert process.returncode != 0
     assert f"error: {tmp_path} already holds a run" in said
@@ -191,12 +191,10 @@ def test_a_rank_whose_other_has_gone_says_so_in_one_line(text, tmp_path):
 
 @pytest.mark.parametrize(
     ("processes", "by_torchrun", "changes", "message"),
-    [
-        (1, False, {"parallel": "ddp"}, "parallel='ddp' needs processes; start them with torchrun"),
-        (2, True, {}, "torchrun started 2 processes, but parallel='single'"),
-        (3, True, {"parallel": "fsdp"}, "batch_size=4 streams can't be shared equally by 3 processes"),
-    ],
-)
+    [(1, False, {"parallel": "ddp"}, "parallel='ddp' needs processes; start them with torchrun"),
+     (2, True, {}, "torchrun started 2 processes, but parallel='single'"),
+     (3, True, {"parallel": "fsdp"}, "batch_size=4 streams can't be shared equally by 3 processes")],
+)  # fmt: skip
 def test_the_way_it_is_started_and_the_config_must_fit(
     processes, by_torchrun, changes, message, tmp_path, monkeypatch
 ):

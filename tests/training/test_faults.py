@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from memformers.common.atomic_dir import check_manifest, numbered
 from memformers.common.command_line import plain_errors
 from memformers.common.files import read_json
-from memformers.runs.atomic_dir import check_manifest, numbered
 from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
 from memformers.training.loop import NotFiniteError, train

@@ -70,8 +70,12 @@ def test_only_matrices_of_maps_decay():
     assert len(decaying["params"]) + len(others["params"]) == len(names)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("worth_blocking", [1, 1 << 18])
+@pytest.mark.parametrize(
+    ("model", "worth_blocking"),
+    [("compressive", 1), ("transformer-xl", 1 << 18), ("transformer", 1 << 18),
+     *(pytest.param(model, 1, marks=pytest.mark.long) for model in MODELS[:2]),
+     pytest.param("compressive", 1 << 18, marks=pytest.mark.long)],
+)  # fmt: skip
 def test_bfloat16_learns_as_float32_does_and_keeps_weights_and_memory_in_float32(
     model, worth_blocking, monkeypatch
 ):

@@ -19,8 +19,9 @@ def test_the_clock_and_the_speed_of_the_bar_count_training_alone():
 
 
 def test_the_bar_shows_how_far_an_evaluation_is_and_then_the_loss_again(capsys):
-    with closing(Bar(small_training())) as bar:
+    with closing(Bar(small_training(tokens=400))) as bar:
         bar.show(500, 2.5)
+        assert bar.tqdm.n == 400, "the last step goes beyond"
         with bar.standing() as show:
             show("evaluating, 0%")
             show("evaluating, 1%")  # at once, so it isn't drawn

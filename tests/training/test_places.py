@@ -1,21 +1,23 @@
 """A training overwrites nothing that is no run's, and a resume decides nothing from what it can't read."""
 
 import errno
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from memformers.common.files import read_json
+from memformers.common import atomic_dir
+from memformers.common.files import read_json, write_json
 from memformers.common.machine import describe_environment
-from memformers.comparison.text import CompareConfig, compare
+from memformers.comparison.text import MEMORIES, CompareConfig, compare
 from memformers.report.document import write_report
-from memformers.runs import atomic_dir
 from memformers.runs.folder import METRICS
 from memformers.tracking import recorder
 from memformers.training import run as run_module
 from memformers.training.observer import in_one_line
 from memformers.training.run import check_folder, train_run
+from memformers.training.text import find_text
 from tests.builders import small_lm, small_training
 
 CONFIG = small_training()
@@ -40,10 +42,28 @@ def test_a_saved_model_and_a_run_do_not_take_each_others_place(tmp_path):
     small_lm("compressive").save_pretrained(tmp_path / "model")
     with pytest.raises(ValueError, match=r"has a config\.json that no run wrote"):
         train_run(CONFIG, tmp_path / "model")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / METRICS).touch()
-    with pytest.raises(ValueError, match="is the folder of a run, whose config would be replaced"):
-        small_lm("compressive").save_pretrained(tmp_path / "run")
+    write_json(tmp_path / "config.json", asdict(CONFIG))
+    with pytest.raises(ValueError, match=r"has a config\.json .* save_pretrained didn't write"):
+        small_lm("compressive").save_pretrained(tmp_path)
+
+
+def test_a_run_below_its_own_texts_is_resumed_and_one_among_them_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "find_text", find_text)
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(f"This is {name}.\n" * 100)
+    config, folder = small_training(tokens=512, data=str(tmp_path)), tmp_path / "runs" / "first"
+    train_run(config, folder)
+    (folder / "result.json").unlink()
+    with pytest.warns(UserWarning, match="folders of runs are left out: runs/first"):
+        train_run(config, folder, resume=True)
+    assert read_json(folder / "run.json")["corpus"]["documents"] == 2
+    compared = CompareConfig(replace(config, model=MEMORIES))
+    for begin in (lambda: train_run(config, tmp_path), lambda: compare(compared, tmp_path)):
+        with (
+            pytest.warns(UserWarning, match="folders of runs"),
+            pytest.raises(ValueError, match="holds the texts to train on"),
+        ):
+            begin()
 
 
 @pytest.mark.parametrize("resume", [True, False])
@@ -51,13 +71,13 @@ def test_a_run_is_not_scattered_over_the_current_folder(resume):
     with pytest.raises(ValueError, match="out='' is the current folder"):
         check_folder(CONFIG, Path(), resume)
     with pytest.raises(ValueError, match="out='' is the current folder"):
-        compare(CompareConfig(CONFIG), Path(), resume=resume)
+        compare(CompareConfig(small_training(model="compressive")), Path(), resume=resume)
 
 
 def test_a_comparison_does_not_overwrite_a_report_of_something_else(tmp_path):
     (tmp_path / "report.md").write_text("mine")
     with pytest.raises(ValueError, match=r"has a report\.md that no run wrote"):
-        compare(CompareConfig(CONFIG), tmp_path)
+        compare(CompareConfig(small_training(model="compressive")), tmp_path)
 
 
 @pytest.fixture

@@ -7,9 +7,10 @@ from dataclasses import asdict, replace
 import pytest
 from safetensors.torch import load_file
 
+from memformers.common.atomic_dir import numbered
 from memformers.common.files import read_json, write_json
 from memformers.data.corpora import Corpus
-from memformers.runs.atomic_dir import numbered
+from memformers.models.config import AdaptiveConfig
 from memformers.runs.folder import METRICS, read_metrics
 from memformers.training import observer
 from memformers.training import run as run_module
@@ -34,6 +35,9 @@ def configs():
         config = small_training(model=model, **longer)
         yield f"{model}, documents", config, (5, 9)  # within an epoch, of nine segments, and at its end
     yield "transformer-xl, through memory", small_training(**longer, tbptt=1), (1, 4)
+    config = small_training(model="compressive", **longer, precision="bfloat16", tokenizer="frequency")
+    adaptive = {"embedding": "adaptive", "adaptive": AdaptiveConfig((9,), div_val=2)}
+    yield "compressive, bfloat16, adaptive", replace(config, model=replace(config.model, **adaptive)), (4,)
     for loss in ("none", "attention"):
         config = small_training(model="compressive", **longer, tbptt=1)
         slots = {"bptt": 2, "compression_loss": loss, "compression_rate": 4, "c_mem_len": 8}
@@ -49,7 +53,7 @@ def test_a_resumed_run_has_the_same_records_sample_result_and_weights(name, tmp_
     config, steps = RESUMED[name]
     corpus = Corpus("short", "", short_corpus().text[:550]) if config.chunk_len == 40 else short_corpus()
     corpus = corpus_of_documents() if "documents" in name else corpus
-    monkeypatch.setattr(run_module, "load_corpus", lambda *_: corpus)
+    monkeypatch.setattr(run_module, "find_text", lambda *_: corpus)
     config = replace(config, model=replace(config.model, dropout=0.3))
     whole, folder = train_run(config, tmp_path / "whole"), tmp_path / "run"
     for step in steps:
@@ -124,22 +128,20 @@ def stopped(tmp_path_factory):
     """A run that was stopped half-way."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "load_corpus", lambda *_: short_corpus())
+        patch.setattr(run_module, "find_text", lambda *_: short_corpus())
         stop(small_training(), folder, 20)
     return folder
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [
-        ({"learning_rate": 1.0, "seed": 4}, r"learning_rate 0.004 → 1.0, seed 0 → 4"),
-        ({"tokens": 9_000}, r"tokens 2000 → 9000.*its learning rate falls more slowly"),
-        ({"model": "compressive"}, r"model.model transformer-xl → compressive"),
-        ({"batch_size": 5}, "batch_size 4 → 5"),
-        ({"tbptt": 1}, "tbptt 0 → 1"),
-        ({"memory_warmup": 0.5}, r"memory_warmup 0.0 → 0.5"),
-    ],
-)
+    [({"learning_rate": 1.0, "seed": 4}, r"learning_rate 0.004 → 1.0, seed 0 → 4"),
+     ({"tokens": 9_000}, r"tokens 2000 → 9000.*its learning rate falls more slowly"),
+     ({"model": "compressive"}, r"model.model transformer-xl → compressive"),
+     ({"batch_size": 5}, "batch_size 4 → 5"),
+     ({"tbptt": 1}, "tbptt 0 → 1"),
+     ({"memory_warmup": 0.5}, r"memory_warmup 0.0 → 0.5")],
+)  # fmt: skip
 def test_another_config_is_refused_by_the_names_of_what_differs(changes, message, stopped):
     before = sorted(stopped.rglob("*"))
     with pytest.raises(ValueError, match=message):
@@ -148,10 +150,8 @@ def test_another_config_is_refused_by_the_names_of_what_differs(changes, message
 
 
 def test_another_corpus_is_refused(stopped, monkeypatch):
-    monkeypatch.setattr(run_module, "load_corpus", lambda *_: Corpus("other", "other.txt", "to be\n" * 9_000))
-    with pytest.raises(
-        ValueError, match=r"was trained on built-in play .*the text from other.txt is a different one"
-    ):
+    monkeypatch.setattr(run_module, "find_text", lambda *_: Corpus("other", "other.txt", "to be\n" * 9_000))
+    with pytest.raises(ValueError, match=r"built-in play .*other.txt"):
         train_run(small_training(), stopped, resume=True)
 
 

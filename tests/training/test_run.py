@@ -22,7 +22,7 @@ from tests.builders import small_training
 def test_a_run_leaves_everything_in_its_folder(tmp_path):
     folder = train_run(small_training(model="compressive"), tmp_path / "run")
     config, facts, result = (read_json(folder / f"{n}.json") for n in ("config", "run", "result"))
-    assert config["model"]["vocab_size"] == len(set(run_module.load_corpus("").text))
+    assert config["model"]["vocab_size"] == len(set(run_module.find_text(None).text))
     assert facts["corpus"]["name"].startswith("built-in play")
     assert facts["memory"] == {"one_layer": 16 + 3 * 4, "all_layers": 2 * (16 + 3 * 4)}
     assert facts["environment"]["packages"]["torch"] == version("torch")
@@ -45,7 +45,7 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path):
 def test_the_checkpoint_gives_the_last_evaluation_again(tmp_path):
     folder = train_run(small_training(), tmp_path / "run")
     model, tokenizer = load_checkpoint(folder, torch.device("cpu"))
-    validation = tokenizer.encode(run_module.load_corpus("").validation_text)
+    validation = tokenizer.encode(run_module.find_text(None).validation_text)
     again = evaluate(model, validation, EVALUATION_STREAMS)
     assert again.loss == read_json(folder / "result.json")["loss"]
 
@@ -72,12 +72,10 @@ def test_a_run_that_diverges_keeps_the_last_good_checkpoint_and_says_where(tmp_p
 
 @pytest.mark.parametrize(
     ("held_out", "prompt"),
-    [
-        ("?\n\nGREMIO:\nGood morrow.\n", "?\n\nGREMIO:\n"),
-        ("the end of a line\nand more", "the end of a line\n"),
-        ("no line break", "no line break"),
-        ("?!\n--\n", "?!\n"),
-    ],
-)
+    [("?\n\nGREMIO:\nGood morrow.\n", "?\n\nGREMIO:\n"),
+     ("the end of a line\nand more", "the end of a line\n"),
+     ("no line break", "no line break"),
+     ("?!\n--\n", "?!\n")],
+)  # fmt: skip
 def test_a_sample_goes_on_from_the_first_line_with_a_letter(held_out, prompt):
     assert observer.opening(held_out) == prompt

@@ -4,6 +4,7 @@ from dataclasses import asdict
 import pytest
 
 from memformers.common.files import config_from_dict
+from memformers.models.config import ModelConfig
 from memformers.training.config import TrainConfig
 from tests.builders import small_training
 
@@ -27,15 +28,14 @@ def test_a_setting_of_another_type_or_out_of_its_range_is_an_error(name, value):
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [
-        ({"parallel": "fsdp", "compile": True}, "compile=True .* parallel='fsdp'"),
-        ({"parallel": "fsdp", "tbptt": 2}, "tbptt=2 .* parallel='fsdp'"),
-        ({"memory_warmup": 0.5, "tbptt": 1}, r"memory_warmup=0\.5 .* tbptt=1"),
-        ({"accumulate": 3}, "batch_size=64 .* accumulate=3"),
-        ({"optimizer": "adamw", "muon_learning_rate": 0.02}, "muon_learning_rate=0.02 .* optimizer='adamw'"),
-        ({"chunk_len": 63}, "chunk_len=63 .* 64"),
-    ],
-)
+    [({"parallel": "fsdp", "compile": True}, "compile=True .* parallel='fsdp'"),
+     ({"parallel": "fsdp", "tbptt": 2}, "tbptt=2 .* parallel='fsdp'"),
+     ({"memory_warmup": 0.5, "tbptt": 1}, r"memory_warmup=0\.5 .* tbptt=1"),
+     ({"model": ModelConfig("transformer"), "tbptt": 1}, "tbptt=1 is for .* got model='transformer'"),
+     ({"accumulate": 3}, "batch_size=64 .* accumulate=3"),
+     ({"optimizer": "adamw", "muon_learning_rate": 0.02}, "muon_learning_rate=0.02 .* optimizer='adamw'"),
+     ({"chunk_len": 63}, "chunk_len=63 .* 64")],
+)  # fmt: skip
 def test_settings_that_do_not_fit_each_other_are_an_error(changes, message):
     with pytest.raises(ValueError, match=message):
         TrainConfig(**changes)

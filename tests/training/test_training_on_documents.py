@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
+from memformers.common.atomic_dir import numbered
 from memformers.data.corpora import Corpus
+from memformers.models.config import AdaptiveConfig
 from memformers.models.language_model import MemoryLM
-from memformers.runs.atomic_dir import numbered
 from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
 from memformers.training.run import train_run
@@ -34,10 +35,10 @@ def test_accuracy_is_that_of_tokens_that_are_predicted():
     assert records[-1]["accuracy.train"] == sum(correct) / predictions
 
 
-@pytest.mark.parametrize("lengths", [(9_000, 1, 1), (1, 1, 1)])
+@pytest.mark.parametrize("lengths", [(90, *[1] * 10), (1, 1, 1)])
 def test_documents_in_which_nothing_can_be_predicted_are_an_error(lengths, tmp_path, monkeypatch):
     corpus = Corpus("some", "some", "x" * sum(lengths), documents=lengths)
-    monkeypatch.setattr(run_module, "load_corpus", lambda *_: corpus)
+    monkeypatch.setattr(run_module, "find_text", lambda *_: corpus)
     config = small_training(batch_size=1, model="transformer")
     config = replace(config, model=replace(config.model, segment_len=1))
     with pytest.raises(ValueError, match=r"some has only documents of a single token to (train|validate) on"):
@@ -60,8 +61,10 @@ def test_a_compiled_training_on_documents_compiles_once(model, monkeypatch):
     compiled = CompileCounter()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiled))
     torch.compiler.reset()
-    config = small_training(model=model, compile=True, tokens=64 * 8)
-    config = replace(config, model=replace(config.model, n_layers=1, vocab_size=11, compression_rate=4))
+    config = small_training(model=model, compile=True, tokens=64 * 8, precision="bfloat16")
+    settings = {"n_layers": 1, "vocab_size": 11, "compression_rate": 4, "embedding": "adaptive"}
+    adaptive = AdaptiveConfig(d_embed=8)
+    config = replace(config, model=replace(config.model, **settings, adaptive=adaptive))
     segments = list(itertools.islice(segments_of(config, documents=DOCUMENTS), 7))
     whole = [segment for segment in segments if len(segment.inputs) == 16]
     train_here(MemoryLM(config.model), config, itertools.cycle(whole))

@@ -1,22 +1,23 @@
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from memformers.common.files import read_json
 from memformers.data.corpora import Corpus
-from memformers.data.tokenizers import ByteTokenizer
-from memformers.evaluation.units import bits
+from memformers.evaluation.units import bits_in
 from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
+from memformers.training import text as text_module
 from memformers.training.run import build_model, train_run
 from memformers.training.text import (
     EVALUATED_A_TRAINED,
     EVALUATION_STREAMS,
     FEWEST_SEGMENTS,
-    Text,
     Validation,
+    in_memory,
 )
 from tests.builders import small_training
 from tests.training.runs import short_corpus, without_times
@@ -24,18 +25,17 @@ from tests.training.runs import short_corpus, without_times
 
 def validation(characters=100_000, **changes):
     """The validation of a text of bytes, a tenth of which is held out."""
-    corpus, tokenizer = Corpus("x", "x", "to be, or nöt to be? " * (characters // 21)), ByteTokenizer()
-    train, held_out = (tokenizer.encode(t) for t in (corpus.train_text, corpus.validation_text))
-    return Validation(Text(corpus, tokenizer, train, held_out), small_training(**changes))
+    corpus = Corpus("x", "x", "to be, or nöt to be? " * (characters // 21))
+    config = small_training(**changes)
+    return Validation(in_memory(corpus, replace(config, tokenizer="byte")), config)
 
 
 def of_documents(lengths, **changes):
     """The validation of documents of these ``lengths`` in characters, one byte each, all of them held out."""
     documents = tuple("to be or not " * (length // 13) + "x" * (length % 13) for length in lengths)
-    corpus, tokenizer = Corpus("x", "x", "".join(documents), documents=tuple(lengths)), ByteTokenizer()
+    corpus, config = Corpus("x", "x", "".join(documents), documents=tuple(lengths)), small_training(**changes)
     corpus.__dict__.update(split=0)
-    tokens = tokenizer.encode(corpus.text)
-    return Validation(Text(corpus, tokenizer, tokens, tokens, lengths, lengths), small_training(**changes))
+    return Validation(in_memory(corpus, replace(config, tokenizer="byte")), config)
 
 
 LENGTHS = (1, 2, *(10 + n * n % 97 * 3 for n in range(120)))
@@ -82,9 +82,35 @@ def test_the_part_is_the_same_in_an_evaluation_of_all(lengths):
     assert part.metrics(part.part(whole)) == part.metrics(alone)
     assert part.metrics(alone)["evaluated_tokens"] == len(alone.losses)
     assert len(told[True]) == len(part.reading.steps)
-    assert told[False] == [i / part.segments for i in range(part.segments)]
+    assert told[False] == [i / part.segments for i in range(1, part.segments + 1)]
     for found in (whole, alone) if lengths else ():  # of ASCII
         assert part.bits_per_character(found) == pytest.approx(found.loss / math.log(2), rel=1e-6)
+
+
+@pytest.mark.parametrize("lengths", [(), LENGTHS, (50_000,), (3_000, 40, 2_000)])
+@pytest.mark.parametrize("limit", [1_000, 3_333])
+def test_the_last_evaluation_is_bounded_too_and_reads_the_same_whatever_the_segments(
+    lengths, limit, monkeypatch
+):
+    monkeypatch.setattr(text_module, "LAST_TOKENS", limit)
+
+    def made(tokens=500, segment_len=5, **changes):
+        network = replace(small_training().model, segment_len=segment_len)
+        changes = {"tokens": tokens, "model": network, "chunk_len": 0, **changes}
+        return of_documents(lengths, **changes) if lengths else validation(**changes)
+
+    predicted = made().reading.predicted()
+    assert limit / 2 < sum(predicted) <= limit < made().predictable
+    assert made(segment_len=7).reading.predicted() == predicted
+    share = text_module.LAST_SHARE * EVALUATED_A_TRAINED
+    longer = made(tokens=int(3 * limit / share))
+    assert limit < sum(longer.reading.predicted()) <= 3 * limit
+    all_read = made(evaluation_share=0.0)
+    assert sum(all_read.reading.predicted()) == all_read.predictable
+    last, part = (made().evaluate(build_model(small_training()), is_last, print) for is_last in (True, False))
+    assert made().metrics(made().part(last)) == made().metrics(part)
+    assert made().read(last) == f"{sum(predicted):,} of {made().predictable:,}"
+    assert made().bits_per_character(last) > 0
 
 
 def test_all_is_read_where_there_is_work_enough_or_no_limit():
@@ -99,9 +125,9 @@ def test_all_is_read_where_there_is_work_enough_or_no_limit():
 def test_bits_per_character_of_the_whole_are_those_of_its_loss_and_characters():
     part = validation()
     whole = part.evaluate(build_model(small_training()), True, lambda fraction: None)
-    text = part.text.corpus.validation_text
-    assert len(whole.losses) > len(text) - 1, "some characters are of two bytes"
-    assert part.bits_per_character(whole) == bits([whole.losses], [text])[0]
+    counts = part.text.card.splits["validation"]
+    assert len(whole.losses) == counts.bytes - 1 > counts.characters, "some characters are of two bytes"
+    assert part.bits_per_character(whole) == bits_in(whole.losses) / (counts.characters - 1)
     beginning = part.part(whole)
     same_rate = part.bits_per_character(beginning) / part.bits_per_character(whole)
     assert same_rate == pytest.approx(beginning.loss / whole.loss, rel=1e-6)
@@ -111,7 +137,7 @@ def test_bits_per_character_of_the_whole_are_those_of_its_loss_and_characters():
 def run(tmp_path_factory):
     """A run that reads part of the held-out text until its end."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "load_corpus", lambda *_: short_corpus())
+        patch.setattr(run_module, "find_text", lambda *_: short_corpus())
         return train_run(small_training(evaluations=3), tmp_path_factory.mktemp("run") / "run")
 
 
@@ -121,7 +147,7 @@ def test_every_record_is_over_the_same_tokens_and_the_result_over_all(run):
     result = read_json(run / "result.json")
     assert len(evaluated) == 3
     assert {r["evaluated_tokens"] for r in evaluated} == {FEWEST_SEGMENTS * 16 * EVALUATION_STREAMS}
-    assert result["evaluated_tokens"] == 2_999
+    assert result["evaluated_tokens"] == result["held_out_tokens"] == 2_999
     assert result["loss"] != evaluated[-1]["loss.valid"]
     losses = {r["tokens"]: r["loss.valid"] for r in evaluated}
     for folder in run.glob("checkpoints/0*"):
@@ -132,7 +158,7 @@ def test_every_record_is_over_the_same_tokens_and_the_result_over_all(run):
 
 
 def test_evaluations_change_nothing_that_is_learned(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "load_corpus", lambda *_: short_corpus())
+    monkeypatch.setattr(run_module, "find_text", lambda *_: short_corpus())
     config = small_training(evaluations=3, evaluation_share=0.0)
     folder = train_run(config, tmp_path / "run")
     trained = [[r for r in without_times(read_metrics(f)) if "loss.train" in r] for f in (run, folder)]

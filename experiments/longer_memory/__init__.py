@@ -1,1 +1,0 @@
-"""Whether longer memories and more slots predict a text better."""

@@ -1,0 +1,183 @@
+"""Folders that are written atomically, with checksums that detect changes.
+
+``manifest.json`` has the size and SHA-256 of every other file. The folder is written under another name,
+flushed to the disk, and renamed, so that what is left when the machine stops has another kind of name.
+"""
+
+import hashlib
+import os
+import shutil
+import stat
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from memformers.common.errors import UserError
+from memformers.common.files import config_from_dict, read_json, sync, write_json
+from memformers.common.words import counted
+
+T = TypeVar("T")
+MANIFEST = "manifest.json"
+FORMAT = 1
+LEFTOVER = ".unfinished-"
+"""The prefix of the name of a folder that is being written or deleted."""
+REPLACED = ".replaced-"
+"""The prefix of the name of a folder while another one takes its name."""
+BROKEN = ".broken-"
+"""The prefix of the name of a folder that was found broken."""
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file as it was written."""
+
+    size: int
+    """In bytes."""
+    sha256: str
+    """In hexadecimal digits."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What ``manifest.json`` holds."""
+
+    format: int
+    """Of the folder's files; another number means another meaning."""
+    files: dict[str, FileEntry]
+    """By name."""
+
+
+@contextmanager
+def atomic_dir(folder: Path) -> Iterator[Path]:
+    """A temporary folder beside ``folder``, given its name and a manifest when the block ends well.
+
+    Another folder of this name is replaced. Raises OSError if it can't be written; then nothing of it is
+    left, and no other folder has changed.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.parent / f"{LEFTOVER}{uuid.uuid4().hex}"
+    temporary.mkdir()
+    try:
+        yield temporary
+        paths = sorted(temporary.iterdir())
+        files = {path.name: FileEntry(path.stat().st_size, checksum(path)) for path in paths}
+        write_json(temporary / MANIFEST, asdict(Manifest(FORMAT, files)))
+        mode = stat.S_IMODE((temporary / MANIFEST).stat().st_mode)
+        for path in paths:
+            path.chmod(mode)  # safetensors gives its files another than the umask says
+            sync(path)
+        sync(temporary)
+        put_in_place(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def put_in_place(new: Path, folder: Path) -> None:
+    """Give ``new`` the name ``folder``. A folder that has this name is renamed first; if the process stops
+    between the two renames, [`remove_leftovers`][] restores it."""
+    old = moved(folder, REPLACED) if folder.exists() else None
+    try:
+        new.rename(folder)
+    except BaseException:
+        if old:
+            old.rename(folder)
+        raise
+    sync(folder.parent)
+    if old:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def moved(folder: Path, prefix: str) -> Path:
+    """``folder`` under another name, which begins with ``prefix``; what had that name is deleted."""
+    other = folder.with_name(f"{prefix}{folder.name}")
+    shutil.rmtree(other, ignore_errors=True)
+    return folder.rename(other)
+
+
+def check_manifest(folder: Path, names: Sequence[str] | None = None) -> None:
+    """Raise ValueError unless the files called ``names``, or all, are as the manifest in ``folder`` says."""
+    source = f"{folder / MANIFEST}"
+    data = read_json(folder / MANIFEST)
+    if data.get("format") != FORMAT:
+        raise UserError(f"{source} has format {data.get('format')!r}; this version reads format {FORMAT}.")
+    files = config_from_dict(Manifest, data, source).files
+    for name in files if names is None else names:
+        if name not in files:
+            raise UserError(f"{source} lists no {name}; a complete checkpoint has one.")
+        check_file(folder / name, files[name])
+
+
+def check_file(path: Path, written: FileEntry) -> None:
+    """Raise UserError unless the file at ``path`` is unchanged, and OSError if it can't be read: a file
+    system that fails for a moment must not cost a checkpoint."""
+    try:
+        size = path.stat().st_size
+        if size != written.size:
+            raise UserError(f"{path} was written with {written.size:,} bytes and now has {size:,}.")
+        if checksum(path) != written.sha256:
+            raise UserError(f"{path} has changed since it was written: its checksum differs.")
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise UserError(f"expected a file {path}, but it is missing.") from None
+
+
+def numbered(parent: Path) -> list[Path]:
+    """The folders in ``parent`` whose names are numbers, the highest first."""
+    folders = [path for path in parent.glob("[0-9]*") if path.name.isdecimal() and path.is_dir()]
+    return sorted(folders, key=lambda path: int(path.name), reverse=True)
+
+
+def say_passed_over(folder: Path, why: str) -> None:
+    """Print the name of a checkpoint that can't be used, and why."""
+    print(f"checkpoint {folder} is passed over: {' '.join(why.split())}", file=sys.stderr)
+
+
+def newest_that_loads(
+    folders: Sequence[Path],
+    load: Callable[[Path], T],
+    say: Callable[[Path, str], None] = say_passed_over,
+) -> tuple[Path, T]:
+    """The first of ``folders`` for which ``load`` doesn't raise UserError, and the result of ``load``;
+    ``say`` is called for each folder before it, with the reason. Raises ValueError if there is none."""
+    for folder in folders:
+        try:
+            return folder, load(folder)
+        except UserError as error:
+            say(folder, str(error))
+    parent = folders[0].parent
+    raise UserError(f"{parent} has {counted(len(folders), 'checkpoint')}, of which none can be used.")
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder in such a way that a crash leaves no part of it under its name."""
+    shutil.rmtree(moved(folder, LEFTOVER), ignore_errors=True)
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Delete what is left in ``parent`` of processes that stopped while they wrote or deleted a folder; a
+    folder whose replacement was not finished gets its name back."""
+    for old in parent.glob(f"{REPLACED}*"):
+        folder = parent / old.name.removeprefix(REPLACED)
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(folder)
+    for path in parent.glob(f"{LEFTOVER}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def has_manifest(folder: Path) -> bool:
+    """Whether ``folder`` has a manifest."""
+    return os.path.lexists(folder / MANIFEST)

@@ -1,0 +1,334 @@
+"""From files to a folder of tokens, in constant memory and on all cores.
+
+The text is first gathered into one file of UTF-8, which is deleted in the end: so it can't change between the
+time when it is divided, learned from and encoded. It is encoded in pieces that are cut by a rule of the text
+alone ([`pieces`][memformers.data.subwords.pieces]), so the number of cores changes nothing.
+"""
+
+import mmap
+import multiprocessing
+import os
+import sys
+from array import array
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import platformdirs
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+
+from memformers.common.atomic_dir import atomic_dir, remove_leftovers
+from memformers.common.errors import UserError
+from memformers.data.benchmarks import BENCHMARKS
+from memformers.data.corpora import IN_FOLDER, split_of
+from memformers.data.files import COMPRESSED
+from memformers.data.gathering import Gathered, Recipe, gather
+from memformers.data.store import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Card,
+    Counts,
+    TokenFile,
+    TokenStore,
+    documents_file,
+    is_store,
+    open_store,
+    smallest_type,
+    write_card,
+)
+from memformers.data.subwords import pieces
+from memformers.data.tokenizers import (
+    OWN,
+    Numbers,
+    Tokenizer,
+    learn,
+    load_tokenizer,
+    save_tokenizer,
+)
+
+BIG = 32 << 20
+"""Bytes of a text from which on it isn't read into memory, but prepared on the disk."""
+SMALL_JOB = 4 << 20
+"""Bytes of text that are not worth starting other processes for."""
+JOB = 1 << 20
+"""Bytes that a process encodes at once."""
+LEARNED_FROM = 32 << 20
+"""The most bytes of the training part, in pieces from all over it, that subwords are learned from."""
+TEXT = "text"
+Part = tuple[int, int, bool]
+"""Where a piece of the gathered text begins and ends, and whether its text or document ends there."""
+
+
+def prepare(recipe: Recipe, folder: Path, tokenizer: Tokenizer | None = None) -> Path:
+    """Write ``folder``, the tokens of the text of ``recipe``; it appears whole or not at all. Returns it.
+    With the ``tokenizer`` of a trained model, the whole text is a test.
+
+    Beside another preparation, it waits until that one has ended; where ``folder`` is there then, nothing is
+    left to do. What a killed one left behind is removed.
+
+    Raises UserError for a text that can't be read, that changes meanwhile or is too short; OSError if the
+    folder can't be written."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with alone_beside(folder):
+        if is_store(folder):
+            return folder
+        remove_leftovers(folder.parent)
+        with atomic_dir(folder) as temporary, ExitStack() as opened:
+            total = None if any(p.suffix in COMPRESSED for p in recipe.files.values()) else recipe.size
+            bar = opened.enter_context(bytes_bar("reading", total))
+            text = gather(recipe, temporary / TEXT, bar)
+            bar.close()
+            known = BENCHMARKS.get(recipe.corpus)
+            splits = known.places(text.files, text.bytes, text.sha256) if known else split_places(text)
+            if tokenizer:
+                splits = {TEST: (0, text.bytes)}
+            counts = write_tokens(text, splits, recipe, temporary, tokenizer)
+            if known:
+                known.check(counts, recipe.tokenizer)
+            (temporary / TEXT).unlink()
+    return folder
+
+
+def open_prepared(
+    data: str, document_separator: str = "", tokenizer: str = "character", vocab_size: int | None = None
+) -> TokenStore | None:
+    """The folder of tokens that ``data`` names, or that of a text of more than [`BIG`][] bytes, in the user's
+    cache; None for anything else. Raises UserError for a folder with another tokenizer than the one that is
+    asked for."""
+    path = Path(data)
+    if not data or not path.exists():
+        return None
+    if not is_store(path):
+        size = vocab_size if tokenizer in ("word", "bpe") else None
+        recipe = Recipe(path, "", document_separator, tokenizer, size)
+        alone = path.is_dir() and any((path / name).is_file() for name in IN_FOLDER)
+        return None if alone or recipe.text_size < BIG else open_store(in_cache(recipe))
+    store = open_store(path)
+    if document_separator or tokenizer not in ("character", store.tokenizer.name):
+        raise UserError(
+            f"{path} is divided into tokens already, by tokenizer={store.tokenizer.name!r}; leave out "
+            f"tokenizer and document_separator."
+        )
+    return store
+
+
+def in_cache(recipe: Recipe) -> Path:
+    """The folder of the tokens of ``recipe`` in the user's cache, prepared unless it is there."""
+    parent = Path(platformdirs.user_cache_dir("memformers")) / "tokens"
+    folder, size = parent / recipe.key(), recipe.vocab_size
+    left_to_the_text = parent / replace(recipe, vocab_size=None).key()
+    if is_store(left_to_the_text) and size in (None, load_tokenizer(left_to_the_text).vocab_size):
+        return left_to_the_text
+    if not is_store(folder):
+        print(f"{recipe.source} is large and is prepared once, in {folder}.", file=sys.stderr)
+    return prepare(recipe, folder)
+
+
+@contextmanager
+def alone_beside(folder: Path) -> Iterator[None]:
+    """A block in which nothing else is prepared beside ``folder``; it waits for that."""
+    lock = FileLock(folder.parent / ".preparing.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(f"waiting for another process that prepares a text in {folder.parent}", file=sys.stderr)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def split_places(text: Gathered) -> dict[str, tuple[int, int]]:
+    """Where training and validation begin and end, in bytes, as in
+    [`Corpus.split`][memformers.data.corpora.Corpus.split]."""
+    cut = text.place(split_of(text.characters, text.lengths))
+    return {TRAIN: (0, cut), VALIDATION: (cut, text.bytes)}
+
+
+def write_tokens(
+    text: Gathered,
+    splits: Mapping[str, tuple[int, int]],
+    recipe: Recipe,
+    folder: Path,
+    given: Tokenizer | None = None,
+) -> dict[str, Counts]:
+    """Write the tokens of the ``splits`` of ``text``, each from one byte to another, the tokenizer, which is
+    learned unless it is ``given``, and the card; returns the size of each split."""
+    with open(text.path, "rb") as file, ExitStack() as opened:
+        whole = opened.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        tokenizer = given or learned(whole, splits, recipe)
+        save_tokenizer(tokenizer, folder)
+        bar = opened.enter_context(bytes_bar("encoding", text.bytes))
+        encode = opened.enter_context(encoders(text, folder, tokenizer))
+        counts = {
+            name: write_split(whole, text, place, tokenizer, encode, folder / name, bar)
+            for name, place in splits.items()
+        }
+    for name, found in counts.items():
+        if found.tokens < 2:
+            raise UserError(f"{recipe.source} leaves {found.tokens} tokens for {name}; use a longer text.")
+    source, name = str(recipe.source), recipe.corpus or recipe.source.resolve().name
+    write_card(Card(name, source, text.sha256, tokenizer.name, counts, len(text.ends)), folder)
+    return counts
+
+
+def learned(whole: mmap.mmap, splits: Mapping[str, tuple[int, int]], recipe: Recipe) -> Tokenizer:
+    """The tokenizer of ``recipe`` for the text in ``whole``: characters from all of it, words from the
+    training part, subwords from pieces all over the training part."""
+    if recipe.tokenizer not in OWN:
+        return load_tokenizer(Path(recipe.tokenizer))
+    everywhere = recipe.tokenizer in ("character", "frequency")
+    begin, end = (0, len(whole)) if everywhere else splits[TRAIN]
+    every = max(-(-(end - begin) // LEARNED_FROM), 1) if recipe.tokenizer == "bpe" else 1
+    with bytes_bar("learning tokens", (end - begin) // every) as bar:
+
+        def texts() -> Iterator[str]:
+            for a, b in islice(pieces(whole, begin, end), 0, None, every):
+                yield text_at(whole, a, b)
+                bar.update(b - a)
+
+        return learn(recipe.tokenizer, recipe.vocab_size, texts())
+
+
+def text_at(whole: mmap.mmap, begin: int, end: int) -> str:
+    """The text between two bytes."""
+    return whole[begin:end].decode("utf-8", errors="surrogateescape")
+
+
+def write_split(
+    whole: mmap.mmap,
+    text: Gathered,
+    place: tuple[int, int],
+    tokenizer: Tokenizer,
+    encode: "Encode",
+    path: Path,
+    bar: Any,
+) -> Counts:
+    """Write the tokens of the split that is at ``place``, and where its documents begin; returns its size."""
+    begins, characters, words = array("q", [0]), 0, 0
+    with TokenFile(path.with_suffix(".npy"), smallest_type(tokenizer.vocab_size)) as file:
+        for job, done in encode(jobs(whole, text, place)):
+            file.append(done.tokens)
+            characters, words = characters + done.characters, words + done.words
+            at = file.length - len(done.tokens)
+            for (_, _, is_end), tokens in zip(job, done.lengths, strict=True):
+                at += tokens
+                if is_end:
+                    begins.append(at)
+            bar.update(job[-1][1] - job[0][0])
+    if not text.ends:
+        return Counts(place[1] - place[0], characters, words, file.length)
+    with TokenFile(path.with_name(documents_file(path.name)), np.int64) as documents:
+        documents.append(np.frombuffer(begins, dtype=np.int64))
+    return Counts(place[1] - place[0], characters, words, file.length, len(begins) - 1)
+
+
+def jobs(whole: mmap.mmap, text: Gathered, place: tuple[int, int]) -> Iterator[list[Part]]:
+    """The pieces of a split, in order, some [`JOB`][] bytes at a time."""
+    job: list[Part] = []
+    begin, stop = place
+    first = bisect_right(text.ends, begin)
+    for end in chain((min(text.ends[i], stop) for i in range(first, len(text.ends))), [stop]):
+        if begin == end:
+            continue
+        for a, b in pieces(whole, begin, end):
+            job.append((a, b, b == end))
+            if b - job[0][0] >= JOB:
+                yield job
+                job = []
+        begin = end
+    if job:
+        yield job
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A job, done."""
+
+    tokens: Numbers
+    lengths: list[int]
+    """How many tokens each piece has."""
+    characters: int
+    words: int
+
+
+Encode = Callable[[Iterable[list[Part]]], Iterator[tuple[list[Part], Encoded]]]
+
+
+@contextmanager
+def encoders(text: Gathered, folder: Path, tokenizer: Tokenizer) -> Iterator[Encode]:
+    """What encodes jobs, in their order: a process on each core, or this one for a short text."""
+    processes = cores()
+    if processes == 1 or text.bytes < SMALL_JOB:
+        start_encoding(text.path, folder)
+        yield lambda jobs: ((job, encode_job(job)) for job in jobs)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, start_encoding, (text.path, folder)) as pool:
+
+        def encode(jobs: Iterable[list[Part]]) -> Iterator[tuple[list[Part], Encoded]]:
+            waiting: deque[tuple[list[Part], Future[Encoded]]] = deque()
+            for job in jobs:
+                waiting.append((job, pool.submit(encode_job, job)))
+                if len(waiting) > 3 * processes:
+                    yield _next(waiting)
+            while waiting:
+                yield _next(waiting)
+
+        yield encode
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _next(waiting: deque[tuple[list[Part], Future[Encoded]]]) -> tuple[list[Part], Encoded]:
+    job, future = waiting.popleft()
+    try:
+        return job, future.result()
+    except BrokenProcessPool:
+        raise OSError("a process that encodes the text has ended; is there enough memory?") from None
+
+
+_here: dict[str, Any] = {}
+"""What a process that encodes has opened."""
+
+
+def start_encoding(path: Path, folder: Path) -> None:
+    """Open the text and the tokenizer in this process."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with open(path, "rb") as file:
+        _here["text"] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    _here["tokenizer"] = load_tokenizer(folder)
+
+
+def encode_job(job: list[Part]) -> Encoded:
+    """The tokens of some pieces."""
+    tokenizer: Tokenizer = _here["tokenizer"]
+    tokens, characters, words = [], 0, 0
+    for begin, end, is_end in job:
+        text = text_at(_here["text"], begin, end)
+        tokens.append(tokenizer.numbers(tokenizer.ended(text) if is_end else text))
+        characters, words = characters + len(text), words + len(text.split())
+    kind = smallest_type(tokenizer.vocab_size)
+    return Encoded(np.concatenate(tokens).astype(kind), list(map(len, tokens)), characters, words)
+
+
+def bytes_bar(what: str, total: int | None) -> "tqdm[Any]":
+    """A progress bar of bytes a second; a short text needs none."""
+    short = total is not None and total < SMALL_JOB
+    return tqdm(
+        total=total, desc=what, unit="B", unit_scale=True, disable=True if short else None, leave=False
+    )

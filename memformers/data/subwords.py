@@ -1,0 +1,209 @@
+"""Tokens that are parts of words, by Hugging Face's tokenizers: byte-level BPE that a text is learned by, and
+any ``tokenizer.json`` that people have."""
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memformers.common.errors import UserError
+from memformers.data.texts import NOT_UTF8, bytes_of, check_utf8
+from memformers.data.tokenizers import Numbers, Tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
+    from torch import Tensor
+
+PIECE = 256 << 10
+"""Bytes, more or less, of a text that are encoded at once."""
+LINE_END = re.compile(rb"(?<=[!-~])(?=\n)")
+WORD_END = re.compile(rb"(?<=[!-~])(?=[ \t\r\n])")
+CHARACTER_END = re.compile(rb"(?=[^\x80-\xbf])")
+DEFAULT_SUBWORDS = 8192
+KNOWN = 1 << 17
+"""How many units, and what they are as tokens, are kept."""
+
+_BLANK, _SIGN, _OTHER = r" \t\n\r\x0b\x0c", r"!-/:-@\[-`{-~\x00-\x08\x0e-\x1f\x7f", "\x80-\U0010ffff"
+UNIT = re.compile(
+    rf"'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+(?![A-Za-z{_OTHER}])| ?[0-9]+(?![0-9{_OTHER}])"
+    rf"| ?[{_SIGN}]+(?![{_SIGN}{_OTHER}])| ?[^{_BLANK}]+|[{_BLANK}]+(?![^{_BLANK}])|[{_BLANK}]+"
+)
+"""Parts of a text between which byte-level BPE (GPT-2's pattern) never merges: its words, exactly where they
+are ASCII, else up to the next white space."""
+OTHER_BLANK = re.compile("[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
+"""White space that [`UNIT`][] doesn't know."""
+PLAIN_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+
+
+def pieces(text: Any, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Where UTF-8 ``text``, bytes or a map of a file, is cut from ``begin`` to ``end``, so that it is encoded
+    in constant memory and always in the same way: before the first line break, else the first white space,
+    else the first character, after [`PIECE`][] bytes."""
+    while end - begin > PIECE:
+        at, limit = begin + PIECE, min(begin + 2 * PIECE, end)
+        found = LINE_END.search(text, at, limit) or WORD_END.search(text, at, limit)
+        if not found and limit == end:
+            break
+        found = found or CHARACTER_END.search(text, at, limit)
+        cut = found.start() if found else limit
+        yield begin, cut
+        begin = cut
+    yield begin, end
+
+
+class SubwordTokenizer(Tokenizer):
+    """The tokenizer of Hugging Face's that ``source`` describes, the contents of its ``tokenizer.json``."""
+
+    def __init__(self, source: str, path: str = "tokenizer.json"):
+        import tokenizers
+
+        try:
+            self.inner = tokenizers.Tokenizer.from_str(source)
+        except Exception as error:  # of no class of its own
+            raise UserError(f"{path} can't be read as a tokenizer of Hugging Face's: {error}") from None
+        self.inner.no_truncation()
+        self.inner.no_padding()
+        self._data = json.loads(source)
+        self.name = str(self._data["model"].get("type", "subword")).lower()
+        vocabulary = self.inner.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            raise UserError(f"expected {path} to have tokens, got none.")
+        self.vocab_size = max(vocabulary.values()) + 1
+        self._known: dict[str, tuple[int, ...]] = {}
+        self._added = [token["content"] for token in self._data.get("added_tokens") or ()]
+
+    @cached_property
+    def of_bytes(self) -> list[bytes] | None:
+        """The bytes of each token, where tokens are bytes; else None."""
+        decoder, alphabet = self._data.get("decoder") or {}, bytes_of_letters()
+        if decoder.get("type") != "ByteLevel":
+            return None
+        found = [b""] * self.vocab_size
+        for token, number in self.inner.get_vocab(with_added_tokens=True).items():
+            is_added = token in self._added or not alphabet.keys() >= set(token)
+            found[number] = bytes_of(token) if is_added else bytes(map(alphabet.__getitem__, token))
+        return found
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether the text between two white spaces is always encoded alike."""
+        before = self._data.get("pre_tokenizer") or {}
+        plain = {name: before.get(name) for name in PLAIN_BYTES} == PLAIN_BYTES
+        return plain and self._data.get("normalizer") is None
+
+    def numbers(self, text: str) -> Numbers:
+        """The tokens of ``text``, int64 ``[n]``; UserError for a character that the vocabulary doesn't have,
+        and, unless tokens are bytes, for text that is not UTF-8."""
+        if not NOT_UTF8.search(text):
+            raw = bytes_of(text)
+            parts = [self._of_piece(raw[begin:end].decode()) for begin, end in pieces(raw, 0, len(raw))]
+            return np.concatenate(parts)
+        if self.of_bytes is None:
+            check_utf8(text, "the text")
+        number = {token: i for i, token in reversed([*enumerate(self.of_bytes or ())])}
+        parts = [
+            np.array([number[bytes_of(part)]]) if NOT_UTF8.match(part) else self.numbers(part)
+            for part in re.split(f"({NOT_UTF8.pattern})", text)
+            if part
+        ]
+        return np.concatenate(parts)
+
+    def _of_piece(self, text: str) -> Numbers:
+        if not self._is_plain or OTHER_BLANK.search(text) or any(added in text for added in self._added):
+            self._check_known(text)
+            return np.array(self.inner.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        units = UNIT.findall(text)
+        if len(self._known) > KNOWN:
+            self._known.clear()
+        new = sorted(set(units) - self._known.keys())
+        encoded = self.inner.encode_batch_fast(new, add_special_tokens=False)
+        self._known.update((unit, tuple(found.ids)) for unit, found in zip(new, encoded, strict=True))
+        tokens = chain.from_iterable(map(self._known.__getitem__, units))
+        return np.fromiter(tokens, dtype=np.int64)
+
+    def _check_known(self, text: str) -> None:
+        """Raise UserError for a character that is left out: BPE without bytes and ``<unk>`` says nothing."""
+        model = self._data["model"]
+        if model.get("unk_token") is not None or model.get("byte_fallback") or self.name != "bpe":
+            return
+        missing = [
+            character
+            for character in sorted(set(text))
+            if not character.isspace() and not self.inner.encode(character, add_special_tokens=False).ids
+        ]
+        if missing:
+            raise UserError(
+                f"the tokenizer has no token for {', '.join(map(repr, missing[:5]))}, and no <unk>; leave "
+                f"these characters out, or use another tokenizer."
+            )
+
+    def decode(self, tokens: "Tensor") -> str:
+        """The text of tokens ``[n]``; bytes that are not UTF-8 become the replacement character."""
+        if self.of_bytes is not None:
+            return self.bytes_of(tokens).decode("utf-8", errors="replace")
+        return self.inner.decode(tokens.tolist(), skip_special_tokens=False)
+
+    def bytes_of(self, tokens: "Tensor") -> bytes:
+        """The bytes that tokens ``[n]`` stand for."""
+        if (of_bytes := self.of_bytes) is not None:
+            return b"".join(of_bytes[i] for i in tokens.tolist())
+        return super().bytes_of(tokens)
+
+    def decoder(self) -> Callable[[int], str]:
+        """As in [`Tokenizer`][memformers.data.tokenizers.Tokenizer]."""
+        if (of_bytes := self.of_bytes) is not None:
+            characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+            return lambda token: characters.decode(of_bytes[token])
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=False)
+        return lambda token: stream.step(self.inner, token) or ""
+
+    def saved(self) -> Any:
+        """The contents of ``tokenizer.json``."""
+        return self._data
+
+    @property
+    def line_break(self) -> str:
+        """A line break, or a space where the vocabulary has none."""
+        return "\n" if len(self.inner.encode("\n", add_special_tokens=False).ids) else " "
+
+
+def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTokenizer:
+    """Byte-level BPE with GPT-2's pattern, learned from ``texts``, of ``vocab_size`` tokens, or of at most
+    8192 if it isn't given. Raises UserError where the texts don't have as many, and for fewer than the 256
+    bytes."""
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    if vocab_size is not None and vocab_size < 256:
+        raise UserError(f"expected vocab_size to be at least 256, the bytes, got {vocab_size}.")
+    inner: tokenizers.Tokenizer = Inner(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size or DEFAULT_SUBWORDS, initial_alphabet=alphabet, show_progress=False
+    )
+    inner.train_from_iterator((NOT_UTF8.sub(" ", text) for text in texts), trainer)
+    learned = inner.get_vocab_size()
+    if vocab_size is not None and learned < vocab_size:
+        raise UserError(
+            f"vocab_size={vocab_size}, but the training text has only {learned} different subwords; use a "
+            f"smaller vocab_size, or a longer text."
+        )
+    return SubwordTokenizer(inner.to_str())
+
+
+def bytes_of_letters() -> dict[str, int]:
+    """The byte that each letter of a byte-level token stands for: printable ones for themselves, the others
+    from U+0100 on, as GPT-2's encoder has them."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    letters = {chr(byte): byte for byte in shown}
+    return letters | {chr(256 + i): byte for i, byte in enumerate(hidden)}

@@ -1,0 +1,70 @@
+"""Broken or missing files of a run or an experiment: a line that names the file, and nothing is lost."""
+
+import shutil
+
+import pytest
+
+from memformers.common.files import read_json
+from memformers.comparison.experiment import plan_runs
+from memformers.runs.plan import Planned
+from tests.builders import SMALL_RUN
+from tests.processes import check_plain, run
+from tests.report.fake_runs import fake_comparison
+
+
+@pytest.fixture
+def comparison(tmp_path):
+    """A comparison whose runs were never trained."""
+    fake_comparison(tmp_path / "c", {"transformer": [2.5], "transformer-xl": [2.4]})
+    return tmp_path / "c"
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", '{"a', "[" * 100_000, "\udcff", '{"corpus": 3, "model": {}}']
+)
+@pytest.mark.parametrize("file", ["run.json", "config.json", "result.json", "probe.json", "experiment.json"])
+def test_a_broken_file_of_a_run_is_one_line_of_its_report(file, content, comparison):
+    folder = comparison / "transformer" if file in ("run.json", "config.json", "result.json") else comparison
+    (folder / file).write_bytes(content.encode("utf-8", "surrogateescape"))
+    ended = run("report", comparison)
+    check_plain(ended)
+    assert ended.said(f"{folder / file}"), ended.err
+
+
+@pytest.mark.parametrize("line", ["5", "{}", '{"tokens": 3, "x": "y"}', '{"tokens": 3', "\x00", "[" * 9_999])
+def test_a_broken_line_of_metrics_is_named_by_its_number(line, comparison):
+    with open(comparison / "transformer" / "metrics.jsonl", "a") as file:
+        file.write(f"{line}\n")
+    for command in ("report", "probe"):
+        assert run(command, comparison).said("metrics.jsonl, line 21: expected a record")
+
+
+def test_a_run_that_has_lost_its_facts_is_not_said_to_have_failed(comparison):
+    (comparison / "transformer" / "run.json").unlink()
+    assert run("report", comparison).code == 0
+    said = "> **transformer has lost its run.json** and is missing here."
+    assert said in (comparison / "report.md").read_text()
+
+
+@pytest.mark.filterwarnings("default:.*labml.json")
+def test_a_broken_card_costs_a_run_only_its_place_in_dashboards(trained, comparison, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "run", symlinks=True)
+    (folder / "result.json").unlink()
+    (folder / "run.json").unlink()  # it is written again
+    for card in (folder / "labml.json", comparison / "transformer" / "labml.json"):
+        card.write_text("{")
+    for ended in (run("train", "--resume", folder, "--dashboard", "off"), run("report", comparison)):
+        assert ended.code == 0, ended.err
+        assert "labml.json can't be read" in ended.err
+    before, now = (read_json(place / "run.json") for place in (trained, folder))
+    assert now == before | {"command": now["command"]}
+    assert plan_runs({"transformer": Planned("transformer", 0)}, comparison)["transformer"]
+
+
+def test_broken_facts_of_a_run_that_goes_on_are_one_line(trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "run", symlinks=True)
+    (folder / "result.json").unlink()
+    (folder / "run.json").write_text("{}")
+    for given in (["--resume", folder], ["--resume", "--out", folder, *SMALL_RUN]):
+        assert run("train", *given).code == 2
+    assert run("train", "--resume", folder).said("run.json is broken: expected corpus to be")

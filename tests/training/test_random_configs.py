@@ -1,0 +1,158 @@
+"""Any small config trains, stops and goes on with the same bits, or is refused before the first step."""
+
+import os
+from dataclasses import fields, is_dataclass, replace
+from types import NoneType, UnionType
+from typing import Annotated, Literal, Union, get_args, get_origin
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from memformers.common.atomic_dir import numbered
+from memformers.common.errors import UserError
+from memformers.common.fields import Range, annotations_of
+from memformers.data.streams import training_segments
+from memformers.models.language_model import MemoryLM
+from memformers.runs.folder import read_metrics
+from memformers.training import run as run_module
+from memformers.training.config import TrainConfig
+from memformers.training.loop import NotFiniteError
+from memformers.training.run import train_run
+from tests.builders import SMALL, small_training
+from tests.training.runs import short_corpus, stop, train_here, without_times
+
+EXAMPLES = max(int(os.environ.get("MEMFORMERS_FUZZ", "240")) // 20, 1)
+BASE = small_training(device="cpu", log_every=1)
+LEFT_OUT = {
+    "compile",  # takes half a minute for each
+    "device", "data", "document_separator", "tokens",  # decided by the test
+}  # fmt: skip
+OF = {int: [0, 1, 2, 3, 4, 6, 8, 16], float: [0.0, 1e-6, 0.1, 0.5, 0.9, 1.0, 2.0], bool: [False, True],
+      str: ["", "x"], NoneType: [None]}  # fmt: skip
+
+
+def values(kind, default):
+    """Small values of an annotation, and the ends of its range."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        ranges = [r for r in args if isinstance(r, Range)]
+        ends = [args[0](r.most) for r in ranges if r.most in r and r.most < 2**64]
+        inside = st.one_of(values(args[0], default), st.sampled_from([default, *ends]))
+        return inside.filter(lambda value: value is None or all(value in r for r in ranges))
+    if origin in (Union, UnionType):
+        return st.one_of([values(each, default) for each in args])
+    if origin is Literal:
+        return st.sampled_from(args)
+    if origin is tuple:
+        return st.lists(values(args[0], 1), max_size=2).map(tuple)
+    return changed(default) if is_dataclass(kind) else st.sampled_from(OF[kind])
+
+
+@st.composite
+def changed(draw, config):
+    """``config`` with a few other fields; None for one that it refuses."""
+    names = [each.name for each in fields(config) if each.name not in LEFT_OUT]
+    kinds = annotations_of(type(config))
+    chosen = draw(st.lists(st.sampled_from(names), max_size=5, unique=True))
+    changes = {name: draw(values(kinds[name], getattr(config, name))) for name in chosen}
+    try:
+        return (
+            None
+            if None in [changes.get("model", 0), changes.get("adaptive", 0)]
+            else replace(config, **changes)
+        )
+    except UserError:
+        return None
+
+
+def some(examples):
+    """Settings that try this number of examples."""
+    return settings(
+        max_examples=max(examples, 1),
+        suppress_health_check=list(HealthCheck),
+        phases=set(Phase) - {Phase.explain},
+    )
+
+
+@some(EXAMPLES)
+@pytest.mark.filterwarnings("ignore")
+@given(config=changed(BASE).filter(bool), step=st.integers(1, 3))
+def test_any_config_goes_on_with_the_same_bits_or_is_refused_before_the_first_step(
+    config, step, tmp_path_factory
+):
+    config, folder = replace(config, tokens=3 * config.tokens_a_step), tmp_path_factory.mktemp("random")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_module, "find_text", lambda *_: short_corpus())
+        try:
+            whole = train_run(config, folder / "whole", "off")
+        except NotFiniteError:
+            return
+        except UserError:
+            assert not list(folder.glob("whole/*"))
+            return
+        stop(config, folder / "run", step)
+        train_run(config, folder / "run", "off", resume=True)
+    assert without_times(read_metrics(folder / "run")) == without_times(read_metrics(whole))
+    newest = [numbered(run / "checkpoints")[0] for run in (whole, folder / "run")]
+    for file in ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json"):
+        assert (newest[0] / file).read_bytes() == (newest[1] / file).read_bytes(), file
+
+
+MODEL_CONFIGS = changed(replace(SMALL, model="compressive")).filter(
+    lambda model: model and model.longest_attention < 1000  # a decoder has room for all of it
+)
+
+
+def built(model, precision="float32", tbptt=0, steps=3):
+    """A model and what it is trained with; None where no model can be built, which is a plain error."""
+    tokens = steps * 2 * model.segment_len * (tbptt + 1)
+    try:
+        config = TrainConfig(
+            model=model, batch_size=2, tokens=tokens, precision=precision, tbptt=tbptt, log_every=1
+        )
+        return MemoryLM(model), config
+    except UserError:
+        return None
+
+
+@some(4 * EXAMPLES)
+@given(
+    model=MODEL_CONFIGS, precision=st.sampled_from(["float32", "bfloat16"]), tbptt=st.integers(0, 1),
+    divided=st.booleans(),
+)  # fmt: skip
+def test_any_model_learns_is_saved_and_writes_or_is_a_plain_error(
+    model, precision, tbptt, divided, tmp_path_factory
+):
+    if (made := built(model, precision, tbptt)) is None:
+        return
+    lm, config = made
+    tokens = torch.randint(lm.config.vocab_size, (4 * config.tokens + 1,))
+    documents = (len(tokens) // 3, len(tokens) - len(tokens) // 3) if divided else ()
+    segments = training_segments(tokens, 2, lm.config.segment_len, (0, 0), documents=documents)
+    try:
+        records = train_here(lm, config, segments)
+    except UserError:
+        assert lm.config.kernel == "fused"  # which this machine may not have
+        return
+    assert len(records) == 3
+    folder = tmp_path_factory.mktemp("saved")
+    lm.eval().save_pretrained(folder)
+    again = MemoryLM.from_pretrained(folder)
+    assert again.config == lm.config
+    prompt = tokens[:5, None]
+    written = [torch.stack(list(m.generate(prompt, 4, temperature=0.0))) for m in (lm, again)]
+    assert torch.equal(*written)
+
+
+@pytest.mark.long
+@some(EXAMPLES // 2)
+@given(model=MODEL_CONFIGS)
+def test_any_model_that_learns_can_be_compiled(model):
+    if model.kernel == "fused" or (made := built(model, steps=1)) is None:
+        return
+    lm, config = made
+    tokens = torch.randint(lm.config.vocab_size, (4 * config.tokens + 1,))
+    segments = training_segments(tokens, 2, lm.config.segment_len)
+    assert len(train_here(lm, replace(config, compile=True), segments)) == 1

@@ -1,0 +1,145 @@
+"""Trainings on folders of tokens, and on words and subwords."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from memformers.commands import evaluate as evaluate_command
+from memformers.commands.evaluate import Evaluate
+from memformers.common.command_line import parse_arguments
+from memformers.common.errors import UserError
+from memformers.common.files import read_json
+from memformers.data import preparing
+from memformers.data.gathering import Recipe
+from memformers.data.preparing import prepare
+from memformers.evaluation.probe import ProbeConfig, probe
+from memformers.generation.memory_file import load_memory, save_memory
+from memformers.generation.sampling import Sampling
+from memformers.generation.text import TextStream, continue_text
+from memformers.pretrained.own import load_checkpoint
+from memformers.runs.folder import read_metrics
+from memformers.training import run as run_module
+from memformers.training.run import train_run
+from memformers.training.text import find_text
+from tests.builders import small_training
+from tests.training.runs import short_corpus, stop, without_times
+
+
+@pytest.fixture(autouse=True)
+def _its_own_text(monkeypatch, tmp_path):
+    monkeypatch.setattr(run_module, "find_text", find_text)
+    monkeypatch.setattr(preparing.platformdirs, "user_cache_dir", lambda name: str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "play.txt").write_text(short_corpus().text)
+    return tmp_path / "play.txt"
+
+
+def config_on(data, **changes):
+    return small_training(data=str(data), evaluations=2, **changes)
+
+
+def found(run):
+    result, facts = read_json(run / "result.json"), read_json(run / "run.json")
+    times = {"seconds", "evaluation_seconds", "peak_memory_bytes", "tokens_per_second"}
+    facts = {k: v for k, v in facts["corpus"].items() if k not in ("source", "name")}
+    return without_times(read_metrics(run)), {k: v for k, v in result.items() if k not in times}, facts
+
+
+@pytest.mark.parametrize("separator", ["", "\n\n"])
+def test_a_training_on_tokens_from_the_disk_is_that_on_the_text(separator, text, tmp_path, monkeypatch):
+    """Prepared before, or because the text is large; and resumed, bit for bit."""
+    direct = train_run(config_on(text, document_separator=separator), tmp_path / "direct")
+    folder = prepare(Recipe(text, document_separator=separator), tmp_path / "tokens")
+    stored = train_run(config_on(folder), tmp_path / "stored")
+    assert found(stored) == found(direct)
+    monkeypatch.setattr(preparing, "BIG", 1000)
+    config = config_on(text, document_separator=separator)
+    stop(config, tmp_path / "large", 3)
+    assert found(train_run(config, tmp_path / "large", resume=True)) == found(direct)
+    kept = [path for path in (tmp_path / "cache" / "tokens").iterdir() if path.is_dir()]
+    assert len(kept) == 1, "prepared once"
+
+
+@pytest.mark.parametrize(("name", "size"), [("bpe", 300), ("word", 500)])
+def test_a_model_of_words_or_subwords_trains_writes_and_remembers(name, size, text, tmp_path):
+    config = config_on(text, tokenizer=name, model="transformer-xl")
+    run = train_run(replace(config, model=replace(config.model, vocab_size=size)), tmp_path / "run")
+    result = read_json(run / "result.json")
+    held_out = text.read_text()[len(text.read_text()) * 9 // 10 :]
+    nats = result["loss"] * result["evaluated_tokens"]
+    assert result["evaluated_tokens"] == result["held_out_tokens"]
+    assert result["bits_per_character"] == pytest.approx(nats / math.log(2) / len(held_out), rel=2e-3)
+    assert result["word_perplexity"] == pytest.approx(math.exp(nats / len(held_out.split())), rel=1e-6)
+    model, tokenizer = load_checkpoint(run, torch.device("cpu"))
+    assert (tokenizer.name, model.config.vocab_size) == (name, size)
+    written = continue_text(model, tokenizer, "PORTIA:\n", 20, Sampling(), seed=1)
+    assert written
+    stream = TextStream(model, tokenizer)
+    stream.read("PORTIA:\n")
+    save_memory(stream.reader, tmp_path / "memory")
+    again = TextStream(model, tokenizer)
+    again.reader = load_memory(model, tmp_path / "memory")
+    generator = torch.Generator().manual_seed(1)
+    assert "".join(again.write(20, Sampling(), generator)) == written
+    probe(run, ProbeConfig(step=2, positions=5, longest=8, streams=2, tokens=200), torch.device("cpu"))
+    assert read_json(run / "probe.json")["memory_ablation"]
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
+@pytest.mark.parametrize("separator", ["", "\n\n"])
+def test_a_text_is_evaluated_alike_in_memory_on_the_disk_and_prepared(
+    tokenizer, separator, text, tmp_path, monkeypatch, trained_on
+):
+    run, held_out = trained_on(tokenizer, text), text.with_name("held_out.txt")
+    held_out.write_text(text.read_text()[-3000:].lstrip() + "naïve")
+
+    def evaluated(source):
+        given = ["--document-separator", separator] * (source == held_out)
+        command = parse_arguments(Evaluate, [
+            "--checkpoint", str(run), "--text", str(source), "--out", str(tmp_path / "out"), *given
+        ])  # fmt: skip
+        command.run()
+        numbers = read_json(tmp_path / "out" / "evaluation.json")
+        for document in numbers.get("documents", ()):
+            del document["name"]
+        return numbers
+
+    in_memory = evaluated(held_out)
+    assert in_memory["bits_per_byte"] > 0
+    assert ("documents" in in_memory) == bool(separator)
+    tokens = load_checkpoint(run, torch.device("cpu"))[1]
+    recipe = Recipe(held_out, document_separator=separator, tokenizer="byte")
+    assert evaluated(prepare(recipe, tmp_path / "test", tokens)) == in_memory
+    monkeypatch.setattr(evaluate_command, "BIG", 0)
+    assert evaluated(held_out) == in_memory
+    other = prepare(Recipe(held_out, tokenizer="character"), tmp_path / "other")
+    with pytest.raises(UserError, match="another tokenizer"):
+        evaluated(other)
+
+
+@pytest.fixture
+def trained_on(tmp_path):
+    def train(tokenizer, text):
+        config = config_on(text, tokenizer=tokenizer, model="compressive")
+        size = {"bpe": 300}.get(tokenizer, config.model.vocab_size)
+        return train_run(replace(config, model=replace(config.model, vocab_size=size)), tmp_path / "run")
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tokenizer": "byte"}, "'character'"), ({"document_separator": "x"}, "divided"),
+        ({"tokenizer": "letters"}, "'letters'"), ({"batch_size": 10**6}, "too short"),
+    ],
+)  # fmt: skip
+def test_settings_that_a_folder_of_tokens_cant_have_are_errors(changes, words, text, tmp_path):
+    folder = prepare(Recipe(text), tmp_path / "tokens")
+    with pytest.raises(UserError, match=words):
+        train_run(config_on(folder, **changes), tmp_path / "run")
