@@ -13,6 +13,7 @@ from memformers.common.processes import is_first
 from memformers.models.config import check_used
 from memformers.runs.folder import CONFIG
 from memformers.training.config import TrainConfig, read_train_config
+from memformers.training.distributed import end_rank
 from memformers.training.presets import read_preset
 from memformers.training.run import train_run
 
@@ -54,10 +55,11 @@ class Train(TrackedCommand):
         return train_run(self.config, self.folder(), self.dashboard, resume=self.resume is not None)
 
     def run(self) -> None:
-        """Train, then say where the run is."""
+        """Train, say where the run is, and end the process if it is one of several ranks."""
         folder = self.train()
         if is_first():
             print(f"run: {folder}")
+        end_rank()
 
 
 def parse_train(arguments: list[str], default: Train, prog: str | None = None) -> Train:

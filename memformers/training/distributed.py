@@ -173,6 +173,19 @@ def joined(config: TrainConfig) -> Iterator[Distributed]:
         dist.destroy_process_group()
 
 
+def end_rank() -> None:
+    """End this process with exit code 0, if torchrun started it: to be called where all is done.
+
+    PyTorch 2.13 holds the process group in caches and default arguments until Python ends, and with it gloo's
+    threads. Python's own end now and then aborted a process with such threads ("terminate called without an
+    active exception"), and with it the whole training. So it is passed over.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
 def choose_gpu(device: str, local_rank: int) -> None:
     """Let this process use the GPU with its number on the machine; ValueError if there is none."""
     if device not in ("auto", "cuda"):

@@ -5,7 +5,6 @@ whatever it is, the text is DOCUMENTS.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from memformers.common.files import config_from_dict
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import memory_tensors
 from memformers.training.config import TrainConfig
-from memformers.training.distributed import Distributed, full_tensor, joined
+from memformers.training.distributed import Distributed, end_rank, full_tensor, joined
 from memformers.training.optimizers import build_optimizers
 from memformers.training.state import TrainingState
 from tests.builders import fill_zeros
@@ -44,7 +43,4 @@ if __name__ == "__main__":
         for number, config in enumerate(configs):
             ranks.parallel = config.parallel
             train_in_double(folder / f"{number}.{ranks.rank}", config, ranks)
-    # FSDP keeps the process group until the interpreter ends, where PyTorch 2.13 now and then aborts when
-    # all is done: "terminate called without an active exception".
-    sys.stdout.flush()
-    os._exit(0)
+    end_rank()

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from dataclasses import asdict, replace
 
 import pytest
@@ -22,7 +23,7 @@ from memformers.training.run import train_run
 from memformers.training.signals import Stopped, StopSignals
 from memformers.training.state import TrainingState
 from tests.builders import small_lm, small_training
-from tests.processes import run, wait_for
+from tests.processes import finish, run, wait_for
 from tests.training.launches import ARGUMENTS, launch, start, worker
 from tests.training.ranks_program import train_in_double
 from tests.training.runs import without_times
@@ -234,3 +235,13 @@ def test_with_dropout_only_as_many_processes_go_on(tmp_path):
     assert own_randomness(path, Distributed(2, 3), 0.0) == {"torch": 0}
     with pytest.raises(ValueError, match=r"made by 2 processes, but there are 3 now; with dropout=0\.1"):
         own_randomness(path, Distributed(2, 3), 0.1)
+
+
+def test_a_rank_ends_with_all_that_it_said_and_without_pythons_own_end(monkeypatch):
+    ending = "import atexit; from memformers.training.distributed import end_rank; print('said')"
+    program = f"{ending}; atexit.register(print, 'finalized'); end_rank()"
+    alone = finish([sys.executable, "-c", program])
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "here")
+    rank = finish([sys.executable, "-c", program])
+    assert (alone.returncode, alone.stdout.split()) == (0, ["said", "finalized"])
+    assert (rank.returncode, rank.stdout.split()) == (0, ["said"])
