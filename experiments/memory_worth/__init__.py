@@ -1,0 +1,1 @@
+"""What memory is worth on a long text, by budget and by distance."""

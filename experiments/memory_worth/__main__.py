@@ -1,0 +1,140 @@
+"""What memory is worth on a long text: one network with memories of several kinds, at equal keys and at
+several budgets of training, against the network without memory.
+
+Run it with ``python -m experiments.memory_worth --out FOLDER``; ``--quick`` is a trial of some minutes,
+``--help`` lists every setting. The text is the Python source code of this machine (``memformers prepare
+python-source``) in subwords, each file a document, unless ``--data`` names another one. Each budget is an
+experiment of its own, in ``FOLDER/TOKENS``. Finished trainings are kept; ``--resume`` continues, and adds
+budgets, arms and seeds. The report has the gain of each memory by budget, and by how far back a word last
+occurred, and what swapped and zeroed slots cost.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from tqdm import tqdm
+
+from experiments.memory_worth.report import EDGES, GROUPS, MEASURED, READ, write_report
+from memformers.commands.options import ExperimentCommand
+from memformers.common.command_line import parse_arguments, plain_errors
+from memformers.common.errors import UserError
+from memformers.common.fields import Count, check_fields
+from memformers.common.files import write_json
+from memformers.comparison.arms import read_arms
+from memformers.comparison.experiment import Experiment, run_experiment
+from memformers.comparison.text import MEMORIES, TextTask
+from memformers.data.benchmarks import PYTHON_SOURCE
+from memformers.data.gathering import Recipe
+from memformers.data.preparing import prepare
+from memformers.data.streams import streams_and_places
+from memformers.evaluation.memory_ablation import losses_under_controls, parts_of_documents, parts_of_text
+from memformers.evaluation.probe import common_corpus, held_out_tokens
+from memformers.evaluation.token_groups import groups_between, word_distances, word_groups
+from memformers.pretrained.own import load_checkpoint
+from memformers.runs.finished import read_runs
+from memformers.training.config import TrainConfig
+
+BASE = TrainConfig(model=MEMORIES, tokenizer="bpe", evaluations=2)
+"""The training of all arms, without its memory."""
+SLOTS = "model=compressive mem_len=64 c_mem_len=192"
+ARMS = (
+    "none: model=transformer",
+    "xl-64: model=transformer-xl mem_len=64",
+    "slots-32-32: model=compressive mem_len=32 c_mem_len=32",
+    "xl-256: model=transformer-xl mem_len=256",
+    f"slots-64-192: {SLOTS}",
+    f"slots-64-192-c2: {SLOTS} compression_rate=2",
+    f"slots-64-192-c8: {SLOTS} compression_rate=8",
+    "xl-832: model=transformer-xl mem_len=832",
+)
+"""No memory; 64 and 256 keys, as positions or with slots, c = 4 if not named otherwise; and as many positions
+as 64 positions and 192 slots stand for, which shows the most that these slots could be worth."""
+
+
+@dataclass(frozen=True)
+class MemoryWorth(ExperimentCommand):
+    """Train each memory on a long text, with several budgets and from several seeds."""
+
+    name: ClassVar = "memory-worth"
+    data: str = ""
+    """The text, as for training; the Python source code of this machine if not given."""
+    budgets: tuple[Count, ...] = (1_600_000, 6_400_000)
+    """The numbers of tokens of each training, an experiment each."""
+    seeds: Count = 3
+    """How many times each arm is trained. Intervals need at least 2."""
+    arms: tuple[str, ...] = ()
+    """Which arms, by their names; all of them if none is named."""
+    vocab_size: Count = 2048
+    """How many subwords are learned from the training part."""
+    documents: Count = 32
+    """How many held-out documents are read to measure losses by distance."""
+    jobs: Count = 2
+    """Trainings at a time, of one thread each."""
+    quick: bool = False
+    """Whether to show in some minutes that it runs: one seed, four arms, and too few tokens to learn."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for settings that are out of range."""
+        check_fields(self)
+        known = [arm.partition(":")[0] for arm in ARMS]
+        if unknown := [name for name in self.arms if name not in known]:
+            raise UserError(f"expected arms among {', '.join(known)}, got {' '.join(unknown)}.")
+
+    def experiments(self, data: str) -> dict[int, Experiment]:
+        """The experiment of each budget on the text ``data``, by its number of tokens."""
+        train = replace(BASE, data=data, model=replace(BASE.model, vocab_size=self.vocab_size))
+        chosen = self.arms or (("none", "xl-64", "slots-32-32", "xl-256") if self.quick else ())
+        arms = tuple(arm for arm in read_arms(ARMS, asdict(train)) if not chosen or arm.name in chosen)
+        how = (1 if self.quick else self.seeds, self.jobs, 1)
+        return {
+            tokens: Experiment(TextTask(probed=False), replace(train, tokens=tokens), {}, arms, *how)
+            for tokens in ((65_536,) if self.quick else self.budgets)
+        }
+
+    def experiment(self, folder: Path) -> Path:
+        """Train and measure what ``folder`` doesn't have yet, and write the report of all budgets."""
+        data, tokens = self.data, folder / "tokens"
+        if not data:
+            data = str(tokens.resolve())
+            if not tokens.exists():
+                prepare(Recipe(Path(PYTHON_SOURCE), PYTHON_SOURCE, "", "bpe", self.vocab_size), tokens)
+        for budget, experiment in self.experiments(data).items():
+            run_experiment(experiment, folder / str(budget), self.dashboard, resume=self.resume)
+            measure(folder / str(budget), self.documents)
+        return write_report(folder)
+
+
+def measure(folder: Path, documents: int) -> None:
+    """Write the losses by group of each finished run in ``folder`` that has none, on the beginnings, of
+    ``READ`` tokens each, of the same held-out documents."""
+    runs = [run for run in read_runs(folder) if run.result and not (run.folder / MEASURED).exists()]
+    for run in tqdm(runs, desc="losses by distance", unit="run"):
+        model, tokenizer = load_checkpoint(run.folder, torch.device("cpu"))
+        tokens, lengths = held_out_tokens(common_corpus([run]), tokenizer)
+        segment_len = model.config.segment_len
+        how = (READ - segment_len, segment_len, documents * segment_len)
+        reading = parts_of_documents(lengths, *how) if lengths else parts_of_text(len(tokens), *how)
+        if reading is None:
+            raise UserError(f"expected at least two held-out documents of more than {READ:,} tokens.")
+        losses = losses_under_controls(model, tokens, reading, 0, lambda _: None)
+        parts = [tokens[i : i + 1 + n] for i, n in zip(reading.begins, reading.lengths, strict=True)]
+        distances = torch.cat([word_distances(part, tokenizer)[1:] for part in parts])
+        places = streams_and_places(reading.lengths)[1]
+        groups = (word_groups(distances, EDGES), groups_between(places, (0, *EDGES[1:])))
+        found = {
+            title: {
+                name: {"tokens": int(which.sum())}
+                | {c: loss[which].mean().item() for c, loss in losses.items()}
+                for name, which in ((name, group == i) for i, name in enumerate(names))
+                if which.any()
+            }
+            for title, (group, names) in zip(GROUPS, groups, strict=True)
+        }
+        write_json(run.folder / MEASURED, {"documents": len(parts), **found})
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        parse_arguments(MemoryWorth).run()

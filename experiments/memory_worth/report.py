@@ -1,0 +1,223 @@
+"""The report of what memory is worth: the gain of each memory by budget and by how far back a word last
+occurred, what swapped and zeroed slots cost, and each seed's numbers as JSON and CSV."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from memformers.common.files import read_json, write_json, write_text
+from memformers.common.intervals import Mean, paired
+from memformers.report import plotting
+from memformers.report.arms import Arm, Measure, Quantity, arms_of
+from memformers.report.markdown import csv_text, number, table, write_page
+from memformers.report.provenance import facts_table
+from memformers.report.sections import costs_table, warnings
+from memformers.runs.finished import read_runs
+from memformers.runs.folder import RESULTS, TABLE
+
+PAIRS = (
+    ("slots-32-32", "xl-64"), ("slots-64-192", "xl-256"), ("slots-64-192-c2", "xl-256"),
+    ("slots-64-192-c8", "xl-256"), ("xl-832", "xl-256"),
+)  # fmt: skip
+"""Arms with as many keys; the last is the ceiling."""
+BITS_PER_BYTE = Measure("bits per byte", "bits_per_byte")
+MEASURED = "by_distance.json"
+"""In a run's folder: the loss by group, in nats per token."""
+READ, EDGES = 4096, (1, 64, 128, 256, 512, 1024, 2048)
+"""Tokens of each document that are read, and edges of the groups of distances, in tokens."""
+GROUPS = ("by_distance", "by_place")
+Budgets = Mapping[int, Sequence[Arm]]
+"""By the tokens of a training, the arms that have finished and measured trainings."""
+
+
+def in_group(title: str, group: str, control: str = "untouched") -> Quantity:
+    """The loss of a group of tokens under a control, in nats per token, of a run's result."""
+
+    def of(result: Mapping[str, Any]) -> float | None:
+        found: float | None = result[title].get(group, {}).get(control)
+        return found
+
+    return of
+
+
+def read_arms_of(folder: Path) -> list[Arm]:
+    """The arms in ``folder``, whose results have the losses by group too."""
+    runs = [run for run in read_runs(folder) if (run.folder / MEASURED).exists()]
+    return arms_of(
+        [replace(r, result={**r.result, **read_json(r.folder / MEASURED)}) for r in runs if r.result]
+    )
+
+
+def write_report(folder: Path) -> Path:
+    """Write the report of all budgets in ``folder``, with each seed's results as CSV and JSON; returns its
+    page."""
+    places = sorted(
+        (path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name)
+    )
+    budgets = {int(path.name): arms for path in places if (arms := read_arms_of(path))}
+    write_results(budgets, folder)
+    largest, arms = max(budgets.items())
+    by_name = {arm.name: arm for arm in arms}
+    last = folder / str(largest)
+    parts = ["# What memory is worth on a long text", *warnings(arms, arms[0], last)]
+    parts += ["## The gain of each memory", gains_figure(budgets, folder), gains_table(budgets)]
+    parts += ["## At equal keys", pairs_table(budgets), "## Where it pays"]
+    parts += [groups_figure(largest, arms, folder), groups_table(by_name), "## Swapped and zeroed slots"]
+    parts += [controls_table(arms), f"## What each costs, at {largest:,} tokens", costs_table(arms, arms[0])]
+    parts += ["## How it was made", METHOD, facts_table(arms, last)]
+    return write_page(parts, folder)
+
+
+METHOD = (
+    "Each arm is trained from the same seeds, with the same network, on the same segments in the same order; "
+    "only the memory differs. ± is half the width of a 95 % interval over seeds, by Student's t, of the "
+    "difference from the same seed; it says nothing about other texts. No setting was chosen on this "
+    f"held-out text. Losses by distance are of the first {READ:,} tokens of some of the held-out documents "
+    "that are so long, each read from an empty memory. A word may be a name of a program. Its distance is "
+    "the number of tokens from where it last began to where it begins again; all of its tokens count."
+)
+
+
+def gain(arm: Arm, arms: Sequence[Arm], quantity: Quantity) -> Mean | None:
+    """The quantity of ``arm`` minus that of no memory, paired by seed; None for no memory itself."""
+    base = next((other for other in arms if other.name == "none"), None)
+    return arm.minus(base, quantity) if base and base is not arm else None
+
+
+def gains_table(budgets: Budgets) -> str:
+    """A row for each arm: its bits per byte and what they exceed those without memory by, at each budget."""
+    names = dict.fromkeys(arm.name for arms in budgets.values() for arm in arms)
+    rows = []
+    for name in names:
+        row = [name]
+        for arms in budgets.values():
+            arm = next((arm for arm in arms if arm.name == name), None)
+            mean, more = (
+                (arm.mean(BITS_PER_BYTE.of), gain(arm, arms, BITS_PER_BYTE.of)) if arm else (None, None)
+            )
+            row += [BITS_PER_BYTE.shown(mean), BITS_PER_BYTE.shown_difference(more)]
+        rows.append(row)
+    heads = [head for budget in budgets for head in (f"bits per byte, {budget:,} tokens", "minus no memory")]
+    return table(["memory", *heads], rows)
+
+
+def pairs_table(budgets: Budgets) -> str:
+    """A row for each pair of arms: the difference in bits per byte at each budget, paired by seed."""
+    rows = []
+    for ours, base in PAIRS:
+        found = [{arm.name: arm for arm in arms} for arms in budgets.values()]
+        means = [
+            of[ours].minus(of[base], BITS_PER_BYTE.of) if {ours, base} <= set(of) else None for of in found
+        ]
+        if any(means):
+            rows.append([f"{ours} minus {base}", *map(BITS_PER_BYTE.shown_difference, means)])
+    return table(["bits per byte", *(f"{budget:,} tokens" for budget in budgets)], rows)
+
+
+def gains_figure(budgets: Budgets, folder: Path) -> str:
+    """The bits per byte that each memory saves against no memory, by the tokens of the training."""
+    names = [arm.name for arm in max(budgets.items())[1] if arm.name != "none"]
+    looks, many = plotting.looks_of(names), []
+    for name in names:
+        of = {
+            b: gain(arm, arms, BITS_PER_BYTE.of)
+            for b, arms in budgets.items()
+            for arm in arms
+            if arm.name == name
+        }
+        points = [(float(b), Mean(-mean.mean, mean.half_width, mean.n)) for b, mean in of.items() if mean]
+        many.append(plotting.Series(name, points, looks[name]))
+    figure, [axes] = plotting.panels([2.9], below=0.9)
+    plotting.draw_lines(axes, many)
+    plotting.style(axes, "tokens of the training", "bits per byte saved")
+    plotting.octave_axis(axes, list(budgets))
+    axes.axhline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
+    caption = (
+        "How many bits per byte of the held-out text each memory saves against the network without memory."
+    )
+    return plotting.save_series(figure, folder, "gains", "The gain by budget", caption, {"": many})
+
+
+def groups_of(arms: Sequence[Arm]) -> list[str]:
+    """The groups of tokens by distance, in order."""
+    return list(
+        dict.fromkeys(name for arm in arms for r in arm.results.values() for name in r["by_distance"])
+    )
+
+
+def groups_figure(budget: int, arms: Sequence[Arm], folder: Path) -> str:
+    """The loss of each memory minus that of no memory, by how far back the word last occurred."""
+    groups = groups_of(arms)
+    names = [arm.name for arm in arms if arm.name != "none"]
+    looks, many = plotting.looks_of(names), []
+    for arm in (arm for arm in arms if arm.name != "none"):
+        means = [gain(arm, arms, in_group("by_distance", group)) for group in groups]
+        points = [(float(i), mean) for i, mean in enumerate(means) if mean]
+        many.append(
+            plotting.Series(arm.name, points, looks[arm.name], names=[groups[int(i)] for i, _ in points])
+        )
+    figure, [axes] = plotting.panels([3.2], below=1.0)
+    plotting.draw_marks(axes, many, plotting.APART / 2)
+    plotting.style(axes, "tokens since the word last began", "nats per token, minus those\nwithout memory")
+    plotting.categories(axes, groups, rotation=40)
+    axes.axhline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
+    caption = f"Trainings of {budget:,} tokens. First: words that had not occurred in the document."
+    return plotting.save_series(figure, folder, "distances", "The gain by distance", caption, {"": many})
+
+
+def groups_table(by_name: Mapping[str, Arm]) -> str:
+    """A row for each group of tokens: how many there are, the loss without memory, and each memory's gain."""
+    arms = list(by_name.values())
+    rows = []
+    for group in groups_of(arms):
+        counts = arms[0].first.result["by_distance"].get(group, {}) if arms[0].first.result else {}
+        means = [gain(arm, arms, in_group("by_distance", group)) for arm in arms[1:]]
+        base = arms[0].mean(in_group("by_distance", group))
+        rows.append(
+            [
+                group,
+                f"{counts.get('tokens', 0):,}",
+                number(base, ".3f"),
+                *(number(m, ".3f", signed=True) for m in means),
+            ]
+        )
+    return table(["word last began", "tokens", arms[0].name, *(arm.name for arm in arms[1:])], rows)
+
+
+def controls_table(arms: Sequence[Arm]) -> str:
+    """For each arm with slots and each control, how much the loss rises in each group, in nats per token."""
+    groups, rows = groups_of(arms), []
+    for arm in arms:
+        for control in ("slots zeroed", "slots swapped"):
+            means = [difference_to_itself(arm, group, control) for group in groups]
+            if any(means):
+                rows.append([f"{arm.name}, {control}", *(number(mean, ".3f", signed=True) for mean in means)])
+    return table(["", *groups], rows)
+
+
+def difference_to_itself(arm: Arm, group: str, control: str) -> Mean | None:
+    """The loss of a group under ``control`` minus that with the memory untouched, over seeds."""
+    ours, base = (arm.values(in_group("by_distance", group, c)) for c in (control, "untouched"))
+    return paired(ours, base)
+
+
+def write_results(budgets: Budgets, folder: Path) -> None:
+    """Write each seed's numbers as JSON, and its bits per byte as CSV."""
+    found = {
+        str(budget): {
+            arm.name: {
+                seed: {k: r[k] for k in ("loss", "bits_per_byte", *GROUPS)} for seed, r in arm.results.items()
+            }
+            for arm in arms
+        }
+        for budget, arms in budgets.items()
+    }
+    write_json(folder / RESULTS, found)
+    rows = [
+        [budget, arm.name, seed, bits]
+        for budget, arms in budgets.items()
+        for arm in arms
+        for seed, bits in arm.values(BITS_PER_BYTE.of).items()
+    ]
+    write_text(folder / TABLE, csv_text(["tokens", "memory", "seed", "bits per byte"], rows))

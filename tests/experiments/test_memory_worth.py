@@ -1,0 +1,66 @@
+"""What memory is worth on a long text, at a size of moments."""
+
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+
+from experiments.memory_worth import __main__ as program
+from experiments.memory_worth.__main__ import MemoryWorth
+from experiments.memory_worth.report import write_report
+from memformers.common.errors import UserError
+from memformers.comparison import experiment
+from tests.builders import small_training
+from tests.processes import train_here
+
+ARMS = ("none: model=transformer", "xl-64: mem_len=8 model=transformer-xl",
+        "slots-32-32: model=compressive mem_len=4 c_mem_len=4 compression_rate=2")  # fmt: skip
+
+
+@pytest.fixture
+def text(tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(30):
+        words = " ".join(f"name_{i * number % 17}" for i in range(60))
+        (folder / f"{number:02}.py").write_text(words)
+    return folder
+
+
+def test_every_budget_is_trained_and_measured_and_differences_are_paired(
+    tmp_path, text, monkeypatch, quick_runs
+):
+    base = small_training(tokenizer="bpe", evaluations=1)
+    monkeypatch.setattr(program, "BASE", replace(base, model=replace(base.model, model="compressive")))
+    monkeypatch.setattr(program, "ARMS", ARMS)
+    monkeypatch.setattr(program, "READ", 64)
+    monkeypatch.setattr(experiment, "run_modules", train_here)
+    out = tmp_path / "a"
+    settings = MemoryWorth(
+        data=str(text), out=out, budgets=(64, 128), seeds=2, vocab_size=260, documents=2, dashboard="off"
+    )
+    settings.run()
+    found = json.loads((out / "results.json").read_text())
+    assert list(found) == ["64", "128"]
+    assert list(found["64"]) == ["none", "xl-64", "slots-32-32"]
+    slots = found["128"]["slots-32-32"]["1"]["by_distance"]
+    assert sum(group["tokens"] for group in slots.values()) == 2 * 64
+    assert set(slots["first"]) == {"tokens", "untouched", *(f"{part} {how}" for part in ("slots", "memory")
+                                                            for how in ("zeroed", "swapped"))}  # fmt: skip
+    with (out / "figures/gains.csv").open() as file:
+        rows = {(row["series"], row["place"]): row for row in csv.DictReader(file)}
+    bits = {name: [found["128"][name][seed]["bits_per_byte"] for seed in "01"] for name in ("none", "xl-64")}
+    gain = sum(bits["none"]) / 2 - sum(bits["xl-64"]) / 2
+    assert float(rows["xl-64", "128.0"]["mean"]) == pytest.approx(gain)
+    page = (out / "report.md").read_text()
+    assert "slots-32-32 minus xl-64" in page
+    assert "slots-32-32, slots swapped" in page
+    (out / "report.md").unlink()
+    write_report(out)
+    assert (out / "report.md").read_text() == page
+
+
+def test_only_its_own_arms_can_be_named():
+    with pytest.raises(UserError, match="xl-832, got other"):
+        MemoryWorth(arms=("none", "other"))
