@@ -103,6 +103,7 @@ def train_recall(folder: Path) -> None:
         "corpus": {"name": "recall stream", "source": "drawn while it is read"},
         "parameters": sum(p.numel() for p in model.parameters()),
         **of_memory,
+        "decided": run.train.decided,
         "sees_back": of_memory["memory"]["one_layer"] + model.config.segment_len,
         "environment": describe_environment(model.device),
     }

@@ -17,8 +17,9 @@ from memformers.common.intervals import Mean, mean_of
 from memformers.report import plotting
 from memformers.report.arms import Arm, Result
 from memformers.report.markdown import plain
+from memformers.report.sections import stages_of
 
-VALID = "bits_per_character.valid"
+VALID, TOKENS = "bits_per_character.valid", "training tokens"
 Measured = Mapping[str, Any]
 """The measurements in ``probe.json``, or a part of them."""
 
@@ -29,6 +30,8 @@ def curve_figures(
     """Every figure of curves that ``arms`` have data for: those against time if they are ``timed``. ``bands``
     explains the bands, and ``read`` says which part of the held-out text the validation read."""
     looks = plotting.looks_of([arm.name for arm in arms])
+    stages = stages_of(arms)
+    growth = " The memory becomes longer at the vertical grey lines." * bool(stages)
 
     def curves(x: str, y: str, label: str = "{}", *, marked: bool = False) -> list[plotting.Series]:
         look = {} if marked else {"marker": "", "linewidth": 1.0}
@@ -42,7 +45,7 @@ def curve_figures(
         caption: str,
         y: str,
         many: Sequence[plotting.Series],
-        x: str = "training tokens",
+        x: str = TOKENS,
         *,
         log: bool = False,
     ) -> list[str]:
@@ -56,6 +59,9 @@ def curve_figures(
         if name == "tokens_per_second":
             axes.set_ylim(bottom=0)
         plotting.style(axes, x, y)
+        if x == TOKENS:
+            plotting.mark(axes, stages)
+            caption += growth
         return [plotting.save_series(figure, folder, name, title, caption + bands, {f"{y} by {x}": many})]
 
     loss = "validation loss (bits per character)"
@@ -89,7 +95,9 @@ def curve_figures(
             "Loss of the compression functions against training tokens",
             "The loss of the compression functions. It measures how much attention changes when memories are "
             "replaced by their slots; for an auto-encoding arm, it is the error of a decoder that restores "
-            "the memories from the slots.",
+            "the memories from the slots. The loss can rise while the compression functions improve: an "
+            "untrained model attends to all positions nearly alike, which is easy to reconstruct, and the "
+            "attention of a trained one differs from token to token.",
             "reconstruction loss\n(MSE, sum over layers)",
             curves("tokens", "reconstruction_loss.train", "{}, training")
             + curves("tokens", "reconstruction_loss.valid", "{}, validation", marked=True),
@@ -98,7 +106,9 @@ def curve_figures(
         *drawn(
             "tokens_per_second",
             "Training speed against training tokens",
-            "Training speed. Other programs on the machine can reduce it.",
+            "Training speed. "
+            + "A step takes longer when its memory is longer, since it attends to more keys. " * bool(stages)
+            + "Other programs on the machine can reduce the speed too.",
             "training tokens per second",
             curves("tokens", "tokens_per_second"),
         ),
@@ -369,7 +379,7 @@ def memory_ablation_figure(
             many.append(plotting.Series(labels[run], points, looks[run], names=names))
         drawn[f"loss minus that of {labels[baseline]} (nats per token)"] = many
         plotting.draw_marks(places[-1], many, plotting.APART)
-        places[-1].axvline(len(groups) - 1.5, color="#bbbbbb", linewidth=0.8)
+        plotting.mark(places[-1], [len(groups) - 1.5])
         against = f"nats per token, minus\n{labels[baseline]}"
         plotting.style(places[-1], "tokens since the last occurrence", against, "Loss of repeats")
         plotting.categories(places[-1], [fill(group["name"], 12) for group in groups], rotation=45)

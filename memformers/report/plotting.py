@@ -136,6 +136,12 @@ def octave_axis(axes: Axes, ticks: Sequence[float]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
+def mark(axes: Axes, places: Sequence[float]) -> None:
+    """Thin vertical lines at these ``places``, behind the curves."""
+    for at in places:
+        axes.axvline(at, color="#bbbbbb", linewidth=0.8, zorder=0)
+
+
 def draw_lines(axes: Axes, many: Sequence[Series]) -> None:
     """Lines of means, with bands if there are intervals; fewer than three points are drawn as marks with
     bars."""

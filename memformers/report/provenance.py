@@ -1,17 +1,18 @@
 """The last section of a report: everything needed to make it again."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from memformers.report.arms import Arm
 from memformers.report.markdown import DASH, plain, table
-from memformers.report.sections import OF_A_COMPRESSION, all_runs, differing_settings
+from memformers.report.sections import all_runs, differing_settings
 from memformers.runs.finished import FinishedRun
 from memformers.runs.folder import Card, flatten, known_card
 from memformers.runs.plan import read_plan
+from memformers.runs.settings import unused
 
 FAIRNESS = (
     "All arms have the same data, seeds, order of segments, number of training tokens, optimizer, width and "
@@ -22,8 +23,6 @@ COSTS = (
     "scores that the causal mask hides are included. The folder figures, beside this report, has each figure "
     "as PNG and as SVG, and its data as CSV."
 )
-LEARNING = ("conv", "dilated")
-"""Compressions with weights, which have a start."""
 
 
 def how_it_was_made(arms: Sequence[Arm], base: Arm, folder: Path, method: str) -> list[str]:
@@ -109,38 +108,19 @@ def settings_tables(arms: Sequence[Arm]) -> list[str]:
 
 def shown_settings(arm: Arm) -> dict[str, str]:
     """An arm's settings by their names, as a report shows them."""
-    config = dict(flatten(arm.first.config))
+    config, facts = dict(flatten(arm.first.config)), arm.first.facts
     seeds = ", ".join(str(run.seed) for run in arm.runs)
-    shown = {name: seeds if name == "seed" else in_words(value) for name, value in config.items()}
-    return shown | dict.fromkeys(unused(config), DASH)
-
-
-def unused(config: Mapping[str, Any]) -> set[str]:
-    """The names of those settings of a training that its model or optimizer doesn't use."""
-    model, found = config["model.model"], set()
-    if model != "compressive":
-        found |= OF_A_COMPRESSION
-    elif config["model.compression"] not in LEARNING:
-        found |= {"model.compression_start", "model.bptt"}
-    if model != "transformer-xl":
-        found.add("model.same_length")
-    if model == "transformer":
-        found |= {"model.mem_len", "memory_warmup", "tbptt"}
-    if config["model.positions"] != "sinusoidal":
-        found |= {"model.position_features", "model.clamp_len"}
-    if config["model.embedding"] != "adaptive":
-        found |= {name for name in config if name.startswith("model.adaptive.")}
-    if config["optimizer"] != "muon":
-        found.add("muon_learning_rate")
-    return found
+    read = {"seed": seeds, "data": config["data"] or facts["corpus"]["name"]}
+    used = config | facts.get("decided", {}) | read
+    return {name: in_words(used[name]) for name in config} | dict.fromkeys(unused(config), DASH)
 
 
 def in_words(value: Any) -> str:
     """A setting's value; of an absolute path only the name, since the folders are private."""
-    if value is None or value == "":
+    if value is None:
         return "not given"
     if isinstance(value, str):
-        return name_of(value) if value == value.strip() else json.dumps(value)
+        return name_of(value) or "none" if value == value.strip() else json.dumps(value)
     return ", ".join(map(str, value)) if isinstance(value, Sequence) else str(value)
 
 

@@ -165,10 +165,10 @@ def accuracy_figure(arms: Sequence[Arm], folder: Path, bands: str) -> str:
     """A line for each arm; above them, how far one layer of each looks back."""
     figure, [above, axes] = plotting.panels([0.7, 3.5], below=0.7, sharex=True)
     looks, edges = plotting.looks_of([arm.name for arm in arms]), edges_of(arms[0])
-    for i, arm in enumerate(arms):
-        (end,) = places([sees_back(arm)], edges)
+    ends = places([sees_back(arm) for arm in arms], edges)
+    for i, (arm, end) in enumerate(zip(arms, ends, strict=True)):
         above.plot([0, end], [-i, -i], **looks[arm.name] | {"marker": "|"})
-        axes.axvline(end, color="#bbbbbb", linewidth=0.8, zorder=0)
+    plotting.mark(axes, ends)
     above.set(yticks=[], ylim=(0.7 - len(arms), 0.7))
     above.set_title("how far one layer looks back", fontsize=9, loc="left")
     above.spines[:].set_visible(False)
@@ -196,8 +196,7 @@ def control_figure(arms: Sequence[Arm], folder: Path, bands: str) -> str:
         model = arm.first.config["model"]
         ends = [model["segment_len"] + model["mem_len"], sees_back(arm)]
         memory, slots = places(ends, edges_of(arm))
-        for end in {memory, slots}:
-            axes.axvline(end, color="#bbbbbb", linewidth=0.8, zorder=0)
+        plotting.mark(axes, [memory, slots])
         if slots > memory:
             axes.axvspan(memory, slots, color="#000000", alpha=0.05, linewidth=0)
         axes.label_outer()

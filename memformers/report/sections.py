@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -12,6 +13,7 @@ from memformers.report.markdown import DASH, number, plain
 from memformers.runs.finished import FinishedRun
 from memformers.runs.folder import CONFIG, FACTS, METRICS, flatten
 from memformers.runs.plan import read_plan
+from memformers.runs.settings import OF_A_COMPRESSION
 
 STEADY = 1.5
 """A run whose speed varied by more than this factor shared its machine with other work."""
@@ -19,10 +21,6 @@ FEWEST_SPEEDS = 3
 """The fewest records of a run's speed that show whether it varied."""
 ROUNDING = 0.02
 """The change of final losses, in nats, that rounding alone, the same sums in another order, has made."""
-OF_A_COMPRESSION = {
-    f"model.{name}" for name in ("c_mem_len", "compression_rate", "compression", "compression_start",
-                                 "compression_loss", "bptt")
-}  # fmt: skip
 MAY_DIFFER = {"seed", "data", "recall.frozen", "model.model", "model.mem_len"} | OF_A_COMPRESSION
 """The settings that an experiment may vary: the memory and the seed, and the path of the text, which its
 checksum identifies."""
@@ -238,5 +236,22 @@ def steady_speeds(run: FinishedRun) -> list[float]:
     """The tokens/s of a run's records since its memory had its final length, since a longer one takes more
     time; except the first of them, in which it warms up."""
     records = [record for record in run.metrics if "tokens_per_second" in record]
-    lengths = [(r.get("memory.length"), r.get("memory.compressed_length")) for r in records]
+    lengths = [keys_at(record) for record in records]
     return [r["tokens_per_second"] for r, own in zip(records, lengths, strict=True) if own == lengths[-1]][1:]
+
+
+def keys_at(record: Mapping[str, float]) -> float:
+    """The number of keys per layer in memory at a training record."""
+    return record.get("memory.length", 0) + record.get("memory.compressed_length", 0)
+
+
+def stages_of(arms: Sequence[Arm]) -> list[float]:
+    """The tokens at which the memory of any arm became longer during its training, as the middle between two
+    training records."""
+    found = set()
+    for arm in arms:
+        records = [record for record in arm.first.metrics if "memory.length" in record]
+        for before, after in pairwise(records):
+            if keys_at(after) > keys_at(before):
+                found.add((before["tokens"] + after["tokens"]) / 2)
+    return sorted(found)

@@ -146,6 +146,22 @@ class TrainConfig:
             return 0.0 if self.tbptt or self.compile else 0.5
         return self.memory_warmup
 
+    @property
+    def muon_peak(self) -> float:
+        """The peak of Muon's learning rate."""
+        return self.muon_learning_rate or 0.04
+
+    @property
+    def decided(self) -> dict[str, float | str]:
+        """What is used for the settings that may be left open, by their dotted names."""
+        return {
+            "memory_warmup": self.memory_growth,
+            "muon_learning_rate": self.muon_peak,
+            "model.position_features": self.model.position_features or self.model.d_model,
+            "model.clamp_len": self.model.clamp_len or "none",
+            "model.adaptive.d_embed": self.model.d_embed,
+        }
+
 
 def read_train_config(folder: Path) -> TrainConfig:
     """The config of the run in ``folder``; else ValueError."""

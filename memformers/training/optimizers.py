@@ -45,8 +45,7 @@ def build_optimizers(model: MemoryLM, config: TrainConfig) -> Optimizers:
     if not matrices:
         return (adamw,)
     dtype = torch.bfloat16 if config.precision == "bfloat16" else None
-    muon = Muon(matrices, lr=config.muon_learning_rate or 0.04, weight_decay=config.weight_decay, dtype=dtype)
-    return adamw, muon
+    return adamw, Muon(matrices, lr=config.muon_peak, weight_decay=config.weight_decay, dtype=dtype)
 
 
 def layer_matrices(model: MemoryLM) -> list[Tensor]:

@@ -71,7 +71,7 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
         state, records = TrainingState(build_optimizers(model, config)), 0
 
         with alone_in(folder, ranks), StopSignals(alone=ranks.size == 1) as signals:
-            facts = describe_run(text, model)
+            facts = describe_run(config, text, model)
             network, read = config.model.model, facts["corpus"]
             ranks.say(f"{network}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
             documents = f", {counted(read['documents'], 'document')}" if "documents" in read else ""
@@ -184,7 +184,7 @@ def check_compiler(device: torch.device) -> None:
         ) from None
 
 
-def describe_run(text: Text, model: MemoryLM) -> dict[str, Any]:
+def describe_run(config: TrainConfig, text: Text, model: MemoryLM) -> dict[str, Any]:
     """The facts of ``run.json``."""
     card = text.card
     return {
@@ -199,6 +199,7 @@ def describe_run(text: Text, model: MemoryLM) -> dict[str, Any]:
         },
         "parameters": sum(p.numel() for p in model.parameters()),
         **memory_facts(model.config),
+        "decided": config.decided,
         "environment": describe_environment(model.device),
         "command": command_as_given(),
         "commit": git_commit(),

@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from memformers.report.arms import arms_of
+from memformers.report.sections import stages_of
+from memformers.runs.finished import read_runs
 from tests.report.fake_runs import FACTS, XL, changed, fake_comparison, fake_run, less, markdown_of
 
 
@@ -156,6 +159,7 @@ def test_a_speed_that_falls_while_the_memory_grows_is_no_sign_of_other_programs(
     fake_comparison(tmp_path, {"transformer-xl": XL[:2], "compressive": XL[:2]})
     with_speeds(tmp_path / "compressive", [2000.0] * 4 + [1000.0] * 6, **{"memory.length": length})
     assert ("compressive varied by a factor of 2.0" in markdown_of(tmp_path)) == left_out
+    assert stages_of(arms_of(read_runs(tmp_path))) == ([] if left_out else [450.0])
 
 
 def test_costs_say_keys_and_operations(tmp_path):

@@ -135,6 +135,17 @@ def test_settings_that_a_model_does_not_use_are_dashes_and_those_that_none_uses_
     assert "model.adaptive" not in differing + shared
 
 
+def test_a_setting_that_was_left_open_is_shown_as_it_was_used(comparison):
+    for model in MODELS:
+        decided = {"memory_warmup": 0.125, "muon_learning_rate": 0.04, "model.clamp_len": "none"}
+        changed(comparison / model / "run.json", decided=decided)
+        changed(comparison / model / "config.json", memory_warmup=None)
+    markdown = markdown_of(comparison)
+    assert "| memory_warmup | – | 0.125 | 0.125 |" in markdown
+    assert "| model.clamp_len | none |" in markdown
+    assert "| document_separator | none |" in markdown
+
+
 def test_a_report_names_its_run_date_command_and_commit(tmp_path):
     folder = tmp_path / "named"
     fake_comparison(folder, {"transformer-xl": [2.4], "compressive": [2.3]})
