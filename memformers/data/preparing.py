@@ -8,6 +8,7 @@ alone ([`pieces`][memformers.data.subwords.pieces]), so the number of cores chan
 import mmap
 import multiprocessing
 import os
+import random
 import sys
 from array import array
 from bisect import bisect_right
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import platformdirs
 from filelock import FileLock, Timeout
 from tqdm import tqdm
@@ -46,7 +48,7 @@ from memformers.data.store import (
     smallest_type,
     write_card,
 )
-from memformers.data.subwords import pieces
+from memformers.data.subwords import PIECE, pieces
 from memformers.data.tokenizers import (
     OWN,
     Numbers,
@@ -169,17 +171,19 @@ def write_tokens(
         whole = opened.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         tokenizer = given or learned(whole, splits, recipe)
         save_tokenizer(tokenizer, folder)
+        learned_name, kind = tokenizer.name, smallest_type(tokenizer.vocab_size)
+        del tokenizer  # which may be large; the processes that encode have their own
         bar = opened.enter_context(bytes_bar("encoding", text.bytes))
-        encode = opened.enter_context(encoders(text, folder, tokenizer))
+        encode = opened.enter_context(encoders(text, folder))
         counts = {
-            name: write_split(whole, text, place, tokenizer, encode, folder / name, bar)
+            name: write_split(whole, text, place, kind, encode, folder / name, bar)
             for name, place in splits.items()
         }
     for name, found in counts.items():
         if found.tokens < 2:
             raise UserError(f"{recipe.source} leaves {found.tokens} tokens for {name}; use a longer text.")
     source, name = str(recipe.source), recipe.corpus or recipe.source.resolve().name
-    write_card(Card(name, source, text.sha256, tokenizer.name, counts, len(text.ends)), folder)
+    write_card(Card(name, source, text.sha256, learned_name, counts, len(text.ends)), folder)
     return counts
 
 
@@ -190,15 +194,33 @@ def learned(whole: mmap.mmap, splits: Mapping[str, tuple[int, int]], recipe: Rec
         return load_tokenizer(Path(recipe.tokenizer))
     everywhere = recipe.tokenizer in ("character", "frequency")
     begin, end = (0, len(whole)) if everywhere else splits[TRAIN]
-    every = max(-(-(end - begin) // LEARNED_FROM), 1) if recipe.tokenizer == "bpe" else 1
-    with bytes_bar("learning tokens", (end - begin) // every) as bar:
+    places: Iterable[tuple[int, int]] = pieces_of(whole, begin, end)
+    size = end - begin
+    if recipe.tokenizer == "bpe" and size > LEARNED_FROM:
+        places, size = list(places), LEARNED_FROM
+        random.Random(0).shuffle(places)
+        places = islice(places, size // PIECE)
+    with bytes_bar("learning tokens", size) as bar:
 
         def texts() -> Iterator[str]:
-            for a, b in islice(pieces(whole, begin, end), 0, None, every):
+            for a, b in places:
                 yield text_at(whole, a, b)
                 bar.update(b - a)
 
         return learn(recipe.tokenizer, recipe.vocab_size, texts())
+
+
+def pieces_of(whole: mmap.mmap, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """The [`pieces`][memformers.data.subwords.pieces] of a map, in memory only while it is used."""
+    for place in pieces(whole, begin, end):
+        yield place
+        forget(whole)
+
+
+def forget(whole: mmap.mmap) -> None:
+    """Give back the memory that holds what was read of a map; it can be read again."""
+    if hasattr(mmap, "MADV_DONTNEED"):  # not in Windows
+        whole.madvise(mmap.MADV_DONTNEED)
 
 
 def text_at(whole: mmap.mmap, begin: int, end: int) -> str:
@@ -210,14 +232,15 @@ def write_split(
     whole: mmap.mmap,
     text: Gathered,
     place: tuple[int, int],
-    tokenizer: Tokenizer,
+    kind: npt.DTypeLike,
     encode: "Encode",
     path: Path,
     bar: Any,
 ) -> Counts:
-    """Write the tokens of the split that is at ``place``, and where its documents begin; returns its size."""
+    """Write the tokens of the split that is at ``place``, of type ``kind``, and where its documents begin;
+    returns its size."""
     begins, characters, words = array("q", [0]), 0, 0
-    with TokenFile(path.with_suffix(".npy"), smallest_type(tokenizer.vocab_size)) as file:
+    with TokenFile(path.with_suffix(".npy"), kind) as file:
         for job, done in encode(jobs(whole, text, place)):
             file.append(done.tokens)
             characters, words = characters + done.characters, words + done.words
@@ -242,7 +265,7 @@ def jobs(whole: mmap.mmap, text: Gathered, place: tuple[int, int]) -> Iterator[l
     for end in chain((min(text.ends[i], stop) for i in range(first, len(text.ends))), [stop]):
         if begin == end:
             continue
-        for a, b in pieces(whole, begin, end):
+        for a, b in pieces_of(whole, begin, end):
             job.append((a, b, b == end))
             if b - job[0][0] >= JOB:
                 yield job
@@ -267,7 +290,7 @@ Encode = Callable[[Iterable[list[Part]]], Iterator[tuple[list[Part], Encoded]]]
 
 
 @contextmanager
-def encoders(text: Gathered, folder: Path, tokenizer: Tokenizer) -> Iterator[Encode]:
+def encoders(text: Gathered, folder: Path) -> Iterator[Encode]:
     """What encodes jobs, in their order: a process on each core, or this one for a short text."""
     processes = cores()
     if processes == 1 or text.bytes < SMALL_JOB:
@@ -322,6 +345,7 @@ def encode_job(job: list[Part]) -> Encoded:
         text = text_at(_here["text"], begin, end)
         tokens.append(tokenizer.numbers(tokenizer.ended(text) if is_end else text))
         characters, words = characters + len(text), words + len(text.split())
+    forget(_here["text"])
     kind = smallest_type(tokenizer.vocab_size)
     return Encoded(np.concatenate(tokens).astype(kind), list(map(len, tokens)), characters, words)
 

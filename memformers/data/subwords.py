@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,19 +24,10 @@ LINE_END = re.compile(rb"(?<=[!-~])(?=\n)")
 WORD_END = re.compile(rb"(?<=[!-~])(?=[ \t\r\n])")
 CHARACTER_END = re.compile(rb"(?=[^\x80-\xbf])")
 DEFAULT_SUBWORDS = 8192
-KNOWN = 1 << 17
-"""How many units, and what they are as tokens, are kept."""
-
-_BLANK, _SIGN, _OTHER = r" \t\n\r\x0b\x0c", r"!-/:-@\[-`{-~\x00-\x08\x0e-\x1f\x7f", "\x80-\U0010ffff"
-UNIT = re.compile(
-    rf"'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+(?![A-Za-z{_OTHER}])| ?[0-9]+(?![0-9{_OTHER}])"
-    rf"| ?[{_SIGN}]+(?![{_SIGN}{_OTHER}])| ?[^{_BLANK}]+|[{_BLANK}]+(?![^{_BLANK}])|[{_BLANK}]+"
-)
-"""Parts of a text between which byte-level BPE (GPT-2's pattern) never merges: its words, exactly where they
-are ASCII, else up to the next white space."""
-OTHER_BLANK = re.compile("[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
-"""White space that [`UNIT`][] doesn't know."""
-PLAIN_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+LEARNED_WORDS = 2 << 20
+"""Bytes of different words that subwords are learned from; learning takes about 120 times as much memory."""
+WORD = re.compile(r"\w+|[^\w\s]+")
+"""About what byte-level BPE takes for a word."""
 
 
 def pieces(text: Any, begin: int, end: int) -> Iterator[tuple[int, int]]:
@@ -74,7 +64,6 @@ class SubwordTokenizer(Tokenizer):
         if not vocabulary:
             raise UserError(f"expected {path} to have tokens, got none.")
         self.vocab_size = max(vocabulary.values()) + 1
-        self._known: dict[str, tuple[int, ...]] = {}
         self._added = [token["content"] for token in self._data.get("added_tokens") or ()]
 
     @cached_property
@@ -88,13 +77,6 @@ class SubwordTokenizer(Tokenizer):
             is_added = token in self._added or not alphabet.keys() >= set(token)
             found[number] = bytes_of(token) if is_added else bytes(map(alphabet.__getitem__, token))
         return found
-
-    @cached_property
-    def _is_plain(self) -> bool:
-        """Whether the text between two white spaces is always encoded alike."""
-        before = self._data.get("pre_tokenizer") or {}
-        plain = {name: before.get(name) for name in PLAIN_BYTES} == PLAIN_BYTES
-        return plain and self._data.get("normalizer") is None
 
     def numbers(self, text: str) -> Numbers:
         """The tokens of ``text``, int64 ``[n]``; UserError for a character that the vocabulary doesn't have,
@@ -114,17 +96,9 @@ class SubwordTokenizer(Tokenizer):
         return np.concatenate(parts)
 
     def _of_piece(self, text: str) -> Numbers:
-        if not self._is_plain or OTHER_BLANK.search(text) or any(added in text for added in self._added):
-            self._check_known(text)
-            return np.array(self.inner.encode(text, add_special_tokens=False).ids, dtype=np.int64)
-        units = UNIT.findall(text)
-        if len(self._known) > KNOWN:
-            self._known.clear()
-        new = sorted(set(units) - self._known.keys())
-        encoded = self.inner.encode_batch_fast(new, add_special_tokens=False)
-        self._known.update((unit, tuple(found.ids)) for unit, found in zip(new, encoded, strict=True))
-        tokens = chain.from_iterable(map(self._known.__getitem__, units))
-        return np.fromiter(tokens, dtype=np.int64)
+        self._check_known(text)
+        (found,) = self.inner.encode_batch_fast([text], add_special_tokens=False)  # which knows no offsets
+        return np.array(found.ids, dtype=np.int64)
 
     def _check_known(self, text: str) -> None:
         """Raise UserError for a character that is left out: BPE without bytes and ``<unk>`` says nothing."""
@@ -175,9 +149,9 @@ class SubwordTokenizer(Tokenizer):
 
 
 def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTokenizer:
-    """Byte-level BPE with GPT-2's pattern, learned from ``texts``, of ``vocab_size`` tokens, or of at most
-    8192 if it isn't given. Raises UserError where the texts don't have as many, and for fewer than the 256
-    bytes."""
+    """Byte-level BPE with GPT-2's pattern, learned from the first of ``texts`` that have
+    [`LEARNED_WORDS`][], of ``vocab_size`` tokens, or of at most 8192 if it isn't given. Raises UserError
+    where they don't have as many, and for fewer than the 256 bytes."""
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -190,7 +164,7 @@ def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTok
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size or DEFAULT_SUBWORDS, initial_alphabet=alphabet, show_progress=False
     )
-    inner.train_from_iterator((NOT_UTF8.sub(" ", text) for text in texts), trainer)
+    inner.train_from_iterator(with_enough_words(NOT_UTF8.sub(" ", text) for text in texts), trainer)
     learned = inner.get_vocab_size()
     if vocab_size is not None and learned < vocab_size:
         raise UserError(
@@ -198,6 +172,20 @@ def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTok
             f"smaller vocab_size, or a longer text."
         )
     return SubwordTokenizer(inner.to_str())
+
+
+def with_enough_words(texts: Iterable[str]) -> Iterator[str]:
+    """The first of ``texts`` that have [`LEARNED_WORDS`][]: one without spaces between words, or with numbers
+    in place of words, has more of them than learning has memory for."""
+    known: set[str] = set()
+    size = 0
+    for text in texts:
+        yield text
+        new = set(WORD.findall(text)) - known
+        known |= new
+        size += sum(len(word.encode()) for word in new)
+        if size >= LEARNED_WORDS:
+            break
 
 
 def bytes_of_letters() -> dict[str, int]:

@@ -26,6 +26,8 @@ TOKENIZER = "tokenizer.json"
 BY_FREQUENCY = ("frequency", "word")
 """Those that number their tokens by how often they occur."""
 EOS, UNKNOWN = "<eos>", "<unk>"
+COUNTED = 1 << 20
+"""Different words that are counted at once, beside those of the vocabulary."""
 
 
 class Tokenizer(ABC):
@@ -219,10 +221,7 @@ def learn(name: str, vocab_size: int | None, pieces: Iterable[str]) -> Tokenizer
 
         return learn_bpe(pieces, vocab_size)
     if name == "word":
-        words: Counter[str] = Counter()
-        for piece in pieces:
-            words.update(words_and_ends(piece))
-        return word_tokenizer(words, vocab_size)
+        return word_tokenizer(count_words(pieces, vocab_size), vocab_size)
     counts = np.zeros(0x110000, dtype=np.int64)
     for piece in pieces:
         check_utf8(piece, "the text")
@@ -231,6 +230,24 @@ def learn(name: str, vocab_size: int | None, pieces: Iterable[str]) -> Tokenizer
     if name == "frequency":
         found = found[np.argsort(-counts[found], kind="stable")]
     return CharacterTokenizer("".join(map(chr, found)))
+
+
+def count_words(pieces: Iterable[str], vocab_size: int | None) -> Counter[str]:
+    """How often each word occurs. Where more than [`COUNTED`][] are different, the rarest are forgotten, and
+    counted anew where they occur again, so that memory is bounded. Raises UserError for as many where all
+    words are asked for."""
+    most = COUNTED + (vocab_size or 0)
+    words: Counter[str] = Counter()
+    for piece in pieces:
+        words.update(words_and_ends(piece))
+        if len(words) > most:
+            if vocab_size is None:
+                raise UserError(
+                    f"the training text has more than {most:,} different words; give vocab_size (all others "
+                    f"become {UNKNOWN}), or use tokenizer='bpe'."
+                )
+            words = Counter(dict(words.most_common(most - COUNTED // 2)))
+    return words
 
 
 def word_tokenizer(counts: Counter[str], vocab_size: int | None) -> WordTokenizer:

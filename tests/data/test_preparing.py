@@ -97,6 +97,7 @@ def test_compressed_files_are_the_texts_that_they_hold(packed, tmp_path):
 
 def test_several_processes_give_the_same_tokens(tmp_path, monkeypatch):
     (tmp_path / "x.txt").write_text(TEXT * (3 * PIECE // len(TEXT)))
+    monkeypatch.setattr(preparing, "LEARNED_FROM", PIECE)
     recipe = Recipe(tmp_path / "x.txt", tokenizer="bpe", vocab_size=300)
     alone = open_store(prepare(recipe, tmp_path / "alone"))
     monkeypatch.setattr(preparing, "SMALL_JOB", 0)

@@ -10,9 +10,25 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
 from tokenizers import models, normalizers, pre_tokenizers
 
-from memformers.data.subwords import LINE_END, PIECE, WORD_END, SubwordTokenizer, learn_bpe, pieces
+from memformers.data import subwords, tokenizers
+from memformers.data.subwords import (
+    LINE_END,
+    PIECE,
+    WORD_END,
+    SubwordTokenizer,
+    learn_bpe,
+    pieces,
+    with_enough_words,
+)
 from memformers.data.texts import bytes_of, text_of
-from memformers.data.tokenizers import WordTokenizer, build_tokenizer, learn, load_tokenizer, save_tokenizer
+from memformers.data.tokenizers import (
+    WordTokenizer,
+    build_tokenizer,
+    count_words,
+    learn,
+    load_tokenizer,
+    save_tokenizer,
+)
 
 TEXT = "The king's crown, the king’s cröwn: 12 kings, 3¼ crowns!\n\n  The crown's\tlost…\r\nking kings\n" * 9
 
@@ -40,9 +56,16 @@ def test_half_a_character_is_never_shown(bpe, text):
     assert shown == text
 
 
-@given(text=st.text(st.sampled_from("ab'st 1\n\t\x0b\x1cé½ \u2003…-—. ROé"), max_size=40))
-def test_units_are_encoded_as_the_whole_text_is(bpe, text):
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+@example("it's  \x0b\x1c\u2003é½ \u2003…-—. RO\n\n é1  ")
+def test_tokens_are_those_of_hugging_face(bpe, text):
     assert bpe.numbers(text).tolist() == bpe.inner.encode(text, add_special_tokens=False).ids
+
+
+def test_learning_takes_no_more_words_than_there_is_memory_for(monkeypatch):
+    monkeypatch.setattr(subwords, "LEARNED_WORDS", 20)
+    taken = list(with_enough_words(iter(["the king " * 99, "the köng, 12", "crown " * 9, "and more"])))
+    assert taken == ["the king " * 99, "the köng, 12", "crown " * 9], "3 + 4 + 5 + 1 + 2 bytes, then 5 more"
 
 
 @given(
@@ -84,6 +107,16 @@ def test_words_are_numbered_as_by_an_independent_count_of_the_original_rules():
     assert tokenizer.decode(torch.tensor(expected[:5])) == " ".join(lines[0].split()[:5])
     assert tokenizer.ended("a b") == "a b\n"
     assert learn("word", None, iter([TEXT])).vocabulary == tokenizer.vocabulary
+
+
+def test_words_are_counted_in_bounded_memory(monkeypatch):
+    monkeypatch.setattr(tokenizers, "COUNTED", 8)
+    often = "the the the king king crown "
+    pieces = [often + " ".join(f"{i}-{n}" for n in range(9)) for i in range(5)]
+    assert learn("word", 5, pieces).vocabulary == ["<eos>", "the", "king", "crown", "<unk>"]
+    assert len(count_words(pieces, 5)) <= 8 + 5
+    with pytest.raises(ValueError, match="more than 8 different words; give vocab_size"):
+        learn("word", None, pieces)
 
 
 @pytest.mark.parametrize("name", ["word", "bpe"])
