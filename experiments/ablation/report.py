@@ -78,11 +78,14 @@ LOOKS: dict[str, plotting.Look] = {
 APART = 0.24
 """The distance between the marks of one row; rows have a distance of 1."""
 MEANING = (
-    "The paper's results are bits per character on enwik8 (Rae et al. 2020, arXiv 1911.05507). Ours are bits "
-    "per character of the held-out text, and the share of right answers on a recall stream, where chance is "
-    '25 %. "Right answers beyond" counts the questions about values that were set {} to {} positions ago, '
-    'which one layer sees only in its slots. "Right answers within" counts those about values that were set '
-    "later, which one layer of a Transformer-XL with as many keys sees too."
+    "Bits per character are those of the held-out text, where fewer are better. Right answers are those on a "
+    'recall stream, where more are better and chance is 25 %. "Beyond" counts the questions about values '
+    'that were set {} to {} positions ago, which one layer sees only in its slots. "Within" counts those '
+    "about later values, which one layer of a Transformer-XL with the same number of keys sees too."
+)
+PAPER = (
+    "The paper's results are bits per character on enwik8, without intervals (Rae et al. 2020, arXiv "
+    "1911.05507)."
 )
 LIMITS = (
     "The ablation doesn't show which compression is best on other texts, or at the paper's size. Our "
@@ -184,26 +187,27 @@ def write_report(folder: Path) -> Path:
         ]
         costs += [heading, costs_table(some, base or some[0])]
         made += [heading, facts_table(some, folder / task)]
-    cells = [
-        [row.label, number(row.paper, ".3f"), *(c.measure.shown(c.mean(row)) for c in columns)]
-        for row in rows
-    ]
+    parts.append(MEANING.format(*band()))
     labels = [f"{column.title}: {column.measure.label}" for column in columns]
-    parts += [*told, LIMITS, "## Results beside the paper's", MEANING.format(*band())]
-    parts += [table(["row", "paper: enwik8", *labels], cells), values_figure(columns, rows, folder)]
     if any(column.difference(row) for column in columns for row in rows):
         cells = [
             [row.label, *(c.measure.shown_difference(c.difference(row)) for c in columns)]
             for row in rows
             if row != BASE_ROW
         ]
-        parts += [differences_figure(columns, rows, folder), f'## Differences to "{BASE_ROW.label}"']
-        parts.append(table(["row", *(column.measure.label for column in columns)], cells))
+        parts += [f'## Differences to "{BASE_ROW.label}"', table(["row", *labels], cells)]
+        told.append(differences_figure(columns, rows, folder))
+    cells = [
+        [row.label, number(row.paper, ".3f"), *(c.measure.shown(c.mean(row)) for c in columns)]
+        for row in rows
+    ]
+    parts += [*told, LIMITS, "## Results beside the paper's", PAPER]
+    parts += [table(["row", "paper: enwik8", *labels], cells), values_figure(columns, rows, folder)]
     where = " and ".join(f"`{task}/{REPORT}`" for task in arms)
     made.append(
         f"± is half the width of a 95 % interval over seeds, by Student's t. All seeds have the same "
         f"held-out text, and each has measured streams of its own. Every setting, curve and sample is in "
-        f" {where}; every value is in `{RESULTS}` and `{TABLE}`."
+        f"{where}; every value is in `{RESULTS}` and `{TABLE}`."
     )
     return write_page([*parts, *costs, *made], folder)
 

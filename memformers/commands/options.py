@@ -87,8 +87,11 @@ def resumable(folder: Path) -> Path:
 
 
 def say_report(page: Path) -> None:
-    """Print where a report is."""
-    print(f"report: {page}\n        {page.with_suffix('.md')}")
+    """Print what a report comes to, and where it is."""
+    from memformers.report.markdown import answer_of  # not above: other commands do without
+
+    markdown = page.with_suffix(".md")
+    print(f"\n{answer_of(markdown.read_text(encoding='utf-8'))}\n\nreport: {page}\n        {markdown}")
 
 
 def reading_bar(doing: str, tokens: int, model: "MemoryLM") -> "tqdm[NoReturn]":

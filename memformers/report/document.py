@@ -36,10 +36,11 @@ def write_report(folder: Path) -> Path:
         parts.append(
             "> **The probe was left out**: it measured other runs or checkpoints. Probe these runs again."
         )
-    parts += warnings(arms, base, folder)
+    parts += [*warnings(arms, base, folder), results_table(arms, base)]
     if len({(run.facts["corpus"]["sha256"], run.config["tokens"]) for run in runs}) == 1:
         parts += claims(arms, base, [BITS])
-    parts += [results_table(arms, base), *figures(arms, base, folder)]
+    parts += ["The same in other units, and how often the likeliest token is right:", units_table(arms)]
+    parts += figures(arms, base, folder)
     parts += ["## What each arm costs", costs_table(arms, base), *samples(arms)]
     parts += probe_section(arms, probe, folder) if probe else []
     method = METHOD.format(what_the_table_is_over(arms))
@@ -54,21 +55,27 @@ def title(corpus: dict[str, Any]) -> str:
 
 
 def results_table(arms: Sequence[Arm], base: Arm) -> str:
-    """How well each arm predicts the held-out text, a row for each arm."""
+    """How well each arm predicts the held-out text, and how much better than ``base``, a row for each arm."""
     differences = {arm.name: arm.minus(base, BITS.of) for arm in arms if arm is not base}
     columns: dict[str, Column] = {
         "seeds": lambda arm: f"{len(arm.results)}",
-        "validation loss (nats)": lambda arm: number(arm.mean("loss"), ".4f"),
-        "bits per character": lambda arm: number(arm.mean("bits_per_character"), ".4f"),
+        BITS.label: lambda arm: BITS.shown(arm.mean(BITS.of)),
+    }
+    if any(d and d.n > 1 for d in differences.values()):
+        columns[f"minus {base.label}"] = lambda arm: BITS.shown_difference(differences.get(arm.name))
+    return arms_table(arms, columns)
+
+
+def units_table(arms: Sequence[Arm]) -> str:
+    """What the losses of the results are in other units, and the accuracy, a row for each arm."""
+    columns: dict[str, Column] = {
+        "nats per token": lambda arm: number(arm.mean("loss"), ".4f"),
         "bits per byte": lambda arm: number(arm.mean(lambda result: result.get("bits_per_byte")), ".4f"),
         "perplexity per word": lambda arm: number(
             arm.mean(lambda result: result.get("word_perplexity")), ",.1f"
         ),
         "accuracy": lambda arm: number(arm.mean("accuracy"), ".1%"),
     }
-    if any(d and d.n > 1 for d in differences.values()):
-        last = f"bits per character minus those of {base.label}"
-        columns[last] = lambda arm: number(differences.get(arm.name), ".4f", signed=True)
     return arms_table(arms, columns)
 
 

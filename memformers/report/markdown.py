@@ -7,8 +7,10 @@ import io
 import math
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from string import Template
+from textwrap import fill, wrap
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -64,6 +66,76 @@ def csv_text(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
+PARSER = MarkdownIt("commonmark", {"html": False}).enable("table")
+MOST_CLAIMS = 4
+"""The number of claims that a terminal shows beside their table."""
+
+
+def answer_of(markdown: str, width: int = 80) -> str:
+    """What a report comes to, in lines of at most ``width`` characters: its headline, its first table, and
+    the warnings and claims that it has above its first figure; of more than a few claims, only the table."""
+    headline = ""
+    bold: list[str] = []
+    warnings: list[str] = []
+    claims: list[str] = []
+    tokens = PARSER.parse(markdown.partition("\n\n![")[0])
+    for before, token in pairwise(tokens):
+        if token.type != "inline":
+            continue
+        if before.tag == "h1":
+            headline = text_of(token)
+        elif before.type == "paragraph_open" and token.level > 1:
+            (claims if before.hidden else warnings).append(text_of(token))
+        elif before.type == "paragraph_open" and (found := re.match(r"\*\*(.+?)\*\*", token.content)):
+            bold.append(found[1])
+    parts = [headline, text_table(rows, width)] if (rows := first_table(tokens)) else [headline]
+    parts += [fill(text, width) for text in dict.fromkeys((*warnings, *bold))]
+    if 0 < len(claims) <= MOST_CLAIMS:
+        parts.append("\n".join(fill(f"- {claim}", width, subsequent_indent="  ") for claim in claims))
+    return "\n\n".join(parts)
+
+
+def text_of(token: Token) -> str:
+    """What an inline ``token`` says, without its marks."""
+    return "".join(child.content for child in token.children or [])
+
+
+def first_table(tokens: Sequence[Token]) -> list[list[str]]:
+    """The cells of the first table, its head first; empty if there is none."""
+    rows: list[list[str]] = []
+    for before, token in pairwise(tokens):
+        if token.type == "tr_open":
+            rows.append([])
+        elif before.type in ("th_open", "td_open"):
+            rows[-1].append(text_of(token))
+        elif token.type == "table_close":
+            break
+    return rows
+
+
+def text_table(rows: Sequence[Sequence[str]], width: int) -> str:
+    """A table as lines of text, its first column on the left; where it is wider than ``width``, this column
+    is made narrower."""
+    least = [max(map(len, head.split()), default=0) for head in rows[0]]
+    widths = [max(low, *(len(row[i]) for row in rows[1:]), 0) for i, low in enumerate(least)]
+    widths[0] = max(least[0], 12, min(widths[0], width - sum(widths[1:]) - 2 * len(widths[1:])))
+    lines = []
+    for row in rows:
+        cells = [wrap(cell, w, break_on_hyphens=False) or [""] for cell, w in zip(row, widths, strict=True)]
+        height = max(map(len, cells))
+        for i in range(height):
+            at = i if row is not rows[0] else i - height  # heads stand on the line below them
+            parts = [cell[at] if -len(cell) <= at < len(cell) else "" for cell in cells]
+            shown = [
+                parts[0].ljust(widths[0]),
+                *(p.rjust(w) for p, w in zip(parts[1:], widths[1:], strict=True)),
+            ]
+            lines.append("  ".join(shown).rstrip())
+        if row is rows[0]:
+            lines.append("  ".join("-" * w for w in widths))
+    return "\n".join(lines)
+
+
 def write_page(parts: Sequence[str], folder: Path) -> Path:
     """Write the report of ``folder`` into it, as Markdown and as one page; returns the page."""
     markdown = "\n\n".join(parts) + "\n"
@@ -101,8 +173,7 @@ def unbroken(text: str) -> str:
 
 def render_html(markdown: str, folder: Path) -> str:
     """The report as one page with its figures inside; raw HTML in it stays text."""
-    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
-    tokens = with_figures(parser.parse(markdown))
+    tokens = with_figures(PARSER.parse(markdown))
     for token in tokens:
         for child in token.children or []:
             if child.type == "text":
@@ -112,6 +183,5 @@ def render_html(markdown: str, folder: Path) -> str:
                 assert png.parent == (folder / FIGURES).resolve(), png  # names are escaped: see plain
                 data = base64.b64encode(png.with_suffix(".svg").read_bytes()).decode()
                 child.attrs["src"] = f"data:image/svg+xml;base64,{data}"
-    body = parser.renderer.render(tokens, parser.options, {})
-    headline = "".join(child.content for child in tokens[1].children or [])  # the text, without its escapes
-    return TEMPLATE.substitute(title=html.escape(headline), body=body)
+    body = PARSER.renderer.render(tokens, PARSER.options, {})
+    return TEMPLATE.substitute(title=html.escape(text_of(tokens[1])), body=body)

@@ -12,7 +12,7 @@ from memformers.common.errors import UserError
 from memformers.common.files import write_json, write_text
 from memformers.common.intervals import Mean
 from memformers.report import plotting
-from memformers.report.arms import Arm, Column, Measure, Result, arms_of, base_of
+from memformers.report.arms import Arm, Column, Measure, Result, arms_of, arms_table, base_of
 from memformers.report.markdown import csv_text, number, plain, table, write_page
 from memformers.report.provenance import how_it_was_made
 from memformers.report.sections import claims, costs_table, warnings
@@ -54,7 +54,8 @@ def write_recall_report(folder: Path) -> Path:
     bands = bands if seeds > 1 else "There is only one seed, so there are no bands."
     controlled = [arm for arm in done if arm.name in (base.name, CLAIMED) and controls_of(arm)[1:]]
     parts = ["# Recall by distance: memories with equal numbers of keys"]
-    parts += [*warnings(arms, base, folder, fewest_tokens=FEWEST_TOKENS), *claim(done, base)]
+    parts += warnings(arms, base, folder, fewest_tokens=FEWEST_TOKENS)
+    parts += [results_table(done, base), *claim(done, base)]
     parts += [how_it_is_asked(base), accuracy_figure(done, folder, bands)]
     parts += [control_figure(controlled, folder, bands)] if controlled else []
     more: dict[str, Column] = {
@@ -120,26 +121,45 @@ def percent(share: Mean | None) -> str:
     return number(share, ".1f", " %", scale=100)
 
 
+def results_table(arms: Sequence[Arm], base: Arm) -> str:
+    """How accurately each arm recalls, a row for each arm."""
+    columns: dict[str, Column] = {
+        "seeds": lambda arm: f"{len(arm.results)}",
+        "keys": lambda arm: number(arm.first.facts["keys"], ",.10g"),
+        "right within its reach": lambda arm: percent(arm.mean("within_reach")),
+    }
+    if measure := beyond_base(arms, base):
+        columns[f"right, {measure.label.partition(' were ')[2]}"] = lambda arm: measure.shown(
+            arm.mean(measure.of)
+        )
+    return arms_table(arms, columns)
+
+
+def beyond_base(arms: Sequence[Arm], base: Arm) -> Measure | None:
+    """The right answers about values that one layer of the arm with slots sees, and one layer of ``base``
+    doesn't; None without such values."""
+    low, high = sees_back(base), max((sees_back(arm) for arm in arms if arm.name == CLAIMED), default=0)
+    label = f"right answers about values that were set {low:,} to {high:,} positions ago"
+    return Measure(label, right_between(low, high), ".1f", " %", " points", 100, 1) if high > low else None
+
+
 def claim(arms: Sequence[Arm], base: Arm) -> list[str]:
     """The claim about the worth of the slots, as far as the seeds support one: by the values that one layer
     sees with slots, and not with an equally long memory."""
     if base.first.config["recall"]["measured_for"] == "choosing":
         return ["Nothing is claimed, since these are the streams on which settings are chosen."]
     both = [arm for arm in arms if arm is base or arm.name == CLAIMED]
-    if len(both) < 2 or sees_back(both[1]) <= sees_back(base):
+    measure = beyond_base(arms, base)
+    if len(both) < 2 or not measure:
         return [
             "Nothing is claimed, since a claim compares Transformer-XL with the Compressive Transformer, and "
             "this experiment doesn't have both."
         ]
-    low, high = sees_back(base), sees_back(both[1])
-    values = f"values that were set {low:,} to {high:,} positions ago"
-    measure = Measure(
-        f"right answers about {values}", right_between(low, high), ".1f", " %", " points", 100, 1
-    )
     shares = [measure.shown(arm.mean(measure.of)) for arm in both]
     chance = 100 / base.first.config["recall"]["stream"]["values"]
+    asked = measure.label.partition(" about ")[2]
     return [
-        f"Of the questions about {values}, {shares[0]} are answered correctly by the first model "
+        f"Of the questions about {asked}, {shares[0]} are answered correctly by the first model "
         f"({plain(both[0].label)}), and {shares[1]} by the second ({plain(both[1].label)}); chance is "
         f"{chance:.0f} %. One layer of the first model doesn't look back so far; one layer of the second "
         f"does.",

@@ -54,8 +54,6 @@ def warnings(arms: Sequence[Arm], base: Arm, folder: Path, *, fewest_tokens: int
                 which = f", seed {run.seed}," if len(arm.runs) > 1 else ""
                 found.append(f"**{plain(arm.label)}{which} did not finish**; {left}.")
     found += [f"**{plain(name)}** and is missing here." for name in missing(folder)]
-    if not on_one_machine(runs):
-        found.append("**Not all runs had the same machine and package versions**: don't compare their times.")
     if others := differing_settings(arms, base):
         found.append(
             f"**These runs differ in more than their memory**: {plain(', '.join(others))}; see the settings "
@@ -112,7 +110,7 @@ def claims(arms: Sequence[Arm], base: Arm, measures: Sequence[Measure]) -> list[
         cover = "Each seed is measured on streams of its own, so they cover other streams too."
     intro = (
         f"Each arm is compared with {plain(base.label)} by its {' and '.join(m.label for m in measures)}. "
-        f"The difference is computed for each seed; below is its mean over {n} seeds, and ± is half the "
+        f"The difference is computed for each seed; above is its mean over {n} seeds, and ± is half the "
         f"width of a 95 % interval by Student's t. Rounding alone, when the same sums are computed in "
         f"another order, has changed final losses by {ROUNDING} nats, and another seed changes them too; the "
         f"intervals cover both. {cover}"
@@ -122,11 +120,11 @@ def claims(arms: Sequence[Arm], base: Arm, measures: Sequence[Measure]) -> list[
             " Each interval is for one arm alone: of twenty arms that are all alike, about one will seem to "
             "differ."
         )
-    parts = [intro]
+    parts = []
     for measure, by_label in zip(measures, found, strict=True):
         parts += [f"By {measure.label}:"] * (len(measures) > 1)
         parts.append("\n".join(f"- {claim(label, d, base, measure)}" for label, d in by_label.items()))
-    return parts
+    return [*parts, intro]
 
 
 def claim(label: str, difference: Mean | None, base: Arm, measure: Measure) -> str:

@@ -25,6 +25,7 @@ def test_recall_trains_reports_and_is_reported_again(tmp_path):
     ended = run("recall", "--quick", "--arms", "compressive", "--tokens", "1e2", "--out", "r")
     assert ended.code == 0, ended.err
     assert "report: r/report.html" in ended.out
+    assert "Recall by distance" in ended.out
     assert read_json(tmp_path / "r" / "experiment.json")["settings"]["tokens"] == 100
     shutil.rmtree(tmp_path / "r" / "figures")
     assert run("report", "r").code == 0

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from memformers.report.document import write_report
+from memformers.report.markdown import answer_of
 from tests.builders import MODELS
 from tests.report.fake_runs import fake_comparison
 
@@ -46,6 +47,17 @@ def test_on_paper_nothing_is_cut_off(report):
         page.emulate_media(media="print")
         assert page.evaluate(WIDE) == []
         browser.close()
+
+
+@pytest.mark.parametrize(("names", "claims"), [(MODELS, 2), ([f"{n} keys " * 5 for n in range(6)], 0)])
+def test_a_terminal_shows_the_headline_the_table_and_a_few_claims_in_80_columns(names, claims, tmp_path):
+    fake_comparison(tmp_path, {name: [2.4, 2.5] for name in names})
+    said = answer_of(write_report(tmp_path).with_suffix(".md").read_text(encoding="utf-8"))
+    assert said.startswith("How much memory helps")
+    assert max(map(len, said.splitlines())) <= 80
+    assert said.count("2.4500 ± 0.6353") == len(names)
+    assert sum(line.startswith("- ") for line in said.splitlines()) == claims
+    assert not {"|", "**", "\\"} & set(said)
 
 
 def test_no_line_ends_between_a_number_and_its_interval_or_its_unit(report):

