@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -302,12 +303,16 @@ def encoders(text: Gathered, folder: Path) -> Iterator[Encode]:
 
         def encode(jobs: Iterable[list[Part]]) -> Iterator[tuple[list[Part], Encoded]]:
             waiting: deque[tuple[list[Part], Future[Encoded]]] = deque()
-            for job in jobs:
-                waiting.append((job, pool.submit(encode_job, job)))
-                if len(waiting) > 3 * processes:
-                    yield _next(waiting)
-            while waiting:
-                yield _next(waiting)
+            try:
+                for job in jobs:
+                    waiting.append((job, pool.submit(encode_job, job)))
+                    if len(waiting) > 3 * processes:
+                        job, future = waiting.popleft()
+                        yield job, future.result()
+                for job, future in waiting:
+                    yield job, future.result()
+            except BrokenProcessPool:
+                raise OSError("a process that encodes the text has ended; is there enough memory?") from None
 
         yield encode
 
@@ -317,24 +322,24 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _next(waiting: deque[tuple[list[Part], Future[Encoded]]]) -> tuple[list[Part], Encoded]:
-    job, future = waiting.popleft()
-    try:
-        return job, future.result()
-    except BrokenProcessPool:
-        raise OSError("a process that encodes the text has ended; is there enough memory?") from None
-
-
 _here: dict[str, Any] = {}
 """What a process that encodes has opened."""
 
 
 def start_encoding(path: Path, folder: Path) -> None:
-    """Open the text and the tokenizer in this process."""
+    """Open the text and the tokenizer in this process, which ends when the one that started it is killed."""
+    if parent := multiprocessing.parent_process():
+        Thread(target=end_after, args=(parent,), daemon=True).start()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with open(path, "rb") as file:
         _here["text"] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     _here["tokenizer"] = load_tokenizer(folder)
+
+
+def end_after(parent: Any) -> None:
+    """End this process when ``parent`` has ended."""
+    parent.join()
+    os._exit(1)
 
 
 def encode_job(job: list[Part]) -> Encoded:

@@ -5,6 +5,8 @@ import gzip
 import json
 import lzma
 import os
+import signal
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +25,7 @@ from memformers.data.preparing import in_cache, prepare
 from memformers.data.store import CARD, open_store
 from memformers.data.subwords import PIECE
 from memformers.data.tokenizers import build_tokenizer
-from tests.processes import run
+from tests.processes import is_running, program, run, start, wait_for
 
 LINES = [f"Line {n}: naïve kings — and {'crowns ' * (n % 7)}…" for n in range(400)]
 TEXT = "\n".join(LINES) + "\n"
@@ -168,6 +170,33 @@ def test_a_full_disk_leaves_nothing_behind_and_what_a_killed_one_left_goes(tmp_p
     assert [path.name for path in tmp_path.glob("out/*")] == [".preparing.lock"]
     prepare(recipe, tmp_path / "out" / "tokens")
     assert {path.name for path in tmp_path.glob("out/*")} == {".preparing.lock", "tokens"}
+
+
+@pytest.mark.parametrize("who", ["the command", "a process that encodes"])
+def test_a_killed_preparation_leaves_no_process_and_the_next_one_begins_anew(who, tmp_path):
+    (tmp_path / "x.txt").write_text(TEXT * (24_000_000 // len(TEXT)))
+    command = program(
+        "prepare", tmp_path / "x.txt", "--tokenizer", "character", "--out", tmp_path / "out" / "x"
+    )
+    preparation = start(command, stderr=subprocess.PIPE)
+    tokens = wait_for(
+        lambda: [path for path in tmp_path.glob("out/*/train.npy") if path.stat().st_size > 10_000]
+    )
+    processes = [int(pid) for task in Path(f"/proc/{preparation.pid}/task").glob("*/children")
+                 for pid in task.read_text().split()]  # fmt: skip
+    encoding = [pid for pid in processes if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert encoding
+    os.kill(preparation.pid if who == "the command" else encoding[0], signal.SIGKILL)
+    said = preparation.communicate(timeout=60)[1]
+    if who != "the command":
+        assert (preparation.returncode, "Traceback" in said) == (2, False)
+        assert said.endswith("error: a process that encodes the text has ended; is there enough memory?\n")
+    wait_for(lambda: not any(map(is_running, processes)))
+    assert tokens[0].exists() == (who == "the command")
+    assert not (tmp_path / "out" / "x").exists()
+    (tmp_path / "x.txt").write_text(TEXT)
+    prepare(Recipe(tmp_path / "x.txt"), tmp_path / "out" / "x")
+    assert {path.name for path in tmp_path.glob("out/*")} == {".preparing.lock", "x"}
 
 
 def test_a_text_is_prepared_in_the_cache_once_for_each_of_its_states(tmp_path, monkeypatch, capsys):
