@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memformers.generation.decoding import Decoder as Decoder
+    from memformers.generation.stepping import Stepper as Stepper
     from memformers.models.attention import RelativeMultiHeadAttention as RelativeMultiHeadAttention
     from memformers.models.compression import CompressionAutoEncoder as CompressionAutoEncoder
     from memformers.models.compression import Conv1dCompression as Conv1dCompression
@@ -14,11 +15,15 @@ if TYPE_CHECKING:
     from memformers.models.compression import MostUsedCompression as MostUsedCompression
     from memformers.models.compressive import CompressiveTransformer as CompressiveTransformer
     from memformers.models.config import AdaptiveConfig as AdaptiveConfig
+    from memformers.models.config import CoreConfig as CoreConfig
     from memformers.models.config import ModelConfig as ModelConfig
+    from memformers.models.core import CoreOutput as CoreOutput
+    from memformers.models.core import MemoryCore as MemoryCore
     from memformers.models.language_model import LMOutput as LMOutput
     from memformers.models.language_model import MemoryLM as MemoryLM
     from memformers.models.layers import CompressiveTransformerLayer as CompressiveTransformerLayer
     from memformers.models.layers import FeedForward as FeedForward
+    from memformers.models.layers import GRUGate as GRUGate
     from memformers.models.layers import TransformerXLLayer as TransformerXLLayer
     from memformers.models.memory import Memory as Memory
     from memformers.models.reconstruction import AttentionReconstructionLoss as AttentionReconstructionLoss
@@ -38,17 +43,22 @@ _HOMES = {
     "CompressiveTransformer": "models.compressive",
     "CompressiveTransformerLayer": "models.layers",
     "Conv1dCompression": "models.compression",
+    "CoreConfig": "models.config",
+    "CoreOutput": "models.core",
     "Decoder": "generation.decoding",
     "DilatedConvCompression": "models.compression",
     "FeedForward": "models.layers",
+    "GRUGate": "models.layers",
     "LMOutput": "models.language_model",
     "MaxCompression": "models.compression",
     "MeanCompression": "models.compression",
     "Memory": "models.memory",
+    "MemoryCore": "models.core",
     "MemoryLM": "models.language_model",
     "ModelConfig": "models.config",
     "MostUsedCompression": "models.compression",
     "RelativeMultiHeadAttention": "models.attention",
+    "Stepper": "generation.stepping",
     "TransformerXL": "models.transformer_xl",
     "TransformerXLLayer": "models.layers",
     "from_labml": "pretrained.labml",

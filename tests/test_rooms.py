@@ -26,15 +26,21 @@ MAY_IMPORT = {
 }
 """Which rooms each room may import."""
 WHEN_CALLED = {("models", "generation"), ("models", "pretrained")}
-"""Rooms that :class:`memformers.MemoryLM` imports inside of its methods ``generate``, ``save_pretrained`` and
-``from_pretrained``, so that they are there for people who have a model."""
+"""Rooms that :class:`memformers.MemoryLM` and :class:`memformers.MemoryCore` import inside of methods such as
+``generate``, ``stepper`` and ``from_pretrained``, so that they are there for people who have a model."""
 OF_KERNELS = {"torch", "triton"}
 
 
 def imports(path):
     """Every module that a file imports anywhere, and whether it does so when it is imported itself."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    inside = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+    later = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    ]
+    inside = {id(n) for node in later for n in ast.walk(node)}
     for node in ast.walk(tree):
         at_once = id(node) not in inside
         if isinstance(node, ast.Import):

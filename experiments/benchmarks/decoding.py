@@ -66,7 +66,8 @@ def bytes_read(decoder: Decoder) -> int:
     weights = sum(p.numel() for n, p in model.named_parameters() if not n.endswith(unread))
     weights -= sum(p.numel() for p in model.embed.parameters())
     cached = sum(
-        len(layer.recent) * 2 * decoder.config.d_model + layer.terms["r"].numel() for layer in decoder.layers
+        len(layer.recent) * 2 * model.config.d_model + layer.terms["r"].numel()
+        for layer in decoder.stepper.layers
     )
     return (weights + cached) * model.head.weight.element_size()
 

@@ -26,7 +26,7 @@ GROUPS = {
     "network": Group(
         "The layers, which are the same for every model.",
         (
-            "model", "d_model", "heads", "n_layers", "d_ff", "dropout", "norm", "positions",
+            "model", "d_model", "heads", "n_layers", "d_ff", "dropout", "norm", "gate", "positions",
             "position_features", "clamp_len", "kernel", "vocab_size",
         ),
     ),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.common.files import check_utf8_name, replacing
-from memformers.generation.decoding import Decoder, Reader, reader
+from memformers.generation.decoding import Decoder, Reader
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import memory_from_tensors, memory_tensors
 
@@ -56,9 +56,9 @@ def save_memory(reader: Reader, path: Path) -> None:
     if reader.logits is None:
         raise UserError("nothing was read yet, so there is no memory to save.")
     tensors = memory_tensors(reader.memory())
-    tensors |= {"running": reader.running.contiguous(), "logits": reader.logits.contiguous()}
-    if reader.doc_starts is not None:
-        tensors["doc_starts"] = reader.doc_starts.contiguous()
+    tensors |= {"running": reader.stepper.running.contiguous(), "logits": reader.logits.contiguous()}
+    if (doc_starts := reader.stepper.doc_starts) is not None:
+        tensors["doc_starts"] = doc_starts.contiguous()
     metadata = {MODEL: fingerprint(reader.model), SEAL: checksum(tensors)}
     with replacing(path) as temporary:
         save_file(tensors, temporary, metadata=metadata)
@@ -81,12 +81,12 @@ def load_memory(model: MemoryLM, path: Path) -> Reader:
         raise UserError(f"{path} has changed since it was written: its checksum differs.")
     try:
         running, doc_starts, logits = whole(tensors, model)
-        stream = reader(model, 1, memory_from_tensors(tensors, model.config.n_layers))
+        stream = Decoder(model, 1, memory_from_tensors(tensors, model.config.n_layers))
         if len(running):
             stream.read(running, doc_starts)
     except UserError as error:
         raise UserError(f"{path} is not a complete memory: {error}") from None
-    stream.logits = logits
+    stream.stepper.result = logits[None]
     return stream
 
 

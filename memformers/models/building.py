@@ -14,7 +14,7 @@ from memformers.models.compression import (
     MostUsedCompression,
 )
 from memformers.models.compressive import CompressiveTransformer
-from memformers.models.config import ModelConfig
+from memformers.models.config import ModelConfig, NetworkConfig
 from memformers.models.layers import CompressiveTransformerLayer, FeedForward, TransformerXLLayer
 from memformers.models.stack import MemoryStack, reset_parameters
 from memformers.models.transformer_xl import TransformerXL
@@ -59,7 +59,7 @@ def initialise_weights(transformer: nn.Module) -> None:
         reset_parameters(modules)
 
 
-def build_compression(config: ModelConfig, rate: int) -> nn.Module:
+def build_compression(config: NetworkConfig, rate: int) -> nn.Module:
     """An f_c, ``[n·c, B, D]`` to ``[n, B, D]``, with a decoder where its loss needs one."""
     pooling = {"mean": MeanCompression, "max": MaxCompression, "most-used": MostUsedCompression}
     if config.compression in pooling:
@@ -69,7 +69,7 @@ def build_compression(config: ModelConfig, rate: int) -> nn.Module:
     return CompressionAutoEncoder(f_c, config.d_model) if config.compression_loss == "auto-encoding" else f_c
 
 
-def build_transformer(config: ModelConfig) -> MemoryStack:
+def build_transformer(config: NetworkConfig) -> MemoryStack:
     """The network of ``config``, without embedding and head; a transformer with no memory is a
     Transformer-XL that is never given one."""
     attention = RelativeMultiHeadAttention(
@@ -88,6 +88,7 @@ def build_transformer(config: ModelConfig) -> MemoryStack:
         "feed_forward": FeedForward(config.d_model, config.d_ff, config.dropout),
         "dropout_prob": config.dropout,
         "norm": config.norm,
+        "gate": config.gate,
     }
     if config.model != "compressive":
         return TransformerXL(TransformerXLLayer(**parts), config.n_layers)

@@ -1,4 +1,5 @@
-"""What a language model is built from, checked; and what its attention costs."""
+"""What a network with memory, and a language model around it, are built from, checked; and what attention
+costs."""
 
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
@@ -13,7 +14,7 @@ from memformers.models.compression import (
     CompressionName,
     CompressionStart,
 )
-from memformers.models.layers import Norm
+from memformers.models.layers import GateName, Norm, check_gate
 from memformers.models.lengths import ByLayer, LayerLengths, Rate, by_layer
 from memformers.models.positions import Positions, check_positions
 from memformers.models.vocabulary import Clusters, check_clusters
@@ -54,16 +55,14 @@ class AdaptiveConfig:
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """What a language model is built from."""
+class NetworkConfig:
+    """What a network with memory is built from: all but what is read and predicted."""
 
     model: ModelName = "transformer-xl"
     """What it remembers between segments: nothing, its last inputs, or those and older ones
     compressed. Width, depth and everything else are the same network."""
-    vocab_size: Count = 256
-    """How many different tokens there are; a training takes the number from its text."""
     d_model: Count = 128
-    """Width D: features a token."""
+    """Width D: features per position."""
     heads: Count = 4
     """Attention heads H; must divide d_model."""
     n_layers: Annotated[int, Range(1, MOST_LAYERS)] = 4
@@ -76,6 +75,9 @@ class ModelConfig:
     """Normalization before attention and feed-forward network, and of the last layer's output (pre), the same
     but for the output, as the original Transformer-XL has it with pre_lnorm (pre-without-final), or after
     each of their sums (post), the original's usual form."""
+    gate: GateName = "residual"
+    """What joins the output of attention and of the feed-forward network to their inputs: a sum (residual),
+    or after a ReLU, a gate as in a GRU, which first lets little through (gru)."""
     positions: Positions = "sinusoidal"
     """The paper's fixed sinusoids (sinusoidal), or a learned vector for each distance (learned)."""
     kernel: KernelName = "auto"
@@ -114,12 +116,6 @@ class ModelConfig:
     loss; the memory then keeps the positions from which the slots of these compressions were made. 0: it
     never reaches them (compressive)."""
 
-    embedding: EmbeddingName = "plain"
-    """A vector for each token and a linear head (plain), or adaptive embedding and softmax, with vectors
-    scaled by √D, as in the original Transformer-XL (adaptive)."""
-    adaptive: AdaptiveConfig = AdaptiveConfig()
-    """Clusters of an adaptive embedding, and what its softmax shares."""
-
     def __post_init__(self) -> None:
         """Raise UserError, saying what doesn't fit."""
         check_fields(self)
@@ -127,7 +123,7 @@ class ModelConfig:
         check_positions(self.positions, self.position_features, self.clamp_len)
         for name in ("mem_len", "c_mem_len", "compression_rate"):
             self._of_layers(name)
-        self.check_embedding()
+        check_gate(self.gate, self.norm)
         check_used(self, self.model)
         self.check_compression()
         if self.same_length and not min(self._of_layers("mem_len")):
@@ -163,31 +159,6 @@ class ModelConfig:
                         f"segment_len={self.segment_len} and compression_rate={rate}; use a multiple of "
                         f"{rate}, or compression='conv'."
                     )
-
-    def check_embedding(self) -> None:
-        """Raise UserError for an embedding that can't be. Cutoffs meet the vocabulary when a model is
-        built: a training takes that from its text."""
-        adaptive, default = self.adaptive, AdaptiveConfig()
-        if self.embedding == "adaptive":
-            check_clusters(adaptive.cutoffs, adaptive.div_val, self.d_embed)
-            return
-        for name in (field.name for field in fields(adaptive)):
-            if getattr(adaptive, name) != getattr(default, name):
-                raise UserError(
-                    f"{name}={getattr(adaptive, name)} is for an adaptive embedding; use "
-                    f"embedding='adaptive' with it, or leave it out."
-                )
-
-    @property
-    def clusters(self) -> Clusters:
-        """Of an adaptive embedding. Raises ValueError for cutoffs beyond the vocabulary."""
-        adaptive = self.adaptive
-        return Clusters(self.vocab_size, adaptive.cutoffs, adaptive.div_val, self.d_embed)
-
-    @property
-    def d_embed(self) -> int:
-        """Width of an adaptive embedding's first vectors."""
-        return self.d_model if self.adaptive.d_embed is None else self.adaptive.d_embed
 
     @property
     def layer_lengths(self) -> list[LayerLengths]:
@@ -227,6 +198,57 @@ class ModelConfig:
         return [own.positions - not_its_own for own in self.layer_lengths]
 
 
+@dataclass(frozen=True)
+class CoreConfig(NetworkConfig):
+    """What a [`MemoryCore`][memformers.models.core.MemoryCore] is built from."""
+
+    d_input: Count | None = None
+    """Width F of the features that are read; d_model if not given, and then no map narrows or widens them."""
+
+
+@dataclass(frozen=True)
+class ModelConfig(NetworkConfig):
+    """What a language model is built from."""
+
+    vocab_size: Count = 256
+    """How many different tokens there are; a training takes the number from its text."""
+    embedding: EmbeddingName = "plain"
+    """A vector for each token and a linear head (plain), or adaptive embedding and softmax, with vectors
+    scaled by √D, as in the original Transformer-XL (adaptive)."""
+    adaptive: AdaptiveConfig = AdaptiveConfig()
+    """Clusters of an adaptive embedding, and what its softmax shares."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError, saying what doesn't fit."""
+        super().__post_init__()
+        self.check_embedding()
+
+    def check_embedding(self) -> None:
+        """Raise UserError for an embedding that can't be. Cutoffs meet the vocabulary when a model is
+        built: a training takes that from its text."""
+        adaptive, default = self.adaptive, AdaptiveConfig()
+        if self.embedding == "adaptive":
+            check_clusters(adaptive.cutoffs, adaptive.div_val, self.d_embed)
+            return
+        for name in (field.name for field in fields(adaptive)):
+            if getattr(adaptive, name) != getattr(default, name):
+                raise UserError(
+                    f"{name}={getattr(adaptive, name)} is for an adaptive embedding; use "
+                    f"embedding='adaptive' with it, or leave it out."
+                )
+
+    @property
+    def clusters(self) -> Clusters:
+        """Of an adaptive embedding. Raises ValueError for cutoffs beyond the vocabulary."""
+        adaptive = self.adaptive
+        return Clusters(self.vocab_size, adaptive.cutoffs, adaptive.div_val, self.d_embed)
+
+    @property
+    def d_embed(self) -> int:
+        """Width of an adaptive embedding's first vectors."""
+        return self.d_model if self.adaptive.d_embed is None else self.adaptive.d_embed
+
+
 def check_used(config: Any, model: ModelName, *, lengths: bool = False) -> None:
     """Raise UserError for a setting of the dataclass instance ``config`` that has no effect on ``model`` and
     is not its default; for ``lengths``, which the arms of an experiment share, only if they are to be
@@ -240,7 +262,7 @@ def check_used(config: Any, model: ModelName, *, lengths: bool = False) -> None:
             )
 
 
-def attention_operations(config: ModelConfig) -> int:
+def attention_operations(config: NetworkConfig) -> int:
     """Operations of all layers' attention for one token, with full memories; a multiply-add is two.
 
     Per layer over K = C + M + S keys: 2·K·D each for scores by content, scores by position and weighted
@@ -252,7 +274,7 @@ def attention_operations(config: ModelConfig) -> int:
     return sum(6 * K * D + 4 * K * D * D // S + 4 * D * D for K in keys)
 
 
-def memory_facts(config: ModelConfig) -> dict[str, Any]:
+def memory_facts(config: NetworkConfig) -> dict[str, Any]:
     """The facts about a memory in a run's ``run.json``: the number of positions before the segment that one
     layer sees, and that all layers together see; a layer's keys without the segment's, M + C, as a mean if
     layers differ; and attention operations per token."""

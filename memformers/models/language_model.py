@@ -19,6 +19,7 @@ from memformers.models.building import (
     initialise_weights,
 )
 from memformers.models.config import ModelConfig
+from memformers.models.core import read_features
 from memformers.models.linear import linear
 from memformers.models.memory import Memory, check_lengths, check_memory
 from memformers.models.vocabulary import (
@@ -127,13 +128,7 @@ class MemoryLM(nn.Module):
         layer's input ``[S, B, D]``, which is detached without ``through_memory``. Raises ValueError for a
         ``memory`` that doesn't fit."""
         x = self.dropout(self.embed(tokens))  # [S, B, D]
-        check_memory(memory, x, self.config.n_layers)
-        check_lengths(memory, self.config)
-        memory = self.transformer.recompute_slots(memory, self.config.layer_lengths)
-        past = {name: getattr(memory, name) for name in self.transformer.takes}
-        return self.transformer(
-            x, **past, doc_starts=doc_starts, window=self.config.window, through_memory=through_memory
-        )
+        return read_features(self.transformer, self.config, x, memory, doc_starts, through_memory)
 
     def predict(self, hidden: Tensor) -> Tensor:
         """The transformer's output ``[·, D]`` to the logits ``[·, vocab_size]`` of the next token."""

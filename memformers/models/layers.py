@@ -14,6 +14,7 @@ from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.linear import linear
 
 Norm = Literal["pre", "pre-without-final", "post"]
+GateName = Literal["residual", "gru"]
 Attend = Callable[[Tensor], Tensor]
 """Attention of a layer's input ``[S, B, D]`` over whatever is remembered: ``[S, B, D]``."""
 
@@ -39,6 +40,45 @@ class FeedForward(nn.Module):
         return linear(self.layer2, hidden).view_as(x)
 
 
+class GRUGate(nn.Module):
+    """What a sublayer computed from its input, ``y``, joined to that input, ``x``, as a GRU joins its input
+    to its state (Parisotto et al. 2019, arXiv 1910.06764, section 3.2), position by position:
+
+        r = σ(W_r y + U_r x)
+        z = σ(W_z y + U_z x − b_g)
+        h = tanh(W_g y + U_g (r ⊙ x))
+        g(x, y) = (1 − z) ⊙ x + z ⊙ h
+
+    With ``bias`` b_g = 2, the paper's, the gate is first nearly shut, so a layer is first near the identity.
+    """
+
+    @check_arguments
+    def __init__(self, d_model: Count, bias: float = 2.0):
+        super().__init__()
+        self.bias = bias
+        self.of_output = nn.Linear(d_model, 3 * d_model, bias=False)
+        """W_r, W_z and W_g."""
+        self.of_input = nn.Linear(d_model, 2 * d_model, bias=False)
+        """U_r and U_z."""
+        self.of_reset = nn.Linear(d_model, d_model, bias=False)
+        """U_g."""
+        self.shut = nn.Parameter(torch.empty(d_model))
+        """b_g."""
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Let b_g be ``bias``; the maps draw their weights themselves."""
+        nn.init.constant_(self.shut, self.bias)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """``x`` and ``y``, ``[S, B, D]`` each, to ``[S, B, D]``."""
+        to_r, to_z, to_h = self.of_output(y).chunk(3, dim=-1)  # [S, B, D] each
+        from_r, from_z = self.of_input(x).chunk(2, dim=-1)
+        r, z = torch.sigmoid(to_r + from_r), torch.sigmoid(to_z + from_z - self.shut)
+        h = torch.tanh(to_h + self.of_reset(r * x))
+        return x + z * (h - x)
+
+
 class MemoryLayer(nn.Module):
     """The layer that all models share.
 
@@ -48,9 +88,11 @@ class MemoryLayer(nn.Module):
     ``norm="post"``, the form of the original Transformer-XL, the layer normalizes each sum, and attention
     reads inputs and memories without normalization.
 
+    With ``gate="gru"``, in pre-norm, a [`GRUGate`][] after a ReLU takes the place of each sum.
+
     ``feed_forward`` is any module from ``[S, B, D]`` to the same shape. A layer that combines the parts in
-    another way, for example with a gate, derives from a model's layer and overrides [`transform`][], which
-    training, evaluation and generation all use.
+    another way derives from a model's layer and overrides [`transform`][], which training, evaluation and
+    generation all use.
     """
 
     @check_arguments
@@ -62,8 +104,10 @@ class MemoryLayer(nn.Module):
         feed_forward: nn.Module,
         dropout_prob: Probability,
         norm: Norm = "pre",
+        gate: GateName = "residual",
     ):
         super().__init__()
+        check_gate(gate, norm)
         if self_attn.d_model != d_model:
             raise UserError(f"d_model={d_model}, but self_attn was built for {self_attn.d_model}.")
         self.d_model = d_model
@@ -73,6 +117,8 @@ class MemoryLayer(nn.Module):
         self.dropout = nn.Dropout(dropout_prob)
         self.norm_self_attn = nn.LayerNorm(d_model)
         self.norm_ff = nn.LayerNorm(d_model)
+        gates = [GRUGate(d_model) if gate == "gru" else None for _ in range(2)]
+        self.gate_self_attn, self.gate_ff = gates
 
     def forward(
         self,
@@ -96,12 +142,15 @@ class MemoryLayer(nn.Module):
 
     def transform(self, x: Tensor, attend: Attend) -> Tensor:
         """``x [S, B, D]`` to ``[S, B, D]``: attention by ``attend``, then the feed-forward network, each
-        added to its input."""
+        added to its input, or joined to it by its gate."""
         # Eval mode has no dropout, and calling a module without effect would slow down each token.
         dropout = self.dropout if self.training else nothing_dropped
         if self.norm == "post":
             x = self.norm_self_attn(x + dropout(attend(x)))
             return self.norm_ff(x + dropout(self.feed_forward(x)))
+        if self.gate_self_attn is not None and self.gate_ff is not None:
+            x = self.gate_self_attn(x, dropout(attend(x).relu()))
+            return self.gate_ff(x, dropout(self.feed_forward(self.norm_ff(x)).relu()))
         x = x + dropout(attend(x))
         return x + dropout(self.feed_forward(self.norm_ff(x)))
 
@@ -143,6 +192,7 @@ class CompressiveTransformerLayer(MemoryLayer):
         dropout_prob: float,
         compress: nn.Module,
         norm: Norm = "pre",
+        gate: GateName = "residual",
     ):
         super().__init__(
             d_model=d_model,
@@ -150,8 +200,15 @@ class CompressiveTransformerLayer(MemoryLayer):
             feed_forward=feed_forward,
             dropout_prob=dropout_prob,
             norm=norm,
+            gate=gate,
         )
         self.compress = compress
+
+
+def check_gate(gate: GateName, norm: Norm) -> None:
+    """Raise UserError for a ``gate`` that needs another ``norm``."""
+    if gate == "gru" and norm == "post":
+        raise UserError("gate='gru' needs norm='pre' or 'pre-without-final', got norm='post'.")
 
 
 def nothing_dropped(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.models.boundaries import EVERYTHING, check_streams
-from memformers.models.config import ModelConfig
+from memformers.models.config import NetworkConfig
 from memformers.models.lengths import LayerLengths
 
 
@@ -40,7 +40,7 @@ class Memory:
     @classmethod
     def empty(
         cls,
-        config: ModelConfig,
+        config: NetworkConfig,
         batch: int,
         *,
         dtype: torch.dtype | None = None,
@@ -137,7 +137,7 @@ def check_memory(memory: Memory, x: Tensor, n_layers: int) -> None:
     check_streams("a memory's valid", memory.valid, torch.int64, x.shape[1:2], x.device)
 
 
-def check_lengths(memory: Memory, config: ModelConfig, *, complete: bool = False) -> None:
+def check_lengths(memory: Memory, config: NetworkConfig, *, complete: bool = False) -> None:
     """Raise UserError for a ``memory`` of a kind that a model of ``config`` doesn't keep, or in which layers
     of the same lengths don't remember the same positions; with ``complete``, also for one that is longer
     than the model can have made it."""

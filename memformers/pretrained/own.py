@@ -8,6 +8,7 @@ files, ``recipe.json`` says how the model was trained, and the loss of these wei
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -18,17 +19,22 @@ from memformers.common.atomic_dir import check_manifest, has_manifest, newest_th
 from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict, read_json, replacing, write_json
 from memformers.data.tokenizers import Tokenizer, load_tokenizer
-from memformers.models.config import ModelConfig
+from memformers.models.config import CoreConfig, ModelConfig, NetworkConfig
+from memformers.models.core import MemoryCore
 from memformers.models.language_model import MemoryLM
 from memformers.pretrained.published import is_published
 from memformers.pretrained.transfo_xl import load_published
 from memformers.runs.folder import CHECKPOINTS
 
+Model = TypeVar("Model", MemoryLM, MemoryCore)
+Config = TypeVar("Config", bound=NetworkConfig)
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 PACKAGED, RECIPE = Path(__file__).parent / "weights", "recipe.json"
 
 
-def save_model(model: MemoryLM, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+def save_model(
+    model: MemoryLM | MemoryCore, folder: Path, weights: Mapping[str, Tensor] | None = None
+) -> None:
     """[`MemoryLM.save_pretrained`][]; ``weights``, by name, are the whole weights if each process holds only
     a part of the model."""
     if folder == Path():
@@ -37,7 +43,7 @@ def save_model(model: MemoryLM, folder: Path, weights: Mapping[str, Tensor] | No
         raise UserError(f"{folder} is the checkpoint of a training; name another folder.")
     if any((folder / name).exists() for name in (CONFIG, WEIGHTS)):
         try:
-            read_config(folder)
+            read_config(folder, type(model.config))
         except UserError as error:
             raise UserError(
                 f"{folder} has a {CONFIG} or {WEIGHTS} that save_pretrained didn't write and that would be "
@@ -54,10 +60,20 @@ def load_model(folder: Path, device: str | torch.device) -> MemoryLM:
     file."""
     if has_manifest(folder):
         check_manifest(folder, (CONFIG, WEIGHTS))
-    config, weights = read_config(folder), folder / WEIGHTS
+    return with_weights(MemoryLM(read_config(folder, ModelConfig)), folder, device)
+
+
+def load_core(folder: Path, device: str | torch.device) -> MemoryCore:
+    """[`MemoryCore.from_pretrained`][]."""
+    return with_weights(MemoryCore(read_config(folder, CoreConfig)), folder, device)
+
+
+def with_weights(model: Model, folder: Path, device: str | torch.device) -> Model:
+    """``model`` with the weights in ``folder``, in eval mode on ``device``; ValueError for a missing, broken
+    or mismatched file."""
+    weights = folder / WEIGHTS
     if not weights.is_file():
         raise UserError(f"expected {weights} beside config.json, but it is missing.")
-    model = MemoryLM(config)
     try:
         state = load_file(weights)
         model.to(next(iter(state.values())).dtype).load_state_dict(state)
@@ -67,10 +83,10 @@ def load_model(folder: Path, device: str | torch.device) -> MemoryLM:
     return model.to(device).eval()
 
 
-def read_config(folder: Path) -> ModelConfig:
+def read_config(folder: Path, kind: type[Config]) -> Config:
     """The model's config in ``folder``; else ValueError."""
     path = folder / CONFIG
-    return config_from_dict(ModelConfig, read_json(path), str(path))
+    return config_from_dict(kind, read_json(path), str(path))
 
 
 def load_checkpoint(folder: Path, device: torch.device) -> tuple[MemoryLM, Tokenizer]:

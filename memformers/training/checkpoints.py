@@ -29,6 +29,7 @@ from memformers.common.atomic_dir import LEFTOVER, atomic_dir, check_manifest, n
 from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.data.tokenizers import Tokenizer, save_tokenizer
+from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
 from memformers.pretrained.own import read_config, save_model
@@ -137,7 +138,7 @@ def read_checkpoint(
     and with dropout, which is random on each rank, for one of another number of ``ranks``.
     """
     check_manifest(folder, FILES)
-    if (config := read_config(folder)) != model.config:
+    if (config := read_config(folder, ModelConfig)) != model.config:
         raise UserError(f"{folder} belongs to another model: {config}")
     numbers = read_json(folder / STATE)
     if numbers.pop("optimizer", None) != json.loads(json.dumps(describe_optimizers(model, optimizers))):

@@ -104,18 +104,18 @@ def test_any_documents_in_any_portions_after_any_memory(
         assert not doc_starts.any()
         after = Memory(after.mem, after.c_mem)
     same_memory(decoder.memory(), after)
-    assert torch.equal(decoder.running, text[T // lm.config.segment_len * lm.config.segment_len :])
+    assert torch.equal(decoder.stepper.running, text[T // lm.config.segment_len * lm.config.segment_len :])
 
 
 @pytest.mark.parametrize("model", WITH_MEMORY)
 def test_buffers_are_allocated_once_and_never_grow(model):
     lm = small_lm(model)
     decoder = Decoder(lm, 1)
-    buffers = [b for layer in decoder.layers for b in (layer.inputs, layer.key, layer.value)]
+    buffers = [b for layer in decoder.stepper.layers for b in (layer.inputs, layer.key, layer.value)]
     places, sizes = [b.data_ptr() for b in buffers], [b.numel() for b in buffers]
     for token in torch.randint(11, (300, 1)):
         decoder.read(token[None])
-    kept = [b for layer in decoder.layers for b in (layer.inputs, layer.key, layer.value)]
+    kept = [b for layer in decoder.stepper.layers for b in (layer.inputs, layer.key, layer.value)]
     assert [b.data_ptr() for b in kept] == places
     assert [b.numel() for b in kept] == sizes
 
@@ -207,8 +207,8 @@ def test_all_layers_advance_together_though_ctrl_c_comes_between_two(model, laye
     for i, token in enumerate(text):
         if i % 3 == 0:
             with monkeypatch.context() as patch:
-                take_in = disturbed.layers[layer].take_in
-                patch.setattr(disturbed.layers[layer], "take_in", interrupted_after(take_in))
+                take_in = disturbed.stepper.layers[layer].take_in
+                patch.setattr(disturbed.stepper.layers[layer], "take_in", interrupted_after(take_in))
                 with pytest.raises(KeyboardInterrupt):
                     disturbed.read(token[None])
         wanted, got = undisturbed.read(token[None]), disturbed.read(token[None])
@@ -266,7 +266,7 @@ def test_without_documents_nothing_is_computed_for_them(monkeypatch):
     for model in WITH_MEMORY:
         decoder = Decoder(small_lm(model), 2)
         read_on(decoder, tokens(30, 2), portion=4)
-        assert decoder.doc_starts is None
+        assert decoder.stepper.doc_starts is None
         assert decoder.memory().valid is None
 
 
