@@ -133,8 +133,7 @@ class Evaluate(ModelCommand):
             f"{', in ' + counted(len(documents), 'document') if documents else ''}"
         )
         if self.out:
-            in_segment = evaluation.by_position(model.config.segment_len)
-            by_memory = evaluation.by_memory(model.config.segment_len, model.config.remembered_positions)
+            in_segment, by_memory = evaluation.by_position, evaluation.by_memory
             details: dict[str, Any] = {
                 "loss_in_segment": in_segment,
                 "loss_by_memory": [
@@ -144,8 +143,10 @@ class Evaluate(ModelCommand):
             }
             if documents:
                 details["documents"] = [
-                    {"name": name, "tokens": len(losses), "loss": or_none(losses.mean().item())}
-                    for (name, _), losses in zip(documents, evaluation.losses_by_text, strict=True)
+                    {"name": name, "tokens": predicted, "loss": or_none(loss)}
+                    for (name, _), predicted, loss in zip(
+                        documents, evaluation.predicted, evaluation.document_losses, strict=True
+                    )
                 ]
             finite = {name: or_none(value) for name, value in numbers.items()}
             write_json(self.out / NUMBERS, {**finite, **details})

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,15 +17,16 @@ from memformers.data.streams import (
     Tokens,
     documents_reading,
     plain_reading,
-    streams_and_places,
 )
-from memformers.evaluation.units import Units, comparable, units_of
+from memformers.evaluation.units import Units, units_of, word_perplexity
 from memformers.models.language_model import LMScores, MemoryLM
 from memformers.models.lengths import ByLayer
 from memformers.models.memory import Memory, some_streams
 from memformers.models.stack import eval_mode
 from memformers.models.vocabulary import TokenLosses
 
+LONGEST_CHARACTER = 4
+"""The most bytes of a character in UTF-8."""
 BLOCK = 500
 """Tokens whose mean loss counts as one observation in [`Evaluation.uncertainty`][]."""
 Control = Callable[[Memory], Memory]
@@ -36,54 +36,105 @@ Progress = Callable[[Tensor], object]
 """What is called after each segment with the losses of its predictions, ``[n]``."""
 
 
-@dataclass(frozen=True)
 class Evaluation:
-    """How well a model predicts a text, or documents."""
+    """How well a model predicts a text, or documents, as sums: they take a number for each block of a text or
+    some for each document, and not one for each token.
 
-    losses: Tensor
-    """float32 ``[n]``: the loss of each predicted token, stream after stream, in nats."""
-    correct: Tensor
-    """bool ``[n]``: whether the token was the most likely prediction."""
-    reconstruction_losses: tuple[float, ...]
-    """The attention-reconstruction loss of each segment; 0 where nothing was compressed."""
-    lengths: tuple[int, ...]
-    """How many tokens of each stream were predicted."""
-    of_documents: bool = False
-    """Whether each stream is a document; otherwise the streams are parts of a plain text."""
+    ``lengths`` says how many tokens of each stream are predicted. With ``of_documents``, each stream is a
+    document; otherwise the streams are parts of a plain text. Streams are read in segments of
+    ``segment_len``, and what was read before one can be remembered as far as ``reach`` positions.
+    """
 
-    @cached_property
+    def __init__(
+        self, lengths: Sequence[int], *, of_documents: bool = False, segment_len: int = 1, reach: int = 0
+    ):
+        self.lengths, self.of_documents, self.reach = tuple(lengths), of_documents, reach
+        self.tokens = sum(self.lengths)
+        """How many tokens are predicted."""
+        self.reconstruction_losses: list[float] = []
+        """The attention-reconstruction loss of each segment in which something was compressed."""
+        self.part: Evaluation | None = None
+        """That of the first segments alone, where it was asked for."""
+        self._right = 0
+        self._lengths = torch.tensor(self.lengths)
+        self._begins = self._lengths.cumsum(0) - self._lengths  # in the order of streams
+        # The sum and the number of losses: of each stream, place in the segment, and stream by what was read.
+        self._streams = torch.zeros(2, len(self.lengths), dtype=torch.float64)
+        self._places = torch.zeros(2, segment_len, dtype=torch.float64)
+        self._read_before: dict[int, Tensor] = {}
+        self._blocks = torch.zeros(0 if of_documents else self.tokens // BLOCK, dtype=torch.float64)
+        # The first and the last losses of each document, or of the plain text.
+        self._text_lengths = self._lengths if of_documents else self._lengths.sum()[None]
+        self._edges = torch.zeros(2, len(self._text_lengths), LONGEST_CHARACTER, dtype=torch.float64)
+
+    def add(self, numbers: Sequence[int], start: int, losses: Tensor, correct: Tensor) -> None:
+        """Count the ``losses [S, B]`` of a segment, in nats, and whether each token was the most likely
+        prediction, of the streams of these ``numbers``, from the position ``start`` in them on; what is past
+        the end of a stream doesn't count."""
+        of = torch.tensor(numbers)
+        place = start + torch.arange(len(losses))[:, None]
+        there = place < self._lengths[of]  # [S, B]
+        nats = losses.double().where(there, 0.0)
+        self._right += int((correct & there).sum())
+        found = torch.stack((nats, there.double()))  # [2, S, B]
+        self._streams.index_add_(1, of, found.sum(1))
+        self._places[:, : len(losses)] += found.sum(2)
+        before = self._read_before.setdefault(min(start, self.reach), torch.zeros_like(self._streams))
+        before.index_add_(1, of, found.sum(1))
+        at, text = place.expand_as(there), of.expand_as(there)
+        if not self.of_documents:
+            at, text = at + self._begins[of], torch.zeros_like(text)
+            block = at // BLOCK
+            counted = there & (block < len(self._blocks))
+            self._blocks.index_add_(0, block[counted], nats[counted])
+        from_end = self._text_lengths[text] - at
+        for edge, place_there in ((0, at), (1, LONGEST_CHARACTER - from_end)):
+            near = there & (place_there >= 0) & (place_there < LONGEST_CHARACTER)
+            self._edges[edge, text[near], place_there[near]] = nats[near]
+
+    @property
     def loss(self) -> float:
         """Mean over all predictions, in nats per token."""
-        return self.losses.double().mean().item()
+        return self._streams[0].sum().item() / self.tokens
 
-    @cached_property
+    @property
     def accuracy(self) -> float:
         """Fraction of tokens that were the most likely prediction."""
-        return self.correct.double().mean().item()
+        return self._right / self.tokens
 
     @property
     def reconstruction_loss(self) -> float | None:
         """Mean attention-reconstruction loss of the segments in which something was compressed."""
-        compressed = [loss for loss in self.reconstruction_losses if loss > 0]
-        return sum(compressed) / len(compressed) if compressed else None
+        found = self.reconstruction_losses
+        return sum(found) / len(found) if found else None
 
     @property
-    def losses_by_text(self) -> tuple[Tensor, ...]:
-        """The losses of each document, or of the plain text, without its first token: ``[n - 1]`` each."""
-        return self.losses.split(list(self.lengths)) if self.of_documents else (self.losses,)
+    def predicted(self) -> list[int]:
+        """How many tokens of each document, or of the plain text, were predicted."""
+        return [int(length) for length in self._text_lengths]
 
-    def beginning(self, reading: Reading, steps: int) -> "Evaluation":
-        """The evaluation of the first ``steps`` of the ``reading`` that it is from."""
-        predicted = reading.predicted(steps)
-        stream, place = streams_and_places(self.lengths)
-        read = place < torch.tensor(predicted)[stream]
-        return replace(
-            self,
-            losses=self.losses[read],
-            correct=self.correct[read],
-            reconstruction_losses=self.reconstruction_losses[:steps],
-            lengths=predicted,
-        )
+    @property
+    def document_losses(self) -> list[float]:
+        """The mean loss of each document, in nats per token; NaN where nothing was predicted."""
+        return (self._streams[0] / self._streams[1]).tolist()
+
+    def comparable(self, of: Units) -> dict[str, float]:
+        """Bits per character and per byte, and perplexity per word, over all texts; NaN for units ``of``
+        which nothing was predicted."""
+        in_all, in_characters = self._streams[0].sum().item(), 0.0
+        sums = self._streams[0] if self.of_documents else self._streams[0].sum()[None]
+        each = zip(of.edges, self.predicted, sums.tolist(), strict=True)
+        for text, ((begin, end), length, nats) in enumerate(each):
+            if begin + end < length:
+                first, last = self._edges[:, text]
+                outside = first[:begin].sum() + last[LONGEST_CHARACTER - end :].sum()
+                in_characters += nats - outside.item()
+        bit = math.log(2)
+        return {
+            "bits_per_character": in_characters / bit / of.characters if of.characters > 0 else math.nan,
+            "bits_per_byte": in_all / bit / of.bytes if of.bytes > 0 else math.nan,
+            "word_perplexity": word_perplexity(in_all, of.words),
+        }
 
     @property
     def uncertainty(self) -> float:
@@ -92,34 +143,34 @@ class Evaluation:
         difficult. NaN for a text of fewer than two blocks. If documents were evaluated, the interval is for
         other documents of this kind; NaN for a single one."""
         if self.of_documents:
-            return self._half_width(torch.ones_like(self.correct))
-        blocks = self.losses[: len(self.losses) // BLOCK * BLOCK].view(-1, BLOCK).double().mean(1)
-        return mean_of(blocks.tolist()).half_width if len(blocks) else math.nan
+            return self._half_width(self._streams)
+        return mean_of((self._blocks / BLOCK).tolist()).half_width if len(self._blocks) else math.nan
 
-    def by_position(self, segment_len: int) -> list[float]:
+    @property
+    def by_position(self) -> list[float]:
         """Mean loss at each position of a segment, in nats per token."""
-        _, place = streams_and_places(self.lengths)
-        position = place % segment_len
-        return (position.bincount(self.losses.double()) / position.bincount()).tolist()
+        sums, counts = self._places[:, self._places[1] > 0]
+        return (sums / counts).tolist()
 
-    def by_memory(self, segment_len: int, reach: int) -> list[tuple[int, float, float]]:
+    @property
+    def by_memory(self) -> list[tuple[int, float, float]]:
         """The loss by the amount of memory: the number of positions that a stream has read before a segment,
         at most ``reach``, which it can remember; the mean loss of the segments with this number; and half the
         width of its 95 % confidence interval, NaN for a single stream. In nats per token.
 
         A stream counts as one observation, since its neighbouring segments are similarly difficult.
         """
-        _, place = streams_and_places(self.lengths)
-        before = (place // segment_len * segment_len).clamp(max=reach)
-        masks = ((length, before == length) for length in before.unique().tolist())
-        return [(length, self.losses[m].double().mean().item(), self._half_width(m)) for length, m in masks]
+        found = []
+        for before, of_streams in sorted(self._read_before.items()):
+            total, count = of_streams.sum(1).tolist()
+            found.append((before, total / count, self._half_width(of_streams)))
+        return found
 
-    def _half_width(self, counted: Tensor) -> float:
-        """That of the mean of the losses that are true in ``counted [n]``, over streams."""
-        stream = streams_and_places(self.lengths)[0][counted]
-        sums, counts = stream.bincount(self.losses[counted].double()), stream.bincount()
+    def _half_width(self, of_streams: Tensor) -> float:
+        """That of the mean of losses of which each stream has a sum and a number, ``[2, streams]``."""
+        sums, counts = of_streams
         if self.of_documents:  # of unequal length
-            return mean_of_groups(sums.tolist(), counts.tolist()).half_width
+            return mean_of_groups(sums.tolist(), [int(n) for n in counts]).half_width
         return mean_of((sums / counts)[counts > 0].tolist()).half_width
 
 
@@ -170,26 +221,31 @@ def evaluate_reading(
     reading: Reading,
     progress: Progress = lambda losses: None,
     steps: int | None = None,
+    part: int | None = None,
 ) -> Evaluation:
     """Predict ``tokens [n]`` in the order of ``reading``. ``progress`` may raise any exception to end it;
-    with ``steps``, only this number of segments is read."""
-    losses: list[Tensor] = []
-    correct, reconstruction, memory = [], [], Memory(())
+    with ``steps``, only this number of segments is read. The result has as its ``part`` the evaluation of the
+    first ``part`` segments, if it is given."""
+    reach, memory = model.config.remembered_positions, Memory(())
+
+    def of_first(steps: int | None) -> Evaluation:
+        lengths, S = reading.predicted(steps), reading.segment_len
+        return Evaluation(lengths, of_documents=reading.of_documents, segment_len=S, reach=reach)
+
+    whole = of_first(steps)
+    whole.part = None if part is None else of_first(part)
     with eval_mode(model):
-        for segment in reading.segments(tokens, steps):
+        order = enumerate(zip(reading.steps, reading.segments(tokens, steps), strict=False))
+        for step, ((numbers, start), segment) in order:
             read, _ = read_segment(model, segment, memory)
-            memory = read.memory
-            losses.append(read.scores.losses.cpu())
-            correct.append(read.scores.correct.cpu())
-            reconstruction.append(float(read.auxiliary_loss))
-            progress(losses[-1][segment.targets != IGNORED])
-    return Evaluation(
-        reading.in_order(losses),
-        reading.in_order(correct),
-        tuple(reconstruction),
-        reading.predicted(steps),
-        reading.of_documents,
-    )
+            memory, scores, compressed = read.memory, read.scores, float(read.auxiliary_loss)
+            losses, correct = scores.losses.cpu(), scores.correct.cpu()
+            for each in (whole, whole.part if part is not None and step < part else None):
+                if each is not None:
+                    each.add(numbers, start, losses, correct)
+                    each.reconstruction_losses += [compressed] * (compressed > 0)
+            progress(losses[segment.targets != IGNORED])
+    return whole
 
 
 def summary(evaluation: Evaluation, *texts: str, of: Units | None = None) -> dict[str, float]:
@@ -197,13 +253,13 @@ def summary(evaluation: Evaluation, *texts: str, of: Units | None = None) -> dic
     but the first are predicted. Words are separated by white space, and a character counts if all of its
     bytes were predicted ([`memformers.evaluation.units`][]). ``of`` says what was predicted; without it, each
     token is a character or a byte of the ``texts``."""
-    of = of or units_of(texts, [len(losses) + 1 for losses in evaluation.losses_by_text])
+    of = of or units_of(texts, [n + 1 for n in evaluation.predicted])
     return {
         "loss_nats": evaluation.loss,
         "uncertainty_nats": evaluation.uncertainty,
-        **comparable(evaluation.losses_by_text, of),
+        **evaluation.comparable(of),
         "accuracy": evaluation.accuracy,
-        "tokens": len(evaluation.losses),
+        "tokens": evaluation.tokens,
     }
 
 

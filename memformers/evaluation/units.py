@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.data.store import Counts
@@ -78,27 +77,9 @@ def counts_of(texts: Sequence[str], n_tokens: int, documents: int = 0) -> Counts
     return Counts(n_bytes, characters, sum(len(text.split()) for text in texts), n_tokens, documents)
 
 
-def comparable(losses: Sequence[Tensor], of: Units) -> dict[str, float]:
-    """Bits per character and per byte, and perplexity per word, over all texts; ``losses [n - 1]`` are those
-    of each text's tokens after the first, in nats. NaN for units of which nothing was predicted."""
-    edges = zip(losses, of.edges, strict=True)
-    in_characters = sum(bits_in(of_text[begin : len(of_text) - end]) for of_text, (begin, end) in edges)
-    in_all = sum(map(bits_in, losses))
-    return {
-        "bits_per_character": in_characters / of.characters if of.characters > 0 else math.nan,
-        "bits_per_byte": in_all / of.bytes if of.bytes > 0 else math.nan,
-        "word_perplexity": word_perplexity(in_all * math.log(2), of.words),
-    }
-
-
 def word_perplexity(nats: float, words: int) -> float:
     """The perplexity per word of a text that has this loss in all; infinite where it is too large."""
     return math.exp(nats / max(words, 1)) if nats / max(words, 1) < 700 else math.inf
-
-
-def bits_in(losses: Tensor) -> float:
-    """The sum of ``losses [n]``, in nats, in bits."""
-    return losses.double().mean().item() / math.log(2) * len(losses) if len(losses) else 0.0
 
 
 def slice_of(raw: bytes) -> str:

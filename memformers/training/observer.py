@@ -196,10 +196,10 @@ class Observer:
             "loss": evaluation.loss,
             **{k: v if math.isfinite(v) else None for k, v in self.validation.comparable(evaluation).items()},
             "accuracy": evaluation.accuracy,
-            "evaluated_tokens": len(evaluation.losses),
+            "evaluated_tokens": evaluation.tokens,
             "held_out_tokens": self.validation.predictable,
             "reconstruction_loss": evaluation.reconstruction_loss,
-            "loss_by_position": evaluation.by_position(self.config.model.segment_len),
+            "loss_by_position": evaluation.by_position,
             "peak_memory_bytes": self._peak_memory(),
             "prompt": opening(self.text.held_out_beginning),
         }

@@ -16,7 +16,7 @@ from memformers.data.store import TRAIN, VALIDATION, Card, TokenStore
 from memformers.data.streams import Tokens, check_length, documents_reading, plain_reading, taken
 from memformers.data.tokenizers import Tokenizer, build_tokenizer, check_order
 from memformers.evaluation.evaluate import Evaluation, evaluate_reading
-from memformers.evaluation.units import comparable, counts_of, slice_of, units, word_perplexity
+from memformers.evaluation.units import counts_of, slice_of, units, word_perplexity
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig
@@ -155,15 +155,16 @@ class Validation:
         """Evaluate what the ``last`` evaluation reads, or the part; ``done`` is told after each segment what
         fraction is."""
         segments, read = len(self.reading.steps) if last else self.segments, itertools.count(1)
+        part = self.segments if last else None
 
         def progress(losses: Tensor) -> None:
             done(next(read) / segments)
 
-        return evaluate_reading(model, self.text.validation, self.reading, progress, segments)
+        return evaluate_reading(model, self.text.validation, self.reading, progress, segments, part)
 
     def part(self, evaluation: Evaluation) -> Evaluation:
         """The evaluation of the part, taken from the last one or from one of the part."""
-        return evaluation.beginning(self.reading, self.segments)
+        return evaluation.part or evaluation
 
     def metrics(self, evaluation: Evaluation) -> dict[str, float]:
         """The metrics of an evaluation for a record, with the number of evaluated tokens."""
@@ -171,7 +172,7 @@ class Validation:
             "loss.valid": evaluation.loss,
             "bits_per_character.valid": self.bits_per_character(evaluation),
             "accuracy.valid": evaluation.accuracy,
-            "evaluated_tokens": len(evaluation.losses),
+            "evaluated_tokens": evaluation.tokens,
         }
         if evaluation.reconstruction_loss is not None:
             metrics["reconstruction_loss.valid"] = evaluation.reconstruction_loss
@@ -179,20 +180,20 @@ class Validation:
 
     def read(self, evaluation: Evaluation) -> str:
         """How many of the tokens that can be predicted an evaluation read, in words."""
-        n = len(evaluation.losses)
+        n = evaluation.tokens
         return f"all {n:,}" if n == self.predictable else f"{n:,} of {self.predictable:,}"
 
     def bits_per_character(self, evaluation: Evaluation) -> float:
-        """Of [`comparable`][]."""
+        """Of [`comparable`][memformers.training.text.Validation.comparable]."""
         return self.comparable(evaluation)["bits_per_character"]
 
     def comparable(self, evaluation: Evaluation) -> dict[str, float]:
         """Bits per character and per byte, and perplexity per word: exact for the whole text; for a part, as
         if the whole text had its loss per token."""
         text = self.text
-        if len(evaluation.losses) == self.predictable:
+        if evaluation.tokens == self.predictable:
             of = units(text.tokenizer, text.validation, text.validation_documents, self.counts)
-            return comparable(evaluation.losses_by_text, of)
+            return evaluation.comparable(of)
         nats, given = evaluation.loss * self.predictable, len(text.validation_documents) or 1
         return {
             # The first character of each text is one that nothing predicts.

@@ -25,8 +25,15 @@ LENGTHS = [30, 1, 8, 53, 2, 9, 22, 7, 1]
 """Documents in tokens, some of which end with a segment of 7, and some in which nothing is predicted."""
 
 
-def evaluation_of(losses, *lengths, of_documents=False):
-    return Evaluation(losses, losses > 0, (), lengths or (len(losses),), of_documents)
+def evaluation_of(losses, *lengths, of_documents=False, segment_len=7, reach=10):
+    """Of streams of these ``lengths``, whose ``losses`` follow each other, segment by segment."""
+    lengths = lengths or (len(losses),)
+    found = Evaluation(lengths, of_documents=of_documents, segment_len=segment_len, reach=reach)
+    for number, of_stream in enumerate(losses.split(lengths)):
+        for start in range(0, len(of_stream), segment_len):
+            part = of_stream[start : start + segment_len, None]
+            found.add([number], start, part, part > 0)
+    return found
 
 
 def read_alone(lm, text):
@@ -53,9 +60,18 @@ def test_streams_side_by_side_are_what_each_is_alone(model, streams, documents):
     parts = [text[i : i + length + 1] for i in range(0, len(text) - 1, length)]
     alone = [read_alone(lm, part) for part in (text.split(documents) if documents else parts)]
     losses, hits = (torch.cat(found) for found in zip(*alone, strict=True))
-    torch.testing.assert_close(result.losses, losses, rtol=0, atol=1e-10)
-    assert torch.equal(result.correct, hits)
+    assert result.tokens == len(losses)
     assert result.loss == pytest.approx(losses.mean().item(), abs=1e-10), "every token counts alike"
+    if documents:
+        means = [of.mean().item() for of, _ in alone]
+        assert result.document_losses == pytest.approx(means, abs=1e-10, nan_ok=True)
+    by_place = [torch.cat([of[place::7] for of, _ in alone]) for place in range(7)]
+    by_place = [of.mean().item() for of in by_place if len(of)]
+    assert result.by_position == pytest.approx(by_place, abs=1e-10)
+    same = evaluation_of(losses, *result.lengths, of_documents=bool(documents), reach=result.reach)
+    assert same.uncertainty == pytest.approx(result.uncertainty, abs=1e-10, nan_ok=True)
+    for found, wanted in zip(result.by_memory, same.by_memory, strict=True):
+        assert found == pytest.approx(wanted, abs=1e-10, nan_ok=True)
     assert result.accuracy == hits.double().mean().item()
     assert [n for n in result.lengths if n] == [len(of) for of, _ in alone if len(of)]
     assert (result.reconstruction_loss is not None) == (model == "compressive" and max(result.lengths) > 7)
@@ -72,13 +88,13 @@ READINGS = {
 @pytest.mark.parametrize("steps", [1, 2, 4, 9, 12, 50])
 def test_the_beginning_of_an_evaluation_is_the_evaluation_of_the_beginning(model, reading, steps):
     lm, text, calls = small_lm(model), torch.randint(0, 11, (sum(LENGTHS),)), []
-    whole = evaluate_reading(lm, text, reading)
+    whole = evaluate_reading(lm, text, reading, part=steps)
     alone = evaluate_reading(lm, text, reading, calls.append, steps)
-    beginning = whole.beginning(reading, steps)
     assert len(calls) == min(steps, len(reading.steps))
-    torch.testing.assert_close(torch.cat(calls).sum(), alone.losses.sum())
-    for name, value in vars(alone).items():
-        torch.testing.assert_close(getattr(beginning, name), value, rtol=0, atol=0)
+    assert torch.cat(calls).double().mean().item() == pytest.approx(alone.loss)
+    assert whole.part.lengths == alone.lengths
+    for name in ("loss", "accuracy", "by_position", "by_memory", "document_losses", "reconstruction_losses"):
+        assert repr(getattr(whole.part, name)) == repr(getattr(alone, name)), "the same bits, or NaN"
     assert (alone.loss == whole.loss) == (steps >= len(reading.steps))
 
 
@@ -88,18 +104,20 @@ def test_losses_are_grouped_by_what_was_read_before_up_to_what_is_remembered(len
     result = evaluation_of(losses, *lengths, of_documents=of_documents)
     parts = [part.double() for part in losses.split(lengths)]
     if of_documents:
-        assert list(map(len, result.losses_by_text)) == list(lengths)
-    for place, mean in enumerate(result.by_position(7)):
+        assert result.predicted == list(lengths)
+    for place, mean in enumerate(result.by_position):
         assert mean == pytest.approx(torch.cat([part[place::7] for part in parts]).mean().item())
     groups = {0: [p[:7] for p in parts], 7: [p[7:14] for p in parts], 10: [p[14:] for p in parts]}
-    found = result.by_memory(7, reach=10)
+    found = result.by_memory
     assert [before for before, _, _ in found] == [0, 7, 10]
     for before, mean, width in found:
         of_streams = [part.mean().item() for part in groups[before] if len(part)]
         assert mean == pytest.approx(torch.cat(groups[before]).mean().item())
         if before < 10 or not of_documents:  # else they are of unequal lengths
             assert width == pytest.approx(4.303 * statistics.stdev(of_streams) / math.sqrt(3), rel=1e-3)
-    alone = result.by_memory(35, reach=100)[-1]
+    alone = evaluation_of(losses, *lengths, of_documents=of_documents, segment_len=35, reach=100).by_memory[
+        -1
+    ]
     assert math.isnan(alone[2]) == of_documents, "a single document came so far"
 
 
@@ -110,7 +128,7 @@ def test_the_uncertainty_covers_the_truth_about_95_times_in_100(of_documents):
     for _ in range(400):
         draws = torch.randn(20 * BLOCK).add_(torch.randn(20).repeat_interleave(BLOCK)) + 3.0
         lengths = [BLOCK] * 20 if of_documents else [len(draws)]
-        result = evaluation_of(draws, *lengths, of_documents=of_documents)
+        result = evaluation_of(draws, *lengths, of_documents=of_documents, segment_len=20 * BLOCK)
         covered += abs(result.loss - 3.0) <= result.uncertainty
     assert 0.90 <= covered / 400 <= 0.98
     assert math.isnan(evaluation_of(draws[:BLOCK], of_documents=of_documents).uncertainty)
@@ -142,7 +160,7 @@ def test_memory_may_be_longer_than_in_training_as_far_as_positions_reach(positio
     text = torch.randint(0, 11, (60,))
     same = small_lm("transformer-xl", positions=positions, segment_len=4, mem_len=8)
     same.load_state_dict(lm.state_dict())
-    assert torch.equal(evaluate(lm, text, 1).losses, evaluate(same, text, 1).losses)
+    assert evaluate(lm, text, 1).loss == evaluate(same, text, 1).loss
     if positions == "learned":
         with pytest.raises(ValueError, match=r"12 positions.* 13"):
             with_lengths(lm, mem_len=9)
@@ -193,3 +211,9 @@ def test_the_command_says_what_is_wrong_with_documents(text, said, trained, tmp_
     (tmp_path / "x.txt").write_text("Again.\n")
     evaluated = ("evaluate", "--checkpoint", trained, "--document-separator", "|")
     assert run(*evaluated, "--text", tmp_path / text).said(said)
+
+
+def test_an_evaluation_takes_no_number_for_each_token():
+    result = evaluation_of(torch.rand(100_000), segment_len=64, reach=320)
+    tensors = [*vars(result).values(), *result._read_before.values()]
+    assert sum(x.numel() for x in tensors if isinstance(x, torch.Tensor)) < 100_000 / BLOCK + 200

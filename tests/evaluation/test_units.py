@@ -8,8 +8,8 @@ import torch
 
 from memformers.data.texts import bytes_of, text_of
 from memformers.data.tokenizers import ByteTokenizer, build_tokenizer
-from memformers.evaluation.evaluate import evaluate, summary
-from memformers.evaluation.units import comparable, counts_of, units, units_of
+from memformers.evaluation.evaluate import Evaluation, evaluate, summary
+from memformers.evaluation.units import counts_of, units, units_of
 from tests.builders import small_lm
 
 BIT = math.log(2)
@@ -17,8 +17,17 @@ BIT = math.log(2)
 
 def bits(losses, texts):
     """Per character and per byte."""
-    found = comparable(losses, units_of(texts, [len(of_text) + 1 for of_text in losses]))
+    found = evaluation_of(losses).comparable(units_of(texts, [len(of_text) + 1 for of_text in losses]))
     return found["bits_per_character"], found["bits_per_byte"]
+
+
+def evaluation_of(losses):
+    """Of documents with these losses."""
+    found = Evaluation([len(of_text) for of_text in losses], of_documents=True, segment_len=100)
+    for number, of_text in enumerate(losses):
+        if len(of_text):
+            found.add([number], 0, of_text[:, None], of_text[:, None] > 0)
+    return found
 
 
 def losses_of(n_tokens):
@@ -91,7 +100,7 @@ def test_words_and_subwords_are_counted_in_the_characters_bytes_and_words_of_the
     assert of.words == 7
     losses = [losses_of(len(t)) for t in tokens]
     nats = sum(loss.sum().item() for loss in losses)
-    found = comparable(losses, of)
+    found = evaluation_of(losses).comparable(of)
     assert found["bits_per_character"] == pytest.approx(nats / BIT / of.characters)
     assert found["bits_per_byte"] == pytest.approx(nats / BIT / of.bytes)
     assert found["word_perplexity"] == (pytest.approx(math.exp(nats / 7)) if nats < 4900 else math.inf)

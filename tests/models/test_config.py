@@ -88,7 +88,7 @@ def test_settings_that_no_model_can_be_built_from_are_an_error(settings, message
 
 @pytest.mark.parametrize("config", [ModelConfig, TrainConfig])
 def test_the_help_of_a_setting_names_the_models_that_use_it(config):
-    source = inspect.getsource(config)
+    source = "\n".join(inspect.getsource(kind) for kind in config.__mro__[:-1])
     for name in (field.name for field in fields(config)):
         (said,) = re.findall(
             rf'^    {name}: [^"]*?=[^\n]*\n    """(.*?)"""', source, re.DOTALL | re.MULTILINE

@@ -3,11 +3,9 @@ import math
 from dataclasses import replace
 
 import pytest
-import torch
 
 from memformers.common.files import read_json
 from memformers.data.corpora import Corpus
-from memformers.evaluation.units import bits_in
 from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
 from memformers.training import text as text_module
@@ -78,9 +76,9 @@ def test_the_part_is_the_same_in_an_evaluation_of_all(lengths):
     model = build_model(small_training(model="compressive"))
     told = {True: [], False: []}
     whole, alone = (part.evaluate(model, is_whole, told[is_whole].append) for is_whole in (True, False))
-    assert len(whole.losses) == len(part.text.validation) - (len(lengths) or 1) > len(alone.losses)
+    assert whole.tokens == len(part.text.validation) - (len(lengths) or 1) > alone.tokens
     assert part.metrics(part.part(whole)) == part.metrics(alone)
-    assert part.metrics(alone)["evaluated_tokens"] == len(alone.losses)
+    assert part.metrics(alone)["evaluated_tokens"] == alone.tokens
     assert len(told[True]) == len(part.reading.steps)
     assert told[False] == [i / part.segments for i in range(1, part.segments + 1)]
     for found in (whole, alone) if lengths else ():  # of ASCII
@@ -126,8 +124,10 @@ def test_bits_per_character_of_the_whole_are_those_of_its_loss_and_characters():
     part = validation()
     whole = part.evaluate(build_model(small_training()), True, lambda fraction: None)
     counts = part.text.card.splits["validation"]
-    assert len(whole.losses) == counts.bytes - 1 > counts.characters, "some characters are of two bytes"
-    assert part.bits_per_character(whole) == bits_in(whole.losses) / (counts.characters - 1)
+    assert whole.tokens == counts.bytes - 1 > counts.characters, "some characters are of two bytes"
+    assert part.bits_per_character(whole) == pytest.approx(
+        whole.loss * whole.tokens / math.log(2) / (counts.characters - 1)
+    )
     beginning = part.part(whole)
     same_rate = part.bits_per_character(beginning) / part.bits_per_character(whole)
     assert same_rate == pytest.approx(beginning.loss / whole.loss, rel=1e-6)
@@ -171,4 +171,4 @@ def test_evaluations_change_nothing_that_is_learned(run, tmp_path, monkeypatch):
 def test_a_text_of_a_few_tokens_is_evaluated(monkeypatch):
     part = validation(characters=21)
     model = build_model(small_training())
-    assert torch.isfinite(part.evaluate(model, True, lambda fraction: None).losses).all()
+    assert math.isfinite(part.evaluate(model, True, lambda fraction: None).loss)
