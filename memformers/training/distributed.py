@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
+LONGEST_TURN = timedelta(days=2)
+"""How long the others wait while the first process prepares a text."""
 
 
 class Distributed:
@@ -106,9 +109,12 @@ class Distributed:
         self.barrier()
 
     def in_turn(self, make: Callable[[], T]) -> T:
-        """What ``make`` gives, which runs on the first rank before the others: they find what it left."""
+        """What ``make`` gives, which runs on the first rank before the others: they find what it left. They
+        wait for as long as it takes, and not for the half an hour after which gloo gives up."""
+        others = dist.new_group(backend="gloo", timeout=LONGEST_TURN) if self.size > 1 else None
         made = make() if self.first else None
-        self.barrier()
+        if others:
+            dist.barrier(others)
         return make() if made is None else made
 
     def barrier(self) -> None:

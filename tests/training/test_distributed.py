@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 
 from memformers import AdaptiveConfig
 from memformers.common.files import write_json
+from memformers.data.gathering import Recipe
+from memformers.data.preparing import prepare
 from memformers.data.streams import plain_reading
 from memformers.evaluation.evaluate import evaluate_reading
 from memformers.models.memory import Memory
@@ -122,11 +124,28 @@ def test_a_run_that_a_signal_to_any_rank_stopped_goes_on_with_another_number(tex
     else:
         output, _ = start(folder, *options, processes=after).communicate()
     assert "continues at token" in output
-    wanted, got = (without_times(read_metrics(f)) for f in (tmp_path / "alone", folder))
-    for a, b in zip(wanted, got, strict=True):
+    check_same_records(tmp_path / "alone", folder)
+
+
+def check_same_records(wanted, got):
+    """Two runs have the same records, to the rounding of other numbers of processes."""
+    for a, b in zip(*(without_times(read_metrics(each)) for each in (wanted, got)), strict=True):
         for name in a:  # of near ties, rounding may choose the other
             tolerance = 0.01 if name.startswith("accuracy") else 2e-6
             assert b[name] == pytest.approx(a[name], abs=tolerance, rel=tolerance)
+
+
+@LONG
+def test_the_first_rank_prepares_a_large_text_for_all_however_long_it_takes(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    options = ["--model", "compressive", *ARGUMENTS, "--data"]
+    tokens = prepare(Recipe(text), tmp_path / "tokens")
+    assert run("train", *options, tokens, "--out", tmp_path / "alone").code == 0
+    arguments = ("train", *options, text, "--out", tmp_path / "run", "--parallel", "ddp")
+    output, _ = launch("tests.training.large_text_program", 10, *arguments, processes=2).communicate()
+    assert output.count("is prepared once") == 1, output
+    assert len([path for path in tmp_path.glob("cache/memformers/tokens/*") if path.is_dir()]) == 1
+    check_same_records(tmp_path / "alone", tmp_path / "run")
 
 
 def test_a_signal_that_comes_while_the_ranks_tell_each_other_waits_for_the_next_step():
