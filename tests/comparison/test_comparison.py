@@ -1,3 +1,5 @@
+import json
+import math
 import os
 import re
 import shutil
@@ -13,12 +15,12 @@ from memformers.comparison import experiment
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall import RecallConfig
 from memformers.comparison.text import CompareConfig, compare, pin_corpus
-from memformers.data import corpora
+from memformers.data import corpora, gathering
 from memformers.data.corpora import Corpus, builtin_corpus, load_corpus
 from memformers.runs.folder import read_metrics
 from memformers.runs.plan import runs_of
-from tests.builders import MODELS, SMALL_RUN, small_training
-from tests.processes import program, start, train_here, wait_for
+from tests.builders import MODELS, SMALL_RUN, SMALL_SIZES, small_training
+from tests.processes import program, run, start, train_here, wait_for
 
 
 def small_comparison(train=None, **changes):
@@ -55,6 +57,26 @@ def test_a_comparison_trains_each_model_ends_with_a_report_and_is_not_begun_agai
     assert (compared / "report.html").is_file()
     with pytest.raises(ValueError, match="already holds an experiment"):
         compare(small_comparison(), compared)
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_the_models_are_compared_on_subwords_of_python_source(tmp_path, monkeypatch):
+    """With the options that ``make compare DATA=… TOKENIZER=bpe`` gives."""
+    sources = {path.name: path for path in sorted(Path(json.__file__).parent.glob("*.py"))}
+    monkeypatch.setattr(gathering, "python_sources", lambda: sources)
+    monkeypatch.setattr(experiment, "run_modules", train_here)
+    tokens, out = tmp_path / "tokens", tmp_path / "compared"
+    prepared = run("prepare", "python-source", "--vocab-size", 300, "--out", tokens)
+    assert prepared.code == 0, prepared.err
+    ended = run(
+        "compare", "--data", tokens, "--tokenizer", "bpe", *SMALL_SIZES, "--c-mem-len", 8, "--out", out
+    )
+    assert ended.code == 0, ended.err
+    for model in MODELS:
+        config, result = read_json(out / model / "config.json"), read_json(out / model / "result.json")
+        assert (config["tokenizer"], config["model"]["vocab_size"]) == ("bpe", 300)
+        assert result["bits_per_character"] < result["loss"] / math.log(2), "a token is some characters"
+    assert "bits per character" in (out / "report.md").read_text()
 
 
 def test_arms_have_equal_keys(compared):
