@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from memformers.pretrained.labml import from_labml as from_labml
     from memformers.pretrained.transfo_xl import from_transfo_xl as from_transfo_xl
     from memformers.pretrained.weights_file import load_weights as load_weights
+    from memformers.training.api import TrainedModel as TrainedModel
+    from memformers.training.api import evaluate as evaluate
+    from memformers.training.api import train as train
+    from memformers.training.config import TrainConfig as TrainConfig
 
 __version__ = "0.1.0"
 
@@ -59,11 +63,15 @@ _HOMES = {
     "MostUsedCompression": "models.compression",
     "RelativeMultiHeadAttention": "models.attention",
     "Stepper": "generation.stepping",
+    "TrainConfig": "training.config",
+    "TrainedModel": "training.api",
     "TransformerXL": "models.transformer_xl",
     "TransformerXLLayer": "models.layers",
+    "evaluate": "training.api",
     "from_labml": "pretrained.labml",
     "from_transfo_xl": "pretrained.transfo_xl",
     "load_weights": "pretrained.weights_file",
+    "train": "training.api",
 }
 __all__ = sorted(_HOMES)
 

@@ -1,10 +1,14 @@
 """Public names explain themselves."""
 
 import ast
+import doctest
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+
+import memformers
 
 ROOT = Path(__file__).parents[1]
 SHAPE = re.compile(r"``[^`]*\[[^`\]]+\][^`]*``|\bscalars?\b|\bany shape\b")
@@ -37,3 +41,13 @@ def test_every_public_name_has_a_docstring_that_names_the_shapes_of_tensors(modu
     assert [name for name, _, text in said if not text] == []
     functions = [(name, node, text) for name, node, text in said if isinstance(node, ast.FunctionDef)]
     assert [name for name, node, text in functions if takes_tensors(node) and not SHAPE.search(text)] == []
+
+
+@pytest.mark.usefixtures("quick_runs")
+@pytest.mark.parametrize("name", ["evaluate", "train"])
+def test_the_examples_of_a_public_name_run_and_print_what_they_say(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = inspect.getdoc(getattr(memformers, name))
+    example = doctest.DocTestParser().get_doctest(text, {}, name, None, None)
+    assert example.examples
+    assert doctest.DocTestRunner().run(example).failed == 0

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import tyro
 from torch import Tensor
 
@@ -28,7 +27,7 @@ from memformers.data.texts import divided, read_text_or_documents
 from memformers.data.tokenizers import OWN, Tokenizer
 from memformers.evaluation.evaluate import evaluate, summary, with_lengths
 from memformers.evaluation.probe import ProbeConfig, probe
-from memformers.evaluation.units import Units, counts_of, units
+from memformers.evaluation.units import Units, encoded_with_units, units
 from memformers.models.language_model import MemoryLM
 from memformers.models.lengths import ByLayer
 from memformers.report.document import write_report
@@ -101,10 +100,8 @@ class Evaluate(ModelCommand):
             if self.document_separator:
                 read = divided(read, self.document_separator, path.name)
             texts = [read] if isinstance(read, str) else [document.text for document in read]
-            parts = [tokenizer.encode(tokenizer.ended(text)) for text in texts]
             documents = [] if isinstance(read, str) else [document.name for document in read]
-            tokens, lengths = torch.cat(parts), tuple(map(len, parts))
-            of = units(tokenizer, tokens, lengths, counts_of(texts, len(tokens)))
+            tokens, lengths, of = encoded_with_units(tokenizer, texts)
             yield tokens, list(zip(documents, lengths, strict=False)), of
 
     def measure(self, model: MemoryLM, tokens: Tokens, documents: list[tuple[str, int]], of: Units) -> None:

@@ -1,9 +1,7 @@
 """What several commands share: options, their groups in ``--help``, and where runs are."""
 
-import secrets
 from abc import abstractmethod
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
@@ -13,13 +11,12 @@ from memformers.common.atomic_dir import has_manifest
 from memformers.common.command_line import Group
 from memformers.common.errors import UserError
 from memformers.common.fields import check_fields
-from memformers.runs.folder import CONFIG
+from memformers.runs.folder import CONFIG, RUNS, new_folder
 
 if TYPE_CHECKING:
     from memformers.data.tokenizers import Tokenizer
     from memformers.models.language_model import MemoryLM
 
-RUNS = Path("runs")
 GROUPS = {
     "comparison": Group("The comparison, in addition to the models.", ("arms", "equal_keys")),
     "run": Group("How a run begins or continues, and where it is shown.", ("resume", "seed", "dashboard")),
@@ -64,11 +61,6 @@ GROUPS = {
     ),
 }  # fmt: skip
 """The groups in which ``--help`` shows the options of trainings and comparisons."""
-
-
-def new_folder(name: str) -> Path:
-    """A folder under runs/ that no other run has, even one that begins in the same second."""
-    return RUNS / f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(4)}-{name}"
 
 
 def newest_run() -> Path:

@@ -6,13 +6,12 @@ from typing import Annotated, ClassVar
 
 import tyro
 
-from memformers.commands.options import GROUPS, TrackedCommand, new_folder, newest_run, resumable
+from memformers.commands.options import GROUPS, TrackedCommand, newest_run, resumable
 from memformers.common.command_line import parse_arguments
 from memformers.common.errors import UserError
 from memformers.common.processes import is_first
-from memformers.models.config import check_used
-from memformers.runs.folder import CONFIG
-from memformers.training.config import TrainConfig, read_train_config
+from memformers.runs.folder import CONFIG, new_folder
+from memformers.training.config import TrainConfig, check_all_used, read_train_config
 from memformers.training.distributed import end_rank
 from memformers.training.presets import read_preset
 from memformers.training.run import train_run
@@ -50,8 +49,7 @@ class Train(TrackedCommand):
     def train(self) -> Path:
         """Train; returns the run's folder."""
         if self.resume is None:  # an arm of an experiment may have lengths without use
-            for config in (self.config, self.config.model):
-                check_used(config, self.config.model.model, lengths=True)
+            check_all_used(self.config)
         return train_run(self.config, self.folder(), self.dashboard, resume=self.resume is not None)
 
     def run(self) -> None:

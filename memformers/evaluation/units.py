@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.data.store import Counts
@@ -69,6 +70,13 @@ def units_of(texts: Sequence[str], lengths: Sequence[int]) -> Units:
     tokenizer = ByteTokenizer() if are_bytes else CharacterTokenizer("".join(sorted(set("".join(texts)))))
     tokens = torch.cat([tokenizer.encode(text) for text in texts])
     return units(tokenizer, tokens, tuple(lengths), counts_of(texts, len(tokens)))
+
+
+def encoded_with_units(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Tensor, tuple[int, ...], Units]:
+    """The tokens of all ``texts`` ``[n]``, how many each has, and what is predicted of them."""
+    parts = [tokenizer.encode(tokenizer.ended(text)) for text in texts]
+    tokens, lengths = torch.cat(parts), tuple(map(len, parts))
+    return tokens, lengths, units(tokenizer, tokens, lengths, counts_of(texts, len(tokens)))
 
 
 def counts_of(texts: Sequence[str], n_tokens: int, documents: int = 0) -> Counts:

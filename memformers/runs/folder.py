@@ -14,12 +14,14 @@ probe.json       what a probe measured; a comparison's is beside its runs' folde
 import contextlib
 import json
 import reprlib
+import secrets
 import time
 import uuid
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +34,17 @@ CHECKPOINTS, SAMPLE, RESULT, PROBE = "checkpoints", "sample.txt", "result.json",
 EXPERIMENT = "experiment.json"
 """The plan of an experiment, in its folder."""
 REPORT, PAGE, FIGURES = "report.md", "report.html", "figures"
+RUNS = Path("runs")
+"""Where new runs go."""
 OF_A_RUN = (CONFIG, FACTS, CARD, LOG, SAMPLE, RESULT, PROBE, REPORT, PAGE)
 RESULTS, TABLE = "results.json", "results.csv"
 """The results of an experiment, over seeds and of each training."""
 OF_AN_EXPERIMENT = (PROBE, REPORT, PAGE, RESULTS, TABLE)
+
+
+def new_folder(name: str) -> Path:
+    """A folder under runs/ that no other run has, even one that begins in the same second."""
+    return RUNS / f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(4)}-{name}"
 
 
 def check_named(folder: Path) -> None:

@@ -163,6 +163,12 @@ class TrainConfig:
         }
 
 
+def check_all_used(config: TrainConfig) -> None:
+    """Raise UserError for a setting that has no effect on the model, lengths of a memory among them."""
+    for part in (config, config.model):
+        check_used(part, config.model.model, lengths=True)
+
+
 def read_train_config(folder: Path) -> TrainConfig:
     """The config of the run in ``folder``; else ValueError."""
     return config_from_dict(TrainConfig, read_json(folder / CONFIG), str(folder / CONFIG))

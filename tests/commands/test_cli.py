@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from memformers.commands.options import new_folder
 from memformers.common.files import read_json
 from memformers.data.texts import bytes_of
+from memformers.runs.folder import new_folder
 from tests.builders import SMALL_RUN, SMALL_SIZES
 from tests.processes import finish, program, run
 
