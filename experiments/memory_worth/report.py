@@ -118,7 +118,7 @@ def pairs_table(budgets: Budgets) -> str:
 def gains_figure(budgets: Budgets, folder: Path) -> str:
     """The bits per byte that each memory saves against no memory, by the tokens of the training."""
     names = [arm.name for arm in max(budgets.items())[1] if arm.name != "none"]
-    looks, many = plotting.looks_of(names), []
+    looks, many = dict(zip(names, plotting.PALETTE, strict=False)), []
     for name in names:
         of = {
             b: gain(arm, arms, BITS_PER_BYTE.of)
@@ -150,7 +150,7 @@ def groups_figure(budget: int, arms: Sequence[Arm], folder: Path) -> str:
     """The loss of each memory minus that of no memory, by how far back the word last occurred."""
     groups = groups_of(arms)
     names = [arm.name for arm in arms if arm.name != "none"]
-    looks, many = plotting.looks_of(names), []
+    looks, many = dict(zip(names, plotting.PALETTE, strict=False)), []
     for arm in (arm for arm in arms if arm.name != "none"):
         means = [gain(arm, arms, in_group("by_distance", group)) for group in groups]
         points = [(float(i), mean) for i, mean in enumerate(means) if mean]
