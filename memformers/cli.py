@@ -48,4 +48,4 @@ def command_name(given: list[str]) -> str:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         commands.add_parser(name, help=summary)
-    return str(parser.parse_args(given).command)
+    return str(parser.parse_args(given or ["--help"]).command)

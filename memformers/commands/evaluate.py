@@ -17,6 +17,7 @@ from memformers.commands.options import ModelCommand, reading_bar, say_report
 from memformers.common.errors import UserError
 from memformers.common.fields import Count
 from memformers.common.files import read_json, write_json
+from memformers.common.intervals import Mean
 from memformers.common.machine import choose_device
 from memformers.common.words import counted
 from memformers.data.gathering import Recipe
@@ -32,6 +33,7 @@ from memformers.models.language_model import MemoryLM
 from memformers.models.lengths import ByLayer
 from memformers.report.document import write_report
 from memformers.report.figures import save_loss_by_position
+from memformers.report.markdown import number
 from memformers.runs.folder import check_nothing_is_lost
 
 NUMBERS, FIGURE = "evaluation.json", "loss_by_position.png"
@@ -120,13 +122,14 @@ class Evaluate(ModelCommand):
             evaluation = evaluate(model, tokens, self.streams, documents=lengths, progress=progress)
         numbers = summary(evaluation, of=of)
         seconds = time.perf_counter() - start
+        loss = Mean(numbers["loss_nats"], numbers["uncertainty_nats"], len(evaluation.losses))
         print(
-            f"loss            {numbers['loss_nats']:.4f} ± {numbers['uncertainty_nats']:.4f} nats a token\n"
+            f"loss            {number(loss, '.4f')} nats per token\n"
             f"per character   {numbers['bits_per_character']:.4f} bits\n"
             f"per byte        {numbers['bits_per_byte']:.4f} bits\n"
             f"per word        perplexity {numbers['word_perplexity']:,.1f}\n"
             f"accuracy        {numbers['accuracy']:.1%}\n"
-            f"                {numbers['tokens']:,} tokens, {numbers['tokens'] / seconds:,.0f} a second"
+            f"                {numbers['tokens']:,} tokens, {numbers['tokens'] / seconds:,.0f} per second"
             f"{', in ' + counted(len(documents), 'document') if documents else ''}"
         )
         if self.out:

@@ -69,6 +69,8 @@ class Generate(ModelCommand):
     def converse(self, stream: TextStream, signals: StopSignals) -> None:
         """Read the prompt and write on; then, if ``interactive``, answer each line of the user's. A signal
         ends it between two tokens, or while it waits for a line."""
+        if self.interactive and sys.stdin.isatty():
+            print("Write a line for the model to continue; Ctrl-D or Ctrl-C ends.", file=sys.stderr)
         generator = seeded(self.seed, stream.device)
         self.read_prompt(stream, signals)
         if stream.reader.logits is not None or not self.interactive:

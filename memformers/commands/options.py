@@ -3,14 +3,13 @@
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NoReturn
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, ClassVar
 
 from memformers.common.atomic_dir import has_manifest
 from memformers.common.command_line import Group
 from memformers.common.errors import UserError
 from memformers.common.fields import check_fields
+from memformers.common.progress import Progress
 from memformers.runs.folder import CONFIG, RUNS, new_folder
 
 if TYPE_CHECKING:
@@ -86,10 +85,10 @@ def say_report(page: Path) -> None:
     print(f"\n{answer_of(markdown.read_text(encoding='utf-8'))}\n\nreport: {page}\n        {markdown}")
 
 
-def reading_bar(doing: str, tokens: int, model: "MemoryLM") -> "tqdm[NoReturn]":
+def reading_bar(doing: str, tokens: int, model: "MemoryLM") -> Progress:
     """A bar of the ``tokens`` that a model reads, for more of them than are read in a moment."""
     is_short = tokens <= 50 * model.config.segment_len
-    return tqdm(total=tokens, unit="tok", unit_scale=True, desc=doing, disable=is_short)
+    return Progress(total=tokens, unit="tok", unit_scale=True, desc=doing, disable=is_short)
 
 
 @dataclass(frozen=True, kw_only=True)

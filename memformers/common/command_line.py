@@ -91,9 +91,21 @@ def parse_arguments(
     import tyro
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-    whole_numbers = ConstructorRegistry()
+    rules = ConstructorRegistry()
+    asked: list[PrimitiveTypeInfo] = []
 
-    @whole_numbers.primitive_rule
+    @rules.primitive_rule
+    def readable(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        if any(kind is other for other in asked):  # tyro's own rule is wanted
+            return None
+        asked.append(kind)
+        spec = ConstructorRegistry.get_primitive_spec(kind)
+        asked.pop()
+        if not isinstance(spec, PrimitiveConstructorSpec):
+            return None
+        return replace(spec, metavar=readable_metavar(spec.metavar))
+
+    @rules.primitive_rule
     def rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
         if kind.type is not int:
             return None
@@ -114,7 +126,7 @@ def parse_arguments(
     said = io.StringIO()
     extra = {} if default is None else {"default": default}
     try:
-        with contextlib.redirect_stderr(said), whole_numbers:
+        with contextlib.redirect_stderr(said), rules:
             parsed = tyro.cli(kind, args=arguments, prog=prog, **extra)
         if not groups:
             return parsed
@@ -127,6 +139,13 @@ def parse_arguments(
             cause = cause.__context__
         print(said.getvalue(), end="", file=sys.stderr)
         raise
+
+
+def readable_metavar(metavar: str) -> str:
+    """What tyro writes behind an option, with fewer marks: PATH for ``{None}|PATH``, ``[INT ...]`` for
+    ``[INT [INT ...]]``, and ``INT [INT ...]`` for one or several numbers."""
+    metavar = re.sub(r"\[(\w+) \[\1 \.\.\.\]\]", r"[\1 ...]", metavar.replace("{None}|", ""))
+    return re.sub(r"(\w+)\|\{\[\1 \.\.\.\]\}", r"\1 [\1 ...]", metavar)
 
 
 def command_as_given() -> str:

@@ -1,5 +1,7 @@
 """Words for people, as a terminal or a report shows them."""
 
+import unicodedata
+
 
 def counted(number: int, noun: str) -> str:
     """The number with its ``noun``, whose plural ends in s: "1 document", "2,000 documents"."""
@@ -9,3 +11,12 @@ def counted(number: int, noun: str) -> str:
 def printable(text: str) -> str:
     """``text`` without control characters other than line breaks, which could write to a terminal at will."""
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
+def fitting(text: str, columns: int) -> str:
+    """The beginning of ``text`` that a terminal shows in this many ``columns``; some characters take two."""
+    for end, character in enumerate(text):
+        columns -= 1 + (unicodedata.east_asian_width(character) in "WF")
+        if columns < 0:
+            return text[:end]
+    return text

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_fields
 from memformers.common.files import write_json
+from memformers.common.progress import Progress
 from memformers.data.corpora import Corpus, load_corpus
 from memformers.data.preparing import open_prepared
 from memformers.data.store import TRAIN, VALIDATION, TokenStore
@@ -93,7 +93,7 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
             check_long_enough(model, tokens, config.streams)
     context = None
     if not documents or streams_and_places(documents)[1].median() >= 2 * config.step:
-        with tqdm(unit="tok", unit_scale=True, desc="probing contexts") as bar:
+        with Progress(unit="tok", unit_scale=True, desc="probing contexts") as bar:
             context = effective_context(
                 models,
                 tokens,
@@ -104,7 +104,7 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
                 progress=bar.update,
             )
     occurrences = occurrences_in(corpus, tokenizers[0], tokens, documents)
-    with tqdm(unit="tok", unit_scale=True, desc="probing memory") as bar:
+    with Progress(unit="tok", unit_scale=True, desc="probing memory") as bar:
         found = memory_ablation(
             models, tokens, occurrences, tokens=config.tokens, documents=documents, progress=bar.update
         )

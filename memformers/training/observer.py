@@ -1,6 +1,7 @@
 """What happens between training steps: records, evaluations, checkpoints, samples."""
 
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -9,12 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from memformers.common.atomic_dir import numbered
 from memformers.common.files import sync, write_json, write_text
 from memformers.common.machine import describe_environment, peak_memory
-from memformers.common.words import printable
+from memformers.common.progress import Progress
+from memformers.common.words import fitting, printable
 from memformers.data.store import TRAIN
 from memformers.evaluation.evaluate import Evaluation
 from memformers.generation.sampling import Sampling
@@ -40,7 +40,7 @@ class Bar:
 
     def __init__(self, config: TrainConfig, tokens: int = 0, shown: bool = True):
         self.shown, self.total = shown, config.tokens
-        self.tqdm = tqdm(desc=config.model.model, total=self.total, initial=min(tokens, self.total),
+        self.tqdm = Progress(desc=config.model.model, total=self.total, initial=min(tokens, self.total),
                          unit="tok", unit_scale=True, disable=not shown)  # fmt: skip
         self.training = ""
         """What stands behind the bar while steps are taken."""
@@ -52,8 +52,8 @@ class Bar:
     def show(self, tokens: int, loss: float) -> None:
         """Show how many ``tokens`` have been seen, and the training's loss in nats."""
         self.training = f"loss {loss:.3f} nats"
-        self.tqdm.update(min(tokens, self.total) - self.tqdm.n)  # the last step may go beyond
         self.tqdm.set_postfix_str(self.training, refresh=False)
+        self.tqdm.update(min(tokens, self.total) - self.tqdm.n)  # the last step may go beyond
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""
@@ -117,6 +117,8 @@ class Observer:
         self.validation_loss: float | None = None
         """In nats a token, over the part that every evaluation reads."""
         self.characters_a_token = self.text.card.splits[TRAIN].characters / len(self.text.train)
+        self.read = ""
+        """How much the last evaluation read, in words."""
         self.evaluated = 0
         """Tokens seen before [`validation_loss`][] was measured."""
         newest = numbered(self.folder / CHECKPOINTS)[:1] if self.ranks.first else []
@@ -149,11 +151,12 @@ class Observer:
         self._write(state, {**self.validation.metrics(part), "evaluation_seconds": seconds})
         self.evaluation = result if is_last else None
         self.validation_loss, self.evaluated = part.loss, state.tokens
-        self.bar.say(
-            f"{state.tokens:>12,} tokens  validation {result.loss:.4f} nats, "
-            f"{self.validation.bits_per_character(result):.4f} bits per character, over "
-            f"{self.validation.read(result)} held-out tokens  │ {glimpse}"
-        )
+        if (read := self.validation.read(result)) != self.read:
+            self.read = read
+            self.bar.say(f"over {read} held-out tokens:")
+        bits = self.validation.bits_per_character(result)
+        line = f"{state.tokens:>13,} tokens  {bits:.4f} bits per character  │ {glimpse}"
+        self.bar.say(fitting(line, shutil.get_terminal_size().columns))
 
     def maybe_checkpoint(self, state: TrainingState) -> None:
         """Save a checkpoint if it is due; raise [`Stopped`][] if a signal has come."""

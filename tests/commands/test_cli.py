@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from memformers.cli import COMMANDS
 from memformers.common.files import read_json
 from memformers.data.texts import bytes_of
 from memformers.runs.folder import new_folder
@@ -33,6 +34,14 @@ def test_help_says_what_each_option_is_for(command, words):
     assert ended.code == 0
     assert "usage: memformers" in ended.out
     assert all(word in ended.out for word in words.split())
+
+
+def test_without_a_command_there_is_help_and_options_have_readable_values(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run().out == run("--help").out
+    assert run().code == 0
+    for name in COMMANDS:
+        assert not re.search(r"\{None\}|\|\{", run(name, "--help").out), name
 
 
 @pytest.mark.parametrize(
@@ -192,6 +201,8 @@ def test_evaluate_prints_and_writes_the_numbers_of_a_text(trained, tmp_path):
     assert len(numbers["loss_in_segment"]) == 16
     assert [group["positions_before"] for group in numbers["loss_by_memory"]] == [0, 16, 32, 40]
     assert (out / "loss_by_position.png").stat().st_size > 10_000
+    (tmp_path / "short.txt").write_text("BAN")
+    assert "nan" not in run("evaluate", "--checkpoint", trained, "--text", tmp_path / "short.txt").out
     again = ["evaluate", "--checkpoint", trained, "--text", text, "--out", out]
     assert run(*again).code == 0, "what an evaluation wrote may be written again"
     (out / "evaluation.json").write_text('{"mine": 1}')

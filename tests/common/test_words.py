@@ -1,6 +1,6 @@
 import pytest
 
-from memformers.common.words import counted
+from memformers.common.words import counted, fitting
 
 
 @pytest.mark.parametrize(
@@ -8,3 +8,9 @@ from memformers.common.words import counted
 )
 def test_one_is_one(number, said):
     assert counted(number, "document") == said
+
+
+def test_a_line_ends_where_the_terminal_does_and_some_characters_take_two_columns():
+    assert fitting("abc", 3) == "abc"
+    assert fitting("abc", 2) == "ab"
+    assert fitting("\u8bb0\u5fc6x", 3) == "\u8bb0"

@@ -1,3 +1,4 @@
+import sys
 import time
 from contextlib import closing
 
@@ -18,7 +19,22 @@ def test_the_clock_and_the_speed_of_the_bar_count_training_alone():
         assert 1_000 / 0.25 < said["rate"] < 1_000 / 0.14
 
 
-def test_the_bar_shows_how_far_an_evaluation_is_and_then_the_loss_again(capsys):
+def test_a_log_gets_a_line_for_each_tenth_and_no_other(capsys):
+    with closing(Bar(small_training(tokens=1000))) as bar:
+        for step in range(1, 101):
+            bar.tqdm.mininterval = 0
+            bar.show(10 * step, 2.5)
+            with bar.standing() as show:
+                show("evaluating, 50%")
+        bar.say("a line")
+    *tenths, last = capsys.readouterr().err.splitlines()
+    assert [line.partition("%")[0].split()[-1] for line in tenths] == [str(n) for n in range(10, 101, 10)]
+    assert all("loss 2.500 nats" in line for line in tenths)
+    assert last == "a line"
+
+
+def test_the_bar_shows_how_far_an_evaluation_is_and_then_the_loss_again(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with closing(Bar(small_training(tokens=400))) as bar:
         bar.show(500, 2.5)
         assert bar.tqdm.n == 400, "the last step goes beyond"
