@@ -122,7 +122,7 @@ class Evaluate(ModelCommand):
             evaluation = evaluate(model, tokens, self.streams, documents=lengths, progress=progress)
         numbers = summary(evaluation, of=of)
         seconds = time.perf_counter() - start
-        loss = Mean(numbers["loss_nats"], numbers["uncertainty_nats"], len(evaluation.losses))
+        loss = Mean(numbers["loss_nats"], numbers["uncertainty_nats"], int(numbers["tokens"]))
         print(
             f"loss            {number(loss, '.4f')} nats per token\n"
             f"per character   {numbers['bits_per_character']:.4f} bits\n"
