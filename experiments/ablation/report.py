@@ -182,7 +182,7 @@ def write_report(folder: Path) -> Path:
         parts += warnings(some, base or some[0], folder / task, fewest_tokens=FEWEST_TOKENS)
         heading = f"### {plain(title_of(by_name))}"
         told.append(heading)
-        told += (base and claims(some, base, list(measures(task).values()))) or [
+        told += (base and claims(some, base, list(measures(task).values()), folder)) or [
             f'Nothing is compared, since there are no trainings of "{BASE_ROW.label}" and of another row.'
         ]
         costs += [heading, costs_table(some, base or some[0])]

@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from memformers.common.files import write_text
 from memformers.report.arms import BITS, Arm, Column, arms_of, arms_table, base_of
 from memformers.report.figures import curve_figures, position_figure
-from memformers.report.markdown import fenced, number, plain, write_page
+from memformers.report.markdown import csv_text, fenced, number, plain, write_page
 from memformers.report.probe import probe_section
 from memformers.report.provenance import how_it_was_made
 from memformers.report.recall import write_recall_report
 from memformers.report.sections import claims, costs_table, not_comparable, warnings
 from memformers.runs.finished import read_probe, read_runs
-from memformers.runs.folder import PROBE
+from memformers.runs.folder import PROBE, TABLE
 from memformers.runs.plan import read_plan
 
 METHOD = (
@@ -38,9 +39,10 @@ def write_report(folder: Path) -> Path:
         )
     parts += [*warnings(arms, base, folder), results_table(arms, base)]
     if len({(run.facts["corpus"]["sha256"], run.config["tokens"]) for run in runs}) == 1:
-        parts += claims(arms, base, [BITS])
+        parts += claims(arms, base, [BITS], folder)
     parts += ["The same in other units, and how often the likeliest token is right:", units_table(arms)]
     parts += figures(arms, base, folder)
+    write_text(folder / TABLE, results_csv(arms))
     parts += ["## What each arm costs", costs_table(arms, base), *samples(arms)]
     parts += probe_section(arms, probe, folder) if probe else []
     method = METHOD.format(what_the_table_is_over(arms))
@@ -77,6 +79,21 @@ def units_table(arms: Sequence[Arm]) -> str:
         "accuracy": lambda arm: number(arm.mean("accuracy"), ".1%"),
     }
     return arms_table(arms, columns)
+
+
+IN_TABLE = ("loss", "bits_per_character", "bits_per_byte", "word_perplexity", "accuracy", "seconds",
+            "evaluation_seconds", "peak_memory_bytes")  # fmt: skip
+"""The numbers of a result in the table of each training; the loss is in nats per token."""
+
+
+def results_csv(arms: Sequence[Arm]) -> str:
+    """The result of each training that finished, a row for each."""
+    rows = [
+        [arm.name, seed, *(result.get(name) for name in IN_TABLE)]
+        for arm in arms
+        for seed, result in arm.results.items()
+    ]
+    return csv_text(["arm", "seed", *IN_TABLE], rows)
 
 
 def figures(arms: Sequence[Arm], base: Arm, folder: Path) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter
 
 from memformers.common.intervals import Mean, mean_of
 from memformers.report import plotting
@@ -146,8 +146,8 @@ def position_figure(arms: Sequence[Arm], base: Arm, folder: Path, bands: str) ->
     difference to that of ``base`` from the same seed. Nothing if no run has finished."""
     looks = plotting.looks_of([arm.name for arm in arms])
     found = {
-        "loss (nats per token)": [(arm, by_octave(arm)) for arm in arms],
-        f"loss minus that of\n{base.label}": [(arm, by_octave(arm, base)) for arm in arms if arm is not base],
+        "loss (bits per character)": [(arm, by_octave(arm)) for arm in arms],
+        f"minus that of\n{base.label}": [(arm, by_octave(arm, base)) for arm in arms if arm is not base],
     }
     found = {name: [(arm, of) for arm, of in pairs if of] for name, pairs in found.items()}
     found = {name: pairs for name, pairs in found.items() if pairs}
@@ -197,12 +197,17 @@ def by_octave(arm: Arm, base: Arm | None = None) -> dict[tuple[int, int], Mean]:
     return {octave: mean_of([a[octave] - b[octave] for a, b in pairs]) for octave in octaves}
 
 
+def bits(result: Result, nats: float = 1.0) -> float:
+    """Nats per token as bits per character of the text of ``result``."""
+    return float(nats * result["bits_per_character"] / result["loss"])
+
+
 def octave_means(result: Result) -> dict[tuple[int, int], float]:
     """The mean loss at the positions 1, 2, 3 – 4, 5 – 8 and so on of a segment, by the first and the last."""
     by_position, found, first = result["loss_by_position"], {}, 1
     while first <= len(by_position):
         last = min(max(2 * (first - 1), 1), len(by_position))
-        found[first, last] = fmean(by_position[first - 1 : last])
+        found[first, last] = bits(result, fmean(by_position[first - 1 : last]))
         first = last + 1
     return found
 
@@ -241,7 +246,8 @@ def gains_figure(
     y = f"gain of {step} more tokens (% of perplexity)"
     plotting.style(axes, "context (tokens)", y, "all tokens (r = 1.0)")
     axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(steps=[1, 2, 4, 8, 10], integer=True))
+    ticks = sorted({at for series in many for at, _ in series.points})
+    axes.set_xticks(ticks[:: -(-len(ticks) // 8)] if ticks else [])
     return plotting.save_series(
         figure,
         folder,
@@ -268,7 +274,7 @@ LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 
 def attention_figure(attention: Measured, labels: Mapping[str, str], folder: Path) -> str:
     """The attention of each model by place and by distance, in two panels."""
-    figure, places = plotting.panels([1.8] * 2 * len(attention), below=0.9)
+    figure, places = plotting.panels([1.8] * len(attention), width=9.0, columns=2, below=0.7)
     for number, (run, mass) in enumerate(attention.items()):
         draw_places(places[2 * number], mass, labels[run])
         draw_distances(places[2 * number + 1], mass)
@@ -277,14 +283,14 @@ def attention_figure(attention: Measured, labels: Mapping[str, str], folder: Pat
         *(Patch(**look, edgecolor="white", label=place) for place, look in PLACES.items()),
         *(Line2D([], [], **layer_look(i), label=f"layer {i + 1}") for i in range(layers)),
     ]
-    figure.legend(handles=handles, frameon=False, ncols=3, loc="outside lower center", fontsize=8)
+    figure.legend(handles=handles, frameon=False, ncols=6, loc="outside lower center", fontsize=8)
     return plotting.save_picture(
         figure,
         folder,
         "attention",
         "Attention by place and by distance, for each layer",
-        "The distribution of attention, with full memories. The first panel of each model shows the shares "
-        "of compressed memory, memory and segment, with a bar for each head of each layer. The second panel "
+        "The distribution of attention, with full memories. The left panel of each model shows the shares of "
+        "compressed memory, memory and segment, with a bar for each head of each layer. The right panel "
         "shows each layer's mean over its heads, by distance in octaves; the data of the figure has each "
         "head.",
         ["arm", "layer", "head", "place, or nearest distance of the octave (tokens)", "share of attention"],
@@ -350,7 +356,7 @@ def memory_ablation_figure(
     drawn, said = {}, []
     if costs:
         names = [control for control in CONTROLS if any(control in found for found in costs.values())]
-        drawn["cost of a changed memory (nats per token)"] = many = [
+        drawn["cost of a changed memory (bits per character)"] = many = [
             plotting.Series(
                 labels[run],
                 [(names.index(control), Mean.from_json(cost)) for control, cost in found.items()],
@@ -360,13 +366,13 @@ def memory_ablation_figure(
             for run, found in costs.items()
         ]
         plotting.draw_marks(places[0], many, plotting.APART)
-        plotting.style(places[0], "", "nats per token", "Cost of a changed memory")
+        plotting.style(places[0], "", "bits per character", "Cost of a changed memory")
         plotting.categories(
             places[0], [name.replace("slots", "compressed").replace(" ", "\n") for name in names]
         )
         said.append(
-            "how much the loss of a trained model rises, in nats per token, when a part of its memory is "
-            "changed"
+            "how much the loss of a trained model rises, in bits per character, when a part of its memory "
+            "is changed"
         )
     if others:
         many = []
@@ -377,10 +383,10 @@ def memory_ablation_figure(
             points.sort(key=itemgetter(0))
             names = [groups[int(at)]["name"] for at, _ in points]
             many.append(plotting.Series(labels[run], points, looks[run], names=names))
-        drawn[f"loss minus that of {labels[baseline]} (nats per token)"] = many
+        drawn[f"loss minus that of {labels[baseline]} (bits per character)"] = many
         plotting.draw_marks(places[-1], many, plotting.APART)
         plotting.mark(places[-1], [len(groups) - 1.5])
-        against = f"nats per token, minus\n{labels[baseline]}"
+        against = f"bits per character, minus\n{labels[baseline]}"
         plotting.style(places[-1], "tokens since the last occurrence", against, "Loss of repeats")
         plotting.categories(places[-1], [fill(group["name"], 12) for group in groups], rotation=45)
         said.append(

@@ -18,7 +18,7 @@ from markdown_it.token import Token
 
 from memformers.common.files import write_text
 from memformers.common.intervals import Mean
-from memformers.runs.folder import FIGURES, PAGE, REPORT
+from memformers.runs.folder import FIGURES, PAGE, REPORT, TEX
 
 DASH = "–"
 
@@ -136,14 +136,43 @@ def text_table(rows: Sequence[Sequence[str]], width: int) -> str:
     return "\n".join(lines)
 
 
+TEX_MARKS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+             "±": r"$\pm$", "−": "$-$", "≤": r"$\leq$", "–": "--", "\N{NO-BREAK SPACE}": "~"}  # fmt: skip
+"""What LaTeX needs for these characters."""
+
+
+def tex_table(rows: Sequence[Sequence[str]]) -> str:
+    """A table for LaTeX, with the rules of its package booktabs."""
+
+    def cells(row: Sequence[str]) -> str:
+        marked = [re.sub(r"([&%$#_{}])|([\\~^±−≤–\xa0])", in_tex, cell) for cell in row]
+        return " & ".join(marked) + r" \\"
+
+    columns = "l" + "r" * (len(rows[0]) - 1)
+    begin = rf"\begin{{tabular}}{{{columns}}}"
+    lines = [r"% \usepackage{booktabs}", begin, r"\toprule", cells(rows[0]), r"\midrule"]
+    lines += [*map(cells, rows[1:]), r"\bottomrule", r"\end{tabular}", ""]
+    return "\n".join(lines)
+
+
+def in_tex(found: re.Match[str]) -> str:
+    """A character of a cell for LaTeX."""
+    return f"\\{found[1]}" if found[1] else TEX_MARKS[found[2]]
+
+
 def write_page(parts: Sequence[str], folder: Path) -> Path:
-    """Write the report of ``folder`` into it, as Markdown and as one page; returns the page."""
+    """Write the report of ``folder`` into it, as Markdown and as one page, and its first table for LaTeX;
+    returns the page."""
     markdown = "\n\n".join(parts) + "\n"
     write_text(folder / REPORT, markdown)
+    if rows := first_table(PARSER.parse(markdown)):
+        write_text(folder / TEX, tex_table(rows))
     write_text(folder / PAGE, render_html(markdown, folder))
     return folder / PAGE
 
 
+WIDE = 500.0
+"""The width of a figure, in points, from which it takes the whole width of the page."""
 TEMPLATE = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
 """The whole page, around its title and its body."""
 
@@ -171,17 +200,31 @@ def unbroken(text: str) -> str:
     return re.sub(r"(?<=\d) (?=(?:s|MiB)\b|%)", "\N{NO-BREAK SPACE}", text)
 
 
+def with_contents(tokens: Sequence[Token]) -> str:
+    """Give each section of a page a name that an address can end with; returns the list of their links."""
+    links = []
+    for before, token in pairwise(tokens):
+        if before.type == "heading_open" and before.tag == "h2":
+            before.attrSet("id", name := re.sub(r"\W+", "-", text_of(token).lower()).strip("-"))
+            links.append(f'<li><a href="#{name}">{html.escape(text_of(token))}</a></li>')
+    return f"<nav><ul>{''.join(links)}</ul></nav>" if links else ""
+
+
 def render_html(markdown: str, folder: Path) -> str:
     """The report as one page with its figures inside; raw HTML in it stays text."""
     tokens = with_figures(PARSER.parse(markdown))
-    for token in tokens:
+    for before, token in pairwise(tokens):
         for child in token.children or []:
             if child.type == "text":
                 child.content = unbroken(child.content)
             if child.type == "image":
                 png = (folder / str(child.attrs["src"])).resolve()
                 assert png.parent == (folder / FIGURES).resolve(), png  # names are escaped: see plain
-                data = base64.b64encode(png.with_suffix(".svg").read_bytes()).decode()
-                child.attrs["src"] = f"data:image/svg+xml;base64,{data}"
+                svg = png.with_suffix(".svg").read_bytes()
+                child.attrs["src"] = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+                width = re.search(rb'<svg [^>]*?width="([\d.]+)pt"', svg)
+                if width and float(width[1]) > WIDE:
+                    before.attrSet("class", "wide")
+    contents = with_contents(tokens)
     body = PARSER.renderer.render(tokens, PARSER.options, {})
-    return TEMPLATE.substitute(title=html.escape(text_of(tokens[1])), body=body)
+    return TEMPLATE.substitute(title=html.escape(text_of(tokens[1])), contents=contents, body=body)

@@ -196,18 +196,22 @@ def legend(figure: Figure, places: Sequence[Axes]) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure atomically as PNG or SVG, by the ending of ``path``."""
+    """Write a figure atomically as PNG, SVG or PDF, by the ending of ``path``."""
     kind = path.suffix[1:]
-    metadata = {"Date": None} if kind == "svg" else None  # the same data give the same file
-    with replacing(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "memformers"}):
+    dates: dict[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    metadata = dates.get(kind)  # the same data give the same file
+    with (
+        replacing(path) as temporary,
+        matplotlib.rc_context({"svg.hashsalt": "memformers", "pdf.fonttype": 42}),  # publishers take these
+    ):
         figure.savefig(temporary, format=kind, metadata=metadata)
 
 
 def save_with_data(figure: Figure, path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Write a figure as PNG to ``path``, and beside it as SVG, with its data as CSV."""
+    """Write a figure as PNG to ``path``, and beside it as SVG and PDF, with its data as CSV."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    save(figure, path)
-    save(figure, path.with_suffix(".svg"))
+    for ending in (".png", ".svg", ".pdf"):
+        save(figure, path.with_suffix(ending))
     with replacing(path.with_suffix(".csv")) as temporary:
         temporary.write_text(csv_text(head, rows), encoding="utf-8", newline="")
 

@@ -1,8 +1,10 @@
 """The part of a report about a probe: how much context helps, what each part of memory is worth, and where
 attention goes."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from memformers.common.intervals import Mean
 from memformers.common.words import counted
@@ -10,6 +12,7 @@ from memformers.report.arms import Arm
 from memformers.report.figures import (
     Measured,
     attention_figure,
+    bits,
     gains_figure,
     memory_ablation_figure,
 )
@@ -37,7 +40,7 @@ def probe_section(arms: Sequence[Arm], probe: Measured, folder: Path) -> list[st
     if attention := probe["attention"]:
         parts.append(attention_figure(attention, labels, folder))
     parts.append("### What each part of memory is worth")
-    if ablation := probe["memory_ablation"]:
+    if ablation := scaled(probe["memory_ablation"], bits_of(arms)):
         figure = memory_ablation_figure(ablation, labels, looks, folder)
         return [*parts, *memory_ablation_section(ablation, names, figure)]
     return [
@@ -45,6 +48,24 @@ def probe_section(arms: Sequence[Arm], probe: Measured, folder: Path) -> list[st
         "It was not measured: the held-out text is too short to fill the memories of two streams, or of two "
         "of its documents.",
     ]
+
+
+def bits_of(arms: Sequence[Arm]) -> float:
+    """A nat per token as bits per character of the text that ``arms`` read."""
+    results = (result for arm in arms for result in arm.results.values())
+    return next((bits(result) for result in results), 1 / math.log(2))
+
+
+LOSSES = ("loss", "less_untouched", "less_baseline", "swapped_less_zeroed")
+
+
+def scaled(found: Any, scale: float, of_losses: bool = False) -> Any:
+    """What a memory ablation has ``found``, with its losses and their differences multiplied by ``scale``."""
+    if isinstance(found, Mapping):
+        return {name: scaled(of, scale, of_losses or name in LOSSES) for name, of in found.items()}
+    if isinstance(found, Sequence) and not isinstance(found, str):
+        return [scaled(each, scale, of_losses) for each in found]
+    return found * scale if of_losses and isinstance(found, float) else found
 
 
 def documents_read(probe: Measured) -> list[str]:
@@ -118,7 +139,7 @@ def memory_ablation_section(
         for part in ablation["swapped_less_zeroed"][run]
     ]
     return [
-        f"The table has the validation loss in nats per token, and how much it rises when a part of the "
+        f"The table has the validation loss in bits per character, and how much it rises when a part of the "
         f"memory is changed before each segment that a trained model reads: the part is *zeroed*, or "
         f"*swapped* with that of another stream, which {place}. This rise is what the part is worth to the "
         f"model. The losses are over {overall['tokens']:,} tokens of the held-out text in "

@@ -21,7 +21,7 @@ FAIRNESS = (
 COSTS = (
     "Attention operations are those of one token with full memories; a multiply-add counts as two, and "
     "scores that the causal mask hides are included. The folder figures, beside this report, has each figure "
-    "as PNG and as SVG, and its data as CSV."
+    "as PNG, SVG and PDF, and its data as CSV."
 )
 
 

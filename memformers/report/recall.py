@@ -55,7 +55,7 @@ def write_recall_report(folder: Path) -> Path:
     controlled = [arm for arm in done if arm.name in (base.name, CLAIMED) and controls_of(arm)[1:]]
     parts = ["# Recall by distance: memories with equal numbers of keys"]
     parts += warnings(arms, base, folder, fewest_tokens=FEWEST_TOKENS)
-    parts += [results_table(done, base), *claim(done, base)]
+    parts += [results_table(done, base), *claim(done, base, folder)]
     parts += [how_it_is_asked(base), accuracy_figure(done, folder, bands)]
     parts += [control_figure(controlled, folder, bands)] if controlled else []
     more: dict[str, Column] = {
@@ -143,7 +143,7 @@ def beyond_base(arms: Sequence[Arm], base: Arm) -> Measure | None:
     return Measure(label, right_between(low, high), ".1f", " %", " points", 100, 1) if high > low else None
 
 
-def claim(arms: Sequence[Arm], base: Arm) -> list[str]:
+def claim(arms: Sequence[Arm], base: Arm, folder: Path) -> list[str]:
     """The claim about the worth of the slots, as far as the seeds support one: by the values that one layer
     sees with slots, and not with an equally long memory."""
     if base.first.config["recall"]["measured_for"] == "choosing":
@@ -163,7 +163,7 @@ def claim(arms: Sequence[Arm], base: Arm) -> list[str]:
         f"({plain(both[0].label)}), and {shares[1]} by the second ({plain(both[1].label)}); chance is "
         f"{chance:.0f} %. One layer of the first model doesn't look back so far; one layer of the second "
         f"does.",
-        *claims(both, base, [measure]),
+        *claims(both, base, [measure], folder),
     ]
 
 

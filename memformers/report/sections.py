@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -9,7 +11,7 @@ from statistics import median
 
 from memformers.common.intervals import Mean, mean_of
 from memformers.report.arms import Arm, Column, Measure, arms_table
-from memformers.report.markdown import DASH, number, plain
+from memformers.report.markdown import DASH, fenced, number, plain
 from memformers.runs.finished import FinishedRun
 from memformers.runs.folder import CONFIG, FACTS, METRICS, flatten
 from memformers.runs.plan import read_plan
@@ -19,8 +21,9 @@ STEADY = 1.5
 """A run whose speed varied by more than this factor shared its machine with other work."""
 FEWEST_SPEEDS = 3
 """The fewest records of a run's speed that show whether it varied."""
-ROUNDING = 0.02
-"""The change of final losses, in nats, that rounding alone, the same sums in another order, has made."""
+ROUNDING = 0.03
+"""The change of final losses, in bits per character, that rounding alone has made: the same sums in another
+order."""
 MAY_DIFFER = {"seed", "data", "recall.frozen", "model.model", "model.mem_len"} | OF_A_COMPRESSION
 """The settings that an experiment may vary: the memory and the seed, and the path of the text, which its
 checksum identifies."""
@@ -88,9 +91,22 @@ def differing_settings(arms: Sequence[Arm], base: Arm) -> list[str]:
     return found
 
 
-def claims(arms: Sequence[Arm], base: Arm, measures: Sequence[Measure]) -> list[str]:
+def with_more_seeds(arms: Sequence[Arm], folder: Path) -> list[str]:
+    """How the command that began the experiment in ``folder`` adds seeds, as paragraphs; none for a trial, or
+    where no command began it."""
+    plan = read_plan(arms[0].first.folder.parent)
+    words = shlex.split(plan.commands[0]) if plan and plan.commands else []
+    if "--quick" in words or not re.search(r"\b(memformers|experiments)\b", " ".join(words[:3])):
+        return []
+    kept = re.sub(r" --(resume|(seeds|out)[ =]('[^']*'|\S+))(?!\S)", "", shlex.join(words))
+    where = folder.name if folder.is_absolute() else str(folder)
+    command = f"{kept} --seeds 5 --resume --out {shlex.quote(where)}"
+    return ["This command, in the same folder as before, trains the other four of each arm:", fenced(command)]
+
+
+def claims(arms: Sequence[Arm], base: Arm, measures: Sequence[Measure], folder: Path) -> list[str]:
     """The claims about each arm against ``base`` that the seeds support, as paragraphs: a difference only if
-    its interval does not contain zero."""
+    its interval does not contain zero. For one seed, how to train more in the experiment's ``folder``."""
     others = [arm for arm in arms if arm is not base]
     if not others:
         return []
@@ -101,9 +117,9 @@ def claims(arms: Sequence[Arm], base: Arm, measures: Sequence[Measure]) -> list[
     if n < 2:
         return [
             f"**There is only one seed, so nothing is claimed about which arm is better.** Rounding alone "
-            f"has changed final losses by {ROUNDING} nats. The same command with `--seeds 5 --resume`, and "
-            f"with this folder as `--out`, trains each arm from four more seeds; the report then has paired "
-            f"differences with their intervals."
+            f"has changed final losses by {ROUNDING} bits per character. With five seeds, the report has "
+            f"paired differences with their intervals.",
+            *with_more_seeds(arms, folder),
         ]
     cover = "All seeds have the same held-out text, so they say nothing about other texts."
     if "recall" in base.first.config:
@@ -112,8 +128,8 @@ def claims(arms: Sequence[Arm], base: Arm, measures: Sequence[Measure]) -> list[
         f"Each arm is compared with {plain(base.label)} by its {' and '.join(m.label for m in measures)}. "
         f"The difference is computed for each seed; above is its mean over {n} seeds, and ± is half the "
         f"width of a 95 % interval by Student's t. Rounding alone, when the same sums are computed in "
-        f"another order, has changed final losses by {ROUNDING} nats, and another seed changes them too; the "
-        f"intervals cover both. {cover}"
+        f"another order, has changed final losses by {ROUNDING} bits per character, and another seed "
+        f"changes them too; the intervals cover both. {cover}"
     )
     if len(others) * len(measures) > 2:
         intro += (

@@ -36,10 +36,10 @@ EXPERIMENT = "experiment.json"
 REPORT, PAGE, FIGURES = "report.md", "report.html", "figures"
 RUNS = Path("runs")
 """Where new runs go."""
-OF_A_RUN = (CONFIG, FACTS, CARD, LOG, SAMPLE, RESULT, PROBE, REPORT, PAGE)
-RESULTS, TABLE = "results.json", "results.csv"
-"""The results of an experiment, over seeds and of each training."""
-OF_AN_EXPERIMENT = (PROBE, REPORT, PAGE, RESULTS, TABLE)
+RESULTS, TABLE, TEX = "results.json", "results.csv", "results.tex"
+"""The results of an experiment: over seeds, of each training, and the table of its report for LaTeX."""
+OF_A_RUN = (CONFIG, FACTS, CARD, LOG, SAMPLE, RESULT, PROBE, REPORT, PAGE, TABLE, TEX)
+OF_AN_EXPERIMENT = (PROBE, REPORT, PAGE, RESULTS, TABLE, TEX)
 
 
 def new_folder(name: str) -> Path:

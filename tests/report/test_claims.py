@@ -68,11 +68,13 @@ def test_where_none_was_seen_the_report_says_how_large_a_difference_could_have_h
 def test_one_seed_claims_nothing_and_says_how_to_get_more(compared, tmp_path):
     bits = {"transformer-xl": [2.5], "compressive": [1.5]}
     fake_comparison(tmp_path, bits)
+    commands = ["memformers compare --seeds 1 --scale 0.1 --out=old"]
+    changed(tmp_path / "experiment.json", commands=commands)
     if not compared:  # runs that were trained one by one
         (tmp_path / "experiment.json").unlink()
     markdown = markdown_of(tmp_path)
     assert "only one seed, so nothing is claimed" in markdown
-    assert "`--seeds 5 --resume`" in markdown
+    assert ("memformers compare --scale 0.1 --seeds 5 --resume --out" in markdown) == compared
     assert "| Compressive Transformer | 1 | 1.5000 |" in markdown
     assert "±" not in markdown
     assert " is better by" not in markdown

@@ -29,6 +29,7 @@ def test_each_figure_is_there_as_png_svg_and_csv(tmp_path):
                      "tokens_per_second", "loss_by_position"}  # fmt: skip
     for name in drawn:
         assert (tmp_path / "figures" / f"{name}.svg").read_text(encoding="utf-8").lstrip().startswith("<?xml")
+        assert (tmp_path / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
         assert data_of(tmp_path, name)
     rows = [row for row in data_of(tmp_path, "validation_tokens") if row["series"] == "Transformer-XL"]
     expected = [(100 * i, 2.45 + 1 / i) for i in range(1, 11)]
@@ -56,7 +57,9 @@ def test_fewer_than_three_points_are_not_joined_by_a_line(points, lines):
 
 
 def test_the_loss_by_position_is_of_octaves_and_its_difference_is_of_the_same_seed(tmp_path):
-    assert octave_means({"loss_by_position": [5.0, 4.0, 3.0, 2.0, 1.0]}) == {
+    assert octave_means(
+        {"loss_by_position": [5.0, 4.0, 3.0, 2.0, 1.0], "loss": 3.0, "bits_per_character": 3.0}
+    ) == {
         (1, 1): 5.0, (2, 2): 4.0, (3, 4): 2.5, (5, 5): 1.0,
     }  # fmt: skip
     fake_comparison(tmp_path, {"transformer-xl": XL, "compressive": less(-0.1, -0.1, -0.4)})
@@ -64,7 +67,7 @@ def test_the_loss_by_position_is_of_octaves_and_its_difference_is_of_the_same_se
     rows = [row for row in data_of(tmp_path, "loss_by_position") if "minus that" in row["panel"]]
     assert {row["series"] for row in rows} == {"Compressive Transformer"}
     assert [row["place"] for row in rows] == ["1 – 1", "2 – 2", "3 – 4", "5 – 8", "9 – 16"]
-    assert numbers(rows, "mean") == [pytest.approx([-0.14])] * 5  # 0.7 · 0.2
+    assert numbers(rows, "mean") == [pytest.approx([-0.2])] * 5  # 0.7 · 0.2 nats
     assert "The lower panel has the loss minus that of Transformer-XL" in markdown
 
 
@@ -72,7 +75,7 @@ def test_one_seed_has_no_difference_by_position(tmp_path):
     fake_comparison(tmp_path, {"transformer-xl": [2.4], "compressive": [2.3]})
     assert "The lower panel has" not in markdown_of(tmp_path)
     rows = data_of(tmp_path, "loss_by_position")
-    assert {row["panel"] for row in rows} == {"loss (nats per token)"}
+    assert {row["panel"] for row in rows} == {"loss (bits per character)"}
 
 
 def context(length, interval):

@@ -1,5 +1,6 @@
 """The report's page, on a screen and on paper."""
 
+import csv
 import re
 import shutil
 
@@ -58,6 +59,19 @@ def test_a_terminal_shows_the_headline_the_table_and_a_few_claims_in_80_columns(
     assert said.count("2.4500 ± 0.6353") == len(names)
     assert sum(line.startswith("- ") for line in said.splitlines()) == claims
     assert not {"|", "**", "\\"} & set(said)
+
+
+def test_the_table_is_there_for_a_paper_and_the_page_has_its_contents(report):
+    with open(report.with_name("results.csv"), newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["bits_per_character"]) for row in rows] == [2.4, 2.5] * len(MODELS)
+    tex = report.with_name("results.tex").read_text(encoding="utf-8")
+    assert tex.count(r"$2.4500 $\pm$ 0.6353".removeprefix("$")) == len(MODELS)
+    assert tex.count(r" \\") == 1 + len(MODELS)
+    html = report.read_text(encoding="utf-8")
+    links = re.findall(r'<a href="#([^"]+)">', html)
+    assert links == re.findall(r'<h2 id="([^"]+)">', html)
+    assert len(links) == html.count("<h2")
 
 
 def test_no_line_ends_between_a_number_and_its_interval_or_its_unit(report):

@@ -3,10 +3,10 @@
 import pytest
 
 from memformers.report.arms import arms_of
-from memformers.report.probe import probe_section
+from memformers.report.probe import probe_section, scaled
 from memformers.runs.finished import read_runs
 from tests.builders import MODELS
-from tests.report.fake_runs import fake_run
+from tests.report.fake_runs import changed, fake_run
 
 
 def difference(mean, half_width=0.01):
@@ -52,6 +52,7 @@ def section(folder, ablation, models=MODELS, **changes):
     """The section on a probe of ``models``."""
     for name in models:
         fake_run(folder / name, name if name in MODELS else "transformer", 2.4)
+        changed(folder / name / "result.json", loss=2.4)  # in bits per character, as what is reported
     mass = {"by_place": [[[0.2, 0.3, 0.5]]], "nearest": [0, 1], "by_distance": [[[0.5, 0.5]]]}
     context = {"recl": 32, "recl_intervals": [32, 64], "gains": [0.1, 0], "gain_intervals": [[0, 0.2]] * 2}
     context = {n: {r: dict.fromkeys(models, value) for r in ("0.1", "1.0")} for n, value in context.items()}
@@ -75,6 +76,14 @@ def test_each_part_has_its_cost_and_an_absent_one_a_dash(tmp_path):
     assert "| tokens | 80 | 0 |" in markdown
     space = "\N{NO-BREAK SPACE}"
     assert f"| Transformer-XL | ≤{space}32 (≤{space}32 – 64) | ≤{space}32 (≤{space}32 – 64) |" in markdown
+
+
+def test_losses_and_their_differences_are_in_the_reports_unit_and_counts_are_as_they_are():
+    found = scaled(ablation_of(COSTS), 2.0)
+    overall = found["overall"]
+    assert (overall["tokens"], overall["loss"]["transformer"]) == (12_345, 3.0)
+    assert overall["less_untouched"]["transformer-xl"][SWAPPED] == difference(0.16, 0.02)
+    assert found["by_occurrences"][0]["less_baseline"]["compressive"] == difference(-0.04, 0.02)
 
 
 def test_a_use_is_claimed_where_the_interval_leaves_out_zero(tmp_path):
