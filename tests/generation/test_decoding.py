@@ -251,16 +251,6 @@ def test_a_stream_that_has_ended_is_given_a_new_document_while_others_go_on(mode
 
 
 @exact
-@pytest.mark.parametrize("model", MODELS)
-def test_a_stream_in_which_no_document_begins_does_not_see_that_of_another(model):
-    lm, text = small_lm(model), tokens(40, 2)
-    doc_starts = documents(40, 2, (9, 0), (25, 0))
-    wanted, got = read_on(reader(lm, 2), text), read_on(reader(lm, 2), text, doc_starts)
-    torch.testing.assert_close(got[:, 1], wanted[:, 1], **EXACT)
-    assert not any(torch.allclose(got[t, 0], wanted[t, 0]) for t in (9, 25))
-
-
-@exact
 def test_without_documents_nothing_is_computed_for_them(monkeypatch):
     monkeypatch.setattr("memformers.models.stack.MemoryStack.first_seen", None)
     for model in WITH_MEMORY:
@@ -296,9 +286,11 @@ def test_a_memory_without_documents_is_saved_as_before(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [({"doc_starts": torch.zeros(3, 1, dtype=torch.bool)}, r"doc_starts, .* \[2, 1\]"),
-     ({"valid": torch.zeros(2, dtype=torch.int64)}, r"valid as torch.int64 \[1\]")],
+     ({"valid": torch.zeros(2, dtype=torch.int64)}, r"valid as torch.int64 \[1\]"),
+     *(({"mem.0": tensor}, r"mem of layer 0 as \[length, batch, d_model\]")
+       for tensor in (torch.tensor(3.0), torch.zeros(0), torch.zeros(4, 1)))],
 )  # fmt: skip
-def test_a_file_whose_documents_do_not_fit_is_an_error(changed, message, tmp_path):
+def test_a_file_whose_tensors_do_not_fit_is_an_error(changed, message, tmp_path):
     lm, path = small_lm("transformer-xl"), tmp_path / "memory.safetensors"
     decoder = Decoder(lm, 1)
     decoder.read(tokens(9, 1))

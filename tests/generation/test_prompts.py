@@ -116,12 +116,6 @@ def test_the_same_seed_writes_the_same_and_all_end_when_the_last_comes_to_stop(p
     assert list(lm.generate(prompts, 0)) == []
 
 
-def test_one_prompt_can_be_continued_in_several_ways():
-    text = torch.stack(list(small_lm("transformer-xl").generate(tokens(3, 1), 30, seed=1, batch=3)))
-    assert text.shape == (30, 3)
-    assert not torch.equal(text[:, 0], text[:, 1])
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_the_model_stays_in_the_mode_it_was_in_and_drops_nothing(model):
     lm, prompt = small_lm(model, dropout=0.5).train(), tokens(3)

@@ -1,22 +1,14 @@
 """Text read and written in a stream, and the memory of it saved and taken up again."""
 
 import pytest
-import torch
-from safetensors.torch import load, save_file
 
-from memformers.common.errors import UserError
 from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from memformers.generation.memory_file import (
-    MODEL,
-    SEAL,
-    checksum,
-    fingerprint,
     load_memory,
     save_memory,
 )
 from memformers.generation.sampling import Sampling, seeded
 from memformers.generation.text import TextStream, continue_text
-from memformers.models.memory import Memory
 from tests.builders import small_lm
 
 LETTERS = CharacterTokenizer("abcdefghij\n")
@@ -25,20 +17,6 @@ GREEDY = Sampling(temperature=0.0)
 
 def written(stream, n, **options):
     return "".join(stream.write(n, GREEDY, seeded(0, stream.device), **options))
-
-
-@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
-@pytest.mark.parametrize("read", [1, 6, 7, 8, 40, 42])
-def test_a_saved_memory_goes_on_as_if_nothing_had_happened(model, read, tmp_path):
-    lm = small_lm(model).eval()
-    text = "abcdefghij\n" * 4
-    first = TextStream(lm, LETTERS)
-    first.read(text[:read])
-    save_memory(first.reader, tmp_path / "memory.safetensors")
-    second = TextStream(lm, LETTERS)
-    second.reader = load_memory(lm, tmp_path / "memory.safetensors")
-    torch.testing.assert_close(second.reader.logits, first.reader.logits)
-    assert written(first, 40) == written(second, 40) == continue_text(lm, LETTERS, text[:read], 40, GREEDY)
 
 
 def test_a_memory_of_another_model_or_a_broken_one_is_an_error(tmp_path):
@@ -60,20 +38,6 @@ def test_a_memory_of_another_model_or_a_broken_one_is_an_error(tmp_path):
     without.read("abc")
     with pytest.raises(ValueError, match="has no memory to save"):
         save_memory(without.reader, path)
-
-
-@pytest.mark.parametrize("tensor", [torch.tensor(3.0), torch.zeros(0), torch.zeros(4, 1)])
-def test_a_memory_of_another_number_of_dimensions_is_an_error(tensor, tmp_path):
-    path, lm = tmp_path / "memory.safetensors", small_lm("transformer-xl")
-    stream = TextStream(lm, LETTERS)
-    stream.read("abcdefghij")
-    save_memory(stream.reader, path)
-    tensors = {**load(path.read_bytes()), "mem.0": tensor}
-    save_file(tensors, path, metadata={MODEL: fingerprint(lm), SEAL: checksum(tensors)})
-    with pytest.raises(UserError, match=r"is not a complete memory: .*mem of layer 0 as \[length, batch, d_"):
-        load_memory(lm, path)
-    with pytest.raises(UserError, match=r"mem of layer 0 as \[length, batch, d_model\]"):
-        lm(torch.zeros(3, 1, dtype=torch.long), Memory((tensor, tensor)))
 
 
 def test_writing_ends_with_the_stop():

@@ -1,14 +1,9 @@
-from functools import partial
-from typing import get_args
-
 import pytest
 import torch
 
 from memformers import RelativeMultiHeadAttention
 from memformers.kernels import blocked, dispatch, naive
-from memformers.kernels.dispatch import KernelName
 from memformers.kernels.naive import causal_mask
-from memformers.models.config import ModelConfig
 from tests.builders import fill_zeros
 from tests.kernels.against_naive import first_keys
 
@@ -82,10 +77,3 @@ def test_a_named_kernel_that_cannot_run_says_why(monkeypatch):
     assert "128, but d_head=130" in refusal("fused", d_model=260)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     assert "cuda, but the model is on cpu" in refusal("fused")
-
-
-def test_an_unknown_kernel_is_an_error_that_names_those_that_there_are():
-    assert get_args(KernelName) == ("auto", *dispatch.SUPPORT)
-    for build in (partial(RelativeMultiHeadAttention, 2, 8), ModelConfig):
-        with pytest.raises(ValueError, match="'naive', 'blocked', 'fused', got kernel='fast'"):
-            build(kernel="fast")

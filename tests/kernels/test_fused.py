@@ -55,7 +55,7 @@ def test_streams_may_share_a_program(programs, monkeypatch):
 
 
 def test_the_same_inputs_give_the_same_bits_and_torch_compile_takes_them_in_one_graph():
-    inputs = tensors(2, 1, 37, 67, 7, torch.float32)
+    inputs = tensors(2, 1, 19, 37, 3, torch.float32)
     compiled = torch.compile(fused.relative_attention, fullgraph=True, backend="aot_eager")
     first, *others = (results(kernel, inputs) for kernel in (*[fused.relative_attention] * 2, compiled))
     for other in others:
@@ -68,5 +68,5 @@ def test_nothing_as_large_as_queries_times_keys_is_kept():
 
 
 def test_the_operator_keeps_torchs_promises():
-    inputs, key_start = tensors(2, 3, 5, 11, 7, torch.float32), first_keys(2, 5, 11, DEVICE).int()
+    inputs, key_start = tensors(2, 1, 3, 5, 2, torch.float32), first_keys(2, 3, 5, DEVICE).int()
     torch.library.opcheck(torch.ops.memformers.fused_attention, (*inputs.values(), key_start))

@@ -1,9 +1,9 @@
-"""What is special to the naive kernel: explicit masks, the shift, and dropout."""
+"""What is special to the naive kernel: explicit masks and dropout."""
 
 import pytest
 import torch
 
-from memformers.kernels.naive import causal_mask, relative_attention, relative_shift
+from memformers.kernels.naive import causal_mask, relative_attention
 from tests.kernels.against_naive import tensors
 from tests.kernels.test_kernels import one_score_at_a_time
 
@@ -20,25 +20,6 @@ def test_a_mask_hides_keys_beside_those_that_come_before_the_first(key_start):
         for attention in (relative_attention, one_score_at_a_time)
     )
     torch.testing.assert_close(naive, definition, rtol=0, atol=1e-12)
-
-
-def test_what_comes_before_a_first_key_gets_a_gradient_of_exactly_zero():
-    inputs = tensors(2, 3, 4, 6, 5, torch.float64)
-    relative_attention(**inputs, key_start=torch.tensor([[0] * 4, [2] * 4])).square().sum().backward()
-    for name in ("key", "value"):
-        grad = inputs[name].grad
-        assert not grad[1, :, :2].any()
-        assert grad[1, :, 2:].all()
-        assert grad[0].all()
-
-
-def test_the_shift_puts_each_distance_at_its_key():
-    S, K = 3, 5
-    descending = torch.arange(K - 1, -1, -1).expand(S, K)  # every row: distances 4 3 2 1 0
-    shifted = relative_shift(descending)
-    for i in range(S):
-        for j in range(K - S + i + 1):
-            assert shifted[i, j] == K - S + i - j
 
 
 def test_dropout_drops_whole_probabilities_and_keeps_the_mean():

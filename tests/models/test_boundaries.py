@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memformers.models.boundaries import EVERYTHING, first_of_document, newest_start
+from memformers.models.boundaries import EVERYTHING, first_of_document
 from memformers.models.lengths import LayerLengths
-from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
+from memformers.models.memory import Memory
 from memformers.models.remembering import compress_oldest, keep_newest
-from tests.builders import MODELS, SMALL, small_compressive, small_lm, small_xl
+from tests.builders import small_compressive, small_lm, small_xl
 
 LENGTHS = st.integers(0, 9)
 
@@ -66,27 +66,6 @@ def test_a_query_sees_every_key_of_its_document_and_no_other(
             assert memory.valid.tolist() == (remembered == documents[at - 1]).sum(0).tolist()
 
 
-def test_the_newest_start_at_or_before_each_position():
-    doc_starts = torch.tensor([[0, 1, 0], [0, 0, 1], [0, 0, 0], [0, 1, 1]]).bool()
-    assert newest_start(doc_starts).T.tolist() == [[-1, -1, -1, -1], [0, 0, 0, 3], [-1, 1, 1, 3]]
-
-
-@pytest.mark.parametrize("valid", [None, torch.tensor([5, 0])])
-def test_without_starts_a_memory_keeps_to_what_it_says(valid):
-    memory = keep_newest(Memory(tuple(inputs(0, 5, 2)), valid=valid), inputs(5, 3, 2), [LayerLengths(7)])
-    assert (memory.valid if valid is None else memory.valid.tolist()) == (None if valid is None else [7, 3])
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_an_empty_memory_is_as_long_as_a_full_one(model):
-    memory = Memory.empty(small_lm(model, compression_rate=2).config, 3, dtype=torch.bfloat16)
-    lengths = {"transformer": (0, 0), "transformer-xl": (5, 0), "compressive": (4, 4)}
-    assert (memory.mem_len, memory.c_mem_len) == lengths[model]
-    assert memory.valid.tolist() == [0, 0, 0]
-    assert {(*t.shape[1:], t.dtype) for t in (*memory.mem, *memory.c_mem)} == {(3, 12, torch.bfloat16)}
-    assert len(memory.mem) == SMALL.n_layers
-
-
 def test_streams_that_are_done_remember_nothing_and_the_others_all_that_they_did():
     memory, done = Memory(tuple(inputs(0, 5, 3)), valid=torch.tensor([1, 4, 5])), torch.tensor([1, 0, 1])
     assert memory.reset(done.bool()).valid.tolist() == [0, 4, 0]
@@ -99,16 +78,6 @@ def test_streams_that_are_done_remember_nothing_and_the_others_all_that_they_did
 def test_what_does_not_say_which_streams_are_done_is_an_error(done):
     with pytest.raises(ValueError, match=r"done as torch.bool \[3\] on cpu"):
         Memory(tuple(inputs(0, 5, 3))).reset(done)
-
-
-def test_a_memory_in_a_file_has_its_valid_and_may_have_none():
-    lm = small_lm("compressive")
-    memory = lm(torch.randint(11, (7, 2)), doc_starts=torch.ones(7, 2, dtype=torch.bool)).memory
-    again = memory_from_tensors(memory_tensors(memory), SMALL.n_layers)
-    assert torch.equal(again.valid, memory.valid)
-    lm.check_memory(again, 2)
-    assert "valid" not in memory_tensors(Memory(memory.mem, memory.c_mem))
-    assert memory_from_tensors(memory_tensors(Memory(memory.mem)), SMALL.n_layers).valid is None
 
 
 STARTS = r"doc_starts, .* as torch.bool \[5, 2\] on cpu"

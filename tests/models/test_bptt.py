@@ -7,9 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from memformers import CompressiveTransformer, Conv1dCompression
-from memformers.generation.decoding import Decoder
-from memformers.generation.memory_file import load_memory, save_memory
-from memformers.models.memory import Memory, joined_streams, memory_from_tensors, memory_tensors, some_streams
+from memformers.models.memory import Memory, joined_streams, memory_tensors, some_streams
 from tests.builders import small_lm
 from tests.texts import gradients, read, same, tokens
 
@@ -82,24 +80,6 @@ def test_the_gradient_of_a_compression_is_that_of_a_graph_built_by_hand(compress
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_the_gradient_is_the_one_that_finite_differences_find(compression):
-    """All slots are made anew here, so the loss is a function of f_c as it is now."""
-    lm, texts, targets = lm_of(4, compression=compression), segments(5), segments(1)[0]
-    memory, learning = past_of(lm, texts[:-1]), of_compressions(lm)
-    assert kept_of(memory) == 3 * memory.c_mem_len
-    directions, step, values = [torch.randn_like(p) for p in learning], 1e-5, []
-    grads = gradient(loss_of(lm, texts[-1], memory, targets), learning)
-    for sign in (1, -2):
-        with torch.no_grad():
-            for p, d in zip(learning, directions, strict=True):
-                p += sign * step * d
-        values.append(loss_of(lm, texts[-1], memory, targets).item())
-    slope = sum((g * d).sum() for g, d in zip(grads, directions, strict=True)).item()
-    assert slope == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-6)
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_each_layer_makes_the_newest_of_its_own_slots_anew_where_lengths_differ(compression):
     """Of each layer's whole past, as far as it is compressed, the newest positions are kept, at most as many
     as it has slots for. The first layer compresses in segments in which the last one doesn't."""
@@ -129,26 +109,6 @@ def test_each_layer_makes_the_newest_of_its_own_slots_anew_where_lengths_differ(
     assert reached == [True, False, True]
     full = Memory.empty(lm.config, 2)
     assert [len(x) for x in full.slot_inputs] == [9, 0, 12]
-    again = memory_from_tensors(memory_tensors(memory), 3)
-    assert all(map(torch.equal, again.slot_inputs, memory.slot_inputs))
-    lm.check_memory(again, 2)
-    with pytest.raises(ValueError, match=r"slot_inputs of 9 positions in layer 0 .*, which keeps 6 at most"):
-        lm_of(1, compression=compression, **lengths).check_memory(memory, 2)
-
-
-@pytest.mark.parametrize("bptt", [1, 3])
-def test_slots_of_older_compressions_reach_no_compression(bptt):
-    """Without the newest slots nothing is left of the gradient."""
-    lm, texts = lm_of(bptt), segments(6)
-    memory = past_of(lm, texts[:-1])
-    read = lm.transformer.recompute_slots(memory, lm.config.layer_lengths)
-    for c_mem, before in zip(read.c_mem, memory.c_mem, strict=True):
-        learning = of_compressions(lm)
-        newest, older = c_mem[-2 * bptt :], c_mem[: -2 * bptt]
-        assert any(g.any() for g in gradient(newest[:2].sum(), learning))
-        assert torch.equal(older, before[: -2 * bptt])
-        if len(older):
-            assert not any(g.any() for g in gradient(older.sum(), learning))
 
 
 def test_without_it_nothing_is_kept_or_made_anew():
@@ -252,17 +212,6 @@ def test_sources_go_with_their_streams_and_into_files():
     loaded = torch.load(io.BytesIO(file.getvalue()))
     assert all(map(torch.equal, loaded.slot_inputs, memory.slot_inputs))
     assert all(map(torch.equal, memory.detach().slot_inputs, memory.slot_inputs))
-
-
-def test_a_text_whose_memory_was_saved_goes_on(tmp_path):
-    lm, text = lm_of(2).eval(), torch.randint(11, (40, 1))
-    whole, first = Decoder(lm, 1), Decoder(lm, 1)
-    whole.read(text)
-    first.read(text[:29])
-    save_memory(first, tmp_path / "memory")
-    second = load_memory(lm, tmp_path / "memory")
-    second.read(text[29:])
-    torch.testing.assert_close(second.logits, whole.logits)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Compression functions, and how a config names them."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -18,9 +17,7 @@ from memformers import (
     MeanCompression,
     MostUsedCompression,
 )
-from memformers.commands.train import Train, parse_train
 from memformers.models.compression import attention_received
-from memformers.models.language_model import MemoryLM
 from memformers.models.lengths import LayerLengths
 from memformers.models.memory import Memory
 from tests.builders import SMALL, small_lm
@@ -117,17 +114,6 @@ def test_slots_hold_nothing_of_the_document_before(compression, begin, mem_len):
         torch.testing.assert_close(losses[-1], fresh_losses[-1], **EXACT)
 
 
-@pytest.mark.parametrize("compression", ["mean", "max", "most-used"])
-def test_a_compression_without_weights_takes_no_gradient_and_every_other_weight_does(compression):
-    lm, text = small_lm("compressive", compression=compression), tokens(40)
-    logits, losses, memory = read(lm, text)
-    assert memory.c_mem_len == SMALL.c_mem_len
-    assert losses[-1] > 0
-    (F.cross_entropy(logits.flatten(0, 1), text.flatten()) + losses[-1]).backward()
-    assert all(parameter.grad.any() for parameter in lm.parameters())
-    assert not [name for name in lm.state_dict() if ".compress." in name]
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [(lambda: DilatedConvCompression(3, 4, dilations=(1, 0)), r"dilations=\(1, 0\)"),
@@ -147,28 +133,6 @@ def test_convolutions_that_start_as_the_mean_are_the_mean_and_learn(f_c):
     torch.testing.assert_close(f_c(mem), MeanCompression(3)(mem))
     f_c(mem).square().sum().backward()
     assert all(p.grad.any() for p in f_c.parameters())
-
-
-def test_a_model_draws_all_else_alike_however_it_compresses():
-    states = []
-    for way in ({}, {"compression": "mean"}, {"compression_start": "mean"}):
-        lm = MemoryLM(replace(SMALL, model="compressive", **way))
-        torch.manual_seed(5)
-        lm.reset_parameters()
-        states.append(lm.state_dict())
-    drawn, mean, from_mean = states
-    assert {name for name in drawn if name not in mean} == {n for n in drawn if ".compress." in n}
-    assert all(torch.equal(tensor, drawn[name]) for name, tensor in mean.items())
-    for name, tensor in from_mean.items():
-        assert torch.equal(tensor, drawn[name]) == (".compress." not in name), name
-    weight = from_mean["transformer.layers.1.compress.conv.weight"]
-    torch.testing.assert_close(weight, torch.eye(12)[..., None].expand(12, 12, 3) / 3)
-
-
-def test_the_command_takes_compression_and_its_loss():
-    options = ["--model", "compressive", "--compression", "dilated", "--compression-loss", "auto-encoding"]
-    config = parse_train(options, Train()).config.model
-    assert (config.compression, config.compression_loss) == ("dilated", "auto-encoding")
 
 
 def most_used_by_hand(mem, received, c):

@@ -15,7 +15,6 @@ from memformers import (
     Conv1dCompression,
     MaxCompression,
 )
-from memformers.generation.decoding import Decoder
 from memformers.models.lengths import LayerLengths
 from memformers.models.memory import Memory
 from tests.builders import fill_zeros, small_compressive, small_lm
@@ -154,18 +153,6 @@ def test_a_decoder_is_a_transposed_convolution_whose_kernel_and_stride_are_the_r
     torch.testing.assert_close(f_c.decode(slots), wanted.permute(2, 0, 1))
 
 
-def test_from_the_same_seed_a_compression_starts_alike_with_a_decoder_and_without():
-    states = []
-    for loss in ("attention", "auto-encoding"):
-        lm = small_lm("compressive", compression_loss=loss)
-        torch.manual_seed(5)
-        lm.reset_parameters()
-        states.append({name.replace(".encode", ""): w for name, w in lm.state_dict().items()})
-    without, beside = states
-    assert {name for name in beside if name not in without} == {n for n in beside if ".decoder." in n}
-    assert all(torch.equal(weight, beside[name]) for name, weight in without.items())
-
-
 @pytest.mark.parametrize("compression", ["mean", "max"])
 def test_without_a_loss_memories_are_the_same_and_the_auxiliary_loss_is_0(compression):
     measured, silent = (
@@ -219,13 +206,6 @@ def test_slots_of_another_number_or_width_are_an_error_of_one_line(compress, mad
     assert f"{type(compress).__name__} to make [1, 2, 12] of memories [3, 2, 12]" in said
     assert f"got {made}" in said
     assert "\n" not in said
-
-
-def test_a_decoder_refuses_slots_of_another_width():
-    lm = small_lm("compressive").eval()
-    lm.transformer.layers[0].compress = Wrong(width=5)
-    with pytest.raises(ValueError, match=r"Wrong to make .* got \[1, 2, 5\]"):
-        Decoder(lm, 2).read(torch.randint(11, (20, 2)))
 
 
 @pytest.mark.parametrize(

@@ -77,21 +77,6 @@ def test_documents_of_several_streams_are_read_as_each_alone(model, kernel):
         torch.testing.assert_close(logits[position:end, stream, None], alone, **EXACT)
 
 
-@pytest.mark.parametrize("kernel", ["naive", "blocked"])
-@pytest.mark.parametrize("model", MODELS)
-def test_the_other_streams_do_not_change_by_a_bit(kernel, model):
-    lm, text = small_lm(model, kernel=kernel), tokens(35, 3)
-    doc_starts = documents(35, 3, (9, 1), (23, 1))
-    plain, _, before = read(lm, text)
-    logits, _, after = read(lm, text, doc_starts)
-    for stream in (0, 2):
-        assert torch.equal(logits[:, stream], plain[:, stream])
-        for a, b in zip((*after.mem, *after.c_mem), (*before.mem, *before.c_mem), strict=True):
-            assert torch.equal(a[:, stream], b[:, stream])
-    assert torch.equal(logits[:9, 1], plain[:9, 1])
-    assert not torch.equal(logits[9:, 1], plain[9:, 1])
-
-
 @pytest.mark.parametrize("kernel", ["auto", "naive", "blocked"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("begin", [8, 9, 10])
@@ -146,15 +131,6 @@ def test_a_model_reads_after_an_empty_memory_as_after_none(model, way, shape):
         loss = logits.square().sum() + torch.stack(losses).sum()
         results.append([logits, *losses, *gradients(lm, loss), *visible(after, c)])
     same(*results)
-
-
-def test_an_empty_memory_keeps_its_shape_where_a_slot_divides_a_segment():
-    lm = small_lm("compressive", segment_len=6, mem_len=5)
-    memory = Memory.empty(lm.config, 2)
-    for _ in range(4):
-        before, memory = memory, lm(tokens(6, 2), memory).memory
-        assert [t.shape for t in memory.mem + memory.c_mem] == [t.shape for t in before.mem + before.c_mem]
-    assert memory.valid.tolist() == [3 + 4 * 3] * 2
 
 
 @pytest.mark.parametrize("kernel", ["naive", "blocked"])

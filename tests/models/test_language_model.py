@@ -65,12 +65,6 @@ def test_layer_inputs_and_memory_have_the_dtype_of_the_weights(model, settings, 
     assert seen | {part.dtype for parts in memory.parts.values() for part in parts} == {dtype}
 
 
-def test_the_transformer_forgets_between_segments():
-    lm, text = small_lm("transformer"), tokens(14)
-    memory = lm(text[:7]).memory
-    torch.testing.assert_close(lm(text[7:], memory).logits, lm(text[7:]).logits)
-
-
 def test_learned_positions_are_exactly_as_many_as_the_model_can_meet():
     stored = {
         m: small_lm(m, positions="learned").transformer.layers[0].self_attn.max_positions for m in MODELS
@@ -81,19 +75,26 @@ def test_learned_positions_are_exactly_as_many_as_the_model_can_meet():
         memory = lm(tokens(7), memory).memory
 
 
-def test_the_same_seed_gives_all_models_the_same_shared_weights():
-    states = {}
-    for model in MODELS:
-        lm = MemoryLM(replace(SMALL, model=model))
+@pytest.mark.parametrize(
+    "way",
+    [*({"model": model} for model in MODELS[:2]),
+     {"compression": "mean"},
+     {"compression_start": "mean"},
+     {"compression_loss": "auto-encoding"}],
+    ids=str,
+)  # fmt: skip
+def test_the_same_seed_gives_all_models_the_same_shared_weights_however_they_compress(way):
+    """A decoder beside a compression changes nothing of that either."""
+    states = []
+    for changes in ({}, way):
+        lm = MemoryLM(replace(SMALL, **({"model": "compressive"} | changes)))
         torch.manual_seed(3)
         lm.reset_parameters()
-        states[model] = lm.state_dict()
-    shared = set(states["transformer"])
-    assert set(states["transformer-xl"]) == shared
-    assert {n for n in set(states["compressive"]) - shared if ".compress." not in n} == set()
-    for name in shared:
-        for model in MODELS[1:]:
-            assert torch.equal(states["transformer"][name], states[model][name]), (model, name)
+        states.append({name.replace(".encode", ""): weight for name, weight in lm.state_dict().items()})
+    conv, found = states
+    own = ".decoder." if "compression_loss" in way else ".compress."
+    for name in {name for name in conv | found if own not in name}:
+        assert torch.equal(conv[name], found[name]), name
 
 
 @pytest.mark.parametrize(

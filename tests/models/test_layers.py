@@ -45,11 +45,6 @@ def test_sinusoids_are_the_papers():
             assert features[d, 4 + i].item() == pytest.approx(math.cos(angle), abs=1e-15)
 
 
-def test_distances_beyond_clamp_len_look_alike():
-    assert torch.equal(sinusoids(6, 8, clamp_len=3), sinusoids(4, 8)[[0, 1, 2, 3, 3, 3]])
-    assert torch.equal(sinusoids(3, 8, clamp_len=3), sinusoids(3, 8))
-
-
 def test_the_table_holds_the_papers_sinusoids_of_any_dtype_though_it_grew_and_was_cast():
     table = Sinusoids(8)
     for distances, dtype in ((3, torch.float32), (7, torch.float32), (5, torch.float64), (9, torch.float64)):
