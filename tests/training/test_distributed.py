@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from safetensors.torch import load_file
 
 from memformers import AdaptiveConfig
 from memformers.common.files import write_json
+from memformers.common.processes import module_environment
 from memformers.data.gathering import Recipe
 from memformers.data.preparing import prepare
 from memformers.data.streams import plain_reading
@@ -26,12 +29,42 @@ from memformers.training.signals import Stopped, StopSignals
 from memformers.training.state import TrainingState
 from tests.builders import small_lm, small_training
 from tests.processes import finish, run, wait_for
-from tests.training.launches import ARGUMENTS, launch, start, worker
 from tests.training.ranks_program import train_in_double
 from tests.training.runs import without_times
 
 TEXT = "".join(chr(97 + i * i % 23) for i in range(30_000))
 LONG = pytest.mark.long
+ARGUMENTS = [
+    "--tokens", "2048", "--batch-size", "8", "--evaluations", "2", "--log-every", "4", "--d-model", "16",
+    "--heads", "2", "--d-ff", "16", "--n-layers", "2", "--segment-len", "16", "--mem-len", "24",
+    "--c-mem-len", "8", "--precision", "float32",
+]  # fmt: skip
+"""Sixteen steps; the first compresses nothing, since the memory has still room. In float32, so that other
+numbers of processes agree on any machine."""
+
+
+def start(folder: Path, *arguments: object, processes: int = 1) -> "subprocess.Popen[str]":
+    """Begin to train into ``folder``."""
+    return launch("memformers", "train", *ARGUMENTS, "--out", folder, *arguments, processes=processes)
+
+
+def launch(module: str, *arguments: object, processes: int) -> "subprocess.Popen[str]":
+    """Begin to run ``module``, in one process or, by torchrun, in several ``processes`` with a core each."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
+    command = [sys.executable, *(torchrun if processes > 1 else []), "-m", module, *arguments]
+    return subprocess.Popen(
+        list(map(str, command)), env=module_environment() | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def worker(torchrun: int, rank: int) -> int:
+    """The process of a rank, of a torchrun whose process is given, on Linux."""
+    for task in Path(f"/proc/{torchrun}/task").glob("*/children"):
+        for pid in task.read_text().split():
+            if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                return int(pid)
+    raise LookupError(f"torchrun has no process of rank {rank}")
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +76,9 @@ def _short_runs(quick_runs):
 def text(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(TEXT)
+    (path.parent / "documents").mkdir()
+    for i in range(0, len(TEXT), 300):
+        (path.parent / "documents" / f"{i:05}.txt").write_text(TEXT[i : i + 300])
     return path
 
 
@@ -107,11 +143,17 @@ def test_two_ranks_end_with_one_processs_weights_memory_and_losses(number, ranks
         assert torch.equal(ranks[0][name], ranks[1][name])
 
 
-@pytest.mark.parametrize("processes", [(2, 1), pytest.param((1, 2), marks=LONG)])
-def test_a_run_that_a_signal_to_any_rank_stopped_goes_on_with_another_number(text, tmp_path, processes):
-    options = ["--model", "compressive", "--data", text, "--checkpoint-every", 640]
+@pytest.mark.parametrize(
+    ("before", "after", "several", "data"),
+    [(2, 1, "fsdp", "text.txt"), pytest.param(1, 2, "fsdp", "text.txt", marks=LONG),
+     pytest.param(2, 2, "ddp", "documents", marks=LONG)],
+)  # fmt: skip
+def test_a_run_that_a_signal_to_any_rank_stopped_goes_on_with_any_number(
+    before, after, several, data, text, tmp_path
+):
+    options = ["--model", "compressive", "--data", text.with_name(data), "--checkpoint-every", 640]
     assert run("train", *ARGUMENTS, *options, "--out", tmp_path / "alone").code == 0
-    folder, (before, after), parallel = tmp_path / "run", processes, {1: "single", 2: "fsdp"}
+    folder, parallel = tmp_path / "run", {1: "single", 2: several}
     first = start(folder, *options, "--parallel", parallel[before], processes=before)
     wait_for(lambda: (folder / "checkpoints" / "000000000640").exists())
     os.kill(worker(first.pid, rank=1) if before > 1 else first.pid, signal.SIGTERM)

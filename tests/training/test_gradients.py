@@ -2,18 +2,22 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
-from memformers import AdaptiveConfig
+from memformers import AdaptiveConfig, MemoryLM
+from memformers.data.corpora import Corpus
 from memformers.data.streams import IGNORED, Segment
 from memformers.models.memory import Memory
+from memformers.training import run as run_module
 from memformers.training.distributed import Distributed
 from memformers.training.gradients import InTurn, backward, clip
 from memformers.training.optimizers import build_optimizers
+from memformers.training.run import train_run
 from memformers.training.state import TrainingState
 from tests.builders import small_lm, small_training
 from tests.training.runs import DOCUMENTS, poisoned, segments_of, train_here
@@ -106,14 +110,6 @@ def test_a_training_reads_several_segments_a_step_over_as_many_tokens():
     assert config.tokens_a_step == 3 * 16 * 4
 
 
-def test_without_it_a_step_is_one_segment_and_its_memory_carries_no_gradient():
-    lm, config, seen = small_lm("transformer-xl", segment_len=16, mem_len=16), small_training(tokens=128), []
-    lm.register_forward_hook(lambda _, args, output: seen.append((args[1], output.memory)))
-    train_here(lm, config)
-    assert [after.mem[0].requires_grad for _, after in seen] == [False, False]
-    assert torch.equal(seen[1][0].mem[0], seen[0][1].mem[0])
-
-
 def skipped_at(calls, documents, **changes):
     """The segments of a training in which these forward passes give no numbers, what is remembered before
     each step, and what is remembered after the last."""
@@ -149,12 +145,6 @@ def test_after_a_skipped_step_a_new_document_does_not_see_the_one_before_it():
     assert (after.valid[begun] == 0).all()
     assert torch.equal(after.valid[~begun], before[2].valid[~begun])
     assert after.mem is before[2].mem
-
-
-def test_it_learns_in_bfloat16():
-    lm = small_lm("compressive", segment_len=16, mem_len=16)
-    records = train_here(lm, small_training(tokens=128 * 20, tbptt=1, precision="bfloat16", log_every=1))
-    assert records[-1]["loss.train"] < 0.8 * records[0]["loss.train"]
 
 
 @pytest.mark.long
@@ -259,3 +249,41 @@ def test_compressions_learn_without_a_loss_of_their_own_and_records_say_how_much
     language, compressing = clip(lm, 1e-6)  # what the last step had, shortened for each by itself
     assert min(language, compressing) > 1e-5
     assert torch.cat([p.grad.flatten() for p in learning]).norm() == pytest.approx(1e-6, rel=0.2)
+
+
+def test_accuracy_is_that_of_tokens_that_are_predicted():
+    config = small_training(tokens=64 * 7, log_every=7)
+    lm = small_lm("transformer-xl", segment_len=16, mem_len=16)
+    correct = []
+    lm.register_forward_hook(lambda _, inputs, output: correct.append(int(output.scores.correct.sum())))
+    segments = list(itertools.islice(segments_of(config, documents=DOCUMENTS), 7))
+    records = train_here(lm, config, iter(segments))
+    predictions = sum(segment.predictions for segment in segments)
+    assert predictions < 7 * 64
+    assert records[-1]["accuracy.train"] == sum(correct) / predictions
+
+
+@pytest.mark.parametrize("lengths", [(90, *[1] * 10), (1, 1, 1)])
+def test_documents_in_which_nothing_can_be_predicted_are_an_error(lengths, tmp_path, monkeypatch):
+    corpus = Corpus("some", "some", "x" * sum(lengths), documents=lengths)
+    monkeypatch.setattr(run_module, "find_text", lambda *_: corpus)
+    config = small_training(batch_size=1, model="transformer")
+    config = replace(config, model=replace(config.model, segment_len=1))
+    with pytest.raises(ValueError, match=r"some has only documents of a single token to (train|validate) on"):
+        train_run(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
+def test_a_compiled_training_on_documents_compiles_once(model, monkeypatch):
+    """As long as segments are whole: from the first step on, every step has the same shapes."""
+    compiled = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiled))
+    torch.compiler.reset()
+    config = small_training(model=model, compile=True, tokens=64 * 8, precision="bfloat16")
+    settings = {"n_layers": 1, "vocab_size": 11, "compression_rate": 4, "embedding": "adaptive"}
+    adaptive = AdaptiveConfig(d_embed=8)
+    config = replace(config, model=replace(config.model, **settings, adaptive=adaptive))
+    segments = list(itertools.islice(segments_of(config, documents=DOCUMENTS), 7))
+    whole = [segment for segment in segments if len(segment.inputs) == 16]
+    train_here(MemoryLM(config.model), config, itertools.cycle(whole))
+    assert compiled.frame_count == 1

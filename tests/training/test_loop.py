@@ -37,20 +37,6 @@ def test_records_and_evaluations_come_as_often_as_asked_for():
     assert (end.step, end.tokens) == (23, 64 * 23)
 
 
-def test_the_memory_is_carried_and_forgotten_when_the_streams_start_over():
-    config = small_training(tokens=16 * 4 * 8, log_every=1)
-    text = TEXT[: 16 * 4 * 3 + 1]  # three segments a pass
-    _, records, _, _ = run(config, text=text)
-    assert [m["memory.length"] for _, m in records] == [16.0] * 8  # mem_len = segment_len = 16
-    model = build_model(config)
-    lengths = []
-    model.transformer.register_forward_pre_hook(
-        lambda _, args, named: lengths.append(len(named["mem"][0]) if named["mem"] else 0), with_kwargs=True
-    )
-    run(config, model, text)
-    assert lengths == [0, 16, 16, 0, 16, 16, 0, 16]
-
-
 def test_the_learning_rate_rises_from_zero_and_falls_to_zero_in_straight_lines():
     rate = learning_rate_schedule(small_training(tokens=1_000, warmup=0.1, learning_rate=1.0))
     assert [rate(t) for t in (0, 50, 100, 550, 999)] == pytest.approx([0.0, 0.5, 1.0, 0.5, 1 / 900])

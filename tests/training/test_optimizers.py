@@ -24,12 +24,6 @@ def test_orthogonalizing_applies_the_quintic_to_the_singular_values(shape):
     torch.testing.assert_close(orthogonalized(matrices), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_orthogonalized_matrices_have_singular_values_of_about_one():
-    matrices = torch.randn(4, 24, 60, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    sigma = torch.linalg.svdvals(orthogonalized(matrices))
-    assert 0.6 < sigma.min() < sigma.max() < 1.3
-
-
 def test_a_gradient_of_zeros_changes_nothing():
     weight = nn.Parameter(torch.ones(3, 4))
     weight.grad = torch.zeros(3, 4)

@@ -1,4 +1,3 @@
-import json
 from dataclasses import asdict
 
 import pytest
@@ -6,7 +5,6 @@ import pytest
 from memformers.common.files import config_from_dict
 from memformers.models.config import ModelConfig
 from memformers.training.config import TrainConfig
-from tests.builders import small_training
 
 OUT_OF_RANGE = {
     "parallel": ("many",), "precision": ("float16",), "optimizer": ("sgd",), "compile": (1,), "data": (3,),
@@ -39,11 +37,6 @@ def test_a_setting_of_another_type_or_out_of_its_range_is_an_error(name, value):
 def test_settings_that_do_not_fit_each_other_are_an_error(changes, message):
     with pytest.raises(ValueError, match=message):
         TrainConfig(**changes)
-
-
-def test_a_config_survives_json():
-    config = small_training(model="compressive", learning_rate=1)
-    assert config_from_dict(TrainConfig, json.loads(json.dumps(asdict(config))), "here") == config
 
 
 def test_unknown_keys_are_errors_with_the_nearest_known_one():
