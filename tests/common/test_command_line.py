@@ -11,7 +11,6 @@ import pytest
 from memformers.common.command_line import (
     Group,
     command_as_given,
-    field_docstrings,
     parse_arguments,
     plain_errors,
     whole_number,
@@ -139,11 +138,6 @@ def test_values_stand_on_top_of_those_that_are_given_as_defaults():
     assert parse_arguments(Outer, ["--seed", "7"], default=default) == Outer(Inner(5, 7), "y")
 
 
-def test_what_a_config_refuses_is_raised():
-    with pytest.raises(UserError, match=r"^width=0 is too small; use at least 1\.$"):
-        parse_arguments(Outer, ["--width", "0"])
-
-
 def test_help_shows_the_first_options_then_the_groups_then_all_others(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     said = ended(lambda: parse_arguments(Outer, ["--help"])).out
@@ -157,7 +151,3 @@ def test_help_shows_the_first_options_then_the_groups_then_all_others(monkeypatc
     places = [boxes.index(part) for part in parts]
     assert places == sorted(places)
     assert "height" not in said
-
-
-def test_the_docstring_of_a_field_is_one_line():
-    assert field_docstrings(Inner) == {"width": "How wide it is."}
