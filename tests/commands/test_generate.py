@@ -100,15 +100,6 @@ def test_a_saved_memory_is_replaced_through_a_link_and_keeps_its_mode(trained, m
     assert memory.stat().st_mode & 0o777 == 0o600
 
 
-def test_two_flipped_bits_of_a_saved_memory_are_noticed(trained, memory):
-    options = ["generate", "--checkpoint", trained, "--tokens", 2]
-    assert run(*options, "--prompt", "BANQUO", "--save-memory", memory).code == 0
-    data = bytearray(memory.read_bytes())
-    data[-3] ^= 0b11
-    memory.write_bytes(data)
-    assert run(*options, "--load-memory", memory).said("its checksum differs")
-
-
 def test_a_terminal_that_knows_ascii_alone_shows_what_it_can(trained):
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     ended = finish(program("generate", "--checkpoint", trained, "--prompt", "x→y"), env=environment)

@@ -52,10 +52,3 @@ def test_a_mistake_gets_a_clear_answer_before_anything_is_written(arguments, mes
     assert ended.said(message), ended.err
     assert len(ended.err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_a_report_that_is_not_ours_is_not_overwritten(tmp_path):
-    (tmp_path / "r").mkdir()
-    (tmp_path / "r" / "report.md").write_text("mine")
-    assert run("recall", "--quick", "--out", "r").said("has a report.md that no run wrote")
-    assert (tmp_path / "r" / "report.md").read_text() == "mine"
