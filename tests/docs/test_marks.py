@@ -5,7 +5,7 @@ import re
 import pytest
 
 from docs.building.markdown import expanded
-from docs.building.marks import BESIDE, MARKS, with_marks, with_terms
+from docs.building.marks import BESIDE, MARKS, with_terms
 from docs.building.maths import with_mathml
 from docs.building.source import ROOT
 
@@ -44,28 +44,6 @@ def test_a_mark_without_a_line_or_without_a_text_is_an_error_of_one_line(page, r
     assert "\n" not in str(error.value)
 
 
-def test_a_mark_and_its_lines_lead_to_each_other():
-    first = '<span class="n">end</span>  <span class="c1"># ①</span>'
-    last = '<span class="n">cut</span>  <span class="c1"># [B]  # ①</span>'
-    code = f'<div class="highlight"><pre><span></span><code>{first}\nx\n{last}\n</code></pre></div>'
-    page = with_marks(f'<p>① alone</p><div class="beside"><div><p>a ①, b ①</p></div><div>{code}</div></div>')
-
-    def mark(own, other):
-        return f'<a class="mark mark-1"{own} href="#{other}-1-1">①</a>'
-
-    assert page.startswith("<p>① alone</p>")
-    in_text, at_line = mark(' id="text-1-1"', "lines"), mark(' id="lines-1-1"', "text")
-    assert f"a {in_text}, b {mark('', 'lines')}" in page
-    lines = [
-        f'<span class="marked mark-1"><span class="marks">{at_line}</span><span class="n">end</span>',
-        "</span>x",
-        f'<span class="marked mark-1"><span class="marks">{mark("", "text")}</span><span class="n">cut</span>'
-        '  <span class="c1"># [B]</span>',
-        "</span></code>",
-    ]
-    assert "<code>" + "\n".join(lines) in page
-
-
 def test_a_mark_below_a_term_gives_the_term_its_class():
     formula = with_mathml(
         r'<span class="arithmatex">\(\underset{②}{a + b} + \frac{\overset{①}{c}}{d}\)</span>'
@@ -84,9 +62,3 @@ def test_every_equation_of_the_method_that_has_code_beside_it_has_a_mark():
     assert len(blocks) >= 16
     assert len(equations) >= 16
     assert [tex for tex in equations if not set(tex) & set(MARKS)] == []
-
-
-@pytest.mark.parametrize("number", range(1, len(MARKS) + 1))
-def test_a_pointer_on_a_mark_shows_all_that_has_its_number(number):
-    style = (ROOT / "docs/stylesheets/extra.css").read_text(encoding="utf-8")
-    assert f".beside:has(.mark-{number}:is(:hover, :focus-visible, :target)) .mark-{number}" in style
