@@ -9,7 +9,6 @@ import pytest
 from memformers.common.files import write_json
 from memformers.report.document import write_report
 from memformers.report.markdown import fenced, table
-from memformers.report.provenance import in_words
 from tests.builders import MODELS
 from tests.report.fake_runs import FACTS, changed, fake_comparison, fake_run, markdown_of
 
@@ -162,11 +161,6 @@ def test_a_report_names_its_run_date_command_and_commit(tmp_path):
     assert "| git commit | 0123456789ab-dirty |" in markdown
 
 
-def test_what_is_not_known_of_a_run_has_no_row(tmp_path):
-    fake_run(tmp_path / "run", "transformer", 2.4)  # as a package without git trains it
-    assert "| git commit |" not in markdown_of(tmp_path / "run")
-
-
 def test_no_place_of_this_machine_is_shown(tmp_path):
     facts = FACTS | {"corpus": FACTS["corpus"] | {"source": str(tmp_path / "book.txt")}}
     fake_run(tmp_path / "run", "transformer", 2.4, facts=facts, data=str(tmp_path / "book.txt"))
@@ -174,16 +168,3 @@ def test_no_place_of_this_machine_is_shown(tmp_path):
     for text in (page.read_text(), page.with_suffix(".md").read_text()):
         assert str(tmp_path) not in text
         assert "book.txt" in text
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [("/a/b/c.txt", "c.txt"),
-     ("a/b", "a/b"),
-     ("\n\n", '"\\n\\n"'),
-     (None, "not given"),
-     ([64, 32], "64, 32"),
-     (0, "0")],
-)  # fmt: skip
-def test_a_setting_is_shown_in_words(value, said):
-    assert in_words(value) == said
