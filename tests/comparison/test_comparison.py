@@ -18,7 +18,6 @@ from memformers.comparison.text import CompareConfig, compare, pin_corpus
 from memformers.data import corpora, gathering
 from memformers.data.corpora import Corpus, builtin_corpus, load_corpus
 from memformers.runs.folder import read_metrics
-from memformers.runs.plan import runs_of
 from tests.builders import MODELS, SMALL_RUN, SMALL_SIZES, small_training
 from tests.processes import program, run, start, train_here, wait_for
 
@@ -173,10 +172,6 @@ def test_a_comparison_of_other_settings_is_refused_and_nothing_is_lost(changes, 
     with pytest.raises(ValueError, match=re.escape(message)):
         compare(small_comparison(**changes), folder, resume=True)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-
-
-def test_all_arms_of_a_seed_are_trained_before_the_next_seed():
-    assert list(runs_of(["a", "b"], [5, 6])) == ["a", "b", "a-seed6", "b-seed6"]
 
 
 @pytest.mark.usefixtures("quick_runs")

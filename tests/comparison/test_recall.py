@@ -140,35 +140,6 @@ def test_a_training_that_was_stopped_begins_again_when_its_process_has_ended(tmp
     assert [r["tokens"] for r in read_metrics(tmp_path / "r" / "compressive")] == [128, 256, 256]
 
 
-@pytest.mark.usefixtures("tiny")
-def test_a_training_that_fails_is_said_to_be_missing_and_the_others_are_reported(tmp_path, monkeypatch):
-    def fail_one(commands, jobs, **options):
-        good = [command for command in commands if "mean" not in command[1]]
-        numbers = [commands.index(command) for command in good]
-        yield from ((numbers[i], code) for i, code in train_here(good, jobs, **options))
-        yield next(i for i, command in enumerate(commands) if "mean" in command[1]), 1
-
-    monkeypatch.setattr(experiment, "run_modules", fail_one)
-    with pytest.raises(ValueError, match="the training of mean failed; the others are in"):
-        run_experiment(RecallConfig(seeds=1).experiment, tmp_path / "r")
-    markdown = (tmp_path / "r" / "report.md").read_text()
-    assert "> **mean failed before its first step**" in markdown
-    assert "| Compressive, M = 32" in markdown
-    monkeypatch.setattr(experiment, "run_modules", lambda *_, **__: iter([(0, 1)]))
-    with pytest.raises(ValueError, match="no training ended well, so there is nothing to report"):
-        run_experiment(RecallConfig(seeds=1, arms=("mean",)).experiment, tmp_path / "other")
-
-
-@pytest.mark.usefixtures("tiny")
-def test_one_seed_claims_nothing(tmp_path):
-    run_experiment(RecallConfig(seeds=1, arms=TWO).experiment, tmp_path / "r")
-    markdown = (tmp_path / "r" / "report.md").read_text()
-    assert "only one seed, so nothing is claimed" in markdown
-    assert "`--seeds 5 --resume`" in markdown
-    assert "There is only one seed, so there are no bands." in markdown
-    assert "±" not in markdown
-
-
 @pytest.mark.parametrize(
     ("shares", "said"),
     [([(0.9, 0.3), (0.8, 0.25)], "is better by 57.5 ± 31.8 points** (2 seeds)"),
