@@ -155,11 +155,6 @@ with Tracking(Path({str(tmp_path)!r}), "test", {{}}) as tracking:
     wait_for(lambda: not is_running(relay), 6.0)
 
 
-def test_a_line_that_a_crash_cut_short_is_left_out(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"tokens": 1}\n{"tok')
-    assert read_metrics(tmp_path) == [{"tokens": 1}]
-
-
 def test_the_relay_needs_no_torch():
     """It shares the machine with the training: it must start fast and stay small."""
     program = "import sys, memformers.tracking.recorder; sys.exit('torch' in sys.modules)"
