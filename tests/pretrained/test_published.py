@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from memformers import from_transfo_xl
-from memformers.commands.evaluate import Evaluate
 from memformers.common.errors import UserError
 from memformers.common.files import read_json
 from memformers.evaluation.evaluate import evaluate
@@ -90,11 +89,6 @@ def test_a_folder_of_hugging_faces_has_its_loss():
     assert evaluate(model, tokens, 1).loss == pytest.approx(expected["loss"], abs=1e-6)
     pairs = zip(tokenizer.decode(tokens).split(), text.split(), strict=True)
     assert {word for word, theirs in pairs if word != theirs} == {"<unk>"}
-
-
-def test_the_command_evaluates_it(capsys):
-    Evaluate(checkpoint=FOLDER, text=str(FOLDER / "test.tokens"), streams=1, device="cpu").run()
-    assert f"{read_json(FOLDER / 'expected.json')['loss']:.4f}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("pre_lnorm", [False, True])
