@@ -41,7 +41,7 @@ test: .venv/ready-for-tests
 test-long: .venv/ready-for-tests
 	$(PYTEST) -m long
 
-# The documentation, into site/. It opens as files; its search needs a server: python -m http.server -d site
+# The documentation, into site/. Its pages and its search work when they are opened as files.
 docs: .venv/ready-for-tests
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 

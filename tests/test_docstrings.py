@@ -44,7 +44,7 @@ def test_every_public_name_has_a_docstring_that_names_the_shapes_of_tensors(modu
 
 
 @pytest.mark.usefixtures("quick_runs")
-@pytest.mark.parametrize("name", ["evaluate", "train"])
+@pytest.mark.parametrize("name", memformers.__all__)
 def test_the_examples_of_a_public_name_run_and_print_what_they_say(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = inspect.getdoc(getattr(memformers, name))

@@ -13,13 +13,22 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import memformers
 from docs.building.command_line import command_line_page
 from docs.building.drawings import DRAWINGS, svg
 from docs.building.markdown import expanded, named, relinked
 from docs.building.marks import with_marks
 from docs.building.maths import with_mathml
 from docs.building.notebooks import for_the_site
-from docs.building.reference import module_page, modules, navigation, page_of, with_public_names
+from docs.building.reference import (
+    module_navigation,
+    module_page,
+    modules,
+    page_of,
+    public_navigation,
+    public_page,
+    with_public_names,
+)
 from docs.building.source import ROOT
 
 ELSEWHERE = {
@@ -35,7 +44,8 @@ LANGUAGES = {"zh.md": "zh-Hans", "si.md": "si"}
 """Pages that are not in English."""
 BOOSTS = {
     "api/index.md": 0.01,
-    "api/": 0.001,
+    "api/memformers.": 0.001,
+    "api/": 0.01,
     "changelog.md": 0.1,
     "command-line.md": 2,
     "contributing.md": 0.1,
@@ -43,19 +53,24 @@ BOOSTS = {
     "notebooks/": 0.2,
     "results/ablation/report.md": 0.1,
     "results/ablation/": 0.5,
+    "results/index.md": 1,
+    "results/": 0.1,
     "troubleshooting.md": 0.3,
 }
 """Weights of pages in a search, by how their path begins; the first that fits. What isn't here counts 1: a
 title counts 1,000 times as much as text, and a reference is all titles, so guides would come last."""
+UNBROKEN = re.compile(r"(?<=\d) (?=[%±] ?\d?)|(?<=%) (?=±)|(?<=±) (?=\d)")
+"""Spaces within a number with its unit and its interval, such as 65.7 % ± 0.6."""
 DRAWING = re.compile(r'<img [^>]*src="([^"]*drawings/[^"]+)"[^>]*>')
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fill in the reference: a page for each module."""
-    nav: list[Any] = config.nav or []
-    for entry in nav:
+    """Fill in the reference: a page for each public name, and one for each module among the internals."""
+    for entry in config.nav or []:
         if "API reference" in entry:
-            entry["API reference"] = navigation()
+            entry["API reference"] = public_navigation()
+        if "Internals" in entry:
+            entry["Internals"] += module_navigation()
     return config
 
 
@@ -72,6 +87,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for notebook in sorted((ROOT / "experiments/notebooks").glob("*.ipynb")):
         uri, folder = f"notebooks/{notebook.name}", str(ROOT / "experiments")
         files.append(File(uri, folder, config.site_dir, config.use_directory_urls))
+    for name in memformers.__all__:
+        files.append(File.generated(config, page_of(name), content=public_page(name)))
     for name in modules():
         files.append(File.generated(config, page_of(name), content=module_page(name)))
     files.append(File.generated(config, COMMAND_LINE, content=command_line_page()))
@@ -94,12 +111,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Draw the formulas, link the marks, complete a notebook's page, and let a click on a drawing show it
-    larger."""
+    """Draw the formulas, link the marks, complete a notebook's page, keep numbers in one line, and let a
+    click on a drawing show it larger."""
     try:
         if page.file.src_uri.endswith(".ipynb"):
             return for_the_site(html, Path(page.file.abs_src_path))
-        return DRAWING.sub(r'<a href="\1">\g<0></a>', with_marks(with_mathml(html)))
+        html = UNBROKEN.sub("\u00a0", with_marks(with_mathml(html)))
+        return DRAWING.sub(r'<a href="\1">\g<0></a>', html)
     except ValueError as error:
         raise PluginError(f"{page.file.src_uri}: {error}") from None
 

@@ -1,4 +1,4 @@
-"""The reference: a page of the public names, and a page for each module."""
+"""The reference: a page for each public name, one that lists them, and a page for each module."""
 
 import re
 from typing import Any
@@ -8,23 +8,44 @@ import griffe
 import memformers
 from docs.building.source import ROOT
 
-PUBLIC = re.compile(r"^!public (\w+)$", re.MULTILINE)
+PUBLIC = re.compile(r"^!public ([\w ]+)$", re.MULTILINE)
 PLAIN = re.compile(r"Literal\[|[-\d.]+$")
 HIDDEN = ("__init__", "__main__")
 INDEX = "api/index.md"
-"""The page of the public names."""
+"""The page that lists the public names."""
 
 
 def with_public_names(markdown: str) -> str:
-    """The page with an entry of the reference for each line ``!public NAME``. Raises ValueError for a name
-    that ``memformers`` doesn't have."""
-    return PUBLIC.sub(lambda found: entry(found[1]), markdown)
+    """The page with a table of the names and what each is for each line ``!public NAME NAME``. Raises
+    ValueError for a name that ``memformers`` doesn't have."""
+    return PUBLIC.sub(lambda found: table_of(found[1].split()), markdown)
 
 
-def entry(name: str) -> str:
-    """What mkdocstrings takes for a public name, below a heading of the second level."""
-    options = "heading_level: 3, show_root_full_path: false, inherited_members: true"
-    return f"::: {home(name)}.{name}\n    options: {{{options}}}"
+def table_of(names: list[str]) -> str:
+    """Public names, each with the first sentence of its docstring."""
+    rows = [f"| [`{name}`]({name}.md) | {first_sentence(name)} |" for name in names if home(name)]
+    return "\n".join(["| name | what it is |", "|---|---|", *rows])
+
+
+def first_sentence(name: str) -> str:
+    """That of a public name's docstring, without the source in brackets."""
+    text = " ".join((getattr(memformers, name).__doc__ or "").split("\n\n")[0].split())
+    text = re.sub(r" \(\w+ et al\. \d+, \[arXiv [\d.]+\]\([^)]*\)[^)]*\)", "", text)
+    sentence = re.split(r"(?<=[.:])\s+(?=[A-Z])", text)[0].rstrip(".:")
+    return re.sub(r"\[`(\w+)`\]\[[\w.]*\]", r"`\1`", sentence.replace("``", "`"))
+
+
+def public_page(name: str) -> str:
+    """The page of a public name: how it is imported, where its source is, and its entry."""
+    module, title = home(name), f"---\ntitle: {name}\n---\n\n"
+    path = module.replace(".", "/") + ".py"
+    fields = getattr(memformers, name).__dict__.get("__match_args__", ())  # of a dataclass or named tuple
+    filters = ", ".join(f'"{pattern}"' for pattern in ("!^_", *(f"!^{field}$" for field in fields)))
+    options = f"show_root_full_path: false, inherited_members: true, filters: [{filters}]"
+    return (
+        f"{title}::: {module}.{name}\n    options: {{{options}}}\n\n"
+        f"Source: `{path}`, on the page of [`{module}`][{module}].\n"
+    )
 
 
 def home(name: str) -> str:
@@ -58,26 +79,34 @@ def modules() -> list[str]:
     )
 
 
-def page_of(module: str) -> str:
-    """Where its page is."""
-    return f"api/{module}.md"
+def page_of(name: str) -> str:
+    """Where the page of a public name or of a module is."""
+    return f"api/{name}.md"
 
 
-def navigation() -> list[Any]:
-    """The reference in the site's menu: the public names, then the modules, those of a package together."""
+def public_navigation() -> list[Any]:
+    """The public names in the site's menu, in the order and the groups of the page that lists them."""
+    menu: list[Any] = [INDEX]
+    for part in (ROOT / "docs" / INDEX).read_text(encoding="utf-8").split("\n## ")[1:]:
+        names = [name for line in PUBLIC.findall(part) for name in line.split()]
+        menu.append({part.partition("\n")[0]: [{name: page_of(name)} for name in names]})
+    return menu
+
+
+def module_navigation() -> list[Any]:
+    """The modules in the site's menu, those of a package together."""
     rooms: dict[str, list[Any]] = {}
     for module in modules():
         room = ".".join(module.split(".")[:2])
         inside = module.removeprefix(f"{room}.")
         rooms.setdefault(room, []).append(page_of(module) if inside == module else {inside: page_of(module)})
-    menu = [{room: pages if len(pages) > 1 else pages[0]} for room, pages in rooms.items()]
-    return [{"Public names": INDEX}, *menu]
+    return [{room: pages if len(pages) > 1 else pages[0]} for room, pages in rooms.items()]
 
 
 class Constructors(griffe.Extension):
     """Signatures that say what a caller has to give: named tuples get the constructor that Python makes of
     their fields; names for a choice of words, such as ``Positions``, or for a default are replaced by what
-    they stand for."""
+    they stand for. The fields of a public dataclass or named tuple become the table of its parameters."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Complete the whole package, once it is read and before dataclasses get their constructors."""
@@ -96,6 +125,8 @@ class Constructors(griffe.Extension):
                 self.complete(member)
                 if isinstance(member, griffe.Class) and "NamedTuple" in map(str, member.bases):
                     member.set_member("__init__", constructor_of_fields(member))
+                if isinstance(member, griffe.Class) and member.name in memformers.__all__:
+                    tell_fields(member)
 
     def spelled_out(self, expression: Any, where: griffe.Object) -> Any:
         """The choice of words, or the plain value, that an expression names; any other one as it is."""
@@ -107,6 +138,24 @@ class Constructors(griffe.Extension):
             if named.is_attribute and PLAIN.match(str(named.value)):
                 return named.value
         return expression
+
+
+def tell_fields(of: griffe.Class) -> None:
+    """Add what the fields of a dataclass or named tuple, also inherited ones, say of themselves to the
+    docstring of the class, as arguments."""
+    is_tuple = "NamedTuple" in map(str, of.bases)
+    if not is_tuple and "dataclass" not in " ".join(str(each.value) for each in of.decorators):
+        return
+    bases = [] if is_tuple else [base for base in reversed(of.mro()) if isinstance(base, griffe.Class)]
+    told = {}
+    for each in [*bases, of]:
+        for name, field in each.members.items():
+            if isinstance(field, griffe.Attribute) and field.annotation and field.docstring:
+                told[name] = " ".join(field.docstring.value.split())
+    if told and of.docstring:
+        arguments = "\n".join(f"    {name}: {text}" for name, text in told.items())
+        before, _, after = of.docstring.value.partition("\n\n")
+        of.docstring.value = f"{before}\n\nArgs:\n{arguments}\n\n{after}"
 
 
 def constructor_of_fields(named_tuple: griffe.Class) -> griffe.Function:

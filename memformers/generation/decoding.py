@@ -17,11 +17,25 @@ class Decoder:
     """A language model that reads B streams of text: it takes any number of tokens at a time, and returns
     logits. Keys and values are kept, as a [`Stepper`][memformers.generation.stepping.Stepper] keeps them.
 
-    It starts from ``memory`` as the forward pass returns it, or with an empty memory. The model must not be
-    trained at the same time.
+    The model must not be trained at the same time.
 
-    Raises ValueError for a model without memory ([`SlidingWindowDecoder`][] is for that), and for a memory of
-    another model or batch.
+    Args:
+        model: The model.
+        batch: The number of streams, B.
+        memory: Where to start from, as the forward pass returns it; None for an empty memory.
+
+    Raises:
+        ValueError: For a model without memory ([`SlidingWindowDecoder`][] is for that), and for a memory of
+            another model or batch.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import Decoder, MemoryLM, ModelConfig
+        >>> decoder = Decoder(MemoryLM(ModelConfig(vocab_size=65)).eval(), batch=1)
+        >>> decoder.read(torch.randint(65, (100, 1))).shape  # tokens [T, B] to logits [B, vocab_size]
+        torch.Size([1, 65])
+        >>> decoder.memory().mem_len
+        64
     """
 
     def __init__(self, model: MemoryLM, batch: int, memory: Memory | None = None):
@@ -35,13 +49,19 @@ class Decoder:
 
     @torch.no_grad()
     def read(self, tokens: Tensor, doc_starts: Tensor | None = None) -> Tensor:
-        """``tokens [T, B]``, T ≥ 1, to the logits ``[B, vocab_size]`` of the token after the last.
+        """Read tokens.
 
-        ``doc_starts``, boolean ``[T, B]``, is true where a stream's new document begins: its tokens see
-        nothing of what came before. The segments end at the same places with and without starts.
+        Args:
+            tokens: ``[T, B]``, T at least 1.
+            doc_starts: Boolean ``[T, B]``, true where a stream's new document begins: its tokens see nothing
+                of what came before. The segments end at the same places with and without starts.
 
-        Raises UserError for tokens of another shape, or outside the vocabulary, and for starts of another
-        shape, dtype or device.
+        Returns:
+            The logits ``[B, vocab_size]`` of the token after the last.
+
+        Raises:
+            ValueError: For tokens of another shape, or outside the vocabulary, and for starts of another
+                shape, dtype or device.
         """
         self.model.check_tokens(tokens, self.batch)
         check_starts(doc_starts, tokens)

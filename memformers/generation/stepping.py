@@ -23,18 +23,32 @@ from memformers.models.stack import MemoryStack, eval_mode
 
 
 class Stepper:
-    """A ``transformer`` that reads B streams, any number of steps at a time.
+    """A transformer that reads B streams, any number of steps at a time, with keys and values kept.
 
-    ``nothing``, of no steps, ``[0, B, …]``, shows what is read: features ``[t, B, F]``, or tokens ``[t, B]``.
-    ``encode`` makes the transformer's input ``[t, B, D]`` of it, and ``decode`` the result of its output
-    ``[t, B, D]``.
+    The model must not be trained at the same time, since keys and values would belong to other weights. There
+    is no dropout and no gradient. Documents, or episodes, begin where ``doc_starts`` say so, and are kept
+    separate as in the forward pass ([`memformers.models.boundaries`][]).
+    [`MemoryCore.stepper`][memformers.models.core.MemoryCore.stepper] makes one for a core.
 
-    It starts from ``memory`` as the forward pass returns it, or with an empty memory. The model must not be
-    trained at the same time, since keys and values would belong to other weights. There is no dropout and no
-    gradient. Documents, or episodes, begin where ``doc_starts`` say so, and are kept separate as in the
-    forward pass ([`memformers.models.boundaries`][]).
+    Args:
+        transformer: The stack of layers.
+        config: What it was built from.
+        nothing: No steps, ``[0, B, …]``, of what is read: features ``[t, B, F]``, or tokens ``[t, B]``.
+        memory: Where to start from, as the forward pass returns it; None for an empty memory.
+        encode: From what is read to the transformer's input ``[t, B, D]``.
+        decode: From the transformer's output ``[t, B, D]`` to the result.
 
-    Raises UserError for a memory of another model or batch.
+    Raises:
+        ValueError: For a memory of another model or batch.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import CoreConfig, MemoryCore
+        >>> stepper = MemoryCore(CoreConfig(d_input=3, d_model=32)).eval().stepper(batch=2)
+        >>> for features in torch.randn(100, 2, 3):  # [B, F] each
+        ...     output = stepper.step(features)
+        >>> output.shape, stepper.memory().mem_len
+        (torch.Size([2, 32]), 64)
     """
 
     @torch.no_grad()

@@ -18,20 +18,33 @@ class RelativeMultiHeadAttention(nn.Module):
     """Attention with relative positions, causal, over keys that may begin before the queries.
 
     The last S of the K keys are the queries' own positions; everything before is memory. Source:
-    Transformer-XL (Dai et al. 2019, arXiv 1901.02860), section 3.3. Two position schemes:
+    Transformer-XL (Dai et al. 2019, [arXiv 1901.02860](https://arxiv.org/abs/1901.02860)), section 3.3.
 
-    - ``"learned"``: a learned vector r_d and scalar s_d for each head and distance d;
-    - ``"sinusoidal"``: r_d = W_R · sinusoid(d), and learned u and v for each head, as in the paper.
+    Args:
+        heads: The number of heads, H, which must divide ``d_model``.
+        d_model: The width of the model, D.
+        dropout_prob: Probability of dropping an attention probability while training.
+        positions: ``"learned"``, a vector r_d and a scalar s_d for each head and distance d; or
+            ``"sinusoidal"``, r_d = W_R · sinusoid(d) and learned u and v for each head, as in the paper.
+        max_positions: The number of distances 0 … max_positions−1 that the learned scheme stores, at least
+            the largest K = C + M + S that the module gets. The sinusoidal scheme stores none and has no
+            limit.
+        position_features: Numbers in a sinusoid, P; ``d_model`` if not given (sinusoidal).
+        clamp_len: Distances beyond this have the same sinusoid (sinusoidal); all differ if not given.
+        kernel: What computes the scores and their softmax; ``"auto"`` chooses the fastest.
 
-    ``max_positions`` is the number of distances 0 … max_positions−1 that the learned scheme stores. It must
-    be at least the largest K = C + M + S that the module gets. The sinusoidal scheme stores no distances and
-    has no such limit. Its sinusoids have P = ``position_features`` numbers, by default ``d_model``, and are
-    the same for all distances beyond ``clamp_len``.
+    Raises:
+        ValueError: If the heads don't divide ``d_model``, for an argument out of its range, and for a kernel
+            that doesn't support these positions.
 
-    ``kernel`` names the kernel that computes the scores and their softmax; ``"auto"`` chooses the fastest.
-
-    Raises ValueError if the heads don't divide ``d_model``, for an argument out of its range, and for a
-    kernel that doesn't support these positions.
+    Examples:
+        >>> import torch
+        >>> from memformers import RelativeMultiHeadAttention
+        >>> attention = RelativeMultiHeadAttention(heads=4, d_model=64, positions="sinusoidal")
+        >>> segment, past = torch.randn(16, 2, 64), torch.randn(32, 2, 64)  # [S, B, D] and [M, B, D]
+        >>> context = torch.cat((past, segment))
+        >>> attention(query=segment, key=context, value=context).shape
+        torch.Size([16, 2, 64])
     """
 
     @check_arguments
@@ -88,12 +101,23 @@ class RelativeMultiHeadAttention(nn.Module):
         mask: Tensor | None = None,
         key_start: Tensor | None = None,
     ) -> Tensor:
-        """Attend from ``query [S, B, D]`` to ``key``, ``value [K, B, D]``; returns ``[S, B, D]``.
+        """Attend from the segment to memory and segment.
 
-        ``mask`` is boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None means
-        causal with all memory visible. ``key_start``, int64 ``[B, S]``, is the index of the first key that
-        each query may see, at most its own, K − S + i; None means 0. Raises ValueError for shapes that don't
-        fit, for more keys than learned positions, and for a mask that shows the future or hides everything.
+        Args:
+            query: ``[S, B, D]``.
+            key: ``[K, B, D]``, in order of time.
+            value: ``[K, B, D]``.
+            mask: Boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None means causal with
+                all memory visible.
+            key_start: int64 ``[B, S]``, the index of the first key that each query may see, at most its own,
+                K − S + i; None means 0.
+
+        Returns:
+            ``[S, B, D]``.
+
+        Raises:
+            ValueError: For shapes that don't fit, for more keys than learned positions, and for a mask that
+                shows the future or hides everything.
         """
         self._check_shapes(query, key, value)
         mask, key_start = checked(mask, key_start, len(query), len(key), query.shape[1])

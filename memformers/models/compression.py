@@ -25,11 +25,23 @@ QUERIES = 64
 
 
 class Conv1dCompression(nn.Module):
-    """f_c as a 1D convolution whose kernel and stride are the compression rate (section 3.2): every
-    ``compression_rate`` positions become one slot, ``[n·c, B, D]`` to ``[n, B, D]``.
+    """f_c as a 1D convolution whose kernel and stride are the compression rate (Rae et al. 2020,
+    [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2).
 
-    It starts as PyTorch draws a convolution, or with ``start="mean"`` as the mean of a slot's positions, from
-    which it learns on. Raises ValueError for a rate below 1, or a length that is no multiple of it.
+    Args:
+        compression_rate: The number of positions that become one slot, c.
+        d_model: The width of the model, D.
+        start: What it is before it has learned anything: drawn as PyTorch draws a convolution
+            (``"random"``), or the mean of a slot's positions (``"mean"``).
+
+    Raises:
+        ValueError: For a rate below 1, or a length that is no multiple of it.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import Conv1dCompression
+        >>> Conv1dCompression(4, d_model=64)(torch.randn(32, 2, 64)).shape  # [n·c, B, D] to [n, B, D]
+        torch.Size([8, 2, 64])
     """
 
     @check_arguments
@@ -61,17 +73,31 @@ class MeanConv1d(nn.Conv1d):
 
 
 class DilatedConvCompression(nn.Module):
-    """f_c as dilated convolutions (section 3.2), then a convolution whose kernel and stride are the
-    compression rate, ``[n·c, B, D]`` to ``[n, B, D]``. The paper leaves layers and edges open; here:
+    """f_c as dilated convolutions, then a convolution whose kernel and stride are the compression rate
+    (Rae et al. 2020, [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2).
+
+    The paper leaves layers and edges open; here:
 
     - For each of ``dilations``, position t becomes x_t + W₀·gelu(x_t) + W₁·gelu(x_{t + dilation}) + b.
     - A slot so depends on its own c positions and on the next ``sum(dilations)`` after them, never on an
       earlier one: nothing of a document comes into the slots of the next.
     - After the newest of the n·c positions there are zeros, before each of the dilated convolutions.
 
-    It starts as PyTorch draws convolutions, or with ``start="mean"`` as the mean of a slot's own positions,
-    from which it learns on. Raises ValueError for a rate or dilation below 1, or a length that is no multiple
-    of the rate.
+    Args:
+        compression_rate: The number of positions that become one slot, c.
+        d_model: The width of the model, D.
+        start: What it is before it has learned anything: drawn as PyTorch draws convolutions
+            (``"random"``), or the mean of a slot's own positions (``"mean"``).
+        dilations: The distance of the later position in each dilated convolution.
+
+    Raises:
+        ValueError: For a rate or dilation below 1, or a length that is no multiple of the rate.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import DilatedConvCompression
+        >>> DilatedConvCompression(4, d_model=64)(torch.randn(32, 2, 64)).shape  # [n·c, B, D] to [n, B, D]
+        torch.Size([8, 2, 64])
     """
 
     def __init__(
@@ -119,10 +145,21 @@ class PoolingCompression(nn.Module):
 
 
 class MeanCompression(PoolingCompression):
-    """f_c as mean pooling (section 3.2): the mean of every ``compression_rate`` positions becomes one slot,
-    ``[n·c, B, D]`` to ``[n, B, D]``. There is nothing in it to learn.
+    """f_c as mean pooling: the mean of every c positions becomes one slot (Rae et al. 2020,
+    [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2).
+    There is nothing in it to learn.
 
-    Raises ValueError for a rate below 1, or a length that is no multiple of it.
+    Args:
+        compression_rate: The number of positions that become one slot, c.
+
+    Raises:
+        ValueError: For a rate below 1, or a length that is no multiple of it.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import MeanCompression
+        >>> MeanCompression(4)(torch.randn(32, 2, 64)).shape  # [n·c, B, D] to [n, B, D]
+        torch.Size([8, 2, 64])
     """
 
     def forward(self, mem: Tensor) -> Tensor:
@@ -131,10 +168,21 @@ class MeanCompression(PoolingCompression):
 
 
 class MaxCompression(PoolingCompression):
-    """f_c as max pooling (section 3.2): of every ``compression_rate`` positions, each feature's largest value
-    goes into one slot, ``[n·c, B, D]`` to ``[n, B, D]``. There is nothing in it to learn.
+    """f_c as max pooling: of every c positions, each feature's largest value goes into one slot
+    (Rae et al. 2020, [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2).
+    There is nothing in it to learn.
 
-    Raises ValueError for a rate below 1, or a length that is no multiple of it.
+    Args:
+        compression_rate: The number of positions that become one slot, c.
+
+    Raises:
+        ValueError: For a rate below 1, or a length that is no multiple of it.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import MaxCompression
+        >>> MaxCompression(4)(torch.randn(32, 2, 64)).shape  # [n·c, B, D] to [n, B, D]
+        torch.Size([8, 2, 64])
     """
 
     def forward(self, mem: Tensor) -> Tensor:
@@ -143,9 +191,9 @@ class MaxCompression(PoolingCompression):
 
 
 class MostUsedCompression(PoolingCompression):
-    """f_c that keeps what is used most (section 3.2): of every ``compression_rate`` positions, the one that
-    received the most attention becomes the slot, the oldest of equals, ``[n·c, B, D]`` to ``[n, B, D]``.
-    There is nothing in it to learn.
+    """f_c that keeps what is used most: of every c positions, the one that received the most attention
+    becomes the slot, the oldest of equals (Rae et al. 2020, [arXiv
+    1911.05507](https://arxiv.org/abs/1911.05507), section 3.2). There is nothing in it to learn.
 
     The paper sorts all memories by their average attention and keeps the most-used. Here one of each c
     successive positions is kept: so a slot stands for c known positions, as in every other compression, slots
@@ -153,7 +201,18 @@ class MostUsedCompression(PoolingCompression):
     averaged; here those of the newest segment count ([`attention_received`][], which says what it
     costs), so that nothing has to be remembered of older ones.
 
-    Raises ValueError for a rate below 1, a length that is no multiple of it, or attention of another shape.
+    Args:
+        compression_rate: The number of positions that become one slot, c.
+
+    Raises:
+        ValueError: For a rate below 1, a length that is no multiple of it, or attention of another shape.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import MostUsedCompression
+        >>> f_c, mem, received = MostUsedCompression(4), torch.randn(32, 2, 64), torch.rand(32, 2)
+        >>> f_c(mem, received).shape  # [n·c, B, D] to [n, B, D]
+        torch.Size([8, 2, 64])
     """
 
     needs_attention = True
@@ -175,11 +234,25 @@ class MostUsedCompression(PoolingCompression):
 
 
 class CompressionAutoEncoder(nn.Module):
-    """f_c, which is ``encode``, ``[n·c, B, D]`` to ``[n, B, D]``, beside a linear decoder g, ``[n, B, D]`` to
-    ``[n·c, B, D]``, which [`AutoEncodingLoss`][] trains with it (section 3.2.1).
+    """f_c beside a linear decoder g, ``[n, B, D]`` to ``[n·c, B, D]``, which [`AutoEncodingLoss`][] trains
+    with it (Rae et al. 2020, [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2.1). Slots are
+    made by f_c alone.
 
-    Slots are made by f_c alone. Raises ValueError for an ``encode`` without a ``compression_rate``, and for
-    one that needs attention, such as [`MostUsedCompression`][].
+    Args:
+        encode: f_c, ``[n·c, B, D]`` to ``[n, B, D]``.
+        d_model: The width of the model, D.
+
+    Raises:
+        ValueError: For an ``encode`` without a ``compression_rate``, and for one that needs attention, such
+            as [`MostUsedCompression`][].
+
+    Examples:
+        >>> import torch
+        >>> from memformers import CompressionAutoEncoder, Conv1dCompression
+        >>> f_c = CompressionAutoEncoder(Conv1dCompression(4, d_model=64), d_model=64)
+        >>> slots = f_c(torch.randn(32, 2, 64))
+        >>> slots.shape, f_c.decode(slots).shape
+        (torch.Size([8, 2, 64]), torch.Size([32, 2, 64]))
     """
 
     def __init__(self, encode: nn.Module, d_model: int):

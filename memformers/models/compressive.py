@@ -31,14 +31,40 @@ from memformers.models.stack import MemoryStack
 
 
 class CompressiveTransformer(MemoryStack):
-    """``n_layers`` layers built like ``layer``, or like those given one by one, with fresh weights, and in
-    pre-norm a final norm.
+    """Compressive Transformer (Rae et al. 2020, [arXiv 1911.05507](https://arxiv.org/abs/1911.05507)): layers
+    that attend over compressed memory, memory and segment, and in pre-norm a final norm.
 
-    ``compression_loss`` is the loss from which each layer's f_c learns: [`AttentionReconstructionLoss`][]
-    (attention), [`AutoEncodingLoss`][] (auto-encoding), for which f_c is a [`CompressionAutoEncoder`][], or
-    no loss (none). With ``bptt`` ≥ 1, which must be that of the [`LayerLengths`][], f_c also learns from the
-    language model's loss ([`recompute_slots`][]), and then needs no other loss. Raises ValueError for a loss
-    that can't train all of f_c.
+    Args:
+        layer: The layer that all are built like, each with fresh weights; or one for each.
+        n_layers: The number of layers.
+        compression_loss: What each layer's f_c learns from: [`AttentionReconstructionLoss`][] (attention);
+            [`AutoEncodingLoss`][] (auto-encoding), for which f_c is a [`CompressionAutoEncoder`][]; or no
+            loss (none).
+        bptt: With 1 or more, f_c also learns from the language model's loss ([`recompute_slots`][]), and then
+            needs no other loss. It must be that of the [`LayerLengths`][].
+
+    Raises:
+        ValueError: For a loss that can't train all of f_c.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import (
+        ...     CompressiveTransformer, CompressiveTransformerLayer, Conv1dCompression, FeedForward, Memory,
+        ...     RelativeMultiHeadAttention,
+        ... )
+        >>> parts = {
+        ...     "d_model": 64, "self_attn": RelativeMultiHeadAttention(heads=4, d_model=64),
+        ...     "feed_forward": FeedForward(64, 256), "dropout_prob": 0.1,
+        ... }
+        >>> from memformers.models.lengths import LayerLengths
+        >>> layer = CompressiveTransformerLayer(**parts, compress=Conv1dCompression(4, 64))
+        >>> stack, memory = CompressiveTransformer(layer, n_layers=2), Memory(())
+        >>> lengths = [LayerLengths(mem_len=16, c_mem_len=8, compression_rate=4)] * 2
+        >>> for _ in range(4):
+        ...     output, inputs = stack(torch.randn(16, 2, 64), memory.mem, memory.c_mem)
+        ...     memory, auxiliary_loss = stack.remember(memory, inputs, lengths)
+        >>> memory.mem_len, memory.c_mem_len
+        (16, 8)
     """
 
     takes: ClassVar[tuple[str, ...]] = ("mem", "c_mem", "valid")
@@ -68,17 +94,27 @@ class CompressiveTransformer(MemoryStack):
         window: ByLayer | None = None,
         through_memory: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
-        """``x [S, B, D]``; ``mem`` and ``c_mem``: None, empty, or a tensor ``[M, B, D]`` and
-        ``[C, B, D]`` a layer; ``mask [S, C + M + S, B]`` or ``[S, C + M + S, 1]``, None for causal.
+        """Read a segment.
 
-        ``doc_starts [S, B]`` is true where a new document begins, and ``valid [B]`` says how many of the
-        newest positions belong to the running one, where a slot stands for c of them, None for all; a query
-        sees no other document. With a ``window``, it sees only that many of the newest keys, its own
-        included. M, C and the window may differ by layer.
+        Args:
+            x: ``[S, B, D]``.
+            mem: None, empty, or a tensor ``[M, B, D]`` per layer.
+            c_mem: None, empty, or a tensor ``[C, B, D]`` per layer. M and C may differ by layer.
+            mask: ``[S, C + M + S, B]`` or ``[S, C + M + S, 1]``, true where a query may look, None for
+                causal.
+            doc_starts: ``[S, B]``, true where a new document begins; a query sees no other document.
+            valid: ``[B]``, how many of the newest positions belong to the running document, where a slot
+                stands for c of them; None for all.
+            window: How many of the newest keys a query sees, its own included; None for all.
+            through_memory: Whether ``new_mem`` keeps its gradient.
 
-        Returns the output ``[S, B, D]`` and ``new_mem``: the detached input ``[S, B, D]`` of each
-        layer; ``through_memory``, it keeps its gradient. Raises ValueError for a memory of another depth,
-        batch, width, dtype or device, and for starts or valid that don't fit.
+        Returns:
+            The output ``[S, B, D]`` and ``new_mem``, the detached input ``[S, B, D]`` of each layer, which is
+            what this segment adds to the memory.
+
+        Raises:
+            ValueError: For a memory of another depth, batch, width, dtype or device, and for starts or valid
+                that don't fit.
         """
         memory = Memory(tuple(mem or ()), tuple(c_mem or ()), valid)
         return self.read(x, memory, mask, doc_starts, window, through_memory)

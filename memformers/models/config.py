@@ -37,7 +37,14 @@ MOST_LAYERS = 10_000
 
 @dataclass(frozen=True)
 class AdaptiveConfig:
-    """Settings of an adaptive embedding and softmax."""
+    """Settings of an adaptive embedding and softmax.
+
+    Examples:
+        >>> from memformers import AdaptiveConfig, ModelConfig
+        >>> adaptive = AdaptiveConfig(cutoffs=(20_000, 40_000, 200_000), div_val=4)
+        >>> ModelConfig(vocab_size=267_735, embedding="adaptive", adaptive=adaptive).d_embed
+        128
+    """
 
     cutoffs: tuple[Count, ...] = ()
     """Token ids, ordered by frequency, at which a cluster of rarer tokens begins (adaptive)."""
@@ -200,7 +207,16 @@ class NetworkConfig:
 
 @dataclass(frozen=True)
 class CoreConfig(NetworkConfig):
-    """What a [`MemoryCore`][memformers.models.core.MemoryCore] is built from."""
+    """What a [`MemoryCore`][memformers.models.core.MemoryCore] is built from.
+
+    Raises:
+        ValueError: For a value out of its range, and for a setting that has no effect on the model.
+
+    Examples:
+        >>> from memformers import CoreConfig
+        >>> CoreConfig(model="transformer-xl", d_input=3, d_model=32, mem_len=32).remembered_positions
+        32
+    """
 
     d_input: Count | None = None
     """Width F of the features that are read; d_model if not given, and then no map narrows or widens them."""
@@ -208,7 +224,17 @@ class CoreConfig(NetworkConfig):
 
 @dataclass(frozen=True)
 class ModelConfig(NetworkConfig):
-    """What a language model is built from."""
+    """What a language model is built from.
+
+    Raises:
+        ValueError: For a value out of its range, and for a setting that has no effect on the model.
+
+    Examples:
+        >>> from memformers import ModelConfig
+        >>> config = ModelConfig(model="compressive", mem_len=64, c_mem_len=64, compression_rate=4)
+        >>> config.remembered_positions  # of one layer: 64 + 4 · 64
+        320
+    """
 
     vocab_size: Count = 256
     """How many different tokens there are; a training takes the number from its text."""

@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
 
 class CoreOutput(NamedTuple):
-    """What [`MemoryCore`][] returns for a segment."""
+    """What [`MemoryCore`][] returns for a segment.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import CoreConfig, MemoryCore
+        >>> read = MemoryCore(CoreConfig(d_input=3, d_model=32))(torch.randn(16, 2, 3))  # features [S, B, F]
+        >>> read.output.shape, read.memory.mem_len
+        (torch.Size([16, 2, 32]), 16)
+    """
 
     output: Tensor
     """``[S, B, D]``."""
@@ -34,11 +42,22 @@ _register_namedtuple(CoreOutput, serialized_type_name="memformers.CoreOutput")
 
 
 class MemoryCore(nn.Module):
-    """A memory transformer for features of any kind, used as ``nn.GRU`` is; built from one
-    [`CoreConfig`][memformers.models.config.CoreConfig].
+    """A memory transformer for features of any kind, used as ``nn.GRU`` is.
 
     Where F, the width of the features, is not D, a linear map leads to the first layer. Memory is a value:
     the module stores nothing of what it reads.
+
+    Args:
+        config: What the core is built from.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import CoreConfig, MemoryCore
+        >>> core, memory = MemoryCore(CoreConfig(d_input=3, d_model=32, mem_len=32)), None
+        >>> for segment in torch.randn(48, 2, 3).split(16):  # features [S, B, F]
+        ...     output, memory, auxiliary_loss = core(segment, memory)
+        >>> output.shape, memory.mem_len
+        (torch.Size([16, 2, 32]), 32)
     """
 
     def __init__(self, config: CoreConfig):
@@ -63,14 +82,21 @@ class MemoryCore(nn.Module):
         *,
         through_memory: bool = False,
     ) -> CoreOutput:
-        """Features ``x [S, B, F]``, with the memory that the last segment returned, or None.
+        """Read a segment.
 
-        ``doc_starts``, boolean ``[S, B]``, is true where a stream's new document, an episode for example,
-        begins: it sees nothing of what came before, neither in the segment nor in memory. With
-        ``through_memory``, what this segment adds to the memory keeps its gradient.
+        Args:
+            x: Features ``[S, B, F]``.
+            memory: What the last segment returned; None for nothing.
+            doc_starts: Boolean ``[S, B]``, true where a stream's new document, an episode for example,
+                begins: it sees nothing of what came before, neither in the segment nor in memory.
+            through_memory: Whether what this segment adds to the memory keeps its gradient.
 
-        Raises ValueError for features of another shape, dtype or device than the weights, for a memory of
-        another model, batch, dtype or device, and for starts of another shape or dtype.
+        Returns:
+            The output ``[S, B, D]``, the next memory and the auxiliary loss.
+
+        Raises:
+            ValueError: For features of another shape, dtype or device than the weights, for a memory of
+                another model, batch, dtype or device, and for starts of another shape or dtype.
         """
         self.check_features(x)
         if memory is not None and not isinstance(memory, Memory):

@@ -32,7 +32,15 @@ from memformers.models.vocabulary import (
 
 
 class LMOutput(NamedTuple):
-    """What [`MemoryLM`][] returns for a segment."""
+    """What [`MemoryLM`][] returns for a segment.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import MemoryLM, ModelConfig
+        >>> output = MemoryLM(ModelConfig(vocab_size=65))(torch.randint(65, (64, 2)))  # tokens [S, B]
+        >>> output.logits.shape, output.memory.mem_len, output.auxiliary_loss.item()
+        (torch.Size([64, 2, 65]), 64, 0.0)
+    """
 
     logits: Tensor
     """``[S, B, vocab_size]``, for each next token; with an adaptive softmax they are log-probabilities, which
@@ -60,10 +68,25 @@ class LMScores(NamedTuple):
 
 
 class MemoryLM(nn.Module):
-    """Embedding, a memory transformer, and a head; built from one [`ModelConfig`][].
+    """Embedding, a memory transformer, and a head: tokens and memory in, logits and memory out.
 
     The language-model loss trains everything but the compression functions, and with ``bptt`` those too; the
     auxiliary loss trains those alone. Memory is a value: the module stores nothing of the text.
+
+    Args:
+        config: What the model is built from.
+
+    Raises:
+        ValueError: For cutoffs of an adaptive embedding beyond the vocabulary.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import MemoryLM, ModelConfig
+        >>> model, memory = MemoryLM(ModelConfig(model="compressive", vocab_size=65)), None
+        >>> for segment in torch.randint(65, (256, 2)).split(64):  # [S, B] each
+        ...     logits, memory, auxiliary_loss = model(segment, memory)
+        >>> logits.shape, memory.mem_len, memory.c_mem_len
+        (torch.Size([64, 2, 65]), 64, 48)
     """
 
     def __init__(self, config: ModelConfig):
@@ -93,21 +116,26 @@ class MemoryLM(nn.Module):
         *,
         through_memory: bool = False,
     ) -> LMOutput | LMScores:
-        """``tokens [S, B]``, integers, with the memory that the last segment returned, or None.
+        """Read a segment.
 
-        With ``targets [S, B]``, each token's next one, or −100 if there is none, it returns losses in place
-        of logits; an adaptive softmax then computes only what the targets need.
+        Args:
+            tokens: Integers ``[S, B]``, S at least 1.
+            memory: What the last segment returned; None for nothing.
+            targets: ``[S, B]``, each token's next one, or −100 if there is none. With them, losses are
+                returned in place of logits; an adaptive softmax then computes only what the targets need.
+            doc_starts: Boolean ``[S, B]``, true where a stream's new document begins: its tokens see nothing
+                of what came before, neither in the segment nor in memory.
+            through_memory: Whether the positions that this segment adds to the memory keep their gradient, so
+                that a later segment's loss reaches this segment, and earlier ones if ``memory`` carries a
+                gradient. Compressed slots never carry one. [`Memory.detach`][] removes it.
 
-        ``doc_starts``, boolean ``[S, B]``, is true where a stream's new document begins: its tokens see
-        nothing of what came before, neither in the segment nor in memory.
+        Returns:
+            Logits, the next memory and the auxiliary loss; with ``targets``, scores in place of logits.
 
-        With ``through_memory``, the positions that this segment adds to the memory keep their gradient, so a
-        later segment's loss reaches this segment, and earlier ones if the given memory carries a gradient.
-        Compressed slots never carry one. [`Memory.detach`][] removes the gradient.
-
-        Raises ValueError for tokens that aren't integers ``[S, B]`` with S ≥ 1, for a memory of
-        another model, batch, dtype or device, for a segment longer than learned positions, and for targets
-        or starts of another shape or dtype.
+        Raises:
+            ValueError: For tokens that aren't integers ``[S, B]``, for a memory of another model, batch,
+                dtype or device, for a segment longer than learned positions, and for targets or starts of
+                another shape or dtype.
         """
         self.check_tokens(tokens)
         said = "targets, the next token of each,"
@@ -178,19 +206,30 @@ class MemoryLM(nn.Module):
         stop: int | None = None,
         batch: int = 1,
     ) -> Iterator[Tensor]:
-        """Continue ``prompt [P, B]``: yields int64 ``[B]``, the next token of each stream, as it comes.
-
-        Prompts of different lengths are given as a sequence of tensors ``[P_i]``. Each stream is then
-        read and written exactly as it would be alone ([`memformers.generation.writing`][]).
+        """Continue a prompt, token by token.
 
         The prompt is read as in training, by segments, each remembered when it is full, with keys and values
         kept ([`memformers.generation.decoding.Decoder`][]). A model without memory reads the newest
-        ``segment_len`` tokens again for each new one. The same ``seed`` gives the same text; temperature 0 is
-        greedy. It ends after ``max_new_tokens``, or when every stream has come to ``stop``. ``batch`` is how
-        many times a single prompt ``[P, 1]`` is continued.
+        ``segment_len`` tokens again for each new one.
 
-        Raises ValueError as [`memformers.generation.sampling.Sampling`][] does, for a prompt without tokens,
-        a negative ``max_new_tokens``, and a ``batch`` of several prompts.
+        Args:
+            prompt: ``[P, B]``; or prompts of different lengths, a sequence of tensors ``[P_i]``, each of
+                which is read and continued exactly as it would be alone
+                ([`memformers.generation.writing`][]).
+            max_new_tokens: The largest number of new tokens of each stream.
+            temperature: What logits are divided by; 0 is greedy.
+            top_k: Only this number of the most likely tokens can be drawn; None for all.
+            top_p: Only the most likely tokens with this probability together can be drawn; None for all.
+            seed: The same seed gives the same text; None for another each time.
+            stop: The token at which a stream ends; it all ends when every stream has come to it.
+            batch: How many times a single prompt ``[P, 1]`` is continued.
+
+        Yields:
+            int64 ``[B]``, the next token of each stream, as it comes.
+
+        Raises:
+            ValueError: As [`memformers.generation.sampling.Sampling`][] does, for a prompt without tokens, a
+                negative ``max_new_tokens``, and a ``batch`` of several prompts.
         """
         from memformers.generation.sampling import Sampling
         from memformers.generation.writing import generate
@@ -208,12 +247,20 @@ class MemoryLM(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, device: str | torch.device = "cpu") -> "MemoryLM":
-        """The model that [`save_pretrained`][] wrote to ``folder``, in eval mode, on ``device``. Where there
-        is no such folder, ``folder`` may be the name of a model that comes with the package:
-        ``"compressive-shakespeare"`` or ``"transformer-xl-shakespeare"``, which are in float32.
+        """Load a model, in eval mode. Nothing is unpickled.
 
-        Nothing is unpickled. Raises ValueError for a missing, broken or mismatched file, and for one of a
-        training's checkpoint that has changed since.
+        Args:
+            folder: What [`save_pretrained`][] wrote, or the checkpoint of a run. Where there is no such
+                folder, the name of a model that comes with the package: ``"compressive-shakespeare"`` or
+                ``"transformer-xl-shakespeare"``, which are in float32.
+            device: Where the model is to be.
+
+        Returns:
+            The model.
+
+        Raises:
+            ValueError: For a missing, broken or mismatched file, and for one of a training's checkpoint that
+                has changed since.
         """
         from memformers.pretrained.own import load_folder_or_name
 

@@ -20,9 +20,22 @@ Attend = Callable[[Tensor], Tensor]
 
 
 class FeedForward(nn.Module):
-    """FFN(x) = W₂ · dropout(max(0, W₁x + b₁)) + b₂, position by position: ``[S, B, D]`` to the same.
+    """FFN(x) = W₂ · dropout(max(0, W₁x + b₁)) + b₂, position by position (Vaswani et al. 2017,
+    [arXiv 1706.03762](https://arxiv.org/abs/1706.03762), section 3.3).
 
-    ``d_ff`` is the width of the hidden layer. Source: Vaswani et al. 2017, section 3.3.
+    Args:
+        d_model: The width of input and output, D.
+        d_ff: The width of the hidden layer.
+        dropout_prob: Probability of dropping a hidden feature while training.
+
+    Raises:
+        ValueError: For an argument out of its range.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import FeedForward
+        >>> FeedForward(d_model=64, d_ff=256)(torch.randn(16, 2, 64)).shape  # [S, B, D]
+        torch.Size([16, 2, 64])
     """
 
     @check_arguments
@@ -41,15 +54,26 @@ class FeedForward(nn.Module):
 
 
 class GRUGate(nn.Module):
-    """What a sublayer computed from its input, ``y``, joined to that input, ``x``, as a GRU joins its input
-    to its state (Parisotto et al. 2019, arXiv 1910.06764, section 3.2), position by position:
+    """What joins the output ``y`` of a sublayer to its input ``x``, as a GRU joins its input to its state
+    (Parisotto et al. 2019, [arXiv 1910.06764](https://arxiv.org/abs/1910.06764), section 3.2), position by
+    position:
 
         r = σ(W_r y + U_r x)
         z = σ(W_z y + U_z x − b_g)
         h = tanh(W_g y + U_g (r ⊙ x))
         g(x, y) = (1 − z) ⊙ x + z ⊙ h
 
-    With ``bias`` b_g = 2, the paper's, the gate is first nearly shut, so a layer is first near the identity.
+    Args:
+        d_model: The width of the model, D.
+        bias: What b_g is before it has learned anything. With 2, the paper's, the gate is first nearly shut,
+            so a layer is first near the identity.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import GRUGate
+        >>> x, y = torch.randn(16, 2, 64), torch.randn(16, 2, 64)  # [S, B, D]
+        >>> GRUGate(d_model=64)(x, y).shape
+        torch.Size([16, 2, 64])
     """
 
     @check_arguments
@@ -130,12 +154,20 @@ class MemoryLayer(nn.Module):
         key_start: Tensor | None = None,
         cached: Attend | None = None,
     ) -> Tensor:
-        """``x [S, B, D]`` to ``[S, B, D]``, after looking at ``c_mem [C, B, D]`` and ``mem [M, B, D]``.
+        """Transform a segment, after looking at what is remembered.
 
-        ``mask`` is boolean ``[S, C + M + S, B]`` or ``[S, C + M + S, 1]``, true where a query may look, None
-        for causal; ``key_start [B, S]`` is the index of the first key that each query may see, None for all.
-        ``cached`` attends over keys and values that are computed already, in place of memories
-        and mask ([`memformers.generation.cache.CachedLayer`][]).
+        Args:
+            x: The layer's input, ``[S, B, D]``.
+            mem: Memory, ``[M, B, D]``; None for nothing.
+            c_mem: Compressed memory, ``[C, B, D]``; None for nothing.
+            mask: Boolean ``[S, C + M + S, B]`` or ``[S, C + M + S, 1]``, true where a query may look; None
+                for causal.
+            key_start: int64 ``[B, S]``, the index of the first key that each query may see; None for all.
+            cached: Attention over keys and values that are computed already, in place of memories and mask
+                ([`memformers.generation.cache.CachedLayer`][]).
+
+        Returns:
+            ``[S, B, D]``.
         """
         past = [memory for memory in (c_mem, mem) if memory is not None and len(memory)]
         return self.transform(x, cached or partial(self.attend, past=past, mask=mask, key_start=key_start))
@@ -176,12 +208,71 @@ class MemoryLayer(nn.Module):
 
 
 class TransformerXLLayer(MemoryLayer):
-    """The shared layer, attending over memory and segment (Dai et al. 2019, section 3.2)."""
+    """The shared layer, attending over memory and segment (Dai et al. 2019,
+    [arXiv 1901.02860](https://arxiv.org/abs/1901.02860), section 3.2).
+
+    A layer that combines the parts in another way derives from this one and overrides [`transform`][], which
+    training, evaluation and generation all use.
+
+    Args:
+        d_model: The width of the model, D.
+        self_attn: The attention, built for the same ``d_model``.
+        feed_forward: Any module from ``[S, B, D]`` to the same shape, such as [`FeedForward`][].
+        dropout_prob: Probability of dropping a feature of a sublayer's output while training.
+        norm: Normalization before attention and feed-forward network (``"pre"``), also without one of the
+            stack's output (``"pre-without-final"``), or of each sum, as in the original (``"post"``).
+        gate: What joins a sublayer's output to its input: their sum (``"residual"``), or in pre-norm a
+            [`GRUGate`][] after a ReLU (``"gru"``).
+
+    Raises:
+        ValueError: For an argument out of its range, and for attention of another width.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import FeedForward, RelativeMultiHeadAttention, TransformerXLLayer
+        >>> parts = {
+        ...     "d_model": 64, "self_attn": RelativeMultiHeadAttention(heads=4, d_model=64),
+        ...     "feed_forward": FeedForward(64, 256), "dropout_prob": 0.1,
+        ... }
+        >>> layer = TransformerXLLayer(**parts)
+        >>> layer(x=torch.randn(16, 2, 64), mem=torch.randn(32, 2, 64)).shape  # [S, B, D], [M, B, D]
+        torch.Size([16, 2, 64])
+    """
 
 
 class CompressiveTransformerLayer(MemoryLayer):
-    """The shared layer, attending over compressed memory, memory and segment (Rae et al. 2020, section 3.1);
-    ``compress`` is its own f_c, ``[n·c, B, D]`` to ``[n, B, D]``."""
+    """The shared layer, attending over compressed memory, memory and segment (Rae et al. 2020,
+    [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.1).
+
+    Args:
+        d_model: The width of the model, D.
+        self_attn: The attention, built for the same ``d_model``.
+        feed_forward: Any module from ``[S, B, D]`` to the same shape, such as [`FeedForward`][].
+        dropout_prob: Probability of dropping a feature of a sublayer's output while training.
+        compress: Its own f_c, ``[n·c, B, D]`` to ``[n, B, D]``, such as
+            [`Conv1dCompression`][memformers.models.compression.Conv1dCompression].
+        norm: Normalization before attention and feed-forward network (``"pre"``), also without one of the
+            stack's output (``"pre-without-final"``), or of each sum, as in the original (``"post"``).
+        gate: What joins a sublayer's output to its input: their sum (``"residual"``), or in pre-norm a
+            [`GRUGate`][] after a ReLU (``"gru"``).
+
+    Raises:
+        ValueError: For an argument out of its range, and for attention of another width.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import (
+        ...     CompressiveTransformerLayer, Conv1dCompression, FeedForward, RelativeMultiHeadAttention,
+        ... )
+        >>> parts = {
+        ...     "d_model": 64, "self_attn": RelativeMultiHeadAttention(heads=4, d_model=64),
+        ...     "feed_forward": FeedForward(64, 256), "dropout_prob": 0.1,
+        ... }
+        >>> layer = CompressiveTransformerLayer(**parts, compress=Conv1dCompression(4, 64))
+        >>> x, mem, old = torch.randn(16, 2, 64), torch.randn(16, 2, 64), torch.randn(32, 2, 64)
+        >>> layer(x=x, mem=mem, c_mem=layer.compress(old)).shape  # 32 positions in 8 slots
+        torch.Size([16, 2, 64])
+    """
 
     def __init__(
         self,

@@ -30,6 +30,16 @@ class Memory:
     ``slot_inputs`` has a tensor ``[m·c, B, D]`` for each layer: the inputs that the newest m slots of
     ``c_mem`` represent, without gradient. From them, the slots are computed again while f_c learns from the
     language model's loss. It is empty for a model with ``bptt=0``.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import Memory, MemoryLM, ModelConfig
+        >>> model = MemoryLM(ModelConfig(vocab_size=65, n_layers=2))
+        >>> memory = model(torch.randint(65, (64, 3))).memory  # of tokens [S, B]
+        >>> len(memory.mem), memory.mem[0].shape  # for each layer [M, B, D]
+        (2, torch.Size([64, 3, 128]))
+        >>> memory.reset(torch.tensor([True, False, False])).valid[0].item()  # stream 0 begins a new document
+        0
     """
 
     mem: tuple[Tensor, ...]

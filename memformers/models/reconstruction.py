@@ -18,11 +18,30 @@ from memformers.models.layers import CompressiveTransformerLayer
 
 
 class AttentionReconstructionLoss:
-    """The change of attention when memories are replaced by their compressions (section 3.2.1, algorithm 2),
-    summed over ``layers``. Its gradient reaches only each layer's f_c.
+    """The change of attention when memories are replaced by their compressions, summed over layers (Rae et
+    al. 2020, [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2.1, algorithm 2). Its gradient
+    reaches only each layer's f_c.
 
     For each layer, it is the mean squared error between two content attentions (without positions) of the
     segment: over the memories that are compressed, and over their compressions.
+
+    Args:
+        layers: The layers, each with its f_c.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import (
+        ...     AttentionReconstructionLoss, CompressiveTransformerLayer, Conv1dCompression, FeedForward,
+        ...     RelativeMultiHeadAttention,
+        ... )
+        >>> parts = {
+        ...     "d_model": 64, "self_attn": RelativeMultiHeadAttention(heads=4, d_model=64),
+        ...     "feed_forward": FeedForward(64, 256), "dropout_prob": 0.1,
+        ... }
+        >>> layer = CompressiveTransformerLayer(**parts, compress=Conv1dCompression(4, 64))
+        >>> loss = AttentionReconstructionLoss([layer])
+        >>> loss([torch.randn(16, 2, 64)], [torch.randn(32, 2, 64)]).shape
+        torch.Size([])
     """
 
     def __init__(self, layers: Sequence[CompressiveTransformerLayer] | nn.ModuleList):
@@ -35,13 +54,21 @@ class AttentionReconstructionLoss:
         c_mem: Sequence[Tensor] | None = None,
         left_out: Tensor | Sequence[Tensor] | None = None,
     ) -> Tensor:
-        """``h [S, B, D]``, the inputs of each layer; ``mem [n·c, B, D]``, what each compresses;
-        ``c_mem [n, B, D]``, f_c of those where it is already at hand. ``left_out [B]``, or one a layer, says
-        how many of the oldest slots, with their positions, don't count in each stream; a stream without any
-        that counts is left out of the mean, which is 0 without streams. A layer that compresses nothing,
-        n = 0, adds nothing. Returns a scalar.
+        """Compute the loss of a segment.
 
-        Raises ValueError unless there is one tensor a layer.
+        Args:
+            h: ``[S, B, D]`` per layer, its inputs.
+            mem: ``[n·c, B, D]`` per layer, what it compresses.
+            c_mem: ``[n, B, D]`` per layer, f_c of ``mem`` where it is already at hand.
+            left_out: ``[B]``, or one per layer: how many of the oldest slots, with their positions, don't
+                count in each stream. A stream in which none counts is left out of the mean, which is 0
+                without streams.
+
+        Returns:
+            A scalar. A layer that compresses nothing, n = 0, adds nothing.
+
+        Raises:
+            ValueError: Unless there is one tensor per layer.
         """
         if not len(self.layers) == len(h) == len(mem):
             raise UserError(
@@ -53,11 +80,22 @@ class AttentionReconstructionLoss:
 
 
 class AutoEncodingLoss:
-    """The error of decoders that restore the memories from their compressions (section 3.2.1, L_ae), summed
-    over ``compressions``, each layer's f_c with its decoder. Its gradient reaches only these modules.
+    """The error of decoders that restore the memories from their compressions, summed over layers (Rae et al.
+    2020, [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2.1, L_ae). Its gradient reaches
+    only f_c and its decoder.
 
     For each layer, it is the mean squared error between the memories, without any normalization, and the
     output of the decoder for their compressions.
+
+    Args:
+        compressions: Each layer's f_c with its decoder.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import AutoEncodingLoss, CompressionAutoEncoder, Conv1dCompression
+        >>> f_c = CompressionAutoEncoder(Conv1dCompression(4, d_model=64), d_model=64)
+        >>> AutoEncodingLoss([f_c])([torch.randn(32, 2, 64)]).shape
+        torch.Size([])
     """
 
     def __init__(self, compressions: Sequence[CompressionAutoEncoder]):
@@ -69,12 +107,20 @@ class AutoEncodingLoss:
         c_mem: Sequence[Tensor] | None = None,
         left_out: Tensor | Sequence[Tensor] | None = None,
     ) -> Tensor:
-        """``mem [n·c, B, D]``, what each layer compresses; ``c_mem [n, B, D]``, f_c of those where it is
-        already at hand. ``left_out [B]``, or one a layer, says how many of the oldest slots, with their
-        positions, don't count in each stream; a stream without any that counts is left out of the mean, which
-        is 0 without streams. A layer that compresses nothing, n = 0, adds nothing. Returns a scalar.
+        """Compute the loss.
 
-        Raises ValueError unless there is one tensor a layer.
+        Args:
+            mem: ``[n·c, B, D]`` per layer, what it compresses.
+            c_mem: ``[n, B, D]`` per layer, f_c of ``mem`` where it is already at hand.
+            left_out: ``[B]``, or one per layer: how many of the oldest slots, with their positions, don't
+                count in each stream. A stream in which none counts is left out of the mean, which is 0
+                without streams.
+
+        Returns:
+            A scalar. A layer that compresses nothing, n = 0, adds nothing.
+
+        Raises:
+            ValueError: Unless there is one tensor per layer.
         """
         if len(self.compressions) != len(mem):
             raise UserError(f"expected one mem for each of {len(self.compressions)} layers, got {len(mem)}.")

@@ -25,12 +25,28 @@ RENAMED = (
 def from_labml(
     state_dict: Mapping[str, Tensor], *, max_positions: int = LABML_DISTANCES
 ) -> dict[str, Tensor]:
-    """A labml-nn state dict as ours, for ``load_state_dict`` of the model of the same shape.
+    """Convert a state dict of labml-nn 0.5.1 to ours, for ``load_state_dict`` of the model of the same shape.
 
-    Takes ``TransformerXL`` and ``CompressiveTransformer``, and the language models of labml-nn's two
-    experiments (to [`memformers.MemoryLM`][]). ``max_positions`` is that of the attention to load into, with
-    learned positions; labml-nn's positions of the future, which a causal model never uses, are dropped: ``[2
-    · 4096, H, E]`` becomes ``[H, max_positions, E]``. Raises ValueError for a state dict of another model.
+    labml-nn's positions of the future, which a causal model never uses, are dropped: ``[2 · 4096, H, E]``
+    becomes ``[H, max_positions, E]``.
+
+    Args:
+        state_dict: That of labml-nn's ``TransformerXL`` or ``CompressiveTransformer``, or of the language
+            models of its two experiments (to [`memformers.MemoryLM`][]).
+        max_positions: That of the attention to load into, with learned positions.
+
+    Returns:
+        Our tensors, by name.
+
+    Raises:
+        ValueError: For a state dict of another model, and for more positions than labml-nn has.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import from_labml
+        >>> theirs = {"layers.0.self_attn.key_pos_embeddings": torch.zeros(2 * 4096, 4, 16)}
+        >>> {name: list(tensor.shape) for name, tensor in from_labml(theirs, max_positions=128).items()}
+        {'layers.0.self_attn.r': [4, 128, 16]}
     """
     if not any(name.endswith("self_attn.key_pos_embeddings") for name in state_dict):
         raise UserError(

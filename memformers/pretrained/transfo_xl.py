@@ -52,17 +52,14 @@ OURS_ALONE = ("self_attn.value.bias", "self_attn.output.bias")
 def from_transfo_xl(
     source: Mapping[str, Tensor] | str | Path, config: Mapping[str, Any] | None = None
 ) -> MemoryLM:
-    """The language model of a published Transformer-XL, in eval mode: same outputs, same memories.
+    """The language model of a published Transformer-XL, in eval mode: same outputs, same memories (Dai et al.
+    2019, [arXiv 1901.02860](https://arxiv.org/abs/1901.02860)).
 
-    ``source`` is the folder of the model, or its state dict, in the original repository's layout or that of
-    Hugging Face's ``TransfoXLLMHeadModel``. A folder has Hugging Face's ``config.json`` and weights, or the
-    original's ``model.pt``; no code of a pickle is run. [`memformers.load_weights`][] reads files of weights
-    alone. ``config`` is the model's own, by the names in Hugging
-    Face's ``config.json`` or the original's arguments. The weights alone don't show ``mem_len``, ``tgt_len``
-    (our ``segment_len``), ``clamp_len``, ``same_length`` and ``dropout``, for which our defaults are used;
-    nor ``pre_lnorm``, which is required with the original's layout and is false by default in Hugging Face's;
-    nor ``cutoffs`` if ``div_val`` is 1, which are then required. With ``pre_lnorm``, memories contain the
-    input of a layer before its norm, and the last layer's output is not normalized.
+    The weights alone don't show ``mem_len``, ``tgt_len`` (our ``segment_len``), ``clamp_len``,
+    ``same_length`` and ``dropout``, for which our defaults are used; nor ``pre_lnorm``, which is required
+    with the original's layout and is false by default in Hugging Face's; nor ``cutoffs`` if ``div_val`` is 1,
+    which are then required. With ``pre_lnorm``, memories contain the input of a layer before its norm, and
+    the last layer's output is not normalized.
 
     Outputs agree in eval mode. In further training, the original also applies dropout to the sinusoids and to
     the last layer's output, and drops attention probabilities at a separate rate, ``dropatt``; ours drops
@@ -75,8 +72,25 @@ def from_transfo_xl(
     Both begin a text with an empty memory, as the original does; Hugging Face's begins with zeros, which it
     attends to, and a [`memformers.Memory`][] of zeros gives the same here.
 
-    Raises ValueError for weights of another model, and names what is missing, unexpected or of another shape;
-    also for a config that contradicts the weights or requires something that isn't implemented here.
+    Args:
+        source: The folder of the model, with Hugging Face's ``config.json`` and weights, or the original's
+            ``model.pt``; or its state dict, in the original repository's layout or that of Hugging Face's
+            ``TransfoXLLMHeadModel``. [`memformers.load_weights`][] reads files of weights alone. No code of a
+            pickle is run.
+        config: The model's own, by the names in Hugging Face's ``config.json`` or the original's arguments.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: For weights of another model, and names what is missing, unexpected or of another shape;
+            also for a config that contradicts the weights or requires something that isn't implemented here.
+
+    Examples:
+        >>> from memformers import from_transfo_xl
+        >>> from_transfo_xl({"embed.weight": None})  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        memformers.common.errors.UserError: expected a state dict of Transformer-XL, ...
     """
     if isinstance(source, str | Path):
         source, own = weights_of(Path(source))

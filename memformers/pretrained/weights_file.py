@@ -12,11 +12,26 @@ from memformers.common.errors import UserError
 
 
 def load_weights(path: str | Path) -> dict[str, Tensor]:
-    """The state dict in ``path``: safetensors, or what ``torch.save`` wrote of a plain state dict.
+    """Read a state dict from a file that another program wrote.
 
     A pickle can run any code while it is loaded. Only tensors and plain containers are read from it, by
-    PyTorch's weights-only reader. Raises ValueError for any other pickle, and for a file that is missing or
-    broken or contains something else.
+    PyTorch's weights-only reader.
+
+    Args:
+        path: A file of safetensors, or what ``torch.save`` wrote of a plain state dict.
+
+    Returns:
+        The tensors, by name.
+
+    Raises:
+        ValueError: For any other pickle, and for a file that is missing or broken or contains something else.
+
+    Examples:
+        >>> import torch
+        >>> from memformers import load_weights
+        >>> torch.save({"weight": torch.ones(2, 3)}, "weights.pt")
+        >>> load_weights("weights.pt")["weight"].shape
+        torch.Size([2, 3])
     """
     path = Path(path)
     if not path.is_file():

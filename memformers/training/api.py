@@ -20,7 +20,18 @@ from memformers.training.run import train_run
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """What [`train`][memformers.training.api.train] returns: a model, and what its training measured."""
+    """What [`train`][memformers.training.api.train] returns: a model, and what its training measured.
+
+    Examples:
+        >>> from memformers import ModelConfig, TrainConfig, train
+        >>> network = ModelConfig(d_model=32, n_layers=1, segment_len=16, mem_len=16)
+        >>> config = TrainConfig(model=network, data="builtin", tokens=1_000, batch_size=8)
+        >>> run = train(config, "runs/small")  # doctest: +ELLIPSIS
+        transformer-xl: ...
+        >>> tokens = run.tokenizer.encode("ROMEO:")[:, None]  # [P, 1]
+        >>> len(list(run.model.generate(tokens, max_new_tokens=20)))
+        20
+    """
 
     model: MemoryLM = field(repr=False)
     """The model of the newest checkpoint, in eval mode."""

@@ -18,7 +18,17 @@ OptimizerName = Literal["muon", "adamw"]
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training run."""
+    """One training run.
+
+    Raises:
+        ValueError: For a value out of its range, and for settings that can't be used together.
+
+    Examples:
+        >>> from memformers import ModelConfig, TrainConfig
+        >>> config = TrainConfig(model=ModelConfig(model="compressive"), data="book.txt", tokens=1_000_000)
+        >>> config.tokens_a_step  # 64 streams of segments of 64
+        4096
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     """The network."""

@@ -152,7 +152,7 @@ def test_commands_run(page, workplace, monkeypatch):
 @pytest.mark.parametrize(
     "line",
     [line[line.index("torchrun") :] for page in PAGES for language, code in blocks(page) if language == "sh"
-     for line in code.splitlines() if "torchrun --" in line],
+     for line in code.replace("\\\n", " ").splitlines() if "torchrun --" in line],
 )  # fmt: skip
 def test_a_line_that_starts_several_processes_is_read_by_torchrun_and_by_the_command(
     line, tmp_path, monkeypatch

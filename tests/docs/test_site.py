@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "experiments/notebooks").glob("*.ipynb"))
 COLUMNS = 104
 """Letters of code in a line of a page that is 1280 pixels wide and shows no table of contents."""
+CUT = "[...document.querySelectorAll('pre > code')].filter(c => c.scrollWidth > c.clientWidth + 1).length"
+"""How many blocks of code have lines that are not seen to their end."""
 ENTRY = re.compile(
     r'<div class="doc doc-object doc-(\w+)">\s*<h\d id="([^"]+)".*?<div class="doc doc-contents[^>]*>(.{60})',
     re.DOTALL,
@@ -56,7 +58,7 @@ def text_of(page):
 
 def signature_on(page, name):
     """The arguments that a page shows for a name, and their defaults that are plain values."""
-    shown = page.partition(f'<h3 id="{home(name)}.{name}"')[2].partition("</h3>")[2].partition("</pre>")[0]
+    shown = page.partition(f'<h1 id="{home(name)}.{name}"')[2].partition("</h1>")[2].partition("</pre>")[0]
     arguments = ast.parse(f"def {text_of(shown).strip()}: pass").body[0].args
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
@@ -119,7 +121,8 @@ def test_every_public_module_has_a_page_of_the_reference(site):
 
 @pytest.mark.parametrize("name", memformers.__all__)
 def test_a_public_name_is_shown_with_its_arguments_and_their_defaults(name, site):
-    shown = signature_on(read(site, "api/index.html"), name)
+    page = read(site, f"api/{name}.html")
+    shown = signature_on(page, name)
     real = inspect.signature(getattr(memformers, name)).parameters
     assert list(shown) == list(real)
     for parameter in real.values():
@@ -127,6 +130,9 @@ def test_a_public_name_is_shown_with_its_arguments_and_their_defaults(name, site
         assert (default is None) == (parameter.default is inspect.Parameter.empty)
         if isinstance(parameter.default, str | int | float | tuple | None):
             assert ast.literal_eval(default) == parameter.default
+    explained = text_of(page.partition("Parameters:")[2].partition("</table>")[0])
+    assert [parameter for parameter in real if parameter not in explained] == []
+    assert text_of(page).count(">>> ") >= 2
 
 
 def test_no_entry_of_the_reference_is_without_text(site):
@@ -140,7 +146,9 @@ def test_a_public_name_is_on_one_page_and_its_module_leads_there(site):
     name, module = "Conv1dCompression", "memformers.models.compression"
     page = read(site, f"api/{module}.html")
     assert f'id="{module}.{name}"' not in page
-    assert f'href="index.html#{module}.{name}"' in page
+    assert f'href="{name}.html#{module}.{name}"' in page
+    assert f'href="{name}.html"' in read(site, "api/index.html")
+    assert "[M, B, D]" in text_of(read(site, "api/Memory.html"))
     assert f'id="{module}.slots_of"' in page
 
 
@@ -161,7 +169,7 @@ def test_the_page_of_the_command_line_has_each_option_of_a_command_in_the_order_
 
 @pytest.mark.parametrize(
     ("page", "text"),
-    [("api/index.html", r'positions: Literal\["learned",\s+"sinusoidal"\]'),
+    [("api/RelativeMultiHeadAttention.html", r'positions: Literal\["learned",\s+"sinusoidal"\]'),
      ("command-line.html",
       r"--seeds INT default: 1\nHow many seeds each arm is trained from: seed, seed \+ 1 a"),
      ("command-line.html", r"--text STR required\nA text file; - is standard input\.")],
@@ -184,13 +192,44 @@ def test_a_search_finds_guides_before_the_reference_and_names_in_the_reference(s
         "compression rate": "how-to/train",
         "--mem-len": "how-to/train",
     }
-    command = ["node", ROOT / "tests/docs/search.js", *files, *guides, "keep_newest"]
+    questions = {
+        "how do I resume": "checkpoints",
+        "how many keys": "which-memory",
+        "train on several GPUs": "distributed",
+        "train on my own text": "how-to/train",
+        "use a layer in my model": "how-to/import",
+        "evaluate in Python": "quick-start",
+        "which memory": "which-memory",
+        "dashboard": "dashboard",
+        "learning rate": "how-to/train",
+    }
+    asked = [*guides, *questions, "keep_newest", "MemoryLM"]
+    command = ["node", ROOT / "tests/docs/search.js", *files, *asked]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
     assert found.pop("keep_newest")[0] == "api/memformers.models.remembering.html"
+    assert "api/MemoryLM.html" in found.pop("MemoryLM")
+    for question, page in questions.items():  # a newcomer's, each answered by one of the first pages
+        assert f"{page}.html" in found.pop(question)[:4]
     for query, pages_found in found.items():
         assert pages_found[0].startswith(guides[query])
         assert not pages_found[0].startswith(("api/", "notebooks/", "results/"))
     assert "command-line.html" in found["--resume"][:5]
+
+
+def test_a_site_that_is_opened_as_files_can_be_searched_and_cuts_no_line_of_code(site):
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    if not (chromium := shutil.which("chromium")):
+        pytest.skip("Chromium is not installed; with it, this test searches the site")
+    with playwright.sync_playwright() as player:
+        browser = player.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.goto((site / "method.html").as_uri())
+        assert page.evaluate(CUT) == 0
+        page.click(".md-search__input")
+        page.keyboard.type("resume")
+        page.wait_for_selector(".md-search-result__link")
+        assert "checkpoints.html" in page.get_attribute(".md-search-result__link", "href")
+        browser.close()
 
 
 def test_a_page_says_its_language(site):
