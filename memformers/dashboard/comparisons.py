@@ -12,12 +12,21 @@ from typing import Any
 from memformers.common.errors import UserError
 from memformers.common.intervals import mean_of
 from memformers.dashboard.guard import Knows
-from memformers.dashboard.live_run import FINISHED, RUNNING, Curve, FollowedJson, LiveRun
-from memformers.runs.folder import EXPERIMENT, run_folders, short_names
+from memformers.dashboard.live_run import (
+    FINISHED,
+    RUNNING,
+    SECONDS,
+    TOKENS,
+    Curve,
+    FollowedJson,
+    LiveRun,
+    number,
+)
+from memformers.runs.folder import EXPERIMENT, PAGE, run_folders, short_names
 from memformers.runs.plan import read_plan
 from memformers.tracking.discovery import noted_comparisons
 
-FIRST_METRICS = ("loss.valid", "loss.train")
+FIRST_METRICS = ("bits_per_character.valid", "loss.valid", "loss.train")
 """The metric that is drawn if the user has chosen none: the first of these that exists."""
 
 
@@ -52,8 +61,23 @@ class LiveComparison:
             "finished": states.count(FINISHED),
             "running": states.count(RUNNING),
             "arms": list(dict.fromkeys(run.arm for run in self.runs.values())),
+            **self._progress(),
             "changed": max((run.changed for run in self.runs.values()), default=0.0),
         }
+
+    def _progress(self) -> dict[str, float | None]:
+        """How much of all training is done, and about how many seconds of training are left while some run is
+        trained, at the mean speed so far; None where it isn't known."""
+        budgets = [number(run.settings.get(TOKENS)) or 0.0 for run in self.runs.values()]
+        done = [
+            budget if run.state == FINISHED else min(run.values.get(TOKENS, 0.0), budget)
+            for run, budget in zip(self.runs.values(), budgets, strict=True)
+        ]
+        tokens, whole = math.fsum(done), math.fsum(budgets)
+        spent = math.fsum(run.values.get(SECONDS, 0.0) for run in self.runs.values())
+        running = [run.state for run in self.runs.values()].count(RUNNING)
+        left = spent / tokens * (whole - tokens) / running if running and tokens else None
+        return {"progress": tokens / whole if whole else None, "left": left}
 
     def describe(self, metric: str, over: str, knows: Knows) -> dict[str, Any]:
         """All data of the page, with the curves of ``metric`` drawn ``over`` "tokens" or "seconds"; an
@@ -65,6 +89,7 @@ class LiveComparison:
         curves = {name: run.curve(metric, over) for name, run in self.runs.items()}
         return {
             **self.summary(),
+            "report": (self.folder / PAGE).is_file(),
             "metrics": metrics,
             "metric": metric,
             "over": over,
@@ -99,7 +124,10 @@ class LiveComparison:
                 if len(known) == len(counted):
                     mean = mean_of(known)
                     values[name] = [mean.mean, finite(mean.half_width)]
-            settings = {name: [run.settings.get(name) for run in runs] for name in differing}
+            settings = {
+                name: [run.settings[name] for run in runs if name in run.settings] or [None]
+                for name in differing
+            }
             yield {
                 "name": arm,
                 "seeds": len(runs),
@@ -134,6 +162,11 @@ class LiveComparisons:
         folder = noted_comparisons().get(identity)
         return folder is not None and folder.is_dir()
 
+    def report(self, identity: str) -> Path | None:
+        """The page of the comparison's report; None if there is none."""
+        page = noted_comparisons()[identity] / PAGE if self.known(identity) else None
+        return page if page and page.is_file() else None
+
     def list(self) -> list[dict[str, Any]]:
         """A summary of each, the newest first."""
         with self.lock:
@@ -165,8 +198,8 @@ def differing_settings(runs: list[Mapping[str, Any]]) -> dict[str, str]:
     """The settings in which runs differ, by their dotted names, with the names that a reader sees."""
     begun = [settings for settings in runs if settings]
     names = dict.fromkeys(name for settings in begun for name in settings)
-    missing = object()
-    differing = [n for n in names if any(s.get(n, missing) != begun[0].get(n, missing) for s in begun)]
+    found = {name: [settings[name] for settings in begun if name in settings] for name in names}
+    differing = [name for name, values in found.items() if any(value != values[0] for value in values)]
     return short_names([name for name in differing if name != "seed"])
 
 
@@ -187,6 +220,6 @@ def mean_curve(curves: Sequence[Curve]) -> dict[str, Any]:
     }
 
 
-def finite(number: float) -> float | None:
+def finite(value: float) -> float | None:
     """The number with seven digits, more than a chart shows; None for one that is not finite."""
-    return float(f"{number:.7g}") if math.isfinite(number) else None
+    return float(f"{value:.7g}") if math.isfinite(value) else None

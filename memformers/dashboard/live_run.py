@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from memformers.common.fields import fits
 from memformers.runs.folder import CARD, CONFIG, FACTS, METRICS, RESULT, flatten
 from memformers.runs.plan import Planned
+from memformers.runs.settings import unused
 
 Numbers = NDArray[np.float64]
 TOKENS, SECONDS = "tokens", "seconds"
@@ -57,7 +58,7 @@ class LiveRun:
         self.metrics.update()
         for file in self.files.values():
             file.read()
-        self.settings = dict(flatten(self.files[CONFIG].data))
+        self.settings = self._settings()
         seed = planned.seed if planned else self.settings.get("seed")
         self.seed = seed if isinstance(seed, int) else None
         self.arm = planned.arm if planned else self.name
@@ -66,6 +67,17 @@ class LiveRun:
         version = (self.metrics.file, self.metrics.offset, self.state, self.arm, self.seed, *seen)
         if version != self.version:
             self.version, self.values, self.curves = version, self._values(), {}
+
+    def _settings(self) -> dict[str, Any]:
+        """Its settings by their dotted names, as they are used: None for those that its model doesn't use,
+        without those that only a run that has begun can know."""
+        config, facts = dict(flatten(self.files[CONFIG].data)), self.files[FACTS].data
+        if not facts:
+            known = [name for name in config if config[name] is not None and name != "model.vocab_size"]
+            config = {name: config[name] for name in known}
+        decided = facts.get("decided")
+        used = config | (decided if isinstance(decided, dict) else {})
+        return {name: used[name] for name in config} | dict.fromkeys(unused(config) & config.keys())
 
     @property
     def identity(self) -> str:

@@ -41,6 +41,11 @@ HEADERS = {
 }
 """These headers prevent that the name of a run runs a script, and show a new version of the page at once."""
 
+OF_REPORT = HEADERS | {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+}
+"""Those of a report, which holds its style and its figures, and no script."""
+
 
 def page_files(static: Path) -> dict[str, Path]:
     """Every file that may be served, by its path on the server; since none is joined, no other can be."""
@@ -78,14 +83,21 @@ def add_pages(app: FastAPI, knows: Knows) -> None:
             return PlainTextResponse("There is no such comparison.", 404)
         return JSONResponse(described)
 
+    def report(identity: str) -> Response:
+        if page := comparisons.report(identity):
+            return FileResponse(page, headers=OF_REPORT, media_type="text/html; charset=utf-8")
+        return PlainTextResponse("There is no report yet.", 404)
+
     def file(name: str) -> Response:
         if name not in FILES:
             return PlainTextResponse("Not found.", 404)
         kind = TYPES[FILES[name].suffix]
         return FileResponse(FILES[name], headers=HEADERS, media_type=f"{kind}; charset=utf-8")
 
+    app.add_api_route("/", lambda: RedirectResponse(COMPARISONS), response_class=Response)
     app.add_api_route(COMPARISONS, page, response_class=Response)
     app.add_api_route(f"{COMPARISONS}/list", comparisons.list)
     app.add_api_route(f"{COMPARISONS}/files/{{name}}", file, response_class=Response)
     app.add_api_route(f"{COMPARISONS}/{{identity}}", page, response_class=Response)
+    app.add_api_route(f"{COMPARISONS}/{{identity}}/report", report, response_class=Response)
     app.add_api_route(f"{COMPARISONS}/{{identity}}/data", data, response_class=Response)

@@ -45,8 +45,9 @@ SKY = _look("#56B4E9", (0, (4, 1, 1, 1)), "v")
 AMBER = _look("#E69F00", (0, (2, 1)), "P")
 BLACK = _look("#000000", (0, (1, 1)), "X")
 PALETTE = (BLUE, ORANGE, GREEN, PINK, SKY, AMBER, BLACK)
-LOOKS = {"transformer": BLUE, "no-memory": BLUE, "transformer-xl": ORANGE, "compressive": GREEN}
-"""The looks of arms with these names."""
+LOOKS = {"transformer": BLUE, "no-memory": BLUE, "transformer-xl": ORANGE, "compressive": GREEN,
+         "conv": GREEN, "frozen": PINK, "mean": SKY, "ceiling": AMBER}  # fmt: skip
+"""The looks of arms with these names in every figure; the dashboard's ``web/looks.js`` has the same."""
 OTHER_LOOKS = PALETTE[3:]
 """The looks of arms with other names, in their order; after the last, they repeat."""
 
@@ -54,7 +55,9 @@ OTHER_LOOKS = PALETTE[3:]
 def looks_of(names: Sequence[str]) -> dict[str, Look]:
     """The look of each arm."""
     others = [name for name in names if name not in LOOKS]
-    return LOOKS | {name: OTHER_LOOKS[i % len(OTHER_LOOKS)] for i, name in enumerate(others)}
+    taken = [LOOKS[name]["color"] for name in names if name in LOOKS]
+    free = [look for look in OTHER_LOOKS if look["color"] not in taken] or OTHER_LOOKS
+    return LOOKS | {name: free[i % len(free)] for i, name in enumerate(others)}
 
 
 @dataclass(frozen=True)

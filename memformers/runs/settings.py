@@ -14,19 +14,19 @@ LEARNING = ("conv", "dilated")
 def unused(config: Mapping[str, Any]) -> set[str]:
     """The names of those settings of a training that its model or optimizer doesn't use, dotted as those of
     ``config``."""
-    model, found = config["model.model"], set()
+    model, found = config.get("model.model"), set()
     if model != "compressive":
         found |= OF_A_COMPRESSION
-    elif config["model.compression"] not in LEARNING:
+    elif config.get("model.compression") not in LEARNING:
         found |= {"model.compression_start", "model.bptt"}
     if model != "transformer-xl":
         found.add("model.same_length")
     if model == "transformer":
         found |= {"model.mem_len", "memory_warmup", "tbptt"}
-    if config["model.positions"] != "sinusoidal":
+    if config.get("model.positions") != "sinusoidal":
         found |= {"model.position_features", "model.clamp_len"}
-    if config["model.embedding"] != "adaptive":
+    if config.get("model.embedding") != "adaptive":
         found |= {name for name in config if name.startswith("model.adaptive.")}
-    if config["optimizer"] != "muon":
+    if config.get("optimizer") != "muon":
         found.add("muon_learning_rate")
     return found

@@ -55,7 +55,7 @@ def curves(page, selector):
 def check_pages(page, dashboard, folder):
     """The list of runs, the page of each, and the comparison of the two, show all that was recorded."""
     records = {model: read_metrics(folder / model) for model in MODELS}
-    page.goto(dashboard.url)
+    page.goto(f"{dashboard.url}/runs")
     page.wait_for_selector(".runs-list a")
     entries = [entry.inner_text() for entry in page.query_selector_all(".runs-list a")]
     assert len(entries) == 2

@@ -59,6 +59,31 @@ def test_planned_runs_are_shown_before_anything_is_trained(tmp_path):
     assert data["metric"] == ""
 
 
+def test_a_setting_is_shown_as_it_is_used_and_only_for_models_that_use_it(tmp_path):
+    comparison = LiveComparison(plan(tmp_path, seeds=(0,)))
+    shared = {"tokens": 100, "memory_warmup": None}
+    model = {"mem_len": 8, "vocab_size": 65, "model": "transformer"}
+    write_json(tmp_path / "short" / "config.json", shared | {"model": model})
+    write_json(tmp_path / "short" / "run.json", {"decided": {"memory_warmup": 0.5}})
+    waiting = model | {"vocab_size": 256, "model": "transformer-xl"}
+    write_json(tmp_path / "long" / "config.json", shared | {"model": waiting})
+    short, long = (run["settings"] for run in shown(comparison)["runs"])
+    assert (short["model.mem_len"], long["model.mem_len"]) == (None, 8)
+    assert "model.vocab_size" not in short
+    write_json(tmp_path / "long" / "run.json", {"decided": {"memory_warmup": 0.5}})
+    short, long = (run["settings"] for run in shown(comparison)["runs"])
+    assert (short["memory_warmup"], long["memory_warmup"]) == (None, 0.5)
+
+
+def test_a_comparison_says_how_much_is_trained_and_left(tmp_path):
+    comparison = LiveComparison(plan(tmp_path, seeds=(0,)))
+    record(tmp_path / "short", [3.0] * 5)  # 50 of 100 tokens, in 2.5 seconds
+    data = shown(comparison)
+    assert (data["progress"], data["left"], data["report"]) == (0.25, pytest.approx(7.5), False)
+    (tmp_path / "report.html").write_text("")
+    assert shown(comparison)["report"]
+
+
 def test_each_state_of_a_run_has_its_name(tmp_path):
     comparison = LiveComparison(plan(tmp_path))
     run = tmp_path / "short"

@@ -44,7 +44,9 @@ def test_no_path_leads_out_of_the_page_s_files(dashboard, path):
 
 
 def test_the_page_and_its_files_are_served(dashboard):
-    assert "bundle.min.js" in send(dashboard, "/")[1]
+    assert "location: /comparisons" in send(dashboard, "/")[1]
+    assert "bundle.min.js" in send(dashboard, "/runs")[1]
+    assert send(dashboard, "/comparisons/0123456789abcdef/report")[0] == 404
     assert "bundle.min.js" in send(dashboard, "/run/0123456789/compare")[1]
     status, answer = send(dashboard, "/js/bundle.min.js")
     assert status == 200

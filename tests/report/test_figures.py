@@ -1,9 +1,13 @@
 """Figures, and the data beside them."""
 
+import re
+from pathlib import Path
+
 import pytest
 from matplotlib.figure import Figure
 
 from memformers.common.intervals import mean_of
+from memformers.report import plotting
 from memformers.report.figures import (
     LINES,
     attention_figure,
@@ -11,9 +15,11 @@ from memformers.report.figures import (
     layer_look,
     octave_means,
 )
-from memformers.report.plotting import LOOKS, PALETTE, Series, draw_lines
+from memformers.report.plotting import LOOKS, PALETTE, Series, draw_lines, looks_of
 from memformers.report.probe import effective_length
 from tests.report.fake_runs import XL, data_of, fake_comparison, less, markdown_of
+
+WEB = Path(plotting.__file__).parents[1] / "dashboard" / "web"
 
 
 def numbers(rows, *names):
@@ -100,6 +106,17 @@ def test_gains_have_their_intervals_and_say_of_which_tokens_they_are(tmp_path):
     columns = ["place", "mean", "95 % interval from", "to"]
     expected = [[32, 20, 10, 30], [64, 5, 0, 10], [96, 0, 0, 0]]
     assert numbers(rows, *columns) == [pytest.approx(row) for row in expected]
+
+
+def test_a_model_has_one_colour_in_figures_and_on_the_dashboard():
+    looks = (WEB / "looks.js").read_text(encoding="utf-8")
+    assert re.findall(r"color: '(#\w+)'", looks) == [look["color"] for look in PALETTE]
+    names = {look["color"]: name for name in ("BLUE", "ORANGE", "GREEN", "PINK", "SKY", "AMBER", "BLACK")
+             for look in [getattr(plotting, name)]}  # fmt: skip
+    assert dict(re.findall(r"'([a-z-]+)': ([A-Z]+)", looks)) == {
+        n: names[k["color"]] for n, k in LOOKS.items()
+    }
+    assert looks_of(["mean", "other"])["other"] == PALETTE[3], "sky is taken"
 
 
 def test_no_two_layers_look_alike_and_every_head_is_in_the_data(tmp_path):

@@ -1,6 +1,6 @@
 // The chart: for each arm the mean of its seeds with a band, and thin lines of the single seeds.
 
-import {compact, duration, element, plain} from './format.js'
+import {compact, duration, element, metricInWords, plain} from './format.js'
 import {swatch} from './looks.js'
 
 const GAP = 12
@@ -95,7 +95,7 @@ export class Chart {
                 {...axis, label: inTokens ? 'tokens' : 'training time', labelSize: 24, size: 40,
                     values: (_, ticks) => ticks.map(tick => inTokens ? compact(tick) : duration(tick)),
                     space: inTokens ? 60 : 100, ...inTokens ? {} : {incrs: TIMES}},
-                {...axis, size: 64, values: (_, ticks) => ticks.map(tick => tick === null ? '' : plain(tick))},
+                {...axis, label: metricInWords(this.data.metric), labelSize: 24, size: 64, values: (_, ticks) => ticks.map(tick => tick === null ? '' : plain(tick))},
             ],
             series: [{}, ...series],
             bands,
@@ -112,7 +112,7 @@ export class Chart {
         }, this.table(lines), this.place)
         this.drawn = lines
         this.plot.root.setAttribute('role', 'img')
-        this.plot.root.setAttribute('aria-label', `${this.data.metric} over ${this.data.over}; the table has the numbers`)
+        this.plot.root.setAttribute('aria-label', `${metricInWords(this.data.metric)} over ${this.data.over}; the table has the numbers`)
     }
 
     series({arm, label, kind}) {

@@ -1,7 +1,7 @@
 // The page of all comparisons, and that of one, which asks for what is new every two seconds.
 
 import {Chart} from './chart.js'
-import {ago, element} from './format.js'
+import {ago, duration, element, metricInWords} from './format.js'
 import {looksOf} from './looks.js'
 import {Table} from './table.js'
 
@@ -9,7 +9,7 @@ const POLL = 2000
 const byId = id => document.getElementById(id)
 const identity = /^\/comparisons\/([0-9a-f]{16})$/.exec(location.pathname)?.[1]
 const asked = new URLSearchParams(location.search)
-const isDark = localStorage.getItem('theme') === 'dark'
+const isDark = (localStorage.getItem('theme') ?? (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : '')) === 'dark'
 document.documentElement.classList.toggle('dark', isDark)
 
 async function ask(path) {
@@ -25,10 +25,16 @@ function say(text, isTrouble = false) {
     byId('summary').classList.toggle('lost', isTrouble)
 }
 
-function inWords({runs, finished, running, changed}) {
+function inWords({runs, finished, running, progress, left, changed}) {
     const parts = [`${runs} ${runs === 1 ? 'run' : 'runs'}`, `${finished} finished`]
     if (running) {
         parts.push(`${running} running`)
+    }
+    if (progress && finished < runs) {
+        parts.push(`${Math.floor(100 * progress)} % trained`)
+    }
+    if (left !== null) {
+        parts.push(`about ${duration(Math.ceil(left))} of training left`)
     }
     return parts.join(', ') + (changed ? `; last record ${ago(changed)}` : '; no record yet')
 }
@@ -54,7 +60,8 @@ function repeat(poll) {
 
 async function showList() {
     const comparisons = await ask('/comparisons/list')
-    say(comparisons.length ? '' : 'No comparison yet. Start one with: memformers compare')
+    say(comparisons.length ? '' : 'No comparison yet. Start one with: memformers compare --scale 0.1. '
+        + 'A run of its own, as memformers train begins one, is under Runs.')
     byId('list').replaceChildren(...comparisons.map(one => element('a', {className: 'card', href: `/comparisons/${one.id}`},
         element('h2', {textContent: one.name}),
         element('p', {textContent: inWords(one)}),
@@ -74,10 +81,12 @@ function showOne() {
         const looks = looksOf(data.arms.map(arm => arm.name), isDark)
         byId('comparison').hidden = false
         byId('title').textContent = data.name
+        byId('report').hidden = !data.report
+        byId('report').href = `/comparisons/${identity}/report`
         document.title = `${data.name} – comparison`
         const names = [...byId('metric').options].map(option => option.value)
         if (JSON.stringify(names) !== JSON.stringify(data.metrics)) {
-            byId('metric').replaceChildren(...data.metrics.map(name => element('option', {value: name, textContent: name})))
+            byId('metric').replaceChildren(...data.metrics.map(name => element('option', {value: name, textContent: metricInWords(name)})))
         }
         byId('metric').value = data.metric
         const hasSeeds = data.runs.length > data.arms.length

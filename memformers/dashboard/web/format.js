@@ -38,6 +38,25 @@ export function setting(value) {
     return value === null || value === undefined ? '–' : typeof value === 'string' ? value : JSON.stringify(value)
 }
 
+const METRICS = {
+    'loss.valid': 'validation loss (nats per token)', 'loss.train': 'training loss (nats per token)',
+    'bits_per_character.valid': 'validation loss (bits per character)',
+    'bits_per_character.train': 'training loss (bits per character)',
+    'accuracy.valid': 'validation accuracy (share of tokens)', 'accuracy.train': 'training accuracy (share of tokens)',
+    'reconstruction_loss.valid': 'reconstruction loss, validation (MSE)',
+    'reconstruction_loss.train': 'reconstruction loss, training (MSE)',
+    'gradient_norm': 'norm of the gradient', 'gradient_norm.compression': 'norm of the gradient of the compressions',
+    'tokens_per_second': 'training speed (tokens per second)', 'memory.length': 'memory (positions)',
+    'memory.compressed_length': 'compressed memory (slots)', 'learning_rate': 'learning rate',
+    'evaluated_tokens': 'tokens read by an evaluation', 'evaluation_seconds': 'time of evaluations (seconds)',
+}
+
+/* The title of a metric, with its unit; a metric of another program has its own name. */
+export function metricInWords(name) {
+    const far = /^recall\.from_(\d+)$/.exec(name)
+    return far ? `right answers, set ${+far[1]} or more positions ago (share)` : METRICS[name] ?? name
+}
+
 export function element(kind, properties = {}, ...children) {
     const made = Object.assign(document.createElement(kind), properties)
     made.append(...children)
