@@ -211,8 +211,9 @@ class TransformerXLLayer(MemoryLayer):
     """The shared layer, attending over memory and segment (Dai et al. 2019,
     [arXiv 1901.02860](https://arxiv.org/abs/1901.02860), section 3.2).
 
-    A layer that combines the parts in another way derives from this one and overrides [`transform`][], which
-    training, evaluation and generation all use.
+    A layer that combines the parts in another way derives from this one and overrides
+    [`transform`][memformers.models.layers.MemoryLayer.transform], which training, evaluation and generation
+    all use.
 
     Args:
         d_model: The width of the model, D.
