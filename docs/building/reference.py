@@ -150,8 +150,9 @@ def tell_fields(of: griffe.Class) -> None:
     told = {}
     for each in [*bases, of]:
         for name, field in each.members.items():
-            is_field = isinstance(field, griffe.Attribute) and "property" not in field.labels
-            if is_field and field.annotation and field.docstring:
+            if not isinstance(field, griffe.Attribute) or "property" in field.labels:
+                continue
+            if field.annotation and field.docstring:
                 told[name] = " ".join(field.docstring.value.split())
     if told and of.docstring:
         arguments = "\n".join(f"    {name}: {text}" for name, text in told.items())

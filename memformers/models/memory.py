@@ -16,20 +16,9 @@ from memformers.models.lengths import LayerLengths
 class Memory:
     """The past of B parallel streams, oldest first.
 
-    ``mem`` has a tensor ``[M, B, D]`` for each layer: that layer's inputs. ``c_mem`` has a tensor
-    ``[C, B, D]`` for each layer, where each slot represents ``compression_rate`` inputs that are older than
-    all of ``mem``; it is empty for a model that doesn't compress. M, C and the rate may differ between
-    layers. Memory carries no gradient, except ``mem`` if the model was called with ``through_memory``. Both
-    may be views of tensors that a backward pass still needs: don't change them in place.
-
-    ``valid``, int64 ``[B]``, is the number of each stream's newest positions that belong to its running
-    document, where a slot counts as ``compression_rate`` positions; None means all. A layer that remembers
-    fewer positions sees all of them. Earlier positions are hidden from queries
-    ([`memformers.models.boundaries`][]).
-
-    ``slot_inputs`` has a tensor ``[m·c, B, D]`` for each layer: the inputs that the newest m slots of
-    ``c_mem`` represent, without gradient. From them, the slots are computed again while f_c learns from the
-    language model's loss. It is empty for a model with ``bptt=0``.
+    M, C and the rate may differ between layers. Memory carries no gradient, except ``mem`` if the model was
+    called with ``through_memory``. Tensors may be views of those that a backward pass still needs: don't
+    change them in place.
 
     Examples:
         >>> import torch
@@ -43,9 +32,18 @@ class Memory:
     """
 
     mem: tuple[Tensor, ...]
+    """For each layer ``[M, B, D]``: that layer's inputs."""
     c_mem: tuple[Tensor, ...] = ()
+    """For each layer ``[C, B, D]``, where each slot represents ``compression_rate`` inputs that are older
+    than all of ``mem``; empty for a model that doesn't compress."""
     valid: Tensor | None = None
+    """int64 ``[B]``: the number of each stream's newest positions that belong to its running document, where
+    a slot counts as ``compression_rate`` positions; None means all. A layer that remembers fewer positions
+    sees all of them. Earlier positions are hidden from queries ([`memformers.models.boundaries`][])."""
     slot_inputs: tuple[Tensor, ...] = ()
+    """For each layer ``[m·c, B, D]``: the inputs that the newest m slots of ``c_mem`` represent, without
+    gradient. From them, the slots are computed again while f_c learns from the language model's loss. Empty
+    for a model with ``bptt=0``."""
 
     @classmethod
     def empty(
