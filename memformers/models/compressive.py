@@ -129,10 +129,12 @@ class CompressiveTransformer(MemoryStack):
         """Both memories after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``doc_starts
         [S, B]``; and what was compressed."""
 
+        compressions = self.compressions
+
         def received(layer: int, positions: int) -> Tensor | None:
             """How much attention these oldest positions of a layer's memory received in the segment,
             ``[n·c, B]``; a ``mask`` or ``window`` of the forward pass is not known here."""
-            if not needs_attention(self.compressions[layer]):
+            if not needs_attention(compressions[layer]):
                 return None
             past = [parts[layer] for parts in (memory.c_mem, memory.mem) if parts]
             key_start = self.first_seen(inputs[layer], memory, doc_starts, None)[layer]
@@ -141,7 +143,7 @@ class CompressiveTransformer(MemoryStack):
             of_context = attention_received(self.memory_layers[layer], context, S, key_start)
             return of_context[slots : slots + positions]
 
-        return compress_oldest(memory, inputs, self.compressions, lengths, doc_starts, received)
+        return compress_oldest(memory, inputs, compressions, lengths, doc_starts, received)
 
     def compression_loss_of(self, inputs: Sequence[Tensor], compressed: Compressed) -> Tensor:
         """The loss of what was ``compressed`` after a segment with these ``inputs [S, B, D]``, a scalar."""
