@@ -116,8 +116,9 @@ class Evaluate(ModelCommand):
             def progress(losses: Tensor) -> None:
                 nonlocal total
                 total += losses.double().sum().item()
+                read = bar.n + len(losses)
+                bar.set_postfix_str(f"loss {total / max(read, 1):.3f} nats", refresh=False)
                 bar.update(len(losses))
-                bar.set_postfix_str(f"loss {total / max(bar.n, 1):.3f} nats", refresh=False)
 
             evaluation = evaluate(model, tokens, self.streams, documents=lengths, progress=progress)
         numbers = summary(evaluation, of=of)

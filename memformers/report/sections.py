@@ -192,6 +192,8 @@ def costs_table(arms: Sequence[Arm], base: Arm, more: Mapping[str, Column] | Non
     if why_not and len(arms) > 1:
         curves = " and curves against time" if not_comparable(arms) else ""
         note = f"\n\nRatios of training time{curves} are left out: {why_not}."
+    elif not on_one_machine(all_runs(arms)):
+        note = "\n\nThe parts of this run did not all have the same machine and package versions."
     return arms_table(arms, columns) + note
 
 

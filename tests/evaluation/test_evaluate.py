@@ -196,9 +196,9 @@ def test_the_command_shows_how_far_it_is_and_the_loss_so_far(trained, tmp_path):
     ended = run("evaluate", "--checkpoint", trained, "--text", tmp_path / "x.txt", "--streams", 1)
     assert ended.code == 0, ended.err
     loss = float(re.search(r"loss +([\d.]+)", ended.out)[1])
-    last = re.findall(r"evaluating: 100%.*1.32k/1.32k.*loss ([\d.]+) nats", ended.err.replace("\r", "\n"))[-1]
+    last = re.findall(r"evaluating: 100%, 1.32k of 1.32k, loss ([\d.]+) nats", ended.err)[-1]
     assert float(last) == pytest.approx(loss, abs=6e-4)
-    assert "evaluating:   0%" in ended.err
+    assert ended.err.count("evaluating: ") >= 2
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_a_resume_on_another_machine_is_seen_in_the_run_and_in_its_report(tmp_pa
     monkeypatch.setattr(run_module, "describe_environment", lambda device: here | {"device": "another CPU"})
     train_run(config, folder, resume=True)
     assert [e["device"] for e in read_json(folder / "run.json")["environments"]][1:] == ["another CPU"]
-    assert "Not all runs had the same machine" in write_report(folder).with_suffix(".md").read_text()
+    assert "the same machine and package versions" in write_report(folder).with_suffix(".md").read_text()
 
 
 def test_a_training_goes_on_where_no_process_can_be_started_for_labml(tmp_path, monkeypatch, capsys):
