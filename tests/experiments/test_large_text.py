@@ -30,5 +30,5 @@ def test_every_step_is_measured_and_the_killed_training_has_the_same_bits(tmp_pa
     found = {row[0].strip("| "): row[1] for row in rows}
     assert found["resumed after SIGKILL"] == "the same bits"
     for what in ("divide into bytes: memory", "divide into subwords: memory", "evaluate: memory"):
-        assert 50 < int(found[what].removesuffix(" MiB").replace(",", "")) <= 500
+        assert 0 < int(found[what].removesuffix(" MiB").replace(",", "")) <= 500
     assert abs(int(found["… more than on a text of 1 MB"].removesuffix(" MiB").replace("−", "-"))) <= 100
