@@ -9,6 +9,7 @@ several share counts once), the highest of samples.
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -138,20 +139,24 @@ def measure(settings: LargeText, folder: Path) -> list[list[str]]:
 
     def row(what: str, found: str, goal: str) -> None:
         rows.append([what, found, goal])
-        print(f"{what}: {found} (goal: {goal})", flush=True)
+        print(f"{what}: {found}" + f" (goal: {goal})" * bool(goal), flush=True)
 
-    def bpe(source: Path, out: Path) -> Measured:
-        return run(
-            "prepare", source, "--tokenizer", "bpe", "--vocab-size", str(settings.vocab_size), "--out", out
-        )
+    def divide(source: Path, tokenizer: str, out: str) -> Measured:
+        learned = ("--vocab-size", str(settings.vocab_size)) if tokenizer == "bpe" else ()
+        return run("prepare", source, "--tokenizer", tokenizer, *learned, "--out", folder / out)
 
-    for name, found, goal in (
-        ("bytes", run("prepare", text, "--tokenizer", "byte", "--out", folder / "bytes"), 20),
-        ("subwords", bpe(text, folder / "subwords"), 4),
+    for name, tokenizer, goal in (
+        ("bytes", "byte", "≥ 20 MB/s"),
+        ("characters", "character", ""),
+        ("words", "word", ""),
+        ("subwords", "bpe", "≥ 4 MB/s"),
     ):
-        row(f"divide into {name}", f"{size / MB / found.seconds:.1f} MB/s", f"≥ {goal} MB/s")
+        found = divide(text, tokenizer, name)
+        row(f"divide into {name}", f"{size / MB / found.seconds:.1f} MB/s", goal)
         row(f"divide into {name}: memory", f"{found.peak / MIB:,.0f} MiB", "≤ 500 MiB")
-    bpe(short, folder / "short")
+        if tokenizer != "bpe":
+            shutil.rmtree(folder / name)
+    divide(short, "bpe", "short")
 
     def train(name: str, data: Path, *more: str, kill: bool = False) -> Measured:
         out = folder / name
@@ -179,7 +184,7 @@ def measure(settings: LargeText, folder: Path) -> list[list[str]]:
         "resumed after SIGKILL", ", ".join(differ) + " differ" if differ else "the same bits", "the same bits"
     )
     model, of = folder / "run-subwords", folder / "of"
-    found = run("evaluate", "--checkpoint", model, "--text", part, "--streams", "64", "--out", of)
+    found = run("evaluate", "--checkpoint", model, "--text", part, "--streams", "32", "--out", of)
     read = read_json(of / "evaluation.json")["tokens"]
     row(f"evaluate {part.stat().st_size / MB:,.0f} MB", f"{read / found.seconds:,.0f} tokens/s", "")
     row("evaluate: memory", f"{found.peak / MIB:,.0f} MiB", "≤ 500 MiB")
