@@ -18,6 +18,7 @@ os.environ["MEMFORMERS_DASHBOARD"] = "off"
 os.environ.pop("labml_app_url", None)
 
 from memformers.comparison import experiment, text
+from memformers.comparison.recall import SETTINGS
 from memformers.comparison.text import CompareConfig, compare
 from memformers.data import corpora
 from memformers.data.corpora import builtin_corpus
@@ -26,8 +27,8 @@ from memformers.runs.folder import RESULT
 from memformers.tracking import relay
 from memformers.training import observer
 from memformers.training.run import train_run
-from tests.builders import small_training
-from tests.processes import train_first_beside
+from tests.builders import small_training, tiny_recall
+from tests.processes import train_first_beside, train_here
 
 settings.register_profile("any machine", deadline=None)  # which may be busy with something else
 settings.load_profile("any machine")
@@ -66,12 +67,20 @@ def short_play(length=60_000, seed=0, is_stand_in=False):
     return builtin_corpus(length, seed, is_stand_in)
 
 
+def make_tiny(patch):
+    """Experiments train in this process, on recall with settings of a moment, and a program that does nothing
+    takes the place of labml's relay."""
+    patch.setitem(SETTINGS, "near", tiny_recall())
+    patch.setattr(experiment, "run_modules", train_here)
+    patch.setattr(relay, "module_command", lambda *_: ["cat"])
+
+
 @pytest.fixture
 def quick_runs(monkeypatch):
-    """What takes longer than a small training is left out of it: a program that does nothing takes the place
-    of labml's relay, the built-in play and samples are short, and a comparison is hardly probed."""
+    """What takes longer than a small training is left out of it: experiments are tiny, the built-in play and
+    samples are short, and a comparison is hardly probed."""
+    make_tiny(monkeypatch)
     monkeypatch.setattr(corpora, "builtin_corpus", short_play)
-    monkeypatch.setattr(relay, "module_command", lambda *_: ["cat"])
     monkeypatch.setattr(observer, "SAMPLE_CHARACTERS", 30)
     monkeypatch.setattr(observer, "GLIMPSE_CHARACTERS", 10)
     monkeypatch.setattr(text, "PROBED", 5)

@@ -53,18 +53,12 @@ def environment(built, tmp_path_factory):
 
 
 @pytest.mark.long
-def test_type_information_ships_and_nothing_but_the_package(built):
+def test_type_information_and_the_trained_models_ship_and_nothing_but_the_package(built):
     (wheel,) = built.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+    names = set(zipfile.ZipFile(wheel).namelist())
     assert "memformers/py.typed" in names
     folders = {name.split("/")[0] for name in names}
     assert {folder for folder in folders if not folder.endswith(".dist-info")} == {"memformers"}
-
-
-@pytest.mark.long
-def test_the_trained_models_ship(built):
-    (wheel,) = built.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
     inside = {path.relative_to(ROOT).as_posix() for path in PACKAGED.rglob("*") if path.is_file()}
     assert len(inside) == 5 * len(packaged_names()) > 0
     assert inside <= names

@@ -22,20 +22,6 @@ def _somewhere_else(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("", "train compare generate report evaluate"), ("train", "--learning-rate"), ("compare", "--scale"),
-        ("generate", "--top-p"), ("evaluate", "--mem-len"), ("report", "FOLDER"),
-    ],
-)  # fmt: skip
-def test_help_says_what_each_option_is_for(command, words):
-    ended = run(*command.split(), "--help")
-    assert ended.code == 0
-    assert "usage: memformers" in ended.out
-    assert all(word in ended.out for word in words.split())
-
-
 def test_without_a_command_there_is_help_and_options_have_readable_values(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert run().out == run("--help").out

@@ -5,20 +5,13 @@ import shutil
 import pytest
 
 from memformers.common.files import read_json
-from memformers.comparison import experiment
-from memformers.comparison.recall import SETTINGS
-from memformers.tracking import relay
-from tests.builders import tiny_recall
-from tests.processes import run, train_here
+from tests.processes import run
 
 
 @pytest.fixture(autouse=True)
-def _tiny(tmp_path, monkeypatch):
+def _tiny(tmp_path, monkeypatch, quick_runs):
     """Settings of a moment, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(SETTINGS, "near", tiny_recall())
-    monkeypatch.setattr(experiment, "run_modules", train_here)
-    monkeypatch.setattr(relay, "module_command", lambda *_: ["cat"])
 
 
 def test_recall_trains_reports_and_is_reported_again(tmp_path):

@@ -41,11 +41,6 @@ def test_a_mistake_of_ours_shows_its_traceback_and_asks_to_be_reported(error):
     assert said.err.endswith("please report it with the lines above.\n")
 
 
-def test_memory_that_is_used_up_is_one_line():
-    said = failing(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes"))
-    assert (said.code, said.err.count("\n")) == (2, 1)
-
-
 def test_a_stream_that_cannot_show_a_character_shows_another(monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
@@ -125,17 +120,6 @@ class Outer(Base):
     inner: Inner = field(default_factory=Inner)
     name: str = ""
     """What it is called."""
-
-
-def test_values_reach_the_configs_that_have_them():
-    assert parse_arguments(Outer, []) == Outer()
-    given = ["--width", "1e1", "--name", "x", "--seed", "7"]
-    assert parse_arguments(Outer, given) == Outer(Inner(10, 7), "x")
-
-
-def test_values_stand_on_top_of_those_that_are_given_as_defaults():
-    default = Outer(Inner(5, 6), "y")
-    assert parse_arguments(Outer, ["--seed", "7"], default=default) == Outer(Inner(5, 7), "y")
 
 
 def test_help_shows_the_first_options_then_the_groups_then_all_others(monkeypatch):

@@ -5,25 +5,10 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from memformers.comparison import experiment
 from memformers.comparison.experiment import run_experiment
-from memformers.comparison.recall import SETTINGS, RecallConfig
+from memformers.comparison.recall import RecallConfig
 from memformers.report import document
-from memformers.tracking import relay
-from tests.builders import tiny_recall
-from tests.processes import train_here
-
-
-def make_tiny(patch):
-    """Settings of a moment, trainings in this process, and nothing in the place of labml's relay."""
-    patch.setitem(SETTINGS, "near", tiny_recall())
-    patch.setattr(experiment, "run_modules", train_here)
-    patch.setattr(relay, "module_command", lambda *_: ["cat"])
-
-
-@pytest.fixture
-def tiny(monkeypatch):
-    make_tiny(monkeypatch)
+from tests.conftest import make_tiny
 
 
 @pytest.fixture

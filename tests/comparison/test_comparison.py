@@ -19,7 +19,7 @@ from memformers.data import corpora, gathering
 from memformers.data.corpora import Corpus, builtin_corpus, load_corpus
 from memformers.runs.folder import read_metrics
 from tests.builders import MODELS, SMALL_RUN, SMALL_SIZES, small_training
-from tests.processes import program, run, start, train_here, wait_for
+from tests.processes import program, run, start, wait_for
 
 
 def small_comparison(train=None, **changes):
@@ -63,7 +63,6 @@ def test_the_models_are_compared_on_subwords_of_python_source(tmp_path, monkeypa
     """With the options that ``make compare DATA=… TOKENIZER=bpe`` gives."""
     sources = {path.name: path for path in sorted(Path(json.__file__).parent.glob("*.py"))}
     monkeypatch.setattr(gathering, "python_sources", lambda: sources)
-    monkeypatch.setattr(experiment, "run_modules", train_here)
     tokens, out = tmp_path / "tokens", tmp_path / "compared"
     prepared = run("prepare", "python-source", "--vocab-size", 300, "--out", tokens)
     assert prepared.code == 0, prepared.err
@@ -176,7 +175,6 @@ def test_a_comparison_of_other_settings_is_refused_and_nothing_is_lost(changes, 
 
 @pytest.mark.usefixtures("quick_runs")
 def test_a_comparison_goes_on_where_a_training_of_it_stopped(compared, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "run_modules", train_here)
     monkeypatch.setattr(corpora, "builtin_corpus", builtin_corpus)  # as long as in the runs that go on
     folder = shutil.copytree(compared, tmp_path / "again", symlinks=True)
     (folder / "compressive" / "result.json").unlink()

@@ -73,7 +73,7 @@ def test_a_run_has_its_curves_its_model_and_its_facts(done):
     assert MemoryLM.from_pretrained(done / "compressive" / "model").config == run.train.model
 
 
-@pytest.mark.usefixtures("tiny")
+@pytest.mark.usefixtures("quick_runs")
 def test_an_arm_trains_in_a_process_of_its_own_from_its_config_alone(tmp_path):
     run = tiny_recall().run("mean")
     config = {**json.loads(json.dumps(run.train, default=vars)), "recall": run.recall}
@@ -94,7 +94,7 @@ def test_a_frozen_compression_stays_as_it_was_drawn_and_all_else_learns(done):
     assert not any(torch.equal(*learned[name]) for name in compressions)
 
 
-@pytest.mark.usefixtures("tiny", "unreported")
+@pytest.mark.usefixtures("quick_runs", "unreported")
 def test_a_stopped_experiment_says_that_finished_trainings_are_kept(tmp_path, monkeypatch, capsys):
     def stopped(commands, jobs, **options):
         yield from train_here(commands[:1], jobs, **options)
@@ -108,7 +108,7 @@ def test_a_stopped_experiment_says_that_finished_trainings_are_kept(tmp_path, mo
     assert len(finished(tmp_path / "r")) == 1
 
 
-@pytest.mark.usefixtures("tiny", "unreported")
+@pytest.mark.usefixtures("quick_runs", "unreported")
 def test_of_several_at_a_time_the_one_with_most_keys_begins(tmp_path, monkeypatch):
     begun = []
 
@@ -123,7 +123,7 @@ def test_of_several_at_a_time_the_one_with_most_keys_begins(tmp_path, monkeypatc
     assert begun == ["ceiling", "mean", "no-memory", "ceiling-seed1", "mean-seed1", "no-memory-seed1"]
 
 
-@pytest.mark.usefixtures("tiny", "unreported")
+@pytest.mark.usefixtures("quick_runs", "unreported")
 def test_a_training_that_was_stopped_begins_again_when_its_process_has_ended(tmp_path, monkeypatch):
     config = RecallConfig(seeds=1, arms=TWO)
     run_experiment(config.experiment, tmp_path / "r")

@@ -22,11 +22,9 @@ import torch
 from torch.distributed.run import get_args_parser
 
 from memformers.commands.train import Train, parse_train
-from memformers.comparison import experiment
-from memformers.comparison.recall import SETTINGS
 from memformers.data.builtin import write_play
-from tests.builders import SMALL_SIZES, tiny_recall
-from tests.processes import ended, run, train_here
+from tests.builders import SMALL_SIZES
+from tests.processes import ended, run
 
 ROOT = Path(__file__).parents[2]
 GENERATED = (ROOT / "docs/results").glob("*/report.md")
@@ -132,8 +130,6 @@ def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypa
 @pytest.mark.parametrize("page", pages_with("sh"), ids=name_of)
 def test_commands_run(page, workplace, monkeypatch):
     monkeypatch.chdir(workplace)
-    monkeypatch.setattr(experiment, "run_modules", train_here)
-    monkeypatch.setitem(SETTINGS, "near", tiny_recall())
     for left in set(Path("runs").iterdir()) - {Path("runs/tiny")}:  # by the page before
         shutil.rmtree(left)
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)

@@ -29,11 +29,6 @@ def test_distances_are_those_of_a_search_backwards(text, n):
         assert found[end] == next(earlier, NEVER)
 
 
-def test_the_newest_occurrence_counts_also_one_that_overlaps():
-    assert repeat_distances(torch.tensor([1, 1, 1, 2, 1, 1]), 2).tolist() == [0, 0, 1, 0, 0, 3]
-    assert repeat_distances(torch.tensor([1, 2, 1, 1]), 1).tolist() == [0, 0, 2, 1]
-
-
 @given(st.integers(1, 70), st.integers(0, 300), st.lists(st.integers(0, 2_000), min_size=1))
 def test_each_distance_is_in_one_group_and_groups_reach_twice_the_memory(segment_len, reach, distances):
     edges = repeat_edges(segment_len, reach)

@@ -18,8 +18,7 @@ from memformers.data.corpora import load_corpus
 from memformers.evaluation.recall_by_distance import distance_edges
 from memformers.report import document
 from memformers.report.recall import right_between
-from tests.builders import small_training, tiny_recall
-from tests.processes import train_here
+from tests.builders import small_training
 from tests.report.fake_runs import FACTS, data_of
 
 DRAW = report.rows_figure
@@ -34,7 +33,6 @@ RIGHT = {"transformer-xl": (0.5, 0.5), "mean": (0.8, 0.8), "conv": (0.7, 0.71), 
 def small(monkeypatch, quick_runs):
     """Settings of a moment; and no reports but ours, which take longer."""
     monkeypatch.setattr(program, "TEXT", replace(TEXT, model=replace(TEXT.model, c_mem_len=8)))
-    monkeypatch.setitem(SETTINGS, "near", tiny_recall())
     monkeypatch.setattr(document, "write_report", lambda folder: folder / "report.html")
 
 
@@ -95,7 +93,6 @@ def test_a_row_has_the_same_memory_on_both_tasks_but_for_its_lengths():
 
 @pytest.mark.usefixtures("small")
 def test_a_row_is_trained_on_both_tasks_and_reported_beside_the_paper(tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "run_modules", train_here)
     folder = tmp_path / "a"
     assert tiny_ablation(folder, arms=("mean",), seeds=1) == folder / "report.html"
     (row,) = read_json(folder / "results.json")["rows"]

@@ -5,28 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from memformers.comparison import experiment
-from memformers.comparison.recall import SETTINGS
-from tests.builders import SMALL_RUN, tiny_recall
-from tests.processes import finish, run_module, train_here
+from tests.builders import SMALL_RUN
+from tests.processes import finish, run_module
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.usefixtures("quick_runs")
-def test_the_recall_experiment_ends_with_a_report(tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "run_modules", train_here)
-    monkeypatch.setitem(SETTINGS, "near", tiny_recall())
-    ended = run_module("experiments.recall", "--arms", "compressive", "--seeds", 1, "--out", tmp_path / "run")
-    assert ended.code == 0, ended.err
-    assert f"report: {tmp_path / 'run' / 'report.html'}" in ended.out
-
-
-@pytest.mark.usefixtures("quick_runs")
-@pytest.mark.parametrize("name", ["transformer_xl", "compressive_transformer", "compare"])
-def test_an_experiment_ends_with_a_report(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "run_modules", train_here)
-    ended = run_module(f"experiments.{name}", "--out", tmp_path / "run", *SMALL_RUN)
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [*((name, SMALL_RUN) for name in ("transformer_xl", "compressive_transformer", "compare")),
+     ("recall", ["--arms", "compressive", "--seeds", 1])],
+)  # fmt: skip
+def test_an_experiment_ends_with_a_report(name, arguments, tmp_path):
+    ended = run_module(f"experiments.{name}", "--out", tmp_path / "run", *arguments)
     assert ended.code == 0, ended.err
     assert (tmp_path / "run" / "report.html").is_file()
     assert f"report: {tmp_path / 'run' / 'report.html'}" in ended.out

@@ -7,11 +7,9 @@ import pytest
 from experiments import longer_memory as program
 from experiments.longer_memory import LongerMemory, save_figure, write_tables
 from memformers.common.errors import UserError
-from memformers.comparison import experiment
 from memformers.models.config import ModelConfig
 from memformers.training.config import TrainConfig
 from tests.builders import small_training
-from tests.processes import train_here
 from tests.report.fake_runs import data_of, fake_comparison
 
 
@@ -29,10 +27,9 @@ def test_every_arm_differs_from_transformer_xl_in_its_memory_only():
 
 @pytest.fixture
 def small(monkeypatch, quick_runs):
-    """Settings of a moment, and trainings in this process."""
+    """Settings of a moment."""
     network = ModelConfig("compressive", d_model=16, heads=2, n_layers=1, d_ff=16, segment_len=16, mem_len=8)
     monkeypatch.setattr(program, "BASE", replace(small_training(tokens=128), model=network))
-    monkeypatch.setattr(experiment, "run_modules", train_here)
     monkeypatch.setattr(program, "LENGTHS", ("M-16: mem_len=16",))
     monkeypatch.setattr(program, "GROWING", ("M-16-grows: mem_len=16 memory_warmup=0.5",))
     slots = "slots: model=compressive mem_len=8 c_mem_len=8 compression_rate=2"

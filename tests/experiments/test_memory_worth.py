@@ -10,9 +10,7 @@ from experiments.memory_worth import __main__ as program
 from experiments.memory_worth.__main__ import MemoryWorth
 from experiments.memory_worth.report import write_report
 from memformers.common.errors import UserError
-from memformers.comparison import experiment
 from tests.builders import small_training
-from tests.processes import train_here
 
 ARMS = ("none: model=transformer", "xl-64: mem_len=8 model=transformer-xl",
         "slots-32-32: model=compressive mem_len=4 c_mem_len=4 compression_rate=2")  # fmt: skip
@@ -35,7 +33,6 @@ def test_every_budget_is_trained_and_measured_and_differences_are_paired(
     monkeypatch.setattr(program, "BASE", replace(base, model=replace(base.model, model="compressive")))
     monkeypatch.setattr(program, "ARMS", ARMS)
     monkeypatch.setattr(program, "READ", 64)
-    monkeypatch.setattr(experiment, "run_modules", train_here)
     out = tmp_path / "a"
     settings = MemoryWorth(
         data=str(text), out=out, budgets=(64, 128), seeds=2, vocab_size=260, documents=2, dashboard="off"

@@ -5,10 +5,8 @@ import pytest
 from experiments import recipes as program
 from experiments.recipes import CANDIDATES, Recipes, measured_speeds, recipes_table, work_of
 from memformers.common.files import read_json, write_json
-from memformers.comparison import experiment
 from memformers.runs.finished import read_runs
 from tests.builders import small_training
-from tests.processes import train_here
 from tests.report.fake_runs import fake_comparison
 
 
@@ -42,7 +40,6 @@ def test_every_recipe_gets_the_tokens_of_its_time(tmp_path, monkeypatch):
     small = small_training(evaluations=1, model="transformer-xl")
     monkeypatch.setattr(program, "DEFAULT", small)
     monkeypatch.setattr(program, "TIMED_STEPS", 1)
-    monkeypatch.setattr(experiment, "run_modules", train_here)
     Recipes(out=tmp_path, data="builtin", recipes=("default", "dropout 0.05"), seconds=0.01).run()
     speeds = read_json(tmp_path / "speeds.json")
     runs = {run.label: run for run in read_runs(tmp_path)}

@@ -4,24 +4,17 @@ import pytest
 
 from experiments.slots import VARIANTS, Slots
 from memformers.common.files import read_json
-from memformers.comparison import experiment
 from memformers.comparison.recall import SETTINGS
 from memformers.report import document
 from memformers.report.markdown import write_page
-from memformers.tracking import relay
-from tests.builders import tiny_recall
-from tests.processes import train_here
 
 TWO = ("as in the experiment", "c = 8")
 
 
 @pytest.fixture
-def small(monkeypatch):
-    """Settings of a moment, trainings in this process, and no report, which takes longer."""
-    monkeypatch.setitem(SETTINGS, "near", tiny_recall())
-    monkeypatch.setattr(experiment, "run_modules", train_here)
+def small(monkeypatch, quick_runs):
+    """No report, which takes longer than all trainings."""
     monkeypatch.setattr(document, "write_report", lambda folder: write_page(["# Slots"], folder))
-    monkeypatch.setattr(relay, "module_command", lambda *_: ["cat"])
 
 
 @pytest.mark.usefixtures("small")

@@ -16,6 +16,7 @@ from tests.texts import tokens
 pytestmark = pytest.mark.usefixtures("float64")
 
 GREEDY = Sampling(temperature=0.0)
+SAME_LENGTH = {"model": "transformer-xl", "same_length": True, "segment_len": 4}
 
 
 def prompts_of(*lengths):
@@ -70,14 +71,9 @@ def test_each_stream_is_read_and_written_as_alone(model, positions, shape, lengt
     check_each_is_as_alone(lm, prompts_of(*lengths), 12)
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_each_is_as_alone_in_two_layers_and_far_beyond_what_is_remembered(model):
-    check_each_is_as_alone(small_lm(model), prompts_of(1, 50, 23), 60)
-
-
-def test_queries_that_see_equally_many_keys_do_so_beside_shorter_prompts():
-    lm = small_lm("transformer-xl", same_length=True, segment_len=4)
-    check_each_is_as_alone(lm, prompts_of(3, 21, 9), 12)
+@pytest.mark.parametrize("settings", [*({"model": model} for model in MODELS), SAME_LENGTH])
+def test_each_is_as_alone_in_two_layers_and_far_beyond_what_is_remembered(settings):
+    check_each_is_as_alone(small_lm(**settings), prompts_of(1, 50, 23), 60)
 
 
 def test_a_prompt_begins_where_a_segment_and_a_slot_do_and_all_end_close_together():

@@ -85,26 +85,19 @@ VALID = r"valid as torch.int64 \[2\] on cpu"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"doc_starts": torch.zeros(5, 3).bool()}, STARTS),
-     ({"doc_starts": torch.zeros(5, 1).bool()}, STARTS),
-     ({"doc_starts": torch.zeros(5, 2)}, STARTS),
-     ({"doc_starts": torch.zeros(5, 2, device="meta").bool()}, STARTS),
-     ({"valid": torch.zeros(3).long()}, VALID),
-     ({"valid": torch.zeros(2, 1).long()}, VALID),
-     ({"valid": torch.zeros(2)}, VALID)],
+    ("doc_starts", "valid", "message"),
+    [*((torch.zeros(5, *more).bool(), None, STARTS) for more in ((3,), (1,), ())),
+     (torch.zeros(5, 2), None, STARTS),
+     (torch.zeros(5, 2, device="meta").bool(), None, STARTS),
+     *((None, valid, VALID) for valid in (torch.zeros(3).long(), torch.zeros(2, 1).long(), torch.zeros(2)))],
 )  # fmt: skip
-def test_what_does_not_fit_the_streams_is_an_error_of_one_line(arguments, message):
-    x, calls = torch.randn(5, 2, 12), []
-    calls.append(lambda: small_xl()(x, None, **arguments))
-    calls.append(lambda: small_compressive()(x, None, None, **arguments))
-    if "valid" in arguments:
-        memory = Memory((torch.randn(3, 2, 12),) * 2, valid=arguments["valid"])
-        calls.append(lambda: small_lm("transformer-xl")(torch.zeros(5, 2).long(), memory))
-        calls.append(lambda: small_lm("transformer-xl").check_memory(memory, 2))
-    else:
-        calls.append(lambda: small_lm("transformer-xl")(torch.zeros(5, 2).long(), **arguments))
-    for call in calls:
+def test_what_does_not_fit_the_streams_is_an_error_of_one_line(doc_starts, valid, message):
+    x, memory = torch.randn(5, 2, 12), Memory((torch.randn(3, 2, 12),) * 2, valid=valid)
+    for call in (
+        lambda: small_xl()(x, None, doc_starts=doc_starts, valid=valid),
+        lambda: small_compressive()(x, None, None, doc_starts=doc_starts, valid=valid),
+        lambda: small_lm("transformer-xl")(torch.zeros(5, 2).long(), memory, doc_starts=doc_starts),
+    ):
         with pytest.raises(ValueError, match=message) as error:
             call()
         assert "\n" not in str(error.value)

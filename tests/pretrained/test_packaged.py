@@ -40,17 +40,10 @@ def name(request):
     return request.param
 
 
-def test_the_package_has_both_models():
+def test_both_models_are_small_files_as_they_were_made_and_are_loaded_in_float32(name):
     assert packaged_names() == ["compressive-shakespeare", "transformer-xl-shakespeare"]
-
-
-def test_the_files_are_small_and_those_that_were_made(name):
-    folder = PACKAGED / name
-    check_manifest(folder)
-    assert sum(path.stat().st_size for path in folder.iterdir()) <= 2_000_000
-
-
-def test_from_pretrained_gives_the_weights_of_the_file_in_float32(name):
+    check_manifest(PACKAGED / name)
+    assert sum(path.stat().st_size for path in (PACKAGED / name).iterdir()) <= 2_000_000
     model, weights = MemoryLM.from_pretrained(name), load_file(PACKAGED / name / WEIGHTS)
     assert not model.training
     state = model.state_dict()

@@ -101,10 +101,9 @@ def test_a_name_is_shown_as_it_is_and_reads_no_file(name, tmp_path):
 
 
 @pytest.mark.drawn
-@pytest.mark.parametrize("name", ["$x$", "_hidden", "a_b"])
-def test_any_name_of_a_folder_can_be_drawn(name, tmp_path):
-    fake_run(tmp_path / name, "transformer-xl", 2.4)
-    fake_run(tmp_path / "other", "transformer-xl", 2.4)
+def test_any_name_of_a_folder_can_be_drawn(tmp_path):
+    for name in ("$x$", "_hidden", "a_b"):
+        fake_run(tmp_path / name, "transformer-xl", 2.4)
     markdown = markdown_of(tmp_path)
     assert "Transformer-XL" not in markdown.partition("## Samples")[0]  # names tell them apart
     assert (tmp_path / "figures" / "validation_tokens.png").stat().st_size > 10_000

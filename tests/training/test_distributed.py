@@ -19,7 +19,6 @@ from memformers.data.gathering import Recipe
 from memformers.data.preparing import prepare
 from memformers.data.streams import plain_reading
 from memformers.evaluation.evaluate import evaluate_reading
-from memformers.models.memory import Memory
 from memformers.runs.folder import read_metrics
 from memformers.training.checkpoints import own_randomness
 from memformers.training.distributed import Distributed
@@ -278,16 +277,6 @@ def test_recomputed_layers_drop_out_the_same():
         lm(tokens).logits.square().sum().backward()
         grads.append([p.grad for p in lm.parameters() if p.grad is not None])
     assert all(map(torch.equal, *grads))
-
-
-def test_each_rank_has_its_own_streams_and_their_memory():
-    streams = torch.arange(12).view(2, 6)
-    parts = [Distributed(rank, 3).own(streams) for rank in range(3)]
-    assert torch.equal(torch.cat(parts, dim=1), streams)
-    memory = Memory((torch.rand(4, 6, 2),), (torch.rand(3, 6, 2),))
-    own = Distributed(1, 3).own_memory(memory)
-    assert torch.equal(own.mem[0], memory.mem[0][:, 2:4])
-    assert torch.equal(own.c_mem[0], memory.c_mem[0][:, 2:4])
 
 
 def test_with_dropout_only_as_many_processes_go_on(tmp_path):

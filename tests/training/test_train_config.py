@@ -1,8 +1,5 @@
-from dataclasses import asdict
-
 import pytest
 
-from memformers.common.files import config_from_dict
 from memformers.models.config import ModelConfig
 from memformers.training.config import TrainConfig
 
@@ -37,12 +34,3 @@ def test_a_setting_of_another_type_or_out_of_its_range_is_an_error(name, value):
 def test_settings_that_do_not_fit_each_other_are_an_error(changes, message):
     with pytest.raises(ValueError, match=message):
         TrainConfig(**changes)
-
-
-def test_unknown_keys_are_errors_with_the_nearest_known_one():
-    data = asdict(TrainConfig())
-    with pytest.raises(ValueError, match="here: unknown key 'learning_rat'; did you mean 'learning_rate'"):
-        config_from_dict(TrainConfig, data | {"learning_rat": 1.0}, "here")
-    data["model"]["deep"] = 3
-    with pytest.raises(ValueError, match="unknown key 'deep'"):
-        config_from_dict(TrainConfig, data, "here")
