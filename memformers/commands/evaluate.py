@@ -20,11 +20,10 @@ from memformers.common.files import read_json, write_json
 from memformers.common.intervals import Mean
 from memformers.common.machine import choose_device
 from memformers.common.words import counted
-from memformers.data.gathering import Recipe
+from memformers.data.gathering import Recipe, gather
 from memformers.data.preparing import BIG, prepare
 from memformers.data.store import TEST, VALIDATION, TokenStore, is_store, open_store
 from memformers.data.streams import Tokens
-from memformers.data.texts import divided, read_text_or_documents
 from memformers.data.tokenizers import OWN, Tokenizer
 from memformers.evaluation.evaluate import evaluate, summary, with_lengths
 from memformers.evaluation.probe import ProbeConfig, probe
@@ -98,13 +97,11 @@ class Evaluate(ModelCommand):
             with tempfile.TemporaryDirectory(prefix="memformers-") as folder:
                 yield stored(open_store(prepare(recipe, Path(folder) / "tokens", tokenizer)), TEST)
         else:
-            read = read_text_or_documents(self.text)
-            if self.document_separator:
-                read = divided(read, self.document_separator, path.name)
-            texts = [read] if isinstance(read, str) else [document.text for document in read]
-            documents = [] if isinstance(read, str) else [document.name for document in read]
-            tokens, lengths, of = encoded_with_units(tokenizer, texts)
-            yield tokens, list(zip(documents, lengths, strict=False)), of
+            found = gather(Recipe(path, "", self.document_separator, "byte"))
+            tokens, lengths, of = encoded_with_units(
+                tokenizer, [text for _, text in found.documents] or [found.text]
+            )
+            yield tokens, list(zip(found.names, lengths, strict=False)), of
 
     def measure(self, model: MemoryLM, tokens: Tokens, documents: list[tuple[str, int]], of: Units) -> None:
         """Evaluate ``tokens [n]``, of ``documents`` if there are any, print the numbers and write them."""

@@ -15,7 +15,8 @@ from memformers.common.errors import UserError
 from memformers.common.files import replacing
 from memformers.common.network import get
 from memformers.data.builtin import write_play
-from memformers.data.texts import Document, bytes_of, divided, read_text_or_documents
+from memformers.data.gathering import Gathered, Recipe, gather, refuse_to_divide
+from memformers.data.texts import bytes_of
 
 TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -102,15 +103,20 @@ def load_corpus(data: str = "", document_separator: str = "") -> Corpus:
     Shakespeare, from ``$MEMFORMERS_DATA``, the user's cache, or its public address.
 
     A folder, unless it is Tiny Shakespeare's, and a file of JSON lines are documents
-    ([`memformers.data.texts.read_documents`][]); another text is cut into documents if
-    ``document_separator`` is given. If Tiny Shakespeare isn't available, the built-in corpus replaces it,
+    ([`memformers.data.gathering.gather`][]); another text is cut into documents if ``document_separator`` is
+    given. If Tiny Shakespeare isn't available, the built-in corpus replaces it,
     with a warning. Raises ValueError for a ``data`` that isn't there, an empty text, and documents that can't
     be read.
     """
     corpus = _load(data)
     if not document_separator:
         return corpus
-    return with_documents(corpus, divided(corpus.documents or corpus.text, document_separator, corpus.name))
+    if corpus.documents:
+        refuse_to_divide(document_separator, corpus.name)
+    found = Gathered()
+    found.add_divided(corpus.name, [bytes_of(corpus.text)], document_separator)
+    found.check(corpus.name)
+    return replace(corpus, text=found.text, documents=tuple(found.lengths))
 
 
 def _load(data: str) -> Corpus:
@@ -140,30 +146,21 @@ def builtin_corpus(length: int = BUILTIN_LENGTH, seed: int = 0, is_stand_in: boo
     return Corpus(name, source, write_play(length, seed), True, is_stand_in)
 
 
-def with_documents(corpus: Corpus, documents: Sequence[Document]) -> Corpus:
-    """``corpus`` with the text of all ``documents``, one after the other with nothing between."""
-    lengths = tuple(len(document.text) for document in documents)
-    return replace(corpus, text="".join(document.text for document in documents), documents=lengths)
-
-
 def corpus_at(path: Path, *, is_tiny_shakespeare: bool = False) -> Corpus:
     """The corpus in a file or folder; UserError where it has no text, or must be Tiny Shakespeare and is
     something else."""
-    read = read_text_or_documents(str(path))
-    if not isinstance(read, str):
-        return with_documents(Corpus(path.resolve().name, str(path), ""), read)
-    corpus = Corpus(path.name, str(path), read)
+    found = gather(Recipe(path, tokenizer="byte"))  # which reads all bytes, also those that are not UTF-8
+    documents = tuple(found.lengths)
+    corpus = Corpus(path.resolve().name, str(path), found.text, documents=documents)
     if corpus.sha256 == TINY_SHAKESPEARE_SHA256:
         return replace(corpus, name="Tiny Shakespeare")
     if is_tiny_shakespeare:
         raise UserError(
-            f"expected {path} to be Tiny Shakespeare, sha256 {TINY_SHAKESPEARE_SHA256}, got {len(read):,} "
-            f"characters with {corpus.sha256}: the download is incomplete, or it is another text. Remove it, "
-            f"rename it to read all files of the folder as documents, or name the file itself to train on it "
-            f"unchanged."
+            f"expected {path} to be Tiny Shakespeare, sha256 {TINY_SHAKESPEARE_SHA256}, got "
+            f"{found.characters:,} characters with {corpus.sha256}: the download is incomplete, or it is "
+            f"another text. Remove it, rename it to read all files of the folder as documents, or name the "
+            f"file itself to train on it unchanged."
         )
-    if not read.strip():
-        raise UserError(f"{path} contains no text; name another file.")
     return corpus
 
 

@@ -2,10 +2,11 @@
 
 import lzma
 import os
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from memformers.common.errors import UserError
 
@@ -15,19 +16,35 @@ COMPRESSED_BLOCK = 1 << 16
 LONGEST_LINE = 256 << 20
 """Bytes of a line of JSON; a longer one is refused, since it must be in memory as a whole."""
 COMPRESSED = (".gz", ".xz", ".zst")
+STDIN = Path("-")
 
 
 def blocks_of(path: Path, progress: Callable[[int], object] = lambda n: None) -> Iterator[bytes]:
-    """The contents of a file, decompressed if its name ends so; ``progress`` gets the number of bytes that
-    were read of it. Raises UserError for a file that changes meanwhile, or that is cut off or broken."""
+    """The contents of a file, decompressed if its name ends so, or of standard input for ``-``; ``progress``
+    gets the number of bytes that were read of it. Raises UserError for a file that can't be read, that
+    changes meanwhile, or that is cut off or broken."""
+    if path == STDIN:
+        yield from _raw(sys.stdin.buffer.read, BLOCK, progress)
+        return
     suffix = path.suffix.lower()
-    with open(path, "rb") as file:
-        before = os.fstat(file.fileno())
-        raw = _raw(file.read, COMPRESSED_BLOCK if suffix in COMPRESSED else BLOCK, progress)
-        yield from _decompressed(raw, suffix, path) if suffix in COMPRESSED else raw
-        after = os.fstat(file.fileno())
+    try:
+        with open(path, "rb") as file:
+            before = os.fstat(file.fileno())
+            raw = _raw(file.read, COMPRESSED_BLOCK if suffix in COMPRESSED else BLOCK, progress)
+            yield from _decompressed(raw, suffix, path) if suffix in COMPRESSED else raw
+            after = os.fstat(file.fileno())
+    except OSError as error:
+        refuse(error, path)
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise UserError(f"{path} has changed while it was read; begin again when it is complete.")
+
+
+def refuse(error: OSError, path: Path | None = None) -> NoReturn:
+    """Raise UserError for a file or folder that can't be read."""
+    raise UserError(
+        f"{path or error.filename} can't be read: {error.strerror}; name a text file, a folder of texts or a "
+        f"file of JSON lines."
+    ) from None
 
 
 def _raw(read: Callable[[int], bytes], size: int, progress: Callable[[int], object]) -> Iterator[bytes]:

@@ -1,21 +1,23 @@
-"""The texts that are prepared, gathered into one file: from text files, folders and JSON lines, compressed or
-not, in constant memory."""
+"""Texts and documents, gathered into one text in memory or, in constant memory, in a file: from text files,
+folders and JSON lines, compressed or not, and from between the separators of one text."""
 
 import codecs
 import hashlib
 import json
 import warnings
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import chain
+from io import BytesIO
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO, NoReturn
 
 from memformers.common.errors import UserError
 from memformers.data.benchmarks import PYTHON_SOURCE, benchmark, python_sources
-from memformers.data.files import blocks_of, lines_of, parts_of, plain_name
-from memformers.data.texts import are_json_lines, bytes_of, divided, files_below, some_of, text_of_line
+from memformers.data.files import STDIN, blocks_of, lines_of, parts_of, plain_name
+from memformers.data.texts import are_json_lines, bytes_of, files_below, some_of, text_of_line
 from memformers.data.tokenizers import OWN, check_name
 
 MARK = 4 << 20
@@ -27,7 +29,7 @@ class Recipe:
     """What a folder of tokens is made from."""
 
     source: Path
-    """A text file, a folder, or a file of JSON lines."""
+    """A text file, a folder, or a file of JSON lines; - is standard input."""
     corpus: str = ""
     """The name of a corpus of [`memformers.data.benchmarks`][] whose file or folder this is; empty: none."""
     document_separator: str = ""
@@ -51,11 +53,16 @@ class Recipe:
             )
         if self.source.is_dir():
             return dict(sorted(files_below(self.source)[0].items()))
-        if not self.source.is_file():
+        if not self.source.exists() and self.source != STDIN:
             raise UserError(
                 f"{self.source} doesn't exist; name a text file, a folder of texts or a .jsonl file."
             )
         return {self.source.name: self.source}
+
+    @property
+    def runs(self) -> list[str]:
+        """The folders below the source that are left out, since they hold runs."""
+        return [] if self.corpus or not self.source.is_dir() else files_below(self.source)[1]
 
     @property
     def files_are_documents(self) -> bool:
@@ -84,15 +91,20 @@ class Recipe:
 
 
 class Gathered:
-    """A text in one file of UTF-8, and where its documents end."""
+    """A text in UTF-8, in a new file or in memory, and where its documents end."""
 
-    def __init__(self, path: Path):
-        self.path, self.file = path, open(path, "wb")  # noqa: SIM115
+    def __init__(self, path: Path | None = None):
+        self.path = path
+        self.file: BinaryIO = open(path, "wb") if path else BytesIO()  # noqa: SIM115
         self.bytes = self.characters = 0
         self.marks: list[tuple[int, int]] = [(0, 0)]
         """Some of its places, in bytes and in characters."""
         self.ends, self.lengths = array("q"), array("q")
         """Where each document ends, in bytes, and how many characters it has; empty for a plain text."""
+        self.names: list[str] = []
+        """The names of the documents of a text in memory."""
+        self.left_out: dict[str, list[str]] = {}
+        """The names of documents and files without text, and of those that are not UTF-8, by the reason."""
         self.bad = ""
         """What is not UTF-8 first, and where, in words."""
         self.files: dict[str, int] = {}
@@ -106,8 +118,23 @@ class Gathered:
             return self._hash.hexdigest()
         return hashlib.sha256(self._hash.digest() + repr(tuple(self.lengths)).encode()).hexdigest()
 
-    def add(self, name: str, blocks: Iterable[bytes], *, is_document: bool, keep_bad: bool = True) -> str:
-        """Append the text in ``blocks``; returns why it was left out, or an empty text."""
+    @property
+    def text(self) -> str:
+        """The text in memory; bytes that are not UTF-8 are lone surrogates."""
+        self.file.seek(0)
+        return self.file.read().decode("utf-8", errors="surrogateescape")
+
+    @property
+    def documents(self) -> list[tuple[str, str]]:
+        """The name and the text of each document in memory."""
+        text, ends = self.text, accumulate(self.lengths)
+        named = zip(self.names, self.lengths, ends, strict=True)
+        return [(name, text[end - length : end]) for name, length, end in named]
+
+    def add(
+        self, name: str, blocks: Iterable[bytes], *, is_document: bool = True, keep_bad: bool = True
+    ) -> None:
+        """Append the text in ``blocks``, unless it is blank, or not UTF-8 where that isn't kept."""
         start, characters, marks, digest = self.bytes, self.characters, len(self.marks), self._hash.copy()
         decoder, blank, bad = codecs.getincrementaldecoder("utf-8")(), True, ""
         for block in chain(filter(None, blocks), [b""]):
@@ -130,15 +157,48 @@ class Gathered:
             del self.marks[marks:]
             self.file.seek(start)
             self.file.truncate()
-            return "blank" if blank else "not UTF-8"
+            why = "documents without text are" if blank else "not UTF-8 and"
+            self.left_out.setdefault(why, []).append(name)
+            return
         self.bad = self.bad or bad
         if is_document:
             self.ends.append(self.bytes)
             self.lengths.append(self.characters - characters)
-        return ""
+            if not self.path:
+                self.names.append(name)
+
+    def add_divided(self, name: str, blocks: Iterable[bytes], separator: str) -> None:
+        """Append the documents between the ``separator`` in a text, without it; what follows the last one is
+        a document if it has text. Raises UserError where the separator doesn't occur."""
+        number = 0
+        for number, part in enumerate(documents_between(blocks, separator), 1):
+            self.add(f"{name}:{number}", part)
+        if number == 1:
+            raise UserError(
+                f"document_separator={separator!r} doesn't occur in {name}; give the text between its "
+                f"documents (a line break is written as $'\\n' in a shell), or leave it out."
+            )
+        for names in self.left_out.values():
+            if names[-1] == f"{name}:{number}":
+                names.pop()
+
+    def check(self, source: str, tokenizer: str = "byte") -> "Gathered":
+        """Itself, with a warning that names what was left out; UserError where nothing is left, and for what
+        the ``tokenizer`` can't divide."""
+        if not self.bytes:
+            raise UserError(f"{source} contains no text; name another file or folder.")
+        for why, names in self.left_out.items():
+            if names:
+                warnings.warn(f"{source}: {why} left out: {some_of(names)}.", stacklevel=3)
+        if self.bad and tokenizer in ("character", "frequency", "word"):
+            raise UserError(
+                f"{source} is not UTF-8 text: {self.bad}; convert it to UTF-8 first, or use tokenizer='byte'."
+            )
+        return self
 
     def place(self, character: int) -> int:
-        """Where a character begins, in bytes."""
+        """Where a character begins, in bytes, in the file."""
+        assert self.path
         at, before = max(mark for mark in self.marks if mark[1] <= character)
         with open(self.path, "rb") as file:
             file.seek(at)
@@ -146,63 +206,56 @@ class Gathered:
         return at + len(text[: character - before].encode("utf-8", errors="surrogateescape"))
 
 
-def gather(recipe: Recipe, path: Path, bar: Any) -> Gathered:
-    """The text or documents of ``recipe`` in a new file ``path``, as
-    [`load_corpus`][memformers.data.corpora.load_corpus] would read them. Raises UserError where they can't be
-    read or have no text."""
-    found, source = Gathered(path), recipe.source
-    left_out: dict[str, list[str]] = {}
+def gather(
+    recipe: Recipe, path: Path | None = None, progress: Callable[[int], object] = lambda n: None
+) -> Gathered:
+    """The text or documents of ``recipe``, in memory or in a new file ``path``. A file of JSON lines has one
+    document per line, and any other file of a folder is one document. Hidden files, folders of runs,
+    documents without text and, in a folder, files that aren't UTF-8 are left out. ``progress`` gets the
+    number of bytes that were read.
 
-    def add(name: str, blocks: Iterable[bytes], **how: bool) -> None:
-        if why := found.add(name, blocks, **how):
-            left_out.setdefault(why, []).append(name)
-
-    with found.file:
+    Raises UserError where nothing is left, for a file or sub-folder that can't be read, for a line of JSON
+    that isn't an object with a "text", and for a separator in a text that consists of documents."""
+    found, separator = Gathered(path), recipe.document_separator
+    with found.file if path else nullcontext():
         for name, file in recipe.files.items():
-            blocks = blocks_of(file, bar.update)
+            blocks = blocks_of(file, progress)
             head = next(blocks, b"").removeprefix(codecs.BOM_UTF8)
             is_lines, blocks = are_json_lines(name, head), chain([head], blocks)
-            if recipe.document_separator and (is_lines or recipe.files_are_documents):
-                divided([], recipe.document_separator, str(source))
+            if separator and (is_lines or recipe.files_are_documents):
+                refuse_to_divide(separator, str(recipe.source))
             if is_lines:
                 for number, line in enumerate(lines_of(blocks, name), 1):
                     if line.strip():
                         place = f"{name}:{number}"
-                        add(place, [text_of_line(line, place).encode()], is_document=True)
-            elif recipe.document_separator:
-                for part in documents_between(blocks, recipe.document_separator, name):
-                    add(f"{name}:{len(found.ends) + 1}", part, is_document=True)
+                        found.add(place, [text_of_line(line, place).encode()])
+            elif separator:
+                found.add_divided(name, blocks, separator)
             else:
                 each = recipe.files_are_documents
-                add(name, blocks, is_document=each, keep_bad=not each)
+                found.add(name, blocks, is_document=each, keep_bad=not each)
             found.files[name] = found.bytes
-    if not found.bytes:
-        raise UserError(f"{source} contains no text; name another file or folder.")
-    for why, names in left_out.items():
-        what = "not UTF-8 and" if why == "not UTF-8" else "documents without text are"
-        warnings.warn(f"{source}: {what} left out: {some_of(names)}.", stacklevel=2)
-    if found.bad and recipe.tokenizer in ("character", "frequency", "word"):
-        raise UserError(
-            f"{source} is not UTF-8 text: {found.bad}; convert it to UTF-8 first, or use tokenizer='byte'."
-        )
-    return found
+    found.left_out["folders of runs are"] = recipe.runs
+    return found.check(str(recipe.source), recipe.tokenizer)
 
 
-def documents_between(blocks: Iterable[bytes], separator: str, source: str) -> Iterator[Iterator[bytes]]:
-    """The blocks of each document between the ``separator``; each must be read before the next one. Raises
-    UserError where the separator doesn't occur."""
+def refuse_to_divide(separator: str, source: str) -> NoReturn:
+    """Raise UserError, since documents can't be divided again."""
+    raise UserError(
+        f"document_separator={separator!r} divides a single text, but {source} consists of documents "
+        f"already; leave it out."
+    )
+
+
+def documents_between(blocks: Iterable[bytes], separator: str) -> Iterator[Iterator[bytes]]:
+    """The blocks of each document between the ``separator``; each must be read before the next one."""
     parts = parts_of(blocks, bytes_of(separator))
-    ends = 0
 
     def until_end(part: bytes, is_end: bool) -> Iterator[bytes]:
-        nonlocal ends
         yield part
         while not is_end:
             part, is_end = next(parts)
             yield part
-        ends += 1
 
     for part, is_end in parts:
         yield until_end(part, is_end)
-    if ends == 1:
-        divided("", separator, source)  # which raises

@@ -89,7 +89,7 @@ def prepare(recipe: Recipe, folder: Path, tokenizer: Tokenizer | None = None) ->
         with atomic_dir(folder) as temporary, ExitStack() as opened:
             total = None if any(p.suffix in COMPRESSED for p in recipe.files.values()) else recipe.size
             bar = opened.enter_context(bytes_bar("reading", total))
-            text = gather(recipe, temporary / TEXT, bar)
+            text = gather(recipe, temporary / TEXT, bar.update)
             bar.close()
             known = BENCHMARKS.get(recipe.corpus)
             splits = known.places(text.files, text.bytes, text.sha256) if known else split_places(text)
@@ -168,14 +168,14 @@ def write_tokens(
 ) -> dict[str, Counts]:
     """Write the tokens of the ``splits`` of ``text``, each from one byte to another, the tokenizer, which is
     learned unless it is ``given``, and the card; returns the size of each split."""
-    with open(text.path, "rb") as file, ExitStack() as opened:
+    with open(folder / TEXT, "rb") as file, ExitStack() as opened:
         whole = opened.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         tokenizer = given or learned(whole, splits, recipe)
         save_tokenizer(tokenizer, folder)
         learned_name, kind = tokenizer.name, smallest_type(tokenizer.vocab_size)
         del tokenizer  # which may be large; the processes that encode have their own
         bar = opened.enter_context(bytes_bar("encoding", text.bytes))
-        encode = opened.enter_context(encoders(text, folder))
+        encode = opened.enter_context(encoders(folder, text.bytes))
         counts = {
             name: write_split(whole, text, place, kind, encode, folder / name, bar)
             for name, place in splits.items()
@@ -291,15 +291,16 @@ Encode = Callable[[Iterable[list[Part]]], Iterator[tuple[list[Part], Encoded]]]
 
 
 @contextmanager
-def encoders(text: Gathered, folder: Path) -> Iterator[Encode]:
-    """What encodes jobs, in their order: a process on each core, or this one for a short text."""
+def encoders(folder: Path, size: int) -> Iterator[Encode]:
+    """What encodes jobs of the text in ``folder``, of ``size`` bytes, in their order: a process on each core,
+    or this one for a short text."""
     processes = cores()
-    if processes == 1 or text.bytes < SMALL_JOB:
-        start_encoding(text.path, folder)
+    if processes == 1 or size < SMALL_JOB:
+        start_encoding(folder)
         yield lambda jobs: ((job, encode_job(job)) for job in jobs)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, start_encoding, (text.path, folder)) as pool:
+    with ProcessPoolExecutor(processes, context, start_encoding, (folder,)) as pool:
 
         def encode(jobs: Iterable[list[Part]]) -> Iterator[tuple[list[Part], Encoded]]:
             waiting: deque[tuple[list[Part], Future[Encoded]]] = deque()
@@ -326,12 +327,13 @@ _here: dict[str, Any] = {}
 """What a process that encodes has opened."""
 
 
-def start_encoding(path: Path, folder: Path) -> None:
-    """Open the text and the tokenizer in this process, which ends when the one that started it is killed."""
+def start_encoding(folder: Path) -> None:
+    """Open the text and the tokenizer in ``folder`` in this process, which ends when the process that started
+    it is killed."""
     if parent := multiprocessing.parent_process():
         Thread(target=end_after, args=(parent,), daemon=True).start()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with open(path, "rb") as file:
+    with open(folder / TEXT, "rb") as file:
         _here["text"] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     _here["tokenizer"] = load_tokenizer(folder)
 

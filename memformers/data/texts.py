@@ -1,19 +1,15 @@
-"""Texts and documents from bytes, files, folders, JSON lines, and between the separators of one text."""
+"""Text from bytes and from lines of JSON, and the files of a folder that hold texts."""
 
 import codecs
 import contextlib
 import json
 import os
 import re
-import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from memformers.common.errors import UserError
-from memformers.data.files import blocks_of, plain_name
+from memformers.data.files import blocks_of, plain_name, refuse
 from memformers.runs.folder import CONFIG, EXPERIMENT, FACTS
 
 JSON_LINES = ".jsonl"
@@ -35,26 +31,9 @@ def bytes_of(text: str) -> bytes:
     return text.encode("utf-8", errors="surrogateescape")
 
 
-def read_bytes(path: str | Path) -> bytes:
-    """The bytes of a file, decompressed where its name says so, or of standard input for ``-``; UserError if
-    it can't be read."""
-    try:
-        return sys.stdin.buffer.read() if path == "-" else b"".join(blocks_of(Path(path)))
-    except OSError as error:
-        refuse(error, path)
-
-
 def read_text(path: str) -> str:
     """The text of a file, or of standard input for ``-``; UserError if it can't be read."""
-    return text_of(read_bytes(path))
-
-
-def refuse(error: OSError, path: str | Path = "") -> NoReturn:
-    """Raise UserError for a file or folder that can't be read."""
-    raise UserError(
-        f"{path or error.filename} can't be read: {error.strerror}; name a text file, a folder of texts or a "
-        f"file of JSON lines."
-    ) from None
+    return text_of(b"".join(blocks_of(Path(path))))
 
 
 def check_utf8(text: str, source: str) -> None:
@@ -67,76 +46,6 @@ def check_utf8(text: str, source: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Document:
-    """An independent text: the texts before it don't help to predict it."""
-
-    name: str
-    """The name of its file, and its place there if the file has several."""
-    text: str
-
-
-def read_text_or_documents(path: str) -> str | list[Document]:
-    """The documents in a folder, or in a file of JSON lines; else the text of the file, or of standard input
-    for ``-``. Raises UserError as [`read_documents`][] and [`read_text`][]."""
-    if path and path != "-" and Path(path).is_dir():
-        return read_documents(Path(path))
-    raw = read_bytes(path)
-    if are_json_lines(path, raw):
-        return with_text(list(json_lines(raw, Path(path).name)), path)
-    return text_of(raw)
-
-
-def read_documents(folder: Path) -> list[Document]:
-    """The documents in a folder: its files and those of all its sub-folders, in the order of their paths;
-    hidden ones and folders of runs are ignored. A file of JSON lines has one document per line; any other
-    file is one document. Files that aren't UTF-8, folders of runs and documents without text are skipped,
-    with a warning.
-
-    Raises UserError if nothing is left, for a file or sub-folder that can't be read, and for a line of JSON
-    that isn't an object with a "text".
-    """
-    files, runs = files_below(folder)
-    found: list[Document] = []
-    skipped = []
-    for name, file in sorted(files.items()):
-        raw = read_bytes(file)
-        if are_json_lines(name, raw):
-            found += json_lines(raw, name)
-        elif NOT_UTF8.search(text := text_of(raw)):
-            skipped.append(name)
-        else:
-            found.append(Document(name, text))
-    for names, what in ((skipped, "not UTF-8 and"), (runs, "folders of runs are")):
-        if names:
-            warnings.warn(f"{folder}: {what} left out: {some_of(names)}.", stacklevel=2)
-    if not found:
-        raise UserError(
-            f"{folder} is a folder without any file of UTF-8 text; name a text file, a folder of texts or a "
-            f"file of JSON lines ({JSON_LINES})."
-        )
-    return with_text(found, str(folder))
-
-
-def divided(read: str | Sequence[object], separator: str, source: str) -> list[Document]:
-    """The documents between the ``separator`` in a text, without it; what follows the last one is a document
-    if it has text. Raises UserError where the separator doesn't occur, and for what consists of documents."""
-    if not isinstance(read, str):
-        raise UserError(
-            f"document_separator={separator!r} divides a single text, but {source} consists of documents "
-            f"already; leave it out."
-        )
-    parts = read.split(separator)
-    if len(parts) == 1:
-        raise UserError(
-            f"document_separator={separator!r} doesn't occur in {source}; give the text between its "
-            f"documents (a line break is written as $'\\n' in a shell), or leave it out."
-        )
-    if not parts[-1].strip():
-        parts.pop()
-    return with_text([Document(f"{source}:{n}", part) for n, part in enumerate(parts, 1)], source)
-
-
 def are_json_lines(name: str, raw: bytes) -> bool:
     """Whether a file has a document per line: one with this ending, or a .json file that begins so; any of
     them may be compressed."""
@@ -146,13 +55,6 @@ def are_json_lines(name: str, raw: bytes) -> bool:
             text_of_line(raw.removeprefix(codecs.BOM_UTF8).lstrip().partition(b"\n")[0], name)
             return True
     return name.lower().endswith(JSON_LINES)
-
-
-def json_lines(raw: bytes, source: str) -> Iterator[Document]:
-    """The documents in a file of JSON lines, each an object with a "text"; blank lines are skipped."""
-    for number, line in enumerate(raw.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
-        if line.strip():
-            yield Document(name := f"{source}:{number}", text_of_line(line, name))
 
 
 def text_of_line(line: bytes, name: str) -> str:
@@ -175,17 +77,6 @@ def text_of_line(line: bytes, name: str) -> str:
             f"correct or remove the line."
         )
     return text
-
-
-def with_text(documents: Sequence[Document], source: str) -> list[Document]:
-    """The ``documents`` that aren't blank, with a warning that names the others; UserError if all are
-    blank."""
-    blank = [document.name for document in documents if not document.text.strip()]
-    if len(blank) == len(documents):
-        raise UserError(f"{source} contains no text; name another file or folder.")
-    if blank:
-        warnings.warn(f"{source}: documents without text are left out: {some_of(blank)}.", stacklevel=3)
-    return [document for document in documents if document.text.strip()]
 
 
 def files_below(folder: Path) -> tuple[dict[str, Path], list[str]]:

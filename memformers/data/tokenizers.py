@@ -59,6 +59,14 @@ class Tokenizer(ABC):
 
         return torch.from_numpy(self.numbers(text).astype(np.int64))
 
+    def encode_all(self, texts: "Sequence[str]") -> "tuple[Tensor, tuple[int, ...]]":
+        """The tokens of whole ``texts`` behind each other, int64 ``[n]``, and how many each of them has;
+        UserError as in [`numbers`][]."""
+        import torch
+
+        parts = [self.encode(self.ended(text)) for text in texts]
+        return torch.cat(parts), tuple(map(len, parts))
+
     def bytes_of(self, tokens: "Tensor") -> bytes:
         """The bytes that tokens ``[n]`` stand for."""
         return bytes_of(self.decode(tokens))
@@ -130,6 +138,14 @@ class ByteTokenizer(Tokenizer):
     def decode(self, tokens: "Tensor") -> str:
         """The text of tokens ``[n]``; bytes that are not UTF-8 become the replacement character."""
         return self.bytes_of(tokens).decode("utf-8", errors="replace")
+
+    def encode_all(self, texts: "Sequence[str]") -> "tuple[Tensor, tuple[int, ...]]":
+        """The tokens of whole ``texts`` behind each other, int64 ``[n]``, and how many each of them has;
+        UserError as in [`numbers`][]."""
+        import torch
+
+        parts = [self.encode(self.ended(text)) for text in texts]
+        return torch.cat(parts), tuple(map(len, parts))
 
     def bytes_of(self, tokens: "Tensor") -> bytes:
         """The bytes that tokens ``[n]`` are."""

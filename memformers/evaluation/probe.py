@@ -127,8 +127,9 @@ def held_out_tokens(corpus: Corpus | TokenStore, tokenizer: Tokenizer) -> tuple[
     """The held-out text, int64 ``[n]``, and how many tokens each of its documents has; of a folder of tokens
     at most [`MOST_TOKENS`][]."""
     if isinstance(corpus, Corpus):
-        texts = [tokenizer.encode(text) for text in corpus.validation_documents or (corpus.validation_text,)]
-        return torch.cat(texts), tuple(map(len, texts)) if corpus.validation_documents else ()
+        texts = corpus.validation_documents
+        encoded, lengths = tokenizer.encode_all(texts or [corpus.validation_text])
+        return encoded, lengths if texts else ()
     split = corpus.splits[VALIDATION]
     ends = split.documents.cumsum()
     documents = split.documents[ends <= max(MOST_TOKENS, ends[0])] if len(ends) else ends

@@ -74,8 +74,7 @@ def units_of(texts: Sequence[str], lengths: Sequence[int]) -> Units:
 
 def encoded_with_units(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Tensor, tuple[int, ...], Units]:
     """The tokens of all ``texts`` ``[n]``, how many each has, and what is predicted of them."""
-    parts = [tokenizer.encode(tokenizer.ended(text)) for text in texts]
-    tokens, lengths = torch.cat(parts), tuple(map(len, parts))
+    tokens, lengths = tokenizer.encode_all(texts)
     return tokens, lengths, units(tokenizer, tokens, lengths, counts_of(texts, len(tokens)))
 
 

@@ -84,27 +84,20 @@ def in_memory(corpus: Corpus, config: TrainConfig) -> Text:
     """A corpus as tokens; words and subwords are learned from its training part."""
     learned_from = corpus.train_text if config.tokenizer in ("word", "bpe") else corpus.text
     tokenizer = build_tokenizer(config.tokenizer, learned_from, asked_vocabulary(config))
-    train, train_documents = encoded(tokenizer, corpus.train_text, corpus.train_documents)
-    validation, held_out = encoded(tokenizer, corpus.validation_text, corpus.validation_documents)
+    train_texts = corpus.train_documents or [corpus.train_text]
+    held_out_texts = corpus.validation_documents or [corpus.validation_text]
+    train, train_documents = tokenizer.encode_all(train_texts)
+    validation, held_out = tokenizer.encode_all(held_out_texts)
+    train_documents = train_documents if corpus.train_documents else ()
+    held_out = held_out if corpus.validation_documents else ()
     counts = {
-        TRAIN: counts_of(corpus.train_documents or [corpus.train_text], len(train), len(train_documents)),
-        VALIDATION: counts_of(
-            corpus.validation_documents or [corpus.validation_text], len(validation), len(held_out)
-        ),
+        TRAIN: counts_of(train_texts, len(train), len(train_documents)),
+        VALIDATION: counts_of(held_out_texts, len(validation), len(held_out)),
     }
     about = (corpus.name, corpus.source, corpus.sha256)
     name = config.tokenizer if config.tokenizer == "frequency" else tokenizer.name
     card = Card(*about, name, counts, len(corpus.documents), corpus.is_stand_in)
     return Text(card, tokenizer, train, validation, train_documents, held_out)
-
-
-def encoded(tokenizer: Tokenizer, text: str, documents: tuple[str, ...]) -> tuple[Tensor, tuple[int, ...]]:
-    """The tokens ``[n]`` of ``text``, and how many of them each of the ``documents`` has that it consists
-    of."""
-    if not documents:
-        return tokenizer.encode(tokenizer.ended(text)), ()
-    parts = [tokenizer.encode(tokenizer.ended(document)) for document in documents]
-    return torch.cat(parts), tuple(map(len, parts))
 
 
 EVALUATION_STREAMS = 16

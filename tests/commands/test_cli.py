@@ -133,12 +133,12 @@ def test_resume_begins_a_run_where_there_is_none(tmp_path):
      ("generate --tokens -1", "tokens=-1"),
      ("generate --prompt-file /gone.txt", "/gone.txt can't be read"),
      ("generate --load-memory /gone", "/gone can't be read"),
-     ("evaluate --text /gone.txt", "/gone.txt can't be read"),
+     ("evaluate --text /gone.txt", "/gone.txt doesn't exist"),
      ("evaluate --text - --out=", "out=''"),
      ("generate --seed 1e30", "seed=1000000000000000000000000000000"),
      ("evaluate --text - --streams 0", "streams=0"),
      ("evaluate --text - --mem-len -1", "mem_len=-1"),
-     ("evaluate --text -", "0 tokens")],
+     ("evaluate --text -", "no text")],
 )  # fmt: skip
 def test_a_mistake_gets_a_clear_answer(arguments, message, trained, tmp_path):
     command, *others = arguments.split()

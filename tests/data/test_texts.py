@@ -9,16 +9,10 @@ from pathlib import Path
 import pytest
 
 from memformers.common.errors import UserError
-from memformers.data import texts
+from memformers.data import files
 from memformers.data.corpora import corpus_at, load_corpus
-from memformers.data.texts import (
-    bytes_of,
-    divided,
-    read_documents,
-    read_text,
-    read_text_or_documents,
-    text_of,
-)
+from memformers.data.gathering import Recipe, gather
+from memformers.data.texts import bytes_of, read_text, text_of
 from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, build_tokenizer
 
 
@@ -59,7 +53,7 @@ def folder(tmp_path):
 
 
 def test_a_folder_is_read_by_the_order_of_its_paths_without_hidden_files(folder):
-    assert [(d.name, d.text) for d in read_documents(folder)] == [
+    assert gather(Recipe(folder)).documents == [
         ("a/z.md", "First.\n"), ("b.txt", "Second, naïve.\n"),
         ("c.jsonl:1", "Third"), ("c.jsonl:2", "Fourth"),
     ]  # fmt: skip
@@ -81,31 +75,31 @@ def test_files_that_are_no_text_and_documents_without_any_are_left_out_and_the_f
         pytest.warns(UserWarning, match=rf"not UTF-8 and left out: {re.escape(named)}$"),
         pytest.warns(UserWarning, match=r"documents without text are left out: blank\.txt\.$"),
     ):
-        assert len(read_documents(folder)) == 4
+        assert len(gather(Recipe(folder)).documents) == 4
 
 
 @pytest.mark.parametrize("content", [b"", b" \n"])
 def test_a_folder_or_file_without_text_is_an_error(content, tmp_path):
-    with pytest.raises(ValueError, match="is a folder without any file of UTF-8 text; name a text file"):
+    with pytest.raises(ValueError, match="contains no text"):
         load_corpus(str(tmp_path))
     (tmp_path / "blank.txt").write_bytes(content)
     for path in (tmp_path, tmp_path / "blank.txt"):
         with pytest.raises(ValueError, match="contains no text"):
             load_corpus(str(path))
-    with pytest.raises(UserError, match=r"gone\.jsonl can't be read: No such file or directory"):
-        read_text_or_documents(str(tmp_path / "gone.jsonl"))
+    with pytest.raises(UserError, match=r"gone\.jsonl doesn't exist; name a text file"):
+        gather(Recipe(tmp_path / "gone.jsonl"))
 
 
-@pytest.mark.parametrize(("where", "name"), [(os, "scandir"), (texts, "blocks_of")])
+@pytest.mark.parametrize(("where", "name"), [(os, "scandir"), (files, "open")])
 def test_a_part_of_a_folder_that_cannot_be_read_is_an_error(where, name, folder, monkeypatch):
-    real = getattr(where, name)
+    real = getattr(where, name, open)
 
-    def refused(path):
+    def refused(path, *mode):
         if "a" in Path(path).parts:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return real(path)
+        return real(path, *mode)
 
-    monkeypatch.setattr(where, name, refused)
+    monkeypatch.setattr(where, name, refused, raising=False)
     with pytest.raises(UserError, match=r"/a(/z\.md)? can't be read: Permission denied"):
         load_corpus(str(folder))
 
@@ -133,7 +127,8 @@ def test_json_lines_are_documents(name, tmp_path):
 @pytest.mark.parametrize("text", ['{\n"text": "a"}', '["a"]\n', '{"txt": "a"}\n', "plain"])
 def test_other_json_is_a_text(text, tmp_path):
     (tmp_path / "x.json").write_text(text)
-    assert read_text_or_documents(str(tmp_path / "x.json")) == text
+    found = gather(Recipe(tmp_path / "x.json"))
+    assert (found.text, found.documents) == (text, [])
 
 
 @pytest.mark.parametrize(
@@ -159,7 +154,8 @@ def test_a_separator_cuts_a_text_into_documents_named_by_their_places(tmp_path):
     with pytest.warns(UserWarning, match=r"documents without text are left out: x\.txt:3"):
         corpus = load_corpus(str(tmp_path / "x.txt"), "\n---\n")
     assert (corpus.text, corpus.documents) == ("OneTwo\nlinesThree", (3, 9, 5))
-    assert [d.name for d in divided("a|b|", "|", "x.txt")] == ["x.txt:1", "x.txt:2"]
+    (tmp_path / "x.txt").write_text("a|b|")
+    assert gather(Recipe(tmp_path / "x.txt", "", "|")).documents == [("x.txt:1", "a"), ("x.txt:2", "b")]
 
 
 @pytest.mark.parametrize(

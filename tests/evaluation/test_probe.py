@@ -11,10 +11,11 @@ from memformers.cli import main
 from memformers.common.files import read_json, write_json
 from memformers.data.corpora import Corpus
 from memformers.data.tokenizers import build_tokenizer
-from memformers.evaluation.probe import ProbeConfig, occurrences_in, probe
+from memformers.evaluation.probe import ProbeConfig, held_out_tokens, occurrences_in, probe
 from memformers.evaluation.token_groups import NO_WORD
 from memformers.report.document import write_report
 from memformers.training.run import train_run
+from memformers.training.text import in_memory
 from tests.builders import MODELS, small_training
 from tests.report.fake_runs import markdown_of
 from tests.training.runs import short_corpus
@@ -108,6 +109,15 @@ def test_words_of_documents_end_with_them():
     tokenizer = build_tokenizer("character", corpus.text)
     found = occurrences_in(corpus, tokenizer, tokenizer.encode(corpus.validation_text), (6, 6))
     assert found.tolist() == [10, 10, 10, NO_WORD, 0, 0, 0, 0, NO_WORD, 20, 20, 20]
+
+
+def test_the_probe_reads_the_tokens_that_training_holds_out():
+    """Each document's last line ends with a token, as in training."""
+    corpus = Corpus("some", "some", "to be or not\nto be" * 10, documents=(18,) * 10)
+    text = in_memory(corpus, small_training(tokenizer="word"))
+    tokens, lengths = held_out_tokens(corpus, text.tokenizer)
+    assert tokens.tolist() == text.validation.tolist()
+    assert lengths == text.validation_documents == (8,)
 
 
 def test_runs_that_cannot_be_probed_together_are_named(copied, tmp_path):
