@@ -31,7 +31,7 @@ from memformers.data.preparing import prepare
 from memformers.data.streams import streams_and_places
 from memformers.evaluation.memory_ablation import losses_under_controls, parts_of_documents, parts_of_text
 from memformers.evaluation.probe import common_corpus, held_out_tokens
-from memformers.evaluation.token_groups import groups_between, word_distances, word_groups
+from memformers.evaluation.token_groups import groups_between, word_distances, word_groups, word_lengths
 from memformers.pretrained.own import load_checkpoint
 from memformers.runs.finished import read_runs
 from memformers.training.config import TrainConfig
@@ -112,17 +112,24 @@ def measure(folder: Path, documents: int) -> None:
     runs = [run for run in read_runs(folder) if run.result and not (run.folder / MEASURED).exists()]
     for run in tqdm(runs, desc="losses by distance", unit="run"):
         model, tokenizer = load_checkpoint(run.folder, torch.device("cpu"))
-        tokens, lengths = held_out_tokens(common_corpus([run]), tokenizer)
+        tokens, held_out = held_out_tokens(common_corpus([run]), tokenizer)
         segment_len = model.config.segment_len
         how = (READ - segment_len, segment_len, documents * segment_len)
-        reading = parts_of_documents(lengths, *how) if lengths else parts_of_text(len(tokens), *how)
+        reading = parts_of_documents(held_out, *how) if held_out else parts_of_text(len(tokens), *how)
         if reading is None:
             raise UserError(f"expected at least two held-out documents of more than {READ:,} tokens.")
         losses = losses_under_controls(model, tokens, reading, 0, lambda _: None)
         parts = [tokens[i : i + 1 + n] for i, n in zip(reading.begins, reading.lengths, strict=True)]
-        distances = torch.cat([word_distances(part, tokenizer)[1:] for part in parts])
+        distances, lengths = (
+            torch.cat([of_words(part, tokenizer)[1:] for part in parts])
+            for of_words in (word_distances, word_lengths)
+        )
         places = streams_and_places(reading.lengths)[1]
-        groups = (word_groups(distances, EDGES), groups_between(places, (0, *EDGES[1:])))
+        groups = (
+            word_groups(distances, EDGES),
+            groups_between(places, (0, *EDGES[1:])),
+            (lengths.clamp(max=2), ["no word", "a word of one token", "a word of several tokens"]),
+        )
         found = {
             title: {
                 name: {"tokens": int(which.sum())}

@@ -26,7 +26,24 @@ MEASURED = "by_distance.json"
 """In a run's folder: the loss by group, in nats per token."""
 READ, EDGES = 4096, (1, 64, 128, 256, 512, 1024, 2048)
 """Tokens of each document that are read, and edges of the groups of distances, in tokens."""
-GROUPS = ("by_distance", "by_place")
+DISTANCE = "by_distance"
+GROUPS = {
+    DISTANCE: "tokens since the word last began",
+    "by_place": "tokens of the document before it",
+    "by_word": "the token is of",
+}
+"""The groupings of tokens, each with the head of its column."""
+LABELS = {
+    "none": "no memory",
+    "xl-64": "64 positions",
+    "slots-32-32": "32 positions, 32 slots",
+    "xl-256": "256 positions",
+    "slots-64-192": "64 positions, 192 slots",
+    "slots-64-192-c2": "64 positions, 192 slots, c = 2",
+    "slots-64-192-c8": "64 positions, 192 slots, c = 8",
+    "xl-832": "832 positions",
+}
+"""The arms in tables and figures; slots stand for c = 4 positions each where nothing else is said."""
 Budgets = Mapping[int, Sequence[Arm]]
 """By the tokens of a training, the arms that have finished and measured trainings."""
 
@@ -43,9 +60,14 @@ def in_group(title: str, group: str, control: str = "untouched") -> Quantity:
 
 def read_arms_of(folder: Path) -> list[Arm]:
     """The arms in ``folder``, whose results have the losses by group too."""
-    runs = [run for run in read_runs(folder) if (run.folder / MEASURED).exists()]
+    runs = [run for run in read_runs(folder) if run.result and (run.folder / MEASURED).exists()]
     return arms_of(
-        [replace(r, result={**r.result, **read_json(r.folder / MEASURED)}) for r in runs if r.result]
+        [
+            replace(
+                run, label=LABELS[run.arm], result={**(run.result or {}), **read_json(run.folder / MEASURED)}
+            )
+            for run in runs
+        ]
     )
 
 
@@ -58,13 +80,17 @@ def write_report(folder: Path) -> Path:
     budgets = {int(path.name): arms for path in places if (arms := read_arms_of(path))}
     write_results(budgets, folder)
     largest, arms = max(budgets.items())
-    by_name = {arm.name: arm for arm in arms}
     last = folder / str(largest)
     parts = ["# What memory is worth on a long text", *warnings(arms, arms[0], last)]
     parts += ["## The gain of each memory", gains_figure(budgets, folder), gains_table(budgets)]
     parts += ["## At equal keys", pairs_table(budgets), "## Where it pays"]
-    parts += [groups_figure(largest, arms, folder), groups_table(by_name), "## Swapped and zeroed slots"]
-    parts += [controls_table(arms), f"## What each costs, at {largest:,} tokens", costs_table(arms, arms[0])]
+    parts += [groups_figure(largest, arms, folder), *(groups_table(arms, title) for title in GROUPS)]
+    parts += [
+        "## Swapped and zeroed slots",
+        controls_table(arms),
+        f"## What each costs, at {largest:,} tokens",
+        costs_table(arms, arms[0]),
+    ]
     parts += ["## How it was made", METHOD, facts_table(arms, last)]
     return write_page(parts, folder)
 
@@ -75,7 +101,8 @@ METHOD = (
     "difference from the same seed; it says nothing about other texts. No setting was chosen on this "
     f"held-out text. Losses by distance are of the first {READ:,} tokens of some of the held-out documents "
     "that are so long, each read from an empty memory. A word may be a name of a program. Its distance is "
-    "the number of tokens from where it last began to where it begins again; all of its tokens count."
+    "the number of tokens from where it last began to where it begins again; all of its tokens count. "
+    "Words of several tokens are those that are too rare to be a token, names of programs above all."
 )
 
 
@@ -90,7 +117,7 @@ def gains_table(budgets: Budgets) -> str:
     names = dict.fromkeys(arm.name for arms in budgets.values() for arm in arms)
     rows = []
     for name in names:
-        row = [name]
+        row = [LABELS[name]]
         for arms in budgets.values():
             arm = next((arm for arm in arms if arm.name == name), None)
             mean, more = (
@@ -111,7 +138,9 @@ def pairs_table(budgets: Budgets) -> str:
             of[ours].minus(of[base], BITS_PER_BYTE.of) if {ours, base} <= set(of) else None for of in found
         ]
         if any(means):
-            rows.append([f"{ours} minus {base}", *map(BITS_PER_BYTE.shown_difference, means)])
+            rows.append(
+                [f"{LABELS[ours]}, minus {LABELS[base]}", *map(BITS_PER_BYTE.shown_difference, means)]
+            )
     return table(["bits per byte", *(f"{budget:,} tokens" for budget in budgets)], rows)
 
 
@@ -127,7 +156,7 @@ def gains_figure(budgets: Budgets, folder: Path) -> str:
             if arm.name == name
         }
         points = [(float(b), Mean(-mean.mean, mean.half_width, mean.n)) for b, mean in of.items() if mean]
-        many.append(plotting.Series(name, points, looks[name]))
+        many.append(plotting.Series(LABELS[name], points, looks[name]))
     figure, [axes] = plotting.panels([2.9], below=0.9)
     plotting.draw_lines(axes, many)
     plotting.style(axes, "tokens of the training", "bits per byte saved")
@@ -139,11 +168,9 @@ def gains_figure(budgets: Budgets, folder: Path) -> str:
     return plotting.save_series(figure, folder, "gains", "The gain by budget", caption, {"": many})
 
 
-def groups_of(arms: Sequence[Arm]) -> list[str]:
-    """The groups of tokens by distance, in order."""
-    return list(
-        dict.fromkeys(name for arm in arms for r in arm.results.values() for name in r["by_distance"])
-    )
+def groups_of(arms: Sequence[Arm], title: str = DISTANCE) -> list[str]:
+    """The groups of tokens of a grouping, in order."""
+    return list(dict.fromkeys(name for arm in arms for r in arm.results.values() for name in r[title]))
 
 
 def groups_figure(budget: int, arms: Sequence[Arm], folder: Path) -> str:
@@ -152,10 +179,10 @@ def groups_figure(budget: int, arms: Sequence[Arm], folder: Path) -> str:
     names = [arm.name for arm in arms if arm.name != "none"]
     looks, many = dict(zip(names, plotting.PALETTE, strict=False)), []
     for arm in (arm for arm in arms if arm.name != "none"):
-        means = [gain(arm, arms, in_group("by_distance", group)) for group in groups]
+        means = [gain(arm, arms, in_group(DISTANCE, group)) for group in groups]
         points = [(float(i), mean) for i, mean in enumerate(means) if mean]
         many.append(
-            plotting.Series(arm.name, points, looks[arm.name], names=[groups[int(i)] for i, _ in points])
+            plotting.Series(arm.label, points, looks[arm.name], names=[groups[int(i)] for i, _ in points])
         )
     figure, [axes] = plotting.panels([3.2], below=1.0)
     plotting.draw_marks(axes, many, plotting.APART / 2)
@@ -166,23 +193,16 @@ def groups_figure(budget: int, arms: Sequence[Arm], folder: Path) -> str:
     return plotting.save_series(figure, folder, "distances", "The gain by distance", caption, {"": many})
 
 
-def groups_table(by_name: Mapping[str, Arm]) -> str:
-    """A row for each group of tokens: how many there are, the loss without memory, and each memory's gain."""
-    arms = list(by_name.values())
+def groups_table(arms: Sequence[Arm], title: str) -> str:
+    """A row for each group of a grouping: how many tokens it has, the loss without memory, and how much more
+    it is with each memory, in nats per token."""
+    base, *others = arms
     rows = []
-    for group in groups_of(arms):
-        counts = arms[0].first.result["by_distance"].get(group, {}) if arms[0].first.result else {}
-        means = [gain(arm, arms, in_group("by_distance", group)) for arm in arms[1:]]
-        base = arms[0].mean(in_group("by_distance", group))
-        rows.append(
-            [
-                group,
-                f"{counts.get('tokens', 0):,}",
-                number(base, ".3f"),
-                *(number(m, ".3f", signed=True) for m in means),
-            ]
-        )
-    return table(["word last began", "tokens", arms[0].name, *(arm.name for arm in arms[1:])], rows)
+    for group in groups_of(arms, title):
+        tokens, loss = base.first.result and base.first.result[title].get(group), in_group(title, group)
+        gains = (number(gain(arm, arms, loss), ".3f", signed=True) for arm in others)
+        rows.append([group, f"{tokens['tokens'] if tokens else 0:,}", number(base.mean(loss), ".3f"), *gains])
+    return table([GROUPS[title], "tokens", base.label, *(arm.label for arm in others)], rows)
 
 
 def controls_table(arms: Sequence[Arm]) -> str:
@@ -192,13 +212,15 @@ def controls_table(arms: Sequence[Arm]) -> str:
         for control in ("slots zeroed", "slots swapped"):
             means = [difference_to_itself(arm, group, control) for group in groups]
             if any(means):
-                rows.append([f"{arm.name}, {control}", *(number(mean, ".3f", signed=True) for mean in means)])
+                rows.append(
+                    [f"{arm.label}: {control}", *(number(mean, ".3f", signed=True) for mean in means)]
+                )
     return table(["", *groups], rows)
 
 
 def difference_to_itself(arm: Arm, group: str, control: str) -> Mean | None:
     """The loss of a group under ``control`` minus that with the memory untouched, over seeds."""
-    ours, base = (arm.values(in_group("by_distance", group, c)) for c in (control, "untouched"))
+    ours, base = (arm.values(in_group(DISTANCE, group, c)) for c in (control, "untouched"))
     return paired(ours, base)
 
 

@@ -13,7 +13,7 @@ ago. So a model that remembers what was d tokens ago can copy the token from the
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -81,14 +81,28 @@ def repeat_distances(tokens: Tensor, n: int) -> Tensor:
 def word_distances(tokens: Tensor, tokenizer: Tokenizer) -> Tensor:
     """How many tokens ago the word of each of ``tokens [T]`` last began before it began here, int64 ``[T]``;
     [`NEVER`][] where it had not occurred, and [`NO_WORD`][] outside of words."""
-    pieces = list(map(tokenizer.decoder(), tokens.tolist()))
-    ends, newest = list(accumulate(map(len, pieces))), dict[str, int]()
+    newest: dict[str, int] = {}
     found = torch.full_like(tokens, NO_WORD, dtype=torch.int64)
-    for match in NAME.finditer("".join(pieces)):
-        begin, end = bisect_left(ends, match.start() + 1), bisect_right(ends, match.end())
-        found[begin:end] = begin - newest.get(match[0], begin)
-        newest[match[0]] = begin
+    for word, begin, end in words_in(tokens, tokenizer):
+        found[begin:end] = begin - newest.get(word, begin)
+        newest[word] = begin
     return found
+
+
+def word_lengths(tokens: Tensor, tokenizer: Tokenizer) -> Tensor:
+    """How many tokens the word of each of ``tokens [T]`` has, int64 ``[T]``; 0 outside of words."""
+    found = torch.zeros_like(tokens, dtype=torch.int64)
+    for _, begin, end in words_in(tokens, tokenizer):
+        found[begin:end] = end - begin
+    return found
+
+
+def words_in(tokens: Tensor, tokenizer: Tokenizer) -> Iterator[tuple[str, int, int]]:
+    """The words of ``tokens [T]``, each with its first token and the one after its last."""
+    pieces = list(map(tokenizer.decoder(), tokens.tolist()))
+    ends = list(accumulate(map(len, pieces)))
+    for match in NAME.finditer("".join(pieces)):
+        yield match[0], bisect_left(ends, match.start() + 1), bisect_right(ends, match.end())
 
 
 def word_groups(distances: Tensor, edges: Sequence[int]) -> tuple[Tensor, list[str]]:

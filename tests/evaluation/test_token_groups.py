@@ -16,6 +16,7 @@ from memformers.evaluation.token_groups import (
     repeat_groups,
     word_distances,
     word_groups,
+    word_lengths,
     word_occurrences,
 )
 
@@ -78,3 +79,5 @@ def test_a_subword_belongs_to_the_word_that_has_its_last_character():
     tokens = tokenizer.encode("one two (one")
     assert [tokenizer.decode(token[None]) for token in tokens] == ["one", " two", " ", "(", "one"]
     assert word_distances(tokens, tokenizer).tolist() == [NEVER, NEVER, NO_WORD, NO_WORD, 4]
+    assert word_lengths(tokens, tokenizer).tolist() == [1, 1, 0, 0, 1]
+    assert word_lengths(tokenizer.encode("(onex"), tokenizer).tolist() == [0, 2, 2]

@@ -49,10 +49,10 @@ def test_every_budget_is_trained_and_measured_and_differences_are_paired(
         rows = {(row["series"], row["place"]): row for row in csv.DictReader(file)}
     bits = {name: [found["128"][name][seed]["bits_per_byte"] for seed in "01"] for name in ("none", "xl-64")}
     gain = sum(bits["none"]) / 2 - sum(bits["xl-64"]) / 2
-    assert float(rows["xl-64", "128.0"]["mean"]) == pytest.approx(gain)
+    assert float(rows["64 positions", "128.0"]["mean"]) == pytest.approx(gain)
     page = (out / "report.md").read_text()
-    assert "slots-32-32 minus xl-64" in page
-    assert "slots-32-32, slots swapped" in page
+    assert "32 positions, 32 slots, minus 64 positions" in page
+    assert "32 positions, 32 slots: slots swapped" in page
     (out / "report.md").unlink()
     write_report(out)
     assert (out / "report.md").read_text() == page
