@@ -1,6 +1,7 @@
 """Files as blocks of bytes, compressed or not, in constant memory."""
 
 import lzma
+import mmap
 import os
 import sys
 import zlib
@@ -87,6 +88,12 @@ def _errors(suffix: str) -> tuple[type[Exception], ...]:
 
         return (zstandard.ZstdError,)
     return (zlib.error, lzma.LZMAError)
+
+
+def forget(whole: mmap.mmap) -> None:
+    """Give back the memory that holds what was read of a map; it can be read again."""
+    if hasattr(mmap, "MADV_DONTNEED"):  # not in Windows
+        whole.madvise(mmap.MADV_DONTNEED)
 
 
 def plain_name(name: str) -> str:

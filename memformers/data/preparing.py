@@ -33,7 +33,7 @@ from memformers.common.atomic_dir import atomic_dir, remove_leftovers
 from memformers.common.errors import UserError
 from memformers.data.benchmarks import BENCHMARKS
 from memformers.data.corpora import IN_FOLDER, split_of
-from memformers.data.files import COMPRESSED
+from memformers.data.files import COMPRESSED, forget
 from memformers.data.gathering import Gathered, Recipe, gather
 from memformers.data.store import (
     TEST,
@@ -216,12 +216,6 @@ def pieces_of(whole: mmap.mmap, begin: int, end: int) -> Iterator[tuple[int, int
     for place in pieces(whole, begin, end):
         yield place
         forget(whole)
-
-
-def forget(whole: mmap.mmap) -> None:
-    """Give back the memory that holds what was read of a map; it can be read again."""
-    if hasattr(mmap, "MADV_DONTNEED"):  # not in Windows
-        whole.madvise(mmap.MADV_DONTNEED)
 
 
 def text_at(whole: mmap.mmap, begin: int, end: int) -> str:

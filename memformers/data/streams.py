@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
+from memformers.data.files import forget
 
 Tokens = Tensor | npt.NDArray[Any]
 """The tokens of a text ``[n]``: int64, or an array of another integer type, which may be a file's map."""
@@ -151,8 +152,14 @@ def shuffled(
 
 
 def taken(tokens: Tokens, at: Tensor) -> Tensor:
-    """The tokens at these places, of any shape, int64; of a file that is mapped, no others are read."""
-    return tokens[at] if isinstance(tokens, Tensor) else torch.from_numpy(tokens[at.numpy()].astype(np.int64))
+    """The tokens at these places, of any shape, int64; of a file that is mapped, no others are read, and none
+    stay in memory."""
+    if isinstance(tokens, Tensor):
+        return tokens[at]
+    found = torch.from_numpy(tokens[at.numpy()].astype(np.int64))
+    if isinstance(tokens, np.memmap):
+        forget(tokens._mmap)  # type: ignore[attr-defined]
+    return found
 
 
 def generator_of(seed: int, epoch: int) -> torch.Generator:

@@ -203,7 +203,7 @@ def test_the_command_shows_how_far_it_is_and_the_loss_so_far(trained, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("empty", "is a folder without any file of UTF-8 text"), ("gone.jsonl", "can't be read: No such file"),
+    [("empty", "empty contains no text"), ("gone.jsonl", "gone.jsonl doesn't exist"),
      (".", "divides a single text, but"), ("x.txt", "'|' doesn't occur in x.txt")],
 )  # fmt: skip
 def test_the_command_says_what_is_wrong_with_documents(text, said, trained, tmp_path):
