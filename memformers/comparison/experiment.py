@@ -4,6 +4,7 @@ models, and writes the report that sets them side by side."""
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, Protocol
@@ -53,6 +54,11 @@ class Task(Protocol):
     """In the plan of an experiment."""
     resumes: bool
     """Whether a training that was stopped continues; otherwise it begins again."""
+    module: str
+    """The module that trains, in a process of its own, the run that ``config.json`` in a folder describes."""
+    reporter: str
+    """The module whose ``write_report(folder)`` writes the report and returns its page. It is imported when
+    all trainings have ended: each of them would load matplotlib too."""
 
     def parse(self, settings: Settings, source: str) -> Any:
         """The settings of a run as a frozen dataclass; UserError, with their ``source``, if there is no
@@ -61,9 +67,6 @@ class Task(Protocol):
     def read(self, runs: Mapping[str, Settings], folder: Path) -> Callable[[], Settings]:
         """A function for the settings that let each of ``runs`` read the very same source, which it may write
         into ``folder``; UserError for a source that can't be used, or isn't that of the runs there."""
-
-    def train(self, folder: Path) -> None:
-        """Train the run that ``config.json`` in ``folder`` describes, in this process."""
 
     def measure(self, train: TrainConfig, folder: Path) -> None:
         """Measure the trained models in ``folder``, beside what each training measured itself."""
@@ -135,9 +138,7 @@ def run_experiment(
         try:
             task.measure(experiment.train, folder)
         finally:  # whatever the measurement met
-            from memformers.report import document  # not above: each training would load matplotlib too
-
-            report = document.write_report(folder)
+            report: Path = import_module(task.reporter).write_report(folder)
     if failed:
         raise TrainingsFailed(f"the training of {', '.join(failed)} failed; the others are in {report}.")
     show_comparison(folder, dashboard)
@@ -200,7 +201,7 @@ def train_all(
     if experiment.threads:
         environment["OMP_NUM_THREADS"] = str(experiment.threads)
     ended = run_modules(
-        [["memformers.comparison", str(folder / name)] for name in names],
+        [[experiment.task.module, str(folder / name)] for name in names],
         min(experiment.jobs, len(names)),
         environment=environment,
         begin=lambda i: print(f"\n── {done + i + 1} of {len(plan.runs)}: {names[i]} ──", flush=True),

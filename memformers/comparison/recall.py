@@ -30,6 +30,8 @@ class RecallTask:
 
     name = "recall"
     resumes = False
+    module = "memformers.comparison"
+    reporter = "memformers.report.document"
 
     def parse(self, settings: Settings, source: str) -> RecallRun:
         """The run's TrainConfig, and what belongs to the task."""

@@ -95,6 +95,8 @@ class TextTask:
     """Whether the trained models are probed."""
     name = "text"
     resumes = True
+    module = "memformers.comparison"
+    reporter = "memformers.report.document"
 
     def parse(self, settings: Settings, source: str) -> TrainConfig:
         """The run's TrainConfig."""

@@ -1,5 +1,6 @@
 """The results of runs, read from their folders."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,12 @@ BY_DISTANCE = {
 RECALL_RESULT_HAS = PROGRESS | {
     "recall": BY_DISTANCE, "within_reach": float | None, "controls": dict[str, Any],
 }  # fmt: skip
+TASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "recall": (FACTS_HAVE, RECALL_RESULT_HAS),
+    "agent": (FACTS_HAVE, PROGRESS | {"success": float, "controls": dict[str, Any]}),
+    "text": (TEXT_FACTS_HAVE, RESULT_HAS),
+}
+"""What is read of a run on each task; all but a text have a part of this name in ``config.json``."""
 PROBE_HAS = dict.fromkeys(("effective_context", "attention", "memory_ablation"), dict[str, Any] | None)
 
 
@@ -87,7 +94,12 @@ class FinishedRun:
     @property
     def task(self) -> str:
         """What it was trained on."""
-        return "recall" if "recall" in self.config else "text"
+        return task_of(self.config)
+
+
+def task_of(config: Mapping[str, Any]) -> str:
+    """What the run of a ``config.json`` was trained on."""
+    return next((task for task in TASKS if task in config), "text")
 
 
 def read_runs(folder: Path, task: str = "text") -> list[FinishedRun]:
@@ -120,12 +132,12 @@ def read_runs(folder: Path, task: str = "text") -> list[FinishedRun]:
 def read_run(folder: Path) -> FinishedRun:
     """The run in a folder; a run that was stopped has no result and no sample."""
     sample, config = folder / SAMPLE, read_json(folder / CONFIG, CONFIG_HAS)
-    is_recall = "recall" in config
-    result, of_result = folder / RESULT, RECALL_RESULT_HAS if is_recall else RESULT_HAS
+    of_facts, of_result = TASKS[task_of(config)]
+    result = folder / RESULT
     return FinishedRun(
         folder=folder,
         config=config,
-        facts=read_json(folder / FACTS, FACTS_HAVE if is_recall else TEXT_FACTS_HAVE),
+        facts=read_json(folder / FACTS, of_facts),
         metrics=read_metrics(folder),
         result=read_json(result, of_result) if result.exists() else None,
         sample=sample.read_text(encoding="utf-8", errors="replace") if sample.exists() else "",

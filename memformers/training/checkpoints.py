@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from memformers.common.atomic_dir import LEFTOVER, atomic_dir, check_manifest, numbered, remove
 from memformers.common.errors import UserError
@@ -109,7 +109,7 @@ class Checkpoint:
     state: TrainingState
     """The state it was made in, with the memory of this rank's streams."""
 
-    def restore(self, model: MemoryLM, optimizers: Optimizers) -> TrainingState:
+    def restore(self, model: nn.Module, optimizers: Optimizers) -> TrainingState:
         """Restore weights, optimizers and random states; returns the state. All ranks must call this."""
         parameters, named = model.state_dict(), named_state(model, optimizers)
         model.load_state_dict(
@@ -228,13 +228,13 @@ def describe_optimizers(model: MemoryLM, optimizers: Optimizers) -> list[dict[st
     ]
 
 
-def named_state(model: MemoryLM, optimizers: Optimizers) -> dict[str, tuple[Tensor, torch.optim.Optimizer]]:
+def named_state(model: nn.Module, optimizers: Optimizers) -> dict[str, tuple[Tensor, torch.optim.Optimizer]]:
     """Each parameter and its optimizer, by the parameter's name; of any shape."""
     of = {p: optimizer for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
     return {name: (parameter, of[parameter]) for name, parameter in model.named_parameters()}
 
 
-def optimizer_tensors(model: MemoryLM, optimizers: Optimizers) -> dict[str, Tensor]:
+def optimizer_tensors(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
     """What the optimizers remember, as ``parameter/what``; nothing of a parameter without a gradient yet."""
     return {
         f"{name}/{what}": full_tensor(tensor)
