@@ -1,0 +1,1 @@
+"""An agent that remembers: PPO on memory transformers and nn.GRU."""

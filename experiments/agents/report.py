@@ -1,0 +1,190 @@
+"""The report of agents that remember: the share of successes of each memory by task and by the length of the
+corridor, what swapped and zeroed memories cost, speeds beside nn.GRU's, and each seed's numbers."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from experiments.agents.environments import T_MAZE
+from memformers.common.files import write_json, write_text
+from memformers.common.intervals import Mean, paired
+from memformers.report import plotting
+from memformers.report.arms import Arm, Column, Measure, Quantity, arms_of, arms_table
+from memformers.report.markdown import DASH, csv_text, number, table, write_page
+from memformers.report.provenance import facts_table, settings_tables
+from memformers.report.sections import missing
+from memformers.runs.finished import read_runs
+from memformers.runs.folder import EXPERIMENT, RESULTS, TABLE
+
+SUCCESS = Measure("success", "success", ".1f", " %", scale=100, better=1)
+BASE = "transformer-xl"
+LOOKS = {"none": plotting.BLUE, "gru": plotting.BLACK, "transformer-xl-gated": plotting.AMBER,
+         "compressive-gated": plotting.SKY}  # fmt: skip
+Tasks = Mapping[str, Sequence[Arm]]
+"""By their names, the arms that have begun trainings on them."""
+METHOD = (
+    "Each arm is trained by the same PPO with the same settings and as many steps. "
+    "Success is the share of episodes that end with a reward, of {} episodes after the training, with the "
+    "likeliest actions. Chance on a T-maze is 50 %. ± is half the width of a 95 % interval over seeds, by "
+    "Student's t. No gradient goes beyond a window, in any arm: nn.GRU's state is carried on, but what is "
+    "written into it is learned within the window alone."
+)
+
+
+def write_report(folder: Path) -> Path:
+    """Write the report of the experiment in ``folder``, or of all those in its sub-folders; returns its
+    page."""
+    places = [folder] if (folder / EXPERIMENT).is_file() else by_length(folder)
+    tasks = {path.resolve().name: arms_of(read_runs(path, "agent")) for path in places}
+    write_results(tasks, folder)
+    every = [arm for arms in tasks.values() for arm in arms]
+    said = [
+        line for path, arms in zip(places, tasks.values(), strict=True) for line in unfinished(arms, path)
+    ]
+    parts = ["# An agent that remembers", *said, success_table(tasks), *figure(tasks, folder)]
+    parts += ["## Beside Transformer-XL", differences_table(tasks)]
+    parts += ["## Memories swapped between streams, and zeroed", controls_table(tasks)]
+    longest = list(tasks.values())[-1]
+    parts += [f"## Speed and size, on {list(tasks)[-1]}", speeds_table(longest), SPEEDS]
+    parts += ["## How it was made", METHOD.format(every[0].first.config["agent"]["evaluated"])]
+    return write_page([*parts, facts_table(every, folder), *settings_tables(longest)], folder)
+
+
+def by_length(folder: Path) -> list[Path]:
+    """The experiments in ``folder``: T-mazes by their corridors, then others."""
+    places = sorted(path.parent for path in folder.glob(f"*/{EXPERIMENT}"))
+    return sorted(places, key=lambda path: length_of(path.name) or 10**9)
+
+
+def length_of(task: str) -> int | None:
+    """The length of a T-maze's corridor; None for another task."""
+    return int(task.removeprefix(T_MAZE)) if task.startswith(T_MAZE) else None
+
+
+def unfinished(arms: Sequence[Arm], folder: Path) -> list[str]:
+    """Warnings of trainings that failed, did not finish or were not started."""
+    stopped = [run.folder.name for arm in arms for run in arm.runs if run.result is None]
+    found = [f"**{name} did not finish**" for name in stopped] + [f"**{name}**" for name in missing(folder)]
+    return [f"> {said}: {folder.name}." for said in found]
+
+
+def success_table(tasks: Tasks) -> str:
+    """A row for each arm: its reach, and its successes at each task."""
+    rows: dict[str, list[str]] = {}
+    for name, arm in {arm.name: arm for arms in tasks.values() for arm in arms}.items():
+        reach = arm.first.facts["memory"]["one_layer"], arm.first.facts["memory"]["all_layers"]
+        rows[name] = [arm.label, f"{reach[0]} / {reach[1]}" if reach[0] else DASH]
+        for arms in tasks.values():
+            own = next((other for other in arms if other.name == name), None)
+            mean = own.mean(SUCCESS.of) if own else None
+            rows[name].append(f"{SUCCESS.shown(mean)} ({mean.n})" if mean else DASH)
+    head = "reach"
+    note = (
+        "\n\nShares of successes, and in brackets how many seeds. The reach is that of one layer / all "
+        "layers, in steps before the window."
+    )
+    return table(["arm", head, *tasks], list(rows.values())) + note
+
+
+def figure(tasks: Tasks, folder: Path) -> list[str]:
+    """Success by the length of the corridor, as paragraphs; none for fewer than two T-mazes."""
+    lengths = {length: arms for task, arms in tasks.items() if (length := length_of(task))}
+    if len(lengths) < 2:
+        return []
+    names = {arm.name: arm.label for arms in lengths.values() for arm in arms}
+    looks = plotting.looks_of(list(names)) | LOOKS
+    many = []
+    for name, label in names.items():
+        means = [
+            (float(n), arm.mean(SUCCESS.of))
+            for n, arms in lengths.items()
+            for arm in arms
+            if arm.name == name
+        ]
+        points = [(at, mean) for at, mean in means if mean]
+        many.append(plotting.Series(label, points, looks[name], scale=100))
+    drawn, [axes] = plotting.panels([2.9], below=0.9)
+    axes.axhline(50, color=plotting.GREY, linewidth=0.8, zorder=0)
+    for series in many:
+        plotting.draw_marks(axes, [series])
+    plotting.style(axes, "length of the corridor, in steps", "episodes that succeed, %")
+    plotting.octave_axis(axes, list(lengths))
+    caption = "The sign is seen at the first step only; half of the episodes succeed by guessing."
+    return [plotting.save_series(drawn, folder, "success", "Success by length", caption, {"": many})]
+
+
+def differences_table(tasks: Tasks) -> str:
+    """A row for each other arm: its successes minus Transformer-XL's at each task, paired by seed."""
+    names = dict.fromkeys(arm.name for arms in tasks.values() for arm in arms if arm.name != BASE)
+    rows = []
+    for name in names:
+        row = [name]
+        for arms in tasks.values():
+            own, base = (next((arm for arm in arms if arm.name == n), None) for n in (name, BASE))
+            row.append(SUCCESS.shown_difference(own.minus(base, SUCCESS.of) if own and base else None))
+        rows.append(row)
+    return table(["percentage points", *tasks], rows)
+
+
+def under(control: str) -> Quantity:
+    """The share of successes under a control, of a run's result."""
+    return lambda result: result["controls"].get(control, {}).get("success")
+
+
+def controls_table(tasks: Tasks) -> str:
+    """A row for each arm and control: by how much the successes change, paired by seed."""
+    rows: dict[str, list[str]] = {}
+    for number_of_task, arms in enumerate(tasks.values()):
+        for arm in arms:
+            controls = dict.fromkeys(name for r in arm.results.values() for name in r["controls"])
+            for control in controls:
+                row = rows.setdefault(f"{arm.name}, {control}", [DASH] * len(tasks))
+                row[number_of_task] = SUCCESS.shown_difference(change(arm, control))
+    return table(["percentage points", *tasks], [[name, *row] for name, row in rows.items()])
+
+
+def change(arm: Arm, control: str) -> Mean | None:
+    """The successes under ``control`` minus those with the memory untouched."""
+    return paired(arm.values(under(control)), arm.values(SUCCESS.of))
+
+
+SPEEDS = (
+    "Steps per second of acting (with the environments) and of learning, as medians over the records of all "
+    "trainings, each with one thread. Two trainings ran at a time, and perhaps other programs beside them."
+)
+
+
+def speeds_table(arms: Sequence[Arm]) -> str:
+    """A row for each arm: steps per second of acting and learning, also divided by nn.GRU's."""
+    gru = next((arm for arm in arms if arm.name == "gru"), None)
+
+    def speed(what: str) -> Column:
+        def cell(arm: Arm) -> str:
+            own, other = (median_of(a, f"{what}_per_second") if a else None for a in (arm, gru))
+            ratio = f" ({own / other:.2f} of nn.GRU's)" if own and other else ""
+            return number(own, ",.0f") + ratio
+
+        return cell
+
+    columns = {what: speed(what) for what in ("acting", "learning")}
+    return arms_table(arms, columns | {"parameters": lambda arm: f"{arm.first.facts['parameters']:,}"})
+
+
+def median_of(arm: Arm, name: str) -> float | None:
+    """The median of a number in the records of an arm's trainings."""
+    found = [record[name] for run in arm.runs for record in run.metrics if name in record]
+    return median(found) if found else None
+
+
+def write_results(tasks: Tasks, folder: Path) -> None:
+    """Write each seed's results as JSON, and its successes as CSV."""
+    found: dict[str, Any] = {t: {arm.name: arm.results for arm in arms} for t, arms in tasks.items()}
+    write_json(folder / RESULTS, found)
+    rows = [
+        [task, arm.name, seed, success]
+        for task, arms in tasks.items()
+        for arm in arms
+        for seed, success in arm.values(SUCCESS.of).items()
+    ]
+    write_text(folder / TABLE, csv_text(["task", "arm", "seed", "success"], rows))

@@ -1,0 +1,217 @@
+"""PPO on a core with memory: its mazes, its arithmetic, what it refuses, and what it keeps."""
+
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("gymnasium", reason="pip install 'memformers-torch[agents]'")
+
+from experiments.agents import environments, ppo
+from experiments.agents.__main__ import ARMS, BASE, Agents, AgentTask
+from experiments.agents.environments import Environments
+from experiments.agents.ppo import Agent, AgentRun, AgentSettings, Episodes, Place, act, advantages, learn
+from experiments.agents.t_maze import FORWARD, TMaze
+from memformers.common.files import read_json, write_json
+from memformers.comparison import experiment
+from memformers.comparison.arms import read_arms, settings_of
+from memformers.runs.folder import read_metrics
+from memformers.tracking import relay
+from tests.processes import run_module
+
+MODEL = replace(BASE.model, d_model=8, n_layers=1, d_ff=8, segment_len=5, mem_len=4, c_mem_len=4)
+TINY = replace(BASE, model=MODEL, batch_size=6, tokens=120, log_every=1)
+MORE = {"agent": asdict(AgentSettings("t-maze-3", minibatches=2, evaluated=12))}
+SHARED = asdict(TINY) | MORE
+NAMES = [arm.partition(":")[0] for arm in ARMS.values()]
+
+
+def settings(name="transformer-xl", task="t-maze-3"):
+    arm = next(arm for arm in read_arms([*ARMS.values()], SHARED) if arm.name == name)
+    found = settings_of(arm, SHARED)
+    return found | {"agent": found["agent"] | {"task": task}}
+
+
+@pytest.fixture(autouse=True)
+def _no_labml(monkeypatch):
+    monkeypatch.setattr(relay, "module_command", lambda *_: ["cat"])
+
+
+def walk(maze, turn, steps):
+    """What a walker saw, earned and ended, who turns as ``turn`` says of the sign."""
+    seen, _ = maze.reset(seed=0)
+    signs, found = seen.copy(), []
+    for _ in range(steps):
+        at_junction, actions = seen[:, 2] > 0, seen[:, 2].astype(int) * FORWARD
+        actions[at_junction] = turn(signs[at_junction])
+        seen, *rest = maze.step(actions)
+        found.append((seen, *rest[:3]))
+    return signs, found
+
+
+def test_a_t_maze_pays_for_the_turn_that_the_sign_said_and_shows_it_once():
+    signs, found = walk(TMaze(32, 4), lambda sign: 1 + sign[:, 1], 5)
+    assert set(signs[:, :2].sum(1)) == {1}
+    assert set(signs[:, 1]) == {0, 1}
+    assert not any(seen[:, :2].any() for seen, *_ in found)
+    *before, (_, reward, terminated, _) = found
+    assert not any(x.any() for step in before for x in step[1:])
+    assert terminated.all()
+    assert (reward == 1).all()
+    _, found = walk(TMaze(32, 4), lambda sign: 2 - sign[:, 1], 6)
+    assert found[4][2].all()
+    assert not found[4][1].any()
+    assert (found[5][0][:, :2].sum(1) == 1).all(), "the step after an end begins anew, whatever the action"
+
+
+def test_a_walker_who_stands_still_pays_and_is_cut_off():
+    maze = TMaze(3, 4)
+    maze.reset(seed=0)
+    steps = [maze.step(torch.tensor([1, 2, 1]).numpy()) for _ in range(16)]
+    assert all((step[1] == -1 / 4).all() for step in steps)
+    assert [step[3].all() for step in steps] == [False] * 15 + [True]
+    assert not any(step[2].any() for step in steps)
+
+
+def test_advantages_have_no_value_after_an_end_and_that_of_what_was_seen_at_a_time_limit():
+    values = torch.tensor([[1.0], [2.0], [4.0], [8.0]])
+    no, yes = torch.zeros(4, 1, dtype=torch.bool), torch.tensor([[False], [True], [False], [False]])
+    window = ppo.Window(*[None] * 6, values, torch.ones(4, 1), no, no, torch.tensor([16.0]))
+    g, t = 0.5, 0.5
+    last = [1 + g * 8 - 4 + g * t * (1 + g * 16 - 8), 1 + g * 16 - 8]
+    whole = [
+        1 + g * 2 - 1 + g * t * (1 + g * 4 - 2 + g * t * last[0]),
+        1 + g * 4 - 2 + g * t * last[0],
+        *last,
+    ]
+    assert advantages(window, g, t)[:, 0].tolist() == whole
+    cut = advantages(window._replace(truncated=yes), g, t)[:, 0].tolist()
+    assert cut == [1 + g * 2 - 1 + g * t * (1 + g * 4 - 2), 1 + g * 4 - 2, *last]
+    over = advantages(window._replace(terminated=yes), g, t)[:, 0].tolist()
+    assert over == [1 + g * 2 - 1 + g * t * (1 - 2), 1 - 2, *last]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_probabilities_when_learning_are_those_when_acting_wherever_episodes_begin(name):
+    run = AgentRun.of(settings(name), "here")
+    mazes = Environments("t-maze-3", 6)
+    agent, nowhere = Agent(run, mazes.features, mazes.actions), torch.zeros(6, dtype=torch.bool)
+    place = Place(mazes.reset(0), ~nowhere, nowhere, agent.core.initial(6))
+    optimizer, starts = torch.optim.AdamW(agent.parameters(), 1e-2), []
+    for _ in range(8):
+        before = [p.clone() for p in agent.parameters()]
+        window, place = act(agent, mazes, place, 5)
+        assert learn(agent, optimizer, window, run)["log_probability.apart"] <= 1e-5
+        assert any(not torch.equal(p, q) for p, q in zip(before, agent.parameters(), strict=True))
+        starts.append(window.doc_starts)
+        ended = window.terminated | window.truncated
+        assert torch.equal(window.counts[1:], ~ended[:-1])
+        assert torch.equal(window.doc_starts[2:], ended[:-2])
+    assert torch.stack(starts).any(dim=(0, 2)).all(), "episodes begin at every step of a window"
+
+
+def test_what_is_done_after_an_end_is_not_learned_from():
+    episodes, b = Episodes(1), torch.tensor
+    for reward, terminated, counts in (
+        (1.0, True, True),
+        (5.0, False, False),
+        (-1.0, False, True),
+        (0.0, True, True),
+    ):
+        episodes.add(b([reward]), b([terminated]), b([False]), b([counts]))
+    assert episodes.means() == {"return": 0.0, "length": 1.5, "success": 0.5}
+
+
+class Broken(TMaze):
+    """A maze that fails at its ninth step."""
+
+    def __init__(self, number, how):
+        super().__init__(number, 3)
+        self.how, self.taken = how, 0
+
+    def step(self, actions):
+        seen, reward, terminated, truncated, info = super().step(actions)
+        self.taken += 1
+        if self.taken == 9 and self.how == "raises":
+            raise ZeroDivisionError("no\nmore")
+        if self.taken == 9 and self.how == "nan":
+            seen[2, 1] = float("nan")
+        if self.taken == 9 and self.how == "shape":
+            terminated = terminated[:-1]
+        return seen, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("raises", "t-maze-3 raised an error at step 8: ZeroDivisionError: no more"),
+     ("nan", "expected finite observations of t-maze-3, got others at step 9"),
+     ("shape", r"expected done \(terminated\) of t-maze-3 as \[6\] at step 9, got \[5\]")],
+)  # fmt: skip
+def test_environments_that_fail_get_one_line_and_the_run_goes_on_from_what_was_learned(
+    how, message, tmp_path, monkeypatch, capsys
+):
+    write_json(tmp_path / "config.json", settings())
+    with monkeypatch.context() as patched:
+        patched.setattr(environments, "make", lambda task, number: Broken(number, how))
+        with pytest.raises(ValueError, match=message) as error:
+            ppo.train_agent(tmp_path)
+    assert "\n" not in str(error.value)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["000000000030"]
+    ppo.train_agent(tmp_path)
+    assert "continues at step 30" in capsys.readouterr().out
+    assert [r["tokens"] for r in read_metrics(tmp_path)] == [30, 60, 90, 120, 120]
+    result = read_json(tmp_path / "result.json")
+    assert result["step"] == 4
+    assert 0 <= result["success"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--tasks", "t-maze-long"], "expected a T-maze as t-maze-LENGTH"),
+     (["--tasks", "NoSuchMaze-v0"], "the environment 'NoSuchMaze-v0' can't be made"),
+     (["--tasks", "Pendulum-v1"], "with Discrete actions, got"),
+     (["--arms", "lstm"], "expected arms among none, gru, transformer-xl")],
+)  # fmt: skip
+def test_what_cant_be_trained_is_refused(arguments, message, tmp_path):
+    assert run_module("experiments.agents", "--out", tmp_path / "run", *arguments).said(message)
+
+
+def test_a_missing_package_is_named_with_what_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(ValueError, match=r"gymnasium.* pip install 'memformers-torch\[agents\]'"):
+        Environments("t-maze-3", 1)
+
+
+def test_the_experiment_trains_each_arm_on_each_task_and_reports_them(tmp_path, monkeypatch):
+    def train_here(commands, jobs, *, environment, begin):
+        for number, (module, folder) in enumerate(commands):
+            assert module == AgentTask.module
+            ppo.train_agent(Path(folder))
+            yield number, 0
+
+    monkeypatch.setattr(experiment, "run_modules", train_here)
+    monkeypatch.setattr("experiments.agents.__main__.BASE", TINY)
+    monkeypatch.setattr(
+        "experiments.agents.__main__.AgentSettings", lambda task: AgentSettings(task, evaluated=6)
+    )
+    Agents(out=tmp_path, tasks=("t-maze-2", "t-maze-5"), steps=60, seeds=2).run()
+    report = (tmp_path / "report.md").read_text()
+    first = report.split("\n\n")[1].splitlines()
+    assert [row.split(" | ")[0].strip("| ") for row in first[2:]] == [*ARMS]
+    assert all(row.count("(2)") == 2 for row in first[2:])
+    assert "| compressive, slots swapped |" in report
+    assert "of nn.GRU's" in report
+    assert (tmp_path / "figures" / "success.csv").is_file()
+    assert len((tmp_path / "results.csv").read_text().splitlines()) == 1 + 2 * 2 * len(ARMS)
+
+
+@pytest.mark.long
+def test_quick_solves_a_t_maze_with_memory_that_is_guessed_without(tmp_path):
+    ended = run_module("experiments.agents", "--quick", "--out", tmp_path / "run")
+    assert ended.code == 0, ended.err
+    (found,) = read_json(tmp_path / "run" / "results.json").values()
+    assert found["transformer-xl"]["0"]["success"] >= 0.95
+    assert found["compressive"]["0"]["success"] >= 0.95
+    assert 0.3 < found["none"]["0"]["success"] < 0.7
