@@ -42,7 +42,7 @@ class Environments:
             raise missing(error) from None
         try:
             self.envs = make(task, number)
-        except (gymnasium.error.Error, ValueError) as error:
+        except Exception as error:  # whatever an environment of someone else raises
             raise UserError(
                 f"the environment {task!r} can't be made: {' '.join(str(error).split())}"
             ) from None
@@ -50,7 +50,7 @@ class Environments:
         spaces = gymnasium.spaces
         if not isinstance(seen, spaces.Box) or not isinstance(actions, spaces.Discrete):
             raise UserError(
-                f"expected {task} to be observed as a Box of numbers, with Discrete actions, got {seen} and "
+                f"expected {task} to be observed as numbers, with Discrete actions, got {seen} and "
                 f"{actions}; wrap it."
             )
         self.features, self.actions = int(np.prod(seen.shape)), int(actions.n)
@@ -103,6 +103,7 @@ class Environments:
 def make(task: str, number: int) -> Any:
     """The vectorized environments of a ``task``."""
     import gymnasium
+    from gymnasium.wrappers import FlattenObservation
 
     if task.startswith(T_MAZE):
         from experiments.agents.t_maze import TMaze
@@ -118,6 +119,7 @@ def make(task: str, number: int) -> Any:
         except ImportError as error:
             raise missing(error) from None
         wrappers = [OneHotPartialObsWrapper, ImgObsWrapper]
+    wrappers.append(FlattenObservation)
     return gymnasium.make_vec(task, num_envs=number, vectorization_mode="sync", wrappers=wrappers)
 
 

@@ -18,9 +18,15 @@ from memformers.runs.finished import read_runs
 from memformers.runs.folder import EXPERIMENT, RESULTS, TABLE
 
 SUCCESS = Measure("success", "success", ".1f", " %", scale=100, better=1)
+RETURN = Measure("return", "return", ".2f", better=1)
 BASE = "transformer-xl"
 LOOKS = {"none": plotting.BLUE, "gru": plotting.BLACK, "transformer-xl-gated": plotting.AMBER,
          "compressive-gated": plotting.SKY}  # fmt: skip
+SUCCESS_NOTE = (
+    "Shares of successes, and in brackets how many seeds. The reach is that of one layer / all layers, in "
+    "steps before the window."
+)
+RETURN_NOTE = "Sums of the rewards of an episode, not discounted, and in brackets how many seeds."
 Tasks = Mapping[str, Sequence[Arm]]
 """By their names, the arms that have begun trainings on them."""
 METHOD = (
@@ -42,11 +48,18 @@ def write_report(folder: Path) -> Path:
     said = [
         line for path, arms in zip(places, tasks.values(), strict=True) for line in unfinished(arms, path)
     ]
-    parts = ["# An agent that remembers", *said, success_table(tasks), *figure(tasks, folder)]
+    parts = [
+        "# An agent that remembers",
+        *said,
+        measured_table(tasks, SUCCESS),
+        SUCCESS_NOTE,
+        *figure(tasks, folder),
+    ]
     parts += ["## Beside Transformer-XL", differences_table(tasks)]
     parts += ["## Memories swapped between streams, and zeroed", controls_table(tasks)]
     longest = list(tasks.values())[-1]
     parts += [f"## Speed and size, on {list(tasks)[-1]}", speeds_table(longest), SPEEDS]
+    parts += ["## Returns", measured_table(tasks, RETURN), RETURN_NOTE]
     parts += ["## How it was made", METHOD.format(every[0].first.config["agent"]["evaluated"])]
     return write_page([*parts, facts_table(every, folder), *settings_tables(longest)], folder)
 
@@ -69,22 +82,17 @@ def unfinished(arms: Sequence[Arm], folder: Path) -> list[str]:
     return [f"> {said}: {folder.name}." for said in found]
 
 
-def success_table(tasks: Tasks) -> str:
-    """A row for each arm: its reach, and its successes at each task."""
+def measured_table(tasks: Tasks, measure: Measure) -> str:
+    """A row for each arm: its reach, and its means at each task."""
     rows: dict[str, list[str]] = {}
     for name, arm in {arm.name: arm for arms in tasks.values() for arm in arms}.items():
         reach = arm.first.facts["memory"]["one_layer"], arm.first.facts["memory"]["all_layers"]
         rows[name] = [arm.label, f"{reach[0]} / {reach[1]}" if reach[0] else DASH]
         for arms in tasks.values():
             own = next((other for other in arms if other.name == name), None)
-            mean = own.mean(SUCCESS.of) if own else None
-            rows[name].append(f"{SUCCESS.shown(mean)} ({mean.n})" if mean else DASH)
-    head = "reach"
-    note = (
-        "\n\nShares of successes, and in brackets how many seeds. The reach is that of one layer / all "
-        "layers, in steps before the window."
-    )
-    return table(["arm", head, *tasks], list(rows.values())) + note
+            mean = own.mean(measure.of) if own else None
+            rows[name].append(f"{measure.shown(mean)} ({mean.n})" if mean else DASH)
+    return table(["arm", "reach", *tasks], list(rows.values()))
 
 
 def figure(tasks: Tasks, folder: Path) -> list[str]:
@@ -151,7 +159,7 @@ def change(arm: Arm, control: str) -> Mean | None:
 
 SPEEDS = (
     "Steps per second of acting (with the environments) and of learning, as medians over the records of all "
-    "trainings, each with one thread. Two trainings ran at a time, and perhaps other programs beside them."
+    "trainings, each with one thread. Other trainings ran at the same time, and perhaps other programs."
 )
 
 

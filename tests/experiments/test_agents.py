@@ -171,11 +171,18 @@ def test_environments_that_fail_get_one_line_and_the_run_goes_on_from_what_was_l
     ("arguments", "message"),
     [(["--tasks", "t-maze-long"], "expected a T-maze as t-maze-LENGTH"),
      (["--tasks", "NoSuchMaze-v0"], "the environment 'NoSuchMaze-v0' can't be made"),
+     (["--tasks", "nowhere:Maze-v0"], "can't be made: No module named 'nowhere'"),
      (["--tasks", "Pendulum-v1"], "with Discrete actions, got"),
      (["--arms", "lstm"], "expected arms among none, gru, transformer-xl")],
 )  # fmt: skip
 def test_what_cant_be_trained_is_refused(arguments, message, tmp_path):
     assert run_module("experiments.agents", "--out", tmp_path / "run", *arguments).said(message)
+
+
+def test_whatever_is_observed_becomes_a_row_of_numbers():
+    lake = Environments("FrozenLake-v1", 3)
+    assert lake.reset(0).tolist() == [[1.0] + [0.0] * 15] * 3
+    assert lake.step(torch.tensor([0, 1, 2])).seen.shape == (3, lake.features)
 
 
 def test_a_missing_package_is_named_with_what_installs_it(monkeypatch):
@@ -202,6 +209,7 @@ def test_the_experiment_trains_each_arm_on_each_task_and_reports_them(tmp_path, 
     assert [row.split(" | ")[0].strip("| ") for row in first[2:]] == [*ARMS]
     assert all(row.count("(2)") == 2 for row in first[2:])
     assert "| compressive, slots swapped |" in report
+    assert "## Returns" in report
     assert "of nn.GRU's" in report
     assert (tmp_path / "figures" / "success.csv").is_file()
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 1 + 2 * 2 * len(ARMS)
