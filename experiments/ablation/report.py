@@ -46,6 +46,7 @@ ROWS = (
     BASE_ROW,
     Row("conv-from-mean", "conv., from the mean"),
     Row("upper-half", "conv., upper layers only"),
+    Row("gated", "conv., attention, gated"),
 )
 
 
@@ -58,6 +59,7 @@ def arms_of_rows(names: Sequence[str], model: ModelConfig) -> tuple[plan.Arm, ..
         transformer_xl("transformer-xl", keys_of_layers(model)),
         compressive("mean", model, compression="mean"),
         compressive("conv-from-mean", model, compression_start="mean"),
+        compressive("gated", model, gate="gru"),
     ]
     by_name = {arm.name: arm for arm in arms}
     return tuple(
