@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from memformers.models.layers import FeedForward as FeedForward
     from memformers.models.layers import GRUGate as GRUGate
     from memformers.models.layers import TransformerXLLayer as TransformerXLLayer
+    from memformers.models.lengths import LayerLengths as LayerLengths
     from memformers.models.memory import Memory as Memory
+    from memformers.models.own_memory import OwnMemory as OwnMemory
     from memformers.models.reconstruction import AttentionReconstructionLoss as AttentionReconstructionLoss
     from memformers.models.reconstruction import AutoEncodingLoss as AutoEncodingLoss
     from memformers.models.transformer_xl import TransformerXL as TransformerXL
@@ -54,6 +56,7 @@ _HOMES = {
     "FeedForward": "models.layers",
     "GRUGate": "models.layers",
     "LMOutput": "models.language_model",
+    "LayerLengths": "models.lengths",
     "MaxCompression": "models.compression",
     "MeanCompression": "models.compression",
     "Memory": "models.memory",
@@ -61,6 +64,7 @@ _HOMES = {
     "MemoryLM": "models.language_model",
     "ModelConfig": "models.config",
     "MostUsedCompression": "models.compression",
+    "OwnMemory": "models.own_memory",
     "RelativeMultiHeadAttention": "models.attention",
     "Stepper": "generation.stepping",
     "TrainConfig": "training.config",

@@ -115,7 +115,7 @@ def train_here(
 ) -> Iterator[tuple[int, int]]:
     """Takes the place of ``run_modules`` in an experiment: trains in this process, which takes a second where
     another one would first have to import everything."""
-    for number, (module, folder) in enumerate(commands):
+    for number, (module, folder, *_) in enumerate(commands):
         assert module == "memformers.comparison"
         begin(number)
         task = RECALL if RECALL.name in read_json(Path(folder) / "config.json") else TEXT

@@ -138,6 +138,9 @@ class ModelCommand:
     pretrained: str = ""
     """A model that comes with the package, in place of --checkpoint: compressive-shakespeare or
     transformer-xl-shakespeare."""
+    model: str = ""
+    """The memory of your own that the checkpoint was trained with, such as my_memory.py:Averages: a
+    checkpoint never runs a file by itself."""
     device: str = "auto"
     """Where to run, such as cpu or cuda:1; auto takes a GPU if there is one."""
 
@@ -150,6 +153,7 @@ class ModelCommand:
         exactly one of the two is given."""
         # Not above: commands that need no model do without PyTorch.
         from memformers.common.machine import choose_device
+        from memformers.models.kinds import named
         from memformers.pretrained.own import load_checkpoint, load_packaged, packaged_names
 
         if (self.checkpoint is None) == (not self.pretrained):
@@ -158,6 +162,7 @@ class ModelCommand:
                 f"{', '.join(packaged_names())}."
             )
         device = choose_device(self.device)
+        named(self.model)
         if self.checkpoint is None:
             return load_packaged(self.pretrained, device)
         return load_checkpoint(self.checkpoint, device)

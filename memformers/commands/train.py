@@ -10,6 +10,7 @@ from memformers.commands.options import GROUPS, TrackedCommand, newest_run, resu
 from memformers.common.command_line import parse_arguments
 from memformers.common.errors import UserError
 from memformers.common.processes import is_first
+from memformers.models.kinds import short_name
 from memformers.runs.folder import CONFIG, new_folder
 from memformers.training.config import TrainConfig, check_all_used, read_train_config
 from memformers.training.distributed import end_rank
@@ -41,7 +42,7 @@ class Train(TrackedCommand):
     def folder(self) -> Path:
         """Where the run goes, or is."""
         if self.resume is None:
-            return self.out or new_folder(self.config.model.model)
+            return self.out or new_folder(short_name(self.config.model.model))
         if len(self.resume) + (self.out is not None) > 1:
             raise UserError("name one run to resume, after --resume or as --out.")
         return resumable(self.resume[0]) if self.resume else self.out or newest_run()
@@ -63,9 +64,10 @@ class Train(TrackedCommand):
 def parse_train(arguments: list[str], default: Train, prog: str | None = None) -> Train:
     """The arguments of a training, on top of ``default`` or of the preset that they name; where it resumes a
     run, on top of that run's config, so that only what is named can differ from it."""
+    default = replace(default, config=with_own_memory(default.config, arguments))
     train: Train = parse_arguments(Train, arguments, prog=prog, default=default)
     if train.preset:
-        with_preset = replace(default, config=read_preset(train.preset).config)
+        with_preset = replace(default, config=with_own_memory(read_preset(train.preset).config, arguments))
         train = parse_arguments(Train, arguments, prog=prog, default=with_preset)
     if train.resume is None or not (train.folder() / CONFIG).exists():
         return train
@@ -73,3 +75,13 @@ def parse_train(arguments: list[str], default: Train, prog: str | None = None) -
     from_run = replace(train, config=read_train_config(folder))
     resumed: Train = parse_arguments(Train, arguments, prog=prog, default=from_run)
     return replace(resumed, out=folder, resume=())
+
+
+def with_own_memory(config: TrainConfig, arguments: list[str]) -> TrainConfig:
+    """``config`` with the memory of the user's own that ``--model`` names among the ``arguments``, if any, so
+    that its settings are options too."""
+    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    given = [word.partition("=")[2] or after for word, after in pairs if word.split("=")[0] == "--model"]
+    if not given or ":" not in given[-1]:
+        return config
+    return replace(config, model=replace(config.model, model=given[-1]))

@@ -8,6 +8,7 @@ import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,8 @@ from memformers.common.errors import UserError
 from memformers.common.fields import check_keys, described
 
 T = TypeVar("T")
+IS_READ: ContextVar[bool] = ContextVar("is_read", default=False)
+"""Whether a config is being made from what a file says, which must run no code of the file's choice."""
 
 
 @contextmanager
@@ -103,6 +106,7 @@ def config_from_dict(config: type[T], data: Mapping[str, Any], source: str) -> T
     ``source`` names where the dict came from. Raises ValueError for unknown keys (with the nearest
     known one), wrong types, and whatever the dataclass itself refuses.
     """
+    before = IS_READ.set(True)
     try:
         return dacite.from_dict(config, data, dacite.Config(strict=True, cast=[tuple]))
     except dacite.UnexpectedDataError as error:
@@ -116,6 +120,8 @@ def config_from_dict(config: type[T], data: Mapping[str, Any], source: str) -> T
         raise UserError(f"{source}: expected {error.field_path} to be {kind}, got {error.value!r}.") from None
     except (dacite.DaciteError, TypeError) as error:  # a tuple of no list is a TypeError
         raise UserError(f"{source}: {error}") from None
+    finally:
+        IS_READ.reset(before)
 
 
 def _keys(config: Any) -> set[str]:

@@ -1,4 +1,5 @@
-"""``python -m memformers.comparison FOLDER``: train the run that ``FOLDER/config.json`` describes.
+"""``python -m memformers.comparison FOLDER [MEMORY]``: train the run that ``FOLDER/config.json`` describes,
+with this memory of the user's own.
 
 An experiment trains each run in this way, in a separate process, so that the state of the process (labml's
 state, peak memory, random state) can't influence the next run.
@@ -11,10 +12,13 @@ from memformers.common.command_line import plain_errors
 from memformers.common.files import read_json
 from memformers.comparison.recall import RECALL
 from memformers.comparison.text import TEXT
+from memformers.models.kinds import named
 from memformers.runs.folder import CONFIG
 
 if __name__ == "__main__":
     with plain_errors():
         folder = Path(sys.argv[1])
+        for memory in sys.argv[2:]:
+            named(memory)
         task = RECALL if RECALL.name in read_json(folder / CONFIG) else TEXT
         task.train(folder)

@@ -7,12 +7,13 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from memformers.common.errors import UserError
-from memformers.models.config import LENGTHS, OF_MODELS, ModelConfig, ModelName
+from memformers.models.config import LENGTHS, ModelConfig, ModelName, is_used
+from memformers.models.kinds import kind_of, named
 from memformers.models.lengths import ByLayer
 from memformers.runs.folder import FIGURES, flatten
 from memformers.runs.plan import Arm
@@ -71,6 +72,9 @@ def parse_arm(text: str, shared: Mapping[str, Any]) -> Arm:
     except ValueError as error:
         raise UserError(f"arm {name!r}: {rest.strip()!r} can't be read: {error}; {HOW}.") from None
     known, settings = dict(flatten(shared)), {}
+    words = [(k, e, named(value) if k in ("model", "model.model") else value) for k, e, value in words]
+    if own := [kind_of(value) for key, _, value in words if key in ("model", "model.model") and ":" in value]:
+        known |= {f"model.own.{name}": value for name, value in asdict(own[-1].Config()).items()}
     for key, equals, value in words:
         if not equals:
             raise UserError(f"arm {name!r}: {key!r} is not setting=value; {HOW}.")
@@ -121,8 +125,10 @@ def settings_of(arm: Arm, shared: Mapping[str, Any]) -> dict[str, Any]:
     model = arm.settings.get("model.model", settings["model"]["model"])
     for place, config in ((settings, TrainConfig), (settings["model"], ModelConfig)):
         for each in fields(config):
-            if model not in OF_MODELS.get(each.name, (model,)) and each.name not in LENGTHS:
+            if not is_used(each.name, model) and each.name not in LENGTHS:
                 place[each.name] = each.default
+    if model != settings["model"]["model"]:
+        settings["model"]["own"] = asdict(kind_of(model).Config())
     for name, value in arm.settings.items():
         *path, last = name.split(".")
         place = settings

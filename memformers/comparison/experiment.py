@@ -17,6 +17,7 @@ from memformers.common.machine import JOBS, choose_device
 from memformers.common.processes import run_modules
 from memformers.common.words import counted
 from memformers.comparison.arms import check_arms, settings_of
+from memformers.models.kinds import told
 from memformers.runs.folder import (
     CONFIG,
     EXPERIMENT,
@@ -201,7 +202,7 @@ def train_all(
     if experiment.threads:
         environment["OMP_NUM_THREADS"] = str(experiment.threads)
     ended = run_modules(
-        [[experiment.task.module, str(folder / name)] for name in names],
+        [[experiment.task.module, str(folder / n), *told(due[n]["model"]["model"])] for n in names],
         min(experiment.jobs, len(names)),
         environment=environment,
         begin=lambda i: print(f"\n── {done + i + 1} of {len(plan.runs)}: {names[i]} ──", flush=True),

@@ -35,9 +35,12 @@ def attention_mass(
     ``segments`` segments after its memories are full.
 
     If the text consists of ``documents``, given by their numbers of tokens, the streams are at most that many
-    of the longest ones, as far as all of them go; None where none fills the memories. Raises UserError for a
-    plain text too short for one such segment.
+    of the longest ones, as far as all of them go; None where none fills the memories, and for a memory of
+    one's own, whose layers may do something else than attend. Raises UserError for a plain text too short for
+    one such segment.
     """
+    if not model.transformer.keeps_keys:
+        return None
     S, filling = model.config.segment_len, filling_segments(model)
     if documents:
         longest_first = sorted(tokens.split(list(documents)), key=len, reverse=True)[:streams]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_value
-from memformers.generation.stepping import Stepper, followed_by_starts
+from memformers.generation.stepping import followed_by_starts, stepper_of
 from memformers.models.boundaries import check_starts
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
@@ -45,7 +45,7 @@ class Decoder:
         self.model, self.batch = model, batch
         nothing = torch.empty(0, batch, dtype=torch.long, device=model.device)
         how = {"encode": model.embed, "decode": lambda output: model.predict(output[-1:])}
-        self.stepper = Stepper(model.transformer, model.config, nothing, memory, **how)
+        self.stepper = stepper_of(model.transformer, model.config, nothing, memory, **how)
 
     @torch.no_grad()
     def read(self, tokens: Tensor, doc_starts: Tensor | None = None) -> Tensor:

@@ -17,6 +17,7 @@ from memformers.common.fields import Count, check_value
 from memformers.generation.cache import CachedLayer, LayerGroup, Region
 from memformers.models.boundaries import check_starts
 from memformers.models.config import NetworkConfig
+from memformers.models.core import read_features
 from memformers.models.lengths import LayerLengths, by_layer
 from memformers.models.memory import Memory, check_lengths, check_memory
 from memformers.models.stack import MemoryStack, eval_mode
@@ -188,6 +189,62 @@ class Stepper:
             inputs.append(recent[end:])
             c_mem.append(layer.held(layer.compressed))
         return Memory(tuple(mem), tuple(c_mem) if any(map(len, c_mem)) else (), self.valid), inputs
+
+
+class Rereader(Stepper):
+    """A [`Stepper`][] for any memory, which keeps no keys: it reads the running segment again with each
+    portion, from the memory at its edge. That is exact, and slower."""
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        transformer: MemoryStack,
+        config: NetworkConfig,
+        nothing: Tensor,
+        memory: Memory | None = None,
+        *,
+        encode: Callable[[Tensor], Tensor],
+        decode: Callable[[Tensor], Tensor],
+    ):
+        check_value("batch", nothing.shape[1], Count)
+        self.transformer, self.config, self.encode, self.decode = transformer, config, encode, decode
+        self.running, self.doc_starts, self.result = nothing, None, None
+        self.past = memory or Memory(())
+        one = transformer.memory_layers[0].norm_ff.weight  # [D]
+        check_memory(self.past, one.expand(1, nothing.shape[1], -1), config.n_layers)
+        check_lengths(self.past, config, complete=True)
+
+    def take_in(self, portion: Tensor, new_starts: Tensor | None) -> Tensor:
+        """As [`Stepper.take_in`][]: ``portion [T, B, …]`` with ``new_starts [T, B]``."""
+        begun = followed_by_starts(self.doc_starts, self.running, new_starts, portion)
+        running = torch.cat((self.running, portion))
+        x = self.encode(running)
+        output, inputs = read_features(self.transformer, self.config, x, self.past, begun)
+        result = self.decode(output[-len(portion) :])
+        if len(running) == self.config.segment_len:
+            self.past, _ = self.transformer.after_segment(self.past, inputs, self.config, x, begun)
+            running, begun = running[:0], None
+        self.running, self.doc_starts, self.result = running, begun, result
+        return result
+
+    def memory(self) -> Memory:
+        """The memory before the current segment, as the forward pass returns it."""
+        return self.past
+
+
+def stepper_of(
+    transformer: MemoryStack,
+    config: NetworkConfig,
+    nothing: Tensor,
+    memory: Memory | None = None,
+    *,
+    encode: Callable[[Tensor], Tensor],
+    decode: Callable[[Tensor], Tensor],
+) -> Stepper:
+    """A [`Stepper`][] of this ``transformer``, with keys kept if they can be; ``nothing`` is ``[0, B, …]``,
+    and the other arguments and errors are those of the Stepper."""
+    kind = Stepper if transformer.keeps_keys else Rereader
+    return kind(transformer, config, nothing, memory, encode=encode, decode=decode)
 
 
 def followed_by_starts(

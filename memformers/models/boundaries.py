@@ -50,12 +50,12 @@ def seen_of_past(valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tens
 
 
 def first_of_document(
-    doc_starts: Tensor | None, valid: Tensor | None, segment_len: int, mem_len: int, c_mem_len: int, rate: int
+    doc_starts: Tensor | None, seen: Tensor | None, segment_len: int, past: int
 ) -> Tensor | None:
     """The first key that each query of a segment may see: the first of its document, int64 ``[B, S]``, of
-    ``doc_starts [S, B]`` and ``valid [B]``; None where both are None, and all is seen."""
-    past = mem_len + c_mem_len
-    before = None if valid is None else past - seen_of_past(valid, mem_len, c_mem_len, rate)  # [B]
+    ``doc_starts [S, B]``, where of ``past`` keys the newest ``seen [B]`` belong to the running document; None
+    where both are None, and all is seen."""
+    before = None if seen is None else past - seen  # [B]
     if doc_starts is None:
         return None if before is None else before[:, None].expand(-1, segment_len)
     newest = newest_start(doc_starts).T  # [B, S]

@@ -5,19 +5,10 @@ from typing import Any
 from torch import nn
 
 from memformers.models.attention import RelativeMultiHeadAttention
-from memformers.models.compression import (
-    CompressionAutoEncoder,
-    Conv1dCompression,
-    DilatedConvCompression,
-    MaxCompression,
-    MeanCompression,
-    MostUsedCompression,
-)
-from memformers.models.compressive import CompressiveTransformer
 from memformers.models.config import ModelConfig, NetworkConfig
-from memformers.models.layers import CompressiveTransformerLayer, FeedForward, TransformerXLLayer
+from memformers.models.kinds import kind_of
+from memformers.models.layers import FeedForward
 from memformers.models.stack import MemoryStack, reset_parameters
-from memformers.models.transformer_xl import TransformerXL
 from memformers.models.vocabulary import AdaptiveEmbedding, AdaptiveSoftmax
 
 
@@ -59,19 +50,8 @@ def initialise_weights(transformer: nn.Module) -> None:
         reset_parameters(modules)
 
 
-def build_compression(config: NetworkConfig, rate: int) -> nn.Module:
-    """An f_c, ``[n·c, B, D]`` to ``[n, B, D]``, with a decoder where its loss needs one."""
-    pooling = {"mean": MeanCompression, "max": MaxCompression, "most-used": MostUsedCompression}
-    if config.compression in pooling:
-        return pooling[config.compression](rate)
-    convolution = DilatedConvCompression if config.compression == "dilated" else Conv1dCompression
-    f_c = convolution(rate, config.d_model, config.compression_start)
-    return CompressionAutoEncoder(f_c, config.d_model) if config.compression_loss == "auto-encoding" else f_c
-
-
 def build_transformer(config: NetworkConfig) -> MemoryStack:
-    """The network of ``config``, without embedding and head; a transformer with no memory is a
-    Transformer-XL that is never given one."""
+    """The network of ``config``, without embedding and head."""
     attention = RelativeMultiHeadAttention(
         config.heads,
         config.d_model,
@@ -90,12 +70,4 @@ def build_transformer(config: NetworkConfig) -> MemoryStack:
         "norm": config.norm,
         "gate": config.gate,
     }
-    if config.model != "compressive":
-        return TransformerXL(TransformerXLLayer(**parts), config.n_layers)
-    rates = [own.compression_rate for own in config.layer_lengths]
-    made = [
-        CompressiveTransformerLayer(**parts, compress=build_compression(config, rate))
-        for rate in (rates if len(set(rates)) > 1 else rates[:1])
-    ]
-    layers = made if len(made) > 1 else made[0]
-    return CompressiveTransformer(layers, config.n_layers, config.compression_loss, config.bptt)
+    return kind_of(config.model).build(config, parts)

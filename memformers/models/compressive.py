@@ -1,9 +1,9 @@
 """Compressive Transformer (Rae et al. 2020, arXiv 1911.05507): the oldest memories are compressed and not
 forgotten, and each layer learns a compression that changes attention as little as possible."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,17 @@ from memformers.common.fields import Whole, check_arguments
 from memformers.models.compression import (
     CompressionAutoEncoder,
     CompressionLossName,
+    Conv1dCompression,
+    DilatedConvCompression,
+    MaxCompression,
+    MeanCompression,
+    MostUsedCompression,
     attention_received,
     needs_attention,
     rate_of,
     slots_of,
 )
+from memformers.models.config import NetworkConfig
 from memformers.models.layers import CompressiveTransformerLayer
 from memformers.models.lengths import ByLayer, LayerLengths
 from memformers.models.memory import Memory
@@ -81,6 +87,24 @@ class CompressiveTransformer(MemoryStack):
             check_compression_loss(compression_loss, one.compress, bptt)
         super().__init__(layer, n_layers)
         self.compression_loss = compression_loss
+
+    @classmethod
+    def layer_lengths(cls, config: NetworkConfig) -> list[LayerLengths]:
+        """The newest ``mem_len`` positions, and ``c_mem_len`` slots of older ones."""
+        mem_len, c_mem_len, rate = map(config.of_layers, ("mem_len", "c_mem_len", "compression_rate"))
+        each = zip(mem_len, c_mem_len, rate, strict=True)
+        return [LayerLengths(*own, config.bptt, config.segment_len) for own in each]
+
+    @classmethod
+    def build(cls, config: NetworkConfig, parts: Mapping[str, Any]) -> "CompressiveTransformer":
+        """The network of ``config``, with layers of these ``parts`` and compressions of their rates."""
+        rates = [own.compression_rate for own in config.layer_lengths]
+        made = [
+            CompressiveTransformerLayer(**parts, compress=build_compression(config, rate))
+            for rate in (rates if len(set(rates)) > 1 else rates[:1])
+        ]
+        layers = made if len(made) > 1 else made[0]
+        return cls(layers, config.n_layers, config.compression_loss, config.bptt)
 
     def forward(
         self,
@@ -188,6 +212,16 @@ class CompressiveTransformer(MemoryStack):
     def compressions(self) -> list[nn.Module]:
         """Each layer's f_c."""
         return [cast(CompressiveTransformerLayer, layer).compress for layer in self.layers]
+
+
+def build_compression(config: NetworkConfig, rate: int) -> nn.Module:
+    """An f_c, ``[n·c, B, D]`` to ``[n, B, D]``, with a decoder where its loss needs one."""
+    pooling = {"mean": MeanCompression, "max": MaxCompression, "most-used": MostUsedCompression}
+    if config.compression in pooling:
+        return pooling[config.compression](rate)
+    convolution = DilatedConvCompression if config.compression == "dilated" else Conv1dCompression
+    f_c = convolution(rate, config.d_model, config.compression_start)
+    return CompressionAutoEncoder(f_c, config.d_model) if config.compression_loss == "auto-encoding" else f_c
 
 
 def newest_anew(f_c: nn.Module, slots: Tensor, slot_inputs: Tensor, lengths: LayerLengths) -> Tensor:

@@ -1,11 +1,13 @@
 """What a network with memory, and a language model around it, are built from, checked; and what attention
 costs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Probability, Range, Whole, check_fields
+from memformers.common.files import config_from_dict
 from memformers.kernels.dispatch import KernelName
 from memformers.models.attention import check_heads
 from memformers.models.compression import (
@@ -14,6 +16,7 @@ from memformers.models.compression import (
     CompressionName,
     CompressionStart,
 )
+from memformers.models.kinds import BUILT_IN, NO_SETTINGS, NoSettings, code_of, kind_of, named
 from memformers.models.layers import GateName, Norm, check_gate
 from memformers.models.lengths import ByLayer, LayerLengths, Rate, by_layer
 from memformers.models.positions import Positions, check_positions
@@ -28,7 +31,8 @@ OF_MODELS: dict[str, tuple[ModelName, ...]] = {
     **dict.fromkeys(("compression", "compression_start", "compression_loss", "bptt"), ("compressive",)),
     **dict.fromkeys(("tbptt", "memory_warmup"), ("transformer-xl", "compressive")),
 }
-"""The settings of a model or a training that only these models use. Others keep their default."""
+"""The settings of a model or a training that only these models use, and memories of one's own that say so.
+Others keep their default."""
 LENGTHS = ("mem_len", "c_mem_len", "compression_rate", "memory_warmup")
 """Those of them that a config may have without use: the arms of an experiment have the same lengths."""
 MOST_LAYERS = 10_000
@@ -65,9 +69,10 @@ class AdaptiveConfig:
 class NetworkConfig:
     """What a network with memory is built from: all but what is read and predicted."""
 
-    model: ModelName = "transformer-xl"
-    """What it remembers between segments: nothing, its last inputs, or those and older ones
-    compressed. Width, depth and everything else are the same network."""
+    model: ModelName | str = "transformer-xl"
+    """What it remembers between segments: nothing, its last inputs, or those and older ones compressed; or a
+    memory of your own, such as my_memory.py:Averages. Width, depth and everything else are the same
+    network."""
     d_model: Count = 128
     """Width D: features per position."""
     heads: Count = 4
@@ -122,18 +127,23 @@ class NetworkConfig:
     """How many compressions back the language model's loss reaches the convolutions, beside the compression
     loss; the memory then keeps the positions from which the slots of these compressions were made. 0: it
     never reaches them (compressive)."""
+    own: Any = NO_SETTINGS
+    """The settings of a memory of your own, an instance of its ``Config``, whose defaults they are if not
+    given; none for the other models."""
 
     def __post_init__(self) -> None:
         """Raise UserError, saying what doesn't fit."""
+        object.__setattr__(self, "model", named(self.model))
         check_fields(self)
+        object.__setattr__(self, "own", own_settings(self.model, self.own))
         check_heads(self.heads, self.d_model)
         check_positions(self.positions, self.position_features, self.clamp_len)
         for name in ("mem_len", "c_mem_len", "compression_rate"):
-            self._of_layers(name)
+            self.of_layers(name)
         check_gate(self.gate, self.norm)
         check_used(self, self.model)
         self.check_compression()
-        if self.same_length and not min(self._of_layers("mem_len")):
+        if self.same_length and not min(self.of_layers("mem_len")):
             raise UserError(f"same_length=True needs a memory, got mem_len={self.mem_len}; leave it out.")
 
     def check_compression(self) -> None:
@@ -159,7 +169,7 @@ class NetworkConfig:
         # A slot of a dilated convolution depends on the next ones up to the end of what was compressed
         # together, so the same slots must be computed together again.
         if self.compression == "dilated" and self.bptt:
-            for rate in self._of_layers("compression_rate"):
+            for rate in self.of_layers("compression_rate"):
                 if self.segment_len % rate:
                     raise UserError(
                         f"bptt={self.bptt} with compression='dilated' needs segments of whole slots, got "
@@ -170,16 +180,10 @@ class NetworkConfig:
     @property
     def layer_lengths(self) -> list[LayerLengths]:
         """How much each layer remembers between segments."""
-        mem_len = self._of_layers("mem_len")
-        if self.model == "transformer":
-            return [LayerLengths(0)] * self.n_layers
-        if self.model == "transformer-xl":
-            return [LayerLengths(own) for own in mem_len]
-        c_mem_len, rate = self._of_layers("c_mem_len"), self._of_layers("compression_rate")
-        each = zip(mem_len, c_mem_len, rate, strict=True)
-        return [LayerLengths(*own, self.bptt, self.segment_len) for own in each]
+        return kind_of(self.model).layer_lengths(self)
 
-    def _of_layers(self, name: str) -> tuple[int, ...]:
+    def of_layers(self, name: str) -> tuple[int, ...]:
+        """The length called ``name`` of each layer. Raises ValueError for a tuple of another length."""
         return by_layer(getattr(self, name), self.n_layers, name)
 
     @property
@@ -275,16 +279,38 @@ class ModelConfig(NetworkConfig):
         return self.d_model if self.adaptive.d_embed is None else self.adaptive.d_embed
 
 
-def check_used(config: Any, model: ModelName, *, lengths: bool = False) -> None:
+def own_settings(model: str, given: Any) -> Any:
+    """The settings of the memory called ``model``, checked: ``given``, an instance of its ``Config`` or a
+    dict of its fields, or the defaults if nothing is given. Raises UserError for others."""
+    kind = kind_of(model).Config
+    if isinstance(given, Mapping):
+        given = config_from_dict(kind, given, f"the settings of {model}")
+    elif isinstance(given, NoSettings):
+        given = kind()
+    if not isinstance(given, kind):
+        raise UserError(f"expected own={given!r} to be a {kind.__qualname__}, of model={model!r}.")
+    check_fields(given)
+    return given
+
+
+def is_used(name: str, model: str) -> bool:
+    """Whether the setting called ``name`` has an effect on ``model``."""
+    if name not in OF_MODELS or model in BUILT_IN:
+        return model in OF_MODELS.get(name, (model,))
+    return name in kind_of(model).uses
+
+
+def check_used(config: Any, model: str, *, lengths: bool = False) -> None:
     """Raise UserError for a setting of the dataclass instance ``config`` that has no effect on ``model`` and
     is not its default; for ``lengths``, which the arms of an experiment share, only if they are to be
     checked."""
     for each in fields(config):
-        models, value = OF_MODELS.get(each.name, (model,)), getattr(config, each.name)
-        if model not in models and value != each.default and (lengths or each.name not in LENGTHS):
+        value = getattr(config, each.name)
+        used = is_used(each.name, model) or value == each.default
+        if not used and (lengths or each.name not in LENGTHS):
             raise UserError(
-                f"{each.name}={value!r} is for model={' or '.join(map(repr, models))}, got model={model!r}; "
-                f"leave it out."
+                f"{each.name}={value!r} is for model={' or '.join(map(repr, OF_MODELS[each.name]))}, got "
+                f"model={model!r}; leave it out."
             )
 
 
@@ -303,10 +329,11 @@ def attention_operations(config: NetworkConfig) -> int:
 def memory_facts(config: NetworkConfig) -> dict[str, Any]:
     """The facts about a memory in a run's ``run.json``: the number of positions before the segment that one
     layer sees, and that all layers together see; a layer's keys without the segment's, M + C, as a mean if
-    layers differ; and attention operations per token."""
+    layers differ; attention operations per token; and of a memory of one's own, the checksum of its file."""
     keys = sum(own.keys for own in config.layer_lengths) / config.n_layers
     return {
         "memory": {"one_layer": config.remembered_positions, "all_layers": sum(config.positions_of_layers)},
         "keys": int(keys) if keys.is_integer() else keys,
         "attention_operations": attention_operations(config),
+        **({"code": code} if (code := code_of(config.model)) else {}),
     }

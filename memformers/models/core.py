@@ -10,6 +10,7 @@ from torch.utils._pytree import _register_namedtuple
 from memformers.common.errors import UserError
 from memformers.models.building import build_transformer, initialise_weights
 from memformers.models.config import CoreConfig, NetworkConfig
+from memformers.models.kinds import named
 from memformers.models.memory import Memory, check_lengths, check_memory
 from memformers.models.stack import MemoryStack, reset_parameters
 
@@ -104,7 +105,9 @@ class MemoryCore(nn.Module):
         memory = memory or Memory(())
         x = self.dropout(self.encode(x))  # [S, B, D]
         output, inputs = read_features(self.transformer, self.config, x, memory, doc_starts, through_memory)
-        memory, loss = self.transformer.remember(memory, inputs, self.config.layer_lengths, doc_starts)
+        memory, loss = self.transformer.after_segment(
+            memory, inputs, self.config, output, doc_starts, through_memory
+        )
         return CoreOutput(output, memory, loss)
 
     def initial(self, batch: int) -> Memory:
@@ -116,11 +119,11 @@ class MemoryCore(nn.Module):
     def stepper(self, batch: int, memory: Memory | None = None) -> "Stepper":
         """What reads ``batch`` streams step by step, from ``memory`` on, with keys and values kept
         ([`memformers.generation.stepping.Stepper`][])."""
-        from memformers.generation.stepping import Stepper
+        from memformers.generation.stepping import stepper_of
 
         nothing = self.weight.new_empty(0, batch, self.config.d_input or self.config.d_model)
         how = {"encode": self.encoded, "decode": lambda output: output}
-        return Stepper(self.transformer, self.config, nothing, memory, **how)
+        return stepper_of(self.transformer, self.config, nothing, memory, **how)
 
     def encoded(self, x: Tensor) -> Tensor:
         """Features ``x [S, B, F]`` as the first layer reads them without dropout, ``[S, B, D]``."""
@@ -157,11 +160,15 @@ class MemoryCore(nn.Module):
         save_model(self, Path(folder))
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, device: str | torch.device = "cpu") -> "MemoryCore":
-        """The core that [`save_pretrained`][] wrote to ``folder``, in eval mode, on ``device``. Nothing is
-        unpickled. Raises ValueError for a missing, broken or mismatched file."""
+    def from_pretrained(
+        cls, folder: str | Path, device: str | torch.device = "cpu", *, model: str | type[MemoryStack] = ""
+    ) -> "MemoryCore":
+        """The core that [`save_pretrained`][] wrote to ``folder``, in eval mode, on ``device``; ``model`` is
+        as in [`MemoryLM.from_pretrained`][memformers.models.language_model.MemoryLM.from_pretrained]. Nothing
+        is unpickled. Raises ValueError for a missing, broken or mismatched file."""
         from memformers.pretrained.own import load_core
 
+        named(model)
         return load_core(Path(folder), device)
 
 

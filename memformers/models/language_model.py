@@ -20,8 +20,10 @@ from memformers.models.building import (
 )
 from memformers.models.config import ModelConfig
 from memformers.models.core import read_features
+from memformers.models.kinds import named
 from memformers.models.linear import linear
 from memformers.models.memory import Memory, check_lengths, check_memory
+from memformers.models.stack import MemoryStack
 from memformers.models.vocabulary import (
     AdaptiveEmbedding,
     AdaptiveSoftmax,
@@ -142,9 +144,11 @@ class MemoryLM(nn.Module):
         check_streams(said, targets, torch.int64, tokens.shape, tokens.device)
         if memory is not None and not isinstance(memory, Memory):
             raise UserError(f"expected memory to be a Memory or None, got a {type(memory).__name__}.")
-        memory, lengths = memory or Memory(()), self.config.layer_lengths
+        memory = memory or Memory(())
         hidden, inputs = self.transform(tokens, memory, doc_starts, through_memory)
-        memory, auxiliary_loss = self.transformer.remember(memory, inputs, lengths, doc_starts)
+        memory, auxiliary_loss = self.transformer.after_segment(
+            memory, inputs, self.config, hidden, doc_starts, through_memory
+        )
         if targets is not None:
             return LMScores(self.score(hidden, targets), memory, auxiliary_loss)
         return LMOutput(self.predict(hidden), memory, auxiliary_loss)
@@ -246,7 +250,9 @@ class MemoryLM(nn.Module):
         save_model(self, Path(folder))
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, device: str | torch.device = "cpu") -> "MemoryLM":
+    def from_pretrained(
+        cls, folder: str | Path, device: str | torch.device = "cpu", *, model: str | type[MemoryStack] = ""
+    ) -> "MemoryLM":
         """Load a model, in eval mode. Nothing is unpickled.
 
         Args:
@@ -254,6 +260,8 @@ class MemoryLM(nn.Module):
                 folder, the name of a model that comes with the package: ``"compressive-shakespeare"`` or
                 ``"transformer-xl-shakespeare"``, which are in float32.
             device: Where the model is to be.
+            model: The memory of your own that the model has, as its class or as ``"my_memory.py:Averages"``:
+                a saved model names its file, and never runs it by itself.
 
         Returns:
             The model.
@@ -264,6 +272,7 @@ class MemoryLM(nn.Module):
         """
         from memformers.pretrained.own import load_folder_or_name
 
+        named(model)
         return load_folder_or_name(Path(folder), device)
 
 

@@ -33,7 +33,14 @@ def by_layer(value: ByLayer, n_layers: int, name: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class LayerLengths:
-    """How much one layer remembers. Where nothing is compressed, C is 0 and c is 1."""
+    """How much one layer remembers. Where nothing is compressed, C is 0 and c is 1.
+
+    Examples:
+        >>> from memformers import LayerLengths
+        >>> lengths = LayerLengths(mem_len=64, c_mem_len=16, compression_rate=4)
+        >>> lengths.keys, lengths.positions
+        (80, 128)
+    """
 
     mem_len: int
     """M, in positions."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from memformers.common.errors import UserError
 from memformers.models.boundaries import EVERYTHING, check_streams
 from memformers.models.config import NetworkConfig
+from memformers.models.kinds import kind_of
 from memformers.models.lengths import LayerLengths
 
 
@@ -61,7 +62,7 @@ class Memory:
         that the first document begins at the edge of a slot. ``dtype`` and ``device`` are torch's defaults if
         not given.
         """
-        layers, slots = config.layer_lengths, config.model == "compressive"
+        layers, slots = config.layer_lengths, "c_mem" in kind_of(config.model).takes
 
         def zeros(lengths: Sequence[int]) -> tuple[Tensor, ...]:
             shapes = [(length, batch, config.d_model) for length in lengths]
@@ -82,9 +83,9 @@ class Memory:
         """The memory in which the streams that are ``done``, boolean ``[B]``, remember nothing, since their
         next segment begins a new document. Raises ValueError for ``done`` of another shape, dtype or
         device."""
-        if not self.mem:
+        if (one := next((x for part in self.parts.values() for x in part), None)) is None:
             return self  # nothing is remembered of any stream
-        check_streams("done", done, torch.bool, self.mem[0].shape[1:2], self.mem[0].device)
+        check_streams("done", done, torch.bool, one.shape[1:2], one.device)
         valid = torch.full_like(done, EVERYTHING, dtype=torch.int64) if self.valid is None else self.valid
         return replace(self, valid=valid.masked_fill(done, 0))
 

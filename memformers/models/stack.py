@@ -1,10 +1,10 @@
 """A stack of layers that remembers: what Transformer-XL and the Compressive Transformer have in common."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_arguments
-from memformers.models.boundaries import check_starts, first_in_window, first_of_document
+from memformers.models.boundaries import check_starts, first_in_window, first_of_document, seen_of_past
+from memformers.models.config import NetworkConfig
+from memformers.models.kinds import NoSettings
 from memformers.models.layers import MemoryLayer
 from memformers.models.lengths import ByLayer, LayerLengths, by_layer
 from memformers.models.memory import Memory, check_memory
@@ -30,6 +32,23 @@ class MemoryStack(nn.Module):
 
     takes: ClassVar[tuple[str, ...]] = ("mem", "valid")
     """The parts of a [`Memory`][] that are arguments of ``forward``."""
+    Config: ClassVar[type] = NoSettings
+    """The frozen dataclass of settings that no other model has."""
+    uses: ClassVar[tuple[str, ...]] = ()
+    """The settings of other models that a memory of one's own uses too."""
+    keeps_keys: ClassVar[bool] = True
+    """Whether a [`Stepper`][memformers.generation.stepping.Stepper] may keep the keys and values of its
+    layers, which then attend to compressed memory, memory and segment alone."""
+
+    @classmethod
+    def layer_lengths(cls, config: NetworkConfig) -> list[LayerLengths]:
+        """How much each layer of the network of ``config`` remembers."""
+        raise NotImplementedError
+
+    @classmethod
+    def build(cls, config: NetworkConfig, parts: Mapping[str, Any]) -> "MemoryStack":
+        """The network of ``config``, with layers of these ``parts``, the arguments of a [`MemoryLayer`][]."""
+        raise NotImplementedError
 
     @check_arguments
     def __init__(self, layer: MemoryLayer | Sequence[MemoryLayer], n_layers: Count):
@@ -98,9 +117,28 @@ class MemoryStack(nn.Module):
                 found.append(found[-1])
                 continue
             (M, C), rate, own_window = of_one
-            key_start = first_of_document(doc_starts, memory.valid, len(x), M, C, rate)
+            seen = None if memory.valid is None else self.keys_seen(memory.valid, M, C, rate)
+            key_start = first_of_document(doc_starts, seen, len(x), M + C)
             found.append(first_in_window(x, key_start, C + M + len(x), own_window))
         return found
+
+    def keys_seen(self, valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tensor:
+        """How many of the newest keys of a memory of ``mem_len`` positions and ``c_mem_len`` slots belong to
+        the running document of ``valid [B]`` positions: int64 ``[B]``."""
+        return seen_of_past(valid, mem_len, c_mem_len, rate)
+
+    def after_segment(
+        self,
+        memory: Memory,
+        inputs: Sequence[Tensor],
+        config: NetworkConfig,
+        x: Tensor,
+        doc_starts: Tensor | None = None,
+        through_memory: bool = False,
+    ) -> tuple[Memory, Tensor]:
+        """[`remember`][] for the network of ``config``, after the segment ``x [S, B, D]``, whose layer inputs
+        carry a gradient ``through_memory``."""
+        return self.remember(memory, inputs, config.layer_lengths, doc_starts)
 
     def remember(
         self,

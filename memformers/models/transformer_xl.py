@@ -1,11 +1,13 @@
 """Transformer-XL (Dai et al. 2019, arXiv 1901.02860): a transformer that remembers the last segments."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
+from memformers.models.config import NetworkConfig
 from memformers.models.layers import TransformerXLLayer
-from memformers.models.lengths import ByLayer
+from memformers.models.lengths import ByLayer, LayerLengths
 from memformers.models.memory import Memory
 from memformers.models.stack import MemoryStack
 
@@ -42,6 +44,16 @@ class TransformerXL(MemoryStack):
     def __init__(self, layer: TransformerXLLayer, n_layers: int):
         super().__init__(layer, n_layers)
 
+    @classmethod
+    def layer_lengths(cls, config: NetworkConfig) -> list[LayerLengths]:
+        """The newest ``mem_len`` positions."""
+        return [LayerLengths(mem_len) for mem_len in config.of_layers("mem_len")]
+
+    @classmethod
+    def build(cls, config: NetworkConfig, parts: Mapping[str, Any]) -> "TransformerXL":
+        """The network of ``config``, with layers of these ``parts``."""
+        return cls(TransformerXLLayer(**parts), config.n_layers)
+
     def forward(
         self,
         x: Tensor,
@@ -74,3 +86,12 @@ class TransformerXL(MemoryStack):
                 that don't fit.
         """
         return self.read(x, Memory(tuple(mem or ()), valid=valid), mask, doc_starts, window, through_memory)
+
+
+class WithoutMemory(TransformerXL):
+    """A transformer with no memory: a Transformer-XL that is never given one."""
+
+    @classmethod
+    def layer_lengths(cls, config: NetworkConfig) -> list[LayerLengths]:
+        """Nothing."""
+        return [LayerLengths(0)] * config.n_layers

@@ -21,6 +21,7 @@ from memformers.common.files import config_from_dict, read_json, replacing, writ
 from memformers.data.tokenizers import Tokenizer, load_tokenizer
 from memformers.models.config import CoreConfig, ModelConfig, NetworkConfig
 from memformers.models.core import MemoryCore
+from memformers.models.kinds import code_of, note_changed_code
 from memformers.models.language_model import MemoryLM
 from memformers.pretrained.published import is_published
 from memformers.pretrained.transfo_xl import load_published
@@ -29,6 +30,8 @@ from memformers.runs.folder import CHECKPOINTS
 Model = TypeVar("Model", MemoryLM, MemoryCore)
 Config = TypeVar("Config", bound=NetworkConfig)
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+CODE = "code"
+"""Where ``config.json`` has the checksum of the file of a memory of one's own."""
 PACKAGED, RECIPE = Path(__file__).parent / "weights", "recipe.json"
 
 
@@ -50,7 +53,8 @@ def save_model(
                 f"overwritten; name another folder ({error})"
             ) from None
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / CONFIG, asdict(model.config))
+    code = {CODE: of_file} if (of_file := code_of(model.config.model)) else {}
+    write_json(folder / CONFIG, asdict(model.config) | code)
     with replacing(folder / WEIGHTS) as temporary:
         save_file(dict(model.state_dict() if weights is None else weights), temporary)
 
@@ -86,7 +90,11 @@ def with_weights(model: Model, folder: Path, device: str | torch.device) -> Mode
 def read_config(folder: Path, kind: type[Config]) -> Config:
     """The model's config in ``folder``; else ValueError."""
     path = folder / CONFIG
-    return config_from_dict(kind, read_json(path), str(path))
+    data = read_json(path)
+    code = data.pop(CODE, None)
+    config = config_from_dict(kind, data, str(path))
+    note_changed_code(config.model, code, path)
+    return config
 
 
 def load_checkpoint(folder: Path, device: torch.device) -> tuple[MemoryLM, Tokenizer]:

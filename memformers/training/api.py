@@ -10,6 +10,7 @@ from memformers.data.tokenizers import Tokenizer
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.evaluation.evaluate import summary
 from memformers.evaluation.units import encoded_with_units
+from memformers.models.kinds import short_name
 from memformers.models.language_model import MemoryLM
 from memformers.pretrained.own import load_checkpoint
 from memformers.runs.finished import read_run
@@ -80,7 +81,7 @@ def train(
         ['accuracy', 'bits_per_byte', 'bits_per_character']
     """
     check_all_used(config)
-    place = new_folder(config.model.model) if folder is None else Path(folder)
+    place = new_folder(short_name(config.model.model)) if folder is None else Path(folder)
     run = read_run(train_run(config, place, dashboard, resume=resume))
     model, tokenizer = load_checkpoint(run.folder, choose_device(config.device))
     return TrainedModel(model, tokenizer, run.folder, run.metrics, run.result or {})

@@ -177,8 +177,9 @@ def forward_of(model: MemoryLM, ranks: Distributed, *, compile: bool) -> Forward
     if compile:  # which looks whether a memory with a gradient graph has a .grad
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
     if ranks.parallel == "ddp":
-        # A compression function has no gradient in a segment that compresses nothing.
-        idle = bool(model.transformer.compressions)
+        # A compression function has no gradient in a segment that compresses nothing, and what reads a memory
+        # of one's own may have none where there is no memory.
+        idle = bool(model.transformer.compressions) or not model.transformer.keeps_keys
         forward = DistributedDataParallel(forward, find_unused_parameters=idle)
     return forward
 

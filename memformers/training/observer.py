@@ -19,6 +19,7 @@ from memformers.data.store import TRAIN
 from memformers.evaluation.evaluate import Evaluation
 from memformers.generation.sampling import Sampling
 from memformers.generation.text import continue_text
+from memformers.models.kinds import short_name
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
 from memformers.training.checkpoints import About, keep_best_and_newest, save_checkpoint, usable_about
@@ -40,7 +41,8 @@ class Bar:
 
     def __init__(self, config: TrainConfig, tokens: int = 0, shown: bool = True):
         self.shown, self.total = shown, config.tokens
-        self.tqdm = Progress(desc=config.model.model, total=self.total, initial=min(tokens, self.total),
+        name = short_name(config.model.model)
+        self.tqdm = Progress(desc=name, total=self.total, initial=min(tokens, self.total),
                          unit="tok", unit_scale=True, disable=not shown)  # fmt: skip
         self.training = ""
         """What stands behind the bar while steps are taken."""

@@ -17,6 +17,7 @@ from memformers.common.machine import choose_device, describe_environment, git_c
 from memformers.common.words import counted
 from memformers.data.streams import training_segments
 from memformers.models.config import ModelConfig, memory_facts
+from memformers.models.kinds import short_name
 from memformers.models.language_model import MemoryLM
 from memformers.runs.finished import read_facts
 from memformers.runs.folder import (
@@ -72,7 +73,7 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
 
         with alone_in(folder, ranks), StopSignals(alone=ranks.size == 1) as signals:
             facts = describe_run(config, text, model)
-            network, read = config.model.model, facts["corpus"]
+            network, read = short_name(config.model.model), facts["corpus"]
             ranks.say(f"{network}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
             documents = f", {counted(read['documents'], 'document')}" if "documents" in read else ""
             ranks.say(f"corpus: {read['name']} ({read['source']}){documents}")
@@ -224,4 +225,4 @@ def chosen_settings(config: TrainConfig) -> list[str]:
     usual = dict(flatten(asdict(TrainConfig())))
     decided = {"model.vocab_size", *(["precision"] if usual["precision"] == "auto" else [])}
     settings = dict(flatten(asdict(config)))
-    return [name for name, value in settings.items() if value != usual[name] and name not in decided]
+    return [n for n, value in settings.items() if value != usual.get(n) and n not in decided]

@@ -47,7 +47,7 @@ def test_a_file_has_an_arm_a_line(tmp_path):
     [(("long: mem_lem=320",), "arm 'long': there is no setting 'mem_lem'; did you mean 'mem_len'?"),
      (("long: mem_len=-1",), "got mem_len=-1"),
      (("long: mem_len=x",), "arm 'long': its settings: expected model.mem_len to be"),
-     (("long: model=lstm",), "arm 'long': its settings: expected model.model to be one of"),
+     (("long: model=lstm",), "arm 'long': expected model to be one of"),
      (("long: heads=5",), "arm 'long': d_model=16 is not divisible by heads=5"),
      (("a: mem_len=7", "a: mem_len=8"), "models and arms must name each arm once; 'a' came twice."),
      (("Compressive: mem_len=7",), "must name each arm once; 'Compressive' came twice."),

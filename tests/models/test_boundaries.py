@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memformers.models.boundaries import EVERYTHING, first_of_document
+from memformers.models.boundaries import EVERYTHING, first_of_document, seen_of_past
 from memformers.models.lengths import LayerLengths
 from memformers.models.memory import Memory
 from memformers.models.remembering import compress_oldest, keep_newest
@@ -47,7 +47,9 @@ def test_a_query_sees_every_key_of_its_document_and_no_other(
     documents = doc_starts.cumsum(0)  # [T, B]
     for S, is_given in zip(segments, given, strict=True):
         of_segment = doc_starts[at : at + S] if is_given else None
-        key_start = first_of_document(of_segment, memory.valid, S, memory.mem_len, memory.c_mem_len, c)
+        M, C = memory.mem_len, memory.c_mem_len
+        seen_now = None if memory.valid is None else seen_of_past(memory.valid, M, C, c)
+        key_start = first_of_document(of_segment, seen_now, S, M + C)
         mem = [[int(p)] for p in memory.mem[0][:, 0, 0]] if memory.mem else []
         slots = [[int(p) + i for i in range(c)] for p in memory.c_mem[0][:, 0, 0]] if memory.c_mem else []
         held = slots + mem + [[at + i] for i in range(S)]

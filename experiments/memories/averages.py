@@ -1,0 +1,42 @@
+"""The smallest memory of one's own: each layer remembers its newest inputs, and of everything before them one
+slot, the exponential average.
+
+    memformers train --model experiments/memories/averages.py:Averages --decay 0.95
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import Tensor
+
+from memformers import LayerLengths, OwnMemory
+from memformers.common.fields import Range
+from memformers.models.config import NetworkConfig
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of the memory, which become options of the command."""
+
+    decay: Annotated[float, Range(0, 1)] = 0.9
+    """How much of the average stays when a position joins it."""
+
+
+class Averages(OwnMemory):
+    """The newest M inputs of each layer, and one slot: a ← d · a + (1 − d) · x for each input x that leaves
+    them, with the ``decay`` d."""
+
+    Config = Settings
+
+    @classmethod
+    def layer_lengths(cls, config: NetworkConfig) -> list[LayerLengths]:
+        """M positions, and one slot. A position counts in it as 1 / (1 − d) others do, until it fades."""
+        reach = round(1 / max(1 - config.own.decay, 0.01))
+        return [LayerLengths(M, 1, reach) for M in config.of_layers("mem_len")]
+
+    def grow(self, layer: int, slots: Tensor, left: Tensor, belongs: Tensor) -> Tensor:
+        """The average after the inputs ``left [n, B, D]`` too; those of an earlier document are zeros."""
+        d = self.settings.decay
+        for x in left:
+            slots = d * slots + (1 - d) * x
+        return slots
