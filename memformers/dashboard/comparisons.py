@@ -26,7 +26,7 @@ from memformers.runs.folder import EXPERIMENT, PAGE, run_folders, short_names
 from memformers.runs.plan import read_plan
 from memformers.tracking.discovery import noted_comparisons
 
-FIRST_METRICS = ("bits_per_character.valid", "loss.valid", "loss.train")
+FIRST_METRICS = ("bits_per_character.valid", "loss.valid", "loss.train", "success.train")
 """The metric that is drawn if the user has chosen none: the first of these that exists."""
 
 

@@ -48,6 +48,10 @@ const METRICS = {
     'gradient_norm': 'norm of the gradient', 'gradient_norm.compression': 'norm of the gradient of the compressions',
     'tokens_per_second': 'training speed (tokens per second)', 'memory.length': 'memory (positions)',
     'memory.compressed_length': 'compressed memory (slots)', 'learning_rate': 'learning rate',
+    'return.train': 'rewards of an episode', 'length.train': 'steps of an episode',
+    'success.train': 'episodes that succeed (share)', 'success.valid': 'episodes that succeed, likeliest actions (share)',
+    'acting_per_second': 'speed of acting (steps per second)',
+    'learning_per_second': 'speed of learning (steps per second)',
     'evaluated_tokens': 'tokens read by an evaluation', 'evaluation_seconds': 'time of evaluations (seconds)',
 }
 
