@@ -13,7 +13,7 @@ from memformers.report import plotting
 from memformers.report.arms import Arm, Column, Measure, Quantity, arms_of, arms_table
 from memformers.report.markdown import DASH, csv_text, number, table, write_page
 from memformers.report.provenance import facts_table, settings_tables
-from memformers.report.sections import missing
+from memformers.report.sections import warnings
 from memformers.runs.finished import read_runs
 from memformers.runs.folder import EXPERIMENT, RESULTS, TABLE
 
@@ -46,7 +46,9 @@ def write_report(folder: Path) -> Path:
     write_results(tasks, folder)
     every = [arm for arms in tasks.values() for arm in arms]
     said = [
-        line for path, arms in zip(places, tasks.values(), strict=True) for line in unfinished(arms, path)
+        f"{warning} ({task})"
+        for path, (task, arms) in zip(places, tasks.items(), strict=True)
+        for warning in warnings(arms, arms[0], path)
     ]
     parts = [
         "# An agent that remembers",
@@ -73,13 +75,6 @@ def by_length(folder: Path) -> list[Path]:
 def length_of(task: str) -> int | None:
     """The length of a T-maze's corridor; None for another task."""
     return int(task.removeprefix(T_MAZE)) if task.startswith(T_MAZE) else None
-
-
-def unfinished(arms: Sequence[Arm], folder: Path) -> list[str]:
-    """Warnings of trainings that failed, did not finish or were not started."""
-    stopped = [run.folder.name for arm in arms for run in arm.runs if run.result is None]
-    found = [f"**{name} did not finish**" for name in stopped] + [f"**{name}**" for name in missing(folder)]
-    return [f"> {said}: {folder.name}." for said in found]
 
 
 def measured_table(tasks: Tasks, measure: Measure) -> str:

@@ -24,7 +24,9 @@ FEWEST_SPEEDS = 3
 ROUNDING = 0.03
 """The change of final losses, in bits per character, that rounding alone has made: the same sums in another
 order."""
-MAY_DIFFER = {"seed", "data", "recall.frozen", "model.model", "model.mem_len"} | OF_A_COMPRESSION
+MAY_DIFFER = OF_A_COMPRESSION | {
+    "seed", "data", "recall.frozen", "agent.core", "model.model", "model.mem_len",
+}  # fmt: skip
 """The settings that an experiment may vary: the memory and the seed, and the path of the text, which its
 checksum identifies."""
 

@@ -205,7 +205,7 @@ def test_the_experiment_trains_each_arm_on_each_task_and_reports_them(tmp_path, 
     )
     Agents(out=tmp_path, tasks=("t-maze-2", "t-maze-5"), steps=60, seeds=2).run()
     report = (tmp_path / "report.md").read_text()
-    first = report.split("\n\n")[1].splitlines()
+    first = next(part for part in report.split("\n\n") if part.startswith("|")).splitlines()
     assert [row.split(" | ")[0].strip("| ") for row in first[2:]] == [*ARMS]
     assert all(row.count("(2)") == 2 for row in first[2:])
     assert "| compressive, slots swapped |" in report
