@@ -45,6 +45,7 @@ OTHERS = (
     "python -m experiments.recipes ",
     "python -m experiments.longer_memory",
     "python -m experiments.slots",
+    "python -m experiments.agents",
     "pip install ",
     "source .venv/bin/activate",
     ".venv/bin/python -m pytest",
