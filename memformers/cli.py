@@ -1,4 +1,4 @@
-"""``memformers``: prepare, train, compare, recall, generate, evaluate, probe, report, dashboard."""
+"""``memformers``: prepare, train, compare, recall, generate, evaluate, probe, check, report, dashboard."""
 
 import argparse
 import sys
@@ -16,6 +16,7 @@ COMMANDS = {
     "generate": "Continue a text with a trained model.",
     "evaluate": "Measure how well a trained model predicts a text.",
     "probe": "Measure how much context and memory help trained models.",
+    "check": "Check that a memory of your own satisfies what every memory must.",
     "report": "Write the report of a run or a comparison.",
     "dashboard": "Watch runs in a browser.",
 }

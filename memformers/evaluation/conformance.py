@@ -1,0 +1,242 @@
+"""What every memory must satisfy, checked with a small network in double precision: ``memformers check``, and
+[`assert_conforms`][] in a test."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from memformers.common.errors import UserError
+from memformers.generation.decoding import Decoder
+from memformers.models.config import ModelConfig, is_used
+from memformers.models.language_model import MemoryLM
+from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
+from memformers.models.stack import MemoryStack
+
+SMALL = {
+    "vocab_size": 11, "d_model": 12, "heads": 3, "n_layers": 2, "d_ff": 16, "segment_len": 6, "mem_len": 8,
+    "c_mem_len": 4, "compression_rate": 2,
+}  # fmt: skip
+TOLERANCE = 1e-9
+"""The largest difference between what must be equal."""
+
+
+def conformance(model: str | type[MemoryStack], **settings: Any) -> Iterator[tuple[str, str, str]]:
+    """For each check its name, what it asks, and one sentence that says what differs; an empty one if nothing
+    does. ``model`` is a name or a class as in [`ModelConfig`][memformers.models.config.ModelConfig], which
+    takes ``settings`` too. Raises UserError for a model that can't be built."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        lm = MemoryLM(ModelConfig(**{**SMALL, **settings, "model": model})).double().eval()
+        for parameter in lm.parameters():
+            if not parameter.any():  # what begins at zero would hide what it does
+                torch.nn.init.normal_(parameter, std=0.5)
+        for check in CHECKS:
+            asked = " ".join((check.__doc__ or "").split())
+            try:
+                yield check.__name__, asked, check(lm)
+            except UserError as error:
+                yield check.__name__, asked, str(error)
+
+
+def assert_conforms(model: str | type[MemoryStack], **settings: Any) -> None:
+    """Raise AssertionError, with a line for each check of [`conformance`][] that failed; the arguments and
+    other errors are those of it."""
+    failed = [f"{name}: {said}" for name, _, said in conformance(model, **settings) if said]
+    if failed:
+        raise AssertionError("\n".join(failed))
+
+
+def segments(lm: MemoryLM) -> str:
+    """Reading in segments equals reading in one pass, as long as the memory keeps every position."""
+    M, S = min(own.mem_len for own in lm.config.layer_lengths), lm.config.segment_len
+    if not M:
+        return ""  # nothing is kept as it is
+    text = _tokens(lm, M + S)
+    found, _, _ = _read(lm, text, [*_whole(M, S), S])
+    return _differs(found, lm(text).logits, "a text read in segments", "the same text in one pass")
+
+
+def documents(lm: MemoryLM) -> str:
+    """A stream that was reset equals a fresh one, and changes no other."""
+    S, rate = lm.config.segment_len, math.lcm(*(own.compression_rate for own in lm.config.layer_lengths))
+    M = max(own.mem_len for own in lm.config.layer_lengths)
+    begin = rate * ((M + S) // rate + 1)  # the edge of a slot
+    text = _tokens(lm, begin + 3 * S)
+    starts = torch.zeros_like(text, dtype=torch.bool)
+    starts[begin, 0] = True
+    found, _, _ = _read(lm, text, starts=starts)
+    first = S - begin % S
+    fresh, _, _ = _read(lm, text[begin:, :1], [first, *_whole(3 * S - first, S)])
+    said = _differs(found[begin:, :1], fresh, "a stream after doc_starts", "a fresh stream")
+    untouched, _, _ = _read(lm, text)
+    other = "a stream beside one with doc_starts", "the same without them"
+    said = said or _differs(found[:, 1:], untouched[:, 1:], *other)
+
+    _, memory, _ = _read(lm, _tokens(lm, math.lcm(S, rate) * (M // math.lcm(S, rate) + 2)))
+    text = _tokens(lm, 3 * S)
+    found, _, _ = _read(lm, text, memory=memory.reset(torch.tensor([True, False])))
+    fresh, untouched = _read(lm, text[:, :1])[0], _read(lm, text, memory=memory)[0]
+    said = said or _differs(found[:, :1], fresh, "a stream after Memory.reset", "a fresh stream")
+    other = "a stream beside one that was reset", "the same beside one that was not"
+    return said or _differs(found[:, 1:], untouched[:, 1:], *other)
+
+
+def streams(lm: MemoryLM) -> str:
+    """The streams of a batch don't change each other."""
+    text = _tokens(lm, _filling(lm), 3)
+    found, wanted = _read(lm, text)[0], [_read(lm, one)[0] for one in text.split(1, dim=1)]
+    return _differs(found, torch.cat(wanted, dim=1), "a stream in a batch", "the stream alone")
+
+
+def causality(lm: MemoryLM) -> str:
+    """No output depends on a later token."""
+    _, memory, _ = _read(lm, _tokens(lm, _filling(lm)))
+    text = _tokens(lm, lm.config.segment_len)
+    before = lm(text, memory).logits
+    for t in range(1, len(text)):
+        changed = text.clone()
+        changed[t] = (changed[t] + 1) % lm.config.vocab_size
+        after = lm(changed, memory).logits[:t]
+        what = f"the output before token {t} of a segment, when that token is another one,"
+        if said := _differs(after, before[:t], what, "what it was"):
+            return said
+    return ""
+
+
+def size(lm: MemoryLM) -> str:
+    """The memory stops growing."""
+    memory, sizes, whole = Memory(()), [], _filling(lm) // lm.config.segment_len
+    for text in _tokens(lm, 4 * whole * lm.config.segment_len).split(lm.config.segment_len):
+        memory = lm(text, memory).memory
+        sizes.append(sum(x[:, 0].numel() for part in memory.parts.values() for x in part))
+    early, late = max(sizes[: 2 * whole]), max(sizes[2 * whole :])
+    if late <= early:
+        return ""
+    return f"a stream's memory has {early} numbers after {2 * whole} segments and {late} after {4 * whole}."
+
+
+def keys(lm: MemoryLM) -> str:
+    """Each layer remembers as many positions and slots as it declares, and reads them all."""
+    _, memory, _ = _read(lm, _tokens(lm, _filling(lm)))
+    lengths = memory.lengths(lm.config.n_layers)
+    for layer, ((M, C), own) in enumerate(zip(lengths, lm.config.layer_lengths, strict=True)):
+        waiting = own.compression_rate - 1 if "compression_rate" in _used(lm) else 0  # for a whole slot
+        if not own.mem_len - waiting <= M <= own.longest_memory or own.c_mem_len != C:
+            return (
+                f"layer {layer} remembers {M} positions and {C} slots, but layer_lengths declares "
+                f"{own.mem_len} and {own.c_mem_len}."
+            )
+    parts = {"position": memory.mem, "slot": memory.c_mem}
+    read = [(what, i, x.requires_grad_()) for what, xs in parts.items() for i, x in enumerate(xs) if len(x)]
+    score = lm(_tokens(lm, lm.config.segment_len), memory).logits.square().sum()
+    for what, layer, remembered in read:
+        (grad,) = torch.autograd.grad(
+            score, remembered, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        unread = (grad == 0).flatten(1).all(1).nonzero()
+        if len(unread):
+            return f"{what} {int(unread[0])} of layer {layer} changes no output of the next segment."
+    return ""
+
+
+def saving(lm: MemoryLM) -> str:
+    """A model and a memory that were saved and loaded compute the same."""
+    _, memory, _ = _read(lm, _tokens(lm, _filling(lm)))
+    text = _tokens(lm, lm.config.segment_len)
+    with TemporaryDirectory() as folder:
+        lm.save_pretrained(Path(folder) / "model")
+        loaded = MemoryLM.from_pretrained(Path(folder) / "model", model=type(lm.transformer))
+    again = memory_from_tensors(memory_tensors(memory), lm.config.n_layers)
+    return _differs(
+        loaded(text, again).logits, lm(text, memory).logits, "a model that was loaded", "the saved one"
+    )
+
+
+def stepping(lm: MemoryLM) -> str:
+    """Reading token by token, as generation does, equals reading in segments."""
+    if lm.config.model == "transformer":
+        return ""  # it is read with a sliding window
+    text, decoder = _tokens(lm, _filling(lm)), Decoder(lm, 2)
+    found = torch.stack([decoder.read(token) for token in text.split(1)])
+    return _differs(found, _read(lm, text)[0], "a text read token by token", "the same text in segments")
+
+
+def gradients(lm: MemoryLM) -> str:
+    """Every parameter gets a gradient from the losses."""
+    text = _tokens(lm, _filling(lm))
+    logits, _, losses = _read(lm, text, through_memory="tbptt" in _used(lm))
+    loss = cross_entropy(logits[:-1].flatten(0, 1), text[1:].flatten()) + losses
+    names, parameters = zip(*lm.named_parameters(), strict=True)
+    grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+    for name, parameter, grad in zip(names, parameters, grads, strict=True):
+        if grad is None or not grad.any():
+            return f"{name} {list(parameter.shape)} gets no gradient from any loss."
+        if not grad.isfinite().all():
+            return f"{name} {list(parameter.shape)} gets a gradient that is not finite."
+    return ""
+
+
+CHECKS: Sequence[Callable[[MemoryLM], str]] = (
+    segments, documents, streams, causality, size, keys, saving, stepping, gradients,
+)  # fmt: skip
+
+
+def _used(lm: MemoryLM) -> set[str]:
+    return {name for name in ("compression_rate", "tbptt") if is_used(name, lm.config.model)}
+
+
+def _filling(lm: MemoryLM) -> int:
+    """A number of tokens in whole segments after which every memory is full."""
+    return (lm.config.remembered_positions // lm.config.segment_len + 3) * lm.config.segment_len
+
+
+def _tokens(lm: MemoryLM, length: int, batch: int = 2) -> Tensor:
+    return torch.randint(lm.config.vocab_size, (length, batch))
+
+
+def _whole(length: int, S: int) -> list[int]:
+    """The lengths of the segments of ``length`` tokens."""
+    return [min(S, length - at) for at in range(0, length, S)]
+
+
+def _read(
+    lm: MemoryLM,
+    text: Tensor,
+    lengths: Sequence[int] = (),
+    starts: Tensor | None = None,
+    memory: Memory | None = None,
+    through_memory: bool = False,
+) -> tuple[Tensor, Memory, Tensor]:
+    """The logits ``[T, B, ·]`` of ``text [T, B]``, read in segments of these ``lengths`` or of the model's,
+    with these ``starts [T, B]``; the memory after it, and the sum of the auxiliary losses."""
+    logits, losses, parts = (
+        [],
+        text.new_zeros((), dtype=torch.float64),
+        list(lengths) or _whole(len(text), lm.config.segment_len),
+    )
+    all_starts = [None] * len(parts) if starts is None else starts.split(parts)
+    for part, part_starts in zip(text.split(parts), all_starts, strict=True):
+        output = lm(part, memory, doc_starts=part_starts, through_memory=through_memory)
+        logits.append(output.logits)
+        memory, losses = output.memory, losses + output.auxiliary_loss
+    assert memory is not None
+    return torch.cat(logits), memory, losses
+
+
+def _differs(found: Tensor, wanted: Tensor, what: str, than: str) -> str:
+    """A sentence if ``found [T, B, ·]`` is not ``wanted``, of the same shape."""
+    difference = (found - wanted).abs().amax(-1)
+    wrong = ~(difference <= TOLERANCE)  # NaN too
+    if not wrong.any():
+        return ""
+    t, b = wrong.nonzero()[0].tolist()
+    return (
+        f"{what} differs from {than} by up to {difference.max():.2g}, first at position {t} of "
+        f"{len(found)} in stream {b}."
+    )

@@ -1,0 +1,155 @@
+"""What every memory must satisfy: ours does, and each broken one is found by the check that is for it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from memformers import LayerLengths, OwnMemory
+from memformers.evaluation.conformance import assert_conforms, conformance
+from memformers.models.memory import Memory
+from tests.builders import MODELS
+from tests.processes import run
+
+MEMORIES = Path(__file__).parents[2] / "experiments" / "memories"
+
+
+@pytest.mark.parametrize("model", [*MODELS, f"{MEMORIES}/averages.py:Averages"])
+def test_a_memory_that_keeps_its_promises_passes(model):
+    assert_conforms(model)
+
+
+class Sound(OwnMemory):
+    @classmethod
+    def layer_lengths(cls, config):
+        return [LayerLengths(8, 2, 3)] * config.n_layers
+
+    def grow(self, layer, slots, left, belongs):
+        return 0.5 * slots + left.sum(0) * torch.tensor([0.1, 0.2])[:, None, None]
+
+
+class Looks(Sound):
+    """Ahead."""
+
+    def forward(self, x, *args, **kwargs):
+        return super().forward(x + x.mean(0), *args, **kwargs)
+
+
+class Scales(Sound):
+    """What it remembers."""
+
+    def forward(self, x, mem, *args, **kwargs):
+        return super().forward(x, [0.5 * one for one in mem], *args, **kwargs)
+
+
+class Mixes(Sound):
+    """The streams of a batch."""
+
+    def grow(self, layer, slots, left, belongs):
+        return super().grow(layer, slots, left, belongs).flip(1)
+
+
+class Goes(Sound):
+    """On after a document begins."""
+
+    def remember(self, memory, inputs, lengths, doc_starts=None):
+        memory = Memory(memory.mem, memory.c_mem)
+        return super().remember(memory, inputs, lengths)
+
+
+class Shows(Sound):
+    """Slots of an earlier document, which are zeros."""
+
+    def keys_seen(self, valid, mem_len, c_mem_len, rate):
+        return valid.clamp(0, mem_len) + c_mem_len
+
+
+class Hides(Sound):
+    """The slots that it keeps."""
+
+    def forward(self, x, mem, c_mem, *args, **kwargs):
+        return super().forward(x, mem, [], *args, **kwargs)
+
+
+class Forgets(Sound):
+    """More than it declares."""
+
+    def remember(self, memory, inputs, lengths, doc_starts=None):
+        return super().remember(memory, inputs, [LayerLengths(7, 2, 3)] * 2, doc_starts)
+
+
+class Grows(Sound):
+    def grow(self, layer, slots, left, belongs):
+        return torch.cat([slots, left])
+
+
+class Loses(Sound):
+    """A tensor that is not saved with the model."""
+
+    def __init__(self, config, parts):
+        super().__init__(config, parts)
+        self.scale = torch.rand(12, dtype=torch.float64)
+
+    def forward(self, x, *args, **kwargs):
+        return super().forward(x * self.scale, *args, **kwargs)
+
+
+class Counts(Sound):
+    """The calls, outside of the memory."""
+
+    calls = 0
+
+    def forward(self, x, *args, **kwargs):
+        self.calls += 1
+        return super().forward(x * self.calls, *args, **kwargs)
+
+
+class Idles(Sound):
+    """A parameter that nothing uses."""
+
+    def __init__(self, config, parts):
+        super().__init__(config, parts)
+        self.rate = torch.nn.Parameter(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("model", "check", "sentence"),
+    [
+        (
+            Looks,
+            "causality",
+            "the output before token 1 of a segment, when that token is another one, differs",
+        ),
+        (Scales, "segments", "a text read in segments differs from the same text in one pass by up to"),
+        (Mixes, "streams", "a stream in a batch differs from the stream alone by up to"),
+        (Goes, "documents", "a stream after doc_starts differs from a fresh stream by up to"),
+        (Shows, "documents", "a stream after doc_starts differs from a fresh stream by up to"),
+        (Hides, "keys", "slot 0 of layer 0 changes no output of the next segment."),
+        (Forgets, "keys", "layer 0 remembers 7 positions and 2 slots, but layer_lengths declares 8 and 2."),
+        (Grows, "size", "Grows.remember: a compressed memory of 6 slots in layer 0 was given to a model="),
+        (Loses, "saving", "a model that was loaded differs from the saved one by up to"),
+        (Counts, "stepping", "a text read token by token differs from the same text in segments by up to"),
+        (Idles, "gradients", "transformer.rate [3] gets no gradient from any loss."),
+    ],
+)
+def test_a_broken_memory_is_found_with_one_sentence(model, check, sentence):
+    said = next(said for name, _, said in conformance(model) if name == check)
+    assert sentence in said
+    assert "\n" not in said
+
+
+def test_the_command_says_what_each_check_asks_and_which_failed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "from memformers import LayerLengths, OwnMemory\n"
+        "class Mine(OwnMemory):\n"
+        "    @classmethod\n"
+        "    def layer_lengths(cls, config): return [LayerLengths(4, 1, 2)] * config.n_layers\n"
+        "    def remember(self, memory, inputs, lengths, doc_starts=None):\n"
+        "        return super().remember(memory, inputs, lengths)\n"
+        "    def grow(self, layer, slots, left, belongs): return slots + left.sum(0)\n"
+    )
+    ended = run("check", "mine.py:Mine")
+    assert ended.said("mine.py:Mine fails 1 of the checks above.")
+    assert "ok      causality  No output depends on a later token." in ended.out
+    assert "FAILED  documents  A stream that was reset equals a fresh one" in ended.out
