@@ -6,6 +6,7 @@ Run it with ``make bench-decoding`` or ``python -m experiments.benchmarks.decodi
 
 import random
 import string
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -16,12 +17,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from tqdm import tqdm
 
 from experiments.benchmarks.decoding_report import report
 from experiments.benchmarks.measuring import ROOT, Result, check_errors, in_turns, relative_error, timed
 from experiments.benchmarks.peers import LABML, LabmlLM
-from memformers import MemoryLM, ModelConfig, from_labml
+from memformers import CoreConfig, MemoryCore, MemoryLM, ModelConfig, from_labml
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.files import write_json, write_text
 from memformers.common.machine import describe_environment
@@ -38,6 +40,10 @@ from memformers.training.run import train_run
 CONFIG = ModelConfig(vocab_size=65, d_model=512, heads=8, d_ff=2048, n_layers=6, segment_len=64, mem_len=2048)
 LENGTHS = (800, 1800, 2800, 3800)
 """How far back a prediction sees, as in the Transformer-XL paper's table of evaluation speed."""
+CORE = CoreConfig("compressive", d_input=32, mem_len=64, c_mem_len=64)
+"""The core of an agent, whose steps are measured."""
+STREAMS = (1, 16, 64)
+"""How many agents act side by side."""
 ALPHABET = string.ascii_letters + string.punctuation[: CONFIG.vocab_size - 52]
 TOLERANCE = 1e-4
 """The largest RMS error, relative to the RMS value, of logits from caches against labml-nn's."""
@@ -178,6 +184,40 @@ def reading(length: int, samples: int, segment_len: int = 400) -> Result:
     }
 
 
+@torch.no_grad()
+def stepping(streams: int, rounds: int) -> Result:
+    """Processor time, in seconds, of a step of all ``streams`` over a full memory, with one thread and
+    interleaved: with keys and values kept; by nn.GRU, as wide and deep; and by reading the whole running
+    segment again."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    d_input = CORE.d_input or CORE.d_model
+    core, gru = MemoryCore(CORE).eval(), nn.GRU(d_input, CORE.d_model, CORE.n_layers)
+    segments = torch.randn(16, CORE.segment_len, streams, d_input)
+    memory = core.initial(streams)
+    for segment in segments:
+        memory = core(segment, memory).memory
+    stepper, state = core.stepper(streams, memory), gru(segments[0])[1]
+    first = torch.stack([stepper.step(x) for x in segments[0]])
+    error = relative_error(first, core(segments[0], memory).output)
+    check_errors({"outputs": error}, TOLERANCE, "reading step by step")
+    stepper = core.stepper(streams, memory)
+    sides: dict[str, Callable[[], object]] = {
+        "stepper": partial(stepper.step, segments[0, 0]),
+        "gru": partial(gru, segments[0, :1], state),
+        "segment": partial(core, segments[0], memory),
+    }
+    seconds = in_turns(sides, rounds, "stepping", clock=time.process_time)
+    torch.set_num_threads(threads)
+    return {"streams": streams, "seconds": seconds}
+
+
+def acting(rounds: int) -> Result:
+    """The times of steps, and what they were measured on."""
+    device = describe_environment(torch.device("cpu"))["device"]
+    return {"core": asdict(CORE), "device": device, "steps": [stepping(n, rounds) for n in STREAMS]}
+
+
 def main(options: Options) -> None:
     """Measure, and write everything down."""
     quick = options.quick
@@ -185,6 +225,7 @@ def main(options: Options) -> None:
     results: dict[str, Any] = {
         "environment": describe_environment(torch.device("cpu")),
         "config": asdict(CONFIG),
+        "acting": acting(rounds=8 if quick else 32),
         "writing": writing(rounds=1 if quick else 12, tokens=1 if quick else 10),
         "reading": [reading(length, samples=1 if quick else 3) for length in LENGTHS[: 1 if quick else None]],
         "prefill": prefilling(tokens=128 if quick else 4096, rounds=1 if quick else 3),

@@ -30,6 +30,12 @@ def report(results: Result) -> str:
         ways = [str(milliseconds(r[way])) for way in ("cached", "forward")]
         ratios = f"{sliding / median(r['cached']):,.0f}", f"{PAPERS[r['length']]:,}"
         read.append([str(r["length"]), *ways, f"{sliding:.2f}", *ratios])
+    stepped = []
+    for r in results["acting"]["steps"]:
+        step, gru, again = (milliseconds(r["seconds"][way]) for way in ("stepper", "gru", "segment"))
+        ratios = f"{step.median / gru.median:.1f}", f"{again.median / step.median:.1f}"
+        stepped.append([str(r["streams"]), str(step), str(gru), str(again), *ratios])
+    core, device = results["acting"]["core"], results["acting"]["device"]
     losses, long_text = results["rounding"], results["long text"]
     first, last = (milliseconds(long_text[part]) for part in ("early", "late"))
     prompt, evaluated = (milliseconds(results["prefill"][k]) for k in ("prefill", "evaluated"))
@@ -63,5 +69,12 @@ def report(results: Result) -> str:
         f"Prefill, which reads a prompt, takes {prompt} ms a token over a memory of {c['mem_len']} that "
         f"fills on the way; evaluating the same text as one stream takes {evaluated} ms. So prefill has "
         f"{evaluated.median / prompt.median:.0%} of evaluation's speed.",
+        "## Acting",
+        f"Processor time, with one thread ({device}), of one step of all streams over a full memory: by the "
+        f"stepper of a Compressive `MemoryCore` (D = {core['d_model']}, {core['n_layers']} layers, M = "
+        f"{core['mem_len']}, C = {core['c_mem_len']}); by nn.GRU, as wide and deep; and by reading the whole "
+        f"segment of {core['segment_len']} again. Outputs of the first and the last agree.",
+        table(["streams", "stepper, ms", "nn.GRU, ms", "segment again, ms", "stepper / nn.GRU",
+               "segment again / stepper"], stepped),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"

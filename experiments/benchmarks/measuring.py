@@ -61,15 +61,17 @@ def in_turns(
     *,
     between: Callable[[], object] = lambda: None,
     back_and_forth: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Seconds of every side in every round. The sides take one step each in turn, ``between`` is called after
-    each step, and the progress is ``said``. ``back_and_forth``: every other round has the opposite order."""
+    each step, and the progress is ``said``. ``back_and_forth``: every other round has the opposite order.
+    ``clock``: what tells the seconds."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number in tqdm(range(rounds), desc=said, leave=False, disable=not said):
         for name in list(sides)[:: -1 if back_and_forth and number % 2 else 1]:
-            start = time.perf_counter()
+            start = clock()
             sides[name]()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock() - start)
             between()
     return seconds
 
