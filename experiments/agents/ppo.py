@@ -294,12 +294,8 @@ def evaluate(agent: Agent, run: AgentRun, control: Any = None) -> dict[str, floa
     B = run.train.batch_size
     environments, episodes = Environments(run.agent.task, B), Episodes(B)
     seen, memory = environments.reset(EVALUATED_SEED + run.train.seed), agent.core.initial(B)
-    begins, ended, wanted = (
-        torch.ones(B, dtype=torch.bool),
-        torch.zeros(B, dtype=torch.bool),
-        -(-run.agent.evaluated // B),
-    )
-    done = torch.zeros(B, dtype=torch.int64)
+    ended, done = torch.zeros(B, dtype=torch.bool), torch.zeros(B, dtype=torch.int64)
+    begins, wanted = ~ended, -(-run.agent.evaluated // B)
     while (done < wanted).any():
         stepper = agent.core.stepper(B, control(memory) if control else memory)
         for _ in range(run.train.model.segment_len):
@@ -358,11 +354,9 @@ def train_agent(folder: Path) -> None:
             ended = time.perf_counter()
             for step in zip(window.rewards, window.terminated, window.truncated, window.counts, strict=True):
                 episodes.add(*step)
-            state.step, state.tokens, state.seconds = (
-                state.step + 1,
-                state.tokens + B * S,
-                state.seconds + ended - begun,
-            )
+            state.step += 1
+            state.tokens += B * S
+            state.seconds += ended - begun
             if state.step % train.log_every == 0:
                 record = {f"{name}.train": value for name, value in episodes.means().items()}
                 speeds = {"acting": acted - begun, "learning": ended - acted, "tokens": ended - begun}
@@ -378,16 +372,11 @@ def train_agent(folder: Path) -> None:
             controls = controls_of(train.model.layer_lengths)
             found |= {name: evaluate(agent, run, control) for name, control in controls.items()}
         state.evaluation_seconds += time.perf_counter() - begun
-        track.record(
-            {"tokens": state.tokens, "seconds": state.seconds, "success.valid": found[UNTOUCHED]["success"]}
-        )
-    controlled = {name: of for name, of in found.items() if name != UNTOUCHED}
-    result = {
-        **state.progress,
-        "peak_memory_bytes": peak_memory(device),
-        **found[UNTOUCHED],
-        "controls": controlled,
-    }
+        success = {"success.valid": found[UNTOUCHED]["success"]}
+        track.record({"tokens": state.tokens, "seconds": state.seconds, **success})
+    untouched = found.pop(UNTOUCHED)
+    memory = {"peak_memory_bytes": peak_memory(device)}
+    result = {**state.progress, **memory, **untouched, "controls": found}
     print(f"{folder.name}: {result['success']:.1%} of {run.agent.task} in {state.seconds:.0f} s", flush=True)
     write_json(folder / RESULT, result)
 
