@@ -30,7 +30,8 @@ class Averages(OwnMemory):
 
     @classmethod
     def layer_lengths(cls, config: NetworkConfig) -> list[LayerLengths]:
-        """M positions, and one slot. A position counts in it as 1 / (1 − d) others do, until it fades."""
+        """M positions, and one slot, which stands for about 1 / (1 − d) positions: an input's share in it has
+        fallen to 1/e by then."""
         reach = round(1 / max(1 - config.own.decay, 0.01))
         return [LayerLengths(M, 1, reach) for M in config.of_layers("mem_len")]
 

@@ -40,6 +40,7 @@ TINY = {
     "evaluate": ["--device", "cpu"],
     "probe": ["--positions", "20", "--device", "cpu"],
 }
+OWN_MEMORY = ROOT / "experiments/memories/averages.py"
 SERVES = {"dashboard"}
 OTHERS = (
     "python -m experiments.recipes ",
@@ -83,8 +84,9 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    """A folder with two texts, some documents and a finished run."""
+    """A folder with two texts, some documents, the memory of a guide and a finished run."""
     folder = tmp_path_factory.mktemp("pages")
+    shutil.copy(OWN_MEMORY, folder / "my_memory.py")
     text = string.printable + write_play(30_000)
     for name in ("book.txt", "other.txt"):
         (folder / name).write_text(text, encoding="utf-8")
@@ -168,6 +170,10 @@ def test_every_file_that_a_page_links_to_is_there(page):
     """Links between pages of the documentation are checked when it is built."""
     links = re.findall(r"\]\((?!http|#)([^)#]+)", (ROOT / page).read_text(encoding="utf-8"))
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_guide_to_a_memory_of_ones_own_shows_its_file():
+    assert blocks(ROOT / "docs/how-to/own_memory.md")[0] == ("python", OWN_MEMORY.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

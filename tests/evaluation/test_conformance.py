@@ -14,7 +14,10 @@ from tests.processes import run
 MEMORIES = Path(__file__).parents[2] / "experiments" / "memories"
 
 
-@pytest.mark.parametrize("model", [*MODELS, f"{MEMORIES}/averages.py:Averages"])
+OWN = ("averages.py:Averages", "infini.py:InfiniAttention", "memory_tokens.py:MemoryTokens")
+
+
+@pytest.mark.parametrize("model", [*MODELS, *(f"{MEMORIES}/{name}" for name in OWN)])
 def test_a_memory_that_keeps_its_promises_passes(model):
     assert_conforms(model)
 

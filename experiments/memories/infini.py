@@ -1,0 +1,107 @@
+"""The memory of Infini-attention (Munkhdalai et al. 2024, arXiv 2404.07143): for each head a matrix that maps
+keys to values, read beside the attention over the segment, and written with the delta rule.
+
+    memformers train --model experiments/memories/infini.py:InfiniAttention
+
+By head, with E features a position and σ = ELU + 1 (section 2 of the paper):
+
+    A_mem = σ(Q) M / (σ(Q) z)                             retrieval
+    M ← M + σ(K)ᵀ (V − σ(K) M / (σ(K) z))                 update, with the delta rule
+    z ← z + Σ σ(K)                                        the sum for normalization
+    A = sigmoid(β) ⊙ A_mem + (1 − sigmoid(β)) ⊙ A_dot     β: a learned scalar
+
+A_dot, attention over the segment, has relative positions as in all models of this package; Q and K of the
+matrix have none. An empty memory gives A_mem = 0.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+from torch.nn.functional import elu
+
+from memformers import FeedForward, LayerLengths, OwnMemory, RelativeMultiHeadAttention, TransformerXLLayer
+from memformers.kernels.dispatch import relative_attention
+from memformers.models.config import NetworkConfig
+from memformers.models.layers import GateName, Norm
+
+
+class InfiniLayer(TransformerXLLayer):
+    """The shared layer, whose attention reads the matrix too."""
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        self_attn: RelativeMultiHeadAttention,
+        feed_forward: FeedForward,
+        dropout_prob: float,
+        norm: Norm = "pre",
+        gate: GateName = "residual",
+    ):
+        super().__init__(
+            d_model=d_model, self_attn=self_attn, feed_forward=feed_forward, dropout_prob=dropout_prob,
+            norm=norm, gate=gate,
+        )  # fmt: skip
+        self.beta = nn.Parameter(torch.zeros(self_attn.heads))
+
+    def attend(
+        self, x: Tensor, past: Sequence[Tensor], mask: Tensor | None, key_start: Tensor | None
+    ) -> Tensor:
+        """A of ``x [S, B, D]``, projected, where ``past`` has the slots ``[E + 1, B, D]`` if there are any; a
+        query whose ``key_start [B, S]`` is not 0 doesn't see them. No ``mask`` is used but the causal one."""
+        own, read = self.self_attn, self.attention_input(x)
+        Q, K, V = (own.by_head(project(read)) for project in (own.query, own.key, own.value))
+        first = None if key_start is None else (key_start - sum(map(len, past))).clamp(min=0)
+        A = relative_attention(
+            Q, K, V, **own.distance_terms(len(x)), key_start=first, kernel=own.kernel,
+            dropout_prob=own.dropout_prob if self.training else 0.0,
+        )  # fmt: skip
+        share = self.beta.sigmoid()[:, None, None]
+        A = (1 - share) * A  # [B, H, S, E]
+        for slots in past:
+            A_mem = retrieved(feature(Q), *matrix_of(slots, own))
+            seen = 1 if key_start is None else (key_start == 0)[:, None, :, None]
+            A = A + share * A_mem * seen
+        return own.output(rearrange(A, "b h s e -> s b (h e)"))
+
+
+class InfiniAttention(OwnMemory):
+    """M and z of each layer, as E + 1 slots of D = H·E features: slot e < E is row e of all heads' matrices,
+    and the last is z."""
+
+    layer = InfiniLayer
+    uses = ("tbptt",)
+
+    @classmethod
+    def layer_lengths(cls, config: NetworkConfig) -> list[LayerLengths]:
+        """E + 1 slots. What they hold has no end in the past; each counts as a position."""
+        return [LayerLengths(0, config.d_model // config.heads + 1)] * config.n_layers
+
+    def grow(self, layer: int, slots: Tensor, left: Tensor, belongs: Tensor) -> Tensor:
+        """``slots [E + 1, B, D]`` after the update with a segment's inputs ``left [n, B, D]``, of which some
+        ``belongs [n, B]`` to the document."""
+        own, read = self.memory_layers[layer].self_attn, self.memory_layers[layer].attention_input(left)
+        M, z = matrix_of(slots, own)
+        K = feature(own.by_head(own.key(read))) * belongs.T[:, None, :, None]  # [B, H, n, E]
+        M = M + K.mT @ (own.by_head(own.value(read)) - retrieved(K, M, z))
+        z = z + K.sum(2)
+        return rearrange(torch.cat([M, z[:, :, None]], 2), "b h e f -> e b (h f)")
+
+
+def feature(x: Tensor) -> Tensor:
+    """σ of ``x``, of any shape."""
+    return elu(x) + 1
+
+
+def matrix_of(slots: Tensor, attention: RelativeMultiHeadAttention) -> tuple[Tensor, Tensor]:
+    """M ``[B, H, E, E]`` and z ``[B, H, E]`` of ``slots [E + 1, B, D]``."""
+    by_head = rearrange(slots, "e b (h f) -> b h e f", h=attention.heads)
+    return by_head[:, :, :-1], by_head[:, :, -1]
+
+
+def retrieved(queries: Tensor, M: Tensor, z: Tensor) -> Tensor:
+    """What the matrices hold for ``queries [B, H, n, E]``, to which σ was applied: the same shape."""
+    norm = queries @ z[..., None]  # [B, H, n, 1]
+    return queries @ M / norm.where(norm > 0, 1.0)

@@ -1,0 +1,88 @@
+"""The memory tokens of the Recurrent Memory Transformer (Bulatov et al. 2022, arXiv 2207.06881): vectors that
+are read with each segment, and whose last layer's outputs are read with the next.
+
+    memformers train --model experiments/memories/memory_tokens.py:MemoryTokens --tbptt 3
+
+A segment of a decoder is [memory; segment; memory] (section 3 of the paper). All positions of the segment
+see the memory at its left, which is read; the memory at its right sees the whole segment, and what comes out
+there is the next memory. The first segment of a document reads none. The paper's gradient goes through
+several segments; here it reaches into as many earlier ones as ``--tbptt`` says.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memformers import LayerLengths, OwnMemory
+from memformers.common.fields import Count
+from memformers.models.config import NetworkConfig
+from memformers.models.lengths import ByLayer
+from memformers.models.memory import Memory
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of the memory."""
+
+    tokens_of_memory: Count = 8
+    """The number of memory tokens, m."""
+
+
+class MemoryTokens(OwnMemory):
+    """m vectors ``[m, B, D]``, the slots of the first layer; no other layer has a memory."""
+
+    Config = Settings
+    uses = ("tbptt",)
+
+    def __init__(self, config: NetworkConfig, parts: Mapping[str, Any]):
+        super().__init__(config, parts)
+        self.start = nn.Parameter(torch.randn(config.own.tokens_of_memory, 1, config.d_model))
+        """What is written over in the first segment of a document, ``[m, 1, D]``."""
+
+    @classmethod
+    def layer_lengths(cls, config: NetworkConfig) -> list[LayerLengths]:
+        """m slots, in the first layer, which stand for at least the last segment."""
+        rate = -(-config.segment_len // config.own.tokens_of_memory)
+        return [
+            LayerLengths(0, config.own.tokens_of_memory, rate),
+            *[LayerLengths(0)] * (config.n_layers - 1),
+        ]
+
+    def forward(
+        self,
+        x: Tensor,
+        mem: Sequence[Tensor] | None,
+        c_mem: Sequence[Tensor] | None,
+        mask: Tensor | None = None,
+        *,
+        doc_starts: Tensor | None = None,
+        valid: Tensor | None = None,
+        window: ByLayer | None = None,
+        through_memory: bool = False,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Read ``x [S, B, D]``, with ``doc_starts [S, B]`` and ``valid [B]``; returns the output of the
+        segment, and the next memory as the input of the first layer that is to be remembered."""
+        (S, B, _), m = x.shape, len(self.start)
+        start = self.start.expand(m, B, -1)
+        read = c_mem[0] if c_mem else start
+        goes_on = torch.full((B,), bool(c_mem), device=x.device) if valid is None else valid > 0
+        begins = torch.zeros(m + S + m, B, dtype=torch.bool, device=x.device)
+        begins[m] = ~goes_on  # which hides the memory at the left
+        if doc_starts is not None:
+            begins[m : m + S] |= doc_starts
+        write = read.where(~begins.any(0)[:, None], start)
+        output, _ = self.read(torch.cat([read, x, write]), Memory(()), mask, begins)
+        return output[m : m + S], [output[m + S :], *[x[:0]] * (len(self.layers) - 1)]
+
+    def remember(
+        self,
+        memory: Memory,
+        inputs: Sequence[Tensor],
+        lengths: Sequence[LayerLengths],
+        doc_starts: Tensor | None = None,
+    ) -> tuple[Memory, Tensor]:
+        """The memory that ``forward`` returned, ``[m, B, D]``, and no loss."""
+        return Memory((), tuple(inputs)), inputs[0].new_zeros(())
