@@ -1,4 +1,4 @@
-"""``memformers``: prepare, train, compare, recall, generate, evaluate, probe, check, report, dashboard."""
+"""``memformers``: prepare, train, compare, recall, generate, evaluate, probe, check, report, dashboard, doctor."""
 
 import argparse
 import sys
@@ -19,6 +19,7 @@ COMMANDS = {
     "check": "Check that a memory of your own satisfies what every memory must.",
     "report": "Write the report of a run or a comparison.",
     "dashboard": "Watch runs in a browser.",
+    "doctor": "Show this machine, and what will be used on it.",
 }
 """The commands, as ``memformers --help`` shows them. Their options are in ``memformers.commands``, which
 needs PyTorch and is imported when a command is used."""

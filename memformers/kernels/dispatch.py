@@ -9,6 +9,7 @@ from torch import Tensor
 
 from memformers.kernels import blocked, naive
 from memformers.kernels.operators import is_transformed
+from memformers.kernels.proof import is_proven
 
 KernelName = Literal["auto", "naive", "blocked", "fused"]
 
@@ -37,7 +38,7 @@ class Support(NamedTuple):
 
 
 HALF_OR_SINGLE = (torch.float32, torch.float16, torch.bfloat16)
-SUPPORT = {
+SUPPORT: dict[KernelName, Support] = {
     "naive": Support(),
     "blocked": Support(mask=False, transforms=False, device="cpu"),
     "fused": Support(False, False, False, device="cuda", dtypes=HALF_OR_SINGLE, d_head=128, package="triton"),
@@ -64,11 +65,7 @@ def relative_attention(
     device, size and arguments. Its arguments and its result, ``[B, H, S, E]``, are the same. A named kernel
     must have no [`obstacle`][]; the attention module checks that."""
     if kernel == "auto":
-        # On a GPU this is the naive kernel: the fused one is correct in Triton's interpreter, but it has not
-        # been measured yet, so it runs only if it is named.
-        tensors = (query, key, value, r, u, v, s)
-        large = query.shape[:3].numel() * key.shape[2] >= WORTH_BLOCKING
-        kernel = "blocked" if large and not obstacle("blocked", mask, dropout_prob, *tensors) else "naive"
+        kernel = fastest(mask, dropout_prob, query, key, value, r, u, v, s)
     if kernel == "naive":
         return naive.relative_attention(
             query, key, value, r, u=u, v=v, s=s, mask=mask, key_start=key_start, dropout_prob=dropout_prob
@@ -80,6 +77,21 @@ def relative_attention(
     from memformers.kernels import fused  # here, since not every machine has Triton
 
     return fused.relative_attention(query, key, value, r, u=u, v=v, s=s, key_start=key_start)
+
+
+def fastest(
+    mask: Tensor | None, dropout_prob: float, query: Tensor, key: Tensor, *others: Tensor | None
+) -> KernelName:
+    """The kernel that is fastest for attention of ``query [B, H, S, E]`` to ``key [B, H, K, E]``, among those
+    that can compute it: on a GPU the fused one, if it has been proven there ([`is_proven`][])."""
+    large = query.shape[:3].numel() * key.shape[2] >= WORTH_BLOCKING
+    if large and not obstacle("blocked", mask, dropout_prob, query, key, *others):
+        return "blocked"
+    if query.device.type == SUPPORT["fused"].device and not obstacle(
+        "fused", mask, dropout_prob, query, key, *others
+    ):
+        return "fused" if is_proven(query.device, query.dtype, query.shape[-1]) else "naive"
+    return "naive"
 
 
 def obstacle(

@@ -1,17 +1,21 @@
 """Multi-head attention over memory and segment, aware of distances and not of absolute positions."""
 
+import os
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, Probability, check_arguments
+from memformers.common.fields import Count, Probability, check_arguments, check_value
 from memformers.kernels import absorbed
 from memformers.kernels.dispatch import KernelName, obstacle, relative_attention
 from memformers.kernels.naive import attention_probabilities, causal_mask, from_key_start
 from memformers.models.linear import Affine, fold, linear, standardized
 from memformers.models.positions import Positions, Sinusoids, check_positions
+
+FORCED = "MEMFORMERS_KERNEL"
 
 
 class RelativeMultiHeadAttention(nn.Module):
@@ -31,7 +35,8 @@ class RelativeMultiHeadAttention(nn.Module):
             limit.
         position_features: Numbers in a sinusoid, P; ``d_model`` if not given (sinusoidal).
         clamp_len: Distances beyond this have the same sinusoid (sinusoidal); all differ if not given.
-        kernel: What computes the scores and their softmax; ``"auto"`` chooses the fastest.
+        kernel: What computes the scores and their softmax; ``"auto"`` chooses the fastest, or the one that
+            the environment variable ``MEMFORMERS_KERNEL`` names.
 
     Raises:
         ValueError: If the heads don't divide ``d_model``, for an argument out of its range, and for a kernel
@@ -70,7 +75,9 @@ class RelativeMultiHeadAttention(nn.Module):
         self.positions = positions
         self.max_positions = max_positions
         self.clamp_len = clamp_len
-        self.kernel = kernel
+        named = os.environ.get(FORCED, kernel) if kernel == "auto" else kernel
+        check_value(FORCED, named, KernelName)
+        self.kernel: KernelName = named  # type: ignore[assignment]
         self.query = nn.Linear(d_model, d_model, bias=False)
         self.key = nn.Linear(d_model, d_model, bias=False)
         self.value = nn.Linear(d_model, d_model)

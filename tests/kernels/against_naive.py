@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from memformers.kernels import naive
+from memformers.kernels.proof import TOLERANCE, errors
 
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
-"""RMS error, relative to the RMS value."""
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """Of the fused kernel: without a GPU, Triton's interpreter runs it on CPU."""
 
@@ -55,24 +54,9 @@ def compare(
 ) -> None:
     """Whether ``kernel`` agrees with the ``law`` on ``inputs``, in output and every gradient, where queries
     see the keys from ``key_start [B, S]`` on."""
-    exact = {name: t.detach().double().requires_grad_() for name, t in inputs.items()}
-    wanted = law(**exact, key_start=key_start)
-    compare_outputs(kernel(**inputs, key_start=key_start), wanted, inputs, exact, dtype)
-
-
-def compare_outputs(
-    got: Tensor, wanted: Tensor, inputs: dict[str, Tensor], exact: dict[str, Tensor], dtype: torch.dtype
-) -> None:
-    """Whether ``got``, made from ``inputs``, agrees with ``wanted``, made from ``exact``, likewise."""
-    assert got.dtype == dtype
-    close(got, wanted, dtype)
-    weight = torch.randn(got.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    weight = weight.to(got.device, dtype)
-    wanted_grads = torch.autograd.grad(wanted, list(exact.values()), weight.double())
-    got_grads = torch.autograd.grad(got, list(inputs.values()), weight)
-    for name, a, b in zip(inputs, got_grads, wanted_grads, strict=True):
-        assert a.dtype == inputs[name].dtype
-        close(a, b, dtype)
+    assert kernel(**inputs, key_start=key_start).dtype == dtype
+    found = errors(kernel, inputs, key_start, law)
+    assert all(error <= TOLERANCE[dtype] for error in found.values()), found
 
 
 def results(kernel: Callable[..., Tensor], inputs: dict[str, Tensor], **options: Tensor) -> list[Tensor]:

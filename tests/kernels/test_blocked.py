@@ -6,7 +6,7 @@ import torch
 from memformers.kernels import blocked, naive
 from memformers.kernels.blocked import terms, tiling
 from memformers.kernels.blocked.tiling import blocks
-from tests.kernels.against_naive import compare, compare_outputs, first_keys, kept_by, results, tensors
+from tests.kernels.against_naive import compare, first_keys, kept_by, results, tensors
 
 
 @pytest.mark.parametrize("kept", [0, blocked.KEPT])
@@ -87,19 +87,23 @@ def test_dropout_drops_some_probabilities_and_their_gradients(kept, queries, bou
     monkeypatch.setattr(tiling, "QUERIES", queries)
     B, H, S, K, p = 2, 3, 7, 11, 0.3
     inputs = tensors(B, H, S, K, K, dtype)
-    exact = {name: t.detach().double().requires_grad_() for name, t in inputs.items()}
     one_hot = torch.eye(K, dtype=torch.float64).expand(B, H, K, K)
     key_start = first_keys(B, S, K) if bounded else None
-    torch.manual_seed(5)
-    one_hots = inputs | {"value": one_hot.to(dtype)}
-    shown = blocked.relative_attention(**one_hots, key_start=key_start, dropout_prob=p) != 0
-    probabilities = naive.relative_attention(**exact | {"value": one_hot}, key_start=key_start)
-    assert 0.6 < shown[probabilities > 0].double().mean() < 0.8
-    wanted = (probabilities * shown / (1 - p)) @ exact["value"]
 
-    torch.manual_seed(5)
-    got = blocked.relative_attention(**inputs, key_start=key_start, dropout_prob=p)
-    compare_outputs(got, wanted, inputs, exact, dtype)
+    def dropped(**arguments):
+        torch.manual_seed(5)
+        return blocked.relative_attention(**arguments, dropout_prob=p)
+
+    def probabilities(**arguments):
+        return naive.relative_attention(**arguments | {"value": one_hot})
+
+    def law(**arguments):
+        return (probabilities(**arguments) * shown / (1 - p)) @ arguments["value"]
+
+    shown = dropped(**inputs | {"value": one_hot.to(dtype)}, key_start=key_start) != 0
+    exact = {name: t.double() for name, t in inputs.items()}
+    assert 0.6 < shown[probabilities(**exact, key_start=key_start) > 0].double().mean() < 0.8
+    compare(dropped, inputs, dtype, key_start, law)
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -1,0 +1,117 @@
+"""``memformers doctor``: what this machine is, and what will be used on it."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from memformers.common.fields import Count, check_fields
+from memformers.common.machine import choose_device, describe_environment, multiplies_bfloat16_faster
+from memformers.kernels import dispatch, naive
+from memformers.kernels.proof import objection
+from memformers.report.markdown import text_table
+
+B, H, S, K = 8, 4, 128, 256
+"""The streams, heads, queries and keys of the attention that is timed."""
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+"""What a processor may have that makes matrix products faster, as Linux names them."""
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Show this machine, which kernels compute here what they should, how fast, and what will be used.
+
+    Example: memformers doctor
+    """
+
+    device: str = "auto"
+    """What to examine, such as cpu or cuda:1; auto takes a GPU if there is one."""
+    d_head: Count = 32
+    """Width E of a head."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for settings that are out of range."""
+        check_fields(self)
+
+    def run(self) -> None:
+        """Examine, print."""
+        device = choose_device(self.device)
+        facts = describe_environment(device)
+        packages = facts["packages"] | {
+            "triton": import_module("triton").__version__ if has("triton") else "–"
+        }
+        print(f"device      {device}: {facts['device']}")
+        print(f"system      {facts['platform']}, {facts['cores']} cores, {facts['threads']} threads")
+        print(f"processor   {', '.join(instructions()) or 'its instructions are not known here'}")
+        print(f"packages    Python {facts['python']}, {', '.join(f'{n} {v}' for n, v in packages.items())}")
+        print(f"precision   auto is {'bfloat16' if multiplies_bfloat16_faster(device) else 'float32'}")
+        rows = [["kernel", "dtype", "state", "ms"]]
+        for dtype in (torch.float32, torch.bfloat16):
+            rows += [[name, str(dtype).removeprefix("torch."), *cells]
+                     for name, cells in examine(device, dtype, self.d_head).items()]  # fmt: skip
+        print(f"\n{text_table(rows, 100)}\n")
+        print(
+            f"ms: forward and backward pass, B = {B}, H = {H}, S = {S}, K = {K}, d_head = {self.d_head}. "
+            "SDPA is\nPyTorch's attention without positions, which no kernel here is for."
+        )
+
+
+def has(package: str) -> bool:
+    """Whether a package is installed."""
+    return find_spec(package) is not None
+
+
+def instructions() -> list[str]:
+    """Which of ``INSTRUCTIONS`` this processor has; none where the system doesn't say it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
+    return [name for name in INSTRUCTIONS if flags and name in flags[1].split()]
+
+
+def examine(device: torch.device, dtype: torch.dtype, d_head: int) -> dict[str, list[str]]:
+    """The state of each kernel and its milliseconds, by its name."""
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(shape).to(device, dtype).requires_grad_()
+
+    query, key, value = leaf(B, H, S, d_head), leaf(B, H, K, d_head), leaf(B, H, K, d_head)
+    r, u, v = leaf(H, K, d_head), leaf(H, d_head), leaf(H, d_head)
+    taken = dispatch.fastest(None, 0.0, query, key, value, r, u, v)
+    found = {}
+    for name in dispatch.SUPPORT:
+        said = dispatch.obstacle(name, None, 0.0, query, key, value, r, u, v)
+        compute = None if said else partial(kernel_of(name), query, key, value, r, u=u, v=v)
+        said = said or ("" if name == "naive" else objection(kernel_of(name), device, dtype, d_head))
+        state = said or ("the definition" if name == "naive" else "agrees with naive")
+        marked = f"{name} (auto)" if name == taken else name
+        found[marked] = [state, f"{milliseconds(compute, query):.2f}" if compute and not said else "–"]
+    sdpa = partial(F.scaled_dot_product_attention, query, key, value)
+    return found | {"SDPA": ["no positions", f"{milliseconds(sdpa, query):.2f}"]}
+
+
+def kernel_of(name: dispatch.KernelName) -> Callable[..., Tensor]:
+    """The function of a kernel."""
+    home = naive if name == "naive" else import_module(f"memformers.kernels.{name}")
+    compute: Callable[..., Tensor] = home.relative_attention
+    return compute
+
+
+def milliseconds(compute: Callable[[], Tensor], like: Tensor, rounds: int = 7) -> float:
+    """The median time of a forward and backward pass, after two that warm up."""
+    times = []
+    for _ in range(rounds + 2):
+        begin = perf_counter()
+        compute().sum().backward()
+        if like.device.type == "cuda":
+            torch.cuda.synchronize(like.device)
+        times.append(1e3 * (perf_counter() - begin))
+    return median(times[2:])
