@@ -6,7 +6,7 @@ This file defines PyTorch's operator and launches its kernels. The kernels are i
 """
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import triton
@@ -54,7 +54,7 @@ def fused_attention(
 ) -> tuple[Tensor, Tensor]:
     """The output ``[B, H, S, E]``, and each query's base-2 logarithm of the sum of e^score, ``[B, H, S]``."""
     B, H, S, E = query.shape
-    tiling = choose_tiling(query, backward=False)
+    tiling = choose_tiling(query, "attend")
     out, lse = sequence_first(query), query.new_empty((B, H, S), dtype=torch.float32)
     with torch.cuda.device_of(query):
         a, b = biases(key, r, u, v, s)
@@ -81,8 +81,9 @@ def fused_attention_backward(
     """The gradients of query, key, value, r, u, v and s, in their shapes, from ``grad [B, H, S, E]``, the
     gradient of the output."""
     (B, H, S, E), K = query.shape, key.shape[2]
-    tiling, scale = choose_tiling(query, backward=True), 1 / math.sqrt(E)
-    query_tiles, key_tiles = triton.cdiv(S, tiling["N"]), triton.cdiv(K, tiling["N"])
+    by_query, by_key, by_distance = (choose_tiling(query, kernel) for kernel in ("query", "key", "distance"))
+    scale, N = 1 / math.sqrt(E), by_query["N"]
+    query_tiles, key_tiles = triton.cdiv(S, N), triton.cdiv(K, N)
     parts = min(B, triton.cdiv(PROGRAMS, key_tiles * H))
     d_query, d_key, d_value = (sequence_first(x) for x in (query, key, value))
     d_u = u.new_empty((B, H, key_tiles, E), dtype=torch.float32)
@@ -92,11 +93,11 @@ def fused_attention_backward(
         a, b = biases(key, r, u, v, s)
         delta = row_dots(grad, out)
         inputs = rows(query), rows(key), rows(value), rows(r[None]), a, b, key_start, rows(grad), lse, delta
-        passes.gradient_by_query[(B * H * query_tiles,)](*inputs, rows(d_query), H, scale, **tiling)
-        by_key = rows(d_key), rows(d_value), u.contiguous(), d_u
-        passes.gradient_by_key[(B * H * key_tiles,)](*inputs, *by_key, H, scale, **tiling)
+        passes.gradient_by_query[(B * H * query_tiles,)](*inputs, rows(d_query), H, scale, **by_query)
+        of_keys = rows(d_key), rows(d_value), u.contiguous(), d_u
+        passes.gradient_by_key[(B * H * key_tiles,)](*inputs, *of_keys, H, scale, **by_key)
         passes.gradient_by_distance[(parts * H * key_tiles,)](
-            *inputs, rows(d_r), d_b, B, parts, H, scale, **tiling
+            *inputs, rows(d_r), d_b, B, parts, H, scale, **by_distance
         )
     d_b = d_b.sum(0)  # [H, K]
     return (
@@ -135,21 +136,24 @@ fused_attention.register_autograd(_backward, setup_context=_setup_context)
 fused_attention_backward.register_autograd(no_second_derivative("fused"))
 
 
-def choose_tiling(query: Tensor, *, backward: bool) -> dict[str, Any]:
-    """How the kernels are compiled for ``query [B, H, S, E]``: E, its padded width W, the tile's side N, and
-    the numbers of warps and of pipeline stages.
+def choose_tiling(query: Tensor, kernel: Literal["attend", "query", "key", "distance"]) -> dict[str, Any]:
+    """How a kernel, the forward pass or the gradient by one of three, is compiled for ``query [B, H, S, E]``:
+    E, its padded width W, the tile's side N, and the numbers of warps and of pipeline stages.
 
-    The values were chosen for Hopper's registers and shared memory from the compiler's report, and not yet by
-    measurement. In float32 a product keeps its operands in registers, so tiles are small.
+    The values were chosen from the compiler's report (``python -m experiments.benchmarks.compiled``), so that
+    no kernel in half precision spills registers on Hopper, and not yet by measurement. In float32 a product
+    keeps its operands in registers, so tiles are small.
     """
     E = query.shape[-1]
     W = max(16, triton.next_power_of_2(E))  # a product needs 16
     if query.dtype == torch.float32:
         N, warps, stages = (32, 8, 1) if W <= 64 else (16, 8, 1)
+    elif kernel != "attend":
+        N, warps, stages = 32, 4, 2 if W <= 64 or kernel == "distance" else 1
     elif W <= 64:
-        N, warps, stages = 64, 4, 2 if backward else 3
+        N, warps, stages = 64, 4, 3
     else:
-        N, warps, stages = 64, 8, 2 if shared_memory(query.device) >= 160 << 10 else 1
+        N, warps, stages = (64, 8, 2) if shared_memory(query.device) >= 200 << 10 else (32, 4, 2)
     return {"E": E, "W": W, "N": N, "num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
 
 
