@@ -1,4 +1,4 @@
-"""``memformers``: prepare, train, compare, recall, generate, evaluate, probe, check, report, dashboard, doctor."""
+"""``memformers``: prepare data, train, compare, generate, evaluate, report, and the other commands."""
 
 import argparse
 import sys
