@@ -34,6 +34,7 @@ from docs.building.source import ROOT
 ELSEWHERE = {
     "results/speed.md": "experiments/benchmarks/RESULTS.md",
     "results/decoding.md": "experiments/benchmarks/DECODING.md",
+    "results/compiled.md": "experiments/benchmarks/COMPILED.md",
     "results/figures/attention.png": "experiments/benchmarks/figures/attention.png",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",

@@ -147,9 +147,11 @@ def choose_tiling(query: Tensor, kernel: Literal["attend", "query", "key", "dist
     E = query.shape[-1]
     W = max(16, triton.next_power_of_2(E))  # a product needs 16
     if query.dtype == torch.float32:
-        N, warps, stages = (32, 8, 1) if W <= 64 else (16, 8, 1)
+        N, warps, stages = 32 if W <= 32 or (W == 64 and kernel == "attend") else 16, 8, 1
+    elif kernel == "distance":
+        N, warps, stages = 32, 4, 2 if W > 32 else 1
     elif kernel != "attend":
-        N, warps, stages = 32, 4, 2 if W <= 64 or kernel == "distance" else 1
+        N, warps, stages = 32, 4, 2 if W <= 64 else 1
     elif W <= 64:
         N, warps, stages = 64, 4, 3
     else:
