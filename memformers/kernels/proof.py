@@ -39,7 +39,8 @@ def errors(
 @cache
 def objection(kernel: Callable[..., Tensor], device: torch.device, dtype: torch.dtype, d_head: int) -> str:
     """Why ``kernel`` can't be trusted on a ``device``, in words; empty if it agrees with the naive kernel, in
-    output and all gradients, on a small problem with documents. It is computed once per process."""
+    output ``[B, H, S, E]`` and all gradients, on a small problem with documents. It is computed once per
+    process."""
     draw = torch.Generator().manual_seed(0)
     shapes = {"query": (B, H, S, d_head), "key": (B, H, K, d_head), "value": (B, H, K, d_head),
               "r": (H, K, d_head), "u": (H, d_head), "v": (H, d_head), "s": (H, K)}  # fmt: skip
