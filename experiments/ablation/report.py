@@ -80,8 +80,8 @@ LOOKS: dict[str, plotting.Look] = {
 APART = 0.24
 """The distance between the marks of one row; rows have a distance of 1."""
 MEANING = (
-    "Bits per character are those of the held-out text, where fewer are better. Right answers are those on a "
-    'recall stream, where more are better and chance is 25 %. "Beyond" counts the questions about values '
+    "Bits per character are those of the held-out text, where fewer are better. Correct answers are those on "
+    'a recall stream, where more are better and chance is 25 %. "Beyond" counts the questions about values '
     'that were set {} to {} positions ago, which one layer sees only in its slots. "Within" counts those '
     "about later values, which one layer of a Transformer-XL with the same number of keys sees too."
 )
@@ -115,7 +115,7 @@ def measures(task: str) -> dict[str, Measure]:
     reaches = {"beyond": band(), "within": (0, band()[0])}
     return {
         f"right_{name}": Measure(
-            f"right answers {name}", right_between(*reach), ".1f", " %", " points", scale=100, better=1
+            f"correct answers {name}", right_between(*reach), ".1f", " %", " points", scale=100, better=1
         )
         for name, reach in reaches.items()
     }
@@ -220,7 +220,7 @@ def values_figure(columns: Sequence[Column], rows: Sequence[Row], folder: Path) 
     found = {"the paper, enwik8: bits per character": [plotting.Series("", paper, LOOKS["paper"])]}
     for column in columns:
         label = "" if column.measure is BITS else column.measure.label
-        panel = f"{column.title}: {'right answers (%)' if label else BITS.label}"
+        panel = f"{column.title}: {'answered correctly (%)' if label else BITS.label}"
         found.setdefault(panel, []).append(column.series(list(map(column.mean, rows)), label))
     caption = (
         "The rows of the table, in the paper's order. The first panel has the paper's results on enwik8. "

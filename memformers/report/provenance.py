@@ -65,7 +65,7 @@ def facts_table(arms: Sequence[Arm], folder: Path) -> str:
         "git commit": distinct(run.facts.get("commit") for run in runs),
         "corpus": f"{corpus['name']}: {name_of(corpus['source'])}",
         "characters, sha256": characters,
-        "trainings at a time": distinct(f"{e['jobs']}" for e in environments if "jobs" in e),
+        "runs at the same time": distinct(f"{e['jobs']}" for e in environments if "jobs" in e),
         "device": distinct(f"{e['device']}, {e['threads']} threads" for e in environments),
         "system": distinct(f"{e['platform']}, Python {e['python']}" for e in environments),
         "packages": distinct(", ".join(f"{n} {v}" for n, v in e["packages"].items()) for e in environments),

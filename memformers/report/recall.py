@@ -1,4 +1,4 @@
-"""The report of a recall experiment: the share of right answers by how long ago the value was set."""
+"""The report of a recall experiment: the share of correct answers by how long ago the value was set."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,10 +30,11 @@ LOOK_OF_A_CONTROL = {
     "memory zeroed": plotting.ORANGE | {"linestyle": ":"},
     "memory swapped": plotting.AMBER,
 }
-RIGHT = "right answers (%)"
+ANSWERED = "answered correctly (%)"
+WIDER = "// on the axis marks where its scale changes: the bins after it span more positions. "
 PLACES = ("segment", "memory", "slots", "beyond")
 CONTROLS = (
-    "Shares of right answers by the place where the value was set: in the segment that the model reads, in "
+    "Shares of correct answers by the place where the value was set: in the segment that the model reads, in "
     "the memory, in the compressed slots, or farther back than one layer looks (beyond). A control changes "
     "only the memory with which the model reads a segment; the next segment gets the memory that was "
     "computed without the change."
@@ -60,10 +61,10 @@ def write_recall_report(folder: Path) -> Path:
     parts += [control_figure(controlled, folder, bands)] if controlled else []
     more: dict[str, Column] = {
         "one layer looks back (positions)": lambda arm: f"{sees_back(arm):,}",
-        "right answers within its reach": lambda arm: percent(arm.mean("within_reach")),
+        "correct answers within its reach": lambda arm: percent(arm.mean("within_reach")),
     }
     parts += ["## What each arm costs", costs_table(done, base, more)]
-    parts += ["## Right answers by distance", by_distance(done)]
+    parts += ["## Correct answers by distance", by_distance(done)]
     if any(controls_of(arm)[1:] for arm in done):
         parts += ["## Causal controls by the place of the value", CONTROLS, by_place(done)]
     method = "Training times do not include measurements. "
@@ -71,8 +72,8 @@ def write_recall_report(folder: Path) -> Path:
 
 
 def right_between(low: int, high: int) -> Callable[[Result], float | None]:
-    """The share of right answers about values that were set from ``low`` to before ``high`` positions ago, in
-    the distance bins between them; None without a question."""
+    """The share of correct answers about values that were set from ``low`` to before ``high`` positions ago,
+    in the distance bins between them; None without a question."""
 
     def share(result: Result) -> float | None:
         bins = bins_of(result["recall"])
@@ -84,7 +85,7 @@ def right_between(low: int, high: int) -> Callable[[Result], float | None]:
 
 
 def bins_of(recall: Mapping[str, Any]) -> Iterable[tuple[int, int, int, float]]:
-    """Of each distance bin: its edges, how many questions it has, and the share of right answers."""
+    """Of each distance bin: its edges, how many questions it has, and the share of correct answers."""
     edges = recall["edges"]
     return zip(edges[:-1], edges[1:], recall["asks"], recall["accuracy"], strict=True)
 
@@ -111,7 +112,7 @@ def measured(result: Result, control: str) -> Mapping[str, Any]:
 
 
 def accuracy(arm: Arm, control: str = UNTOUCHED) -> list[Mean | None]:
-    """The share of right answers in each bin, over seeds."""
+    """The share of correct answers in each bin, over seeds."""
     bins = range(len(edges_of(arm)) - 1)
     return [arm.mean(lambda result, i=i: measured(result, control)["accuracy"][i]) for i in bins]  # type: ignore[misc]
 
@@ -126,20 +127,20 @@ def results_table(arms: Sequence[Arm], base: Arm) -> str:
     columns: dict[str, Column] = {
         "seeds": lambda arm: f"{len(arm.results)}",
         "keys": lambda arm: number(arm.first.facts["keys"], ",.10g"),
-        "right within its reach": lambda arm: percent(arm.mean("within_reach")),
+        "correct within its reach": lambda arm: percent(arm.mean("within_reach")),
     }
     if measure := beyond_base(arms, base):
-        columns[f"right, {measure.label.partition(' were ')[2]}"] = lambda arm: measure.shown(
+        columns[f"correct, {measure.label.partition(' were ')[2]}"] = lambda arm: measure.shown(
             arm.mean(measure.of)
         )
     return arms_table(arms, columns)
 
 
 def beyond_base(arms: Sequence[Arm], base: Arm) -> Measure | None:
-    """The right answers about values that one layer of the arm with slots sees, and one layer of ``base``
+    """The correct answers about values that one layer of the arm with slots sees, and one layer of ``base``
     doesn't; None without such values."""
     low, high = sees_back(base), max((sees_back(arm) for arm in arms if arm.name == CLAIMED), default=0)
-    label = f"right answers about values that were set {low:,} to {high:,} positions ago"
+    label = f"correct answers about values that were set {low:,} to {high:,} positions ago"
     return Measure(label, right_between(low, high), ".1f", " %", " points", 100, 1) if high > low else None
 
 
@@ -197,11 +198,12 @@ def accuracy_figure(arms: Sequence[Arm], folder: Path, bands: str) -> str:
     finish(axes, arms[0])
     above.tick_params(bottom=False, labelbottom=False)
     caption = (
-        "The share of answers that are right, by how many positions ago the value was set. Vertical lines, "
-        "and the bars at the top, show how far one layer of each arm looks back from the end of its segment. "
+        "The share of questions that are answered correctly, by how many positions ago the value was set. "
+        "Vertical lines, and the bars at the top, show how far one layer of each arm looks back from the end "
+        f"of its segment. {WIDER}"
     )
-    title = "Share of right answers, by how long ago the value was set"
-    return plotting.save_series(figure, folder, "recall_accuracy", title, caption + bands, {RIGHT: many})
+    title = "Share of correct answers, by how long ago the value was set"
+    return plotting.save_series(figure, folder, "recall_accuracy", title, caption + bands, {ANSWERED: many})
 
 
 def control_figure(arms: Sequence[Arm], folder: Path, bands: str) -> str:
@@ -223,13 +225,14 @@ def control_figure(arms: Sequence[Arm], folder: Path, bands: str) -> str:
     caption = (
         "The same models without further training. Before each segment, a part of the memory was zeroed, or "
         "swapped with that of another stream. Grey marks the distances at which one layer sees only slots. "
+        f"{WIDER}"
     )
-    title = "Share of right answers with changed memories, by how long ago the value was set"
+    title = "Share of correct answers with changed memories, by how long ago the value was set"
     return plotting.save_series(figure, folder, "recall_controls", title, caption + bands, drawn)
 
 
 def series(arm: Arm, control: str, look: plotting.Look, label: str = "") -> plotting.Series:
-    """The share of right answers of each bin, in percent, in the middle of the bin."""
+    """The share of correct answers of each bin, in percent, in the middle of the bin."""
     found = [(i, mean) for i, mean in enumerate(accuracy(arm, control)) if mean]
     names = [ranges(arm)[i] for i, _ in found]
     return plotting.Series(
@@ -243,15 +246,21 @@ def ranges(arm: Arm) -> list[str]:
 
 
 def finish(axes: Axes, arm: Arm, title: str = "") -> None:
-    """Draw chance, and set axes and their names; all bins are equally wide."""
+    """Draw chance, and set axes and their names; all bins are drawn equally wide, with // on the axis where
+    their widths in positions change."""
     edges, chance = edges_of(arm), 100 / arm.first.config["recall"]["stream"]["values"]
     axes.axhline(chance, color=plotting.GREY, linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
     axes.text(0.08, chance + 1, "chance", fontsize=7, color="#666666")
-    plotting.style(axes, "positions since the value was set", RIGHT, title)
+    plotting.style(axes, "positions since the value was set", ANSWERED, title)
     axes.set_xticks(range(len(edges)), [f"{edge:,}" for edge in edges], rotation=45, fontsize=8)
     axes.set_xlim(0, len(edges) - 1)
     axes.set_ylim(0, 101)
     axes.grid(visible=False, axis="x")
+    widths = np.diff(edges)
+    for i in 1 + np.flatnonzero(widths[1:] != widths[:-1]):
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}
+        axes.annotate("//", (i, 0), (4, 0), textcoords="offset points", ha="center", va="center", bbox=box,
+                      fontsize=8)  # fmt: skip
 
 
 def places(distances: Sequence[float], edges: Sequence[int]) -> list[float]:
@@ -278,7 +287,7 @@ def by_place(arms: Sequence[Arm]) -> str:
 
 
 def at_place(arm: Arm, control: str, place: str) -> Mean | None:
-    """The share of right answers about values that were set in ``place``, over seeds."""
+    """The share of correct answers about values that were set in ``place``, over seeds."""
     return arm.mean(lambda result: measured(result, control)["by_place"][place])
 
 
