@@ -3,7 +3,7 @@ setting changed at a time, and Transformer-XL in the same way.
 
 Run it with ``python -m experiments.slots --out FOLDER``, and with ``--memory transformer-xl``. Finished
 trainings are kept, so it can be stopped and continued with ``--resume``. ``table.md`` in the folder has the
-share of right answers by the place of the value, on streams on which nothing is claimed later.
+share of correct answers by the place of the value, on streams on which nothing is claimed later.
 """
 
 from dataclasses import dataclass, replace
@@ -80,7 +80,7 @@ class Slots(ExperimentCommand):
 
 
 def shares_table(runs: list[FinishedRun]) -> str:
-    """The shares of right answers of the finished ``runs``, over seeds with 95 % intervals."""
+    """The shares of correct answers of the finished ``runs``, over seeds with 95 % intervals."""
     rows = [
         [
             arm.label,

@@ -26,7 +26,7 @@ Reach = Literal["near", "far"]
 
 @dataclass(frozen=True)
 class RecallTask:
-    """Trainings on the recall stream, which measure the share of right answers by distance."""
+    """Trainings on the recall stream, which measure the share of correct answers by distance."""
 
     name = "recall"
     resumes = False

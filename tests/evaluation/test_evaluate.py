@@ -37,7 +37,7 @@ def evaluation_of(losses, *lengths, of_documents=False, segment_len=7, reach=10)
 
 
 def read_alone(lm, text):
-    """Losses and right answers of one stream, from an empty memory."""
+    """Losses and correct answers of one stream, from an empty memory."""
     lm.eval()
     memory, losses, hits = None, [torch.empty(0)], [torch.empty(0, dtype=torch.bool)]
     for segment, targets in zip(text[:-1].split(7), text[1:].split(7), strict=True):
