@@ -1,6 +1,7 @@
 """``memformers train``: one model on one text."""
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -80,7 +81,7 @@ def parse_train(arguments: list[str], default: Train, prog: str | None = None) -
 def with_own_memory(config: TrainConfig, arguments: list[str]) -> TrainConfig:
     """``config`` with the memory of the user's own that ``--model`` names among the ``arguments``, if any, so
     that its settings are options too."""
-    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    pairs = pairwise([*arguments, ""])
     given = [word.partition("=")[2] or after for word, after in pairs if word.split("=")[0] == "--model"]
     if not given or ":" not in given[-1]:
         return config
