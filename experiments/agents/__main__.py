@@ -3,7 +3,7 @@
 Run it with ``python -m experiments.agents --out FOLDER``; ``--quick`` shows in some minutes that a T-maze is
 solved with memory and not without, ``--help`` lists every setting. Each task is an experiment of its own, in
 ``FOLDER/TASK``. Finished trainings are kept, and ``--resume`` goes on with those that were stopped, and adds
-tasks, arms and seeds. It needs ``pip install 'memformers-torch[agents]'``.
+tasks, arms and seeds. It needs ``pip install '.[agents]'`` in a clone.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,7 +50,7 @@ class AgentTask:
     """Trainings that act in environments, which measure the share of episodes that end in success."""
 
     name = "agent"
-    module = "experiments.agents.ppo"
+    module = "experiments.agents.run"
     reporter = "experiments.agents.report"
     resumes = True
 

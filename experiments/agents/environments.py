@@ -126,5 +126,5 @@ def make(task: str, number: int) -> Any:
 def missing(error: ImportError) -> UserError:
     """The refusal where a package is not installed."""
     return UserError(
-        f"{error.name} is not installed; install it with pip install 'memformers-torch[agents]'."
+        f"{error.name} is not installed; use pip install '.[agents]' in a clone of the repository."
     )

@@ -10,8 +10,8 @@ from experiments.agents.environments import T_MAZE
 from memformers.common.files import write_json, write_text
 from memformers.common.intervals import Mean, paired
 from memformers.report import plotting
-from memformers.report.arms import Arm, Column, Measure, Quantity, arms_of, arms_table
-from memformers.report.markdown import DASH, csv_text, number, table, write_page
+from memformers.report.arms import Arm, Column, Measure, Quantity, arms_of, arms_table, seeds_csv
+from memformers.report.markdown import DASH, number, table, write_page
 from memformers.report.provenance import facts_table, settings_tables
 from memformers.report.sections import warnings
 from memformers.runs.finished import read_runs
@@ -184,10 +184,4 @@ def write_results(tasks: Tasks, folder: Path) -> None:
     """Write each seed's results as JSON, and its successes as CSV."""
     found: dict[str, Any] = {t: {arm.name: arm.results for arm in arms} for t, arms in tasks.items()}
     write_json(folder / RESULTS, found)
-    rows = [
-        [task, arm.name, seed, success]
-        for task, arms in tasks.items()
-        for arm in arms
-        for seed, success in arm.values(SUCCESS.of).items()
-    ]
-    write_text(folder / TABLE, csv_text(["task", "arm", "seed", "success"], rows))
+    write_text(folder / TABLE, seeds_csv(tasks, SUCCESS, ["task", "arm", "seed", "success"]))

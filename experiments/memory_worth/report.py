@@ -9,8 +9,8 @@ from typing import Any
 from memformers.common.files import read_json, write_json, write_text
 from memformers.common.intervals import Mean, paired
 from memformers.report import plotting
-from memformers.report.arms import Arm, Measure, Quantity, arms_of
-from memformers.report.markdown import csv_text, number, table, write_page
+from memformers.report.arms import Arm, Measure, Quantity, arms_of, seeds_csv
+from memformers.report.markdown import number, table, write_page
 from memformers.report.provenance import facts_table
 from memformers.report.sections import costs_table, warnings
 from memformers.runs.finished import read_runs
@@ -236,10 +236,6 @@ def write_results(budgets: Budgets, folder: Path) -> None:
         for budget, arms in budgets.items()
     }
     write_json(folder / RESULTS, found)
-    rows = [
-        [budget, arm.name, seed, bits]
-        for budget, arms in budgets.items()
-        for arm in arms
-        for seed, bits in arm.values(BITS_PER_BYTE.of).items()
-    ]
-    write_text(folder / TABLE, csv_text(["tokens", "memory", "seed", "bits per byte"], rows))
+    write_text(
+        folder / TABLE, seeds_csv(budgets, BITS_PER_BYTE, ["tokens", "memory", "seed", "bits per byte"])
+    )

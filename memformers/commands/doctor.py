@@ -1,11 +1,11 @@
 """``memformers doctor``: what this machine is, and what will be used on it."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -15,9 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memformers.common.fields import Count, check_fields
-from memformers.common.machine import choose_device, describe_environment, multiplies_bfloat16_faster
+from memformers.common.machine import (
+    choose_device,
+    describe_environment,
+    installed,
+    multiplies_bfloat16_faster,
+)
 from memformers.kernels import dispatch, naive
 from memformers.kernels.proof import objection
+from memformers.models.attention import FORCED
 from memformers.report.markdown import text_table
 
 B, H, S, K = 8, 4, 128, 256
@@ -46,14 +52,14 @@ class Doctor:
         """Examine, print."""
         device = choose_device(self.device)
         facts = describe_environment(device)
-        packages = facts["packages"] | {
-            "triton": import_module("triton").__version__ if has("triton") else "–"
-        }
+        packages = facts["packages"] | {"triton": installed("triton")}
         print(f"device      {device}: {facts['device']}")
         print(f"system      {facts['platform']}, {facts['cores']} cores, {facts['threads']} threads")
         print(f"processor   {', '.join(instructions()) or 'its instructions are not known here'}")
         print(f"packages    Python {facts['python']}, {', '.join(f'{n} {v}' for n, v in packages.items())}")
         print(f"precision   auto is {'bfloat16' if multiplies_bfloat16_faster(device) else 'float32'}")
+        if forced := os.environ.get(FORCED):
+            print(f"kernel      {FORCED} names {forced}; without it, auto would be as below")
         rows = [["kernel", "dtype", "state", "ms"]]
         for dtype in (torch.float32, torch.bfloat16):
             rows += [[name, str(dtype).removeprefix("torch."), *cells]
@@ -63,11 +69,6 @@ class Doctor:
             f"ms: forward and backward pass, B = {B}, H = {H}, S = {S}, K = {K}, d_head = {self.d_head}. "
             "SDPA is\nPyTorch's attention without positions, which no kernel here is for."
         )
-
-
-def has(package: str) -> bool:
-    """Whether a package is installed."""
-    return find_spec(package) is not None
 
 
 def instructions() -> list[str]:

@@ -93,7 +93,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: installed(name) for name in PACKAGES},
         "device": _device_name(device),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -141,7 +141,8 @@ def _device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
-def _version(package: str) -> str:
+def installed(package: str) -> str:
+    """The version of a package, or that it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -179,7 +179,7 @@ class Gathered:
                 f"documents (a line break is written as $'\\n' in a shell), or leave it out."
             )
         for names in self.left_out.values():
-            if names[-1] == f"{name}:{number}":
+            if names[-1:] == [f"{name}:{number}"]:
                 names.pop()
 
     def check(self, source: str, tokenizer: str = "byte") -> "Gathered":

@@ -191,7 +191,7 @@ class Stepper:
         return Memory(tuple(mem), tuple(c_mem) if any(map(len, c_mem)) else (), self.valid), inputs
 
 
-class Rereader(Stepper):
+class UncachedStepper(Stepper):
     """A [`Stepper`][] for any memory, which keeps no keys: it reads the running segment again with each
     portion, from the memory at its edge. That is exact, and slower."""
 
@@ -237,14 +237,12 @@ def stepper_of(
     config: NetworkConfig,
     nothing: Tensor,
     memory: Memory | None = None,
-    *,
-    encode: Callable[[Tensor], Tensor],
-    decode: Callable[[Tensor], Tensor],
+    **how: Callable[[Tensor], Tensor],
 ) -> Stepper:
     """A [`Stepper`][] of this ``transformer``, with keys kept if they can be; ``nothing`` is ``[0, B, …]``,
     and the other arguments and errors are those of the Stepper."""
-    kind = Stepper if transformer.keeps_keys else Rereader
-    return kind(transformer, config, nothing, memory, encode=encode, decode=decode)
+    kind = Stepper if transformer.keeps_keys else UncachedStepper
+    return kind(transformer, config, nothing, memory, **how)
 
 
 def followed_by_starts(

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("gymnasium", reason="pip install 'memformers-torch[agents]'")
+pytest.importorskip("gymnasium", reason="pip install '.[agents]'")
 
-from experiments.agents import environments, ppo
+from experiments.agents import environments, ppo, run
 from experiments.agents.__main__ import ARMS, BASE, Agents, AgentTask
 from experiments.agents.environments import Environments
 from experiments.agents.ppo import Agent, AgentRun, AgentSettings, Episodes, Place, act, advantages, learn
@@ -156,10 +156,10 @@ def test_environments_that_fail_get_one_line_and_the_run_goes_on_from_what_was_l
     with monkeypatch.context() as patched:
         patched.setattr(environments, "make", lambda task, number: Broken(number, how))
         with pytest.raises(ValueError, match=message) as error:
-            ppo.train_agent(tmp_path)
+            run.train_agent(tmp_path)
     assert "\n" not in str(error.value)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["000000000030"]
-    ppo.train_agent(tmp_path)
+    run.train_agent(tmp_path)
     assert "continues at step 30" in capsys.readouterr().out
     assert [r["tokens"] for r in read_metrics(tmp_path)] == [30, 60, 90, 120, 120]
     result = read_json(tmp_path / "result.json")
@@ -187,7 +187,7 @@ def test_whatever_is_observed_becomes_a_row_of_numbers():
 
 def test_a_missing_package_is_named_with_what_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(ValueError, match=r"gymnasium.* pip install 'memformers-torch\[agents\]'"):
+    with pytest.raises(ValueError, match=r"gymnasium.* pip install '\.\[agents\]'"):
         Environments("t-maze-3", 1)
 
 
@@ -195,7 +195,7 @@ def test_the_experiment_trains_each_arm_on_each_task_and_reports_them(tmp_path, 
     def train_here(commands, jobs, *, environment, begin):
         for number, (module, folder) in enumerate(commands):
             assert module == AgentTask.module
-            ppo.train_agent(Path(folder))
+            run.train_agent(Path(folder))
             yield number, 0
 
     monkeypatch.setattr(experiment, "run_modules", train_here)
