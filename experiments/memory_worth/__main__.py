@@ -16,6 +16,7 @@ from typing import ClassVar
 import torch
 from tqdm import tqdm
 
+from experiments.memory_worth.arms import ALL, KINDS
 from experiments.memory_worth.report import EDGES, GROUPS, MEASURED, READ, write_report
 from memformers.commands.options import ExperimentCommand
 from memformers.common.command_line import parse_arguments, plain_errors
@@ -38,19 +39,6 @@ from memformers.training.config import TrainConfig
 
 BASE = TrainConfig(model=MEMORIES, tokenizer="bpe", evaluations=2)
 """The training of all arms, without its memory."""
-SLOTS = "model=compressive mem_len=64 c_mem_len=192"
-ARMS = (
-    "none: model=transformer",
-    "xl-64: model=transformer-xl mem_len=64",
-    "slots-32-32: model=compressive mem_len=32 c_mem_len=32",
-    "xl-256: model=transformer-xl mem_len=256",
-    f"slots-64-192: {SLOTS}",
-    f"slots-64-192-c2: {SLOTS} compression_rate=2",
-    f"slots-64-192-c8: {SLOTS} compression_rate=8",
-    "xl-832: model=transformer-xl mem_len=832",
-)
-"""No memory; 64 and 256 keys, as positions or with slots, c = 4 if not named otherwise; and as many positions
-as 64 positions and 192 slots stand for, which shows the most that these slots could be worth."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +53,8 @@ class MemoryWorth(ExperimentCommand):
     seeds: Count = 3
     """How many times each arm is trained. Intervals need at least 2."""
     arms: tuple[str, ...] = ()
-    """Which arms, by their names; all of them if none is named."""
+    """Which arms: names, of which experiments/memory_worth/arms.py has the list, or arms of your own, such as
+    'mine: model=my_memory.py:Averages mem_len=64'. If none is given, all those that compare memories."""
     vocab_size: Count = 2048
     """How many subwords are learned from the training part."""
     documents: Count = 32
@@ -78,15 +67,15 @@ class MemoryWorth(ExperimentCommand):
     def __post_init__(self) -> None:
         """Raise UserError for settings that are out of range."""
         check_fields(self)
-        known = [arm.partition(":")[0] for arm in ARMS]
-        if unknown := [name for name in self.arms if name not in known]:
-            raise UserError(f"expected arms among {', '.join(known)}, got {' '.join(unknown)}.")
+        if unknown := [arm for arm in self.arms if ":" not in arm and arm not in ALL]:
+            raise UserError(f"expected arms among {', '.join(ALL)}, or NAME: settings; got {unknown[0]!r}.")
 
     def experiments(self, data: str) -> dict[int, Experiment]:
         """The experiment of each budget on the text ``data``, by its number of tokens."""
         train = replace(BASE, data=data, model=replace(BASE.model, vocab_size=self.vocab_size))
-        chosen = self.arms or (("none", "xl-64", "slots-32-32", "xl-256") if self.quick else ())
-        arms = tuple(arm for arm in read_arms(ARMS, asdict(train)) if not chosen or arm.name in chosen)
+        chosen = self.arms or (("none", "xl-64", "slots-32-32", "xl-256") if self.quick else KINDS)
+        given = [arm if ":" in arm else f"{arm}: {ALL[arm].settings}" for arm in chosen]
+        arms = tuple(read_arms(given, asdict(train)))
         how = (1 if self.quick else self.seeds, self.jobs, 1)
         return {
             tokens: Experiment(TextTask(probed=False), replace(train, tokens=tokens), {}, arms, *how)

@@ -3,9 +3,11 @@ occurred, what swapped and zeroed slots cost, and each seed's numbers as JSON an
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from experiments.memory_worth.arms import ALL, KINDS, VARIANTS, Kind
 from memformers.common.files import read_json, write_json, write_text
 from memformers.common.intervals import Mean, paired
 from memformers.report import plotting
@@ -16,11 +18,6 @@ from memformers.report.sections import costs_table, warnings
 from memformers.runs.finished import read_runs
 from memformers.runs.folder import RESULTS, TABLE
 
-PAIRS = (
-    ("slots-32-32", "xl-64"), ("slots-64-192", "xl-256"), ("slots-64-192-c2", "xl-256"),
-    ("slots-64-192-c8", "xl-256"), ("xl-832", "xl-256"),
-)  # fmt: skip
-"""Arms with as many keys; the last is the ceiling."""
 BITS_PER_BYTE = Measure("bits per byte", "bits_per_byte")
 MEASURED = "by_distance.json"
 """In a run's folder: the loss by group, in nats per token."""
@@ -33,17 +30,11 @@ GROUPS = {
     "by_word": "the token is of",
 }
 """The groupings of tokens, each with the head of its column."""
-LABELS = {
-    "none": "no memory",
-    "xl-64": "64 positions",
-    "slots-32-32": "32 positions, 32 slots",
-    "xl-256": "256 positions",
-    "slots-64-192": "64 positions, 192 slots",
-    "slots-64-192-c2": "64 positions, 192 slots, c = 2",
-    "slots-64-192-c8": "64 positions, 192 slots, c = 8",
-    "xl-832": "832 positions",
-}
-"""The arms in tables and figures; slots stand for c = 4 positions each where nothing else is said."""
+LOOKS = {
+    "xl-64": plotting.PINK, "slots-32-32": plotting.SKY, "xl-256": plotting.ORANGE,
+    "slots-64-192": plotting.GREEN, "slots-64-192-c2": plotting.BLUE, "slots-64-192-c8": plotting.BLACK,
+    "xl-832": plotting.AMBER,
+}  # fmt: skip
 Budgets = Mapping[int, Sequence[Arm]]
 """By the tokens of a training, the arms that have finished and measured trainings."""
 
@@ -64,7 +55,9 @@ def read_arms_of(folder: Path) -> list[Arm]:
     return arms_of(
         [
             replace(
-                run, label=LABELS[run.arm], result={**(run.result or {}), **read_json(run.folder / MEASURED)}
+                run,
+                label=ALL[run.arm].label if run.arm in ALL else run.label,
+                result={**(run.result or {}), **read_json(run.folder / MEASURED)},
             )
             for run in runs
         ]
@@ -77,13 +70,17 @@ def write_report(folder: Path) -> Path:
     places = sorted(
         (path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name)
     )
-    budgets = {int(path.name): arms for path in places if (arms := read_arms_of(path))}
-    write_results(budgets, folder)
+    everything = {int(path.name): arms for path in places if (arms := read_arms_of(path))}
+    write_results(everything, folder)
+    budgets = {b: [arm for arm in arms if arm.name not in VARIANTS] for b, arms in everything.items()}
     largest, arms = max(budgets.items())
     last = folder / str(largest)
     parts = ["# What memory is worth on a long text", *warnings(arms, arms[0], last)]
     parts += ["## The gain of each memory", gains_figure(budgets, folder), gains_table(budgets)]
-    parts += ["## At equal keys", pairs_table(budgets), "## Where it pays"]
+    parts += ["## At equal keys", pairs_table(budgets, KINDS)]
+    if tried := pairs_table(everything, VARIANTS):
+        parts += ["## With one setting changed", tried]
+    parts += ["## Where it pays"]
     parts += [groups_figure(largest, arms, folder), *(groups_table(arms, title) for title in GROUPS)]
     parts += [
         "## Swapped and zeroed slots",
@@ -112,12 +109,24 @@ def gain(arm: Arm, arms: Sequence[Arm], quantity: Quantity) -> Mean | None:
     return arm.minus(base, quantity) if base and base is not arm else None
 
 
+def looks_of(names: Sequence[str]) -> dict[str, plotting.Look]:
+    """The look of each arm, the same in all figures."""
+    others = [name for name in names if name not in LOOKS]
+    return LOOKS | dict(zip(others, cycle(plotting.PALETTE), strict=False))
+
+
+def labels_of(budgets: Budgets) -> dict[str, str]:
+    """The label of each arm that was trained at any budget, by its name, in the order of the known arms."""
+    found = {arm.name: arm.label for arms in budgets.values() for arm in arms}
+    return {name: found[name] for name in (*KINDS, *found) if name in found}
+
+
 def gains_table(budgets: Budgets) -> str:
     """A row for each arm: its bits per byte and what they exceed those without memory by, at each budget."""
-    names = dict.fromkeys(arm.name for arms in budgets.values() for arm in arms)
+    labels = labels_of(budgets)
     rows = []
-    for name in names:
-        row = [LABELS[name]]
+    for name, label in labels.items():
+        row = [label]
         for arms in budgets.values():
             arm = next((arm for arm in arms if arm.name == name), None)
             mean, more = (
@@ -129,26 +138,27 @@ def gains_table(budgets: Budgets) -> str:
     return table(["memory", *heads], rows)
 
 
-def pairs_table(budgets: Budgets) -> str:
-    """A row for each pair of arms: the difference in bits per byte at each budget, paired by seed."""
+def pairs_table(budgets: Budgets, kinds: Mapping[str, Kind]) -> str:
+    """A row for each of ``kinds`` that was trained beside its rival: the difference in bits per byte at each
+    budget, paired by seed; empty if there is none."""
     rows = []
-    for ours, base in PAIRS:
+    for name, kind in kinds.items():
         found = [{arm.name: arm for arm in arms} for arms in budgets.values()]
         means = [
-            of[ours].minus(of[base], BITS_PER_BYTE.of) if {ours, base} <= set(of) else None for of in found
+            of[name].minus(of[kind.rival], BITS_PER_BYTE.of) if {name, kind.rival} <= set(of) else None
+            for of in found
         ]
         if any(means):
-            rows.append(
-                [f"{LABELS[ours]}, minus {LABELS[base]}", *map(BITS_PER_BYTE.shown_difference, means)]
-            )
-    return table(["bits per byte", *(f"{budget:,} tokens" for budget in budgets)], rows)
+            shown = map(BITS_PER_BYTE.shown_difference, means)
+            rows.append([f"{kind.label}, minus {ALL[kind.rival].label}", *shown])
+    return table(["bits per byte", *(f"{budget:,} tokens" for budget in budgets)], rows) if rows else ""
 
 
 def gains_figure(budgets: Budgets, folder: Path) -> str:
     """The bits per byte that each memory saves against no memory, by the tokens of the training."""
-    names = [arm.name for arm in max(budgets.items())[1] if arm.name != "none"]
-    looks, many = dict(zip(names, plotting.PALETTE, strict=False)), []
-    for name in names:
+    labels = {name: label for name, label in labels_of(budgets).items() if name != "none"}
+    looks, many = looks_of([*labels]), []
+    for name in labels:
         of = {
             b: gain(arm, arms, BITS_PER_BYTE.of)
             for b, arms in budgets.items()
@@ -156,7 +166,7 @@ def gains_figure(budgets: Budgets, folder: Path) -> str:
             if arm.name == name
         }
         points = [(float(b), Mean(-mean.mean, mean.half_width, mean.n)) for b, mean in of.items() if mean]
-        many.append(plotting.Series(LABELS[name], points, looks[name]))
+        many.append(plotting.Series(labels[name], points, looks[name]))
     figure, [axes] = plotting.panels([2.9], below=0.9)
     plotting.draw_lines(axes, many)
     plotting.style(axes, "tokens of the training", "bits per byte saved")
@@ -176,8 +186,7 @@ def groups_of(arms: Sequence[Arm], title: str = DISTANCE) -> list[str]:
 def groups_figure(budget: int, arms: Sequence[Arm], folder: Path) -> str:
     """The loss of each memory minus that of no memory, by how far back the word last occurred."""
     groups = groups_of(arms)
-    names = [arm.name for arm in arms if arm.name != "none"]
-    looks, many = dict(zip(names, plotting.PALETTE, strict=False)), []
+    looks, many = looks_of([arm.name for arm in arms]), []
     for arm in (arm for arm in arms if arm.name != "none"):
         means = [gain(arm, arms, in_group(DISTANCE, group)) for group in groups]
         points = [(float(i), mean) for i, mean in enumerate(means) if mean]

@@ -12,8 +12,15 @@ from experiments.memory_worth.report import write_report
 from memformers.common.errors import UserError
 from tests.builders import small_training
 
-ARMS = ("none: model=transformer", "xl-64: mem_len=8 model=transformer-xl",
-        "slots-32-32: model=compressive mem_len=4 c_mem_len=4 compression_rate=2")  # fmt: skip
+SLOTS = "model=compressive mem_len=2 c_mem_len=4 compression_rate=2"
+ARMS = (
+    "none",
+    "xl-64: mem_len=8 model=transformer-xl",
+    "slots-32-32: model=compressive mem_len=4 c_mem_len=4 compression_rate=2",
+    f"slots-64-192: {SLOTS}",
+    f"start-mean: {SLOTS} compression_start=mean",
+    "mine: model=transformer-xl mem_len=2",
+)
 
 
 @pytest.fixture
@@ -31,16 +38,22 @@ def test_every_budget_is_trained_and_measured_and_differences_are_paired(
 ):
     base = small_training(tokenizer="bpe", evaluations=1)
     monkeypatch.setattr(program, "BASE", replace(base, model=replace(base.model, model="compressive")))
-    monkeypatch.setattr(program, "ARMS", ARMS)
     monkeypatch.setattr(program, "READ", 64)
     out = tmp_path / "a"
     settings = MemoryWorth(
-        data=str(text), out=out, budgets=(64, 128), seeds=2, vocab_size=260, documents=2, dashboard="off"
+        data=str(text),
+        arms=ARMS,
+        out=out,
+        budgets=(64, 128),
+        seeds=2,
+        vocab_size=260,
+        documents=2,
+        dashboard="off",
     )
     settings.run()
     found = json.loads((out / "results.json").read_text())
     assert list(found) == ["64", "128"]
-    assert list(found["64"]) == ["none", "xl-64", "slots-32-32"]
+    assert list(found["64"]) == [arm.partition(":")[0] for arm in ARMS]
     slots = found["128"]["slots-32-32"]["1"]["by_distance"]
     assert sum(group["tokens"] for group in slots.values()) == 2 * 64
     assert set(slots["first"]) == {"tokens", "untouched", *(f"{part} {how}" for part in ("slots", "memory")
@@ -53,11 +66,14 @@ def test_every_budget_is_trained_and_measured_and_differences_are_paired(
     page = (out / "report.md").read_text()
     assert "32 positions, 32 slots, minus 64 positions" in page
     assert "32 positions, 32 slots: slots swapped" in page
+    _, changed = page.split("## With one setting changed")
+    assert "f_c begins as the mean, minus 64 positions, 192 slots |" in changed
+    assert "f_c begins as the mean:" not in changed, "only its difference is shown"
     (out / "report.md").unlink()
     write_report(out)
     assert (out / "report.md").read_text() == page
 
 
 def test_only_its_own_arms_can_be_named():
-    with pytest.raises(UserError, match="xl-832, got other"):
+    with pytest.raises(UserError, match="xl-full-length, or NAME: settings; got 'other'"):
         MemoryWorth(arms=("none", "other"))

@@ -1,0 +1,52 @@
+"""The memories to compare: at equal keys, as far back as slots stand for, and with one setting changed."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A memory, or a way to train one."""
+
+    settings: str
+    """The settings of its arm."""
+    label: str
+    """In tables and figures."""
+    rival: str = ""
+    """The arm with as many keys that it is compared with."""
+
+
+SLOTS, POSITIONS = "model=compressive mem_len=64 c_mem_len=192", "model=transformer-xl mem_len=256"
+KINDS = {
+    "none": Kind("model=transformer", "no memory"),
+    "xl-64": Kind("model=transformer-xl mem_len=64", "64 positions"),
+    "slots-32-32": Kind("model=compressive mem_len=32 c_mem_len=32", "32 positions, 32 slots", "xl-64"),
+    "xl-256": Kind(POSITIONS, "256 positions"),
+    "slots-64-192": Kind(SLOTS, "64 positions, 192 slots", "xl-256"),
+    "slots-64-192-c2": Kind(f"{SLOTS} compression_rate=2", "64 positions, 192 slots, c = 2", "xl-256"),
+    "slots-64-192-c8": Kind(f"{SLOTS} compression_rate=8", "64 positions, 192 slots, c = 8", "xl-256"),
+    "xl-832": Kind("model=transformer-xl mem_len=832", "832 positions", "xl-256"),
+}
+"""No memory; 64 and 256 keys, as positions or with slots, c = 4 if not named otherwise; and as many positions
+as 64 positions and 192 slots stand for, which shows the most that these slots could be worth."""
+VARIANTS = {
+    "start-mean": Kind(f"{SLOTS} compression_start=mean", "f_c begins as the mean", "slots-64-192"),
+    "pooling": Kind(f"{SLOTS} compression=mean", "f_c is the mean", "slots-64-192"),
+    "bptt": Kind(
+        f"{SLOTS} compression_loss=none bptt=1", "f_c learns from the next segment's loss", "slots-64-192"
+    ),
+    "upper": Kind(
+        "model=compressive mem_len=64 c_mem_len=[0,0,384,384]",
+        "slots in the upper two layers",
+        "slots-64-192",
+    ),
+    "more-positions": Kind(
+        "model=compressive mem_len=128 c_mem_len=128", "128 positions, 128 slots", "slots-64-192"
+    ),
+    "full-length": Kind(f"{SLOTS} memory_warmup=0", "memory of full length at once", "slots-64-192"),
+    "xl-full-length": Kind(
+        f"{POSITIONS} memory_warmup=0", "256 positions, memory of full length at once", "xl-256"
+    ),
+}
+"""One setting of 64 positions and 192 slots changed, at the same number of keys over all layers; the last is
+of 256 positions."""
+ALL = {**KINDS, **VARIANTS}
