@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from experiments.memory_worth.arms import ALL, KINDS
 from experiments.memory_worth.report import EDGES, GROUPS, MEASURED, READ, write_report
+from experiments.python_source import prepared_python_source
 from memformers.commands.options import ExperimentCommand
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
@@ -26,9 +27,6 @@ from memformers.common.files import write_json
 from memformers.comparison.arms import read_arms
 from memformers.comparison.experiment import Experiment, run_experiment
 from memformers.comparison.text import MEMORIES, TextTask
-from memformers.data.benchmarks import PYTHON_SOURCE
-from memformers.data.gathering import Recipe
-from memformers.data.preparing import prepare
 from memformers.data.streams import streams_and_places
 from memformers.evaluation.memory_ablation import losses_under_controls, parts_of_documents, parts_of_text
 from memformers.evaluation.probe import common_corpus, held_out_tokens
@@ -84,11 +82,7 @@ class MemoryWorth(ExperimentCommand):
 
     def experiment(self, folder: Path) -> Path:
         """Train and measure what ``folder`` doesn't have yet, and write the report of all budgets."""
-        data, tokens = self.data, folder / "tokens"
-        if not data:
-            data = str(tokens.resolve())
-            if not tokens.exists():
-                prepare(Recipe(Path(PYTHON_SOURCE), PYTHON_SOURCE, "", "bpe", self.vocab_size), tokens)
+        data = self.data or prepared_python_source(folder, self.vocab_size)
         for budget, experiment in self.experiments(data).items():
             run_experiment(experiment, folder / str(budget), self.dashboard, resume=self.resume)
             measure(folder / str(budget), self.documents)

@@ -84,7 +84,10 @@ def differing_settings(arms: Sequence[Arm], base: Arm) -> list[str]:
     ``base``."""
     runs = all_runs(arms)
     settings = [dict(flatten(run.config)) for run in runs]
-    names = dict.fromkeys(name for config in settings for name in config if name not in MAY_DIFFER)
+    names = dict.fromkeys(
+        name for config in settings for name in config
+        if name not in MAY_DIFFER and not name.startswith("model.own.")
+    )  # fmt: skip
     found = [name for name in names if len({json.dumps(config.get(name)) for config in settings}) > 1]
     if len({run.facts["corpus"].get("sha256") for run in runs}) > 1:
         found.append("text")
