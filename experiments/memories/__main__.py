@@ -66,7 +66,8 @@ METHOD = (
     "All arms of a task have the same network, seeds, tokens and order of the text; only the memory differs. "
     "No setting of the three memories was searched. ± is half the width of a 95 % interval over seeds, by "
     "Student's t; chance of recall is 20 %. The steps of Infini-attention and memory tokens have two "
-    "segments, so they are half as many. Operations of own memories are those of attention alone."
+    "segments, so they are half as many. Operations are those that read and write memories, not those "
+    "that compress."
 )
 Tasks = Mapping[str, Sequence[Arm]]
 

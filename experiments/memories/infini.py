@@ -79,6 +79,18 @@ class InfiniAttention(OwnMemory):
         """E + 1 slots. What they hold has no end in the past; each counts as a position."""
         return [LayerLengths(0, config.d_model // config.heads + 1)] * config.n_layers
 
+    @classmethod
+    def attention_sizes(cls, config: NetworkConfig) -> list[tuple[int, int]]:
+        """Attention over the segment alone."""
+        return [(config.segment_len, config.segment_len)] * config.n_layers
+
+    @classmethod
+    def more_operations(cls, config: NetworkConfig) -> int:
+        """By layer, 2·D·E for the product of queries, keys or values with M, in the retrieval and twice in
+        the update; 2·D for each of two products with z; and 4·D² for keys and values, once more."""
+        D, E = config.d_model, config.d_model // config.heads
+        return config.n_layers * (3 * 2 * D * E + 2 * 2 * D + 4 * D * D)
+
     def grow(self, layer: int, slots: Tensor, left: Tensor, belongs: Tensor) -> Tensor:
         """``slots [E + 1, B, D]`` after the update with a segment's inputs ``left [n, B, D]``, of which some
         ``belongs [n, B]`` to the document."""

@@ -51,6 +51,20 @@ class MemoryTokens(OwnMemory):
             *[LayerLengths(0)] * (config.n_layers - 1),
         ]
 
+    @classmethod
+    def attention_sizes(cls, config: NetworkConfig) -> list[tuple[int, int]]:
+        """In each layer, the segment with m memory tokens at its left and m at its right."""
+        whole = config.segment_len + 2 * config.own.tokens_of_memory
+        return [(whole, whole)] * config.n_layers
+
+    @classmethod
+    def more_operations(cls, config: NetworkConfig) -> int:
+        """The feed-forward network, 4·D·d_ff by layer, and the GRU gates, 24·D², of the 2·m memory tokens,
+        which a segment's tokens share."""
+        D, tokens = config.d_model, 2 * config.own.tokens_of_memory * config.n_layers
+        of_one = 4 * D * config.d_ff + (24 * D * D if config.gate == "gru" else 0)
+        return tokens * of_one // config.segment_len
+
     def forward(
         self,
         x: Tensor,

@@ -3,19 +3,25 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from memformers.common.errors import UserError
 from memformers.generation.decoding import Decoder
-from memformers.models.config import ModelConfig, is_used
+from memformers.models.config import ModelConfig, is_used, operations
+from memformers.models.core import read_features
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
+from memformers.models.own_memory import OwnMemory
 from memformers.models.stack import MemoryStack
 
 SMALL = {
@@ -95,7 +101,7 @@ def streams(lm: MemoryLM) -> str:
 
 
 def causality(lm: MemoryLM) -> str:
-    """No output depends on a later token."""
+    """No output depends on a later token, nor has a gradient from it."""
     _, memory, _ = _read(lm, _tokens(lm, _filling(lm)))
     text = _tokens(lm, lm.config.segment_len)
     before = lm(text, memory).logits
@@ -106,6 +112,18 @@ def causality(lm: MemoryLM) -> str:
         what = f"the output before token {t} of a segment, when that token is another one,"
         if said := _differs(after, before[:t], what, "what it was"):
             return said
+    x = lm.embed(text).detach().requires_grad_()
+    output, _ = read_features(lm.transformer, lm.config, x, memory)
+    for t, score in enumerate((output * torch.rand_like(output)).sum((1, 2))):
+        (grad,) = torch.autograd.grad(score, x, retain_graph=True)
+        by_position = grad.abs().flatten(1).amax(1)  # [S]
+        later = (~(by_position[t + 1 :] <= TOLERANCE)).nonzero()
+        if len(later):
+            last = t + 1 + int(later[-1])
+            return (
+                f"the output at position {t} of a segment has a gradient from the input at position {last}, "
+                f"up to {by_position[last]:.2g}."
+            )
     return ""
 
 
@@ -126,7 +144,7 @@ def keys(lm: MemoryLM) -> str:
     _, memory, _ = _read(lm, _tokens(lm, _filling(lm)))
     lengths = memory.lengths(lm.config.n_layers)
     for layer, ((M, C), own) in enumerate(zip(lengths, lm.config.layer_lengths, strict=True)):
-        waiting = own.compression_rate - 1 if "compression_rate" in _used(lm) else 0  # for a whole slot
+        waiting = own.compression_rate - 1 if _waits(lm) else 0  # for a whole slot
         if not own.mem_len - waiting <= M <= own.longest_memory or own.c_mem_len != C:
             return (
                 f"layer {layer} remembers {M} positions and {C} slots, but layer_lengths declares "
@@ -143,6 +161,33 @@ def keys(lm: MemoryLM) -> str:
         if len(unread):
             return f"{what} {int(unread[0])} of layer {layer} changes no output of the next segment."
     return ""
+
+
+def cost(lm: MemoryLM) -> str:
+    """Attention gets as many keys, and a token takes as many operations, as the memory declares."""
+    S, D, kind = lm.config.segment_len, lm.config.d_model, type(lm.transformer)
+    shared = {
+        each.name: getattr(lm.config, each.name)
+        for each in fields(lm.config)
+        if is_used(each.name, "transformer") and each.name not in ("model", "own")
+    }
+    found, sizes = _counted(lm.config)
+    without, own_alone = _counted(ModelConfig(model="transformer", **shared))
+    declared, more = kind.attention_sizes(lm.config), kind.more_operations(lm.config)
+    # Positions that don't fill a slot yet wait for others.
+    waiting = max(own.compression_rate for own in lm.config.layer_lengths) - 1 if _waits(lm) else 0
+    if [Q for Q, _ in sizes] != [Q for Q, _ in declared] or any(
+        abs(K - of_own) > waiting for (_, K), (_, of_own) in zip(sizes, declared, strict=True)
+    ):
+        return f"attention gets {_queries_and_keys(sizes)}, declared are {_queries_and_keys(declared)}."
+    for other, sign in ((sizes, -1), (own_alone, 1)):
+        found += sign * sum(operations(D, *each) for each in other)
+    if (found - without) // S == more:
+        return ""
+    return (
+        f"beside attention, a token takes {(found - without) // S:,} operations to read and write the "
+        f"memory, but more_operations declares {more:,}."
+    )
 
 
 def saving(lm: MemoryLM) -> str:
@@ -170,7 +215,7 @@ def stepping(lm: MemoryLM) -> str:
 def gradients(lm: MemoryLM) -> str:
     """Every parameter gets a gradient from the losses."""
     text = _tokens(lm, _filling(lm))
-    logits, _, losses = _read(lm, text, through_memory="tbptt" in _used(lm))
+    logits, _, losses = _read(lm, text, through_memory=is_used("tbptt", lm.config.model))
     loss = cross_entropy(logits[:-1].flatten(0, 1), text[1:].flatten()) + losses
     names, parameters = zip(*lm.named_parameters(), strict=True)
     grads = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -183,12 +228,51 @@ def gradients(lm: MemoryLM) -> str:
 
 
 CHECKS: Sequence[Callable[[MemoryLM], str]] = (
-    segments, documents, streams, causality, size, keys, saving, stepping, gradients,
+    segments, documents, streams, causality, size, keys, cost, saving, stepping, gradients,
 )  # fmt: skip
 
 
-def _used(lm: MemoryLM) -> set[str]:
-    return {name for name in ("compression_rate", "tbptt") if is_used(name, lm.config.model)}
+class Softmaxes(TorchDispatchMode):
+    """Keeps the two last sizes of every softmax: those of an attention are its queries and its keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[tuple[int, int]] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation of PyTorch."""
+        result = function(*args, **(kwargs or {}))
+        if "softmax" in str(function):
+            self.sizes.append((result.shape[-2], result.shape[-1]))
+        return result
+
+
+def _counted(config: ModelConfig) -> tuple[int, list[tuple[int, int]]]:
+    """The operations of matrix products for a segment of one stream, with a full memory and without what all
+    streams share; and how many queries and keys each of its attentions gets."""
+    # The naive kernel computes every score, as is declared.
+    lm, counts = MemoryLM(replace(config, kernel="naive")).double().eval(), []
+    for streams in (1, 2):
+        _, memory, _ = _read(lm, _tokens(lm, _filling(lm), streams))
+        text = _tokens(lm, config.segment_len, streams)
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            with Softmaxes() as attentions:
+                hidden, inputs = lm.transform(text, memory)
+            if isinstance(lm.transformer, OwnMemory):
+                lm.transformer.after_segment(memory, inputs, lm.config, hidden)
+        counts.append(counter.get_total_flops())
+    return counts[1] - counts[0], attentions.sizes
+
+
+def _queries_and_keys(sizes: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(f"{Q} queries and {K} keys" for Q, K in sizes) or "nothing"
+
+
+def _waits(lm: MemoryLM) -> bool:
+    """Whether positions wait in its memory until they fill a slot."""
+    return is_used("compression_rate", lm.config.model)
 
 
 def _filling(lm: MemoryLM) -> int:

@@ -315,22 +315,30 @@ def check_used(config: Any, model: str, *, lengths: bool = False) -> None:
 
 
 def attention_operations(config: NetworkConfig) -> int:
-    """Operations of all layers' attention for one token, with full memories; a multiply-add is two.
+    """Operations of all layers' attention for one token, with full memories, and of what else a memory of
+    one's own declares; a multiply-add is two.
 
-    Per layer over K = C + M + S keys: 2·K·D each for scores by content, scores by position and weighted
-    values, also where the causal mask hides them; 4·K·D² / S for keys and values, which a segment's S queries
-    share; and 4·D² for queries and output. Position vectors are shared by all streams and don't count.
+    Per layer, for Q queries over K keys, which are S and C + M + S in most models: 2·Q·K·D each for scores by
+    content, scores by position and weighted values, also where the causal mask hides them; 4·K·D² for keys
+    and values, and 4·Q·D² for queries and output, which the S tokens of a segment share. Position vectors are
+    shared by all streams and don't count, nor does what compresses.
     """
-    D, S = config.d_model, config.segment_len
-    keys = [own.keys + S for own in config.layer_lengths]
-    return sum(6 * K * D + 4 * K * D * D // S + 4 * D * D for K in keys)
+    D, S, kind = config.d_model, config.segment_len, kind_of(config.model)
+    of_layers = sum(operations(D, Q, K) // S for Q, K in kind.attention_sizes(config))
+    return of_layers + kind.more_operations(config)
+
+
+def operations(D: int, Q: int, K: int) -> int:
+    """Those of one attention of Q queries over K keys of D features, for one stream."""
+    return 6 * Q * K * D + 4 * (K + Q) * D * D
 
 
 def memory_facts(config: NetworkConfig) -> dict[str, Any]:
     """The facts about a memory in a run's ``run.json``: the number of positions before the segment that one
     layer sees, and that all layers together see; a layer's keys without the segment's, M + C, as a mean if
     layers differ; attention operations per token; and of a memory of one's own, the checksum of its file."""
-    keys = sum(own.keys for own in config.layer_lengths) / config.n_layers
+    sizes = kind_of(config.model).attention_sizes(config)
+    keys = sum(K for _, K in sizes) / config.n_layers - config.segment_len
     return {
         "memory": {"one_layer": config.remembered_positions, "all_layers": sum(config.positions_of_layers)},
         "keys": int(keys) if keys.is_integer() else keys,

@@ -38,6 +38,8 @@ class OwnMemory(MemoryStack):
       ``forward`` gets them as ``c_mem``.
     - ``forward``, if the segment is read in another way altogether.
     - ``keys_seen``, if the slots are not all of the running document, or none.
+    - ``attention_sizes`` and ``more_operations``, if it isn't an attention of S queries over M + C + S keys
+      alone that reads and writes the memory, for the keys and the cost beside every result.
 
     Args:
         config: What the network is built from.

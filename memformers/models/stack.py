@@ -50,6 +50,19 @@ class MemoryStack(nn.Module):
         """The network of ``config``, with layers of these ``parts``, the arguments of a [`MemoryLayer`][]."""
         raise NotImplementedError
 
+    @classmethod
+    def attention_sizes(cls, config: NetworkConfig) -> list[tuple[int, int]]:
+        """How many queries and keys each attention gets for a segment, with a full memory: one attention for
+        each layer, of S queries over M + C + S keys."""
+        S = config.segment_len
+        return [(S, own.keys + S) for own in cls.layer_lengths(config)]
+
+    @classmethod
+    def more_operations(cls, config: NetworkConfig) -> int:
+        """Operations of a token, in all layers together, for what reads and writes the memory beside that
+        attention: those of matrix products, where a multiply-add is two."""
+        return 0
+
     @check_arguments
     def __init__(self, layer: MemoryLayer | Sequence[MemoryLayer], n_layers: Count):
         super().__init__()

@@ -38,6 +38,28 @@ class Looks(Sound):
         return super().forward(x + x.mean(0), *args, **kwargs)
 
 
+class Leaks(Sound):
+    """A gradient from later tokens, and no value."""
+
+    def forward(self, x, *args, **kwargs):
+        return super().forward(x + x.mean(0) - x.mean(0).detach(), *args, **kwargs)
+
+
+class Reads(Sound):
+    """More keys than it declares."""
+
+    def forward(self, x, mem, c_mem, *args, **kwargs):
+        c_mem = [torch.cat([one, one]) for one in c_mem]
+        return super().forward(x, mem, c_mem, *args, **kwargs)
+
+
+class Works(Sound):
+    """More than it declares."""
+
+    def grow(self, layer, slots, left, belongs):
+        return super().grow(layer, slots, left @ torch.eye(12, dtype=left.dtype), belongs)
+
+
 class Scales(Sound):
     """What it remembers."""
 
@@ -123,6 +145,21 @@ class Idles(Sound):
             "causality",
             "the output before token 1 of a segment, when that token is another one, differs",
         ),
+        (
+            Leaks,
+            "causality",
+            "the output at position 0 of a segment has a gradient from the input at position 5, up to",
+        ),
+        (
+            Reads,
+            "cost",
+            "attention gets 6 queries and 18 keys, 6 queries and 18 keys, declared are 6 queries ",
+        ),
+        (
+            Works,
+            "cost",
+            "beside attention, a token takes 576 operations to read and write the memory, but more",
+        ),
         (Scales, "segments", "a text read in segments differs from the same text in one pass by up to"),
         (Mixes, "streams", "a stream in a batch differs from the stream alone by up to"),
         (Goes, "documents", "a stream after doc_starts differs from a fresh stream by up to"),
@@ -154,5 +191,5 @@ def test_the_command_says_what_each_check_asks_and_which_failed(tmp_path, monkey
     )
     ended = run("check", "mine.py:Mine")
     assert ended.said("mine.py:Mine fails 1 of the checks above.")
-    assert "ok      causality  No output depends on a later token." in ended.out
+    assert "ok      causality  No output depends on a later token, nor has a gradient from it." in ended.out
     assert "FAILED  documents  A stream that was reset equals a fresh one" in ended.out
