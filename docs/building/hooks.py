@@ -43,6 +43,8 @@ ELSEWHERE = {
 COMMAND_LINE = "command-line.md"
 LANGUAGES = {"zh.md": "zh-Hans", "si.md": "si"}
 """Pages that are not in English."""
+WIDE = ("results/speed.md", "scaling.md", "which-memory.md")
+"""Pages with tables as wide as those of reports."""
 BOOSTS = {
     "api/index.md": 0.01,
     "api/memformers.": 0.001,
@@ -101,8 +103,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     uri = page.file.src_uri
     boosts = [boost for beginning, boost in BOOSTS.items() if uri.startswith(beginning)]
     page.meta.setdefault("search", {"boost": boosts[0] if boosts else 1})
-    if uri.endswith(".ipynb"):
-        page.meta["hide"] = ["toc"]  # without it, the longest lines of code fit the page
+    if uri.endswith((".ipynb", "/report.md")) or uri in WIDE:
+        page.meta["hide"] = ["toc"]  # without it, the longest lines of code and most tables fit the page
     if uri in ELSEWHERE:
         return relinked(markdown, {path: site for site, path in ELSEWHERE.items()})
     try:

@@ -215,16 +215,15 @@ def groups_table(arms: Sequence[Arm], title: str) -> str:
 
 
 def controls_table(arms: Sequence[Arm]) -> str:
-    """For each arm with slots and each control, how much the loss rises in each group, in nats per token."""
-    groups, rows = groups_of(arms), []
+    """A row for each group, and a column for each arm with slots and control: how much the loss rises, in
+    nats per token."""
+    groups, columns = groups_of(arms), {}
     for arm in arms:
         for control in ("slots zeroed", "slots swapped"):
             means = [difference_to_itself(arm, group, control) for group in groups]
             if any(means):
-                rows.append(
-                    [f"{arm.label}: {control}", *(number(mean, ".3f", signed=True) for mean in means)]
-                )
-    return table(["", *groups], rows)
+                columns[f"{arm.label}: {control}"] = [number(mean, ".3f", signed=True) for mean in means]
+    return table([GROUPS[DISTANCE], *columns], [*zip(groups, *columns.values(), strict=True)])
 
 
 def difference_to_itself(arm: Arm, group: str, control: str) -> Mean | None:
