@@ -1,5 +1,5 @@
 """What a large text costs: time and memory to divide it into tokens, to train on it and to evaluate on it,
-beside the same training on a text of 1 MB.
+beside the same training run on a text of 1 MB.
 
 Run it with ``python -m experiments.large_text``, on Linux and on a quiet machine; it writes
 docs/results/large_texts.md. The text is made by a program and removed in the end. Each step is a process of
@@ -48,7 +48,7 @@ class LargeText:
     size: Count = 2**31
     """Bytes of the text."""
     tokens: Count = 400_000
-    """Tokens of each training."""
+    """Tokens of each training run."""
     vocab_size: Count = 1024
     """Subwords that are learned."""
     out: Path = Path(__file__).parents[1] / "docs" / "results" / "large_texts.md"
@@ -171,9 +171,9 @@ def measure(settings: LargeText, folder: Path) -> list[list[str]]:
 
     often = ("--checkpoint-every", str(settings.tokens // 10))
     small, large = (train(name, folder / name[4:], *often) for name in ("run-short", "run-subwords"))
-    row("first step of a training", f"{large.reached:.1f} s", "≤ 10 s")
+    row("first step of a training run", f"{large.reached:.1f} s", "≤ 10 s")
     more = (large.peak - small.peak) / MIB
-    row("memory of a training", f"{large.peak / MIB:,.0f} MiB", "")
+    row("memory of a training run", f"{large.peak / MIB:,.0f} MiB", "")
     row("… more than on a text of 1 MB", f"{more:+,.0f} MiB", "≤ 100 MiB")
     speeds = [median_speed(folder / name) for name in ("run-subwords", "run-short")]
     row("tokens per second", f"{speeds[0]:,.0f}; on 1 MB: {speeds[1]:,.0f}", "the same")
@@ -204,7 +204,7 @@ def page(settings: LargeText, rows: list[list[str]]) -> str:
     said = (
         f"Written by `python -m experiments.large_text` on {machine['cores']} cores ({machine['device']}), "
         f"with torch {machine['packages']['torch']}. The text, lines of drawn words, has {settings.size:,} "
-        f"bytes; subwords are {settings.vocab_size:,}; each training reads {settings.tokens:,} tokens with "
+        f"bytes; subwords are {settings.vocab_size:,}; each run reads {settings.tokens:,} tokens with "
         f"a small Compressive Transformer. Memory is what all processes of a command together hold in RAM "
         f"(PSS), including pages of mapped files, the highest of samples every {EVERY_SECONDS:g} s."
     )

@@ -1,7 +1,7 @@
 """Whether longer memories and more slots predict a text better: Transformer-XL with memories of several
 lengths, and Compressive Transformers with several kinds of slots, trained alike on one text.
 
-Run it with ``python -m experiments.longer_memory --data FILE --out FOLDER``. Finished trainings are kept;
+Run it with ``python -m experiments.longer_memory --data FILE --out FOLDER``. Finished training runs are kept;
 ``--resume`` continues, and adds seeds. The folder has the report of the comparison,
 ``figures/longer_memory.png``, and as tables what it changes when a memory grows during the training
 (``growth.md``), growing memories beside each other (``growing.md``), and how fast each arm learns at its
@@ -60,7 +60,7 @@ GROWS = "-grows"
 """The end of the name of an arm whose memory grows; the arm without it has the same memory from the
 beginning."""
 EARLY = (0.1, 0.2)
-"""The part of a training, as fractions of its tokens, in which the arms' early progress is compared."""
+"""The part of a training run, as fractions of its tokens, in which the arms' early progress is compared."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,12 @@ class LongerMemory(ExperimentCommand):
     seeds: int = 3
     """How many times each arm is trained. Intervals need at least 2."""
     scale: float = 0.5
-    """Multiplies the number of tokens of a training of ``memformers compare``."""
+    """Multiplies the number of tokens of a training run of ``memformers compare``."""
     causes: bool = True
     """Whether to try other kinds of slots as well: a convolution that starts as the mean, and slots of 2 and
     of 8 positions."""
     evaluations: int = 3
-    """How many times each training is evaluated."""
+    """How many times each training run is evaluated."""
 
     @property
     def comparison(self) -> CompareConfig:
@@ -148,7 +148,7 @@ def spread(points: Sequence[tuple[float, Mean]], right: float) -> list[tuple[flo
 
 def write_tables(folder: Path) -> None:
     """Write ``growth.md``, ``growing.md`` and ``beginning.md``, of the comparison in ``folder``, into it, as
-    Markdown, and each training's loss as ``results.csv``."""
+    Markdown, and each training run's loss as ``results.csv``."""
     arms = [arm for arm in arms_of(read_runs(folder)) if arm.results]
     write_text(folder / "growth.md", growth_table(arms) + "\n")
     write_text(folder / "growing.md", growing_table(arms) + "\n")

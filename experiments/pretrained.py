@@ -2,7 +2,7 @@
 
 Run it with ``python -m experiments.pretrained --data input.txt``, where the file is Tiny Shakespeare; without
 ``--data`` it is downloaded. It trains a Transformer-XL and a Compressive Transformer of the same network,
-whose memories have the same number of keys. A training that was stopped continues when the command is run
+whose memories have the same number of keys. A training run that was stopped continues when the command is run
 again.
 """
 
@@ -42,13 +42,13 @@ class Pretraining:
     """Train the models that come with the package, and put them into it."""
 
     data: str = ""
-    """The file of Tiny Shakespeare; by default the one that a training uses."""
+    """The file of Tiny Shakespeare; by default the one that a training run uses."""
     tokens: int = 8_000_000
     """The number of tokens on which each model is trained."""
     seed: int = 0
     """The seed of the initial weights and of the order of the text."""
     runs: Path = Path("runs/pretrained")
-    """Folder of the two trainings."""
+    """Folder of the two training runs."""
     out: Path = PACKAGED
     """The folder for the models, each in a sub-folder; by default in the package."""
 
@@ -67,7 +67,7 @@ def main(pretraining: Pretraining) -> None:
         )
         run = train_run(config, pretraining.runs / name, "off", resume=True)
         recipe = put(run, pretraining.out / name)
-        print(f"{name}: {recipe['held_out']['loss_nats']:.4f} nats a token → {pretraining.out / name}")
+        print(f"{name}: {recipe['held_out']['loss_nats']:.4f} nats per token → {pretraining.out / name}")
 
 
 def put(run: Path, folder: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Train by every recipe for the same time, and compare the losses.
 
 Run it on a quiet machine with ``python -m experiments.recipes --data FILE --out FOLDER``. First it measures
-how many tokens a second each recipe trains, in turn; then each gets as many tokens as ``--seconds`` allow,
+how many tokens per second each recipe trains, in turn; then each gets as many tokens as ``--seconds`` allow,
 over ``--seeds`` seeds. What is finished is kept, so that it can be stopped and gone on with by ``--resume``.
 """
 
@@ -85,9 +85,9 @@ class Recipes(ExperimentCommand):
     seconds: Annotated[float, Range(above=0)] = 125.0
     """Seconds of training by each recipe, on all of the machine's cores."""
     seeds: Count = 1
-    """The number of trainings by each recipe."""
+    """The number of training runs by each recipe."""
     jobs: Count = 2
-    """Trainings at a time; their length is a number of tokens."""
+    """Training runs at a time; their length is a number of tokens."""
     threads: Count = 1
     """Threads of each."""
 
@@ -130,8 +130,8 @@ class Enough(Exception):
 
 
 def speed(recipe: str, data: str) -> float:
-    """Tokens a second by this ``recipe``, over a training of few steps, in which the memory grows as it does
-    in a long one."""
+    """Tokens a second by this ``recipe``, over a training run of few steps, in which the memory grows as it
+    does in a long one."""
     times: list[float] = []
 
     def look(state: TrainingState) -> None:
@@ -176,7 +176,7 @@ def arm_of(recipe: str, **more: Any) -> Arm:
 
 
 def training_of(recipe: str) -> TrainConfig:
-    """A training by the ``recipe``."""
+    """A training run by the ``recipe``."""
     return TEXT.parse(settings_of(arm_of(recipe), asdict(DEFAULT)), recipe)
 
 
@@ -187,7 +187,7 @@ def work_of(recipe: str) -> TrainConfig:
 
 
 def draw(runs: Mapping[str, FinishedRun], speeds: Mapping[str, float], path: Path) -> None:
-    """Draw the losses of a run by each recipe against training time; ``speeds`` is in tokens a second."""
+    """Draw the losses of a run by each recipe against training time; ``speeds`` is in tokens per second."""
     figure, [axes] = panels([2.9])
     for name, look in DRAWN.items():
         records = [record for record in runs[name].metrics if "loss.valid" in record]

@@ -2,8 +2,8 @@
 setting changed at a time, and Transformer-XL in the same way.
 
 Run it with ``python -m experiments.slots --out FOLDER``, and with ``--memory transformer-xl``. Finished
-trainings are kept, so it can be stopped and continued with ``--resume``. ``table.md`` in the folder has the
-share of correct answers by the place of the value, on streams on which nothing is claimed later.
+training runs are kept, so it can be stopped and continued with ``--resume``. ``table.md`` in the folder has
+the share of correct answers by the place of the value, on streams on which nothing is claimed later.
 """
 
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """What was tried, by the names in the table: the settings that differ."""
 OF_SLOTS = {"model.compression_rate"}
 """Settings that Transformer-XL doesn't have."""
-COLUMNS = {"memory": "right in memory", "slots": "right in slots", "beyond": "right beyond"}
+COLUMNS = {"memory": "correct in memory", "slots": "correct in slots", "beyond": "correct beyond"}
 """The places of a value in the table, and their headings."""
 
 
@@ -55,11 +55,11 @@ class Slots(ExperimentCommand):
     variants: tuple[str, ...] = tuple(VARIANTS)
     """Which of the variants."""
     tokens: Count = SETTINGS["near"].train.tokens
-    """Tokens of each training."""
+    """Tokens of each training run."""
     seeds: Count = 1
     """How many times each variant is trained."""
     jobs: Count = USUAL_JOBS
-    """Trainings at a time, each with one thread."""
+    """Training runs at a time, each with one thread."""
 
     def experiment(self, folder: Path) -> Path:
         """Train what the folder doesn't have, and write the report and the table."""
@@ -91,7 +91,7 @@ def shares_table(runs: list[FinishedRun]) -> str:
         for arm in arms_of(runs)
         if arm.results
     ]
-    return table(["variant", *COLUMNS.values(), "right within reach", "seeds"], rows)
+    return table(["variant", *COLUMNS.values(), "correct within reach", "seeds"], rows)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Run it with ``make ablation`` or ``python -m experiments.ablation``; ``--quick`` is a short trial, ``--help``
 lists every setting. Each row of the table is trained from each seed, twice: as an arm of an experiment on a
 text, in FOLDER/text, and as an arm of a recall experiment, in FOLDER/recall. Only the memory differs.
-Finished trainings are kept; ``--resume`` continues, and adds rows and seeds.
+Finished training runs are kept; ``--resume`` continues, and adds rows and seeds.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ TEXT = TrainConfig(model=MEMORIES, tokens=500_000, memory_warmup=0.0)
 """The training of each row on the text, without its memory; slots are there from the first steps on."""
 RECALL_TOKENS = 1_000_000
 QUICK_TOKENS = 16_384
-"""Tokens of each training with --quick."""
+"""Tokens of each training run with --quick."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Ablation(ExperimentCommand):
     """Whether to show in two or three minutes that the ablation runs: one seed, and too few tokens to
     learn."""
     text_tokens: Count | None = None
-    """Tokens of each training on the text; half a million if not given."""
+    """Tokens of each training run on the text; half a million if not given."""
     recall_tokens: Count | None = None
-    """Tokens of each training on the recall stream; a million if not given."""
+    """Tokens of each training run on the recall stream; a million if not given."""
     data: str = ""
     """The text, as for training: Tiny Shakespeare if not given."""
     jobs: Count = USUAL_JOBS
-    """Trainings on the recall stream at a time, of one thread each. On the text there is one at a time, with
-    all threads."""
+    """Training runs on the recall stream at a time, of one thread each. On the text there is one at a time,
+    with all threads."""
     device: str = "auto"
     """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
 
@@ -85,10 +85,11 @@ class Ablation(ExperimentCommand):
         }
 
     def experiment(self, folder: Path) -> Path:
-        """Train what ``folder`` doesn't have yet, and write the report of all trainings; returns its page.
+        """Train what ``folder`` doesn't have yet, and write the report of all training runs; returns its
+        page.
 
-        A training that fails doesn't stop the others. Raises UserError for a folder that already holds an
-        ablation (when resumed: with other settings), and, after writing the report, if a training failed.
+        A training run that fails doesn't stop the others. Raises UserError for a folder that already holds an
+        ablation (when resumed: with other settings), and, after writing the report, if a training run failed.
         """
         check_named(folder)
         begun = any((folder / task).exists() for task in self.tasks)

@@ -68,7 +68,7 @@ def arms_of_rows(names: Sequence[str], model: ModelConfig) -> tuple[plan.Arm, ..
 
 
 Arms = Mapping[str, Mapping[str, Arm]]
-"""By task, the rows that have finished trainings, by name, in the order of the table."""
+"""By task, the rows that have finished training runs, by name, in the order of the table."""
 TASKS = ("text", "recall")
 FEWEST_TOKENS = 500_000
 LOOKS: dict[str, plotting.Look] = {
@@ -122,7 +122,7 @@ def measures(task: str) -> dict[str, Measure]:
 
 
 def read_arms(folder: Path) -> Arms:
-    """The rows in ``folder`` with the trainings of each, for each task of which any has finished."""
+    """The rows in ``folder`` with the training runs of each, for each task of which any has finished."""
     found = {}
     for task in TASKS:
         arms = arms_of(read_runs(folder / task, task)) if any((folder / task).glob(f"*/{FACTS}")) else []
@@ -166,8 +166,8 @@ def title_of(by_name: Mapping[str, Arm]) -> str:
 
 
 def write_report(folder: Path) -> Path:
-    """Write the report of the trainings in ``folder``, of which at least one has finished, and their numbers;
-    returns its page."""
+    """Write the report of the training runs in ``folder``, of which at least one has finished, and their
+    numbers; returns its page."""
     arms = read_arms(folder)
     columns = [
         Column(title_of(by_name), name, measure, by_name)
@@ -185,7 +185,7 @@ def write_report(folder: Path) -> Path:
         heading = f"### {plain(title_of(by_name))}"
         told.append(heading)
         told += (base and claims(some, base, list(measures(task).values()), folder)) or [
-            f'Nothing is compared, since there are no trainings of "{BASE_ROW.label}" and of another row.'
+            f'Nothing is compared, since there are no training runs of "{BASE_ROW.label}" and of another row.'
         ]
         costs += [heading, costs_table(some, base or some[0])]
         made += [heading, facts_table(some, folder / task)]

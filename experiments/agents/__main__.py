@@ -2,8 +2,8 @@
 
 Run it with ``python -m experiments.agents --out FOLDER``; ``--quick`` shows in some minutes that a T-maze is
 solved with memory and not without, ``--help`` lists every setting. Each task is an experiment of its own, in
-``FOLDER/TASK``. Finished trainings are kept, and ``--resume`` goes on with those that were stopped, and adds
-tasks, arms and seeds. It needs ``pip install '.[agents]'`` in a clone.
+``FOLDER/TASK``. Finished training runs are kept, and ``--resume`` goes on with those that were stopped, and
+adds tasks, arms and seeds. It needs ``pip install '.[agents]'`` in a clone.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ QUICK = ("none", "gru", "transformer-xl", "compressive")
 
 @dataclass(frozen=True)
 class AgentTask:
-    """Trainings that act in environments, which measure the share of episodes that end in success."""
+    """Training runs that act in environments, which measure the share of episodes that end in success."""
 
     name = "agent"
     module = "experiments.agents.run"
@@ -65,7 +65,7 @@ class AgentTask:
         return dict
 
     def measure(self, train: TrainConfig, folder: Path) -> None:
-        """Nothing: each training has evaluated its agent."""
+        """Nothing: each training run has evaluated its agent."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ class Agents(ExperimentCommand):
     tasks: tuple[str, ...] = ("t-maze-16", "t-maze-24", "t-maze-60", "t-maze-80")
     """T-mazes by their corridors' lengths, or ids of gymnasium environments."""
     steps: Count = 400_000
-    """Steps of all environments together, in each training."""
+    """Steps of all environments together, in each training run."""
     seeds: Count = 5
     """How many times each arm is trained. Intervals need at least 2."""
     arms: tuple[str, ...] = ()
     """Which arms, by their names; all of them if none is named."""
     jobs: Count = 2
-    """Trainings at a time, of one thread each."""
+    """Training runs at a time, of one thread each."""
     quick: bool = False
     """Whether to show in some minutes that memories solve what is guessed without: one T-maze, whose sign is
     just out of the window, one seed, and no gates."""

@@ -29,7 +29,7 @@ MOST_APART = 1e-5
 """How far log-probabilities when learning may be from those when acting, with the same weights; of those
 below -1, as a fraction of them, since float32 rounds in proportion."""
 EVALUATED_SEED = 2**31
-"""Where the seeds of evaluated episodes begin; those of trainings are below."""
+"""Where the seeds of evaluated episodes begin; those of training runs are below."""
 
 
 @dataclass(frozen=True)

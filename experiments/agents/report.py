@@ -28,7 +28,7 @@ SUCCESS_NOTE = (
 )
 RETURN_NOTE = "Sums of the rewards of an episode, not discounted, and in brackets how many seeds."
 Tasks = Mapping[str, Sequence[Arm]]
-"""By their names, the arms that have begun trainings on them."""
+"""By their names, the arms that have begun training runs on them."""
 METHOD = (
     "Each arm is trained by the same PPO with the same settings and as many steps. "
     "Success is the share of episodes that end with a reward, of {} episodes after the training, with the "
@@ -154,7 +154,7 @@ def change(arm: Arm, control: str) -> Mean | None:
 
 SPEEDS = (
     "Steps per second of acting (with the environments) and of learning, as medians over the records of all "
-    "trainings, each with one thread. Other trainings ran at the same time, and perhaps other programs."
+    "training runs, each with one thread. Others ran at the same time, and perhaps other programs."
 )
 
 
@@ -175,7 +175,7 @@ def speeds_table(arms: Sequence[Arm]) -> str:
 
 
 def median_of(arm: Arm, name: str) -> float | None:
-    """The median of a number in the records of an arm's trainings."""
+    """The median of a number in the records of an arm's training runs."""
     found = [record[name] for run in arm.runs for record in run.metrics if name in record]
     return median(found) if found else None
 

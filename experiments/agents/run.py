@@ -1,4 +1,4 @@
-"""A run of an agent: one training by PPO, from its config to the files in its folder.
+"""A run of an agent: one training run by PPO, from its config to the files in its folder.
 
 ``python -m experiments.agents.run FOLDER`` trains the run that ``FOLDER/config.json`` describes.
 """

@@ -56,7 +56,7 @@ def report(results: Result) -> str:
         "Whether bfloat16 is the faster one is a matter of the CPU's instructions for it. "
         f"What bfloat16 costs in quality: a model of the comparison, trained for "
         f"{results['rounding tokens']:,} tokens on the built-in play, predicts held-out text at "
-        f"{losses['float32']:.4f} nats a token in float32 and at {losses['bfloat16']:.4f} with weights and "
+        f"{losses['float32']:.4f} nats per token in float32 and at {losses['bfloat16']:.4f} with weights and "
         "caches in bfloat16.",
         f"From nothing remembered, {long_text['tokens']:,} tokens: {first} ms a token just after "
         f"the memory is full, {last} ms at the end.",

@@ -2,8 +2,8 @@
 
 Run it with ``python -m experiments.memories --out FOLDER`` in the top folder of a clone; ``--quick`` is a
 trial of some minutes, ``--help`` lists every setting. Each task is an experiment of its own, in
-``FOLDER/TASK``. Finished trainings are kept; ``--resume`` continues, and adds seeds. The report has one table
-of all tasks, the differences to Transformer-XL, paired by seed, and what each memory costs.
+``FOLDER/TASK``. Finished training runs are kept; ``--resume`` continues, and adds seeds. The report has one
+table of all tasks, the differences to Transformer-XL, paired by seed, and what each memory costs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -78,15 +78,15 @@ class Memories(ExperimentCommand):
 
     name: ClassVar = "memories"
     recall_tokens: Count = 3_000_000
-    """The tokens of each training on the recall stream."""
+    """The tokens of each training run on the recall stream."""
     text_tokens: Count = 800_000
-    """The tokens of each training on a text."""
+    """The tokens of each training run on a text."""
     seeds: Count = 3
     """How many times each arm is trained. Intervals need at least 2."""
     data: str = ""
     """The long text, as for training; the Python source code of this machine if not given."""
     jobs: Count = 2
-    """Trainings at a time, of one thread each."""
+    """Training runs at a time, of one thread each."""
     quick: bool = False
     """Whether to only show that everything works, with one seed, few tokens and without the long text."""
 

@@ -4,7 +4,7 @@ several budgets of training, against the network without memory.
 Run it with ``python -m experiments.memory_worth --out FOLDER``; ``--quick`` is a trial of some minutes,
 ``--help`` lists every setting. The text is the Python source code of this machine (``memformers prepare
 python-source``) in subwords, each file a document, unless ``--data`` names another one. Each budget is an
-experiment of its own, in ``FOLDER/TOKENS``. Finished trainings are kept; ``--resume`` continues, and adds
+experiment of its own, in ``FOLDER/TOKENS``. Finished training runs are kept; ``--resume`` continues, and adds
 budgets, arms and seeds. The report has the gain of each memory by budget, and by how far back a word last
 occurred, and what swapped and zeroed slots cost.
 """
@@ -47,7 +47,7 @@ class MemoryWorth(ExperimentCommand):
     data: str = ""
     """The text, as for training; the Python source code of this machine if not given."""
     budgets: tuple[Count, ...] = (1_600_000, 6_400_000)
-    """The numbers of tokens of each training, an experiment each."""
+    """The numbers of tokens of each training run, an experiment each."""
     seeds: Count = 3
     """How many times each arm is trained. Intervals need at least 2."""
     arms: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class MemoryWorth(ExperimentCommand):
     documents: Count = 32
     """How many held-out documents are read to measure losses by distance."""
     jobs: Count = 2
-    """Trainings at a time, of one thread each."""
+    """Training runs at a time, of one thread each."""
     quick: bool = False
     """Whether to show in some minutes that it runs: one seed, four arms, and too few tokens to learn."""
 

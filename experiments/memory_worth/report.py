@@ -36,7 +36,7 @@ LOOKS = {
     "xl-832": plotting.AMBER,
 }  # fmt: skip
 Budgets = Mapping[int, Sequence[Arm]]
-"""By the tokens of a training, the arms that have finished and measured trainings."""
+"""By the tokens of a training run, the arms that have finished and measured training runs."""
 
 
 def in_group(title: str, group: str, control: str = "untouched") -> Quantity:
@@ -198,7 +198,7 @@ def groups_figure(budget: int, arms: Sequence[Arm], folder: Path) -> str:
     plotting.style(axes, "tokens since the word last began", "nats per token, minus those\nwithout memory")
     plotting.categories(axes, groups, rotation=40)
     axes.axhline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
-    caption = f"Trainings of {budget:,} tokens. First: words that had not occurred in the document."
+    caption = f"Training runs of {budget:,} tokens. First: words that had not occurred in the document."
     return plotting.save_series(figure, folder, "distances", "The gain by distance", caption, {"": many})
 
 

@@ -58,7 +58,7 @@ def page(rates: Rates) -> str:
     parts = [
         "# Scaling on paper",
         "These numbers are counted by [experiments/scaling](../experiments/scaling/counting.py), and `python "
-        "-m experiments.scaling` writes this page. Nobody has run these trainings with this library. The "
+        "-m experiments.scaling` writes this page. Nobody has trained these models with this library. The "
         "models are built with one layer and with two, from tensors that have shapes and types but no data. "
         "The operations of a training step are counted by PyTorch's `FlopCounterMode`, and its memory by the "
         "tensors that autograd keeps. A [test](../tests/experiments/test_scaling.py) compares these counts "

@@ -48,8 +48,8 @@ class Estimate:
 
 
 def estimate(config: TrainConfig, ranks: int) -> Estimate:
-    """The estimate for each of the ``ranks`` of a training with ``config``, whose batch is processed in one
-    part. Raises UserError for ranks that can't share the batch."""
+    """The estimate for each of the ``ranks`` of a training run with ``config``, whose batch is processed in
+    one part. Raises UserError for ranks that can't share the batch."""
     if ranks < 1 or (ranks > 1 and config.parallel == "single"):
         raise UserError(f"{ranks} ranks can't train with parallel={config.parallel!r}; use ddp or fsdp.")
     if config.batch_size % ranks or config.accumulate > 1:

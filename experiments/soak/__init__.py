@@ -1,1 +1,1 @@
-"""A training on two processes with a fault at regular intervals."""
+"""A training run on two processes with a fault at regular intervals."""

@@ -1,10 +1,10 @@
-"""A training on two processes with a fault at regular intervals: it must end as the undisturbed one.
+"""A training run on two processes with a fault at regular intervals: it must end as the undisturbed one.
 
 Run it with ``python -m experiments.soak``, on Linux; it writes docs/soak.md. It trains the Compressive
 Transformer with dropout, first undisturbed, then with faults at random moments: SIGKILL and SIGTERM to a
-random rank, a disk that is full, a dashboard that is killed. A training that a fault ended is resumed. In the
-end the weights, the optimizer's state, the memories and the records of both must be the same bits; else the
-exit code is 1.
+random rank, a disk that is full, a dashboard that is killed. A training run that a fault ended is resumed. In
+the end the weights, the optimizer's state, the memories and the records of both must be the same bits; else
+the exit code is 1.
 """
 
 import os
@@ -115,7 +115,7 @@ def strike(fault: Fault, training: Training, dashboard: Dashboard) -> str:
 
 def disturbed(soak: Soak, folder: Path, dashboard: Dashboard, stack: ExitStack) -> tuple[list[Outcome], int]:
     """Train in ``folder`` with all faults; returns their effects, and how often the training was started.
-    Trainings that still run at the end of ``stack`` are ended."""
+    Training runs that still run at the end of ``stack`` are ended."""
     outcomes, starts = [], 1
     api = f"{dashboard.address}/api/v1/default"
     training = stack.enter_context(running(Training(soak.steps, folder, api)))

@@ -1,4 +1,4 @@
-"""The programs of a soak: a training on two processes, and a dashboard that shows it."""
+"""The programs of a soak: a training run on two processes, and a dashboard that shows it."""
 
 import re
 import subprocess
@@ -25,7 +25,7 @@ REASONS = (
     r"can't be written: .+?\.",
     r"error: .+",
 )
-"""Messages of a training, the most informative first."""
+"""Messages of a training run, the most informative first."""
 
 
 class Training:

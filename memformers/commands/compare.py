@@ -36,7 +36,7 @@ class Compare(ExperimentCommand):
 class Recall(ExperimentCommand):
     """Train models with different memories on a stream that sets values and asks for them, from several
     seeds, and write a report of how accurately each memory recalls, by distance. With --resume, a training
-    that was stopped begins again.
+    run that was stopped begins again.
 
     Example: memformers recall --quick
 

@@ -55,11 +55,11 @@ GROUPS = {
         "What is kept for --resume.", ("checkpoint_every", "checkpoint_minutes", "keep_checkpoints")
     ),
     "hardware": Group(
-        "Where and in which precision a training is computed.",
+        "Where and in which precision a training run is computed.",
         ("device", "precision", "compile", "parallel", "accumulate", "activation_checkpointing"),
     ),
 }  # fmt: skip
-"""The groups in which ``--help`` shows the options of trainings and comparisons."""
+"""The groups in which ``--help`` shows the options of training runs and comparisons."""
 
 
 def newest_run() -> Path:
@@ -111,8 +111,8 @@ class ExperimentCommand(TrackedCommand):
     """The folder of the experiment; by default a new folder in runs/ with the date and the command in its
     name."""
     resume: bool = False
-    """Continue the experiment in --out with the same settings: finish the trainings that were stopped, and
-    add arms and seeds that it doesn't have."""
+    """Continue the experiment in --out with the same settings: finish the training runs that were stopped,
+    and add arms and seeds that it doesn't have."""
 
     def folder(self) -> Path:
         """Where the experiment goes, or is."""

@@ -63,8 +63,8 @@ class Train(TrackedCommand):
 
 
 def parse_train(arguments: list[str], default: Train, prog: str | None = None) -> Train:
-    """The arguments of a training, on top of ``default`` or of the preset that they name; where it resumes a
-    run, on top of that run's config, so that only what is named can differ from it."""
+    """The arguments of a training run, on top of ``default`` or of the preset that they name; where it
+    resumes a run, on top of that run's config, so that only what is named can differ from it."""
     default = replace(default, config=with_own_memory(default.config, arguments))
     train: Train = parse_arguments(Train, arguments, prog=prog, default=default)
     if train.preset:

@@ -1,1 +1,1 @@
-"""Experiments: arms × seeds × a task, the trainings of all of them, and what is measured afterwards."""
+"""Experiments: arms × seeds × a task, the training runs of all of them, and what is measured afterwards."""

@@ -1,4 +1,4 @@
-"""Arms as users describe them: a name, and the settings in which a training differs from what all share."""
+"""Arms as users describe them: a name, and the settings in which they differ from what all share."""
 
 import contextlib
 import difflib
@@ -156,4 +156,4 @@ def check_arms(
         except UserError as error:
             raise UserError(f"arm {arm.name!r}: {error}") from None
         if (other := seen.setdefault(run, arm.name)) != arm.name:
-            raise UserError(f"arms {other!r} and {arm.name!r} are the same training; leave one of them out.")
+            raise UserError(f"arms {other!r} and {arm.name!r} are the same; leave one of them out.")

@@ -43,7 +43,7 @@ from memformers.training.distributed import with_precision
 from memformers.training.resume import alone_in, differences
 
 ENDING_SECONDS = 20.0
-"""How long a training may take to end after the experiment that started it."""
+"""How long a training run may take to end after the experiment that started it."""
 Settings = dict[str, Any]
 """A run's settings, as its ``config.json`` has them."""
 
@@ -54,12 +54,12 @@ class Task(Protocol):
     name: str
     """In the plan of an experiment."""
     resumes: bool
-    """Whether a training that was stopped continues; otherwise it begins again."""
+    """Whether a training run that was stopped continues; otherwise it begins again."""
     module: str
     """The module that trains, in a process of its own, the run that ``config.json`` in a folder describes."""
     reporter: str
     """The module whose ``write_report(folder)`` writes the report and returns its page. It is imported when
-    all trainings have ended: each of them would load matplotlib too."""
+    all training runs have ended: each of them would load matplotlib too."""
 
     def parse(self, settings: Settings, source: str) -> Any:
         """The settings of a run as a frozen dataclass; UserError, with their ``source``, if there is no
@@ -70,7 +70,7 @@ class Task(Protocol):
         into ``folder``; UserError for a source that can't be used, or isn't that of the runs there."""
 
     def measure(self, train: TrainConfig, folder: Path) -> None:
-        """Measure the trained models in ``folder``, beside what each training measured itself."""
+        """Measure the trained models in ``folder``, beside what each training run measured itself."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Experiment:
     seeds: Count = 1
     """How many seeds each arm is trained from: the first one, the next one and so on."""
     jobs: Count = 1
-    """The number of trainings at a time."""
+    """The number of training runs at a time."""
     threads: Count | None = None
     """The number of threads of each; None for PyTorch's own choice."""
 
@@ -107,12 +107,13 @@ def run_experiment(
     """Train every arm from every seed, each into a sub-folder of ``folder``, measure them, and write the
     report; returns its page.
 
-    With ``resume``, trainings that were stopped go on, finished ones are left alone, and arms and seeds that
-    ``folder`` doesn't have are added to those that it has.
+    With ``resume``, training runs that were stopped go on, finished ones are left alone, and arms and seeds
+    that ``folder`` doesn't have are added to those that it has.
 
-    A training that fails doesn't stop the others: the report is written, and says so. Raises UserError for a
-    folder that already holds an experiment (with ``resume``: of other settings) or would lose a file, and for
-    what no training could start from; [`memformers.common.errors.TrainingsFailed`][] when a training failed.
+    A training run that fails doesn't stop the others: the report is written, and says so. Raises UserError
+    for a folder that already holds an experiment (with ``resume``: of other settings) or would lose a file,
+    and for what no training could start from; [`memformers.common.errors.TrainingsFailed`][] when a training
+    run failed.
     """
     check_named(folder)
     dashboard = find_dashboard(dashboard)
@@ -210,13 +211,13 @@ def train_all(
     try:
         failed = {names[number] for number, code in ended if code}
     except (KeyboardInterrupt, SystemExit):
-        print(f"finished trainings are kept in {folder}; continue with --resume.", file=sys.stderr)
+        print(f"finished training runs are kept in {folder}; continue with --resume.", file=sys.stderr)
         raise
     return [name for name in plan.runs if name in failed]
 
 
 def cost(model: Mapping[str, Any]) -> int:
-    """What makes one training take longer than another: the keys of a query in all layers."""
+    """What makes one training run take longer than another: the keys of a query in all layers."""
     used = {"transformer": (), "transformer-xl": ("mem_len",)}.get(model["model"], ("mem_len", "c_mem_len"))
     lengths: Sequence[int | Sequence[int]] = [model[name] for name in used]
     return sum(model["n_layers"] * x if isinstance(x, int) else sum(x) for x in lengths)

@@ -26,7 +26,7 @@ Reach = Literal["near", "far"]
 
 @dataclass(frozen=True)
 class RecallTask:
-    """Trainings on the recall stream, which measure the share of correct answers by distance."""
+    """Training runs on the recall stream, which measure the share of correct answers by distance."""
 
     name = "recall"
     resumes = False
@@ -47,7 +47,7 @@ class RecallTask:
             train_recall(folder)
 
     def measure(self, train: TrainConfig, folder: Path) -> None:
-        """Nothing: each training has measured its model."""
+        """Nothing: each training run has measured its model."""
 
 
 RECALL = RecallTask()
@@ -180,15 +180,15 @@ class RecallConfig:
     quick: bool = False
     """Whether to only check in a minute or two that everything works, with one seed and few tokens."""
     tokens: Count | None = None
-    """The number of tokens of each training, in place of the default of --reach."""
+    """The number of tokens of each training run, in place of the default of --reach."""
     arms: tuple[str, ...] = ()
     """Which arms to train; if none is named, no-memory, transformer-xl, compressive, frozen, mean, and near
     the ceiling. Others are bptt, max, auto-encoding, most-used, dilated, conv and upper-half, and arms of
     your own, such as "c2: compression_rate=2"."""
     jobs: Count = USUAL_JOBS
-    """The number of trainings at a time, each with --threads threads."""
+    """The number of training runs at a time, each with --threads threads."""
     threads: Count = 1
-    """The number of threads of each training. Models of this size are hardly faster with two."""
+    """The number of threads of each training run. Models of this size are hardly faster with two."""
     device: str = "auto"
     """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
 

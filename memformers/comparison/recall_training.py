@@ -26,9 +26,9 @@ MODEL = "model"
 """The folder of the trained model, in the folder of its run."""
 CHOOSING_SEED, CLAIMING_SEED = 2**62, 2**61
 """Where the seeds of measured streams begin, for experiments that choose settings and for reports that claim
-something. A training adds its own seed, so intervals over seeds are over measured streams too."""
+something. A training run adds its own seed, so intervals over seeds are over measured streams too."""
 GLIMPSE = 4
-"""The number of its segments that are measured during a training, after those that fill the memories."""
+"""The number of its segments that are measured during a training run, after those that fill the memories."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def train_recall(folder: Path) -> None:
             track.record({"tokens": state.tokens, "seconds": state.seconds, **curves(recall)})
             print(
                 f"{name}: {min(state.tokens / run.train.tokens, 1):.0%}, {state.seconds:.0f} s, "
-                f"{recall.within_reach or 0.0:.1%} right within its reach",
+                f"{recall.within_reach or 0.0:.1%} answered correctly within its reach",
                 flush=True,
             )
 

@@ -1,5 +1,5 @@
-"""The comparison of models on a text: the same training for each arm, and a probe of what their memories are
-worth."""
+"""The comparison of models on a text: the same training for each arm, and a probe of what their memories
+are worth."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +61,7 @@ class CompareConfig:
             raise UserError("a comparison trains several models; name them with models, not model.")
         if self.train.parallel != "single":
             raise UserError(
-                f"parallel={self.train.parallel!r} can't be used in a comparison, which starts its trainings "
+                f"parallel={self.train.parallel!r} can't be used in a comparison, which starts its runs "
                 f"one by one; train each with torchrun, and compare them with memformers report."
             )
         self.experiment()
@@ -89,7 +89,7 @@ def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume:
 
 @dataclass(frozen=True)
 class TextTask:
-    """Trainings on a text, which measure their loss on its held-out part."""
+    """Training runs on a text, which measure their loss on its held-out part."""
 
     probed: bool = True
     """Whether the trained models are probed."""
@@ -135,7 +135,7 @@ TEXT = TextTask()
 
 
 def pin_corpus(corpus: Corpus, folder: Path, document_separator: str = "") -> str:
-    """The corpus for each training to load, with the ``document_separator``, so that all read the same one,
+    """The corpus for each run to load, with the ``document_separator``, so that all read the same one,
     whatever the network or a cache contains: a word for the built-in play, otherwise a file or folder."""
     if corpus.is_stand_in:
         return STAND_IN

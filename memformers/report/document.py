@@ -83,11 +83,11 @@ def units_table(arms: Sequence[Arm]) -> str:
 
 IN_TABLE = ("loss", "bits_per_character", "bits_per_byte", "word_perplexity", "accuracy", "seconds",
             "evaluation_seconds", "peak_memory_bytes")  # fmt: skip
-"""The numbers of a result in the table of each training; the loss is in nats per token."""
+"""The numbers of a result in the table of each training run; the loss is in nats per token."""
 
 
 def results_csv(arms: Sequence[Arm]) -> str:
-    """The result of each training that finished, a row for each."""
+    """The result of each training run that finished, a row for each."""
     rows = [
         [arm.name, seed, *(result.get(name) for name in IN_TABLE)]
         for arm in arms

@@ -293,7 +293,7 @@ def at_place(arm: Arm, control: str, place: str) -> Mean | None:
 
 def write_results(arms: Sequence[Arm], base: Arm, folder: Path) -> None:
     """Write the means of each arm, with half the widths of their 95 % intervals, as ``results.json``, and the
-    results of each training as ``results.csv``."""
+    results of each training run as ``results.csv``."""
     found = [
         {
             "name": arm.name,

@@ -37,8 +37,8 @@ def all_runs(arms: Sequence[Arm]) -> list[FinishedRun]:
 
 
 def warnings(arms: Sequence[Arm], base: Arm, folder: Path, *, fewest_tokens: int = 0) -> list[str]:
-    """What a reader must know before trusting the numbers; trainings of less than ``fewest_tokens`` show that
-    everything works, and not what a memory is worth."""
+    """What a reader must know before trusting the numbers; training runs of less than ``fewest_tokens`` show
+    that everything works, and not what a memory is worth."""
     found = []
     runs = all_runs(arms)
     corpus, tokens = runs[0].facts["corpus"], runs[0].config["tokens"]
@@ -49,7 +49,7 @@ def warnings(arms: Sequence[Arm], base: Arm, folder: Path, *, fewest_tokens: int
         )
     if tokens < fewest_tokens:
         found.append(
-            f"**Each training on {plain(corpus['name'])} has only {tokens:,} tokens**: too few to learn "
+            f"**Each training run on {plain(corpus['name'])} has only {tokens:,} tokens**: too few to learn "
             f"much. This report only shows that the experiment runs."
         )
     for arm in arms:

@@ -1,4 +1,4 @@
-"""What a training is made from: the model, the text and how to learn."""
+"""What a training run is made from: the model, the text and how to learn."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,7 +94,7 @@ class TrainConfig:
     float32. Evaluations always use float32."""
     tbptt: Whole = 0
     """How many earlier segments a gradient reaches into through memory; 0: memory carries no gradient. A step
-    reads tbptt + 1 segments of each stream and learns from the mean of their losses, so a training of the
+    reads tbptt + 1 segments of each stream and learns from the mean of their losses, so a training run of the
     same length in tokens has fewer steps. The gradient of a step's first segment reaches into no earlier one,
     that of its last into tbptt; compressed slots never carry it (transformer-xl, compressive)."""
     memory_warmup: Share | None = None

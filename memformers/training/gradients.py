@@ -57,7 +57,7 @@ class StepOutput:
     """The result of a step's forward passes, over the streams of all ranks."""
 
     loss: float
-    """The mean over tokens that are predicted, in nats a token."""
+    """The mean over tokens that are predicted, in nats per token."""
     auxiliary_loss: float
     correct: int
     """The number of tokens that were predicted as the likeliest ones."""

@@ -117,7 +117,7 @@ class Observer:
         self.evaluation: Evaluation | None = None
         """The last one, at the end."""
         self.validation_loss: float | None = None
-        """In nats a token, over the part that every evaluation reads."""
+        """In nats per token, over the part that every evaluation reads."""
         self.characters_a_token = self.text.card.splits[TRAIN].characters / len(self.text.train)
         self.read = ""
         """How much the last evaluation read, in words."""

@@ -51,7 +51,7 @@ def test_a_file_has_an_arm_a_line(tmp_path):
      (("long: heads=5",), "arm 'long': d_model=16 is not divisible by heads=5"),
      (("a: mem_len=7", "a: mem_len=8"), "models and arms must name each arm once; 'a' came twice."),
      (("Compressive: mem_len=7",), "must name each arm once; 'Compressive' came twice."),
-     (("a: mem_len=7", "b: mem_len=7"), "arms 'a' and 'b' are the same training; leave one of them out."),
+     (("a: mem_len=7", "b: mem_len=7"), "arms 'a' and 'b' are the same; leave one of them out."),
      (("a: seed=7",), "arm 'a': seed is the same for all arms; set it with seed and seeds."),
      (("a: data=x",), "arm 'a': data is the same for all arms; set it with data."),
      (("a: mem_len",), "arm 'a': 'mem_len' is not setting=value; write an arm as NAME: setting=value"),

@@ -103,7 +103,7 @@ def test_a_stopped_experiment_says_that_finished_trainings_are_kept(tmp_path, mo
     monkeypatch.setattr(experiment, "run_modules", stopped)
     with pytest.raises(KeyboardInterrupt):
         run_experiment(RecallConfig(seeds=1, jobs=2, arms=TWO[::-1]).experiment, tmp_path / "r")
-    said = f"finished trainings are kept in {tmp_path / 'r'}; continue with --resume."
+    said = f"finished training runs are kept in {tmp_path / 'r'}; continue with --resume."
     assert said in capsys.readouterr().err
     assert len(finished(tmp_path / "r")) == 1
 

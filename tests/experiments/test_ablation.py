@@ -100,7 +100,7 @@ def test_a_row_is_trained_on_both_tasks_and_reported_beside_the_paper(tmp_path, 
     assert all(value["mean"] > 0 for name, value in row["measures"].items() if name != "right_beyond")
     markdown = (folder / "report.md").read_text()
     assert "| mean pooling | 0.982 |" in markdown
-    assert "**Each training on built-in play (seed 0) has only 128 tokens**" in markdown
+    assert "**Each training run on built-in play (seed 0) has only 128 tokens**" in markdown
     assert "Nothing is compared" in markdown
     assert not (folder / "text/probe.json").exists()
 
