@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import tyro
 from torch import Tensor
 
-from memformers.commands.options import ModelCommand, reading_bar, say_report
+from memformers.commands.options import ModelCommand, OwnCode, reading_bar, say_report
 from memformers.common.errors import UserError
 from memformers.common.fields import Count
 from memformers.common.files import read_json, write_json
@@ -28,7 +28,6 @@ from memformers.data.tokenizers import OWN, Tokenizer
 from memformers.evaluation.evaluate import evaluate, summary, with_lengths
 from memformers.evaluation.probe import ProbeConfig, probe
 from memformers.evaluation.units import Units, encoded_with_units, units
-from memformers.models.kinds import named
 from memformers.models.language_model import MemoryLM
 from memformers.models.lengths import ByLayer
 from memformers.report.document import write_report
@@ -174,7 +173,7 @@ def or_none(value: float) -> float | None:
 
 
 @dataclass(frozen=True)
-class Probe:
+class Probe(OwnCode):
     """Measure how much context and memory help trained models, and add the result to their report.
 
     Example: memformers probe runs/…
@@ -183,15 +182,11 @@ class Probe:
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """The folder of a run or of a comparison."""
     config: tyro.conf.OmitArgPrefixes[ProbeConfig] = field(default_factory=ProbeConfig)
-    model: tuple[str, ...] = ()
-    """Memories of your own that the runs were trained with, such as my_memory.py:Averages: a checkpoint never
-    runs a file by itself."""
     device: str = "auto"
     """Where to run, such as cpu or cuda:1; auto takes a GPU if there is one."""
 
     def run(self) -> None:
         """Measure, write the report again, say where it is."""
-        for model in self.model:
-            named(model)
+        self.import_own()
         probe(self.folder, self.config, choose_device(self.device))
         say_report(write_report(self.folder))

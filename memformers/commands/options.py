@@ -130,7 +130,30 @@ class ExperimentCommand(TrackedCommand):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelCommand:
+class OwnCode:
+    """The options that name classes of the user's own, which trained models have."""
+
+    model: tuple[str, ...] = ()
+    """The memory of your own that it was trained with, such as my_memory.py:Averages: a checkpoint never runs
+    a file by itself."""
+    gate: tuple[str, ...] = ()
+    """Its gate of your own, such as my.py:Gate."""
+    compression: tuple[str, ...] = ()
+    """Its compression of your own, such as my.py:Gated."""
+    compression_loss: tuple[str, ...] = ()
+    """Its compression loss of your own, such as my.py:Loss."""
+
+    def import_own(self) -> None:
+        """Import them; UserError for what can't be."""
+        from memformers.models.kinds import PARTS, named  # not above: other commands do without
+
+        for setting in ("model", *PARTS):
+            for place in getattr(self, setting):
+                named(place, setting)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCommand(OwnCode):
     """The options of a command that uses a trained model."""
 
     checkpoint: Path | None = None
@@ -138,9 +161,6 @@ class ModelCommand:
     pretrained: str = ""
     """A model that comes with the package, in place of --checkpoint: compressive-shakespeare or
     transformer-xl-shakespeare."""
-    model: str = ""
-    """The memory of your own that the checkpoint was trained with, such as my_memory.py:Averages: a
-    checkpoint never runs a file by itself."""
     device: str = "auto"
     """Where to run, such as cpu or cuda:1; auto takes a GPU if there is one."""
 
@@ -153,7 +173,6 @@ class ModelCommand:
         exactly one of the two is given."""
         # Not above: commands that need no model do without PyTorch.
         from memformers.common.machine import choose_device
-        from memformers.models.kinds import named
         from memformers.pretrained.own import load_checkpoint, load_packaged, packaged_names
 
         if (self.checkpoint is None) == (not self.pretrained):
@@ -162,7 +181,7 @@ class ModelCommand:
                 f"{', '.join(packaged_names())}."
             )
         device = choose_device(self.device)
-        named(self.model)
+        self.import_own()
         if self.checkpoint is None:
             return load_packaged(self.pretrained, device)
         return load_checkpoint(self.checkpoint, device)

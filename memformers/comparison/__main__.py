@@ -1,5 +1,5 @@
-"""``python -m memformers.comparison FOLDER [MEMORY]``: train the run that ``FOLDER/config.json`` describes,
-with this memory of the user's own.
+"""``python -m memformers.comparison FOLDER [SETTING=CLASS …]``: train the run that ``FOLDER/config.json``
+describes, with these classes of the user's own.
 
 An experiment trains each run in this way, in a separate process, so that the state of the process (labml's
 state, peak memory, random state) can't influence the next run.
@@ -18,7 +18,8 @@ from memformers.runs.folder import CONFIG
 if __name__ == "__main__":
     with plain_errors():
         folder = Path(sys.argv[1])
-        for memory in sys.argv[2:]:
-            named(memory)
+        for own in sys.argv[2:]:
+            setting, _, place = own.partition("=")
+            named(place, setting)
         task = RECALL if RECALL.name in read_json(folder / CONFIG) else TEXT
         task.train(folder)

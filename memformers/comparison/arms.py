@@ -13,7 +13,7 @@ from typing import Any
 
 from memformers.common.errors import UserError
 from memformers.models.config import LENGTHS, ModelConfig, ModelName, is_used
-from memformers.models.kinds import kind_of, named
+from memformers.models.kinds import PARTS, kind_of, named
 from memformers.models.lengths import ByLayer
 from memformers.runs.folder import FIGURES, flatten
 from memformers.runs.plan import Arm
@@ -72,7 +72,8 @@ def parse_arm(text: str, shared: Mapping[str, Any]) -> Arm:
     except ValueError as error:
         raise UserError(f"arm {name!r}: {rest.strip()!r} can't be read: {error}; {HOW}.") from None
     known, settings = dict(flatten(shared)), {}
-    words = [(k, e, named(value) if k in ("model", "model.model") else value) for k, e, value in words]
+    last = {key: key.replace("-", "_").rpartition(".")[2] for key, _, _ in words}
+    words = [(k, e, named(v, last[k]) if last[k] in ("model", *PARTS) else v) for k, e, v in words]
     if own := [kind_of(value) for key, _, value in words if key in ("model", "model.model") and ":" in value]:
         known |= {f"model.own.{name}": value for name, value in asdict(own[-1].Config()).items()}
     for key, equals, value in words:

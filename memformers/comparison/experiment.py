@@ -203,7 +203,7 @@ def train_all(
     if experiment.threads:
         environment["OMP_NUM_THREADS"] = str(experiment.threads)
     ended = run_modules(
-        [[experiment.task.module, str(folder / n), *told(due[n]["model"]["model"])] for n in names],
+        [[experiment.task.module, str(folder / n), *told(due[n]["model"])] for n in names],
         min(experiment.jobs, len(names)),
         environment=environment,
         begin=lambda i: print(f"\n── {done + i + 1} of {len(plan.runs)}: {names[i]} ──", flush=True),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_arguments, check_value
 from memformers.kernels.naive import attention_probabilities, causal_mask, from_key_start
+from memformers.models.kinds import own_output
 from memformers.models.layers import MemoryLayer
 
 CompressionName = Literal["conv", "dilated", "mean", "max", "most-used"]
@@ -270,8 +271,7 @@ class CompressionAutoEncoder(nn.Module):
 
     def forward(self, mem: Tensor) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, to the slots ``[n, B, D]``."""
-        slots: Tensor = self.encode(mem)
-        return slots
+        return slots_of(self.encode, mem, len(mem) // self.compression_rate)
 
     def decode(self, c_mem: Tensor) -> Tensor:
         """Slots ``c_mem [n, B, D]`` to what they may have been, ``[n·c, B, D]``."""
@@ -315,8 +315,11 @@ def slots_of(compress: Callable[..., Tensor], mem: Tensor, n: int, received: Ten
     """The ``n`` slots ``[n, B, D]`` that f_c makes of ``mem [n·c, B, D]``, and of the attention
     ``received [n·c, B]`` where it needs that, in the dtype of ``mem``, whatever autocast made of it. Raises
     ValueError where they are of another number or width."""
-    slots = compress(mem) if received is None else compress(mem, received)
+    given = (mem,) if received is None else (mem, received)
     expected = (n, *mem.shape[1:])
+    if getattr(compress, "is_own", False):
+        return own_output(cast(nn.Module, compress), expected, "[n, B, D]", *given).to(mem.dtype)
+    slots = compress(*given)
     if slots.shape != expected:
         raise UserError(
             f"expected {type(compress).__name__} to make {list(expected)} of memories {list(mem.shape)}, one "

@@ -3,6 +3,7 @@ forgotten, and each layer learns a compression that changes attention as little 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -24,6 +25,7 @@ from memformers.models.compression import (
     slots_of,
 )
 from memformers.models.config import NetworkConfig
+from memformers.models.kinds import own_part
 from memformers.models.layers import CompressiveTransformerLayer
 from memformers.models.lengths import ByLayer, LayerLengths
 from memformers.models.memory import Memory
@@ -31,6 +33,8 @@ from memformers.models.reconstruction import (
     AttentionReconstructionLoss,
     AutoEncodingLoss,
     check_compression_loss,
+    own_loss,
+    summed,
 )
 from memformers.models.remembering import Compressed, compress_oldest
 from memformers.models.stack import MemoryStack
@@ -44,8 +48,8 @@ class CompressiveTransformer(MemoryStack):
         layer: The layer that all are built like, each with fresh weights; or one for each.
         n_layers: The number of layers.
         compression_loss: What each layer's f_c learns from: [`AttentionReconstructionLoss`][] (attention);
-            [`AutoEncodingLoss`][] (auto-encoding), for which f_c is a [`CompressionAutoEncoder`][]; or no
-            loss (none).
+            [`AutoEncodingLoss`][] (auto-encoding), for which f_c is a [`CompressionAutoEncoder`][]; no loss
+            (none); or one of your own (FILE.py:Class).
         bptt: With 1 or more, f_c also learns from the language model's loss ([`recompute_slots`][]), and then
             needs no other loss. It must be that of the [`LayerLengths`][].
 
@@ -80,13 +84,20 @@ class CompressiveTransformer(MemoryStack):
         self,
         layer: CompressiveTransformerLayer | Sequence[CompressiveTransformerLayer],
         n_layers: int,
-        compression_loss: CompressionLossName = "attention",
+        compression_loss: CompressionLossName | str = "attention",
         bptt: Whole = 0,
     ):
         for one in [layer] if isinstance(layer, CompressiveTransformerLayer) else layer:
             check_compression_loss(compression_loss, one.compress, bptt)
         super().__init__(layer, n_layers)
         self.compression_loss = compression_loss
+        self.own_losses: nn.ModuleList | None = None
+        """A loss of one's own, by layer."""
+        if ":" in compression_loss:
+            self.own_losses = nn.ModuleList(
+                own_part(compression_loss, "compression_loss", rate_of(one.compress), one.d_model)
+                for one in self.compressive_layers
+            )
 
     @classmethod
     def layer_lengths(cls, config: NetworkConfig) -> list[LayerLengths]:
@@ -176,8 +187,12 @@ class CompressiveTransformer(MemoryStack):
             return inputs[0].new_zeros(())
         if self.compression_loss == "auto-encoding":
             return AutoEncodingLoss(cast(list[CompressionAutoEncoder], self.compressions))(old, new, left_out)
-        layers = cast(list[CompressiveTransformerLayer], self.memory_layers)
-        return AttentionReconstructionLoss(layers)(inputs, old, new, left_out)
+        if self.own_losses is not None:
+            each = zip(self.own_losses, self.compressive_layers, inputs, strict=True)
+            return summed(
+                [partial(own_loss, *parts) for parts in each], self.compressions, old, new, left_out
+            )
+        return AttentionReconstructionLoss(self.compressive_layers)(inputs, old, new, left_out)
 
     def recompute_slots(self, memory: Memory, lengths: Sequence[LayerLengths]) -> Memory:
         """``memory`` with newly computed slots: in training, each layer's f_c computes the newest slots
@@ -211,11 +226,22 @@ class CompressiveTransformer(MemoryStack):
     @property
     def compressions(self) -> list[nn.Module]:
         """Each layer's f_c."""
-        return [cast(CompressiveTransformerLayer, layer).compress for layer in self.layers]
+        return [layer.compress for layer in self.compressive_layers]
+
+    @property
+    def compressive_layers(self) -> list[CompressiveTransformerLayer]:
+        """The layers, by their type."""
+        return cast(list[CompressiveTransformerLayer], list(self.layers))
 
 
 def build_compression(config: NetworkConfig, rate: int) -> nn.Module:
     """An f_c, ``[n·c, B, D]`` to ``[n, B, D]``, with a decoder where its loss needs one."""
+    if ":" in config.compression:
+        f_c = own_part(config.compression, "compression", rate, config.d_model)
+        f_c.compression_rate = rate  # type: ignore[assignment]
+        return (
+            CompressionAutoEncoder(f_c, config.d_model) if config.compression_loss == "auto-encoding" else f_c
+        )
     pooling = {"mean": MeanCompression, "max": MaxCompression, "most-used": MostUsedCompression}
     if config.compression in pooling:
         return pooling[config.compression](rate)

@@ -16,7 +16,16 @@ from memformers.models.compression import (
     CompressionName,
     CompressionStart,
 )
-from memformers.models.kinds import BUILT_IN, NO_SETTINGS, NoSettings, code_of, kind_of, named
+from memformers.models.kinds import (
+    BUILT_IN,
+    NO_SETTINGS,
+    PARTS,
+    NoSettings,
+    check_choice,
+    code_of,
+    kind_of,
+    named,
+)
 from memformers.models.layers import GateName, Norm, check_gate
 from memformers.models.lengths import ByLayer, LayerLengths, Rate, by_layer
 from memformers.models.positions import Positions, check_positions
@@ -33,6 +42,8 @@ OF_MODELS: dict[str, tuple[ModelName, ...]] = {
 }
 """The settings of a model or a training that only these models use, and memories of one's own that say so.
 Others keep their default."""
+CHOICES = {"gate": GateName, "compression": CompressionName, "compression_loss": CompressionLossName}
+"""What is built in, by the setting that may also name a class of one's own."""
 LENGTHS = ("mem_len", "c_mem_len", "compression_rate", "memory_warmup")
 """Those of them that a config may have without use: the arms of an experiment have the same lengths."""
 MOST_LAYERS = 10_000
@@ -87,9 +98,10 @@ class NetworkConfig:
     """Normalization before attention and feed-forward network, and of the last layer's output (pre), the same
     but for the output, as the original Transformer-XL has it with pre_lnorm (pre-without-final), or after
     each of their sums (post), the original's usual form."""
-    gate: GateName = "residual"
-    """What joins the output of attention and of the feed-forward network to their inputs: a sum (residual),
-    or after a ReLU, a gate as in a GRU, which first lets little through (gru)."""
+    gate: GateName | str = "residual"
+    """What joins the output of attention and of the feed-forward network to their inputs: a sum (residual);
+    after a ReLU, a gate as in a GRU, which first lets little through (gru); or one of your own, such as
+    my.py:Gate."""
     positions: Positions = "sinusoidal"
     """The paper's fixed sinusoids (sinusoidal), or a learned vector for each distance (learned)."""
     kernel: KernelName = "auto"
@@ -112,17 +124,17 @@ class NetworkConfig:
     """Compressed memory length C, in slots; one number for all layers, or one for each (compressive)."""
     compression_rate: Rate | tuple[Rate, ...] = 4
     """Positions a compressed slot stands for, c; one number for all layers, or one for each (compressive)."""
-    compression: CompressionName = "conv"
+    compression: CompressionName | str = "conv"
     """What makes a slot of them: a convolution that learns (conv), several, which look at the slots that
-    follow as well (dilated), their mean, each feature's largest value (max), or the one of them that received
-    the most attention (most-used) (compressive)."""
+    follow as well (dilated), their mean, each feature's largest value (max), the one of them that received
+    the most attention (most-used), or a module of your own, such as my.py:Gated (compressive)."""
     compression_start: CompressionStart = "random"
     """What the convolutions are before they have learned anything: drawn (random), or the mean
     (compressive)."""
-    compression_loss: CompressionLossName = "attention"
+    compression_loss: CompressionLossName | str = "attention"
     """What the convolutions learn from: how much attention changes when memories give way to their slots
-    (attention), or how well a decoder makes the memories of the slots again (auto-encoding); or from neither
-    (none), with the mean, max or most-used, or with bptt (compressive)."""
+    (attention), how well a decoder makes the memories of the slots again (auto-encoding), or a loss of your
+    own, such as my.py:Loss; or from none, with the mean, max or most-used, or with bptt (compressive)."""
     bptt: Whole = 0
     """How many compressions back the language model's loss reaches the convolutions, beside the compression
     loss; the memory then keeps the positions from which the slots of these compressions were made. 0: it
@@ -133,7 +145,10 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         """Raise UserError, saying what doesn't fit."""
-        object.__setattr__(self, "model", named(self.model))
+        for name in ("model", *PARTS):
+            object.__setattr__(self, name, named(getattr(self, name), name))
+        for name, built_in in CHOICES.items():
+            check_choice(name, getattr(self, name), built_in, getattr(NetworkConfig, name))
         check_fields(self)
         object.__setattr__(self, "own", own_settings(self.model, self.own))
         check_heads(self.heads, self.d_model)
@@ -160,21 +175,26 @@ class NetworkConfig:
                         f"{name}={getattr(self, name)!r} is for compression='conv' or 'dilated', got "
                         f"compression={self.compression!r}, which has nothing to learn; leave it out."
                     )
-        elif self.compression_loss == "none" and not self.bptt:
+        elif self.compression_start != "random" and ":" in self.compression:
+            raise UserError(
+                f"compression_start={self.compression_start!r} is for compression='conv' or 'dilated', got "
+                f"compression={self.compression!r}, which draws its own weights; leave it out."
+            )
+        elif self.compression_loss == "none" and not self.bptt and ":" not in self.compression:
             raise UserError(
                 f"compression_loss='none' would leave compression={self.compression!r} untrained; use "
                 f"'attention' or 'auto-encoding', or bptt=1 or more, or compression='mean', 'max' or "
                 f"'most-used'."
             )
         # A slot of a dilated convolution depends on the next ones up to the end of what was compressed
-        # together, so the same slots must be computed together again.
-        if self.compression == "dilated" and self.bptt:
+        # together, so the same slots must be computed together again; and one of one's own may too.
+        if self.bptt and (self.compression == "dilated" or ":" in self.compression):
             for rate in self.of_layers("compression_rate"):
                 if self.segment_len % rate:
                     raise UserError(
-                        f"bptt={self.bptt} with compression='dilated' needs segments of whole slots, got "
-                        f"segment_len={self.segment_len} and compression_rate={rate}; use a multiple of "
-                        f"{rate}, or compression='conv'."
+                        f"bptt={self.bptt} with compression={self.compression!r} needs segments of whole "
+                        f"slots, got segment_len={self.segment_len} and compression_rate={rate}; use a "
+                        f"multiple of {rate}, or compression='conv'."
                     )
 
     @property
@@ -336,12 +356,12 @@ def operations(D: int, Q: int, K: int) -> int:
 def memory_facts(config: NetworkConfig) -> dict[str, Any]:
     """The facts about a memory in a run's ``run.json``: the number of positions before the segment that one
     layer sees, and that all layers together see; a layer's keys without the segment's, M + C, as a mean if
-    layers differ; attention operations per token; and of a memory of one's own, the checksum of its file."""
+    layers differ; attention operations per token; and of what is one's own, the checksums of its files."""
     sizes = kind_of(config.model).attention_sizes(config)
     keys = sum(K for _, K in sizes) / config.n_layers - config.segment_len
     return {
         "memory": {"one_layer": config.remembered_positions, "all_layers": sum(config.positions_of_layers)},
         "keys": int(keys) if keys.is_integer() else keys,
         "attention_operations": attention_operations(config),
-        **({"code": code} if (code := code_of(config.model)) else {}),
+        **({"code": code} if (code := code_of(config)) else {}),
     }

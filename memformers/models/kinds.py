@@ -1,8 +1,9 @@
-"""Which class a model's name stands for: a built-in model, or a memory of one's own from a file or package.
+"""Which class a name in a config stands for: a built-in model, or a class of one's own from a file or package
+as model, gate, compression or compression loss.
 
-A config names its model by a text. ``my_memory.py:Averages`` is the class of a file, ``package.module:Class``
-that of a module. Nothing is imported because a checkpoint names it: the class must be named in this process,
-by ``--model``, by an arm, or in Python.
+``my_memory.py:Averages`` is the class of a file, ``package.module:Class`` that of a module. Nothing is
+imported because a checkpoint names it: the class must be named in this process, by an option such as
+``--model``, by an arm, or in Python.
 """
 
 import difflib
@@ -13,7 +14,7 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -21,9 +22,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from memformers.common.errors import UserError
+from memformers.common.fields import check_value
 from memformers.common.files import IS_READ
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from memformers.models.stack import MemoryStack
 
 BUILT_IN = {
@@ -34,8 +38,10 @@ BUILT_IN = {
 """The classes of the models that come with the package."""
 MAY_USE = {"mem_len", "c_mem_len", "compression_rate", "tbptt"}
 """The settings of built-in models that a memory of one's own may use too."""
-_KINDS: dict[str, "type[MemoryStack]"] = {}
-"""The classes that were imported in this process, by the names that configs have for them."""
+PARTS = ("gate", "compression", "compression_loss")
+"""The settings, beside the model, that may name a class of one's own: a PyTorch module."""
+_KINDS: dict[tuple[str, str], Any] = {}
+"""The classes that were imported in this process, by the setting and the name that configs have for them."""
 _TOLD: dict[str, str] = {}
 """How another process names those of the user's own."""
 
@@ -51,30 +57,71 @@ NO_SETTINGS = NoSettings()
 def kind_of(model: str) -> "type[MemoryStack]":
     """The class of the model called so. Raises UserError for one that isn't built in and was not named in
     this process."""
-    if model in _KINDS:
-        return _KINDS[model]
-    if model in BUILT_IN:
+    if model in BUILT_IN and ("model", model) not in _KINDS:
         module, _, name = BUILT_IN[model].partition(":")
-        _KINDS[model] = getattr(importlib.import_module(module), name)
-        return _KINDS[model]
-    if ":" in model:
-        raise UserError(
-            f"model={model!r} is code that runs only if you name it; give --model {model} with the path of "
-            f"its file, or in Python the class itself as model."
-        )
+        _KINDS["model", model] = getattr(importlib.import_module(module), name)
+    if ("model", model) in _KINDS or ":" in model:
+        return own_kind(model, "model")
     raise UserError(
         f"expected model to be one of {', '.join(map(repr, BUILT_IN))}, or a memory of your own such as "
         f"'my_memory.py:Averages', got model={model!r}; the default is 'transformer-xl'."
     )
 
 
-def named(model: "str | type[MemoryStack]") -> str:
-    """The name that configs have for ``model``: a built-in name, a class, or the place of one, as
+def own_kind(name: str, setting: str) -> Any:
+    """The class that ``setting`` calls so. Raises UserError for one that was not named in this process."""
+    if (setting, name) in _KINDS:
+        return _KINDS[setting, name]
+    option = f"--{setting.replace('_', '-')} {name}"
+    raise UserError(
+        f"{setting}={name!r} is code that runs only if you name it; give {option} with the path of its file, "
+        f"or in Python the class itself as {setting}."
+    )
+
+
+def check_choice(setting: str, value: object, built_in: Any, default: object) -> None:
+    """Raise UserError unless the ``value`` of one of [`PARTS`][] is one of the ``built_in`` ones, or a class
+    that was named."""
+    if isinstance(value, str) and ":" in value:
+        own_kind(value, setting)
+    else:
+        check_value(setting, value, built_in, default)
+
+
+def own_part(name: str, setting: str, *arguments: Any) -> "nn.Module":
+    """An instance of the class that ``setting``, one of [`PARTS`][], calls so."""
+    kind = own_kind(name, setting)
+    with own_code(kind):
+        part: nn.Module = kind(*arguments)
+    part.is_own = True  # type: ignore[assignment]
+    return part
+
+
+def own_output(part: "nn.Module", shape: Sequence[int], said: str, *given: Any) -> "Tensor":
+    """What ``part`` returns for what is ``given``, a tensor of this ``shape``, which is ``said``, such as
+    ``[S, B, D]``. Raises UserError, with file and line, for another one, and for what the part raises."""
+    kind = type(part)
+    with own_code(kind):
+        output: Tensor = part(*given)
+    check_returned(kind, output, shape, said)
+    return output
+
+
+def check_returned(kind: type, output: Any, shape: Sequence[int], said: str) -> None:
+    """Raise UserError, with file and line, unless the ``forward`` of a class returned a tensor of this
+    ``shape``, which is ``said``."""
+    if getattr(output, "shape", None) != shape:
+        came = list(output.shape) if hasattr(output, "shape") else type(output).__name__
+        raise UserError(f"{place_of(kind)}.forward returned {came}, expected {said} = {list(shape)}.")
+
+
+def named(model: "str | type", setting: str = "model") -> str:
+    """The name that configs have for a ``setting``: a built-in name, a class, or the place of one, as
     ``FILE.py:Class`` or ``package.module:Class``, which is imported. A config that is read from a file
     imports nothing."""
     if isinstance(model, type):
-        return _named_class(model)
-    if not isinstance(model, str) or ":" not in model or model in _KINDS or IS_READ.get():
+        return _named_class(model, setting)
+    if not isinstance(model, str) or ":" not in model or (setting, model) in _KINDS or IS_READ.get():
         return model
     place, _, name = model.rpartition(":")
     if place.endswith(".py"):
@@ -91,27 +138,30 @@ def named(model: "str | type[MemoryStack]") -> str:
         hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(classes) or 'none'}."
         what = "has no class" if kind is None else f"has a {type(kind).__name__} and no class"
         raise UserError(f"{place} {what} {name!r}; {hint}")
-    return _named_class(kind)
+    return _named_class(kind, setting)
 
 
-def told(model: str) -> list[str]:
-    """What another process is to be told to know ``model``: where the class is; nothing of a built-in one."""
-    return [_TOLD[model]] if model in _TOLD else []
+def told(settings: Mapping[str, Any]) -> list[str]:
+    """What another process is to be told to know the classes of one's own in a model's ``settings``: each
+    setting and where its class is, as ``gate=FILE.py:Class``."""
+    own = {setting: settings.get(setting) for setting in ("model", *PARTS)}
+    return [f"{setting}={_TOLD[name]}" for setting, name in own.items() if name in _TOLD]
 
 
-def code_of(model: str) -> dict[str, str] | None:
-    """The name and the SHA-256 of the file that defines ``model``; None for a built-in model, and for a class
-    without a file."""
-    file = None if model in BUILT_IN else _file_of(kind_of(model))
-    return {"file": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()} if file else None
+def code_of(config: object) -> dict[str, str]:
+    """The SHA-256 of each file, by its name, that defines the model of a ``config``, or a part of it; none of
+    what is built in, and of a class without a file."""
+    own = {setting: getattr(config, setting) for setting in ("model", *PARTS)}
+    files = [_file_of(own_kind(name, setting)) for setting, name in own.items() if ":" in name]
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file}
 
 
-def note_changed_code(model: str, saved: Any, place: Path) -> None:
-    """Warn if the file that defines ``model`` isn't as it was when ``place`` was ``saved``."""
-    now = code_of(model)
-    if now and isinstance(saved, Mapping) and saved.get("sha256") != now["sha256"]:
-        said = f"{now['file']} has changed since {place} was saved, so the model may compute something else."
-        warnings.warn(said, stacklevel=3)
+def note_changed_code(config: object, saved: Any, place: Path) -> None:
+    """Warn for each file of [`code_of`][] that isn't as it was when ``place`` was ``saved``."""
+    for name, digest in code_of(config).items():
+        if isinstance(saved, Mapping) and saved.get(name) != digest:
+            said = f"{name} has changed since {place} was saved, so the model may compute something else."
+            warnings.warn(said, stacklevel=3)
 
 
 def module_of_file(path: Path) -> ModuleType:
@@ -120,7 +170,7 @@ def module_of_file(path: Path) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         raise UserError(
-            f"there is no file {path}; name the file of your memory, such as my_memory.py:Averages."
+            f"there is no file {path}; name the file with your class, such as my_memory.py:Averages."
         )
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     name = f"memformers_own_{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}"
@@ -142,8 +192,8 @@ def module_of_file(path: Path) -> ModuleType:
 
 
 @contextmanager
-def own_code(kind: "type[MemoryStack]") -> Iterator[None]:
-    """A block that runs code of a memory of the user's own: what it raises becomes a UserError that names its
+def own_code(kind: type) -> Iterator[None]:
+    """A block that runs code of a class of the user's own: what it raises becomes a UserError that names its
     file and line."""
     try:
         yield
@@ -173,11 +223,11 @@ def _file_of(kind: type) -> Path | None:
     return None
 
 
-def _named_class(kind: "type[MemoryStack]") -> str:
-    for model, other in _KINDS.items():
-        if other is kind:
-            return model
-    _check_kind(kind)
+def _named_class(kind: type, setting: str) -> str:
+    for (of, name), other in _KINDS.items():
+        if other is kind and of == setting:
+            return name
+    _check_kind(kind) if setting == "model" else _check_part(kind, setting)
     path = None if "." in kind.__module__ else _file_of(kind)
     name = f"{path.name if path else kind.__module__}:{kind.__qualname__}"
     told_as = f"{path or kind.__module__}:{kind.__qualname__}"
@@ -185,8 +235,19 @@ def _named_class(kind: "type[MemoryStack]") -> str:
         raise UserError(
             f"{told_as} and {_TOLD[name]} would have the same name, {name}; rename one of the files."
         )
-    _KINDS[name], _TOLD[name] = kind, told_as
+    _KINDS[setting, name], _TOLD[name] = kind, told_as
     return name
+
+
+def _check_part(kind: type, setting: str) -> None:
+    """Raise UserError, with file and line, for a class that is no PyTorch module with a ``forward``."""
+    from torch import nn
+
+    what = setting.replace("_", " ")
+    if not issubclass(kind, nn.Module):
+        raise UserError(f"{place_of(kind)} is not a {what}; derive it from torch.nn.Module.")
+    if kind.forward is nn.Module.forward:
+        raise UserError(f"{place_of(kind)} has no forward, which every {what} must define.")
 
 
 def _check_kind(kind: type) -> None:

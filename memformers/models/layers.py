@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Probability, check_arguments
 from memformers.models.attention import RelativeMultiHeadAttention
+from memformers.models.kinds import check_choice, own_output, own_part
 from memformers.models.linear import linear
 
 Norm = Literal["pre", "pre-without-final", "post"]
@@ -112,7 +113,8 @@ class MemoryLayer(nn.Module):
     ``norm="post"``, the form of the original Transformer-XL, the layer normalizes each sum, and attention
     reads inputs and memories without normalization.
 
-    With ``gate="gru"``, in pre-norm, a [`GRUGate`][] after a ReLU takes the place of each sum.
+    With ``gate="gru"``, in pre-norm, a [`GRUGate`][] after a ReLU takes the place of each sum; and with
+    ``gate="FILE.py:Class"``, a module of your own.
 
     ``feed_forward`` is any module from ``[S, B, D]`` to the same shape. A layer that combines the parts in
     another way derives from a model's layer and overrides [`transform`][], which training, evaluation and
@@ -128,7 +130,7 @@ class MemoryLayer(nn.Module):
         feed_forward: nn.Module,
         dropout_prob: Probability,
         norm: Norm = "pre",
-        gate: GateName = "residual",
+        gate: GateName | str = "residual",
     ):
         super().__init__()
         check_gate(gate, norm)
@@ -141,8 +143,7 @@ class MemoryLayer(nn.Module):
         self.dropout = nn.Dropout(dropout_prob)
         self.norm_self_attn = nn.LayerNorm(d_model)
         self.norm_ff = nn.LayerNorm(d_model)
-        gates = [GRUGate(d_model) if gate == "gru" else None for _ in range(2)]
-        self.gate_self_attn, self.gate_ff = gates
+        self.gate_self_attn, self.gate_ff = (build_gate(gate, d_model) for _ in range(2))
 
     def forward(
         self,
@@ -181,8 +182,8 @@ class MemoryLayer(nn.Module):
             x = self.norm_self_attn(x + dropout(attend(x)))
             return self.norm_ff(x + dropout(self.feed_forward(x)))
         if self.gate_self_attn is not None and self.gate_ff is not None:
-            x = self.gate_self_attn(x, dropout(attend(x).relu()))
-            return self.gate_ff(x, dropout(self.feed_forward(self.norm_ff(x)).relu()))
+            x = joined(self.gate_self_attn, x, dropout(attend(x)))
+            return joined(self.gate_ff, x, dropout(self.feed_forward(self.norm_ff(x))))
         x = x + dropout(attend(x))
         return x + dropout(self.feed_forward(self.norm_ff(x)))
 
@@ -284,7 +285,7 @@ class CompressiveTransformerLayer(MemoryLayer):
         dropout_prob: float,
         compress: nn.Module,
         norm: Norm = "pre",
-        gate: GateName = "residual",
+        gate: GateName | str = "residual",
     ):
         super().__init__(
             d_model=d_model,
@@ -297,10 +298,26 @@ class CompressiveTransformerLayer(MemoryLayer):
         self.compress = compress
 
 
-def check_gate(gate: GateName, norm: Norm) -> None:
-    """Raise UserError for a ``gate`` that needs another ``norm``."""
-    if gate == "gru" and norm == "post":
-        raise UserError("gate='gru' needs norm='pre' or 'pre-without-final', got norm='post'.")
+def check_gate(gate: GateName | str, norm: Norm) -> None:
+    """Raise UserError for a ``gate`` that doesn't exist, or that needs another ``norm``."""
+    check_choice("gate", gate, GateName, "residual")
+    if gate != "residual" and norm == "post":
+        raise UserError(f"gate={gate!r} needs norm='pre' or 'pre-without-final', got norm='post'.")
+
+
+def build_gate(gate: GateName | str, d_model: int) -> nn.Module | None:
+    """What joins a sublayer's output to its input; None for their sum."""
+    if ":" in gate:
+        return own_part(gate, "gate", d_model)
+    return GRUGate(d_model) if gate == "gru" else None
+
+
+def joined(gate: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """A sublayer's output ``y [S, B, D]`` and its input ``x``, joined by ``gate``: the same shape."""
+    if isinstance(gate, GRUGate):
+        output: Tensor = gate(x, y.relu())
+        return output
+    return own_output(gate, x.shape, "[S, B, D]", x, y)
 
 
 def nothing_dropped(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from memformers.common.errors import UserError
 from memformers.models.boundaries import EVERYTHING, valid_afterwards
 from memformers.models.config import NetworkConfig
-from memformers.models.kinds import own_code, place_of
+from memformers.models.kinds import check_returned, own_code, place_of
 from memformers.models.layers import MemoryLayer
 from memformers.models.lengths import ByLayer, LayerLengths
 from memformers.models.memory import Memory, check_lengths, check_memory
@@ -147,11 +147,7 @@ class OwnMemory(MemoryStack):
         """``forward``, whose output must be ``[S, B, D]`` as ``x`` is."""
         with own_code(type(self)):
             output, inputs = super().__call__(x, *args, **kwargs)
-        if output.shape != x.shape:
-            raise UserError(
-                f"{place_of(type(self))}.forward returned {list(output.shape)}, expected [S, B, D] = "
-                f"{list(x.shape)}."
-            )
+        check_returned(type(self), output, x.shape, "[S, B, D]")
         return output, inputs
 
     def after_segment(

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from memformers.common.errors import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.compression import CompressionAutoEncoder, CompressionLossName
+from memformers.models.kinds import check_choice, own_output
 from memformers.models.layers import CompressiveTransformerLayer
 
 
@@ -159,9 +160,10 @@ def auto_encoding(
     return of_streams.sum() / counts.any(0).sum().clamp(min=1)
 
 
-def check_compression_loss(loss: CompressionLossName, compress: nn.Module, bptt: int = 0) -> None:
+def check_compression_loss(loss: CompressionLossName | str, compress: nn.Module, bptt: int = 0) -> None:
     """Raise ValueError for a loss that doesn't train all of this f_c. With ``bptt`` ≥ 1, f_c also learns from
     the language model's loss."""
+    check_choice("compression_loss", loss, CompressionLossName, "attention")
     name, decodes = type(compress).__name__, isinstance(compress, CompressionAutoEncoder)
     if loss == "auto-encoding" and not decodes:
         raise UserError(
@@ -190,18 +192,45 @@ def layer_loss(
     """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements, a scalar;
     of ``h [S, B, D]``, ``mem [n·c, B, D]`` and ``c_mem [n, B, D]``, without the ``left_out [B]`` oldest slots
     and their positions."""
-    norm, attention = frozen(layer.norm_before_attention or nn.Identity()), layer.self_attn
-    query = project(attention, attention.query, norm(h.detach()))  # [B, H, S, E]
+    attend = frozen_attention(layer, h)
     if left_out is None:
-        whole = content_attention(attention, query, norm(mem.detach()))  # [B, H, S, E]
-        compressed = content_attention(attention, query, norm(c_mem))  # [B, H, S, E]
-        return F.mse_loss(compressed, whole)
+        return F.mse_loss(attend(c_mem), attend(mem.detach()))
     counts = left_out < len(c_mem)  # [B]
     key_start = left_out * counts  # a softmax over no keys has no value
-    whole = content_attention(attention, query, norm(mem.detach()), key_start * (len(mem) // len(c_mem)))
-    compressed = content_attention(attention, query, norm(c_mem), key_start)
+    whole = attend(mem.detach(), key_start * (len(mem) // len(c_mem)))
+    compressed = attend(c_mem, key_start)
     errors = F.mse_loss(compressed, whole, reduction="none").sum((1, 2, 3))  # [B]
     return errors.where(counts, 0.0).sum() / (counts.sum() * whole[0].numel()).clamp(min=1)
+
+
+def own_loss(
+    loss: nn.Module,
+    layer: CompressiveTransformerLayer,
+    h: Tensor,
+    mem: Tensor,
+    c_mem: Tensor,
+    left_out: Tensor | None = None,
+) -> Tensor:
+    """One layer's term by a ``loss`` of one's own, a scalar, of what [`layer_loss`][] takes; streams that
+    leave out as many slots are given to it together."""
+    n, c, total = len(c_mem), len(mem) // len(c_mem), c_mem.new_zeros(())
+    groups = [(0, slice(None), 1)]
+    if left_out is not None:
+        each = [(k, left_out == k) for k in left_out.unique().tolist() if k < n]
+        groups = [(k, streams, int(streams.sum())) for k, streams in each]
+    for k, streams, size in groups:
+        parts = mem[k * c :, streams].detach(), c_mem[k:, streams]
+        attend = frozen_attention(layer, h[:, streams])
+        total = total + size * own_output(loss, (), "a scalar", *parts, attend)
+    return total / max(sum(size for *_, size in groups), 1)
+
+
+def frozen_attention(layer: CompressiveTransformerLayer, h: Tensor) -> Callable[..., Tensor]:
+    """[`content_attention`][] of the inputs ``h [S, B, D]`` of a layer, with frozen weights: from a context
+    ``[·, B, D]``, and the first keys ``[B]`` if not all count, to ``[B, H, S, E]``."""
+    norm, attention = frozen(layer.norm_before_attention or nn.Identity()), layer.self_attn
+    query = project(attention, attention.query, norm(h.detach()))  # [B, H, S, E]
+    return lambda context, key_start=None: content_attention(attention, query, norm(context), key_start)
 
 
 def content_attention(

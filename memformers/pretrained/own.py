@@ -31,7 +31,7 @@ Model = TypeVar("Model", MemoryLM, MemoryCore)
 Config = TypeVar("Config", bound=NetworkConfig)
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 CODE = "code"
-"""Where ``config.json`` has the checksum of the file of a memory of one's own."""
+"""Where ``config.json`` has the checksums of files of one's own."""
 PACKAGED, RECIPE = Path(__file__).parent / "weights", "recipe.json"
 
 
@@ -53,7 +53,7 @@ def save_model(
                 f"overwritten; name another folder ({error})"
             ) from None
     folder.mkdir(parents=True, exist_ok=True)
-    code = {CODE: of_file} if (of_file := code_of(model.config.model)) else {}
+    code = {CODE: of_files} if (of_files := code_of(model.config)) else {}
     write_json(folder / CONFIG, asdict(model.config) | code)
     with replacing(folder / WEIGHTS) as temporary:
         save_file(dict(model.state_dict() if weights is None else weights), temporary)
@@ -93,7 +93,7 @@ def read_config(folder: Path, kind: type[Config]) -> Config:
     data = read_json(path)
     code = data.pop(CODE, None)
     config = config_from_dict(kind, data, str(path))
-    note_changed_code(config.model, code, path)
+    note_changed_code(config, code, path)
     return config
 
 

@@ -18,7 +18,8 @@ def unused(config: Mapping[str, Any]) -> set[str]:
     if model != "compressive":
         found |= OF_A_COMPRESSION
     elif config.get("model.compression") not in LEARNING:
-        found |= {"model.compression_start", "model.bptt"}
+        found.add("model.compression_start")
+        found |= set() if ":" in str(config.get("model.compression")) else {"model.bptt"}
     if model != "transformer-xl":
         found.add("model.same_length")
     if model == "transformer":
