@@ -137,7 +137,8 @@ def text_table(rows: Sequence[Sequence[str]], width: int) -> str:
 
 
 TEX_MARKS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-             "±": r"$\pm$", "−": "$-$", "≤": r"$\leq$", "–": "--", "\N{NO-BREAK SPACE}": "~"}  # fmt: skip
+             "±": r"$\pm$", "−": "$-$", "≤": r"$\leq$", "≥": r"$\geq$", "×": r"$\times$", "→": r"$\to$",
+             "β": r"$\beta$", "₂": "$_2$", "–": "--", "\N{NO-BREAK SPACE}": "~"}  # fmt: skip
 """What LaTeX needs for these characters."""
 
 
@@ -145,7 +146,7 @@ def tex_table(rows: Sequence[Sequence[str]]) -> str:
     """A table for LaTeX, with the rules of its package booktabs."""
 
     def cells(row: Sequence[str]) -> str:
-        marked = [re.sub(r"([&%$#_{}])|([\\~^±−≤–\xa0])", in_tex, cell) for cell in row]
+        marked = [re.sub(rf"([&%$#_{{}}])|([{re.escape(''.join(TEX_MARKS))}])", in_tex, cell) for cell in row]
         return " & ".join(marked) + r" \\"
 
     columns = "l" + "r" * (len(rows[0]) - 1)

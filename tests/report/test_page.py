@@ -3,11 +3,12 @@
 import csv
 import re
 import shutil
+import subprocess
 
 import pytest
 
 from memformers.report.document import write_report
-from memformers.report.markdown import answer_of
+from memformers.report.markdown import answer_of, tex_table
 from tests.builders import MODELS
 from tests.report.fake_runs import fake_comparison
 
@@ -72,6 +73,17 @@ def test_the_table_is_there_for_a_paper_and_the_page_has_its_contents(report):
     links = re.findall(r'<a href="#([^"]+)">', html)
     assert links == re.findall(r'<h2 id="([^"]+)">', html)
     assert len(links) == html.count("<h2")
+
+
+def test_latex_typesets_the_table_whatever_its_cells_say(tmp_path):
+    if not (latex := shutil.which("pdflatex")):
+        pytest.skip("LaTeX is not installed; with it, this test typesets a table")
+    rows = [["arm", "β₂ ≥ 0.9 → ×"], [r"a_b & 5 % #1 {x} ~^$ \ é", "2.45\u00a0± 0.01"], ["−0.5 – ≤", ""]]
+    document = [r"\documentclass{article}", r"\usepackage{booktabs}", r"\begin{document}", tex_table(rows)]
+    (tmp_path / "table.tex").write_text("\n".join([*document, r"\end{document}"]), encoding="utf-8")
+    command = [latex, "-interaction=nonstopmode", "-halt-on-error", "table.tex"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert said.returncode == 0, said.stdout
 
 
 def test_no_line_ends_between_a_number_and_its_interval_or_its_unit(report):
