@@ -58,7 +58,8 @@ def warnings(arms: Sequence[Arm], base: Arm, folder: Path, *, fewest_tokens: int
             if run.result is None:
                 which = f", seed {run.seed}," if len(arm.runs) > 1 else ""
                 found.append(f"**{plain(arm.label)}{which} did not finish**; {left}.")
-    found += [f"**{plain(name)}** and is missing here." for name in missing(folder)]
+    for why, names in missing(folder).items():
+        found.append(f"**{plain(', '.join(names))}**: {why}, so missing here.")
     if others := differing_settings(arms, base):
         found.append(
             f"**These runs differ in more than their memory**: {plain(', '.join(others))}; see the settings "
@@ -67,16 +68,17 @@ def warnings(arms: Sequence[Arm], base: Arm, folder: Path, *, fewest_tokens: int
     return [f"> {warning}" for warning in found]
 
 
-def missing(folder: Path) -> list[str]:
-    """The names of planned runs without results, each with the reason."""
+def missing(folder: Path) -> dict[str, list[str]]:
+    """The names of planned runs without results, by the reason."""
     planned = plan.runs if (plan := read_plan(folder)) else {}
     names = dict.fromkeys([*planned, *(path.parent.name for path in folder.glob(f"*/{CONFIG}"))])
-    why = {METRICS: f"has lost its {FACTS}", CONFIG: "failed before its first step", "": "was not started"}
-    return [
-        f"{run.name} {next(w for file, w in why.items() if not file or (run / file).exists())}"
-        for run in (folder / name for name in names)
-        if not (run / FACTS).exists()
-    ]
+    why = {METRICS: f"{FACTS} is lost", CONFIG: "failed before the first step", "": "not started"}
+    found: dict[str, list[str]] = {}
+    for run in (folder / name for name in names):
+        if not (run / FACTS).exists():
+            reason = next(w for file, w in why.items() if not file or (run / file).exists())
+            found.setdefault(reason, []).append(run.name)
+    return found
 
 
 def differing_settings(arms: Sequence[Arm], base: Arm) -> list[str]:

@@ -42,7 +42,7 @@ def test_a_broken_line_of_metrics_is_named_by_its_number(line, comparison):
 def test_a_run_that_has_lost_its_facts_is_not_said_to_have_failed(comparison):
     (comparison / "transformer" / "run.json").unlink()
     assert run("report", comparison).code == 0
-    said = "> **transformer has lost its run.json** and is missing here."
+    said = "> **transformer**: run.json is lost, so missing here."
     assert said in (comparison / "report.md").read_text()
 
 
