@@ -16,7 +16,7 @@ COMMANDS = {
     "generate": "Continue a text with a trained model.",
     "evaluate": "Measure how well a trained model predicts a text.",
     "probe": "Measure how much context and memory help trained models.",
-    "check": "Check that a memory of your own satisfies what every memory must.",
+    "check": "Check that a memory satisfies what every memory must.",
     "report": "Write the report of a run or a comparison.",
     "dashboard": "Watch runs in a browser.",
     "doctor": "Show this machine, and what will be used on it.",
@@ -38,6 +38,8 @@ def main(arguments: list[str] | None = None) -> None:
         prog = f"memformers {name}"
         if name == "train":
             command = module.parse_train(options, module.Train(), prog=prog)
+        elif name == "check":
+            command = module.parse_check(options, prog=prog)
         else:
             command = parse_arguments(getattr(module, name.capitalize()), options, prog=prog)
         command.run()

@@ -1,31 +1,47 @@
 """``memformers check``: whether a memory keeps what every memory promises."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field, fields
+from typing import ClassVar
 
-import tyro
-
+from memformers.commands.options import GROUPS, with_own_memory
+from memformers.common.command_line import parse_arguments
 from memformers.common.errors import UserError
-from memformers.evaluation.conformance import conformance
+from memformers.evaluation.conformance import SMALL, conformance
+from memformers.models.config import ModelConfig
 
 
 @dataclass(frozen=True)
 class Check:
-    """Check with a small network that a memory of your own satisfies what every memory must.
+    """Check with a small network that a memory satisfies what every memory must: memformers check MODEL, then
+    the settings of the network and of the memory.
 
-    Example: memformers check my_memory.py:Averages
+    Example: memformers check my_memory.py:Averages --decay 0.5
+
+    Example: memformers check compressive --compression dilated
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """The memory, such as my_memory.py:Averages, or a built-in one."""
+    first: ClassVar = ("model",)
+    groups: ClassVar = GROUPS
+    config: ModelConfig = field(default_factory=lambda: ModelConfig(**SMALL))
 
     def run(self) -> None:
         """Print a line for each check; UserError if one failed."""
-        failed = 0
-        for name, asked, said in conformance(self.model):
+        settings, failed = {each.name: getattr(self.config, each.name) for each in fields(self.config)}, 0
+        for name, asked, said in conformance(**settings):
             print(f"{'FAILED' if said else 'ok':6}  {name:9}  {asked}", flush=True)
             if said:
                 print(f"{'':19}{said}")
             failed += bool(said)
         if failed:
-            raise UserError(f"{self.model} fails {failed} of the checks above.")
+            raise UserError(f"{self.config.model} fails {failed} of the checks above.")
+
+
+def parse_check(arguments: list[str], prog: str | None = None) -> Check:
+    """The arguments of a check, of which the first is the model."""
+    if not arguments:
+        raise UserError("name the memory to check, as in: memformers check my_memory.py:Averages")
+    if not arguments[0].startswith("-"):
+        arguments = ["--model", *arguments]
+    default = Check(with_own_memory(ModelConfig(**SMALL), arguments))
+    check: Check = parse_arguments(Check, arguments, prog=prog, default=default)
+    return check

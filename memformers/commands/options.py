@@ -1,7 +1,8 @@
 """What several commands share: options, their groups in ``--help``, and where runs are."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,6 +15,7 @@ from memformers.runs.folder import CONFIG, RUNS, new_folder
 
 if TYPE_CHECKING:
     from memformers.data.tokenizers import Tokenizer
+    from memformers.models.config import ModelConfig
     from memformers.models.language_model import MemoryLM
 
 GROUPS = {
@@ -60,6 +62,14 @@ GROUPS = {
     ),
 }  # fmt: skip
 """The groups in which ``--help`` shows the options of training runs and comparisons."""
+
+
+def with_own_memory(config: "ModelConfig", arguments: list[str]) -> "ModelConfig":
+    """``config`` with the memory of the user's own that ``--model`` names among the ``arguments``, if any, so
+    that its settings are options too."""
+    pairs = pairwise([*arguments, ""])
+    given = [word.partition("=")[2] or after for word, after in pairs if word.split("=")[0] == "--model"]
+    return replace(config, model=given[-1]) if given and ":" in given[-1] else config
 
 
 def newest_run() -> Path:

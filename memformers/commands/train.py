@@ -1,13 +1,12 @@
 """``memformers train``: one model on one text."""
 
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 import tyro
 
-from memformers.commands.options import GROUPS, TrackedCommand, newest_run, resumable
+from memformers.commands.options import GROUPS, TrackedCommand, newest_run, resumable, with_own_memory
 from memformers.common.command_line import parse_arguments
 from memformers.common.errors import UserError
 from memformers.common.processes import is_first
@@ -65,10 +64,14 @@ class Train(TrackedCommand):
 def parse_train(arguments: list[str], default: Train, prog: str | None = None) -> Train:
     """The arguments of a training run, on top of ``default`` or of the preset that they name; where it
     resumes a run, on top of that run's config, so that only what is named can differ from it."""
-    default = replace(default, config=with_own_memory(default.config, arguments))
+
+    def naming(config: TrainConfig) -> Train:
+        return replace(default, config=replace(config, model=with_own_memory(config.model, arguments)))
+
+    default = naming(default.config)
     train: Train = parse_arguments(Train, arguments, prog=prog, default=default)
     if train.preset:
-        with_preset = replace(default, config=with_own_memory(read_preset(train.preset).config, arguments))
+        with_preset = naming(read_preset(train.preset).config)
         train = parse_arguments(Train, arguments, prog=prog, default=with_preset)
     if train.resume is None or not (train.folder() / CONFIG).exists():
         return train
@@ -76,13 +79,3 @@ def parse_train(arguments: list[str], default: Train, prog: str | None = None) -
     from_run = replace(train, config=read_train_config(folder))
     resumed: Train = parse_arguments(Train, arguments, prog=prog, default=from_run)
     return replace(resumed, out=folder, resume=())
-
-
-def with_own_memory(config: TrainConfig, arguments: list[str]) -> TrainConfig:
-    """``config`` with the memory of the user's own that ``--model`` names among the ``arguments``, if any, so
-    that its settings are options too."""
-    pairs = pairwise([*arguments, ""])
-    given = [word.partition("=")[2] or after for word, after in pairs if word.split("=")[0] == "--model"]
-    if not given or ":" not in given[-1]:
-        return config
-    return replace(config, model=replace(config.model, model=given[-1]))

@@ -24,7 +24,7 @@ from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
 from memformers.models.own_memory import OwnMemory
 from memformers.models.stack import MemoryStack
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": 11, "d_model": 12, "heads": 3, "n_layers": 2, "d_ff": 16, "segment_len": 6, "mem_len": 8,
     "c_mem_len": 4, "compression_rate": 2,
 }  # fmt: skip
@@ -157,7 +157,10 @@ def keys(lm: MemoryLM) -> str:
         (grad,) = torch.autograd.grad(
             score, remembered, retain_graph=True, allow_unused=True, materialize_grads=True
         )
-        unread = (grad == 0).flatten(1).all(1).nonzero()
+        unread = (grad == 0).flatten(1).all(1)
+        if what == "position" and lm.config.same_length:
+            unread[0] = False  # the query's own position takes its place in the window
+        unread = unread.nonzero()
         if len(unread):
             return f"{what} {int(unread[0])} of layer {layer} changes no output of the next segment."
     return ""
@@ -171,6 +174,8 @@ def cost(lm: MemoryLM) -> str:
         for each in fields(lm.config)
         if is_used(each.name, "transformer") and each.name not in ("model", "own")
     }
+    if S == 1:
+        return ""  # PyTorch doesn't count products of single numbers
     found, sizes = _counted(lm.config)
     without, own_alone = _counted(ModelConfig(model="transformer", **shared))
     declared, more = kind.attention_sizes(lm.config), kind.more_operations(lm.config)
@@ -214,11 +219,13 @@ def stepping(lm: MemoryLM) -> str:
 
 def gradients(lm: MemoryLM) -> str:
     """Every parameter gets a gradient from the losses."""
+    lm.train()  # where a compression may learn from the language model's loss
     text = _tokens(lm, _filling(lm))
     logits, _, losses = _read(lm, text, through_memory=is_used("tbptt", lm.config.model))
     loss = cross_entropy(logits[:-1].flatten(0, 1), text[1:].flatten()) + losses
     names, parameters = zip(*lm.named_parameters(), strict=True)
     grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+    lm.eval()
     for name, parameter, grad in zip(names, parameters, grads, strict=True):
         if grad is None or not grad.any():
             return f"{name} {list(parameter.shape)} gets no gradient from any loss."

@@ -214,7 +214,8 @@ class NetworkConfig:
     @property
     def longest_attention(self) -> int:
         """The most keys K = C + M + S one query's segment can meet in any layer, in positions and slots."""
-        return max(own.c_mem_len + own.longest_memory for own in self.layer_lengths) + self.segment_len
+        longest = max(own.c_mem_len + own.longest_memory for own in self.layer_lengths) + self.segment_len
+        return max([longest, *(K for _, K in kind_of(self.model).attention_sizes(self))])
 
     @property
     def remembered_positions(self) -> int:
@@ -358,7 +359,7 @@ def memory_facts(config: NetworkConfig) -> dict[str, Any]:
     layer sees, and that all layers together see; a layer's keys without the segment's, M + C, as a mean if
     layers differ; attention operations per token; and of what is one's own, the checksums of its files."""
     sizes = kind_of(config.model).attention_sizes(config)
-    keys = sum(K for _, K in sizes) / config.n_layers - config.segment_len
+    keys = max(sum(K for _, K in sizes) / config.n_layers - config.segment_len, 0.0)
     return {
         "memory": {"one_layer": config.remembered_positions, "all_layers": sum(config.positions_of_layers)},
         "keys": int(keys) if keys.is_integer() else keys,

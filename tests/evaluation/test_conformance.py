@@ -22,6 +22,26 @@ def test_a_memory_that_keeps_its_promises_passes(model):
     assert_conforms(model)
 
 
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("transformer-xl", {"same_length": True, "positions": "learned"}),
+        ("transformer-xl", {"mem_len": (0, 7), "norm": "post"}),
+        ("compressive", {"compression": "dilated", "gate": "gru"}),
+        ("compressive", {"compression": "most-used", "compression_rate": 3}),
+        ("compressive", {"compression_loss": "auto-encoding", "c_mem_len": (0, 6)}),
+        ("compressive", {"compression_loss": "none", "bptt": 2, "dropout": 0.5}),
+        (f"{MEMORIES}/averages.py:Averages", {"own": {"decay": 0.5}, "segment_len": 5, "mem_len": 3}),
+        (
+            f"{MEMORIES}/memory_tokens.py:MemoryTokens",
+            {"own": {"tokens_of_memory": 3}, "positions": "learned"},
+        ),
+    ],
+)
+def test_it_passes_with_other_settings_too(model, settings):
+    assert_conforms(model, **settings)
+
+
 class Sound(OwnMemory):
     @classmethod
     def layer_lengths(cls, config):
@@ -182,14 +202,21 @@ def test_the_command_says_what_each_check_asks_and_which_failed(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(
         "from memformers import LayerLengths, OwnMemory\n"
+        "from dataclasses import dataclass\n"
+        "@dataclass(frozen=True)\n"
+        "class Settings:\n"
+        "    start: float = 0.5\n"
         "class Mine(OwnMemory):\n"
+        "    Config = Settings\n"
         "    @classmethod\n"
         "    def layer_lengths(cls, config): return [LayerLengths(4, 1, 2)] * config.n_layers\n"
         "    def remember(self, memory, inputs, lengths, doc_starts=None):\n"
         "        return super().remember(memory, inputs, lengths)\n"
-        "    def grow(self, layer, slots, left, belongs): return slots + left.sum(0)\n"
+        "    def grow(self, layer, slots, left, belongs): return self.settings.start * slots + left.sum(0)\n"
     )
-    ended = run("check", "mine.py:Mine")
+    ended = run("check", "mine.py:Mine", "--segment-len", 5, "--start", 2)
     assert ended.said("mine.py:Mine fails 1 of the checks above.")
     assert "ok      causality  No output depends on a later token, nor has a gradient from it." in ended.out
     assert "FAILED  documents  A stream that was reset equals a fresh one" in ended.out
+    assert "--start FLOAT" in run("check", "mine.py:Mine", "--stort", 2).err
+    assert run("check").said("name the memory to check, as in: memformers check my_memory.py:Averages")
