@@ -27,6 +27,7 @@ class Averages(OwnMemory):
     them, with the ``decay`` d."""
 
     Config = Settings
+    keeps_keys = True  # attention alone reads the memory, so generation is faster
 
     @classmethod
     def layer_lengths(cls, config: NetworkConfig) -> list[LayerLengths]:

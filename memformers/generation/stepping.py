@@ -20,6 +20,7 @@ from memformers.models.config import NetworkConfig
 from memformers.models.core import read_features
 from memformers.models.lengths import LayerLengths, by_layer
 from memformers.models.memory import Memory, check_lengths, check_memory
+from memformers.models.own_memory import OwnMemory
 from memformers.models.stack import MemoryStack, eval_mode
 
 
@@ -86,18 +87,23 @@ class Stepper:
         if memory is not None:
             check_memory(memory, self.layers[0].inputs[:, :1].transpose(0, 1), config.n_layers)
             check_lengths(memory, config, complete=True)
-            for group in self.groups:
-                group.take_in(memory.c_mem, group.compressed)
-                group.take_in(memory.mem, group.recent)
+            self.refill(memory)
+
+    def refill(self, memory: Memory) -> None:
+        """Let ``memory`` take the place of everything that is kept."""
+        for group in self.groups:
+            for region, parts in ((group.compressed, memory.c_mem), (group.recent, memory.mem)):
+                region.start = region.end = region.low
+                group.take_in(parts, region)
 
     def group(self, lengths: LayerLengths) -> LayerGroup:
         """That of the layers of these ``lengths``, a new one if there is none yet."""
         for group in self.groups:
             if group.lengths == lengths:
                 return group
-        recent_len, most_slots = lengths.longest_memory + self.config.segment_len, 0
+        recent_len, most_slots = lengths.longest_memory + self.config.segment_len, lengths.c_mem_len
         if self.transformer.compressions:
-            most_slots = lengths.c_mem_len + lengths.leaving(recent_len) // lengths.compression_rate
+            most_slots += lengths.leaving(recent_len) // lengths.compression_rate
         compressed = Region(0, most_slots)
         self.groups.append(LayerGroup(lengths, compressed, Region(compressed.high, recent_len)))
         return self.groups[-1]
@@ -191,6 +197,19 @@ class Stepper:
         return Memory(tuple(mem), tuple(c_mem) if any(map(len, c_mem)) else (), self.valid), inputs
 
 
+class RefilledStepper(Stepper):
+    """A [`Stepper`][] for a memory of one's own that attention alone reads: it keeps the keys of memory and
+    running segment, and after each segment computes those of the next memory anew."""
+
+    def end_segment(self) -> None:
+        """Remember a full segment, as the memory does it."""
+        memory, inputs = self.views()
+        after, _ = self.transformer.after_segment(memory, inputs, self.config, inputs[0], self.doc_starts)
+        mem, c_mem = (tuple(x.clone() for x in parts) for parts in (after.mem, after.c_mem))  # no views
+        self.refill(Memory(mem, c_mem))
+        self.running, self.doc_starts, self.valid = self.running[:0], None, after.valid
+
+
 class UncachedStepper(Stepper):
     """A [`Stepper`][] for any memory, which keeps no keys: it reads the running segment again with each
     portion, from the memory at its edge. That is exact, and slower."""
@@ -241,7 +260,8 @@ def stepper_of(
 ) -> Stepper:
     """A [`Stepper`][] of this ``transformer``, with keys kept if they can be; ``nothing`` is ``[0, B, …]``,
     and the other arguments and errors are those of the Stepper."""
-    kind = Stepper if transformer.keeps_keys else UncachedStepper
+    kept = RefilledStepper if isinstance(transformer, OwnMemory) else Stepper
+    kind = kept if transformer.keeps_keys else UncachedStepper
     return kind(transformer, config, nothing, memory, **how)
 
 

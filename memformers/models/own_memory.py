@@ -38,6 +38,7 @@ class OwnMemory(MemoryStack):
       ``forward`` gets them as ``c_mem``.
     - ``forward``, if the segment is read in another way altogether.
     - ``keys_seen``, if the slots are not all of the running document, or none.
+    - ``keeps_keys = True``, if ``forward`` and ``layer`` are those of this class, for faster generation.
     - ``attention_sizes`` and ``more_operations``, if it isn't an attention of S queries over M + C + S keys
       alone that reads and writes the memory, for the keys and the cost beside every result.
 
@@ -67,6 +68,9 @@ class OwnMemory(MemoryStack):
     layer: ClassVar[type[MemoryLayer]] = MemoryLayer
     """The class of its layers."""
     keeps_keys: ClassVar[bool] = False
+    """Whether generation may keep the keys of slots, newest inputs and segment: if it has no ``forward`` of
+    its own, and its layers attend to these alone. Without it, generation reads the running segment again for
+    each token."""
 
     def __init__(self, config: NetworkConfig, parts: Mapping[str, Any]):
         super().__init__(self.layer(**parts), config.n_layers)

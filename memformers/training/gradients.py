@@ -17,6 +17,7 @@ from memformers.data.streams import IGNORED, Segment
 from memformers.models.language_model import LMScores, MemoryLM
 from memformers.models.lengths import LayerLengths
 from memformers.models.memory import Memory, joined_streams, some_streams
+from memformers.models.own_memory import OwnMemory
 from memformers.models.remembering import compress_oldest
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import Distributed, full_tensor, is_sharded
@@ -179,7 +180,7 @@ def forward_of(model: MemoryLM, ranks: Distributed, *, compile: bool) -> Forward
     if ranks.parallel == "ddp":
         # A compression function has no gradient in a segment that compresses nothing, and what reads a memory
         # of one's own may have none where there is no memory.
-        idle = bool(model.transformer.compressions) or not model.transformer.keeps_keys
+        idle = bool(model.transformer.compressions) or isinstance(model.transformer, OwnMemory)
         forward = DistributedDataParallel(forward, find_unused_parameters=idle)
     return forward
 

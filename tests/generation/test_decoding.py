@@ -1,17 +1,21 @@
 """Reading with caches against the forward pass, which reads every segment with its whole memory."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from memformers import AdaptiveConfig, TransformerXL, TransformerXLLayer
+from experiments.memories.averages import Averages
+from memformers import AdaptiveConfig, MemoryLM, TransformerXL, TransformerXLLayer
 from memformers.generation.decoding import Decoder, SlidingWindowDecoder, reader
 from memformers.generation.memory_file import MODEL, SEAL, checksum, fingerprint, load_memory, save_memory
+from memformers.generation.stepping import RefilledStepper
 from memformers.models.linear import linear
 from memformers.models.memory import Memory
-from tests.builders import MODELS, fill_zeros, layer_parts, small_lm
+from tests.builders import MODELS, SMALL, fill_zeros, layer_parts, small_lm
 from tests.texts import EXACT, after_whole_segments, documents, kept, read, read_on, same, tokens
 
 WITH_MEMORY = [model for model in MODELS if model != "transformer"]
@@ -59,6 +63,19 @@ def test_so_they_are_whatever_the_vocabulary_and_the_compression(model, changes,
     doc_starts = documents(45, 3, (9, 0), (16, 1), (30, 1)) if bounded else None
     logits, *_ = read(lm, text, doc_starts)
     torch.testing.assert_close(read_on(Decoder(lm, 3), text, doc_starts), logits, **EXACT)
+
+
+@exact
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize("portion", [1, 7])
+def test_so_are_those_of_a_memory_of_ones_own_whose_keys_are_kept(portion, bounded):
+    lm, text = MemoryLM(replace(SMALL, model=Averages, mem_len=7)).double().eval(), tokens(60, 3)
+    doc_starts = documents(60, 3, (9, 0), (16, 1), (30, 1)) if bounded else None
+    logits, *_ = read(lm, text, doc_starts)
+    decoder = Decoder(lm, 3)
+    assert isinstance(decoder.stepper, RefilledStepper)
+    wanted = torch.stack([part[-1] for part in logits.split(portion)])
+    torch.testing.assert_close(read_on(decoder, text, doc_starts, portion), wanted, **EXACT)
 
 
 @exact
