@@ -161,14 +161,24 @@ class MemoryCore(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | Path, device: str | torch.device = "cpu", *, model: str | type[MemoryStack] = ""
+        cls,
+        folder: str | Path,
+        device: str | torch.device = "cpu",
+        *,
+        model: str | type[MemoryStack] = "",
+        gate: str | type[nn.Module] = "",
+        compression: str | type[nn.Module] = "",
+        compression_loss: str | type[nn.Module] = "",
     ) -> "MemoryCore":
-        """The core that [`save_pretrained`][] wrote to ``folder``, in eval mode, on ``device``; ``model`` is
-        as in [`MemoryLM.from_pretrained`][memformers.models.language_model.MemoryLM.from_pretrained]. Nothing
-        is unpickled. Raises ValueError for a missing, broken or mismatched file."""
+        """The core that [`save_pretrained`][] wrote to ``folder``, in eval mode, on ``device``; ``model`` and
+        the parts of your own are as in
+        [`MemoryLM.from_pretrained`][memformers.models.language_model.MemoryLM.from_pretrained]. Nothing is
+        unpickled. Raises ValueError for a missing, broken or mismatched file."""
         from memformers.pretrained.own import load_core
 
-        named(model)
+        own = {"gate": gate, "compression": compression, "compression_loss": compression_loss}
+        for setting, name in {"model": model, **own}.items():
+            named(name, setting)
         return load_core(Path(folder), device)
 
 

@@ -251,7 +251,14 @@ class MemoryLM(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | Path, device: str | torch.device = "cpu", *, model: str | type[MemoryStack] = ""
+        cls,
+        folder: str | Path,
+        device: str | torch.device = "cpu",
+        *,
+        model: str | type[MemoryStack] = "",
+        gate: str | type[nn.Module] = "",
+        compression: str | type[nn.Module] = "",
+        compression_loss: str | type[nn.Module] = "",
     ) -> "MemoryLM":
         """Load a model, in eval mode. Nothing is unpickled.
 
@@ -262,6 +269,9 @@ class MemoryLM(nn.Module):
             device: Where the model is to be.
             model: The memory of your own that the model has, as its class or as ``"my_memory.py:Averages"``:
                 a saved model names its file, and never runs it by itself.
+            gate: Its gate of your own, likewise.
+            compression: Its compression of your own.
+            compression_loss: Its compression loss of your own.
 
         Returns:
             The model.
@@ -272,7 +282,9 @@ class MemoryLM(nn.Module):
         """
         from memformers.pretrained.own import load_folder_or_name
 
-        named(model)
+        own = {"gate": gate, "compression": compression, "compression_loss": compression_loss}
+        for setting, name in {"model": model, **own}.items():
+            named(name, setting)
         return load_folder_or_name(Path(folder), device)
 
 

@@ -67,10 +67,21 @@ def test_a_model_with_them_keeps_what_every_memory_promises():
     assert_conforms("compressive", **OWN)
 
 
-def test_a_saved_model_is_loaded_and_its_losses_train_what_they_should():
+def parts_of(model):
+    layer = model.transformer.layers[0]
+    loss = model.transformer.own_losses[0]
+    return {"gate": layer.gate_ff, "compression": layer.compress, "compression_loss": loss}
+
+
+def test_a_saved_model_is_loaded_and_its_losses_train_what_they_should(forget):
     model = MemoryLM(ModelConfig(**TINY | OWN)).eval()
     model.save_pretrained("saved")
-    loaded, memory = MemoryLM.from_pretrained("saved"), None
+    forget()
+    with pytest.raises(ValueError, match="in Python the class itself as gate"):
+        MemoryLM.from_pretrained("saved")
+    classes = {name: type(part) for name, part in parts_of(model).items()}
+    forget()
+    loaded, memory = MemoryLM.from_pretrained("saved", **classes), None
     for text in torch.randint(7, (6, 4, 2)):
         output = model(text, memory)
         torch.testing.assert_close(loaded(text, memory).logits, output.logits, **EXACT)
