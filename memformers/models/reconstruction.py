@@ -194,7 +194,9 @@ def layer_loss(
     and their positions."""
     attend = frozen_attention(layer, h)
     if left_out is None:
-        return F.mse_loss(attend(c_mem), attend(mem.detach()))
+        whole = attend(mem.detach())  # [B, H, S, E]
+        compressed = attend(c_mem)  # [B, H, S, E]
+        return F.mse_loss(compressed, whole)
     counts = left_out < len(c_mem)  # [B]
     key_start = left_out * counts  # a softmax over no keys has no value
     whole = attend(mem.detach(), key_start * (len(mem) // len(c_mem)))
