@@ -165,11 +165,11 @@ def gains_figure(budgets: Budgets, folder: Path) -> str:
             for arm in arms
             if arm.name == name
         }
-        points = [(float(b), Mean(-mean.mean, mean.half_width, mean.n)) for b, mean in of.items() if mean]
+        points = [(float(b), saved(mean)) for b, mean in of.items() if mean]
         many.append(plotting.Series(labels[name], points, looks[name]))
     figure, [axes] = plotting.panels([2.9], below=0.9)
     plotting.draw_lines(axes, many)
-    plotting.style(axes, "tokens of the training", "bits per byte saved")
+    plotting.style(axes, "tokens of the training run", "bits per byte saved")
     plotting.octave_axis(axes, list(budgets))
     axes.axhline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
     caption = (
@@ -184,34 +184,46 @@ def groups_of(arms: Sequence[Arm], title: str = DISTANCE) -> list[str]:
 
 
 def groups_figure(budget: int, arms: Sequence[Arm], folder: Path) -> str:
-    """The loss of each memory minus that of no memory, by how far back the word last occurred."""
+    """What each memory saves against no memory, by how far back the word last occurred."""
     groups = groups_of(arms)
     looks, many = looks_of([arm.name for arm in arms]), []
     for arm in (arm for arm in arms if arm.name != "none"):
         means = [gain(arm, arms, in_group(DISTANCE, group)) for group in groups]
-        points = [(float(i), mean) for i, mean in enumerate(means) if mean]
+        points = [(float(i), saved(mean)) for i, mean in enumerate(means) if mean]
         many.append(
             plotting.Series(arm.label, points, looks[arm.name], names=[groups[int(i)] for i, _ in points])
         )
     figure, [axes] = plotting.panels([3.2], below=1.0)
     plotting.draw_marks(axes, many, plotting.APART / 2)
-    plotting.style(axes, "tokens since the word last began", "nats per token, minus those\nwithout memory")
+    plotting.style(axes, "tokens since the word last began", "nats per token saved")
     plotting.categories(axes, groups, rotation=40)
     axes.axhline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
-    caption = f"Training runs of {budget:,} tokens. First: words that had not occurred in the document."
+    caption = (
+        f"How much each memory lowers the loss of words, after training runs of {budget:,} tokens. First: "
+        "words that had not occurred in the document."
+    )
     return plotting.save_series(figure, folder, "distances", "The gain by distance", caption, {"": many})
 
 
+def saved(more: Mean) -> Mean:
+    """A gain as what it saves, a positive number where a memory is better."""
+    return Mean(-more.mean, more.half_width, more.n)
+
+
 def groups_table(arms: Sequence[Arm], title: str) -> str:
-    """A row for each group of a grouping: how many tokens it has, the loss without memory, and how much more
-    it is with each memory, in nats per token."""
+    """A row for each group of a grouping: how many tokens it has, the loss without memory, how much more it
+    is with each memory, and with slots than with as many positions, in nats per token."""
     base, *others = arms
-    rows = []
+    by_name, rows = {arm.name: arm for arm in arms}, []
+    pairs = {name: by_name[k.rival] for name, k in KINDS.items() if {name, k.rival} <= set(by_name)}
+    heads = [GROUPS[title], "tokens", base.label, *(f"{arm.label}, minus that" for arm in others)]
     for group in groups_of(arms, title):
         tokens, loss = base.first.result and base.first.result[title].get(group), in_group(title, group)
-        gains = (number(gain(arm, arms, loss), ".3f", signed=True) for arm in others)
-        rows.append([group, f"{tokens['tokens'] if tokens else 0:,}", number(base.mean(loss), ".3f"), *gains])
-    return table([GROUPS[title], "tokens", base.label, *(arm.label for arm in others)], rows)
+        means = [gain(arm, arms, loss) for arm in others]
+        means += [by_name[name].minus(rival, loss) for name, rival in pairs.items()]
+        shown = (number(mean, ".3f", signed=True) for mean in means)
+        rows.append([group, f"{tokens['tokens'] if tokens else 0:,}", number(base.mean(loss), ".3f"), *shown])
+    return table([*heads, *(f"{by_name[name].label}, minus {r.label}" for name, r in pairs.items())], rows)
 
 
 def controls_table(arms: Sequence[Arm]) -> str:
