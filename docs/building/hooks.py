@@ -43,7 +43,7 @@ ELSEWHERE = {
 COMMAND_LINE = "command-line.md"
 LANGUAGES = {"zh.md": "zh-Hans", "si.md": "si"}
 """Pages that are not in English."""
-WIDE = ("results/index.md", "results/speed.md", "scaling.md", "which-memory.md")
+WIDE = ("results/speed.md", "scaling.md", "which-memory.md")
 """Pages with tables as wide as those of reports."""
 BOOSTS = {
     "api/index.md": 0.01,

@@ -122,20 +122,17 @@ def labels_of(budgets: Budgets) -> dict[str, str]:
 
 
 def gains_table(budgets: Budgets) -> str:
-    """A row for each arm: its bits per byte and what they exceed those without memory by, at each budget."""
-    labels = labels_of(budgets)
+    """The bits per byte without memory at each budget, and a row for each memory: how many more it has."""
     rows = []
-    for name, label in labels.items():
-        row = [label]
+    for name, label in labels_of(budgets).items():
+        row = [label if name == "none" else f"{label}, minus that"]
         for arms in budgets.values():
             arm = next((arm for arm in arms if arm.name == name), None)
-            mean, more = (
-                (arm.mean(BITS_PER_BYTE.of), gain(arm, arms, BITS_PER_BYTE.of)) if arm else (None, None)
-            )
-            row += [BITS_PER_BYTE.shown(mean), BITS_PER_BYTE.shown_difference(more)]
+            mean = arm.mean(BITS_PER_BYTE.of) if arm and name == "none" else None
+            more = gain(arm, arms, BITS_PER_BYTE.of) if arm else None
+            row.append(BITS_PER_BYTE.shown_difference(more) if more else BITS_PER_BYTE.shown(mean))
         rows.append(row)
-    heads = [head for budget in budgets for head in (f"bits per byte, {budget:,} tokens", "minus no memory")]
-    return table(["memory", *heads], rows)
+    return table(["bits per byte", *(f"{budget:,} tokens" for budget in budgets)], rows)
 
 
 def pairs_table(budgets: Budgets, kinds: Mapping[str, Kind]) -> str:
