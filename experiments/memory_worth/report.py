@@ -72,7 +72,8 @@ def write_report(folder: Path) -> Path:
     )
     everything = {int(path.name): arms for path in places if (arms := read_arms_of(path))}
     write_results(everything, folder)
-    budgets = {b: [arm for arm in arms if arm.name not in VARIANTS] for b, arms in everything.items()}
+    kinds = {b: [arm for arm in arms if arm.name not in VARIANTS] for b, arms in everything.items()}
+    budgets = {b: arms for b, arms in kinds.items() if arms} or everything
     largest, arms = max(budgets.items())
     last = folder / str(largest)
     parts = ["# What memory is worth on a long text", *warnings(arms, arms[0], last)]

@@ -5,6 +5,7 @@ import json
 
 from experiments.memories import __main__ as program
 from experiments.memories.__main__ import MODELS, Memories, write_report
+from memformers.data.builtin import write_play
 
 
 def test_every_memory_has_its_line_on_every_task_and_differences_are_paired(
@@ -13,6 +14,8 @@ def test_every_memory_has_its_line_on_every_task_and_differences_are_paired(
     monkeypatch.setattr(
         program, "MEMORIES", program.replace(program.MEMORIES, d_model=16, n_layers=2, d_ff=16)
     )
+    (tmp_path / "text.txt").write_text(write_play(60_000), encoding="utf-8")
+    monkeypatch.setenv("MEMFORMERS_DATA", str(tmp_path / "text.txt"))
     out = tmp_path / "a"
     Memories(quick=True, out=out, dashboard="off").run()
     found = json.loads((out / "results.json").read_text())

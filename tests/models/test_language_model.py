@@ -6,6 +6,7 @@ from typing import get_args, get_type_hints
 import pytest
 import torch
 
+from memformers.models.compression import CompressionName
 from memformers.models.config import AdaptiveConfig, ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
@@ -44,10 +45,11 @@ CHOICES = [
     {"bptt": 1},
     *(
         {name: value}
-        for name in ("norm", "positions", "kernel", "compression", "compression_start")
+        for name in ("norm", "positions", "kernel", "compression_start")
         for value in get_args(get_type_hints(ModelConfig)[name])
         if value != "fused"
     ),
+    *({"compression": value} for value in get_args(CompressionName)),
 ]
 
 
