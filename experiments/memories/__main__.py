@@ -41,12 +41,13 @@ MODELS = {
 """The arms; the last three are the files in this folder."""
 FILES = "experiments/memories"
 OWN = (
-    f"averages: model={FILES}/averages.py:Averages decay=0.95 mem_len={{}}",
-    f"infini: model={FILES}/infini.py:InfiniAttention tbptt=1",
-    f"memory-tokens: model={FILES}/memory_tokens.py:MemoryTokens tokens_of_memory=32 tbptt=1",
+    f"averages: model={FILES}/averages.py:Averages decay=0.95 mem_len={{average}}",
+    f"infini: model={FILES}/infini.py:InfiniAttention tbptt=1 batch_size={{half}}",
+    f"memory-tokens: model={FILES}/memory_tokens.py:MemoryTokens tokens_of_memory=32 tbptt=1 "
+    "batch_size={half}",
 )
 """The average has as many keys as Transformer-XL. The others write what only a later segment's loss can
-teach, so their gradient goes one segment back, which makes half as many steps of as many tokens."""
+teach, so their gradient goes one segment back; with half the streams, their steps have as many tokens."""
 
 
 def answered(low: int, high: int) -> tuple[str, Measure]:
@@ -65,8 +66,8 @@ MEASURES = {
 METHOD = (
     "All arms of a task have the same network, seeds, tokens and order of the text; only the memory differs. "
     "No setting of the three memories was searched. ± is half the width of a 95 % interval over seeds, by "
-    "Student's t; chance of recall is 20 %. The steps of Infini-attention and memory tokens have two "
-    "segments, so they are half as many. Operations are those that read and write memories, not those "
+    "Student's t; chance of recall is 25 %. The steps of Infini-attention and memory tokens have two "
+    "segments of half as many streams. Operations are those that read and write memories, not those "
     "that compress."
 )
 Tasks = Mapping[str, Sequence[Arm]]
@@ -93,7 +94,7 @@ class Memories(ExperimentCommand):
     def experiments(self, folder: Path) -> dict[str, Experiment]:
         """The experiment of each task."""
         seeds, tokens = (1, 16_384) if self.quick else (self.seeds, self.text_tokens)
-        arms = ("no-memory", SHOWN, "compressive", *(own.format(127) for own in OWN))
+        arms = ("no-memory", SHOWN, "compressive", *(own.format(average=127, half=16) for own in OWN))
         of_stream = None if self.quick else self.recall_tokens
         recall = RecallConfig("near", seeds, self.quick, of_stream, arms, self.jobs)
         text = TrainConfig(model=MEMORIES, tokens=tokens, evaluations=2)
@@ -106,7 +107,9 @@ class Memories(ExperimentCommand):
             trains[PYTHON] = replace(text, tokenizer="bpe", data=data, model=model)
         texts = {
             task: replace(
-                CompareConfig(train, arms=tuple(own.format(63) for own in OWN), seeds=seeds).experiment(),
+                CompareConfig(
+                    train, arms=tuple(own.format(average=63, half=32) for own in OWN), seeds=seeds
+                ).experiment(),
                 task=TextTask(probed=False),
                 jobs=self.jobs,
                 threads=1,
