@@ -22,7 +22,7 @@ from memformers.comparison.text import MEMORIES, CompareConfig, TextTask
 from memformers.report.arms import BITS, Arm, Measure, arms_of
 from memformers.report.markdown import DASH, csv_text, table, write_page
 from memformers.report.provenance import facts_table
-from memformers.report.recall import right_between
+from memformers.report.recall import accuracy_figure, right_between
 from memformers.report.sections import costs_table, warnings
 from memformers.runs.finished import read_runs
 from memformers.runs.folder import EXPERIMENT, RESULTS, TABLE
@@ -66,8 +66,8 @@ MEASURES = {
 METHOD = (
     "All arms of a task have the same network, seeds, tokens and order of the text; only the memory differs. "
     "No setting of the three memories was searched. ± is half the width of a 95 % interval over seeds, by "
-    "Student's t; chance of recall is 25 %. The steps of Infini-attention and memory tokens have two "
-    "segments of half as many streams. Operations are those that read and write memories, not those "
+    "Student's t; chance of recall is {chance:.0f} %. The steps of Infini-attention and memory tokens have "
+    "two segments of half as many streams. Operations are those that read and write memories, not those "
     "that compress."
 )
 Tasks = Mapping[str, Sequence[Arm]]
@@ -145,10 +145,12 @@ def write_report(folder: Path) -> Path:
     write_text(folder / TABLE, csv_text(["measure", "memory", "seed", "value"], rows))
     said = [f"{w} ({task})" for task, arms in tasks.items() for w in warnings(arms, arms[0], folder / task)]
     last, arms = list(tasks.items())[-1]
+    method = METHOD.format(chance=100 / tasks[RECALL][0].first.config["recall"]["stream"]["values"])
     parts = ["# Memories of one's own, beside those of the package", *said, results_table(tasks)]
     parts += ["## Minus Transformer-XL", differences_table(tasks)]
+    parts += ["## Recall by distance", accuracy_figure(tasks[RECALL], folder)]
     parts += [f"## What each costs, on {last}", costs_table(arms, arms[0])]
-    return write_page([*parts, "## How it was made", METHOD, facts_table(arms, folder / last)], folder)
+    return write_page([*parts, "## How it was made", method, facts_table(arms, folder / last)], folder)
 
 
 def named(arm: Arm) -> Arm:

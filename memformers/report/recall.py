@@ -50,15 +50,12 @@ def write_recall_report(folder: Path) -> Path:
     if not done:
         raise UserError(f"no training in {folder} has finished, so there is nothing to report.")
     write_results(done, base, folder)
-    seeds = max(len(arm.results) for arm in done)
-    bands = f"Bands are 95 % intervals over {seeds} seeds, by Student's t."
-    bands = bands if seeds > 1 else "There is only one seed, so there are no bands."
     controlled = [arm for arm in done if arm.name in (base.name, CLAIMED) and controls_of(arm)[1:]]
     parts = ["# Recall by distance: memories with equal numbers of keys"]
     parts += warnings(arms, base, folder, fewest_tokens=FEWEST_TOKENS)
     parts += [results_table(done, base), *claim(done, base, folder)]
-    parts += [how_it_is_asked(base), accuracy_figure(done, folder, bands)]
-    parts += [control_figure(controlled, folder, bands)] if controlled else []
+    parts += [how_it_is_asked(base), accuracy_figure(done, folder)]
+    parts += [control_figure(controlled, folder)] if controlled else []
     more: dict[str, Column] = {
         "one layer looks back (positions)": lambda arm: f"{sees_back(arm):,}",
         "correct answers within its reach": lambda arm: percent(arm.mean("within_reach")),
@@ -182,7 +179,14 @@ def how_it_is_asked(base: Arm) -> str:
     )
 
 
-def accuracy_figure(arms: Sequence[Arm], folder: Path, bands: str) -> str:
+def bands_of(arms: Sequence[Arm]) -> str:
+    """What the bands of a figure of ``arms`` are."""
+    seeds = max(len(arm.results) for arm in arms)
+    bands = f"Bands are 95 % intervals over {seeds} seeds, by Student's t."
+    return bands if seeds > 1 else "There is only one seed, so there are no bands."
+
+
+def accuracy_figure(arms: Sequence[Arm], folder: Path) -> str:
     """A line for each arm; above them, how far one layer of each looks back."""
     figure, [above, axes] = plotting.panels([0.7, 3.5], below=0.7, sharex=True)
     looks, edges = plotting.looks_of([arm.name for arm in arms]), edges_of(arms[0])
@@ -203,10 +207,12 @@ def accuracy_figure(arms: Sequence[Arm], folder: Path, bands: str) -> str:
         f"of its segment. {WIDER}"
     )
     title = "Share of correct answers, by how long ago the value was set"
-    return plotting.save_series(figure, folder, "recall_accuracy", title, caption + bands, {ANSWERED: many})
+    return plotting.save_series(
+        figure, folder, "recall_accuracy", title, caption + bands_of(arms), {ANSWERED: many}
+    )
 
 
-def control_figure(arms: Sequence[Arm], folder: Path, bands: str) -> str:
+def control_figure(arms: Sequence[Arm], folder: Path) -> str:
     """A panel for each memory without its variants: recall with parts of it zeroed or swapped."""
     figure, panels_of = plotting.panels([2.3] * len(arms), below=0.9, sharex=True)
     drawn = {}
@@ -228,7 +234,7 @@ def control_figure(arms: Sequence[Arm], folder: Path, bands: str) -> str:
         f"{WIDER}"
     )
     title = "Share of correct answers with changed memories, by how long ago the value was set"
-    return plotting.save_series(figure, folder, "recall_controls", title, caption + bands, drawn)
+    return plotting.save_series(figure, folder, "recall_controls", title, caption + bands_of(arms), drawn)
 
 
 def series(arm: Arm, control: str, look: plotting.Look, label: str = "") -> plotting.Series:
