@@ -47,6 +47,7 @@ OTHERS = (
     "python -m experiments.longer_memory",
     "python -m experiments.slots",
     "python -m experiments.agents",
+    "python -m experiments.memories",
     "pip install ",
     "source .venv/bin/activate",
     ".venv/bin/python -m pytest",
