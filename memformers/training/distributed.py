@@ -74,13 +74,13 @@ class Distributed:
         """The memory of all ranks' streams, from each rank's own; every rank must ask."""
         return with_streams(memory, self._gather)
 
-    def means(self, *numbers: float) -> list[float]:
-        """The mean of each number over the ranks."""
+    def means(self, numbers: Tensor) -> Tensor:
+        """The mean of each of ``numbers``, of any shape, over the ranks."""
         if self.size == 1:
-            return list(numbers)
-        total = torch.tensor(numbers, dtype=torch.float64)
+            return numbers
+        total = numbers.clone()
         dist.all_reduce(total)
-        return (total / self.size).tolist()
+        return total / self.size
 
     def highest(self, number: int) -> int:
         """The highest of the ranks' numbers."""

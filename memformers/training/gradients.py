@@ -55,12 +55,13 @@ each, and the memory after them."""
 
 @dataclass(frozen=True)
 class StepOutput:
-    """The result of a step's forward passes, over the streams of all ranks."""
+    """The result of a step's forward passes, over the streams of all ranks. The numbers are float64 scalars
+    on the model's device, so that nothing waits for it."""
 
-    loss: float
+    loss: Tensor
     """The mean over tokens that are predicted, in nats per token."""
-    auxiliary_loss: float
-    correct: int
+    auxiliary_loss: Tensor
+    correct: Tensor
     """The number of tokens that were predicted as the likeliest ones."""
     memory: Memory
     """The memory of this rank's streams, for their next segment."""
@@ -84,8 +85,7 @@ def backward(
     weight, in every segment and part. So has, in each segment, each stream that the reconstruction loss
     counts ([`auxiliary_weights`][]); that loss is the mean over segments.
     """
-    loss = auxiliary_loss = 0.0
-    correct, memories, parts = 0, [], config.accumulate
+    numbers, memories, parts = [], [], config.accumulate
     if predictions is None:
         predictions = sum(segment.predictions for segment in segments) * ranks.size
     in_each, device = predictions / (ranks.size * parts), segments[0].inputs.device.type
@@ -96,15 +96,18 @@ def backward(
                 outputs, remembered = forward(own, past)
             losses = [weighted(x.scores.loss, s.targets, in_each) for x, s in zip(outputs, own, strict=True)]
             part_loss = reduce(add, losses)
-            auxiliary = [w[number - 1] * x.auxiliary_loss for x, w in zip(outputs, weights, strict=True)]
+            auxiliary = [
+                of_parts[number - 1].to(x.auxiliary_loss.dtype) * x.auxiliary_loss
+                for x, of_parts in zip(outputs, weights, strict=True)
+            ]
             part_auxiliary_loss = reduce(add, auxiliary) / len(auxiliary)
             ((part_loss + part_auxiliary_loss) / parts).backward()
-        loss += part_loss.item() / parts
-        auxiliary_loss += part_auxiliary_loss.item() / parts
-        correct += sum(int(x.scores.correct.sum()) for x in outputs)
+        correct = reduce(add, (x.scores.correct.sum() for x in outputs))
+        losses = [x.detach().double() / parts for x in (part_loss, part_auxiliary_loss)]
+        numbers.append(torch.stack([*losses, correct.double()]))
         memories.append(remembered)
-    loss, auxiliary_loss, share = ranks.means(loss, auxiliary_loss, correct)
-    return StepOutput(loss, auxiliary_loss, round(share * ranks.size), joined_streams(memories))
+    loss, auxiliary_loss, share = ranks.means(reduce(add, numbers))
+    return StepOutput(loss, auxiliary_loss, share * ranks.size, joined_streams(memories))
 
 
 def weighted(loss: Tensor, targets: Tensor, expected: float) -> Tensor:
@@ -116,20 +119,21 @@ def weighted(loss: Tensor, targets: Tensor, expected: float) -> Tensor:
 
 def auxiliary_weights(
     segments: Sequence[Segment], memory: Memory, config: TrainConfig, ranks: Distributed
-) -> list[list[float]]:
+) -> Tensor:
     """For each of ``segments`` and each part of this rank's streams, how much its reconstruction loss counts
-    in the mean over the parts of all ranks: in proportion to the streams that it is a mean over, so that each
-    of those counts alike. Where layers have memories or rates of their own, other streams may count in each,
-    and all parts count alike. ``segments`` and ``memory`` are those of this rank."""
+    in the mean over the parts of all ranks, float64 ``[segments, parts]``: in proportion to the streams that
+    it is a mean over, so that each of those counts alike. Where layers have memories or rates of their own,
+    other streams may count in each, and all parts count alike. ``segments`` and ``memory`` are those of this
+    rank."""
     model, parts = config.model, config.accumulate
     plain = memory.valid is None and all(segment.doc_starts is None for segment in segments)
     layers = {(own.mem_len, own.compression_rate) for own in model.layer_lengths}
     if model.model != "compressive" or parts * ranks.size == 1 or plain or len(layers) > 1:
-        return [[1.0] * parts] * len(segments)
+        return segments[0].inputs.new_ones(len(segments), parts, dtype=torch.float64)
     each = counted_streams(segments, memory, model.layer_lengths[0])
-    counted = [streams.view(parts, -1).sum(1).tolist() for streams in each]
-    in_each = ranks.means(*(sum(of_parts) / parts for of_parts in counted))
-    return [[x / mean if mean else 0.0 for x in xs] for xs, mean in zip(counted, in_each, strict=True)]
+    counted = torch.stack([streams.view(parts, -1).sum(1) for streams in each]).double()
+    in_each = ranks.means(counted.sum(1, keepdim=True) / parts)
+    return torch.where(in_each > 0, counted / in_each, 0.0)
 
 
 def counted_streams(segments: Sequence[Segment], memory: Memory, lengths: LayerLengths) -> Iterator[Tensor]:
@@ -144,21 +148,23 @@ def counted_streams(segments: Sequence[Segment], memory: Memory, lengths: LayerL
         every = [lambda old: old[:: lengths.compression_rate]]
         memory, made = compress_oldest(memory, inputs, every, [lengths], segment.doc_starts)
         if made is None or made.left_out is None:
-            yield torch.full((segment.inputs.shape[1],), made is not None)
+            yield torch.full_like(segment.inputs[0], made is not None, dtype=torch.bool)
         else:
             yield made.left_out[0] < len(made.new[0])
 
 
-def clip(model: MemoryLM, max_norm: float) -> tuple[float, float]:
+def clip(model: MemoryLM, max_norm: float) -> tuple[Tensor, Tensor]:
     """Scale two gradients down to ``max_norm``, each alone: that of the compression functions, which learn
-    from the reconstruction loss, and that of all other parameters. Returns their norms before, that of the
-    other parameters first; 0 for compression functions without a gradient."""
+    from the reconstruction loss, and that of all other parameters. Returns their norms before, float64
+    scalars on their device, that of the other parameters first; 0 for compression functions without a
+    gradient."""
     compressing = {id(p) for compress in model.transformer.compressions for p in compress.parameters()}
     others = [p for p in model.parameters() if id(p) not in compressing]
     of_compressions = [p for p in model.parameters() if id(p) in compressing]
     norms = (nn.utils.clip_grad_norm_(ps, max_norm) for ps in (others, of_compressions))
-    norm, compression_norm = (full_tensor(norm).item() for norm in norms)
-    return norm, compression_norm
+    norm, compression_norm = (full_tensor(norm).double() for norm in norms)
+    learned = any(p.grad is not None for p in of_compressions)
+    return norm, compression_norm if learned else torch.zeros_like(norm)  # PyTorch's is on the CPU
 
 
 def in_parts(

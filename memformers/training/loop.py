@@ -4,21 +4,21 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.data.streams import Segment
 from memformers.models.language_model import MemoryLM
 from memformers.models.lengths import LayerLengths
-from memformers.models.memory import Memory
+from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
 from memformers.models.remembering import newest
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import ALONE, Distributed, with_precision
 from memformers.training.gradients import backward, clip, forward_of
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule, set_learning_rates
-from memformers.training.state import MetricAccumulator, TrainingState
+from memformers.training.state import MetricAccumulator, StepTaken, TrainingState
 
 
 class NotFiniteError(UserError):
@@ -45,14 +45,17 @@ def train(
     training by raising any exception. With several ``ranks``, each calls this function with the segments of
     all streams and uses only its own streams; its state has their memory.
 
-    Raises [`NotFiniteError`][] at a step that diverged, before the optimizer uses its gradient; the first
-    ``config.skip_bad_steps`` of such steps are skipped with a warning instead.
+    Raises [`NotFiniteError`][] for a step that diverged, whose gradient the optimizer does not use; the first
+    ``config.skip_bad_steps`` of such steps are skipped with a warning instead. A GPU skips them by itself, so
+    that no step waits for it: warning and error come with the next record, evaluation or checkpoint, and
+    nothing is learned after a step with an error.
     """
     device = next(model.parameters()).device
     config = with_precision(config, device, ranks)
     forward = forward_of(model, ranks, compile=config.compile)
     state = state or TrainingState(build_optimizers(model, config))
     learning_rate = learning_rate_schedule(config)
+    bad_steps, allowed = torch.tensor(state.skipped, device=device), max(state.skipped, config.skip_bad_steps)
     model.train()
     clock = time.perf_counter()
     while True:
@@ -69,7 +72,7 @@ def train(
         read = [next(segments) for _ in range(1 + config.tbptt)]
         tokens = sum(segment.inputs.numel() for segment in read)
         predictions = sum(segment.predictions for segment in read)
-        own = [segment.with_streams(lambda x: ranks.own(x).to(device)) for segment in read]  # [S, B] each
+        own = [segment.with_streams(lambda x: sent(ranks.own(x), device)) for segment in read]  # [S, B] each
         set_learning_rates(state.optimizers, learning_rate(state.tokens + tokens // 2))
 
         memory = nothing_remembered(model, own[0], config) if read[0].starts_over else state.memory
@@ -77,26 +80,55 @@ def train(
         outcome = backward(forward, own, memory, config, ranks, predictions=predictions)
         norms = clip(model, config.max_grad_norm)
 
-        if problem := what_is_not_finite(outcome.loss, outcome.auxiliary_loss, *norms):
-            skip(problem, state, config)
-            # The memory after these segments may contain NaN.
-            state.memory = without_what_has_ended(memory, own)
-        else:
-            for optimizer in state.optimizers:
-                optimizer.step()
-            share = share_of_memory(state.tokens + tokens, config)
-            state.memory = shortened(outcome.memory, share, model.config.layer_lengths)
-            state.window.add(replace(outcome, memory=state.memory), tokens, predictions, *norms)
+        numbers = torch.stack([outcome.loss, outcome.auxiliary_loss, *norms, outcome.correct])
+        bad = ~numbers.isfinite().all()
+        bad_steps += bad
+        skipped = bad | (bad_steps > allowed)  # all steps between the last bad one and its error are skipped
+        for optimizer in state.optimizers:
+            optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]
+            optimizer.step()
+        share = share_of_memory(state.tokens + tokens, config)
+        remembered = shortened(outcome.memory, share, model.config.layer_lengths)
+        # The memory after the segments of a bad step may contain NaN.
+        state.memory = one_of(skipped, without_what_has_ended(memory, own), remembered)
+        lengths = remembered.mem_len, remembered.c_mem_len
+        state.unread.append(StepTaken(state.step, state.tokens, tokens, predictions, lengths, numbers))
 
         state.step, state.tokens = state.step + 1, state.tokens + tokens
         state.epoch, state.position = read[-1].epoch, read[-1].end
+        recorded = state.step % config.log_every == 0 or state.tokens >= config.tokens
+        evaluated = evaluations_due(state.tokens, config) > state.evaluations
+        if recorded or evaluated or device.type in FREE_TO_WAIT_FOR:
+            read_numbers(state, config)
         now = time.perf_counter()
         state.seconds, clock = state.seconds + now - clock, now
-        if state.step % config.log_every == 0 or state.tokens >= config.tokens:
+        if recorded:
             if state.window.steps:
                 metrics = state.window.metrics(state.seconds)
                 record(state, metrics | {"learning_rate": state.optimizers[0].param_groups[0]["lr"]})
             state.window = MetricAccumulator(state.seconds)
+
+
+FREE_TO_WAIT_FOR = ("cpu",)
+"""The devices that have computed a number when PyTorch returns it."""
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor``, of any shape, on ``device``; a GPU copies it when it comes to it, and nobody waits."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def one_of(first: Tensor, memory: Memory, other: Memory) -> Memory:
+    """``memory`` if ``first``, a boolean scalar, is true, else the ``other``. It waits for the device only
+    where their shapes differ, as they do while memory grows."""
+    both = memory_tensors(memory), memory_tensors(other)
+    shapes, others = ({name: x.shape for name, x in tensors.items()} for tensors in both)
+    if first.device.type in FREE_TO_WAIT_FOR or shapes != others:
+        return memory if first else other
+    chosen = {name: torch.where(first, x, both[1][name]) for name, x in both[0].items()}
+    return memory_from_tensors(chosen, len(memory.mem))
 
 
 def nothing_remembered(model: MemoryLM, segment: Segment, config: TrainConfig) -> Memory:
@@ -137,17 +169,29 @@ def what_is_not_finite(*numbers: float) -> str:
     return next((f"{name} is {value}" for name, value in named if not math.isfinite(value)), "")
 
 
-def skip(problem: str, state: TrainingState, config: TrainConfig) -> None:
-    """Count a bad step and warn, or raise [`NotFiniteError`][] if ``config`` allows no more."""
-    where = f"{problem} at token {state.tokens:,} (step {state.step:,})"
-    if state.skipped == config.skip_bad_steps:
+def read_numbers(state: TrainingState, config: TrainConfig) -> None:
+    """Count the steps that were taken since the last call, which waits for the device: the good ones in the
+    record, and the bad ones as skipped. Raises [`NotFiniteError`][] if they are too many."""
+    taken, state.unread = state.unread, []
+    if taken:
+        for step, numbers in zip(taken, torch.stack([step.numbers for step in taken]).tolist(), strict=True):
+            if problem := what_is_not_finite(*numbers[: len(NUMBERS)]):
+                skip(problem, step, state, config)
+            else:
+                state.window.add(step, numbers)
+
+
+def skip(problem: str, step: StepTaken, state: TrainingState, config: TrainConfig) -> None:
+    """Count a bad ``step`` and warn, or raise [`NotFiniteError`][] if ``config`` allows no more."""
+    where = f"{problem} at token {step.seen:,} (step {step.step:,})"
+    if state.skipped >= config.skip_bad_steps:
         raise NotFiniteError(
             f"{where}; training stopped before learning from it. A lower learning_rate, "
             f"muon_learning_rate or max_grad_norm may help, or a larger skip_bad_steps."
         )
     state.skipped += 1
     left = f"{state.skipped} of {config.skip_bad_steps}"
-    warnings.warn(f"{where}; the step is skipped ({left}).", RuntimeWarning, stacklevel=3)
+    warnings.warn(f"{where}; the step is skipped ({left}).", RuntimeWarning, stacklevel=4)
 
 
 STAGES = 8

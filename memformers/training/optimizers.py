@@ -102,6 +102,9 @@ class Muon(torch.optim.Optimizer):
     ):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.dtype = dtype
+        self.found_inf: Tensor | None = None
+        """A scalar on the device; a step changes nothing where it isn't 0. PyTorch's fused AdamW reads the
+        same attribute."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -123,16 +126,24 @@ class Muon(torch.optim.Optimizer):
             if not kept:
                 kept["momentum"] = torch.zeros_like(parameter)
             assert parameter.grad is not None
-            kept["momentum"].lerp_(parameter.grad, 1 - momentum)
+            averaged = kept["momentum"].lerp(parameter.grad, 1 - momentum)
+            kept["momentum"].copy_(self._unless_found(averaged, kept["momentum"]))
             # One step further than the momentum, as Nesterov has it.
             directions.append(full_tensor(parameter.grad.lerp(kept["momentum"], momentum)).flatten(1))
         matrices = torch.stack(directions)  # [n, rows, columns]
         rows, columns = matrices.shape[1:]
         step = lr * max(1.0, rows / columns) ** 0.5
         updates = orthogonalized(matrices.to(self.dtype or matrices.dtype)).to(matrices)
+        updates = self._unless_found(updates, torch.zeros_like(updates))
+        one = updates.new_ones(())
+        decay = self._unless_found((1 - lr * weight_decay) * one, one)
         for parameter, update in zip(parameters, updates, strict=True):
-            parameter.mul_(1 - lr * weight_decay)
+            parameter.mul_(decay)
             subtract_rows(parameter, update.reshape(parameter.shape), step)
+
+    def _unless_found(self, new: Tensor, old: Tensor) -> Tensor:
+        """``new``, or where the gradients can't be used ``old``, of the same shape."""
+        return new if self.found_inf is None else torch.where(self.found_inf == 0, new, old)
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

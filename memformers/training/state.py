@@ -1,16 +1,35 @@
 """The state of a training between two steps."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Range, Whole, check_fields
 from memformers.models.memory import Memory
-from memformers.training.gradients import StepOutput
+
+
+@dataclass(frozen=True)
+class StepTaken:
+    """A training step, of which the device has the numbers."""
+
+    step: int
+    """How many were taken before it."""
+    seen: int
+    """How many tokens were read before it."""
+    tokens: int
+    predictions: int
+    """Its tokens that have a target."""
+    memory: tuple[int, int]
+    """The lengths of memory and compressed memory after it."""
+    numbers: Tensor
+    """float64 ``[5]``: the loss, the reconstruction loss, the norm of the gradient, that of the compression
+    functions' gradient, and how many predictions were correct."""
 
 
 @dataclass
@@ -35,26 +54,20 @@ class MetricAccumulator:
     mem_len: int = 0
     c_mem_len: int = 0
 
-    def add(
-        self,
-        outcome: StepOutput,
-        tokens: int,
-        predictions: int,
-        grad_norm: float,
-        compression_grad_norm: float,
-    ) -> None:
-        """Count one step of ``tokens`` tokens, of which ``predictions`` have a target."""
+    def add(self, taken: StepTaken, numbers: Sequence[float]) -> None:
+        """Count the step that was ``taken``, whose ``numbers`` were read."""
+        loss, reconstruction_loss, grad_norm, compression_grad_norm, correct = numbers
         self.steps += 1
-        self.tokens += tokens
-        self.not_predicted += tokens - predictions
-        self.correct += outcome.correct
-        self.loss += outcome.loss
+        self.tokens += taken.tokens
+        self.not_predicted += taken.tokens - taken.predictions
+        self.correct += round(correct)
+        self.loss += loss
         self.grad_norm += grad_norm
         self.compression_grad_norm += compression_grad_norm
-        self.compressions += outcome.auxiliary_loss > 0
+        self.compressions += reconstruction_loss > 0
         self.compression_grads += compression_grad_norm > 0
-        self.reconstruction_loss += outcome.auxiliary_loss
-        self.mem_len, self.c_mem_len = outcome.memory.mem_len, outcome.memory.c_mem_len
+        self.reconstruction_loss += reconstruction_loss
+        self.mem_len, self.c_mem_len = taken.memory
 
     def metrics(self, seconds: float) -> dict[str, float]:
         """The means over the window, which ends after ``seconds`` of training."""
@@ -96,6 +109,8 @@ class TrainingState:
     skipped: Whole = 0
     """The number of steps that were skipped because a number in them was not finite."""
     window: MetricAccumulator = field(default_factory=MetricAccumulator)
+    unread: list[StepTaken] = field(default_factory=list)
+    """The steps that aren't counted yet, since nobody has waited for their numbers."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a negative count."""

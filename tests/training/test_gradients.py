@@ -61,8 +61,8 @@ def test_a_step_learns_from_the_mean_of_its_segments_in_any_number_of_parts(mode
     lm.transformer.recompute = recompute
     for accumulate in (1, 2):
         outcome, found = gradient_of(lm, parts, accumulate=accumulate)
-        assert outcome.loss == pytest.approx(wanted.item(), abs=1e-12)
-        assert outcome.auxiliary_loss == pytest.approx(auxiliary.item(), abs=1e-12)
+        assert outcome.loss.item() == pytest.approx(wanted.item(), abs=1e-12)
+        assert outcome.auxiliary_loss.item() == pytest.approx(auxiliary.item(), abs=1e-12)
         assert outcome.correct > 0
         check_same(found, grads, 1e-10)
         assert not any(x.requires_grad for x in outcome.memory.mem + outcome.memory.c_mem)
@@ -157,7 +157,7 @@ def test_a_compiled_step_has_the_same_gradient(model):
     compiled = torch.compile(lm, fullgraph=True, backend=CompileCounterWithBackend("aot_eager"))
     outcome, wanted = gradient_of(lm, parts)
     again, found = gradient_of(lm, parts, InTurn(compiled))
-    assert again.loss == pytest.approx(outcome.loss, abs=1e-12)
+    assert again.loss.item() == pytest.approx(outcome.loss.item(), abs=1e-12)
     check_same(found, wanted, 1e-10)
 
 
@@ -176,7 +176,7 @@ def test_a_step_on_documents_learns_from_each_of_them_alone():
         for first, end in itertools.pairwise(firsts):
             inputs, targets = (x[first:end, b : b + 1] for x in (segment.inputs, segment.targets))
             losses.append(lm(inputs, None, targets).scores.losses[targets != IGNORED])
-    assert outcome.loss == pytest.approx(torch.cat(losses).mean().item(), abs=1e-10)
+    assert outcome.loss.item() == pytest.approx(torch.cat(losses).mean().item(), abs=1e-10)
     ends = torch.cat([segment.doc_starts[1:], segment.doc_starts[:0]]).sum()
     assert segment.predictions == 128 - ends - (segment.targets[-1] == IGNORED).sum()
 
@@ -196,7 +196,7 @@ def test_each_prediction_counts_alike_whatever_part_of_a_step_it_is_in(embedding
     (one, expected), *others = found
     assert one.loss > 0
     for several, grads in others:
-        assert several.loss == pytest.approx(one.loss, abs=1e-12)
+        assert several.loss.item() == pytest.approx(one.loss.item(), abs=1e-12)
         assert several.correct == one.correct
         assert torch.equal(several.memory.valid, one.memory.valid)
         check_same(grads, expected, 1e-12)
@@ -225,7 +225,7 @@ def test_each_stream_counts_alike_in_the_reconstruction_loss_whatever_part_of_a_
         lm.zero_grad()
         config = replace(small_training(batch_size=4, accumulate=accumulate), model=lm.config)
         outcome = backward(InTurn(lm), parts[:segments], memory, config, Distributed())
-        found.append((outcome.auxiliary_loss, [p.grad for p in lm.parameters()]))
+        found.append((outcome.auxiliary_loss.item(), [p.grad for p in lm.parameters()]))
     (one, expected), *others = found
     assert one > 0
     for several, grads in others:
