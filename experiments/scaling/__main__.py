@@ -67,7 +67,7 @@ def page(rates: Rates) -> str:
         f"time is the larger of compute at {rates.teraflops:g} TFLOP/s and communication at "
         f"{rates.bandwidth:g} GB/s a rank, as if they overlapped fully. Loading, "
         f"norms, softmax, the optimizer and latency are not counted.",
-        'Training is in bfloat16 with the naive kernel, which `kernel="auto"` chooses on a GPU; '
+        "Training is in bfloat16 with the naive kernel; "
         "weights, gradients, moments and memories are float32. GiB are 2³⁰ bytes, GB 10⁹. Copies are DDP's "
         "buckets and FSDP's gathered weights; the sum does not contain logits and temporaries. Activations "
         "are the tensors that PyTorch keeps on CPU, but dropout keeps one byte a number, as on GPUs, where "

@@ -122,7 +122,8 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 def one_of(first: Tensor, memory: Memory, other: Memory) -> Memory:
     """``memory`` if ``first``, a boolean scalar, is true, else the ``other``. It waits for the device only
-    where their shapes differ, as they do while memory grows."""
+    where their shapes differ: while memory grows, where streams start over, and with segments that are no
+    whole number of slots."""
     both = memory_tensors(memory), memory_tensors(other)
     shapes, others = ({name: x.shape for name, x in tensors.items()} for tensors in both)
     if first.device.type in FREE_TO_WAIT_FOR or shapes != others:
