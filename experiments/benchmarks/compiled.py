@@ -119,8 +119,8 @@ def compile_all(gpu: Gpu, width: int, dtype: torch.dtype, documents: bool) -> li
     """What each kernel of an attention's forward and backward pass needs."""
     inputs, key_start = attention(width, dtype, documents)
     with compiling_for(gpu) as compiled:
-        out, lse = fused.fused_attention(*inputs, key_start)
-        fused.fused_attention_backward(out, out, lse, *inputs, key_start)
+        out, lse = fused.fused_attention(*inputs, key_start, None, 0.0)
+        fused.fused_attention_backward(out, out, lse, *inputs, key_start, None, 0.0)
     return [{"kernel": name} | needs(kernel, gpu) for name, kernel in compiled.items()]
 
 

@@ -132,8 +132,8 @@ def tables(config: TrainConfig, rates: Rates) -> list[str]:
         "The operations by part of the model:",
         table(["part", "TFLOP, all ranks", "share"], shares),
         f"Activations of a rank (GiB), by the way to reduce them. Computing layers again "
-        f"(`activation_checkpointing`) needs {again:.0%} more operations. The fused kernel has no "
-        f"dropout, so its columns are without dropout, and it has not been run on a GPU yet.",
+        f"(`activation_checkpointing`) needs {again:.0%} more operations. The fused kernel "
+        f"has not been run on a GPU yet.",
         table(["ranks", "naive", "naive, layers again", "fused", "fused, layers again"], kept),
     ]
 
@@ -154,7 +154,7 @@ def step_row(config: TrainConfig, ranks: int, rates: Rates) -> list[str]:
 def kept_by(config: TrainConfig, ranks: int) -> list[str]:
     """Bytes of activations on each of the ``ranks``, by each way to reduce them."""
     config = replace(config, batch_size=config.batch_size // ranks)
-    fused = replace(config, model=replace(config.model, kernel="fused", dropout=0.0))
+    fused = replace(config, model=replace(config.model, kernel="fused"))
     return [
         gibibytes(over_layers(kept_bytes, replace(way, activation_checkpointing=again))["kept"])
         for way in (config, fused)

@@ -86,10 +86,10 @@ def examine(device: torch.device, dtype: torch.dtype, d_head: int) -> dict[str, 
 
     query, key, value = leaf(B, H, S, d_head), leaf(B, H, K, d_head), leaf(B, H, K, d_head)
     r, u, v = leaf(H, K, d_head), leaf(H, d_head), leaf(H, d_head)
-    taken = dispatch.fastest(None, 0.0, query, key, value, r, u, v)
+    taken = dispatch.fastest(None, query, key, value, r, u, v)
     found = {}
     for name in dispatch.SUPPORT:
-        said = dispatch.obstacle(name, None, 0.0, query, key, value, r, u, v)
+        said = dispatch.obstacle(name, None, query, key, value, r, u, v)
         compute = None if said else partial(kernel_of(name), query, key, value, r, u=u, v=v)
         said = said or ("" if name == "naive" else objection(kernel_of(name), device, dtype, d_head))
         state = said or ("the definition" if name == "naive" else "agrees with naive")

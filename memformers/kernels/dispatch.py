@@ -24,8 +24,6 @@ class Support(NamedTuple):
 
     mask: bool = True
     """An explicit mask."""
-    dropout: bool = True
-    """Dropout of attention probabilities."""
     transforms: bool = True
     """Within ``torch.func`` (vmap, grad, jvp) and in forward mode."""
     device: str | None = None
@@ -41,10 +39,10 @@ HALF_OR_SINGLE = (torch.float32, torch.float16, torch.bfloat16)
 SUPPORT: dict[KernelName, Support] = {
     "naive": Support(),
     "blocked": Support(mask=False, transforms=False, device="cpu"),
-    "fused": Support(False, False, False, device="cuda", dtypes=HALF_OR_SINGLE, d_head=128, package="triton"),
+    "fused": Support(False, False, device="cuda", dtypes=HALF_OR_SINGLE, d_head=256, package="triton"),
 }
-"""Every kernel and what it can compute. All of them take ``key_start``, both forms of positions, and tensors
-of any order in memory."""
+"""Every kernel and what it can compute. All of them take ``key_start``, dropout, both forms of positions, and
+tensors of any order in memory."""
 
 
 def relative_attention(
@@ -65,7 +63,7 @@ def relative_attention(
     device, size and arguments. Its arguments and its result, ``[B, H, S, E]``, are the same. A named kernel
     must have no [`obstacle`][]; the attention module checks that."""
     if kernel == "auto":
-        kernel = fastest(mask, dropout_prob, query, key, value, r, u, v, s)
+        kernel = fastest(mask, query, key, value, r, u, v, s)
     if kernel == "naive":
         return naive.relative_attention(
             query, key, value, r, u=u, v=v, s=s, mask=mask, key_start=key_start, dropout_prob=dropout_prob
@@ -76,27 +74,23 @@ def relative_attention(
         )
     from memformers.kernels import fused  # here, since not every machine has Triton
 
-    return fused.relative_attention(query, key, value, r, u=u, v=v, s=s, key_start=key_start)
+    return fused.relative_attention(
+        query, key, value, r, u=u, v=v, s=s, key_start=key_start, dropout_prob=dropout_prob
+    )
 
 
-def fastest(
-    mask: Tensor | None, dropout_prob: float, query: Tensor, key: Tensor, *others: Tensor | None
-) -> KernelName:
+def fastest(mask: Tensor | None, query: Tensor, key: Tensor, *others: Tensor | None) -> KernelName:
     """The kernel that is fastest for attention of ``query [B, H, S, E]`` to ``key [B, H, K, E]``, among those
     that can compute it: on a GPU the fused one, if it has been proven there ([`is_proven`][])."""
     large = query.shape[:3].numel() * key.shape[2] >= WORTH_BLOCKING
-    if large and not obstacle("blocked", mask, dropout_prob, query, key, *others):
+    if large and not obstacle("blocked", mask, query, key, *others):
         return "blocked"
-    if query.device.type == SUPPORT["fused"].device and not obstacle(
-        "fused", mask, dropout_prob, query, key, *others
-    ):
+    if query.device.type == SUPPORT["fused"].device and not obstacle("fused", mask, query, key, *others):
         return "fused" if is_proven(query.device, query.dtype, query.shape[-1]) else "naive"
     return "naive"
 
 
-def obstacle(
-    kernel: KernelName, mask: Tensor | None, dropout_prob: float, query: Tensor, *others: Tensor | None
-) -> str:
+def obstacle(kernel: KernelName, mask: Tensor | None, query: Tensor, *others: Tensor | None) -> str:
     """Why ``kernel`` can't compute attention of ``query [B, H, S, E]`` and the ``others``, in words, or an
     empty string, by [`SUPPORT`][]."""
     can = SUPPORT[kernel]
@@ -106,8 +100,6 @@ def obstacle(
         return "can't run within torch.func (vmap, grad, jvp), nor in forward mode"
     if can.package and importlib.util.find_spec(can.package) is None:
         return f"needs {can.package}, which is not installed (pip install {can.package})"
-    if dropout_prob and not can.dropout:
-        return f"can't drop attention probabilities, but dropout_prob={dropout_prob}"
     interpreted = can.package == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
     if can.device not in (None, query.device.type) and not interpreted:
         return f"runs on {can.device}, but the model is on {query.device}"

@@ -172,7 +172,7 @@ class RelativeMultiHeadAttention(nn.Module):
         dropout_prob = self.dropout_prob if self._dropping else 0.0
         terms = self.distance_terms(K)
         if self.kernel != "auto" and (
-            reason := obstacle(self.kernel, mask, dropout_prob, query, key, value, *terms.values())
+            reason := obstacle(self.kernel, mask, query, key, value, *terms.values())
         ):
             raise UserError(f"kernel='{self.kernel}' {reason}; use kernel='auto' or 'naive'.")
         context = relative_attention(

@@ -59,6 +59,40 @@ def compare(
     assert all(error <= TOLERANCE[dtype] for error in found.values()), found
 
 
+def compare_dropout(
+    kernel: Callable[..., Tensor],
+    B: int,
+    H: int,
+    S: int,
+    K: int,
+    dtype: torch.dtype,
+    bounded: bool,
+    device: str = "cpu",
+) -> None:
+    """Whether ``kernel`` drops probabilities, as many as it must, and computes from the others what the naive
+    one does. The same seed drops the same ones: a first pass shows which, with one-hot values."""
+    share = 0.3
+    inputs = tensors(B, H, S, K, K, dtype, device)
+    one_hot = torch.eye(K, dtype=torch.float64, device=device).expand(B, H, K, K)
+    key_start = first_keys(B, S, K, device) if bounded else None
+
+    def dropped(**arguments: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        return kernel(**arguments, dropout_prob=share)
+
+    def probabilities(**arguments: Tensor) -> Tensor:
+        return naive.relative_attention(**arguments | {"value": one_hot})
+
+    def law(**arguments: Tensor) -> Tensor:
+        return (probabilities(**arguments) * shown / (1 - share)) @ arguments["value"]
+
+    shown = dropped(**inputs | {"value": one_hot.to(dtype)}, key_start=key_start) != 0
+    exact = {name: t.double() for name, t in inputs.items()}
+    visible = probabilities(**exact, key_start=key_start) > 0
+    assert abs(shown[visible].double().mean() - (1 - share)) < 2 / visible.sum() ** 0.5
+    compare(dropped, inputs, dtype, key_start, law)
+
+
 def results(kernel: Callable[..., Tensor], inputs: dict[str, Tensor], **options: Tensor) -> list[Tensor]:
     """The output and the gradient of every input of the output's sum of squares."""
     out = kernel(**inputs, **options)

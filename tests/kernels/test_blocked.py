@@ -6,7 +6,7 @@ import torch
 from memformers.kernels import blocked, naive
 from memformers.kernels.blocked import terms, tiling
 from memformers.kernels.blocked.tiling import blocks
-from tests.kernels.against_naive import compare, first_keys, kept_by, results, tensors
+from tests.kernels.against_naive import compare, compare_dropout, first_keys, kept_by, results, tensors
 
 
 @pytest.mark.parametrize("kept", [0, blocked.KEPT])
@@ -82,28 +82,9 @@ def test_nothing_is_kept_where_nothing_will_learn():
 @pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_dropout_drops_some_probabilities_and_their_gradients(kept, queries, bounded, dtype, monkeypatch):
-    """The same seed drops the same ones: a first pass shows which, with one-hot values."""
     monkeypatch.setattr(blocked, "KEPT", kept)
     monkeypatch.setattr(tiling, "QUERIES", queries)
-    B, H, S, K, p = 2, 3, 7, 11, 0.3
-    inputs = tensors(B, H, S, K, K, dtype)
-    one_hot = torch.eye(K, dtype=torch.float64).expand(B, H, K, K)
-    key_start = first_keys(B, S, K) if bounded else None
-
-    def dropped(**arguments):
-        torch.manual_seed(5)
-        return blocked.relative_attention(**arguments, dropout_prob=p)
-
-    def probabilities(**arguments):
-        return naive.relative_attention(**arguments | {"value": one_hot})
-
-    def law(**arguments):
-        return (probabilities(**arguments) * shown / (1 - p)) @ arguments["value"]
-
-    shown = dropped(**inputs | {"value": one_hot.to(dtype)}, key_start=key_start) != 0
-    exact = {name: t.double() for name, t in inputs.items()}
-    assert 0.6 < shown[probabilities(**exact, key_start=key_start) > 0].double().mean() < 0.8
-    compare(dropped, inputs, dtype, key_start, law)
+    compare_dropout(blocked.relative_attention, 2, 3, 7, 11, dtype, bounded)
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -57,9 +57,9 @@ def test_auto_takes_the_blocked_kernel_for_large_attention_without_a_mask(monkey
     assert calls(x, RelativeMultiHeadAttention(2, 8, 0.5)) == ["blocked"]
 
 
-def refusal(kernel, d_model=8, dropout_prob=0.0, masked=False, **like):
+def refusal(kernel, d_model=8, masked=False, **like):
     x = torch.randn(5, 1, d_model).to(**like)
-    module = RelativeMultiHeadAttention(2, d_model, dropout_prob, kernel=kernel).to(**like)
+    module = RelativeMultiHeadAttention(2, d_model, 0.0, kernel=kernel).to(**like)
     mask = causal_mask(5, 5, x.device)[:, :, None] if masked else None
     with pytest.raises(ValueError, match=f"kernel='{kernel}'") as error:
         module(query=x, key=x, value=x, mask=mask)
@@ -72,8 +72,7 @@ def test_a_named_kernel_that_cannot_run_says_why(monkeypatch):
     monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda _: None)
     assert "pip install triton" in refusal("fused")
     monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda _: True)
-    assert "dropout_prob=0.5" in refusal("fused", dropout_prob=0.5)
     assert "float64" in refusal("fused", dtype=torch.float64)
-    assert "128, but d_head=130" in refusal("fused", d_model=260)
+    assert "256, but d_head=258" in refusal("fused", d_model=516)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     assert "cuda, but the model is on cpu" in refusal("fused")

@@ -7,7 +7,7 @@ pytest.importorskip("triton")
 
 from memformers.kernels import fused, naive
 from tests.kernels import against_naive
-from tests.kernels.against_naive import DEVICE, close, compare, first_keys, kept_by, results
+from tests.kernels.against_naive import DEVICE, close, compare, compare_dropout, first_keys, kept_by, results
 
 pytestmark = pytest.mark.usefixtures("bfloat16_as_on_the_gpu")
 
@@ -67,6 +67,30 @@ def test_nothing_as_large_as_queries_times_keys_is_kept():
     assert max(t.numel() for t in kept_by(lambda: fused.relative_attention(**inputs))) == 67
 
 
-def test_the_operator_keeps_torchs_promises():
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [((2, 3, 7, 11), torch.float32), ((3, 1, 37, 67), torch.float32), ((1, 2, 71, 103), torch.bfloat16)],
+)
+def test_dropout_drops_the_same_probabilities_in_all_passes(size, dtype, bounded):
+    compare_dropout(fused.relative_attention, *size, dtype, bounded, DEVICE)
+
+
+def test_each_stream_head_and_query_drops_other_keys():
+    """With one-hot values, the output shows which probabilities are left."""
+    torch.manual_seed(5)
+    B, H, S, K = 2, 2, 67, 67
+    inputs = {name: torch.zeros_like(t) for name, t in tensors(B, H, S, K, K, torch.float32).items()}
+    inputs["value"] = torch.eye(K, device=DEVICE).expand(B, H, K, K)
+    twice = [fused.relative_attention(**inputs, dropout_prob=0.5) > 0 for _ in range(2)]
+    left = torch.stack(twice)[..., -3:, :-2].flatten(0, 3) * 2.0 - 1  # of three queries that see these keys
+    likeness = (left @ left.T / left.shape[1]).fill_diagonal_(0)
+    assert likeness.abs().max() < 0.6
+
+
+@pytest.mark.parametrize("dropout_prob", [0.0, 0.5])
+def test_the_operator_keeps_torchs_promises(dropout_prob):
     inputs, key_start = tensors(2, 1, 3, 5, 2, torch.float32), first_keys(2, 3, 5, DEVICE).int()
-    torch.library.opcheck(torch.ops.memformers.fused_attention, (*inputs.values(), key_start))
+    seed = torch.tensor(3, device=DEVICE) if dropout_prob else None
+    arguments = *inputs.values(), key_start, seed, dropout_prob
+    torch.library.opcheck(torch.ops.memformers.fused_attention, arguments)

@@ -31,14 +31,17 @@ def relative_attention(
     v: Tensor | None = None,
     s: Tensor | None = None,
     key_start: Tensor | None = None,
+    dropout_prob: float = 0.0,
 ) -> Tensor:
-    """[`memformers.kernels.naive.relative_attention`][], causal and without dropout: the same
-    arguments and shapes, the same result ``[B, H, S, E]``, and the same gradients; for heads and dtypes
-    of its [`memformers.kernels.dispatch.SUPPORT`][]."""
+    """[`memformers.kernels.naive.relative_attention`][], causal: the same arguments and shapes, the same
+    result ``[B, H, S, E]``, and the same gradients; for heads and dtypes of its
+    [`memformers.kernels.dispatch.SUPPORT`][]. PyTorch's generator draws a seed, from which both passes
+    compute which probabilities are dropped."""
     v = torch.zeros_like(u) if v is None else v
     s = r.new_zeros(r.shape[:2]) if s is None else s
     key_start = None if key_start is None else key_start.to(torch.int32).contiguous()
-    return fused_attention(query, key, value, r, u, v, s, key_start)[0]
+    seed = torch.randint(1 << 62, (), device=query.device) if dropout_prob else None
+    return fused_attention(query, key, value, r, u, v, s, key_start, seed, dropout_prob)[0]
 
 
 @torch.library.custom_op("memformers::fused_attention", mutates_args=())
@@ -51,14 +54,16 @@ def fused_attention(
     v: Tensor,
     s: Tensor,
     key_start: Tensor | None,
+    seed: Tensor | None,
+    dropout_prob: float,
 ) -> tuple[Tensor, Tensor]:
     """The output ``[B, H, S, E]``, and each query's base-2 logarithm of the sum of e^score, ``[B, H, S]``."""
     B, H, S, E = query.shape
-    tiling = choose_tiling(query, "attend")
+    tiling = choose_tiling(query, "attend", dropping=seed is not None)
     out, lse = sequence_first(query), query.new_empty((B, H, S), dtype=torch.float32)
     with torch.cuda.device_of(query):
         a, b = biases(key, r, u, v, s)
-        inputs = rows(query), rows(key), rows(value), rows(r[None]), a, b, key_start
+        inputs = rows(query), rows(key), rows(value), rows(r[None]), a, b, key_start, seed, dropout_prob
         programs = B * H * triton.cdiv(S, tiling["N"])
         passes.attend[(programs,)](*inputs, rows(out), lse, H, 1 / math.sqrt(E), **tiling)
     return out, lse
@@ -77,11 +82,15 @@ def fused_attention_backward(
     v: Tensor,
     s: Tensor,
     key_start: Tensor | None,
+    seed: Tensor | None,
+    dropout_prob: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value, r, u, v and s, in their shapes, from ``grad [B, H, S, E]``, the
     gradient of the output."""
     (B, H, S, E), K = query.shape, key.shape[2]
-    by_query, by_key, by_distance = (choose_tiling(query, kernel) for kernel in ("query", "key", "distance"))
+    by_query, by_key, by_distance = (
+        choose_tiling(query, kernel, dropping=seed is not None) for kernel in ("query", "key", "distance")
+    )
     scale, N = 1 / math.sqrt(E), by_query["N"]
     query_tiles, key_tiles = triton.cdiv(S, N), triton.cdiv(K, N)
     parts = min(B, triton.cdiv(PROGRAMS, key_tiles * H))
@@ -92,7 +101,8 @@ def fused_attention_backward(
     with torch.cuda.device_of(query):
         a, b = biases(key, r, u, v, s)
         delta = row_dots(grad, out)
-        inputs = rows(query), rows(key), rows(value), rows(r[None]), a, b, key_start, rows(grad), lse, delta
+        inputs = rows(query), rows(key), rows(value), rows(r[None]), a, b, key_start, seed, dropout_prob
+        inputs = *inputs, rows(grad), lse, delta
         passes.gradient_by_query[(B * H * query_tiles,)](*inputs, rows(d_query), H, scale, **by_query)
         of_keys = rows(d_key), rows(d_value), u.contiguous(), d_u
         passes.gradient_by_key[(B * H * key_tiles,)](*inputs, *of_keys, H, scale, **by_key)
@@ -112,33 +122,37 @@ def fused_attention_backward(
 
 
 @fused_attention.register_fake
-def _(query, key, value, r, u, v, s, key_start):
+def _(query, key, value, r, u, v, s, key_start, seed, dropout_prob):
     return sequence_first(query), query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
 @fused_attention_backward.register_fake
-def _(grad, out, lse, query, key, value, r, u, v, s, key_start):
+def _(grad, out, lse, query, key, value, r, u, v, s, key_start, seed, dropout_prob):
     rest = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (r, u, v, s))
     return *(sequence_first(x) for x in (query, key, value)), *rest
 
 
 def _setup_context(ctx, inputs, output) -> None:
+    *tensors, ctx.dropout_prob = inputs
     out, lse = output
     ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(out, lse, *inputs)
+    ctx.save_for_backward(out, lse, *tensors)
 
 
 def _backward(ctx, grad, _):
-    return *fused_attention_backward(grad, *ctx.saved_tensors), None
+    return *fused_attention_backward(grad, *ctx.saved_tensors, ctx.dropout_prob), None, None, None
 
 
 fused_attention.register_autograd(_backward, setup_context=_setup_context)
 fused_attention_backward.register_autograd(no_second_derivative("fused"))
 
 
-def choose_tiling(query: Tensor, kernel: Literal["attend", "query", "key", "distance"]) -> dict[str, Any]:
-    """How a kernel, the forward pass or the gradient by one of three, is compiled for ``query [B, H, S, E]``:
-    E, its padded width W, the tile's side N, and the numbers of warps and of pipeline stages.
+def choose_tiling(
+    query: Tensor, kernel: Literal["attend", "query", "key", "distance"], *, dropping: bool
+) -> dict[str, Any]:
+    """How a kernel, the forward pass or the gradient by one of three, is compiled for ``query [B, H, S, E]``,
+    with dropout or without: E, its padded width W, the tile's side N, and the numbers of warps and of
+    pipeline stages.
 
     The values were chosen from the compiler's report (``python -m experiments.benchmarks.compiled``), so that
     no kernel in half precision spills registers on Hopper, and not yet by measurement. In float32 a product
@@ -148,9 +162,13 @@ def choose_tiling(query: Tensor, kernel: Literal["attend", "query", "key", "dist
     W = max(16, triton.next_power_of_2(E))  # a product needs 16
     if query.dtype == torch.float32:
         N, warps, stages = 32 if W <= 32 or (W == 64 and kernel == "attend") else 16, 8, 1
+    elif W > 128:
+        N, warps, stages = (16, 8, 2) if kernel == "distance" else (16, 4, 1)
     elif kernel == "distance":
-        N, warps, stages = 32, 4, 2 if W > 32 else 1
+        N, warps, stages = 32, 8 if dropping and W <= 32 else 4, 2 if W > 32 else 1
     elif kernel != "attend":
+        N, warps, stages = 32, 8 if dropping and W > 64 else 4, 2 if W <= 64 else 1
+    elif dropping:
         N, warps, stages = 32, 4, 2 if W <= 64 else 1
     elif W <= 64:
         N, warps, stages = 64, 4, 3

@@ -23,6 +23,7 @@ import triton.language as tl
 from memformers.kernels.fused.tiles import (
     dot,
     fold,
+    kept,
     load,
     load_numbers,
     load_statistics,
@@ -46,7 +47,7 @@ def dot_rows(x, y, dots, H, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def attend(
-    query, key, value, r, a, b, key_start, out, lse,
+    query, key, value, r, a, b, key_start, seed, dropout, out, lse,
     H, scale, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
     """The output and the log-sum-exp of N queries."""
@@ -75,6 +76,7 @@ def attend(
         shrink = tl.exp2(highest - top)
         highest, total = higher, total * shrink + tl.sum(p, axis=1)
         values = load(value, stream, head, j, E, W, N).to(q.dtype)
+        p = p * kept(seed, dropout, stream * H + head, i, j + tl.arange(0, N)[None, :], N)
         context = dot(p.to(q.dtype), values, context * shrink[:, None])
     store(out, stream, head, i, context / total[:, None], E, W, N)
     store_numbers(lse, stream * H + head, S, i, highest + tl.log2(total), N)
@@ -82,7 +84,7 @@ def attend(
 
 @triton.jit
 def gradient_by_query(
-    query, key, value, r, a, b, key_start, grad, lse, delta, d_query,
+    query, key, value, r, a, b, key_start, seed, dropout, grad, lse, delta, d_query,
     H, scale, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
     """The gradient of N queries."""
@@ -106,6 +108,7 @@ def gradient_by_query(
         far = near
 
         dp = dot(g, tl.trans(load(value, stream, head, j, E, W, N).to(q.dtype)), None)
+        dp = dp * kept(seed, dropout, stream * H + head, i, j + tl.arange(0, N)[None, :], N)
         # Softmax: dS = P ∘ (dP − rowsum(dO ∘ O)).
         ds = (tl.exp2(x - lse_i[:, None]) * (dp - delta_i[:, None])).to(q.dtype)
         dq = dot(ds, k, dq)
@@ -120,7 +123,7 @@ def gradient_by_query(
 
 @triton.jit
 def gradient_by_key(
-    query, key, value, r, a, b, key_start, grad, lse, delta, d_key, d_value, u, d_u,
+    query, key, value, r, a, b, key_start, seed, dropout, grad, lse, delta, d_key, d_value, u, d_u,
     H, scale, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
     """The gradients of N keys and values, and these keys' part of the gradient of u."""
@@ -142,8 +145,9 @@ def gradient_by_key(
         x = from_key_start(x, key_start, stream, S, i, j, N)
 
         p = tl.exp2(x - lse_i[:, None])
-        dv = dot(tl.trans(p.to(q.dtype)), g, dv)
-        ds = p * (dot(g, tl.trans(values.to(q.dtype)), None) - delta_i[:, None])
+        share = kept(seed, dropout, stream * H + head, i, j + tl.arange(0, N)[None, :], N)
+        dv = dot(tl.trans((p * share).to(q.dtype)), g, dv)
+        ds = p * (dot(g, tl.trans(values.to(q.dtype)), None) * share - delta_i[:, None])
         da += tl.sum(ds, axis=0)
         dk = dot(tl.trans(ds.to(q.dtype)), q, dk)
     e = tl.arange(0, W)
@@ -156,7 +160,7 @@ def gradient_by_key(
 
 @triton.jit
 def gradient_by_distance(
-    query, key, value, r, a, b, key_start, grad, lse, delta, d_r, d_b, B, parts,
+    query, key, value, r, a, b, key_start, seed, dropout, grad, lse, delta, d_r, d_b, B, parts,
     H, scale, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
     """The gradient of N distances' q·r_d + b_d with respect to r and b, over every parts-th stream."""
@@ -184,8 +188,8 @@ def gradient_by_distance(
         if key_start is not None:
             x = tl.where(at >= load_numbers(key_start, stream, S, i, 0, N)[:, None], x, float("-inf"))
 
-        ds = tl.exp2(x - lse_i[:, None]) * (fold(dp, far_dp, N) - delta_i[:, None])
-        ds = skew(ds, N)
+        dp = fold(dp, far_dp, N) * kept(seed, dropout, stream * H + head, i, at, N)
+        ds = skew(tl.exp2(x - lse_i[:, None]) * (dp - delta_i[:, None]), N)
         db += tl.sum(ds, axis=0)
         dr = dot(tl.trans(ds.to(q.dtype)), q, dr)
     store(d_r, part, head, d, dr * scale, E, W, N)

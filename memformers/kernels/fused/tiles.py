@@ -43,6 +43,22 @@ def skew(x, N: tl.constexpr):
 
 
 @triton.jit
+def kept(seed, dropout, line, i, at, N: tl.constexpr):
+    """By what dropout multiplies the probabilities of N queries, the first of which is ``i``, for the keys
+    ``at``, ``[N, N]`` or ``[1, N]``: 0, or 1 / (1 − dropout). It is a function of the seed, the ``line``,
+    which is a stream and head, the query and the key alone (Philox: Salmon et al. 2011), so that all passes
+    drop the same."""
+    share = 1.0
+    if seed is not None:
+        query, at = i + tl.arange(0, N)[:, None], at + tl.zeros([N, N], tl.int32)
+        query = query + tl.zeros_like(at)
+        drawn, _, _, _ = tl.philox(tl.load(seed), at, query, line + tl.zeros_like(at), tl.zeros_like(at))
+        uniform = (drawn >> 8).to(tl.float32) * (1.0 / (1 << 24))
+        share = tl.where(uniform >= dropout, 1 / (1 - dropout), 0.0)
+    return share
+
+
+@triton.jit
 def dot(x, y, total):
     """A matrix product added to ``total``; float32 is computed in full precision, without TensorFloat-32."""
     return tl.dot(x, y, total, input_precision="ieee")
