@@ -28,7 +28,8 @@ from experiments.benchmarks.measuring import Result
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.files import write_json, write_text
 from memformers.kernels import fused
-from memformers.report.markdown import table
+from memformers.kernels.dispatch import SUPPORT
+from memformers.report.markdown import DASH, table
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,10 @@ GPUS = {
 }
 """An A100, an H100, a B200 (NVIDIA, CUDA C++ programming guide, technical specifications per compute
 capability) and an MI300X (AMD, CDNA 3 instruction set architecture)."""
-WIDTHS = (32, 64, 128)
+WIDTHS = (32, 64, 128, 256)
 """Widths of a head."""
+FORMS = ("–", "documents", "documents, dropout")
+"""What a kernel is compiled with."""
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 TRIED = """\
 The tiles, warps and stages were chosen so that in half precision no kernel spills on sm_90, and hardly any \
@@ -64,8 +67,14 @@ sm_80. With 1 stage it needs none.
 - The backward passes in float32 at d_head 64 with tiles of 32 × 32: up to 336 by key; by distance up to 336 \
 on sm_80, 744 on sm_90 and 4,160 on sm_100, there in 32 registers. Tiles of 16 × 16 need 16 at most on sm_80 \
 and sm_90.
+- With dropout, the tiles without it: up to 64 bytes on sm_90 and 80 on sm_80, most in the forward pass. \
+Its tiles of 32 × 32 need none.
+- d_head 256 in bfloat16 with tiles of 32 × 32 and 8 warps: up to 296 by key, and 4,680 by distance. \
+The gradient by distance with tiles of 16 × 16 and 1 stage: up to 32 with 8 warps and 256 with 4. With 8 \
+warps and 2 stages it needs none.
 
-The gradient by distance in float32 at d_head 128 still spills: a product takes no smaller tile than 16."""
+In float32, where heads are 128 wide at most, the widest still spill: a product takes no smaller tile than \
+16. At d_head 256, the gradients had up to 5,904 bytes of stack."""
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
@@ -106,21 +115,24 @@ def compiling_for(gpu: Gpu) -> Iterator[dict[str, Any]]:
         yield compiled
 
 
-def attention(width: int, dtype: torch.dtype, documents: bool) -> tuple[list[Tensor], Tensor | None]:
+def attention(width: int, dtype: torch.dtype, form: str) -> list[Tensor | float | None]:
     """The inputs of an attention of heads of this ``width``, of two streams, two heads, 128 queries and 256
-    keys, whose keys begin somewhere with ``documents``: query, key, value, r, u, v, s, and the key starts."""
+    keys, in one of the ``FORMS``: query, key, value, r, u, v, s, the key starts, and the seed and the share
+    of dropout."""
     query, key = torch.zeros(2, 2, 128, width, dtype=dtype), torch.zeros(2, 2, 256, width, dtype=dtype)
     r = torch.zeros(2, 256, width, dtype=dtype)
     u, s = torch.zeros(2, width), torch.zeros(2, 256)  # parameters, which autocast leaves in float32
-    return [query, key, key, r, u, u, s], torch.zeros(2, 128, dtype=torch.int32) if documents else None
+    key_start = None if form == FORMS[0] else torch.zeros(2, 128, dtype=torch.int32)
+    dropout = (torch.tensor(0), 0.1) if "dropout" in form else (None, 0.0)
+    return [query, key, key, r, u, u, s, key_start, *dropout]
 
 
-def compile_all(gpu: Gpu, width: int, dtype: torch.dtype, documents: bool) -> list[Result]:
+def compile_all(gpu: Gpu, width: int, dtype: torch.dtype, form: str) -> list[Result]:
     """What each kernel of an attention's forward and backward pass needs."""
-    inputs, key_start = attention(width, dtype, documents)
+    inputs = attention(width, dtype, form)
     with compiling_for(gpu) as compiled:
-        out, lse = fused.fused_attention(*inputs, key_start, None, 0.0)
-        fused.fused_attention_backward(out, out, lse, *inputs, key_start, None, 0.0)
+        out, lse = fused.fused_attention(*inputs)
+        fused.fused_attention_backward(out, out, lse, *inputs)
     return [{"kernel": name} | needs(kernel, gpu) for name, kernel in compiled.items()]
 
 
@@ -153,16 +165,17 @@ def of_amd(asm: Mapping[str, Any]) -> dict[str, int]:
 def main(options: Options) -> None:
     """Compile everything, and write it down."""
     forms = [
-        (gpu, width, dtype, documents)
+        (gpu, width, dtype, form)
         for gpu in options.gpus
         for dtype in options.dtypes
         for width in options.widths
-        for documents in (False, True)
+        for form in FORMS
+        if width <= SUPPORT["fused"].widest(DTYPES[dtype])
     ]
     rows = []
-    for gpu, width, dtype, documents in tqdm(forms, desc="compiling"):
-        how = {"gpu": gpu, "dtype": dtype, "width": width, "documents": documents}
-        found = compile_all(GPUS[gpu], width, DTYPES[dtype], documents)
+    for gpu, width, dtype, form in tqdm(forms, desc="compiling"):
+        how = {"gpu": gpu, "dtype": dtype, "width": width, "form": form}
+        found = compile_all(GPUS[gpu], width, DTYPES[dtype], form)
         rows += [how | of for of in found if of["kernel"] != "dot_rows"]
     results = {"triton": triton.__version__, "kernels": rows}
     write_json(options.out / "compiled.json", results)
@@ -175,21 +188,21 @@ def report(results: Result) -> str:
         "# The fused kernels as they are compiled",
         f"By Triton {results['triton']}, without a GPU: `python -m experiments.benchmarks.compiled`. Cells "
         "are registers per thread / bytes of stack per thread / KiB of shared memory per program / programs "
-        "on a multiprocessor at a time; behind the bar with documents (`key_start`). What is on the stack "
-        "was spilled out of registers. Nothing here was run.",
+        "on a multiprocessor at a time. Documents are `key_start`. What is on the stack was spilled out of "
+        "registers. Nothing here was run.",
         TRIED,
     ]
     for gpu in dict.fromkeys(row["gpu"] for row in results["kernels"]):
         own = [row for row in results["kernels"] if row["gpu"] == gpu]
         widths = list(dict.fromkeys(row["width"] for row in own))
-        lines: dict[tuple[str, str], dict[int, list[str]]] = {}
+        lines: dict[tuple[str, str, str], dict[int, str]] = {}
         for row in own:
-            cells = lines.setdefault((row["kernel"], row["dtype"]), {width: [] for width in widths})
-            cells[row["width"]].append(
-                f"{row['registers']} / {row['stack']} / {row['shared'] / 1024:.0f} / {row['programs']}"
-            )
-        body = [[*name, *(" | ".join(cells[width]) for width in widths)] for name, cells in lines.items()]
-        parts += [f"## {gpu}", table(["kernel", "dtype", *(f"d_head {width}" for width in widths)], body)]
+            cells = lines.setdefault((row["kernel"], row["dtype"], row["form"]), {})
+            needed = row["registers"], row["stack"], f"{row['shared'] / 1024:.0f}", row["programs"]
+            cells[row["width"]] = " / ".join(map(str, needed))
+        body = [[*name, *(cells.get(width, DASH) for width in widths)] for name, cells in lines.items()]
+        heads = ["kernel", "dtype", "with", *(f"d_head {width}" for width in widths)]
+        parts += [f"## {gpu}", table(heads, body)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,6 +1,7 @@
 """Chooses the kernel of an attention: the one that is named, or the fastest that can compute it."""
 
 import importlib.util
+import math
 import os
 from typing import Literal, NamedTuple
 
@@ -20,7 +21,7 @@ fewer calls."""
 
 
 class Support(NamedTuple):
-    """What a kernel can compute; None stands for no limit."""
+    """What a kernel can compute; None and ∞ stand for no limit."""
 
     mask: bool = True
     """An explicit mask."""
@@ -29,10 +30,14 @@ class Support(NamedTuple):
     device: str | None = None
     """The type of the only device."""
     dtypes: tuple[torch.dtype, ...] | None = None
-    d_head: int | None = None
-    """The greatest width of a head."""
+    d_head: float = math.inf
+    """The greatest width of a head in half precision."""
     package: str | None = None
     """What must be installed for it."""
+
+    def widest(self, dtype: torch.dtype) -> float:
+        """The greatest width of a head in ``dtype``: in float32, registers hold half as much."""
+        return self.d_head / 2 if dtype == torch.float32 else self.d_head
 
 
 HALF_OR_SINGLE = (torch.float32, torch.float16, torch.bfloat16)
@@ -105,6 +110,6 @@ def obstacle(kernel: KernelName, mask: Tensor | None, query: Tensor, *others: Te
         return f"runs on {can.device}, but the model is on {query.device}"
     if can.dtypes and query.dtype not in can.dtypes:
         return f"takes {', '.join(map(str, can.dtypes))}, but the model works in {query.dtype}"
-    if can.d_head and query.shape[-1] > can.d_head:
-        return f"takes d_head up to {can.d_head}, but d_head={query.shape[-1]}"
+    if query.shape[-1] > (widest := can.widest(query.dtype)):
+        return f"takes d_head up to {widest:g} in {query.dtype}, but d_head={query.shape[-1]}"
     return ""

@@ -91,6 +91,8 @@ class TrainingState:
     """Everything that the next step depends on, except the weights and the random states."""
 
     optimizers: tuple[torch.optim.Optimizer, ...]
+    """A step of each must change nothing where its attribute ``found_inf``, a scalar, isn't 0, as with
+    PyTorch's fused optimizers."""
     memory: Memory = field(default_factory=lambda: Memory(()))
     """The memory that the streams' next segments read."""
     epoch: Whole = 0

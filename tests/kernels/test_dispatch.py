@@ -73,6 +73,7 @@ def test_a_named_kernel_that_cannot_run_says_why(monkeypatch):
     assert "pip install triton" in refusal("fused")
     monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda _: True)
     assert "float64" in refusal("fused", dtype=torch.float64)
-    assert "256, but d_head=258" in refusal("fused", d_model=516)
+    assert "128 in torch.float32, but d_head=130" in refusal("fused", d_model=260)
+    assert "256 in torch.bfloat16, but d_head=258" in refusal("fused", d_model=516, dtype=torch.bfloat16)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     assert "cuda, but the model is on cpu" in refusal("fused")

@@ -28,7 +28,7 @@ SIZES = {
     "blocked": {dtype: [*EDGES, *BLOCKS] for dtype in (torch.float64, torch.float32, torch.bfloat16)},
     "fused": {
         torch.float32: [*EDGES, *TILES],
-        torch.bfloat16: [EDGES[0], TILES[1], (1, 1, 71, 139, 64), (1, 1, 67, 131, 128)],
+        torch.bfloat16: [EDGES[0], TILES[1], (1, 1, 71, 139, 64), (1, 1, 67, 131, 128), (1, 1, 35, 41, 200)],
         torch.float16: [(1, 1, 71, 139, 64)],
     },
 }

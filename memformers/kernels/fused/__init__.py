@@ -101,8 +101,8 @@ def fused_attention_backward(
     with torch.cuda.device_of(query):
         a, b = biases(key, r, u, v, s)
         delta = row_dots(grad, out)
-        inputs = rows(query), rows(key), rows(value), rows(r[None]), a, b, key_start, seed, dropout_prob
-        inputs = *inputs, rows(grad), lse, delta
+        vectors = rows(query), rows(key), rows(value), rows(r[None])
+        inputs = *vectors, a, b, key_start, seed, dropout_prob, rows(grad), lse, delta
         passes.gradient_by_query[(B * H * query_tiles,)](*inputs, rows(d_query), H, scale, **by_query)
         of_keys = rows(d_key), rows(d_value), u.contiguous(), d_u
         passes.gradient_by_key[(B * H * key_tiles,)](*inputs, *of_keys, H, scale, **by_key)
