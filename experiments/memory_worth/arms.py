@@ -24,6 +24,10 @@ KINDS = {
     "slots-64-192": Kind(SLOTS, "64 positions, 192 slots", "xl-256"),
     "slots-64-192-c2": Kind(f"{SLOTS} compression_rate=2", "64 positions, 192 slots, c = 2", "xl-256"),
     "slots-64-192-c8": Kind(f"{SLOTS} compression_rate=8", "64 positions, 192 slots, c = 8", "xl-256"),
+    "more-positions": Kind(
+        "model=compressive mem_len=128 c_mem_len=128", "128 positions, 128 slots", "xl-256"
+    ),
+    "most-positions": Kind("model=compressive mem_len=192 c_mem_len=64", "192 positions, 64 slots", "xl-256"),
     "xl-832": Kind("model=transformer-xl mem_len=832", "832 positions", "xl-256"),
 }
 """No memory; 64 and 256 keys, as positions or with slots, c = 4 if not named otherwise; and as many positions
@@ -38,9 +42,6 @@ VARIANTS = {
         "model=compressive mem_len=64 c_mem_len=[0,0,384,384]",
         "slots in the upper two layers",
         "slots-64-192",
-    ),
-    "more-positions": Kind(
-        "model=compressive mem_len=128 c_mem_len=128", "128 positions, 128 slots", "slots-64-192"
     ),
     "full-length": Kind(f"{SLOTS} memory_warmup=0", "memory of full length at once", "slots-64-192"),
     "xl-full-length": Kind(
