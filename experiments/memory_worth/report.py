@@ -33,6 +33,7 @@ GROUPS = {
 LOOKS = {
     "xl-64": plotting.PINK, "slots-32-32": plotting.SKY, "xl-256": plotting.ORANGE,
     "slots-64-192": plotting.GREEN, "slots-64-192-c2": plotting.BLUE, "slots-64-192-c8": plotting.BLACK,
+    "more-positions": plotting.SKY | {"marker": "D"}, "most-positions": plotting.PINK | {"marker": "v"},
     "xl-832": plotting.AMBER,
 }  # fmt: skip
 Budgets = Mapping[int, Sequence[Arm]]
@@ -112,7 +113,7 @@ def gain(arm: Arm, arms: Sequence[Arm], quantity: Quantity) -> Mean | None:
 
 def looks_of(names: Sequence[str]) -> dict[str, plotting.Look]:
     """The look of each arm, the same in all figures."""
-    others = [name for name in names if name not in LOOKS]
+    others = [name for name in names if name not in LOOKS and name != "none"]
     return LOOKS | dict(zip(others, cycle(plotting.PALETTE), strict=False))
 
 
