@@ -83,7 +83,9 @@ def write_report(folder: Path) -> Path:
     if tried := pairs_table(everything, VARIANTS):
         parts += ["## With one setting changed", tried]
     parts += ["## Where it pays"]
-    parts += [groups_figure(largest, arms, folder), *(groups_table(arms, title) for title in GROUPS)]
+    parts += [groups_figure(largest, arms, folder)]
+    for title in GROUPS:
+        parts += [groups_table(arms, title), groups_pairs_table(arms, title)]
     parts += [
         "## Swapped and zeroed slots",
         controls_table(arms),
@@ -210,19 +212,36 @@ def saved(more: Mean) -> Mean:
 
 
 def groups_table(arms: Sequence[Arm], title: str) -> str:
-    """A row for each group of a grouping: how many tokens it has, the loss without memory, how much more it
-    is with each memory, and with slots than with as many positions, in nats per token."""
+    """A row for each group of a grouping: how many tokens it has, the loss without memory, and how much more
+    it is with each memory, in nats per token."""
     base, *others = arms
-    by_name, rows = {arm.name: arm for arm in arms}, []
-    pairs = {name: by_name[k.rival] for name, k in KINDS.items() if {name, k.rival} <= set(by_name)}
-    heads = [GROUPS[title], "tokens", base.label, *(f"{arm.label}, minus that" for arm in others)]
+    rows = []
     for group in groups_of(arms, title):
         tokens, loss = base.first.result and base.first.result[title].get(group), in_group(title, group)
-        means = [gain(arm, arms, loss) for arm in others]
-        means += [by_name[name].minus(rival, loss) for name, rival in pairs.items()]
-        shown = (number(mean, ".3f", signed=True) for mean in means)
+        shown = (number(gain(arm, arms, loss), ".3f", signed=True) for arm in others)
         rows.append([group, f"{tokens['tokens'] if tokens else 0:,}", number(base.mean(loss), ".3f"), *shown])
-    return table([*heads, *(f"{by_name[name].label}, minus {r.label}" for name, r in pairs.items())], rows)
+    heads = [GROUPS[title], "tokens", base.label, *(f"{arm.label}, minus that" for arm in others)]
+    return table(heads, rows)
+
+
+def groups_pairs_table(arms: Sequence[Arm], title: str) -> str:
+    """A row for each group of a grouping: how much more the loss is with slots than with as many positions,
+    in nats per token; empty if no such pair was trained."""
+    by_name = {arm.name: arm for arm in arms}
+    pairs = [
+        (arm, by_name[KINDS[n].rival])
+        for n, arm in by_name.items()
+        if n in KINDS and KINDS[n].rival in by_name
+    ]
+    rows = [
+        [
+            group,
+            *(number(arm.minus(rival, in_group(title, group)), ".3f", signed=True) for arm, rival in pairs),
+        ]
+        for group in groups_of(arms, title)
+    ]
+    heads = [GROUPS[title], *(f"{arm.label}, minus {rival.label}" for arm, rival in pairs)]
+    return table(heads, rows) if pairs else ""
 
 
 def controls_table(arms: Sequence[Arm]) -> str:
