@@ -1,0 +1,156 @@
+"""Recall against what a slot must hold: Transformer-XL and the Compressive Transformer of the recall
+experiment on streams with other keys, values and shares of tokens that set one.
+
+Run it with ``python -m experiments.recall_grid --out FOLDER``. Finished training runs are kept, so it can be
+stopped and continued with ``--resume``, which also adds seeds. The report has a row for each stream, and a
+figure of both memories by the bits that a slot must hold.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from memformers.commands.options import ExperimentCommand
+from memformers.common.command_line import parse_arguments, plain_errors
+from memformers.common.fields import Count
+from memformers.comparison.experiment import Experiment, run_experiment
+from memformers.comparison.recall import RECALL, SETTINGS, USUAL_JOBS, RecallConfig
+from memformers.data.recall_stream import RecallStream
+from memformers.report import arms as measured
+from memformers.report import plotting
+from memformers.report.arms import Measure, Result, arms_of
+from memformers.report.markdown import table, write_page
+from memformers.report.provenance import facts_table
+from memformers.report.recall import right_between
+from memformers.runs.finished import read_runs
+from memformers.runs.plan import Arm
+
+STREAMS = (
+    RecallStream(set_probability=1 / 16),
+    RecallStream(keys=8, values=2),
+    RecallStream(),
+    RecallStream(keys=24, values=5),
+    RecallStream(keys=32, values=8),
+    RecallStream(set_probability=1 / 4),
+)
+"""In the order of what a slot must hold; the third is that of the recall experiment."""
+XL, SLOTS = MEMORIES = ("transformer-xl", "compressive")
+BANDS = ((64, 192), (192, 384))
+"""Distances that one layer of both memories sees, and that one layer of slots alone sees."""
+METHOD = (
+    "A slot must hold which keys were set to which values in the positions that it stands for: of c "
+    "positions, c · p · log₂(keys · values) bits on average, if a token sets a key with probability p. "
+    "Answers are those beyond chance: 0 % for guesses, 100 % if all are right. Settings are those of the "
+    "recall experiment, which were chosen with 16 keys, 4 values and p = 1/8; nothing was chosen on the other "
+    "streams. ± and bands are 95 % intervals over seeds, by Student's t; differences are paired by seed."
+)
+
+
+def bits_of(stream: RecallStream, rate: int) -> float:
+    """The bits that say which keys were set to which values in ``rate`` positions, on average."""
+    return rate * stream.set_probability * math.log2(stream.keys * stream.values)
+
+
+def name_of(stream: RecallStream) -> str:
+    """The stream in a table."""
+    return f"{stream.keys} keys, {stream.values} values, p = 1/{1 / stream.set_probability:g}"
+
+
+@dataclass(frozen=True)
+class RecallGrid(ExperimentCommand):
+    """Train both memories of the recall experiment on streams that ask less and more of a slot."""
+
+    name: ClassVar = "recall-grid"
+    tokens: Count = SETTINGS["near"].train.tokens
+    """Tokens of each training run."""
+    seeds: Count = 3
+    """How many times each memory is trained on each stream."""
+    jobs: Count = USUAL_JOBS
+    """Training runs at a time, each with one thread."""
+
+    def experiment(self, folder: Path) -> Path:
+        """Train what the folder doesn't have, and write the report."""
+        setting = RecallConfig(tokens=self.tokens).setting
+        arms = [
+            Arm(
+                f"{memory}-{i}", setting.arm(memory).settings | settings_of(stream), setting.arm(memory).label
+            )
+            for i, stream in enumerate(STREAMS)
+            for memory in MEMORIES
+        ]
+        experiment = Experiment(RECALL, setting.train, setting.more, tuple(arms), self.seeds, self.jobs, 1)
+        run_experiment(experiment, folder, self.dashboard, resume=self.resume)
+        return write_grid(folder)
+
+
+def settings_of(stream: RecallStream) -> dict[str, float]:
+    """The settings of a run that reads ``stream``."""
+    own = {f"recall.stream.{name}": value for name, value in asdict(stream).items()}
+    return {**own, "model.vocab_size": stream.vocab_size}
+
+
+def beyond_chance(low: int, high: int, stream: RecallStream) -> Measure:
+    """The correct answers about values that were set from ``low`` to before ``high`` positions ago: 0 for
+    guesses, 1 if all are right."""
+    right: Callable[[Result], float | None] = right_between(low, high)
+
+    def share(result: Result) -> float | None:
+        found = right(result)
+        return None if found is None else (found - stream.chance) / (1 - stream.chance)
+
+    return Measure(f"set {low} to {high} positions ago", share, ".1f", " %", " points", 100, 1)
+
+
+def write_grid(folder: Path) -> Path:
+    """Write the report of the training runs in ``folder``; returns its page."""
+    arms = {arm.name: arm for arm in arms_of(read_runs(folder, "recall")) if arm.results}
+    pairs = {
+        stream: [arms[f"{memory}-{i}"] for memory in MEMORIES]
+        for i, stream in enumerate(STREAMS)
+        if all(f"{memory}-{i}" in arms for memory in MEMORIES)
+    }
+    rate = arms[f"{SLOTS}-0"].first.config["model"]["compression_rate"]
+    labels = [arms[f"{memory}-0"].label for memory in MEMORIES]
+    heads = [f"{label}, set {low} to {high} ago" for low, high in BANDS for label in (*labels, "difference")]
+    rows = []
+    for stream, (xl, slots) in pairs.items():
+        cells = []
+        for measure in (beyond_chance(*band, stream) for band in BANDS):
+            more = measure.shown_difference(slots.minus(xl, measure.of))
+            cells += [measure.shown(xl.mean(measure.of)), measure.shown(slots.mean(measure.of)), more]
+        rows.append([name_of(stream), f"{bits_of(stream, rate):.1f}", *cells])
+    parts = [
+        "# Recall against what a slot must hold",
+        table(["stream", "bits a slot must hold", *heads], rows),
+    ]
+    parts += [grid_figure(pairs, rate, folder), METHOD, facts_table([*arms.values()], folder)]
+    return write_page(parts, folder)
+
+
+def grid_figure(pairs: dict[RecallStream, list[measured.Arm]], rate: int, folder: Path) -> str:
+    """A panel for each band of distances, with a line for each memory."""
+    figure, panels = plotting.panels([2.4] * len(BANDS), below=0.9, sharex=True)
+    looks, drawn = plotting.looks_of(MEMORIES), {}
+    for (low, high), axes in zip(BANDS, panels, strict=True):
+        title = f"set {low} to {high} positions ago"
+        drawn[title] = []
+        for i, memory in enumerate(MEMORIES):
+            points = [
+                (bits_of(stream, rate), mean)
+                for stream, arms in pairs.items()
+                if (mean := arms[i].mean(beyond_chance(low, high, stream).of))
+            ]
+            label = next(iter(pairs.values()))[i].label
+            drawn[title].append(plotting.Series(label, points, looks[memory], scale=100))
+        plotting.draw_lines(axes, drawn[title])
+        plotting.style(axes, "bits that a slot must hold", "right beyond chance (%)", title)
+        axes.label_outer()
+    caption = "How many answers are right beyond chance, by the bits that a slot must hold, of six streams."
+    return plotting.save_series(figure, folder, "grid", "Recall by the bits of a slot", caption, drawn)
+
+
+if __name__ == "__main__":
+    with plain_errors():
+        parse_arguments(RecallGrid).run()
