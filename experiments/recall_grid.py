@@ -8,13 +8,15 @@ figure of both memories by the bits that a slot must hold.
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from memformers.commands.options import ExperimentCommand
 from memformers.common.command_line import parse_arguments, plain_errors
-from memformers.common.fields import Count
+from memformers.common.errors import UserError
+from memformers.common.fields import Count, Share
+from memformers.common.intervals import Mean
 from memformers.comparison.experiment import Experiment, run_experiment
 from memformers.comparison.recall import RECALL, SETTINGS, USUAL_JOBS, RecallConfig
 from memformers.data.recall_stream import RecallStream
@@ -41,10 +43,11 @@ BANDS = ((64, 192), (192, 384))
 """Distances that one layer of both memories sees, and that one layer of slots alone sees."""
 METHOD = (
     "A slot must hold which keys were set to which values in the positions that it stands for: of c "
-    "positions, c · p · log₂(keys · values) bits on average, if a token sets a key with probability p. "
-    "Answers are those beyond chance: 0 % for guesses, 100 % if all are right. Settings are those of the "
-    "recall experiment, which were chosen with 16 keys, 4 values and p = 1/8; nothing was chosen on the other "
-    "streams. ± and bands are 95 % intervals over seeds, by Student's t; differences are paired by seed."
+    "positions, c · p · log₂(keys · values) bits on average, if a token sets a key with probability p. The "
+    "shares are of correct answers beyond chance: 0 % for guesses, 100 % if all are correct. The settings "
+    "are those of the recall experiment, which were chosen with 16 keys, 4 values and p = 1/8, on streams "
+    "with other seeds; nothing was chosen on the other streams. ± and bands are 95 % intervals over seeds, "
+    "by Student's t; differences are paired by seed."
 )
 
 
@@ -65,6 +68,8 @@ class RecallGrid(ExperimentCommand):
     name: ClassVar = "recall-grid"
     tokens: Count = SETTINGS["near"].train.tokens
     """Tokens of each training run."""
+    growing: Share = SETTINGS["near"].recall.growing
+    """The share of the training in which the distances of the questions grow."""
     seeds: Count = 3
     """How many times each memory is trained on each stream."""
     jobs: Count = USUAL_JOBS
@@ -73,6 +78,7 @@ class RecallGrid(ExperimentCommand):
     def experiment(self, folder: Path) -> Path:
         """Train what the folder doesn't have, and write the report."""
         setting = RecallConfig(tokens=self.tokens).setting
+        setting = replace(setting, recall=replace(setting.recall, growing=self.growing))
         arms = [
             Arm(
                 f"{memory}-{i}", setting.arm(memory).settings | settings_of(stream), setting.arm(memory).label
@@ -92,8 +98,8 @@ def settings_of(stream: RecallStream) -> dict[str, float]:
 
 
 def beyond_chance(low: int, high: int, stream: RecallStream) -> Measure:
-    """The correct answers about values that were set from ``low`` to before ``high`` positions ago: 0 for
-    guesses, 1 if all are right."""
+    """The share of correct answers about values that were set from ``low`` to before ``high`` positions ago,
+    beyond chance: 0 for guesses, 1 if all are correct."""
     right: Callable[[Result], float | None] = right_between(low, high)
 
     def share(result: Result) -> float | None:
@@ -104,16 +110,25 @@ def beyond_chance(low: int, high: int, stream: RecallStream) -> Measure:
 
 
 def write_grid(folder: Path) -> Path:
-    """Write the report of the training runs in ``folder``; returns its page."""
+    """Write the report of the training runs in ``folder``; returns its page.
+
+    Raises UserError if no stream has results of both memories.
+    """
     arms = {arm.name: arm for arm in arms_of(read_runs(folder, "recall")) if arm.results}
     pairs = {
         stream: [arms[f"{memory}-{i}"] for memory in MEMORIES]
         for i, stream in enumerate(STREAMS)
         if all(f"{memory}-{i}" in arms for memory in MEMORIES)
     }
-    rate = arms[f"{SLOTS}-0"].first.config["model"]["compression_rate"]
-    labels = [arms[f"{memory}-0"].label for memory in MEMORIES]
-    heads = [f"{label}, set {low} to {high} ago" for low, high in BANDS for label in (*labels, "difference")]
+    if not pairs:
+        raise UserError(f"{folder} has no stream on which both memories are trained; go on with --resume.")
+    xl, slots = next(iter(pairs.values()))
+    rate = slots.first.config["model"]["compression_rate"]
+    heads = [
+        f"{label}, set {low} to {high} ago"
+        for low, high in BANDS
+        for label in (xl.label, slots.label, "difference")
+    ]
     rows = []
     for stream, (xl, slots) in pairs.items():
         cells = []
@@ -124,30 +139,33 @@ def write_grid(folder: Path) -> Path:
     parts = [
         "# Recall against what a slot must hold",
         table(["stream", "bits a slot must hold", *heads], rows),
+        grid_figure(pairs, rate, folder),
+        METHOD,
+        facts_table([*arms.values()], folder),
     ]
-    parts += [grid_figure(pairs, rate, folder), METHOD, facts_table([*arms.values()], folder)]
     return write_page(parts, folder)
 
 
 def grid_figure(pairs: dict[RecallStream, list[measured.Arm]], rate: int, folder: Path) -> str:
     """A panel for each band of distances, with a line for each memory."""
-    figure, panels = plotting.panels([2.4] * len(BANDS), below=0.9, sharex=True)
+    figure, panels = plotting.panels([2.2] * len(BANDS), below=0.9, sharex=True, sharey=True)
     looks, drawn = plotting.looks_of(MEMORIES), {}
     for (low, high), axes in zip(BANDS, panels, strict=True):
         title = f"set {low} to {high} positions ago"
-        drawn[title] = []
-        for i, memory in enumerate(MEMORIES):
-            points = [
-                (bits_of(stream, rate), mean)
-                for stream, arms in pairs.items()
-                if (mean := arms[i].mean(beyond_chance(low, high, stream).of))
-            ]
-            label = next(iter(pairs.values()))[i].label
-            drawn[title].append(plotting.Series(label, points, looks[memory], scale=100))
+        points: dict[str, list[tuple[float, Mean]]] = {memory: [] for memory in MEMORIES}
+        for stream, arms in pairs.items():
+            for memory, arm in zip(MEMORIES, arms, strict=True):
+                if mean := arm.mean(beyond_chance(low, high, stream).of):
+                    points[memory].append((bits_of(stream, rate), mean))
+        labels = [arm.label for arm in next(iter(pairs.values()))]
+        drawn[title] = [
+            plotting.Series(label, points[memory], looks[memory], scale=100)
+            for memory, label in zip(MEMORIES, labels, strict=True)
+        ]
         plotting.draw_lines(axes, drawn[title])
-        plotting.style(axes, "bits that a slot must hold", "right beyond chance (%)", title)
+        plotting.style(axes, "bits that a slot must hold", "correct beyond chance (%)", title)
         axes.label_outer()
-    caption = "How many answers are right beyond chance, by the bits that a slot must hold, of six streams."
+    caption = "Correct answers beyond chance, by the bits that a slot must hold, on six streams."
     return plotting.save_series(figure, folder, "grid", "Recall by the bits of a slot", caption, drawn)
 
 
