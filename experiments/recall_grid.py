@@ -7,7 +7,7 @@ figure of both memories by the bits that a slot must hold.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -20,14 +20,13 @@ from memformers.common.intervals import Mean
 from memformers.comparison.experiment import Experiment, run_experiment
 from memformers.comparison.recall import RECALL, SETTINGS, USUAL_JOBS, RecallConfig
 from memformers.data.recall_stream import RecallStream
-from memformers.report import arms as measured
 from memformers.report import plotting
-from memformers.report.arms import Measure, Result, arms_of
+from memformers.report.arms import Arm, Measure, Result, arms_of
 from memformers.report.markdown import table, write_page
 from memformers.report.provenance import facts_table
 from memformers.report.recall import right_between
 from memformers.runs.finished import read_runs
-from memformers.runs.plan import Arm
+from memformers.runs.plan import Arm as Planned
 
 STREAMS = (
     RecallStream(set_probability=1 / 16),
@@ -41,6 +40,8 @@ STREAMS = (
 XL, SLOTS = MEMORIES = ("transformer-xl", "compressive")
 BANDS = ((64, 192), (192, 384))
 """Distances that one layer of both memories sees, and that one layer of slots alone sees."""
+Pairs = Mapping[RecallStream, Sequence[Arm]]
+"""The arms of both memories on each stream."""
 METHOD = (
     "A slot must hold which keys were set to which values in the positions that it stands for: of c "
     "positions, c · p · log₂(keys · values) bits on average, if a token sets a key with probability p. The "
@@ -80,7 +81,7 @@ class RecallGrid(ExperimentCommand):
         setting = RecallConfig(tokens=self.tokens).setting
         setting = replace(setting, recall=replace(setting.recall, growing=self.growing))
         arms = [
-            Arm(
+            Planned(
                 f"{memory}-{i}", setting.arm(memory).settings | settings_of(stream), setting.arm(memory).label
             )
             for i, stream in enumerate(STREAMS)
@@ -106,7 +107,7 @@ def beyond_chance(low: int, high: int, stream: RecallStream) -> Measure:
         found = right(result)
         return None if found is None else (found - stream.chance) / (1 - stream.chance)
 
-    return Measure(f"set {low} to {high} positions ago", share, ".1f", " %", " points", 100, 1)
+    return Measure(title_of((low, high)), share, ".1f", " %", " points", 100, 1)
 
 
 def write_grid(folder: Path) -> Path:
@@ -122,40 +123,41 @@ def write_grid(folder: Path) -> Path:
     }
     if not pairs:
         raise UserError(f"{folder} has no stream on which both memories are trained; go on with --resume.")
-    xl, slots = next(iter(pairs.values()))
-    rate = slots.first.config["model"]["compression_rate"]
-    heads = [
-        f"{label}, set {low} to {high} ago"
-        for low, high in BANDS
-        for label in (xl.label, slots.label, "difference")
-    ]
-    rows = []
-    for stream, (xl, slots) in pairs.items():
-        cells = []
-        for measure in (beyond_chance(*band, stream) for band in BANDS):
-            more = measure.shown_difference(slots.minus(xl, measure.of))
-            cells += [measure.shown(xl.mean(measure.of)), measure.shown(slots.mean(measure.of)), more]
-        rows.append([name_of(stream), f"{bits_of(stream, rate):.1f}", *cells])
-    parts = [
-        "# Recall against what a slot must hold",
-        table(["stream", "bits a slot must hold", *heads], rows),
-        grid_figure(pairs, rate, folder),
-        METHOD,
-        facts_table([*arms.values()], folder),
-    ]
+    rate = next(iter(pairs.values()))[1].first.config["model"]["compression_rate"]
+    parts = ["# Recall against what a slot must hold", grid_figure(pairs, rate, folder)]
+    for band in BANDS:
+        parts += [f"## {title_of(band).capitalize()}", band_table(pairs, rate, band)]
+    parts += ["## How it was made", METHOD, facts_table([*arms.values()], folder)]
     return write_page(parts, folder)
 
 
-def grid_figure(pairs: dict[RecallStream, list[measured.Arm]], rate: int, folder: Path) -> str:
+def title_of(band: tuple[int, int]) -> str:
+    """The distances of a band."""
+    return f"set {band[0]} to {band[1]} positions ago"
+
+
+def band_table(pairs: Pairs, rate: int, band: tuple[int, int]) -> str:
+    """A row for each stream: the bits of a slot, both memories' answers and their difference."""
+    rows = []
+    for stream, (xl, slots) in pairs.items():
+        measure = beyond_chance(*band, stream)
+        means = [measure.shown(arm.mean(measure.of)) for arm in (xl, slots)]
+        more = measure.shown_difference(slots.minus(xl, measure.of))
+        rows.append([name_of(stream), f"{bits_of(stream, rate):.1f}", *means, more])
+    labels = [arm.label for arm in next(iter(pairs.values()))]
+    return table(["stream", "bits a slot must hold", *labels, "difference"], rows)
+
+
+def grid_figure(pairs: Pairs, rate: int, folder: Path) -> str:
     """A panel for each band of distances, with a line for each memory."""
     figure, panels = plotting.panels([2.2] * len(BANDS), below=0.9, sharex=True, sharey=True)
     looks, drawn = plotting.looks_of(MEMORIES), {}
-    for (low, high), axes in zip(BANDS, panels, strict=True):
-        title = f"set {low} to {high} positions ago"
+    for band, axes in zip(BANDS, panels, strict=True):
+        title = title_of(band)
         points: dict[str, list[tuple[float, Mean]]] = {memory: [] for memory in MEMORIES}
         for stream, arms in pairs.items():
             for memory, arm in zip(MEMORIES, arms, strict=True):
-                if mean := arm.mean(beyond_chance(low, high, stream).of):
+                if mean := arm.mean(beyond_chance(*band, stream).of):
                     points[memory].append((bits_of(stream, rate), mean))
         labels = [arm.label for arm in next(iter(pairs.values()))]
         drawn[title] = [
