@@ -46,6 +46,7 @@ OTHERS = (
     "python -m experiments.recipes ",
     "python -m experiments.longer_memory",
     "python -m experiments.slots",
+    "python -m experiments.recall_grid",
     "python -m experiments.agents",
     "python -m experiments.memories",
     "pip install ",

@@ -12,11 +12,11 @@ def test_both_memories_are_trained_on_each_stream_and_have_a_row_in_the_order_of
     tmp_path, quick_runs, monkeypatch
 ):
     monkeypatch.setattr(recall_grid, "STREAMS", STREAMS[1:3])
-    page = RecallGrid(out=tmp_path, tokens=128, growing=0.75, seeds=1).run()
+    RecallGrid(out=tmp_path, tokens=128, growing=0.75, seeds=1).run()
     configs = [read_json(path) for path in tmp_path.glob("*/config.json")]
     assert sorted(config["recall"]["stream"]["keys"] for config in configs) == [8, 8, 16, 16]
     assert {config["recall"]["growing"] for config in configs} == {0.75}
-    rows = [line for line in page.with_suffix(".md").read_text().splitlines() if " keys, " in line]
+    rows = [line for line in (tmp_path / "report.md").read_text().splitlines() if " keys, " in line]
     assert [row.split(" | ")[:2] for row in rows[:2]] == [
         ["| 8 keys, 2 values, p = 1/8", "2.0"], ["| 16 keys, 4 values, p = 1/8", "3.0"]
     ]  # fmt: skip
