@@ -17,7 +17,7 @@ from experiments.agents.report import write_report
 from memformers.commands.options import ExperimentCommand
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, check_fields
+from memformers.common.fields import Count, Share, check_fields
 from memformers.comparison.arms import read_arms
 from memformers.comparison.experiment import Experiment, Settings, run_experiment
 from memformers.models.config import ModelConfig
@@ -77,6 +77,8 @@ class Agents(ExperimentCommand):
     """T-mazes by their corridors' lengths, or ids of gymnasium environments."""
     steps: Count = 400_000
     """Steps of all environments together, in each training run."""
+    entropy: Share = AgentSettings.entropy
+    """The weight of the policy's entropy: how much an agent is made to explore."""
     seeds: Count = 5
     """How many times each arm is trained. Intervals need at least 2."""
     arms: tuple[str, ...] = ()
@@ -100,7 +102,7 @@ class Agents(ExperimentCommand):
         chosen = self.arms or (QUICK if self.quick else ())
         found = {}
         for task in self.tasks[:1] if self.quick else self.tasks:
-            more = {AgentTask.name: asdict(AgentSettings(task))}
+            more = {AgentTask.name: asdict(AgentSettings(task, entropy=self.entropy))}
             described = read_arms([*ARMS.values()], asdict(train) | more)
             labelled = [replace(arm, label=label) for arm, label in zip(described, ARMS, strict=True)]
             arms = [arm for arm in labelled if not chosen or arm.name in chosen]
