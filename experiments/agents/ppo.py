@@ -26,8 +26,8 @@ from memformers.models.memory import with_streams
 from memformers.training.config import TrainConfig
 
 MOST_APART = 1e-5
-"""How far log-probabilities when learning may be from those when acting, with the same weights; of those
-below -1, as a fraction of them, since float32 rounds in proportion."""
+"""How far log-probabilities when learning may be from those when acting, with the same weights; where an
+action's is below -1, as a fraction of the lowest of its step, since float32 rounds logits in proportion."""
 EVALUATED_SEED = 2**31
 """Where the seeds of evaluated episodes begin; those of training runs are below."""
 
@@ -175,6 +175,7 @@ class Window(NamedTuple):
 def act(agent: Agent, environments: Environments, place: Place, steps: int) -> tuple[Window, Place]:
     """A window of this number of ``steps`` from ``place`` on, and the place after it."""
     seen, begins, ended, memory = place
+    agent.eval()  # once, and not by the stepper at every step
     stepper, read = agent.core.stepper(environments.number, memory), []
     for _ in range(steps):
         policy, value = agent.heads(stepper.step(seen, begins))
@@ -207,6 +208,7 @@ def learn(agent: Agent, optimizer: torch.optim.Optimizer, window: Window, run: A
     Raises UserError for a loss that is not finite, before it reaches the weights.
     """
     how, losses = run.agent, []
+    agent.train()
     advantage = advantages(window, how.discount, how.trace)
     returns, apart = advantage + window.values, 0.0
     for epoch in range(how.epochs):
@@ -216,10 +218,10 @@ def learn(agent: Agent, optimizer: torch.optim.Optimizer, window: Window, run: A
             own = Window._make((memory, *parts, window.last_value[streams]))
             output, _, reconstruction = agent.core(own.seen, memory, own.doc_starts)
             policy, values = agent.heads(output)
-            before = own.log_probs[own.counts]
-            change = policy.log_prob(own.actions)[own.counts] - before
+            change = (policy.log_prob(own.actions) - own.log_probs)[own.counts]
             if epoch == number == 0:  # the weights are those that acted
-                apart = (change.detach() / before.abs().clamp(min=1)).abs().max().item()
+                size = -policy.logits.detach().amin(-1).clamp(max=-1)[own.counts]
+                apart = (change.detach().abs() / size).max().item()
                 assert apart <= MOST_APART, f"acting and learning differ by {apart} in log-probability"
             ratio, gain = change.exp(), advantage[:, streams][own.counts]
             gain = (gain - gain.mean()) / (gain.std() + 1e-8)
@@ -268,6 +270,7 @@ def evaluate(agent: Agent, run: AgentRun, control: Any = None) -> dict[str, floa
     """The mean return, length and share of successes of the same number of episodes of each stream, with the
     likeliest actions; ``control`` changes the memory before each window."""
     B = run.train.batch_size
+    agent.eval()
     environments, episodes = Environments(run.agent.task, B), Episodes(B)
     seen, memory = environments.reset(EVALUATED_SEED + run.train.seed), agent.core.initial(B)
     ended, done = torch.zeros(B, dtype=torch.bool), torch.zeros(B, dtype=torch.int64)

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from experiments.agents.t_maze import FORWARD, TMaze
 from memformers.common.files import read_json, write_json
 from memformers.comparison import experiment
 from memformers.comparison.arms import read_arms, settings_of
+from memformers.models.memory import with_streams
 from memformers.runs.folder import read_metrics
 from memformers.tracking import relay
 from tests.processes import run_module
@@ -112,6 +114,39 @@ def test_probabilities_when_learning_are_those_when_acting_wherever_episodes_beg
     assert torch.stack(starts).any(dim=(0, 2)).all(), "episodes begin at every step of a window"
 
 
+def fresh(environments):
+    """An untrained agent, a run of it, an optimizer that changes nothing, and the beginning of episodes."""
+    run = AgentRun.of(settings("compressive"), "here")
+    agent = Agent(run, environments.features, environments.actions)
+    nowhere = torch.zeros(environments.number, dtype=torch.bool)
+    place = Place(environments.reset(0), ~nowhere, nowhere, agent.core.initial(environments.number))
+    return agent, run, torch.optim.SGD(agent.parameters(), 0.0), place
+
+
+def test_rounding_of_large_logits_is_not_taken_for_a_mistake():
+    mazes = Environments("t-maze-20", 6)
+    agent, run, optimizer, place = fresh(mazes)
+    with torch.no_grad():
+        agent.policy.weight[:2] += torch.linspace(-300, 300, 8)  # two actions alike, the third far from them
+    apart = []
+    for _ in range(8):
+        window, place = act(agent, mazes, place, 5)
+        policy, _ = agent.heads(agent.core(window.seen, window.memory, window.doc_starts).output)
+        apart.append((policy.log_prob(window.actions) - window.log_probs).abs().max().item())
+        assert learn(agent, optimizer, window, run)["log_probability.apart"] <= 1e-5
+    assert max(apart) > 1e-5
+
+
+def test_learning_from_another_memory_than_acted_is_noticed():
+    mazes = Environments("t-maze-20", 6)
+    agent, run, optimizer, place = fresh(mazes)
+    for _ in range(3):
+        window, place = act(agent, mazes, place, 5)
+    others = with_streams(window.memory, torch.neg)
+    with pytest.raises(AssertionError, match="acting and learning differ"):
+        learn(agent, optimizer, window._replace(memory=others), run)
+
+
 def test_what_is_done_after_an_end_is_not_learned_from():
     episodes, b = Episodes(1), torch.tensor
     for reward, terminated, counts in (
@@ -200,10 +235,10 @@ def test_the_experiment_trains_each_arm_on_each_task_and_reports_them(tmp_path, 
 
     monkeypatch.setattr(experiment, "run_modules", train_here)
     monkeypatch.setattr("experiments.agents.__main__.BASE", TINY)
-    monkeypatch.setattr(
-        "experiments.agents.__main__.AgentSettings", lambda task: AgentSettings(task, evaluated=6)
-    )
-    Agents(out=tmp_path, tasks=("t-maze-2", "t-maze-5"), steps=60, seeds=2).run()
+    monkeypatch.setattr("experiments.agents.__main__.AgentSettings", partial(AgentSettings, evaluated=6))
+    Agents(out=tmp_path, tasks=("t-maze-2", "t-maze-5"), steps=60, entropy=0.01, seeds=2).run()
+    trained = read_json(tmp_path / "t-maze-2" / "compressive" / "config.json")
+    assert trained["agent"]["entropy"] == 0.01
     report = (tmp_path / "report.md").read_text()
     first = next(part for part in report.split("\n\n") if part.startswith("|")).splitlines()
     assert [row.split(" | ")[0].strip("| ") for row in first[2:]] == [*ARMS]
