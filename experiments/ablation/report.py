@@ -12,7 +12,8 @@ from memformers.comparison.recall import SETTINGS, compressive, paper_ablation, 
 from memformers.models.config import ModelConfig
 from memformers.report import plotting
 from memformers.report.arms import BITS, Arm, Measure, arms_of
-from memformers.report.markdown import csv_text, number, plain, table, write_page
+from memformers.report.columns import Measured, differences_table, measured, seeds_csv
+from memformers.report.markdown import number, plain, table, write_page
 from memformers.report.provenance import facts_table
 from memformers.report.recall import right_between
 from memformers.report.sections import claims, costs_table, warnings
@@ -132,32 +133,8 @@ def read_arms(folder: Path) -> Arms:
     return found
 
 
-@dataclass(frozen=True)
-class Column:
-    """A measure of the rows on one task."""
-
-    title: str
-    """The name of the task's text or stream."""
-    name: str
-    measure: Measure
-    arms: Mapping[str, Arm]
-    """Those of the task that have results."""
-
-    def mean(self, row: Row) -> Mean | None:
-        """The mean of ``row`` over seeds."""
-        arm = self.arms.get(row.name)
-        return arm.mean(self.measure.of) if arm else None
-
-    def difference(self, row: Row) -> Mean | None:
-        """The difference of ``row`` to the base, paired by seed; None for the base, or without a common
-        seed."""
-        arm, base = self.arms.get(row.name), self.arms.get(BASE_ROW.name)
-        return arm.minus(base, self.measure.of) if arm and base and arm is not base else None
-
-    def series(self, values: Sequence[Mean | None], label: str = "") -> plotting.Series:
-        """The ``values`` of all rows in a figure."""
-        points = [(float(i), value) for i, value in enumerate(values) if value]
-        return plotting.Series(label, points, LOOKS[self.name], scale=self.measure.scale)
+Columns = Mapping[str, Measured]
+"""The measures of both tasks, by their names in the results."""
 
 
 def title_of(by_name: Mapping[str, Arm]) -> str:
@@ -169,12 +146,12 @@ def write_report(folder: Path) -> Path:
     """Write the report of the training runs in ``folder``, of which at least one has finished, and their
     numbers; returns its page."""
     arms = read_arms(folder)
-    columns = [
-        Column(title_of(by_name), name, measure, by_name)
+    columns = {
+        name: measured(f"{title_of(by_name)}: {measure.label}", measure, list(by_name.values()))
         for task, by_name in arms.items()
         for name, measure in measures(task).items()
-    ]
-    rows = [row for row in ROWS if any(row.name in column.arms for column in columns)]
+    }
+    rows = [row for row in ROWS if any(row.name in column.arms for column in columns.values())]
     write_results(columns, rows, folder)
     parts = ["# The ablation: compression functions and what they learn from"]
     told, costs, made = ["## What it shows"], ["## What each row costs"], ["## How it was made"]
@@ -190,21 +167,18 @@ def write_report(folder: Path) -> Path:
         costs += [heading, costs_table(some, base or some[0])]
         made += [heading, facts_table(some, folder / task)]
     parts.append(MEANING.format(*band()))
-    labels = [f"{column.title}: {column.measure.label}" for column in columns]
-    if any(column.difference(row) for column in columns for row in rows):
-        cells = [
-            [row.label, *(c.measure.shown_difference(c.difference(row)) for c in columns)]
-            for row in rows
-            if row != BASE_ROW
-        ]
-        parts += [f'## Differences to "{BASE_ROW.label}"', table(["row", *labels], cells)]
+    of_rows, names = [*columns.values()], {row.name: row.label for row in rows}
+    if any(column.difference(name, BASE_ROW.name) for column in of_rows for name in names):
+        differences = differences_table(of_rows, names, BASE_ROW.name, "row")
+        parts += [f'## Differences to "{BASE_ROW.label}"', differences]
         told.append(differences_figure(columns, rows, folder))
     cells = [
-        [row.label, number(row.paper, ".3f"), *(c.measure.shown(c.mean(row)) for c in columns)]
+        [row.label, number(row.paper, ".3f"), *(c.measure.shown(c.mean(row.name)) for c in of_rows)]
         for row in rows
     ]
+    heads = ["row", "paper: enwik8", *(column.head for column in of_rows)]
     parts += [*told, LIMITS, "## Results beside the paper's", PAPER]
-    parts += [table(["row", "paper: enwik8", *labels], cells), values_figure(columns, rows, folder)]
+    parts += [table(heads, cells), values_figure(columns, rows, folder)]
     where = " and ".join(f"`{task}/{REPORT}`" for task in arms)
     made.append(
         f"± is half the width of a 95 % interval over seeds, by Student's t. All seeds have the same "
@@ -214,14 +188,15 @@ def write_report(folder: Path) -> Path:
     return write_page([*parts, *costs, *made], folder)
 
 
-def values_figure(columns: Sequence[Column], rows: Sequence[Row], folder: Path) -> str:
+def values_figure(columns: Columns, rows: Sequence[Row], folder: Path) -> str:
     """A panel for the paper's figures, and one for each task."""
     paper = [(float(i), Mean(row.paper, float("nan"), 1)) for i, row in enumerate(rows) if row.paper]
     found = {"the paper, enwik8: bits per character": [plotting.Series("", paper, LOOKS["paper"])]}
-    for column in columns:
+    for name, column in columns.items():
         label = "" if column.measure is BITS else column.measure.label
-        panel = f"{column.title}: {'answered correctly (%)' if label else BITS.label}"
-        found.setdefault(panel, []).append(column.series(list(map(column.mean, rows)), label))
+        panel = f"{title_of(column.arms)}: {'answered correctly (%)' if label else BITS.label}"
+        means = [column.mean(row.name) for row in rows]
+        found.setdefault(panel, []).append(series(name, column, means, label))
     caption = (
         "The rows of the table, in the paper's order. The first panel has the paper's results on enwik8. "
         "Fewer bits are better. Lines are 95 % intervals over seeds, by Student's t."
@@ -229,13 +204,13 @@ def values_figure(columns: Sequence[Column], rows: Sequence[Row], folder: Path) 
     return rows_figure("ablation", "Results of each row", caption, found, rows, folder)
 
 
-def differences_figure(columns: Sequence[Column], rows: Sequence[Row], folder: Path) -> str:
+def differences_figure(columns: Columns, rows: Sequence[Row], folder: Path) -> str:
     """A panel for each measure, with a line at zero."""
     found = {
         f"{c.measure.label}, difference{c.measure.unit_of_differences and ' (points)'}": [
-            c.series(list(map(c.difference, rows)))
+            series(name, c, [c.difference(row.name, BASE_ROW.name) for row in rows])
         ]
-        for c in columns
+        for name, c in columns.items()
     }
     caption = (
         f'The value of each row minus that of "{BASE_ROW.label}" from the same seed. Lines are 95 % '
@@ -243,6 +218,12 @@ def differences_figure(columns: Sequence[Column], rows: Sequence[Row], folder: P
     )
     title = f'Differences to "{BASE_ROW.label}"'
     return rows_figure("differences", title, caption, found, rows, folder)
+
+
+def series(name: str, column: Measured, values: Sequence[Mean | None], label: str = "") -> plotting.Series:
+    """The ``values`` of all rows, in the ``column`` of this ``name``, in a figure."""
+    points = [(float(i), value) for i, value in enumerate(values) if value]
+    return plotting.Series(label, points, LOOKS[name], scale=column.measure.scale)
 
 
 def rows_figure(
@@ -268,7 +249,7 @@ def rows_figure(
     return plotting.save_series(figure, folder, name, title, caption, named)
 
 
-def write_results(columns: Sequence[Column], rows: Sequence[Row], folder: Path) -> None:
+def write_results(columns: Columns, rows: Sequence[Row], folder: Path) -> None:
     """Write every value, mean and paired difference into ``folder``; half widths are of 95 % intervals by
     Student's t, None for one seed."""
     found = [
@@ -276,17 +257,11 @@ def write_results(columns: Sequence[Column], rows: Sequence[Row], folder: Path) 
             "name": row.name,
             "label": row.label,
             "paper_enwik8": row.paper,
-            "measures": {column.name: column.mean(row) for column in columns},
-            "differences": {column.name: column.difference(row) for column in columns},
+            "measures": {name: column.mean(row.name) for name, column in columns.items()},
+            "differences": {name: c.difference(row.name, BASE_ROW.name) for name, c in columns.items()},
         }
         for row in rows
     ]
     write_json(folder / RESULTS, {"base": BASE_ROW.name, "beyond": band(), "rows": found})
-    lines = [
-        [row.name, column.name, seed, value]
-        for row in rows
-        for column in columns
-        if (arm := column.arms.get(row.name))
-        for seed, value in arm.values(column.measure.of).items()
-    ]
-    write_text(folder / TABLE, csv_text(["row", "measure", "seed", "value"], lines))
+    by_name = [replace(column, head=name) for name, column in columns.items()]
+    write_text(folder / TABLE, seeds_csv(by_name, ["measure", "row", "seed", "value"]))

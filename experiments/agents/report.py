@@ -10,7 +10,8 @@ from experiments.agents.environments import T_MAZE
 from memformers.common.files import write_json, write_text
 from memformers.common.intervals import Mean, paired
 from memformers.report import plotting
-from memformers.report.arms import Arm, Column, Measure, Quantity, arms_of, arms_table, seeds_csv
+from memformers.report.arms import Arm, Column, Measure, Quantity, arms_of, arms_table
+from memformers.report.columns import Measured, differences_table, labels_of, measured, seeds_csv
 from memformers.report.markdown import DASH, number, table, write_page
 from memformers.report.provenance import facts_table, settings_tables
 from memformers.report.sections import warnings
@@ -57,7 +58,9 @@ def write_report(folder: Path) -> Path:
         SUCCESS_NOTE,
         *figure(tasks, folder),
     ]
-    parts += ["## Beside Transformer-XL", differences_table(tasks)]
+    columns = columns_of(tasks, SUCCESS)
+    differences = differences_table(columns, labels_of(columns), BASE, "percentage points")
+    parts += ["## Beside Transformer-XL", differences]
     parts += ["## Memories swapped between streams, and zeroed", controls_table(tasks)]
     longest = list(tasks.values())[-1]
     parts += [f"## Speed and size, on {list(tasks)[-1]}", speeds_table(longest), SPEEDS]
@@ -77,17 +80,20 @@ def length_of(task: str) -> int | None:
     return int(task.removeprefix(T_MAZE)) if task.startswith(T_MAZE) else None
 
 
+def columns_of(tasks: Tasks, measure: Measure) -> list[Measured]:
+    """A column of ``measure`` for each task."""
+    return [measured(task, measure, arms) for task, arms in tasks.items()]
+
+
 def measured_table(tasks: Tasks, measure: Measure) -> str:
     """A row for each arm: its reach, and its means at each task."""
-    rows: dict[str, list[str]] = {}
+    columns, rows = columns_of(tasks, measure), []
     for name, arm in {arm.name: arm for arms in tasks.values() for arm in arms}.items():
-        reach = arm.first.facts["memory"]["one_layer"], arm.first.facts["memory"]["all_layers"]
-        rows[name] = [arm.label, f"{reach[0]} / {reach[1]}" if reach[0] else DASH]
-        for arms in tasks.values():
-            own = next((other for other in arms if other.name == name), None)
-            mean = own.mean(measure.of) if own else None
-            rows[name].append(f"{measure.shown(mean)} ({mean.n})" if mean else DASH)
-    return table(["arm", "reach", *tasks], list(rows.values()))
+        memory = arm.first.facts["memory"]
+        reach = f"{memory['one_layer']} / {memory['all_layers']}" if memory["one_layer"] else DASH
+        means = (column.mean(name) for column in columns)
+        rows.append([arm.label, reach, *(f"{measure.shown(m)} ({m.n})" if m else DASH for m in means)])
+    return table(["arm", "reach", *tasks], rows)
 
 
 def figure(tasks: Tasks, folder: Path) -> list[str]:
@@ -95,17 +101,11 @@ def figure(tasks: Tasks, folder: Path) -> list[str]:
     lengths = {length: arms for task, arms in tasks.items() if (length := length_of(task))}
     if len(lengths) < 2:
         return []
-    names = {arm.name: arm.label for arms in lengths.values() for arm in arms}
-    looks = plotting.looks_of(list(names)) | LOOKS
-    many = []
+    columns = [measured(str(length), SUCCESS, arms) for length, arms in lengths.items()]
+    names = labels_of(columns)
+    looks, many = plotting.looks_of(list(names)) | LOOKS, []
     for name, label in names.items():
-        means = [
-            (float(n), arm.mean(SUCCESS.of))
-            for n, arms in lengths.items()
-            for arm in arms
-            if arm.name == name
-        ]
-        points = [(at, mean) for at, mean in means if mean]
+        points = [(float(column.head), mean) for column in columns if (mean := column.mean(name))]
         many.append(plotting.Series(label, points, looks[name], scale=100))
     drawn, [axes] = plotting.panels([2.9], below=0.9)
     axes.axhline(50, color=plotting.GREY, linewidth=0.8, zorder=0)
@@ -115,19 +115,6 @@ def figure(tasks: Tasks, folder: Path) -> list[str]:
     plotting.octave_axis(axes, list(lengths))
     caption = "The sign is seen at the first step only; half of the episodes succeed by guessing."
     return [plotting.save_series(drawn, folder, "success", "Success by length", caption, {"": many})]
-
-
-def differences_table(tasks: Tasks) -> str:
-    """A row for each other arm: its successes minus Transformer-XL's at each task, paired by seed."""
-    names = dict.fromkeys(arm.name for arms in tasks.values() for arm in arms if arm.name != BASE)
-    rows = []
-    for name in names:
-        row = [name]
-        for arms in tasks.values():
-            own, base = (next((arm for arm in arms if arm.name == n), None) for n in (name, BASE))
-            row.append(SUCCESS.shown_difference(own.minus(base, SUCCESS.of) if own and base else None))
-        rows.append(row)
-    return table(["percentage points", *tasks], rows)
 
 
 def under(control: str) -> Quantity:
@@ -184,4 +171,4 @@ def write_results(tasks: Tasks, folder: Path) -> None:
     """Write each seed's results as JSON, and its successes as CSV."""
     found: dict[str, Any] = {t: {arm.name: arm.results for arm in arms} for t, arms in tasks.items()}
     write_json(folder / RESULTS, found)
-    write_text(folder / TABLE, seeds_csv(tasks, SUCCESS, ["task", "arm", "seed", "success"]))
+    write_text(folder / TABLE, seeds_csv(columns_of(tasks, SUCCESS), ["task", "arm", "seed", "success"]))

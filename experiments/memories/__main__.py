@@ -20,7 +20,8 @@ from memformers.comparison.experiment import Experiment, run_experiment
 from memformers.comparison.recall import RecallConfig
 from memformers.comparison.text import MEMORIES, CompareConfig, TextTask
 from memformers.report.arms import BITS, Arm, Measure, arms_of
-from memformers.report.markdown import DASH, csv_text, table, write_page
+from memformers.report.columns import differences_table, means_table, measured, seeds_csv
+from memformers.report.markdown import write_page
 from memformers.report.provenance import facts_table
 from memformers.report.recall import accuracy_figure, right_between
 from memformers.report.sections import costs_table, warnings
@@ -56,13 +57,13 @@ def answered(low: int, high: int) -> tuple[str, Measure]:
     return RECALL, Measure(label, right_between(low, high), ".1f", " %", " points", 100, 1)
 
 
-MEASURES = {
-    "near": answered(0, 192),
-    "far": answered(192, 384),
-    SHAKESPEARE: (SHAKESPEARE, BITS),
-    PYTHON: (PYTHON, Measure("bits per byte", "bits_per_byte")),
-}
-"""What is measured, and on which task; one layer of Transformer-XL looks 192 positions back in recall."""
+MEASURES = (
+    answered(0, 192),
+    answered(192, 384),
+    (SHAKESPEARE, BITS),
+    (PYTHON, Measure("bits per byte", "bits_per_byte")),
+)
+"""On which task, what is measured; one layer of Transformer-XL looks 192 positions back in recall."""
 METHOD = (
     "All arms of a task have the same network, seeds, tokens and order of the text; only the memory differs. "
     "No setting of the three memories was searched. ± is half the width of a 95 % interval over seeds, by "
@@ -136,18 +137,17 @@ def write_report(folder: Path) -> Path:
     write_json(
         folder / RESULTS, {task: {arm.name: arm.results for arm in arms} for task, arms in tasks.items()}
     )
-    rows = [
-        [what, arm.name, seed, value]
-        for what, (task, measure) in MEASURES.items()
-        for arm in tasks.get(task, ())
-        for seed, value in arm.values(measure.of).items()
+    columns = [
+        measured(measure.label + (f", {task}" if task != RECALL else ""), measure, tasks.get(task, ()))
+        for task, measure in MEASURES
     ]
-    write_text(folder / TABLE, csv_text(["measure", "memory", "seed", "value"], rows))
+    write_text(folder / TABLE, seeds_csv(columns, ["measure", "memory", "seed", "value"]))
     said = [f"{w} ({task})" for task, arms in tasks.items() for w in warnings(arms, arms[0], folder / task)]
     last, arms = list(tasks.items())[-1]
     method = METHOD.format(chance=100 / tasks[RECALL][0].first.config["recall"]["stream"]["values"])
-    parts = ["# Memories of one's own, beside those of the package", *said, results_table(tasks)]
-    parts += ["## Minus Transformer-XL", differences_table(tasks)]
+    parts = ["# Memories of one's own, beside those of the package", *said]
+    parts.append(means_table(columns, MODELS, "memory"))
+    parts += ["## Minus Transformer-XL", differences_table(columns, MODELS, SHOWN, "memory")]
     parts += ["## Recall by distance", accuracy_figure(tasks[RECALL], folder)]
     parts += [f"## What each costs, on {last}", costs_table(arms, arms[0])]
     return write_page([*parts, "## How it was made", method, facts_table(arms, folder / last)], folder)
@@ -157,42 +157,6 @@ def named(arm: Arm) -> Arm:
     """The arm with its label, and with one name on all tasks."""
     name = "transformer" if arm.name == "no-memory" else arm.name
     return Arm(name, tuple(replace(run, label=MODELS[name]) for run in arm.runs))
-
-
-def cells(tasks: Tasks, name: str) -> list[tuple[Measure, Arm | None, Arm | None]]:
-    """Of each measure, the arm called ``name`` and Transformer-XL on its task, if they were trained."""
-    found = {(task, arm.name): arm for task, arms in tasks.items() for arm in arms}
-    return [(m, found.get((task, name)), found.get((task, SHOWN))) for task, m in MEASURES.values()]
-
-
-def results_table(tasks: Tasks) -> str:
-    """A row for each memory: its mean by each measure."""
-    rows = [
-        [label, *(m.shown(arm.mean(m.of)) if arm else DASH for m, arm, _ in cells(tasks, name))]
-        for name, label in MODELS.items()
-    ]
-    return table(["memory", *heads()], rows)
-
-
-def differences_table(tasks: Tasks) -> str:
-    """A row for each other memory: by how much it exceeds Transformer-XL, paired by seed."""
-    rows = [
-        [
-            label,
-            *(
-                m.shown_difference(arm.minus(base, m.of)) if arm and base else DASH
-                for m, arm, base in cells(tasks, name)
-            ),
-        ]
-        for name, label in MODELS.items()
-        if name != SHOWN
-    ]
-    return table(["memory", *heads()], rows)
-
-
-def heads() -> list[str]:
-    """The heads of the measures' columns."""
-    return [measure.label + (f", {task}" if task != RECALL else "") for task, measure in MEASURES.values()]
 
 
 if __name__ == "__main__":

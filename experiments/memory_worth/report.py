@@ -11,7 +11,8 @@ from experiments.memory_worth.arms import ALL, KINDS, VARIANTS, Kind
 from memformers.common.files import read_json, write_json, write_text
 from memformers.common.intervals import Mean, paired
 from memformers.report import plotting
-from memformers.report.arms import Arm, Measure, Quantity, arms_of, seeds_csv
+from memformers.report.arms import Arm, Measure, Quantity, arms_of
+from memformers.report.columns import Measured, measured, seeds_csv
 from memformers.report.markdown import number, table, write_page
 from memformers.report.provenance import facts_table
 from memformers.report.sections import costs_table, warnings
@@ -125,34 +126,33 @@ def labels_of(budgets: Budgets) -> dict[str, str]:
     return {name: found[name] for name in (*KINDS, *found) if name in found}
 
 
+def columns_of(budgets: Budgets) -> list[Measured]:
+    """A column of bits per byte for each budget."""
+    return [measured(f"{budget:,} tokens", BITS_PER_BYTE, arms) for budget, arms in budgets.items()]
+
+
 def gains_table(budgets: Budgets) -> str:
     """The bits per byte without memory at each budget, and a row for each memory: how many more it has."""
-    rows = []
-    for name, label in labels_of(budgets).items():
-        row = [label if name == "none" else f"{label}, minus that"]
-        for arms in budgets.values():
-            arm = next((arm for arm in arms if arm.name == name), None)
-            mean = arm.mean(BITS_PER_BYTE.of) if arm and name == "none" else None
-            more = gain(arm, arms, BITS_PER_BYTE.of) if arm else None
-            row.append(BITS_PER_BYTE.shown_difference(more) if more else BITS_PER_BYTE.shown(mean))
-        rows.append(row)
-    return table(["bits per byte", *(f"{budget:,} tokens" for budget in budgets)], rows)
+    columns, show = columns_of(budgets), BITS_PER_BYTE.shown_difference
+    rows = [
+        [label, *(BITS_PER_BYTE.shown(column.mean(name)) for column in columns)]
+        if name == "none"
+        else [f"{label}, minus that", *(show(column.difference(name, "none")) for column in columns)]
+        for name, label in labels_of(budgets).items()
+    ]
+    return table(["bits per byte", *(column.head for column in columns)], rows)
 
 
 def pairs_table(budgets: Budgets, kinds: Mapping[str, Kind]) -> str:
     """A row for each of ``kinds`` that was trained beside its rival: the difference in bits per byte at each
     budget, paired by seed; empty if there is none."""
-    rows = []
+    columns, rows = columns_of(budgets), []
     for name, kind in kinds.items():
-        found = [{arm.name: arm for arm in arms} for arms in budgets.values()]
-        means = [
-            of[name].minus(of[kind.rival], BITS_PER_BYTE.of) if {name, kind.rival} <= set(of) else None
-            for of in found
-        ]
+        means = [column.difference(name, kind.rival) for column in columns]
         if any(means):
             shown = map(BITS_PER_BYTE.shown_difference, means)
             rows.append([f"{kind.label}, minus {ALL[kind.rival].label}", *shown])
-    return table(["bits per byte", *(f"{budget:,} tokens" for budget in budgets)], rows) if rows else ""
+    return table(["bits per byte", *(column.head for column in columns)], rows) if rows else ""
 
 
 def gains_figure(budgets: Budgets, folder: Path) -> str:
@@ -274,6 +274,5 @@ def write_results(budgets: Budgets, folder: Path) -> None:
         for budget, arms in budgets.items()
     }
     write_json(folder / RESULTS, found)
-    write_text(
-        folder / TABLE, seeds_csv(budgets, BITS_PER_BYTE, ["tokens", "memory", "seed", "bits per byte"])
-    )
+    columns = [measured(str(budget), BITS_PER_BYTE, arms) for budget, arms in budgets.items()]
+    write_text(folder / TABLE, seeds_csv(columns, ["tokens", "memory", "seed", "bits per byte"]))

@@ -6,7 +6,7 @@ from operator import itemgetter
 from typing import Any
 
 from memformers.common.intervals import Mean, mean_of_known, paired
-from memformers.report.markdown import csv_text, number, table
+from memformers.report.markdown import number, table
 from memformers.runs.finished import FinishedRun
 from memformers.runs.plan import baseline_of
 
@@ -111,14 +111,3 @@ Column = Callable[[Arm], str]
 def arms_table(arms: Sequence[Arm], columns: Mapping[str, Column], head: str = "arm") -> str:
     """A row for each arm: its label, and its cells in the ``columns``, by their heads."""
     return table([head, *columns], [[arm.label, *(cell(arm) for cell in columns.values())] for arm in arms])
-
-
-def seeds_csv(groups: Mapping[Any, Sequence[Arm]], measure: Measure, head: Sequence[str]) -> str:
-    """A measure of each seed as CSV: a row for each group, arm and seed that has it, below ``head``."""
-    rows = [
-        [group, arm.name, seed, value]
-        for group, arms in groups.items()
-        for arm in arms
-        for seed, value in arm.values(measure.of).items()
-    ]
-    return csv_text(head, rows)

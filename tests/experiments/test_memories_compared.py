@@ -24,7 +24,7 @@ def test_every_memory_has_its_line_on_every_task_and_differences_are_paired(
     with (out / "results.csv").open() as file:
         rows = {(row["measure"], row["memory"]): float(row["value"]) for row in csv.DictReader(file)}
     bits = {name: found["tiny-shakespeare"][name]["0"]["bits_per_character"] for name in MODELS}
-    assert rows["tiny-shakespeare", "infini"] == bits["infini"]
+    assert rows["bits per character, tiny-shakespeare", "infini"] == bits["infini"]
     page = (out / "report.md").read_text()
     difference = f"{bits['infini'] - bits['transformer-xl']:+.4f}".replace("-", "−")
     assert f"| {difference} |" in page.split("## Minus Transformer-XL")[1]
