@@ -167,7 +167,7 @@ def grid_figure(pairs: Pairs, rate: int, folder: Path) -> str:
         plotting.draw_lines(axes, drawn[title])
         plotting.style(axes, "bits that a slot must hold", "correct beyond chance (%)", title)
         axes.label_outer()
-    caption = "Correct answers beyond chance, by the bits that a slot must hold, on six streams."
+    caption = "Correct answers beyond chance, by the bits that a slot must hold; each point is a stream."
     return plotting.save_series(figure, folder, "grid", "Recall by the bits of a slot", caption, drawn)
 
 
