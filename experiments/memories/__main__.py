@@ -63,7 +63,7 @@ MEASURES = (
     (SHAKESPEARE, BITS),
     (PYTHON, Measure("bits per byte", "bits_per_byte")),
 )
-"""On which task, what is measured; one layer of Transformer-XL looks 192 positions back in recall."""
+"""The tasks, and what is measured on each; one layer of Transformer-XL looks 192 positions back in recall."""
 METHOD = (
     "All arms of a task have the same network, seeds, tokens and order of the text; only the memory differs. "
     "No setting of the three memories was searched. ± is half the width of a 95 % interval over seeds, by "
