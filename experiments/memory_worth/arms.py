@@ -43,11 +43,21 @@ VARIANTS = {
         "slots in the upper two layers",
         "slots-64-192",
     ),
+    "more-positions-upper": Kind(
+        "model=compressive mem_len=128 c_mem_len=[0,0,256,256]",
+        "128 positions, slots in the upper two layers",
+        "xl-256",
+    ),
+    "most-positions-upper": Kind(
+        "model=compressive mem_len=192 c_mem_len=[0,0,128,128]",
+        "192 positions, slots in the upper two layers",
+        "xl-256",
+    ),
     "full-length": Kind(f"{SLOTS} memory_warmup=0", "memory of full length at once", "slots-64-192"),
     "xl-full-length": Kind(
         f"{POSITIONS} memory_warmup=0", "256 positions, memory of full length at once", "xl-256"
     ),
 }
-"""One setting of 64 positions and 192 slots changed, at the same number of keys over all layers; the last is
-of 256 positions."""
+"""One setting of 64 positions and 192 slots changed, at the same number of keys over all layers; slots in the
+upper layers beside more positions; and one setting of 256 positions changed."""
 ALL = {**KINDS, **VARIANTS}

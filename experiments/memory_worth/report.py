@@ -79,14 +79,17 @@ def write_report(folder: Path) -> Path:
     largest, arms = max(budgets.items())
     last = folder / str(largest)
     parts = ["# What memory is worth on a long text", *warnings(arms, arms[0], last)]
-    parts += ["## The gain of each memory", gains_figure(budgets, folder), gains_table(budgets)]
+    without = any(arm.name == "none" for arm in arms)  # what a gain is measured against
+    if without:
+        parts += ["## The gain of each memory", gains_figure(budgets, folder), gains_table(budgets)]
     parts += ["## At equal keys", pairs_table(budgets, KINDS)]
     if tried := pairs_table(everything, VARIANTS):
         parts += ["## With one setting changed", tried]
     parts += ["## Where it pays"]
-    parts += [groups_figure(largest, arms, folder)]
+    if without:
+        parts += [groups_figure(largest, arms, folder)]
     for title in GROUPS:
-        parts += [groups_table(arms, title), groups_pairs_table(arms, title)]
+        parts += [groups_table(arms, title)] * without + [groups_pairs_table(arms, title)]
     parts += [
         "## Swapped and zeroed slots",
         controls_table(arms),
