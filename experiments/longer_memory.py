@@ -111,13 +111,13 @@ def save_figure(folder: Path, path: Path) -> None:
         of_kind = [arm for arm in arms if arm.name in points and kind_of(arm) == kind]
         pairs = sorted(((keys_of(arm), points[arm.name]) for arm in of_kind), key=lambda pair: pair[0])
         many.append(plotting.Series(label, spread(pairs, APART * place), look))
-    figure, [axes] = plotting.panels([2.9], below=0.9)
+    figure, [axes] = plotting.panels([2.9])
     axes.axhline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
     plotting.draw_marks(axes, [series for series in many if series.points])
     plotting.style(
         axes, "keys per layer, without the segment's", f"bits per character,\nminus {base.label}'s"
     )
-    plotting.legend(figure, [axes])
+    plotting.legend(figure)
     head = ["arm", "keys", "bits per character, minus the base's", "half width of the 95 % interval", "seeds"]
     rows = [
         [arm.name, keys_of(arm), m.mean, m.half_width, m.n] for arm in arms if (m := points.get(arm.name))

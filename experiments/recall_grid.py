@@ -150,7 +150,7 @@ def band_table(pairs: Pairs, rate: int, band: tuple[int, int]) -> str:
 
 def grid_figure(pairs: Pairs, rate: int, folder: Path) -> str:
     """A panel for each band of distances, with a line for each memory."""
-    figure, panels = plotting.panels([2.2] * len(BANDS), below=0.9, sharex=True, sharey=True)
+    figure, panels = plotting.panels([2.2] * len(BANDS), sharex=True, sharey=True)
     looks, drawn = plotting.looks_of(MEMORIES), {}
     for band, axes in zip(BANDS, panels, strict=True):
         title = title_of(band)

@@ -239,7 +239,7 @@ def rows_figure(
         panel: [replace(s, names=[rows[int(at)].label for at, _ in s.points]) for s in many]
         for panel, many in found.items()
     }
-    figure, places = plotting.panels([0.5 + 0.2 * len(rows)] * len(found), below=0.3)
+    figure, places = plotting.panels([0.5 + 0.2 * len(rows)] * len(found))
     for axes, (of_panel, many) in zip(places, found.items(), strict=True):
         plotting.draw_marks(axes, many, APART, horizontal=True)
         plotting.style(axes, title=of_panel)

@@ -107,7 +107,7 @@ def figure(tasks: Tasks, folder: Path) -> list[str]:
     for name, label in names.items():
         points = [(float(column.head), mean) for column in columns if (mean := column.mean(name))]
         many.append(plotting.Series(label, points, looks[name], scale=100))
-    drawn, [axes] = plotting.panels([2.9], below=0.9)
+    drawn, [axes] = plotting.panels([2.9])
     axes.axhline(50, color=plotting.GREY, linewidth=0.8, zorder=0)
     for series in many:
         plotting.draw_marks(axes, [series])

@@ -96,7 +96,7 @@ def draw_attention(results: list[Result], path: Path) -> None:
         plotting.octave_axis(axes, [r["keys"] for r in results])
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.minorticks_off()
-    plotting.legend(figure, places)
+    plotting.legend(figure)
     figure.suptitle(
         f"Relative attention alone on CPU: {a.B} streams, {a.H} heads of {a.E}, {a.S} queries", fontsize=10
     )

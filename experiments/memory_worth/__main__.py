@@ -11,7 +11,7 @@ occurred, and what swapped and zeroed slots cost.
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from tqdm import tqdm
@@ -22,7 +22,7 @@ from experiments.python_source import prepared_python_source
 from memformers.commands.options import ExperimentCommand
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, check_fields
+from memformers.common.fields import Count, Range, check_fields
 from memformers.common.files import write_json
 from memformers.comparison.arms import read_arms
 from memformers.comparison.experiment import Experiment, run_experiment
@@ -50,6 +50,8 @@ class MemoryWorth(ExperimentCommand):
     """The numbers of tokens of each training run, an experiment each."""
     seeds: Count = 3
     """How many times each arm is trained. Intervals need at least 2."""
+    seed: Annotated[int, Range(0)] = 0
+    """The first seed. A finalist that was chosen from some seeds is to be measured from others."""
     arms: tuple[str, ...] = ()
     """Which arms: names, of which experiments/memory_worth/arms.py has the list, or arms of your own, such as
     'mine: model=my_memory.py:Averages mem_len=64'. If none is given, all those that compare memories."""
@@ -70,7 +72,8 @@ class MemoryWorth(ExperimentCommand):
 
     def experiments(self, data: str) -> dict[int, Experiment]:
         """The experiment of each budget on the text ``data``, by its number of tokens."""
-        train = replace(BASE, data=data, model=replace(BASE.model, vocab_size=self.vocab_size))
+        model = replace(BASE.model, vocab_size=self.vocab_size)
+        train = replace(BASE, data=data, seed=self.seed, model=model)
         chosen = self.arms or (("none", "xl-64", "slots-32-32", "xl-256") if self.quick else KINDS)
         given = [arm if ":" in arm else f"{arm}: {ALL[arm].settings}" for arm in chosen]
         arms = tuple(read_arms(given, asdict(train)))

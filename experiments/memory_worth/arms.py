@@ -1,5 +1,6 @@
 """The memories to compare: at equal keys, as far back as slots stand for, and with one setting changed."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -12,7 +13,13 @@ class Kind:
     label: str
     """In tables and figures."""
     rival: str = ""
-    """The arm with as many keys that it is compared with."""
+    """The arm with as many keys that it is compared with, and so on with the rival of that one."""
+
+
+def rivals_of(name: str) -> Iterator[str]:
+    """Its rival, the rival of that one, and so on."""
+    while name := ALL[name].rival if name in ALL else "":
+        yield name
 
 
 SLOTS, POSITIONS = "model=compressive mem_len=64 c_mem_len=192", "model=transformer-xl mem_len=256"
@@ -28,10 +35,26 @@ KINDS = {
         "model=compressive mem_len=128 c_mem_len=128", "128 positions, 128 slots", "xl-256"
     ),
     "most-positions": Kind("model=compressive mem_len=192 c_mem_len=64", "192 positions, 64 slots", "xl-256"),
+    "more-positions-upper": Kind(
+        "model=compressive mem_len=128 c_mem_len=[0,0,256,256]",
+        "128 positions, slots in the upper two layers",
+        "xl-256",
+    ),
+    "most-positions-upper": Kind(
+        "model=compressive mem_len=192 c_mem_len=[0,0,128,128]",
+        "192 positions, slots in the upper two layers",
+        "xl-upper",
+    ),
+    "xl-upper": Kind(
+        "model=transformer-xl mem_len=[192,192,320,320]",
+        "192 positions, 320 in the upper two layers",
+        "xl-256",
+    ),
     "xl-832": Kind("model=transformer-xl mem_len=832", "832 positions", "xl-256"),
 }
-"""No memory; 64 and 256 keys, as positions or with slots, c = 4 if not named otherwise; and as many positions
-as 64 positions and 192 slots stand for, which shows the most that these slots could be worth."""
+"""No memory; 64 and 256 keys, as positions or with slots, c = 4 if not named otherwise, the mean over layers
+where the upper two have more; and as many positions as 64 positions and 192 slots stand for, which shows the
+most that these slots could be worth."""
 VARIANTS = {
     "start-mean": Kind(f"{SLOTS} compression_start=mean", "f_c begins as the mean", "slots-64-192"),
     "pooling": Kind(f"{SLOTS} compression=mean", "f_c is the mean", "slots-64-192"),
@@ -43,21 +66,11 @@ VARIANTS = {
         "slots in the upper two layers",
         "slots-64-192",
     ),
-    "more-positions-upper": Kind(
-        "model=compressive mem_len=128 c_mem_len=[0,0,256,256]",
-        "128 positions, slots in the upper two layers",
-        "xl-256",
-    ),
-    "most-positions-upper": Kind(
-        "model=compressive mem_len=192 c_mem_len=[0,0,128,128]",
-        "192 positions, slots in the upper two layers",
-        "xl-256",
-    ),
     "full-length": Kind(f"{SLOTS} memory_warmup=0", "memory of full length at once", "slots-64-192"),
     "xl-full-length": Kind(
         f"{POSITIONS} memory_warmup=0", "256 positions, memory of full length at once", "xl-256"
     ),
 }
-"""One setting of 64 positions and 192 slots changed, at the same number of keys over all layers; slots in the
-upper layers beside more positions; and one setting of 256 positions changed."""
+"""One setting of 64 positions and 192 slots changed, at the same number of keys over all layers, and one of
+256 positions."""
 ALL = {**KINDS, **VARIANTS}

@@ -1,13 +1,13 @@
 """The report of what memory is worth: the gain of each memory by budget and by how far back a word last
 occurred, what swapped and zeroed slots cost, and each seed's numbers as JSON and CSV."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from experiments.memory_worth.arms import ALL, KINDS, VARIANTS, Kind
+from experiments.memory_worth.arms import ALL, KINDS, VARIANTS, rivals_of
 from memformers.common.files import read_json, write_json, write_text
 from memformers.common.intervals import Mean, paired
 from memformers.report import plotting
@@ -146,15 +146,15 @@ def gains_table(budgets: Budgets) -> str:
     return table(["bits per byte", *(column.head for column in columns)], rows)
 
 
-def pairs_table(budgets: Budgets, kinds: Mapping[str, Kind]) -> str:
-    """A row for each of ``kinds`` that was trained beside its rival: the difference in bits per byte at each
-    budget, paired by seed; empty if there is none."""
+def pairs_table(budgets: Budgets, names: Iterable[str]) -> str:
+    """A row for each of the ``names`` and each of its rivals that it was trained beside: the difference in
+    bits per byte at each budget, paired by seed; empty if there is none."""
     columns, rows = columns_of(budgets), []
-    for name, kind in kinds.items():
-        means = [column.difference(name, kind.rival) for column in columns]
+    for name, rival in [(arm, rival) for arm in names for rival in rivals_of(arm)]:
+        means = [column.difference(name, rival) for column in columns]
         if any(means):
             shown = map(BITS_PER_BYTE.shown_difference, means)
-            rows.append([f"{kind.label}, minus {ALL[kind.rival].label}", *shown])
+            rows.append([f"{ALL[name].label}, minus {ALL[rival].label}", *shown])
     return table(["bits per byte", *(column.head for column in columns)], rows) if rows else ""
 
 
@@ -171,7 +171,7 @@ def gains_figure(budgets: Budgets, folder: Path) -> str:
         }
         points = [(float(b), saved(mean)) for b, mean in of.items() if mean]
         many.append(plotting.Series(labels[name], points, looks[name]))
-    figure, [axes] = plotting.panels([2.9], below=0.9)
+    figure, [axes] = plotting.panels([2.9])
     plotting.draw_lines(axes, many)
     plotting.style(axes, "tokens of the training run", "bits per byte saved")
     plotting.octave_axis(axes, list(budgets))
@@ -197,7 +197,7 @@ def groups_figure(budget: int, arms: Sequence[Arm], folder: Path) -> str:
         many.append(
             plotting.Series(arm.label, points, looks[arm.name], names=[groups[int(i)] for i, _ in points])
         )
-    figure, [axes] = plotting.panels([3.2], below=1.0)
+    figure, [axes] = plotting.panels([3.2])
     plotting.draw_marks(axes, many, plotting.APART / 2)
     plotting.style(axes, "tokens since the word last began", "nats per token saved")
     plotting.categories(axes, groups, rotation=40)
@@ -231,11 +231,7 @@ def groups_pairs_table(arms: Sequence[Arm], title: str) -> str:
     """A row for each group of a grouping: how much more the loss is with slots than with as many positions,
     in nats per token; empty if no such pair was trained."""
     by_name = {arm.name: arm for arm in arms}
-    pairs = [
-        (arm, by_name[KINDS[n].rival])
-        for n, arm in by_name.items()
-        if n in KINDS and KINDS[n].rival in by_name
-    ]
+    pairs = [(arm, by_name[r]) for n, arm in by_name.items() for r in rivals_of(n) if r in by_name]
     rows = [
         [
             group,

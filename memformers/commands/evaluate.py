@@ -30,8 +30,8 @@ from memformers.evaluation.probe import ProbeConfig, probe
 from memformers.evaluation.units import Units, encoded_with_units, units
 from memformers.models.language_model import MemoryLM
 from memformers.models.lengths import ByLayer
+from memformers.report.curves import save_loss_by_position
 from memformers.report.document import write_report
-from memformers.report.figures import save_loss_by_position
 from memformers.report.markdown import number
 from memformers.runs.folder import check_nothing_is_lost
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from memformers.common.files import write_text
 from memformers.report.arms import BITS, Arm, Column, arms_of, arms_table, base_of
-from memformers.report.figures import curve_figures, position_figure
+from memformers.report.curves import curve_figures, position_figure
 from memformers.report.markdown import csv_text, fenced, number, plain, write_page
 from memformers.report.probe import probe_section
 from memformers.report.provenance import how_it_was_made

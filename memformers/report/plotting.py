@@ -21,6 +21,8 @@ from memformers.runs.folder import FIGURES
 
 WIDTH, DOTS = 4.4, 200
 """Inches, and dots an inch: text of 9 points is 10 pixels high on a screen of 390."""
+LINE = 0.17
+"""The height of a line of a legend, in inches."""
 LONG_NAME = 26
 """The number of characters from which two names don't fit beside each other."""
 FEWEST_FOR_A_LINE = 3
@@ -107,11 +109,11 @@ def data_of(drawn: Mapping[str, Sequence[Series]]) -> tuple[list[str], list[list
 
 
 def panels(
-    heights: Sequence[float], *, width: float = WIDTH, below: float = 0.6, columns: int = 1, **grid: Any
+    heights: Sequence[float], *, width: float = WIDTH, columns: int = 1, **grid: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of rows of panels with these ``heights`` in inches, with space ``below`` for a legend; the
-    ``grid`` is for matplotlib's ``subplots``."""
-    figure = Figure(figsize=(width, sum(heights) + below), dpi=DOTS, layout="constrained")
+    """A figure of rows of panels with these ``heights`` in inches; the ``grid`` is for matplotlib's
+    ``subplots``."""
+    figure = Figure(figsize=(width, sum(heights) + 0.3), dpi=DOTS, layout="constrained")
     places = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights, **grid)
     return figure, list(places.flat)
 
@@ -188,14 +190,16 @@ def categories(axes: Axes, names: Sequence[str], *, horizontal: bool = False, ro
         axes.grid(visible=False, axis="x")
 
 
-def legend(figure: Figure, places: Sequence[Axes]) -> None:
-    """The legend of all panels below them, each name once; long names are below each other."""
-    handles: dict[str, Any] = {}
-    for axes in places:
-        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    columns = 1 if max(map(len, handles), default=0) > LONG_NAME else 2
+def legend(figure: Figure, handles: Sequence[Any] = (), columns: int = 2) -> None:
+    """The legend below all panels, each name once, for which the figure becomes higher: of the ``handles``,
+    by default of all that was drawn. Long names are below each other."""
+    found = handles or [handle for axes in figure.axes for handle in axes.get_legend_handles_labels()[0]]
+    named = {handle.get_label(): handle for handle in found}
+    if max(map(len, named), default=0) > LONG_NAME:
+        columns = 1
+    figure.set_figheight(figure.get_figheight() + LINE * math.ceil(len(named) / columns))
     look = {"frameon": False, "fontsize": 8, "ncols": columns}
-    figure.legend(handles.values(), handles, loc="outside lower center", **look)
+    figure.legend(named.values(), named, loc="outside lower center", **look)
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -238,7 +242,7 @@ def save_series(
     figure: Figure, folder: Path, name: str, title: str, caption: str, drawn: Mapping[str, Sequence[Series]]
 ) -> str:
     """[`save_picture`][] of the series that are ``drawn`` in each panel, with their legend."""
-    legend(figure, figure.axes)
+    legend(figure)
     return save_picture(figure, folder, name, title, caption, *data_of(drawn))
 
 

@@ -9,15 +9,10 @@ from typing import Any
 from memformers.common.intervals import Mean
 from memformers.common.words import counted
 from memformers.report.arms import Arm
-from memformers.report.figures import (
-    Measured,
-    attention_figure,
-    bits,
-    gains_figure,
-    memory_ablation_figure,
-)
+from memformers.report.curves import bits
 from memformers.report.markdown import DASH, number, plain, table
 from memformers.report.plotting import looks_of
+from memformers.report.probe_figures import Measured, attention_figure, gains_figure, memory_ablation_figure
 
 PARTS = {"slots": "compressed memory", "memory": "memory"}
 """The names of the parts of a memory in a report."""

@@ -188,7 +188,7 @@ def bands_of(arms: Sequence[Arm]) -> str:
 
 def accuracy_figure(arms: Sequence[Arm], folder: Path) -> str:
     """A line for each arm; above them, how far one layer of each looks back."""
-    figure, [above, axes] = plotting.panels([0.7, 3.5], below=0.7, sharex=True)
+    figure, [above, axes] = plotting.panels([0.7, 3.5], sharex=True)
     looks, edges = plotting.looks_of([arm.name for arm in arms]), edges_of(arms[0])
     ends = places([sees_back(arm) for arm in arms], edges)
     for i, (arm, end) in enumerate(zip(arms, ends, strict=True)):
@@ -214,7 +214,7 @@ def accuracy_figure(arms: Sequence[Arm], folder: Path) -> str:
 
 def control_figure(arms: Sequence[Arm], folder: Path) -> str:
     """A panel for each memory without its variants: recall with parts of it zeroed or swapped."""
-    figure, panels_of = plotting.panels([2.3] * len(arms), below=0.9, sharex=True)
+    figure, panels_of = plotting.panels([2.3] * len(arms), sharex=True)
     drawn = {}
     for arm, axes in zip(arms, panels_of, strict=True):
         found = [name for name in LOOK_OF_A_CONTROL if name in controls_of(arm)]

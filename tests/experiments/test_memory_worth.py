@@ -9,7 +9,7 @@ import pytest
 from experiments.memory_worth import __main__ as program
 from experiments.memory_worth import report
 from experiments.memory_worth.__main__ import MemoryWorth
-from experiments.memory_worth.arms import Kind
+from experiments.memory_worth.arms import ALL, Kind, rivals_of
 from experiments.memory_worth.report import write_report
 from memformers.common.errors import UserError
 from tests.builders import small_training
@@ -22,7 +22,10 @@ ARMS = (
 
 
 @pytest.fixture
-def text(tmp_path):
+def text(tmp_path, monkeypatch, quick_runs):
+    base = small_training(tokenizer="bpe", evaluations=1)
+    monkeypatch.setattr(program, "BASE", replace(base, model=replace(base.model, model="compressive")))
+    monkeypatch.setattr(program, "READ", 64)
     folder = tmp_path / "text"
     folder.mkdir()
     for number in range(30):
@@ -31,12 +34,7 @@ def text(tmp_path):
     return folder
 
 
-def test_every_budget_is_trained_and_measured_and_differences_are_paired(
-    tmp_path, text, monkeypatch, quick_runs
-):
-    base = small_training(tokenizer="bpe", evaluations=1)
-    monkeypatch.setattr(program, "BASE", replace(base, model=replace(base.model, model="compressive")))
-    monkeypatch.setattr(program, "READ", 64)
+def test_every_budget_is_trained_and_measured_and_differences_are_paired(tmp_path, text, monkeypatch):
     out = tmp_path / "a"
     settings = MemoryWorth(
         data=str(text),
@@ -67,11 +65,28 @@ def test_every_budget_is_trained_and_measured_and_differences_are_paired(
     (out / "report.md").unlink()
     write_report(out)
     assert (out / "report.md").read_text() == page
-    monkeypatch.setattr(report, "VARIANTS", {"slots-32-32": Kind("", "f_c begins as the mean", "xl-64")})
+    variants = {"slots-32-32": Kind("", "f_c begins as the mean", "xl-64")}
+    monkeypatch.setitem(ALL, "slots-32-32", variants["slots-32-32"])
+    monkeypatch.setattr(report, "VARIANTS", variants)
     write_report(out)
     _, changed = (out / "report.md").read_text().split("## With one setting changed")
     assert "f_c begins as the mean, minus 64 positions |" in changed
     assert "slots swapped |" not in changed, "of a variant only the difference is shown"
+
+
+def test_arms_are_compared_with_their_rivals_and_those_of_their_rivals():
+    assert [*rivals_of("most-positions-upper")] == ["xl-upper", "xl-256"]
+    assert [*rivals_of("none")] == [*rivals_of("one of your own")] == []
+
+
+def test_without_an_arm_that_has_no_memory_the_report_has_only_differences_at_equal_keys(tmp_path, text):
+    how = {"budgets": (64,), "seeds": 1, "seed": 7, "vocab_size": 260, "documents": 2, "dashboard": "off"}
+    MemoryWorth(data=str(text), arms=ARMS[1:], out=tmp_path / "a", **how).run()
+    page = (tmp_path / "a/report.md").read_text()
+    assert "The gain" not in page
+    assert page.count("32 positions, 32 slots, minus 64 positions") == 4, "one table of bits, three of groups"
+    found = json.loads((tmp_path / "a/results.json").read_text())
+    assert [*found["64"]["xl-64"]] == ["7"], "the first seed is the one that was asked for"
 
 
 def test_only_its_own_arms_can_be_named():

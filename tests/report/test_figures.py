@@ -8,15 +8,10 @@ from matplotlib.figure import Figure
 
 from memformers.common.intervals import mean_of
 from memformers.report import plotting
-from memformers.report.figures import (
-    LINES,
-    attention_figure,
-    gains_figure,
-    layer_look,
-    octave_means,
-)
+from memformers.report.curves import octave_means
 from memformers.report.plotting import LOOKS, PALETTE, Series, draw_lines, looks_of
 from memformers.report.probe import effective_length
+from memformers.report.probe_figures import LINES, attention_figure, gains_figure, layer_look
 from tests.report.fake_runs import XL, data_of, fake_comparison, less, markdown_of
 
 WEB = Path(plotting.__file__).parents[1] / "dashboard" / "web"
