@@ -35,7 +35,9 @@ LOOKS = {
     "xl-64": plotting.PINK, "slots-32-32": plotting.SKY, "xl-256": plotting.ORANGE,
     "slots-64-192": plotting.GREEN, "slots-64-192-c2": plotting.BLUE, "slots-64-192-c8": plotting.BLACK,
     "more-positions": plotting.SKY | {"marker": "D"}, "most-positions": plotting.PINK | {"marker": "v"},
-    "xl-832": plotting.AMBER,
+    "more-positions-upper": plotting.GREEN | {"marker": "D"},
+    "most-positions-upper": plotting.BLACK | {"marker": "D"},
+    "xl-upper": plotting.ORANGE | {"marker": "v"}, "xl-832": plotting.AMBER,
 }  # fmt: skip
 Budgets = Mapping[int, Sequence[Arm]]
 """By the tokens of a training run, the arms that have finished and measured training runs."""
