@@ -56,6 +56,7 @@ BOOSTS = {
     "notebooks/": 0.2,
     "results/ablation/index.md": 0.5,
     "results/index.md": 1,
+    "results/memory_worth/index.md": 0.5,
     "results/": 0.1,
     "troubleshooting.md": 0.3,
 }
