@@ -6,18 +6,29 @@ Run it with ``python -m experiments.memory_worth --out FOLDER``; ``--quick`` is 
 python-source``) in subwords, each file a document, unless ``--data`` names another one. Each budget is an
 experiment of its own, in ``FOLDER/TOKENS``. Finished training runs are kept; ``--resume`` continues, and adds
 budgets, arms and seeds. The report has the gain of each memory by budget, and by how far back a word last
-occurred, and what swapped and zeroed slots cost.
+occurred, what swapped and zeroed slots cost, and what a memory twice as long as in training changes.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from experiments.memory_worth.arms import ALL, KINDS
-from experiments.memory_worth.report import EDGES, GROUPS, MEASURED, READ, write_report
+from experiments.memory_worth.report import (
+    ALL_TOKENS,
+    DISTANCE,
+    EDGES,
+    GROUPS,
+    MEASURED,
+    READ,
+    TWICE,
+    write_report,
+)
 from experiments.python_source import prepared_python_source
 from memformers.commands.options import ExperimentCommand
 from memformers.common.command_line import parse_arguments, plain_errors
@@ -28,9 +39,16 @@ from memformers.comparison.arms import read_arms
 from memformers.comparison.experiment import Experiment, run_experiment
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.data.streams import streams_and_places
-from memformers.evaluation.memory_ablation import losses_under_controls, parts_of_documents, parts_of_text
+from memformers.evaluation.evaluate import with_lengths
+from memformers.evaluation.memory_ablation import (
+    UNTOUCHED,
+    losses_under_controls,
+    parts_of_documents,
+    parts_of_text,
+)
 from memformers.evaluation.probe import common_corpus, held_out_tokens
 from memformers.evaluation.token_groups import groups_between, word_distances, word_groups, word_lengths
+from memformers.models.config import OF_MODELS
 from memformers.pretrained.own import load_checkpoint
 from memformers.runs.finished import read_runs
 from memformers.training.config import TrainConfig
@@ -105,6 +123,13 @@ def measure(folder: Path, documents: int) -> None:
         if reading is None:
             raise UserError(f"expected at least two held-out documents of more than {READ:,} tokens.")
         losses = losses_under_controls(model, tokens, reading, 0, lambda _: None)
+        if model.config.model in OF_MODELS["mem_len"]:
+            mem_len, c_mem_len = (
+                tuple(2 * length for length in model.config.of_layers(name))
+                for name in ("mem_len", "c_mem_len")
+            )
+            longer = with_lengths(model, mem_len=mem_len, c_mem_len=c_mem_len)
+            losses[TWICE] = losses_under_controls(longer, tokens, reading, 0, lambda _: None)[UNTOUCHED]
         parts = [tokens[i : i + 1 + n] for i, n in zip(reading.begins, reading.lengths, strict=True)]
         distances, lengths = (
             torch.cat([of_words(part, tokenizer)[1:] for part in parts])
@@ -118,14 +143,19 @@ def measure(folder: Path, documents: int) -> None:
         )
         found = {
             title: {
-                name: {"tokens": int(which.sum())}
-                | {c: loss[which].mean().item() for c, loss in losses.items()}
+                name: means(losses, which)
                 for name, which in ((name, group == i) for i, name in enumerate(names))
                 if which.any()
             }
             for title, (group, names) in zip(GROUPS, groups, strict=True)
         }
+        found[DISTANCE][ALL_TOKENS] = means(losses, torch.ones_like(distances, dtype=torch.bool))
         write_json(run.folder / MEASURED, {"documents": len(parts), **found})
+
+
+def means(losses: Mapping[str, Tensor], which: Tensor) -> dict[str, float]:
+    """How many tokens there are of ``which [n]``, and their mean loss under each control."""
+    return {"tokens": int(which.sum()), **{name: loss[which].mean().item() for name, loss in losses.items()}}
 
 
 if __name__ == "__main__":

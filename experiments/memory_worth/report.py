@@ -24,7 +24,9 @@ MEASURED = "by_distance.json"
 """In a run's folder: the loss by group, in nats per token."""
 READ, EDGES = 4096, (1, 64, 128, 256, 512, 1024, 2048)
 """Tokens of each document that are read, and edges of the groups of distances, in tokens."""
-DISTANCE = "by_distance"
+DISTANCE, ALL_TOKENS = "by_distance", "all"
+SLOTS_CHANGED, TWICE = ("slots zeroed", "slots swapped"), "memory twice as long"
+"""Ways to read, beside that of the training."""
 GROUPS = {
     DISTANCE: "tokens since the word last began",
     "by_place": "tokens of the document before it",
@@ -94,7 +96,9 @@ def write_report(folder: Path) -> Path:
         parts += [groups_table(arms, title)] * without + [groups_pairs_table(arms, title)]
     parts += [
         "## Swapped and zeroed slots",
-        controls_table(arms),
+        controls_table(arms, SLOTS_CHANGED),
+        "## Memory twice as long as in training",
+        controls_table(arms, [TWICE]),
         f"## What each costs, at {largest:,} tokens",
         costs_table(arms, arms[0]),
     ]
@@ -245,12 +249,12 @@ def groups_pairs_table(arms: Sequence[Arm], title: str) -> str:
     return table(heads, rows) if pairs else ""
 
 
-def controls_table(arms: Sequence[Arm]) -> str:
-    """A row for each group, and a column for each arm with slots and control: how much the loss rises, in
-    nats per token."""
+def controls_table(arms: Sequence[Arm], controls: Sequence[str]) -> str:
+    """A row for each group, and a column for each arm and control that it was read under: how much the loss
+    rises, in nats per token."""
     groups, columns = groups_of(arms), {}
     for arm in arms:
-        for control in ("slots zeroed", "slots swapped"):
+        for control in controls:
             means = [difference_to_itself(arm, group, control) for group in groups]
             if any(means):
                 columns[f"{arm.label}: {control}"] = [number(mean, ".3f", signed=True) for mean in means]

@@ -51,9 +51,16 @@ def test_every_budget_is_trained_and_measured_and_differences_are_paired(tmp_pat
     assert list(found) == ["64", "128"]
     assert list(found["64"]) == [arm.partition(":")[0] for arm in ARMS]
     slots = found["128"]["slots-32-32"]["1"]["by_distance"]
-    assert sum(group["tokens"] for group in slots.values()) == 2 * 64
-    assert set(slots["first"]) == {"tokens", "untouched", *(f"{part} {how}" for part in ("slots", "memory")
-                                                            for how in ("zeroed", "swapped"))}  # fmt: skip
+    assert slots["all"]["tokens"] == 2 * 64 == sum(slots[name]["tokens"] for name in slots if name != "all")
+    weighted = sum(slots[name]["tokens"] * slots[name]["untouched"] for name in slots if name != "all")
+    assert weighted / (2 * 64) == pytest.approx(slots["all"]["untouched"])
+    changed = {
+        f"{part} {how}" for part in ("slots", "memory") for how in ("zeroed", "swapped", "twice as long")
+    }
+    assert set(slots["first"]) == {"tokens", "untouched", *changed - {"slots twice as long"}}
+    positions, none = (found["128"][arm]["1"]["by_distance"]["all"] for arm in ("xl-64", "none"))
+    assert positions["memory twice as long"] != positions["untouched"]
+    assert "memory twice as long" not in none
     with (out / "figures/gains.csv").open() as file:
         rows = {(row["series"], row["place"]): row for row in csv.DictReader(file)}
     bits = {name: [found["128"][name][seed]["bits_per_byte"] for seed in "01"] for name in ("none", "xl-64")}
@@ -62,6 +69,7 @@ def test_every_budget_is_trained_and_measured_and_differences_are_paired(tmp_pat
     page = (out / "report.md").read_text()
     assert "32 positions, 32 slots, minus 64 positions" in page
     assert "32 positions, 32 slots: slots swapped" in page
+    assert "| 64 positions: memory twice as long |" in page
     (out / "report.md").unlink()
     write_report(out)
     assert (out / "report.md").read_text() == page
