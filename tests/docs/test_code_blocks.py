@@ -49,6 +49,10 @@ OTHERS = (
     "python -m experiments.recall_grid",
     "python -m experiments.agents",
     "python -m experiments.memories",
+    "python -m experiments.memory_worth",
+    "apt-get download ",
+    "for package in doc-rfc-",
+    "mkdir rfc && find packages ",
     "pip install ",
     "source .venv/bin/activate",
     ".venv/bin/python -m pytest",
@@ -102,6 +106,9 @@ def workplace(tmp_path_factory):
     (folder / "novels").mkdir()
     for number, page in enumerate(pages):
         (folder / "novels" / f"{number}.txt").write_text(page, encoding="utf-8")
+    (folder / "rfc").mkdir()
+    for number, page in enumerate([text, text[:400]]):
+        (folder / f"rfc/rfc{number}.txt").write_text(page, encoding="utf-8")
     (folder / "pages.jsonl").write_text("\n".join(json.dumps({"text": page}) for page in pages))
     (folder / "pages.txt").write_text("<|endoftext|>".join(pages), encoding="utf-8")
     places = ["--data", str(folder / "book.txt"), "--out", str(folder / "runs/tiny")]
