@@ -12,7 +12,7 @@ occurred, what swapped and zeroed slots cost, and what a memory twice as long as
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -38,7 +38,8 @@ from memformers.common.files import write_json
 from memformers.comparison.arms import read_arms
 from memformers.comparison.experiment import Experiment, run_experiment
 from memformers.comparison.text import MEMORIES, TextTask
-from memformers.data.streams import streams_and_places
+from memformers.data.streams import Reading, streams_and_places
+from memformers.data.tokenizers import Tokenizer
 from memformers.evaluation.evaluate import with_lengths
 from memformers.evaluation.memory_ablation import (
     UNTOUCHED,
@@ -49,6 +50,7 @@ from memformers.evaluation.memory_ablation import (
 from memformers.evaluation.probe import common_corpus, held_out_tokens
 from memformers.evaluation.token_groups import groups_between, word_distances, word_groups, word_lengths
 from memformers.models.config import OF_MODELS
+from memformers.models.language_model import MemoryLM
 from memformers.pretrained.own import load_checkpoint
 from memformers.runs.finished import read_runs
 from memformers.training.config import TrainConfig
@@ -122,35 +124,44 @@ def measure(folder: Path, documents: int) -> None:
         reading = parts_of_documents(held_out, *how) if held_out else parts_of_text(len(tokens), *how)
         if reading is None:
             raise UserError(f"expected at least two held-out documents of more than {READ:,} tokens.")
-        losses = losses_under_controls(model, tokens, reading, 0, lambda _: None)
-        if model.config.model in OF_MODELS["mem_len"]:
-            mem_len, c_mem_len = (
-                tuple(2 * length for length in model.config.of_layers(name))
-                for name in ("mem_len", "c_mem_len")
-            )
-            longer = with_lengths(model, mem_len=mem_len, c_mem_len=c_mem_len)
-            losses[TWICE] = losses_under_controls(longer, tokens, reading, 0, lambda _: None)[UNTOUCHED]
-        parts = [tokens[i : i + 1 + n] for i, n in zip(reading.begins, reading.lengths, strict=True)]
-        distances, lengths = (
-            torch.cat([of_words(part, tokenizer)[1:] for part in parts])
-            for of_words in (word_distances, word_lengths)
-        )
-        places = streams_and_places(reading.lengths)[1]
-        groups = (
-            word_groups(distances, EDGES),
-            groups_between(places, (0, *EDGES[1:])),
-            (lengths.clamp(max=2), ["no word", "a word of one token", "a word of several tokens"]),
-        )
-        found = {
-            title: {
-                name: means(losses, which)
-                for name, which in ((name, group == i) for i, name in enumerate(names))
-                if which.any()
-            }
-            for title, (group, names) in zip(GROUPS, groups, strict=True)
+        losses = losses_of_readings(model, tokens, reading)
+        found: dict[str, dict[str, Any]] = {
+            title: {name: means(losses, group == i) for i, name in enumerate(names) if (group == i).any()}
+            for title, (group, names) in groups_of(tokens, reading, tokenizer).items()
         }
-        found[DISTANCE][ALL_TOKENS] = means(losses, torch.ones_like(distances, dtype=torch.bool))
-        write_json(run.folder / MEASURED, {"documents": len(parts), **found})
+        found[DISTANCE][ALL_TOKENS] = means(losses, torch.ones(len(losses[UNTOUCHED]), dtype=torch.bool))
+        write_json(run.folder / MEASURED, {"documents": len(reading.lengths), **found})
+
+
+def losses_of_readings(model: MemoryLM, tokens: Tensor, reading: Reading) -> dict[str, Tensor]:
+    """The loss of each prediction of the ``reading`` of ``tokens [n]``: with the memory untouched, under each
+    control, and, for the package's own memories, with one that is twice as long. It stays so long."""
+    losses = losses_under_controls(model, tokens, reading, 0, lambda _: None)
+    if model.config.model in OF_MODELS["mem_len"]:
+        mem_len, c_mem_len = (
+            tuple(2 * length for length in model.config.of_layers(name)) for name in ("mem_len", "c_mem_len")
+        )
+        longer = with_lengths(model, mem_len=mem_len, c_mem_len=c_mem_len)
+        losses[TWICE] = losses_under_controls(longer, tokens, reading, 0, lambda _: None)[UNTOUCHED]
+    return losses
+
+
+def groups_of(tokens: Tensor, reading: Reading, tokenizer: Tokenizer) -> dict[str, tuple[Tensor, list[str]]]:
+    """Each grouping of the predictions of the ``reading`` of ``tokens [n]``: the number of each prediction's
+    group, and the names of the groups."""
+    parts = [tokens[i : i + 1 + n] for i, n in zip(reading.begins, reading.lengths, strict=True)]
+    distances, lengths = (
+        torch.cat([of_words(part, tokenizer)[1:] for part in parts])
+        for of_words in (word_distances, word_lengths)
+    )
+    places = streams_and_places(reading.lengths)[1]
+    words = ["no word", "a word of one token", "a word of several tokens"]
+    groups = (
+        word_groups(distances, EDGES),
+        groups_between(places, (0, *EDGES[1:])),
+        (lengths.clamp(max=2), words),
+    )
+    return dict(zip(GROUPS, groups, strict=True))
 
 
 def means(losses: Mapping[str, Tensor], which: Tensor) -> dict[str, float]:
