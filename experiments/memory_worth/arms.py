@@ -45,6 +45,11 @@ KINDS = {
         "192 positions, slots in the upper two layers",
         "xl-upper",
     ),
+    "means-upper": Kind(
+        "model=compressive mem_len=192 c_mem_len=[0,0,128,128] compression=mean",
+        "192 positions, means in the upper two layers",
+        "most-positions-upper",
+    ),
     "xl-upper": Kind(
         "model=transformer-xl mem_len=[192,192,320,320]",
         "192 positions, 320 in the upper two layers",

@@ -39,7 +39,8 @@ LOOKS = {
     "more-positions": plotting.SKY | {"marker": "D"}, "most-positions": plotting.PINK | {"marker": "v"},
     "more-positions-upper": plotting.GREEN | {"marker": "D"},
     "most-positions-upper": plotting.BLACK | {"marker": "D"},
-    "xl-upper": plotting.ORANGE | {"marker": "v"}, "xl-832": plotting.AMBER,
+    "means-upper": plotting.BLUE | {"marker": "v"}, "xl-upper": plotting.ORANGE | {"marker": "v"},
+    "xl-832": plotting.AMBER,
 }  # fmt: skip
 Budgets = Mapping[int, Sequence[Arm]]
 """By the tokens of a training run, the arms that have finished and measured training runs."""
