@@ -110,8 +110,8 @@ def write_report(folder: Path) -> Path:
 METHOD = (
     "Each arm is trained from the same seeds, with the same network, on the same segments in the same order; "
     "only the memory differs. ± is half the width of a 95 % interval over seeds, by Student's t, of the "
-    "difference from the same seed; it says nothing about other texts. No setting was chosen on this "
-    f"held-out text. Losses by distance are of the first {READ:,} tokens of some of the held-out documents "
+    "difference from the same seed; it says nothing about other texts. No setting of the training was chosen "
+    f"on this text. Losses by distance are of the first {READ:,} tokens of some of the held-out documents "
     "that are so long, each read from an empty memory. A word may be a name of a program. Its distance is "
     "the number of tokens from where it last began to where it begins again; all of its tokens count. "
     "Words of several tokens are those that are too rare to be a token, names of programs above all."

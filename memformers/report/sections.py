@@ -72,7 +72,7 @@ def missing(folder: Path) -> dict[str, list[str]]:
     """The names of planned runs without results, by the reason."""
     planned = plan.runs if (plan := read_plan(folder)) else {}
     names = dict.fromkeys([*planned, *(path.parent.name for path in folder.glob(f"*/{CONFIG}"))])
-    why = {METRICS: f"{FACTS} is lost", CONFIG: "failed before the first step", "": "not started"}
+    why = {METRICS: f"{FACTS} is lost", CONFIG: "no step was made", "": "not started"}
     found: dict[str, list[str]] = {}
     for run in (folder / name for name in names):
         if not (run / FACTS).exists():

@@ -163,7 +163,7 @@ def test_a_training_that_fails_is_said_to_be_missing_and_the_rest_is_reported(tm
     with pytest.raises(UserError, match=failed) as error:
         tiny_ablation(tmp_path / "a", seeds=1)
     assert "\n" not in str(error.value)
-    said = "> **mean**: failed before the first step"
+    said = "> **mean**: no step was made"
     assert said in (tmp_path / "a/report.md").read_text()
     assert (tmp_path / "a/recall/mean/result.json").exists()
     monkeypatch.setattr(experiment, "run_modules", lambda commands, *_, **__: enumerate([1] * len(commands)))

@@ -88,7 +88,7 @@ def test_a_failed_seed_is_named_and_the_others_are_compared(tmp_path):
     (tmp_path / "compressive-seed2" / "config.json").write_text("{}")
     fake_run(tmp_path / "transformer-xl-seed3", "transformer-xl", 9.0, seed=3, finished=False)
     markdown = markdown_of(tmp_path)
-    assert "> **compressive-seed2**: failed before the first step" in markdown
+    assert "> **compressive-seed2**: no step was made" in markdown
     assert "> **compressive-seed3**: not started" in markdown
     assert "> **Transformer-XL, seed 3, did not finish**" in markdown
     assert "| Transformer-XL | 3 | 2.4500 ± 0.1242 |" in markdown
