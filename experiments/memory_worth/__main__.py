@@ -142,7 +142,9 @@ def losses_of_readings(model: MemoryLM, tokens: Tensor, reading: Reading) -> dic
             tuple(2 * length for length in model.config.of_layers(name)) for name in ("mem_len", "c_mem_len")
         )
         longer = with_lengths(model, mem_len=mem_len, c_mem_len=c_mem_len)
-        losses[TWICE] = losses_under_controls(longer, tokens, reading, 0, lambda _: None)[UNTOUCHED]
+        no_controls = max(reading.lengths)  # as if all of it were the warm-up, which is read once
+        again = losses_under_controls(longer, tokens, reading, no_controls, lambda _: None)
+        losses[TWICE] = again[UNTOUCHED]
     return losses
 
 
