@@ -25,10 +25,12 @@ import torch
 from experiments.soak.programs import LOG_EVERY, RANKS, TOKENS_A_STEP, Dashboard, Training, running, until
 from memformers.common.atomic_dir import numbered
 from memformers.common.command_line import parse_arguments, plain_errors
+from memformers.common.files import read_json
 from memformers.common.machine import describe_environment
 from memformers.common.processes import sigterm_as_exit
 from memformers.report.markdown import table
-from memformers.runs.folder import read_metrics
+from memformers.runs.folder import CONFIG, read_metrics
+from memformers.training.resume import differences
 
 KINDS = ("SIGKILL", "SIGTERM", "disk full", "dashboard down")
 SAME = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "random.json")
@@ -174,7 +176,8 @@ def parts_that_differ(*folders: Path) -> list[str]:
     ends = [numbered(run / "checkpoints")[0] for run in folders]
     names = [name for name in SAME if len({(end / name).read_bytes() for end in ends}) > 1]
     one, other = ([{k: r[k] for k in r.keys() - TIMES} for r in read_metrics(run)] for run in folders)
-    return names + (["the records"] if one != other else [])
+    settings = differences(*(read_json(run / CONFIG) for run in folders))
+    return names + [settings] * bool(settings) + ["the records"] * (one != other)
 
 
 def page(soak: Soak, outcomes: list[Outcome], starts: int, seconds: float, folders: tuple[Path, Path]) -> str:

@@ -1,12 +1,10 @@
 """``memformers doctor``: what this machine is, and what will be used on it."""
 
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 
@@ -19,6 +17,7 @@ from memformers.common.machine import (
     choose_device,
     describe_environment,
     installed,
+    instructions,
     multiplies_bfloat16_faster,
 )
 from memformers.kernels import dispatch, naive
@@ -28,8 +27,6 @@ from memformers.report.markdown import text_table
 
 B, H, S, K = 8, 4, 128, 256
 """The streams, heads, queries and keys of the attention that is timed."""
-INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
-"""What a processor may have that makes matrix products faster, as Linux names them."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +66,6 @@ class Doctor:
             f"ms: forward and backward pass, B = {B}, H = {H}, S = {S}, K = {K}, d_head = {self.d_head}. "
             "SDPA is\nPyTorch's attention without positions, which no kernel here is for."
         )
-
-
-def instructions() -> list[str]:
-    """Which of ``INSTRUCTIONS`` this processor has; none where the system doesn't say it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    flags = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
-    return [name for name in INSTRUCTIONS if flags and name in flags[1].split()]
 
 
 def examine(device: torch.device, dtype: torch.dtype, d_head: int) -> dict[str, list[str]]:

@@ -7,22 +7,18 @@ import platform
 import re
 import subprocess
 import sys
-import time
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from memformers.common.errors import UserError
 
-FULL, HALF = torch.float32, torch.bfloat16
-ROUNDS = 7
-"""How often a product is timed in each precision, alternately; the best time counts."""
-CLEARLY = 0.6
-"""bfloat16 is used if its product takes at most this fraction of float32's time."""
+CPUINFO = Path("/proc/cpuinfo")
+"""Where Linux describes the processor."""
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+"""What a processor may have that makes matrix products faster, as Linux names them."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Names of settings in glibc's malloc.h."""
 KEPT = 1 << 30
@@ -52,29 +48,22 @@ def choose_device(name: str) -> torch.device:
     raise UserError(f"device={name!r} can't be used here: {reason}; use auto, cpu or, with a GPU, cuda.")
 
 
-@cache
 def multiplies_bfloat16_faster(device: torch.device) -> bool:
     """Whether ``device`` multiplies matrices much faster in bfloat16 than in float32: GPUs since Ampere, and
-    processors with instructions for it (AVX512-BF16, AMX); others emulate it.
+    processors with instructions for it, which take a quarter of the time; others emulate it.
 
-    A processor is measured, once in a process and within milliseconds: with the instructions, bfloat16 takes
-    a quarter of the time, without them as long as float32 or longer.
+    Nothing is timed: on a busy machine, the same training would be computed once in one precision and once in
+    the other.
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type != "cpu":
-        return False
-    pairs = [(torch.ones(1024, 256, dtype=d), torch.ones(256, 256, dtype=d)) for d in (FULL, HALF)]
-    times = [[seconds(x, y) for x, y in pairs] for _ in range(ROUNDS)]
-    full, half = map(min, zip(*times, strict=True))
-    return half < CLEARLY * full
+    return device.type == "cpu" and not {"avx512_bf16", "amx_bf16"}.isdisjoint(instructions())
 
 
-def seconds(x: Tensor, y: Tensor) -> float:
-    """How many seconds the product of ``x [rows, inner]`` and ``y [inner, columns]`` takes."""
-    begin = time.perf_counter()
-    torch.mm(x, y)
-    return time.perf_counter() - begin
+def instructions() -> list[str]:
+    """Which of ``INSTRUCTIONS`` this processor has; none where the system doesn't say it."""
+    flags = re.search(r"^flags\s*:(.*)$", CPUINFO.read_text(), re.MULTILINE) if CPUINFO.exists() else None
+    return [name for name in INSTRUCTIONS if flags and name in flags[1].split()]
 
 
 def keep_freed_memory() -> None:

@@ -36,11 +36,13 @@ def test_a_run_says_its_precision_and_keeps_it_on_another_machine(tmp_path, monk
     assert json.loads((tmp_path / "run" / CONFIG).read_text())["precision"] == taken
 
 
-def test_a_processor_without_instructions_for_bfloat16_is_told_by_its_times(monkeypatch):
-    slow_half = {torch.float32: 1.0, torch.bfloat16: 0.9}
-    fast_half = {torch.float32: 1.0, torch.bfloat16: 0.3}
-    for times, expected in ((slow_half, False), (fast_half, True)):
-        machine.multiplies_bfloat16_faster.cache_clear()
-        monkeypatch.setattr(machine, "seconds", lambda x, y, times=times: times[x.dtype])
-        assert machine.multiplies_bfloat16_faster(torch.device("cpu")) is expected
-    machine.multiplies_bfloat16_faster.cache_clear()
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [("fpu avx512f", False), ("fpu avx512_bf16 avx", True), ("amx_bf16", True), ("", False)],
+)
+def test_a_processor_with_instructions_for_bfloat16_takes_it_however_busy_it_is(
+    flags, expected, monkeypatch, tmp_path
+):
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n" if flags else "")
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    assert machine.multiplies_bfloat16_faster(torch.device("cpu")) is expected
