@@ -25,8 +25,6 @@ ARMS = {
     "odd": "<img src=x onerror=alert(1)>",
 }
 """The arm of each run of the first seed."""
-WITHIN = 5000
-"""Milliseconds in which a record is on the page."""
 
 
 @pytest.fixture
@@ -69,10 +67,10 @@ def test_three_arms_are_drawn_live_and_sorted_and_names_stay_text(page, comparis
         for i, name in enumerate(ARMS):
             with Tracking(comparison / name, name, {}, "off"):
                 record_losses(comparison / name, [3.0 - i, 2.5 - i])
-        row(page, "odd").get_by_text("finished").wait_for(timeout=WITHIN)
+        row(page, "odd").get_by_text("finished").wait_for()
         with open(comparison / "transformer-seed1" / "metrics.jsonl", "w") as file:
             file.write('{"tokens": 10, "seconds": 1, "loss.valid": 3.25}\n{"tokens": 20, "loss.va')
-        row(page, "transformer-seed1").get_by_text("3.25").first.wait_for(timeout=WITHIN)
+        row(page, "transformer-seed1").get_by_text("3.25").first.wait_for()
         assert "running" in row(page, "transformer-seed1").inner_text()
         legend = page.locator("#legend button").all_inner_texts()
         assert [re.sub(r"\s+", " ", text).strip() for text in legend] == [
@@ -118,12 +116,12 @@ def test_a_killed_run_is_shown_as_stopped_and_a_dashboard_that_comes_back_goes_o
     page.click("[data-rows=runs]")
     record_losses(comparison / "odd", [2.0])
     close_card(comparison / "odd", "killed")
-    row(page, "odd").get_by_text("stopped").wait_for(timeout=WITHIN)
+    row(page, "odd").get_by_text("stopped").wait_for()
     dashboard.stop(signal.SIGKILL)
-    page.get_by_text("does not answer").wait_for(timeout=WITHIN)
+    page.get_by_text("does not answer").wait_for()
     record_losses(comparison / "odd", [1.25], begin=2)
     start(port=dashboard.port)
-    row(page, "odd").get_by_text("1.25").first.wait_for(timeout=WITHIN)
+    row(page, "odd").get_by_text("1.25").first.wait_for()
     assert "does not answer" not in page.inner_text("#summary")
 
 

@@ -125,13 +125,11 @@ def test_without_a_download_the_built_in_play_stands_in_loudly(
     if respond:
         serve(respond, length)
     monkeypatch.setattr(corpora, "DOWNLOAD_SECONDS", 1.0)
-    start = time.monotonic()
     with pytest.warns(UserWarning, match=f"neither found nor downloadable .*{said}.*built-in play is used"):
         corpus = load_corpus()
     assert corpus.is_stand_in
     assert "built-in" in corpus.name
     assert not (tmp_path / "cache").exists()
-    assert time.monotonic() - start < 3.0
 
 
 def test_a_folder_in_the_environment_without_the_corpus_is_passed_over(tmp_path, monkeypatch):
