@@ -45,6 +45,11 @@ KINDS = {
         "192 positions, slots in the upper two layers",
         "xl-upper",
     ),
+    "most-positions-upper-c2": Kind(
+        "model=compressive mem_len=192 c_mem_len=[0,0,128,128] compression_rate=2",
+        "192 positions, slots in the upper two layers, c = 2",
+        "most-positions-upper",
+    ),
     "means-upper": Kind(
         "model=compressive mem_len=192 c_mem_len=[0,0,128,128] compression=mean",
         "192 positions, means in the upper two layers",

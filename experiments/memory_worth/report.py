@@ -39,6 +39,7 @@ LOOKS = {
     "more-positions": plotting.SKY | {"marker": "D"}, "most-positions": plotting.PINK | {"marker": "v"},
     "more-positions-upper": plotting.GREEN | {"marker": "D"},
     "most-positions-upper": plotting.BLACK | {"marker": "D"},
+    "most-positions-upper-c2": plotting.SKY | {"marker": "v"},
     "means-upper": plotting.BLUE | {"marker": "v"}, "xl-upper": plotting.ORANGE | {"marker": "v"},
     "xl-832": plotting.AMBER,
 }  # fmt: skip
