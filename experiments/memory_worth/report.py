@@ -237,9 +237,11 @@ def groups_table(arms: Sequence[Arm], title: str) -> str:
 
 def groups_pairs_table(arms: Sequence[Arm], title: str) -> str:
     """A row for each group of a grouping: how much more the loss is with slots than with as many positions,
-    in nats per token; empty if no such pair was trained."""
+    in nats per token; pairs of one seed only where no pair has more. Empty if no such pair was trained."""
     by_name = {arm.name: arm for arm in arms}
-    pairs = [(arm, by_name[r]) for n, arm in by_name.items() for r in rivals_of(n) if r in by_name]
+    every = [(arm, by_name[r]) for n, arm in by_name.items() for r in rivals_of(n) if r in by_name]
+    over_seeds = [(arm, rival) for arm, rival in every if min(len(arm.results), len(rival.results)) > 1]
+    pairs = over_seeds or every
     rows = [
         [
             group,
