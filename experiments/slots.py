@@ -35,6 +35,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "half the learning rates": {"learning_rate": 1.5e-3, "muon_learning_rate": 0.01},
     "twice the learning rates": {"learning_rate": 6e-3, "muon_learning_rate": 0.04},
     "β₂ 0.999": {"beta2": 0.999},
+    "f_c learns from the task too": {"model.bptt": 1},
+    "f_c learns from the task too, for longer": {"model.bptt": 4},
     "distances grow in a quarter": {"recall.growing": 0.25},
     "distances grow in three quarters": {"recall.growing": 0.75},
 }

@@ -134,11 +134,14 @@ def results_table(arms: Sequence[Arm], base: Arm) -> str:
 
 
 def beyond_base(arms: Sequence[Arm], base: Arm) -> Measure | None:
-    """The correct answers about values that one layer of the arm with slots sees, and one layer of ``base``
-    doesn't; None without such values."""
+    """The correct answers in the distance bins that one layer of the arm with slots sees, and one layer of
+    ``base`` doesn't; None without such bins."""
     low, high = sees_back(base), max((sees_back(arm) for arm in arms if arm.name == CLAIMED), default=0)
-    label = f"correct answers about values that were set {low:,} to {high:,} positions ago"
-    return Measure(label, right_between(low, high), ".1f", " %", " points", 100, 1) if high > low else None
+    edges = [edge for edge in edges_of(arms[0]) if low <= edge <= high]  # of the whole bins between them
+    if len(edges) < 2:
+        return None
+    label = f"correct answers about values that were set {edges[0]:,} to {edges[-1]:,} positions ago"
+    return Measure(label, right_between(edges[0], edges[-1]), ".1f", " %", " points", 100, 1)
 
 
 def claim(arms: Sequence[Arm], base: Arm, folder: Path) -> list[str]:

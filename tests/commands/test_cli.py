@@ -160,7 +160,7 @@ def test_generate_reads_a_book_keeps_its_memory_and_goes_on_from_there(trained, 
     first = written(20, "--prompt-file", book, "--save-memory", memory)
     assert len(first.out) == 21
     assert "prefill" in first.err
-    second = written(20, "--load-memory", memory)
+    second = written(20, "--load-memory", memory, "--save-memory", memory)
     assert written(40, "--prompt-file", book).out == first.out[:-1] + second.out
 
 

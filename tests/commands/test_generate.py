@@ -87,19 +87,6 @@ def test_a_place_where_nothing_can_be_saved_is_said_at_once(target, message, tra
     assert ended.out == ""
 
 
-def test_a_saved_memory_is_replaced_through_a_link_and_keeps_its_mode(trained, memory, tmp_path):
-    options = ["generate", "--checkpoint", trained, "--tokens", 2, "--prompt", "BANQUO"]
-    assert run(*options, "--save-memory", memory).code == 0
-    memory.chmod(0o600)
-    link = tmp_path / "link"
-    link.symlink_to(memory)
-    before = memory.read_bytes()
-    assert run(*options, "--load-memory", memory, "--save-memory", link).code == 0
-    assert link.is_symlink()
-    assert memory.read_bytes() != before
-    assert memory.stat().st_mode & 0o777 == 0o600
-
-
 def test_a_terminal_that_knows_ascii_alone_shows_what_it_can(trained):
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     ended = finish(program("generate", "--checkpoint", trained, "--prompt", "x→y"), env=environment)

@@ -8,7 +8,6 @@ from memformers.common.atomic_dir import (
     LEFTOVER,
     atomic_dir,
     check_manifest,
-    newest_that_loads,
     numbered,
     remove_leftovers,
 )
@@ -111,22 +110,3 @@ def test_leftovers_are_no_checkpoints_and_go_away(tmp_path):
     assert [path.name for path in numbered(tmp_path)] == ["10", "9"]
     remove_leftovers(tmp_path)
     assert not (tmp_path / ".unfinished-abc").exists()
-
-
-def test_the_newest_that_loads_is_taken_and_others_are_named_in_one_line(tmp_path, capsys):
-    for number in (1, 2, 3):
-        written(tmp_path / f"{number}")
-    (tmp_path / "3" / "a.txt").write_text("tex\n")
-
-    def load(folder):
-        check_manifest(folder)
-        return "loaded"
-
-    assert newest_that_loads(numbered(tmp_path), load) == (tmp_path / "2", "loaded")
-    (line,) = capsys.readouterr().err.splitlines()
-    assert str(tmp_path / "3") in line
-    assert "a.txt" in line
-    for number in (1, 2):
-        (tmp_path / f"{number}" / "manifest.json").unlink()
-    with pytest.raises(ValueError, match="3 checkpoints"):
-        newest_that_loads(numbered(tmp_path), load)

@@ -3,51 +3,31 @@
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import memformers
-from memformers.common import processes
 from memformers.common.processes import run_modules
 from tests.processes import finish, is_running, start, wait_for
 
 WELL, BADLY = ["timeit", "-n1", "-r1"], ["timeit", "--no-such-option"]
 
 
-def test_each_module_runs_and_its_exit_code_comes_with_its_number(capfd):
-    ended = dict(run_modules([WELL, BADLY, WELL], 2, environment={}))
-    assert ended == {0: 0, 1: 2, 2: 0}
-    assert capfd.readouterr().out.count("best of 1") == 2
+def test_each_module_runs_and_no_more_than_so_many_at_a_time(capfd):
+    running, most = set(), []
 
+    def begin(number):
+        running.add(number)
+        most.append(len(running))
 
-def test_no_more_than_so_many_run_at_a_time(monkeypatch):
-    running, most = [], []
-
-    class Process:
-        returncode = 0
-
-        def __init__(self, command, env, stdin):
-            running.append(self)
-            most.append(len(running))
-            self.polls = 0
-
-        def poll(self):
-            self.polls += 1
-            if self.polls < 2:
-                return None
-            running.remove(self)
-            return 0
-
-        def kill(self):
-            raise AssertionError("all had ended")
-
-    monkeypatch.setattr(subprocess, "Popen", Process)
-    monkeypatch.setattr(processes, "LOOK_SECONDS", 0.0)
-    assert sorted(run_modules([WELL] * 5, 2, environment={})) == [(n, 0) for n in range(5)]
+    for number, code in run_modules([WELL, BADLY, WELL, WELL], 2, environment={}, begin=begin):
+        running.remove(number)
+        assert code == (2 if number == 1 else 0)
     assert max(most) == 2
+    assert not running
+    assert capfd.readouterr().out.count("best of 1") == 3
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])

@@ -13,27 +13,9 @@ from memformers.data.benchmarks import BENCHMARKS
 from memformers.data.store import open_store
 
 WORDS = [
-    "the",
-    "of",
-    "and",
-    "in",
-    "to",
-    "a",
-    "was",
-    "on",
-    "for",
-    "as",
-    "is",
-    "by",
-    "with",
-    "from",
-    "at",
-    "that",
-    "his",
-    "it",
-    "an",
-    "were",
-]
+    "the", "of", "and", "in", "to", "a", "was", "on", "for", "as",
+    "is", "by", "with", "from", "at", "that", "his", "it", "an", "were",
+]  # fmt: skip
 
 
 @pytest.fixture

@@ -201,18 +201,6 @@ def test_the_command_shows_how_far_it_is_and_the_loss_so_far(trained, tmp_path):
     assert ended.err.count("evaluating: ") >= 2
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("empty", "empty contains no text"), ("gone.jsonl", "gone.jsonl doesn't exist"),
-     (".", "divides a single text, but"), ("x.txt", "'|' doesn't occur in x.txt")],
-)  # fmt: skip
-def test_the_command_says_what_is_wrong_with_documents(text, said, trained, tmp_path):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "x.txt").write_text("Again.\n")
-    evaluated = ("evaluate", "--checkpoint", trained, "--document-separator", "|")
-    assert run(*evaluated, "--text", tmp_path / text).said(said)
-
-
 def test_an_evaluation_takes_no_number_for_each_token():
     result = evaluation_of(torch.rand(100_000), segment_len=64, reach=320)
     tensors = [*vars(result).values(), *result._read_before.values()]

@@ -1,10 +1,12 @@
 """What a report claims, of runs that were never trained."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from memformers.report.arms import arms_of
+from memformers.report.recall import beyond_base
 from memformers.report.sections import stages_of
 from memformers.runs.finished import read_runs
 from tests.report.fake_runs import FACTS, XL, changed, fake_comparison, fake_run, less, markdown_of
@@ -178,3 +180,17 @@ def test_what_differs_beside_the_memory_is_called_out(tmp_path):
     assert "**These runs differ in more than their memory**: learning_rate; see" in markdown_of(tmp_path)
     changed(tmp_path / "slow" / "run.json", parameters=12345 + 1234)
     assert "slow has 1,234 more parameters than Transformer-XL (10.0%)" in markdown_of(tmp_path)
+
+
+def test_a_claim_about_recall_names_the_distances_of_the_whole_bins_that_it_counts():
+    recall = {"edges": [0, 256, 512, 2048, 2304], "asks": [1] * 4, "accuracy": [0.1, 0.2, 0.3, 0.4]}
+    base, slots = (
+        SimpleNamespace(
+            name=name, first=SimpleNamespace(facts={"sees_back": reach}), results={0: {"recall": recall}}
+        )
+        for name, reach in {"transformer-xl": 320, "compressive": 2112}.items()
+    )
+    measure = beyond_base([base, slots], base)
+    assert measure.label.endswith("512 to 2,048 positions ago")
+    assert measure.of({"recall": recall}) == 0.3
+    assert beyond_base([base], base) is None

@@ -17,7 +17,7 @@ from memformers.common.files import read_json
 from memformers.evaluation.evaluate import Evaluation
 from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
-from memformers.training.loop import NotFiniteError, train
+from memformers.training.loop import train
 from memformers.training.observer import Observer
 from memformers.training.run import build_model, train_run
 from memformers.training.text import Validation
@@ -199,12 +199,4 @@ def test_a_poisoned_memory_is_left_out_with_its_segment():
     lm = poisoned(build_model(config), "embed", {2})
     with pytest.warns(RuntimeWarning, match="step is skipped"):
         train_here(lm, config)  # the next step would be bad, and one too many
-    assert all(p.isfinite().all() for p in lm.parameters())
-
-
-def test_one_bad_step_more_than_may_be_skipped_stops_the_training():
-    config = small_training(skip_bad_steps=2)
-    lm = poisoned(build_model(config), "head", {1, 2, 5})
-    with pytest.warns(RuntimeWarning), pytest.raises(NotFiniteError, match=r"loss is nan .*\(step 5\)"):
-        train_here(lm, config)
     assert all(p.isfinite().all() for p in lm.parameters())
