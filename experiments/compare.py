@@ -5,8 +5,6 @@ setting. Each model trains in a separate process, tracked by labml; only the mem
 """
 
 from memformers.commands.compare import Compare
-from memformers.common.command_line import parse_arguments, plain_errors
 
 if __name__ == "__main__":
-    with plain_errors():
-        parse_arguments(Compare).run()
+    Compare.main()

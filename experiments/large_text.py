@@ -22,7 +22,7 @@ import torch
 
 from experiments.soak.__main__ import parts_that_differ
 from memformers.common.command_line import parse_arguments, plain_errors
-from memformers.common.fields import Count, check_fields
+from memformers.common.fields import Checked, Count
 from memformers.common.files import read_json
 from memformers.common.machine import describe_environment
 from memformers.common.processes import module_command, module_environment
@@ -42,7 +42,7 @@ MODEL = (
 
 
 @dataclass(frozen=True)
-class LargeText:
+class LargeText(Checked):
     """Measure what a large text costs."""
 
     size: Count = 2**31
@@ -53,9 +53,6 @@ class LargeText:
     """Subwords that are learned."""
     out: Path = Path(__file__).parents[1] / "docs" / "results" / "large_texts.md"
     """The file to write the table into."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,12 @@ from statistics import fmean
 from typing import ClassVar
 
 from memformers.commands.options import ExperimentCommand
-from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.files import write_text
 from memformers.common.intervals import Mean, mean_of, mean_of_known, paired
 from memformers.comparison.text import MEMORIES, CompareConfig, compare
 from memformers.report import plotting
 from memformers.report.arms import BITS, Arm, arms_of, base_of
-from memformers.report.markdown import csv_text, number, table
+from memformers.report.markdown import number, table
 from memformers.runs.finished import read_runs
 from memformers.runs.folder import FIGURES
 from memformers.training.config import TrainConfig
@@ -148,13 +147,11 @@ def spread(points: Sequence[tuple[float, Mean]], right: float) -> list[tuple[flo
 
 def write_tables(folder: Path) -> None:
     """Write ``growth.md``, ``growing.md`` and ``beginning.md``, of the comparison in ``folder``, into it, as
-    Markdown, and each training run's loss as ``results.csv``."""
+    Markdown."""
     arms = [arm for arm in arms_of(read_runs(folder)) if arm.results]
     write_text(folder / "growth.md", growth_table(arms) + "\n")
     write_text(folder / "growing.md", growing_table(arms) + "\n")
     write_text(folder / "beginning.md", beginning_table(arms) + "\n")
-    losses = [[arm.name, seed, bits] for arm in arms for seed, bits in arm.values(BITS.of).items()]
-    write_text(folder / "results.csv", csv_text(["arm", "seed", "bits per character"], losses))
 
 
 def growth_table(arms: Sequence[Arm]) -> str:
@@ -216,5 +213,4 @@ def early_losses(arm: Arm) -> dict[int, float]:
 
 
 if __name__ == "__main__":
-    with plain_errors():
-        parse_arguments(LongerMemory).run()
+    LongerMemory.main()

@@ -5,8 +5,6 @@ Each arm trains from each seed in a separate process, tracked by labml; only the
 """
 
 from memformers.commands.compare import Recall
-from memformers.common.command_line import parse_arguments, plain_errors
 
 if __name__ == "__main__":
-    with plain_errors():
-        parse_arguments(Recall).run()
+    Recall.main()

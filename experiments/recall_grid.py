@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from memformers.commands.options import ExperimentCommand
-from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Share
 from memformers.common.intervals import Mean
@@ -25,8 +24,8 @@ from memformers.report.arms import Arm, Measure, Result, arms_of
 from memformers.report.markdown import table, write_page
 from memformers.report.provenance import facts_table
 from memformers.report.recall import right_between
+from memformers.runs import plan
 from memformers.runs.finished import read_runs
-from memformers.runs.plan import Arm as Planned
 
 STREAMS = (
     RecallStream(set_probability=1 / 16),
@@ -81,7 +80,7 @@ class RecallGrid(ExperimentCommand):
         setting = RecallConfig(tokens=self.tokens).setting
         setting = replace(setting, recall=replace(setting.recall, growing=self.growing))
         arms = [
-            Planned(
+            plan.Arm(
                 f"{memory}-{i}", setting.arm(memory).settings | settings_of(stream), setting.arm(memory).label
             )
             for i, stream in enumerate(STREAMS)
@@ -172,5 +171,4 @@ def grid_figure(pairs: Pairs, rate: int, folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    with plain_errors():
-        parse_arguments(RecallGrid).run()
+    RecallGrid.main()

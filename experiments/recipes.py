@@ -14,7 +14,6 @@ from statistics import fmean, median
 from typing import Annotated, Any, ClassVar
 
 from memformers.commands.options import ExperimentCommand
-from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Range
 from memformers.common.files import read_json, write_json, write_text
@@ -197,10 +196,9 @@ def draw(runs: Mapping[str, FinishedRun], speeds: Mapping[str, float], path: Pat
         axes.annotate(f"{end[1]:.3f}", end, (0, 8), textcoords="offset points", ha="center", fontsize=8)
     style(axes, "training time on two cores (seconds)", "validation loss (nats a character)")
     axes.set_xlim(left=0)
-    legend(figure, [axes])
+    legend(figure)
     save(figure, path)
 
 
 if __name__ == "__main__":
-    with plain_errors():
-        parse_arguments(Recipes).run()
+    Recipes.main()

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from memformers.commands.options import ExperimentCommand
-from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
 from memformers.common.fields import Count
 from memformers.common.files import write_text
@@ -97,5 +96,4 @@ def shares_table(runs: list[FinishedRun]) -> str:
 
 
 if __name__ == "__main__":
-    with plain_errors():
-        parse_arguments(Slots).run()
+    Slots.main()

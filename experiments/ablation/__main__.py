@@ -10,15 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from experiments.ablation.report import ROWS, arms_of_rows, read_arms, write_report
+from experiments.ablation.report import ROWS, arms_of_rows, write_report
 from memformers.commands.options import ExperimentCommand
-from memformers.common.command_line import parse_arguments, plain_errors
-from memformers.common.errors import TrainingsFailed, UserError
+from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_fields
-from memformers.comparison.experiment import Experiment, run_experiment
+from memformers.comparison.experiment import Experiment
 from memformers.comparison.recall import RECALL, USUAL_JOBS, RecallConfig
+from memformers.comparison.several import run_experiments
 from memformers.comparison.text import MEMORIES, TextTask
-from memformers.runs.folder import OF_AN_EXPERIMENT, check_named, check_nothing_is_lost
 from memformers.training.config import TrainConfig
 
 TEXT = TrainConfig(model=MEMORIES, tokens=500_000, memory_warmup=0.0)
@@ -85,33 +84,10 @@ class Ablation(ExperimentCommand):
         }
 
     def experiment(self, folder: Path) -> Path:
-        """Train what ``folder`` doesn't have yet, and write the report of all training runs; returns its
-        page.
-
-        A training run that fails doesn't stop the others. Raises UserError for a folder that already holds an
-        ablation (when resumed: with other settings), and, after writing the report, if a training run failed.
-        """
-        check_named(folder)
-        begun = any((folder / task).exists() for task in self.tasks)
-        if begun and not self.resume:
-            raise UserError(f"{folder} already holds an ablation; name a new folder, or resume this one.")
-        if not begun:
-            check_nothing_is_lost(folder, OF_AN_EXPERIMENT)
-        failed = []
-        for task, experiment in self.tasks.items():
-            if self.only in (None, task):
-                try:
-                    run_experiment(experiment, folder / task, self.dashboard, resume=self.resume)
-                except TrainingsFailed as error:
-                    failed.append(f"{task}: {error}")
-        if not read_arms(folder):
-            raise UserError(" ".join(failed))
-        page = write_report(folder)
-        if failed:
-            raise UserError(f"{' '.join(failed)} The results so far are in {page}; --resume trains the rest.")
-        return page
+        """Train what ``folder`` doesn't have yet, and write the report of both tasks."""
+        tasks = {task: each for task, each in self.tasks.items() if self.only in (None, task)}
+        return run_experiments(tasks, folder, write_report, self.dashboard, resume=self.resume)
 
 
 if __name__ == "__main__":
-    with plain_errors():
-        parse_arguments(Ablation).run()
+    Ablation.main()

@@ -15,11 +15,11 @@ from experiments.agents.environments import Environments
 from experiments.agents.ppo import AgentRun, AgentSettings
 from experiments.agents.report import write_report
 from memformers.commands.options import ExperimentCommand
-from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Share, check_fields
 from memformers.comparison.arms import read_arms
-from memformers.comparison.experiment import Experiment, Settings, run_experiment
+from memformers.comparison.experiment import Experiment, Settings, Task
+from memformers.comparison.several import run_experiments
 from memformers.models.config import ModelConfig
 from memformers.training.config import TrainConfig
 
@@ -46,13 +46,12 @@ QUICK = ("none", "gru", "transformer-xl", "compressive")
 
 
 @dataclass(frozen=True)
-class AgentTask:
+class AgentTask(Task):
     """Training runs that act in environments, which measure the share of episodes that end in success."""
 
     name = "agent"
     module = "experiments.agents.run"
     reporter = "experiments.agents.report"
-    resumes = True
 
     def parse(self, settings: Settings, source: str) -> AgentRun:
         """The run's TrainConfig, and what belongs to the agent."""
@@ -63,9 +62,6 @@ class AgentTask:
         for task in {settings["agent"]["task"] for settings in runs.values()}:
             Environments(task, 1).close()
         return dict
-
-    def measure(self, train: TrainConfig, folder: Path) -> None:
-        """Nothing: each training run has evaluated its agent."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +108,8 @@ class Agents(ExperimentCommand):
 
     def experiment(self, folder: Path) -> Path:
         """Train what ``folder`` doesn't have yet, and write the report of all tasks."""
-        for task, experiment in self.experiments().items():
-            run_experiment(experiment, folder / task, self.dashboard, resume=self.resume)
-        return write_report(folder)
+        return run_experiments(self.experiments(), folder, write_report, self.dashboard, resume=self.resume)
 
 
 if __name__ == "__main__":
-    with plain_errors():
-        parse_arguments(Agents).run()
+    Agents.main()

@@ -19,7 +19,7 @@ from torch.distributions import Categorical
 from experiments.agents.environments import Environments
 from memformers import CoreConfig, Memory, MemoryCore
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, Positive, Share, check_fields
+from memformers.common.fields import Checked, Count, Positive, Share
 from memformers.common.files import config_from_dict
 from memformers.models.core import CoreOutput
 from memformers.models.memory import with_streams
@@ -33,7 +33,7 @@ EVALUATED_SEED = 2**31
 
 
 @dataclass(frozen=True)
-class AgentSettings:
+class AgentSettings(Checked):
     """The settings of a run that are not in its TrainConfig, in which tokens are steps of environments,
     ``batch_size`` is how many there are, and ``model.segment_len`` is the window."""
 
@@ -57,10 +57,6 @@ class AgentSettings:
     """The weight of the error of the values."""
     evaluated: Count = 256
     """Episodes of the evaluation."""
-
-    def __post_init__(self) -> None:
-        """Raise UserError for settings that are out of range."""
-        check_fields(self)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Any
 
 from experiments.agents.environments import T_MAZE
 from memformers.common.files import write_json, write_text
-from memformers.common.intervals import Mean, paired
 from memformers.report import plotting
 from memformers.report.arms import Arm, Column, Measure, Quantity, arms_of, arms_table
 from memformers.report.columns import Measured, differences_table, labels_of, measured, seeds_csv
@@ -130,13 +129,8 @@ def controls_table(tasks: Tasks) -> str:
             controls = dict.fromkeys(name for r in arm.results.values() for name in r["controls"])
             for control in controls:
                 row = rows.setdefault(f"{arm.name}, {control}", [DASH] * len(tasks))
-                row[number_of_task] = SUCCESS.shown_difference(change(arm, control))
+                row[number_of_task] = SUCCESS.shown_difference(arm.minus(arm, under(control), SUCCESS.of))
     return table(["percentage points", *tasks], [[name, *row] for name, row in rows.items()])
-
-
-def change(arm: Arm, control: str) -> Mean | None:
-    """The successes under ``control`` minus those with the memory untouched."""
-    return paired(arm.values(under(control)), arm.values(SUCCESS.of))
 
 
 SPEEDS = (

@@ -13,11 +13,11 @@ from typing import ClassVar
 
 from experiments.python_source import prepared_python_source
 from memformers.commands.options import ExperimentCommand
-from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.fields import Count
 from memformers.common.files import write_json, write_text
-from memformers.comparison.experiment import Experiment, run_experiment
+from memformers.comparison.experiment import Experiment
 from memformers.comparison.recall import RecallConfig
+from memformers.comparison.several import run_experiments
 from memformers.comparison.text import MEMORIES, CompareConfig, TextTask
 from memformers.report.arms import BITS, Arm, Measure, arms_of
 from memformers.report.columns import differences_table, means_table, measured, seeds_csv
@@ -121,9 +121,8 @@ class Memories(ExperimentCommand):
 
     def experiment(self, folder: Path) -> Path:
         """Train what ``folder`` doesn't have yet, and write the report of all tasks."""
-        for task, experiment in self.experiments(folder).items():
-            run_experiment(experiment, folder / task, self.dashboard, resume=self.resume)
-        return write_report(folder)
+        experiments = self.experiments(folder)
+        return run_experiments(experiments, folder, write_report, self.dashboard, resume=self.resume)
 
 
 def write_report(folder: Path) -> Path:
@@ -160,5 +159,4 @@ def named(arm: Arm) -> Arm:
 
 
 if __name__ == "__main__":
-    with plain_errors():
-        parse_arguments(Memories).run()
+    Memories.main()

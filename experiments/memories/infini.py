@@ -15,36 +15,24 @@ matrix have none. An empty memory gives A_mem = 0.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
-from memformers import FeedForward, LayerLengths, OwnMemory, RelativeMultiHeadAttention, TransformerXLLayer
+from memformers import LayerLengths, OwnMemory, RelativeMultiHeadAttention, TransformerXLLayer
 from memformers.kernels.dispatch import relative_attention
 from memformers.models.config import NetworkConfig
-from memformers.models.layers import GateName, Norm
 
 
 class InfiniLayer(TransformerXLLayer):
     """The shared layer, whose attention reads the matrix too."""
 
-    def __init__(
-        self,
-        *,
-        d_model: int,
-        self_attn: RelativeMultiHeadAttention,
-        feed_forward: FeedForward,
-        dropout_prob: float,
-        norm: Norm = "pre",
-        gate: GateName = "residual",
-    ):
-        super().__init__(
-            d_model=d_model, self_attn=self_attn, feed_forward=feed_forward, dropout_prob=dropout_prob,
-            norm=norm, gate=gate,
-        )  # fmt: skip
-        self.beta = nn.Parameter(torch.zeros(self_attn.heads))
+    def __init__(self, **parts: Any):
+        super().__init__(**parts)
+        self.beta = nn.Parameter(torch.zeros(self.self_attn.heads))
 
     def attend(
         self, x: Tensor, past: Sequence[Tensor], mask: Tensor | None, key_start: Tensor | None

@@ -11,6 +11,7 @@ occurred, what swapped and zeroed slots cost, and what a memory twice as long as
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -31,12 +32,12 @@ from experiments.memory_worth.report import (
 )
 from experiments.python_source import prepared_python_source
 from memformers.commands.options import ExperimentCommand
-from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Range, check_fields
 from memformers.common.files import write_json
 from memformers.comparison.arms import read_arms
-from memformers.comparison.experiment import Experiment, run_experiment
+from memformers.comparison.experiment import Experiment
+from memformers.comparison.several import run_experiments
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.data.streams import Reading, streams_and_places
 from memformers.data.tokenizers import Tokenizer
@@ -106,10 +107,11 @@ class MemoryWorth(ExperimentCommand):
     def experiment(self, folder: Path) -> Path:
         """Train and measure what ``folder`` doesn't have yet, and write the report of all budgets."""
         data = self.data or prepared_python_source(folder, self.vocab_size)
-        for budget, experiment in self.experiments(data).items():
-            run_experiment(experiment, folder / str(budget), self.dashboard, resume=self.resume)
-            measure(folder / str(budget), self.documents)
-        return write_report(folder)
+        budgets = {str(budget): experiment for budget, experiment in self.experiments(data).items()}
+        measured = partial(measure, documents=self.documents)
+        return run_experiments(
+            budgets, folder, write_report, self.dashboard, resume=self.resume, measure=measured
+        )
 
 
 def measure(folder: Path, documents: int) -> None:
@@ -172,5 +174,4 @@ def means(losses: Mapping[str, Tensor], which: Tensor) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    with plain_errors():
-        parse_arguments(MemoryWorth).run()
+    MemoryWorth.main()

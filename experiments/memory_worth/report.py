@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.memory_worth.arms import ALL, KINDS, VARIANTS, rivals_of
 from memformers.common.files import read_json, write_json, write_text
-from memformers.common.intervals import Mean, paired
+from memformers.common.intervals import Mean
 from memformers.report import plotting
 from memformers.report.arms import Arm, Measure, Quantity, arms_of
 from memformers.report.columns import Measured, measured, seeds_csv
@@ -171,13 +171,8 @@ def gains_figure(budgets: Budgets, folder: Path) -> str:
     labels = {name: label for name, label in labels_of(budgets).items() if name != "none"}
     looks, many = looks_of([*labels]), []
     for name in labels:
-        of = {
-            b: gain(arm, arms, BITS_PER_BYTE.of)
-            for b, arms in budgets.items()
-            for arm in arms
-            if arm.name == name
-        }
-        points = [(float(b), saved(mean)) for b, mean in of.items() if mean]
+        of = zip(budgets, (column.difference(name, "none") for column in columns_of(budgets)), strict=True)
+        points = [(float(budget), saved(mean)) for budget, mean in of if mean]
         many.append(plotting.Series(labels[name], points, looks[name]))
     figure, [axes] = plotting.panels([2.9])
     plotting.draw_lines(axes, many)
@@ -259,16 +254,10 @@ def controls_table(arms: Sequence[Arm], controls: Sequence[str]) -> str:
     groups, columns = groups_of(arms), {}
     for arm in arms:
         for control in controls:
-            means = [difference_to_itself(arm, group, control) for group in groups]
+            means = [arm.minus(arm, in_group(DISTANCE, g, control), in_group(DISTANCE, g)) for g in groups]
             if any(means):
                 columns[f"{arm.label}: {control}"] = [number(mean, ".3f", signed=True) for mean in means]
     return table([GROUPS[DISTANCE], *columns], [*zip(groups, *columns.values(), strict=True)])
-
-
-def difference_to_itself(arm: Arm, group: str, control: str) -> Mean | None:
-    """The loss of a group under ``control`` minus that with the memory untouched, over seeds."""
-    ours, base = (arm.values(in_group(DISTANCE, group, c)) for c in (control, "untouched"))
-    return paired(ours, base)
 
 
 def write_results(budgets: Budgets, folder: Path) -> None:

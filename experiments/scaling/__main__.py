@@ -13,7 +13,7 @@ from experiments.scaling.counting import flops, kept_bytes, over_layers
 from experiments.scaling.estimate import Estimate, estimate
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
-from memformers.common.fields import Positive, check_fields
+from memformers.common.fields import Checked, Positive
 from memformers.report.markdown import table
 from memformers.training.config import Parallel, TrainConfig
 from memformers.training.presets import Preset, preset_names, read_preset
@@ -39,7 +39,7 @@ STEP = ("ranks", "parallel", "TFLOP a rank", "weights, gradients, AdamW (GiB)", 
 
 
 @dataclass(frozen=True)
-class Rates:
+class Rates(Checked):
     """The assumed rates of the hardware."""
 
     teraflops: Positive = 400.0
@@ -48,9 +48,6 @@ class Rates:
     """GB/s that each rank sends, 10⁹ bytes a second, while it receives the same amount."""
     out: Path = Path(__file__).parents[2] / "docs" / "scaling.md"
     """The file to write."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def page(rates: Rates) -> str:

@@ -25,6 +25,7 @@ import torch
 from experiments.soak.programs import LOG_EVERY, RANKS, TOKENS_A_STEP, Dashboard, Training, running, until
 from memformers.common.atomic_dir import numbered
 from memformers.common.command_line import parse_arguments, plain_errors
+from memformers.common.errors import UserError
 from memformers.common.files import read_json
 from memformers.common.machine import describe_environment
 from memformers.common.processes import sigterm_as_exit
@@ -52,14 +53,14 @@ class Soak:
     """The file to write the table into."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a soak without a fault, or without a folder for the page."""
+        """Raise UserError for a soak without a fault, or without a folder for the page."""
         if not 2 * LOG_EVERY <= self.every <= self.steps:
-            raise ValueError(
+            raise UserError(
                 f"every={self.every} must be between {2 * LOG_EVERY} and steps={self.steps}: a fault is "
                 f"placed by records, which come every {LOG_EVERY} steps."
             )
         if not self.out.parent.is_dir():
-            raise ValueError(f"out={self.out} lies in no folder that there is.")
+            raise UserError(f"out={self.out} lies in no folder that there is.")
 
 
 @dataclass(frozen=True)

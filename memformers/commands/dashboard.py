@@ -7,11 +7,11 @@ from typing import Annotated
 import tyro
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Range, check_fields
+from memformers.common.fields import Checked, Range
 
 
 @dataclass(frozen=True)
-class Dashboard:
+class Dashboard(Checked):
     """Watch runs in a browser: labml's dashboard, with nothing to set up. Ctrl-C ends it.
 
     Example: memformers dashboard --open
@@ -28,10 +28,6 @@ class Dashboard:
     """Folders of runs or comparisons to import, which were trained while no dashboard ran."""
     open: bool = False
     """Whether to open the page in the browser."""
-
-    def __post_init__(self) -> None:
-        """Raise UserError for an option outside of its range."""
-        check_fields(self)
 
     def run(self) -> None:
         """Start it, and stay until it is ended."""

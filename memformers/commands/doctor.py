@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memformers.common.fields import Count, check_fields
+from memformers.common.fields import Checked, Count
 from memformers.common.machine import (
     choose_device,
     describe_environment,
@@ -30,7 +30,7 @@ B, H, S, K = 8, 4, 128, 256
 
 
 @dataclass(frozen=True)
-class Doctor:
+class Doctor(Checked):
     """Show this machine, which kernels compute here what they should, how fast, and what will be used.
 
     Example: memformers doctor
@@ -40,10 +40,6 @@ class Doctor:
     """What to examine, such as cpu or cuda:1; auto takes a GPU if there is one."""
     d_head: Count = 32
     """Width E of a head."""
-
-    def __post_init__(self) -> None:
-        """Raise UserError for settings that are out of range."""
-        check_fields(self)
 
     def run(self) -> None:
         """Examine, print."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from memformers.common.atomic_dir import has_manifest
-from memformers.common.command_line import Group
+from memformers.common.command_line import Group, parse_arguments, plain_errors
 from memformers.common.errors import UserError
-from memformers.common.fields import check_fields
+from memformers.common.fields import Checked
 from memformers.common.progress import Progress
 from memformers.runs.folder import CONFIG, RUNS, new_folder
 
@@ -102,7 +102,7 @@ def reading_bar(doing: str, tokens: int, model: "MemoryLM") -> Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrackedCommand:
+class TrackedCommand(Checked):
     """The option of a command that trains."""
 
     dashboard: str = ""
@@ -138,6 +138,12 @@ class ExperimentCommand(TrackedCommand):
         """Train and measure, then say where the report is."""
         say_report(self.experiment(self.folder()))
 
+    @classmethod
+    def main(cls) -> None:
+        """Run what the command line asks for."""
+        with plain_errors():
+            parse_arguments(cls).run()
+
 
 @dataclass(frozen=True, kw_only=True)
 class OwnCode:
@@ -163,7 +169,7 @@ class OwnCode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelCommand(OwnCode):
+class ModelCommand(Checked, OwnCode):
     """The options of a command that uses a trained model."""
 
     checkpoint: Path | None = None
@@ -173,10 +179,6 @@ class ModelCommand(OwnCode):
     transformer-xl-shakespeare."""
     device: str = "auto"
     """Where to run, such as cpu or cuda:1; auto takes a GPU if there is one."""
-
-    def __post_init__(self) -> None:
-        """Raise UserError for an option outside of its range."""
-        check_fields(self)
 
     def load(self) -> "tuple[MemoryLM, Tokenizer]":
         """The model of ``--checkpoint`` or of ``--pretrained``, and its tokenizer. Raises UserError unless

@@ -7,8 +7,9 @@ from typing import Annotated
 import tyro
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, check_fields
+from memformers.common.fields import Checked, Count
 from memformers.common.files import config_from_dict, read_json
+from memformers.common.words import counted
 from memformers.data.benchmarks import PYTHON_SOURCE, Benchmark, benchmark
 from memformers.data.gathering import Recipe
 from memformers.data.preparing import prepare
@@ -16,7 +17,7 @@ from memformers.data.store import CARD, Card
 
 
 @dataclass(frozen=True)
-class Prepare:
+class Prepare(Checked):
     """Divide a text of any size into tokens, once, into a folder that --data takes. It needs little memory
     and uses all cores.
 
@@ -44,10 +45,6 @@ class Prepare:
     document_separator: str = ""
     """The text between the documents of a text file; empty: the file is one text."""
 
-    def __post_init__(self) -> None:
-        """Raise UserError for an option outside of its range."""
-        check_fields(self)
-
     def run(self) -> None:
         """Prepare, then say what there is."""
         corpus = str(self.text) if self.file or str(self.text) == PYTHON_SOURCE else ""
@@ -62,7 +59,7 @@ class Prepare:
         folder = prepare(recipe, out)
         card = config_from_dict(Card, read_json(folder / CARD), str(folder / CARD))
         for split, counts in card.splits.items():
-            documents = f", {counts.documents:,} documents" if counts.documents else ""
+            documents = f", {counted(counts.documents, 'document')}" if counts.documents else ""
             print(
                 f"{split:<12}{counts.tokens:,} tokens, {counts.characters:,} characters, {counts.words:,} "
                 f"words{documents}"

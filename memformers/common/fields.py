@@ -1,15 +1,12 @@
 """Settings and arguments that are checked against their annotations: their type, and a range beside it.
 
     @dataclass(frozen=True)
-    class Config:
+    class Config(Checked):
         heads: Count = 4
         norm: Literal["pre", "post"] = "pre"
         dropout: Annotated[float, Range(0, below=1)] = 0.0
 
-        def __post_init__(self) -> None:
-            check_fields(self)
-
-What depends on several settings is checked after that.
+What depends on several settings is checked after that, in a ``__post_init__`` of its own.
 """
 
 import inspect
@@ -60,6 +57,14 @@ Probability = Annotated[float, Range(0, below=1)]
 """Of something that doesn't always happen, such as dropout."""
 Positive = Annotated[float, Range(above=0)]
 """A number above 0."""
+
+
+class Checked:
+    """A dataclass whose fields are checked when it is built."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for a field that is out of its range."""
+        check_fields(self)
 
 
 def check_fields(config: Any) -> None:

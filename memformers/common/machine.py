@@ -62,8 +62,13 @@ def multiplies_bfloat16_faster(device: torch.device) -> bool:
 
 def instructions() -> list[str]:
     """Which of ``INSTRUCTIONS`` this processor has; none where the system doesn't say it."""
-    flags = re.search(r"^flags\s*:(.*)$", CPUINFO.read_text(), re.MULTILINE) if CPUINFO.exists() else None
+    flags = re.search(r"^flags\s*:(.*)$", cpuinfo(), re.MULTILINE)
     return [name for name in INSTRUCTIONS if flags and name in flags[1].split()]
+
+
+def cpuinfo() -> str:
+    """What Linux says of the processor; nothing elsewhere."""
+    return CPUINFO.read_text() if CPUINFO.exists() else ""
 
 
 def keep_freed_memory() -> None:
@@ -124,8 +129,7 @@ def peak_memory(device: torch.device) -> int | None:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists() and (name := re.search(r"^model name\s*: *(.+)$", cpuinfo.read_text(), re.MULTILINE)):
+    if name := re.search(r"^model name\s*: *(.+)$", cpuinfo(), re.MULTILINE):
         return name[1].strip()
     return platform.processor() or platform.machine()
 

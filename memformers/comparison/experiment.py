@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, Protocol
+from typing import Any
 
 from memformers.common.command_line import command_as_given
 from memformers.common.errors import TrainingsFailed, UserError
@@ -48,29 +48,33 @@ Settings = dict[str, Any]
 """A run's settings, as its ``config.json`` has them."""
 
 
-class Task(Protocol):
+class Task:
     """What the runs of an experiment read, and what is measured of them."""
 
     name: str
     """In the plan of an experiment."""
-    resumes: bool
+    resumes = True
     """Whether a training run that was stopped continues; otherwise it begins again."""
-    module: str
+    module = "memformers.comparison"
     """The module that trains, in a process of its own, the run that ``config.json`` in a folder describes."""
-    reporter: str
+    reporter = "memformers.report.document"
     """The module whose ``write_report(folder)`` writes the report and returns its page. It is imported when
     all training runs have ended: each of them would load matplotlib too."""
 
     def parse(self, settings: Settings, source: str) -> Any:
         """The settings of a run as a frozen dataclass; UserError, with their ``source``, if there is no
         such run."""
+        raise NotImplementedError
 
     def read(self, runs: Mapping[str, Settings], folder: Path) -> Callable[[], Settings]:
         """A function for the settings that let each of ``runs`` read the very same source, which it may write
-        into ``folder``; UserError for a source that can't be used, or isn't that of the runs there."""
+        into ``folder``: none, if each run draws its own. UserError for a source that can't be used, or isn't
+        that of the runs there."""
+        return dict
 
     def measure(self, train: TrainConfig, folder: Path) -> None:
-        """Measure the trained models in ``folder``, beside what each training run measured itself."""
+        """Measure the trained models in ``folder``, beside what each training run measured itself: nothing,
+        if that is all."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 asks for them."""
 
 import os
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +9,7 @@ from typing import Any, Literal
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_fields
 from memformers.comparison.arms import keys_of_layers, read_arms, settings_of
-from memformers.comparison.experiment import Experiment, Settings
+from memformers.comparison.experiment import Experiment, Settings, Task
 from memformers.comparison.recall_training import RecallRun, RecallSettings, train_recall
 from memformers.data.recall_stream import RecallStream
 from memformers.models.config import ModelConfig
@@ -25,29 +24,20 @@ Reach = Literal["near", "far"]
 
 
 @dataclass(frozen=True)
-class RecallTask:
+class RecallTask(Task):
     """Training runs on the recall stream, which measure the share of correct answers by distance."""
 
     name = "recall"
     resumes = False
-    module = "memformers.comparison"
-    reporter = "memformers.report.document"
 
     def parse(self, settings: Settings, source: str) -> RecallRun:
         """The run's TrainConfig, and what belongs to the task."""
         return RecallRun.of(settings, source)
 
-    def read(self, runs: Mapping[str, Settings], folder: Path) -> Callable[[], Settings]:
-        """Nothing: the stream is drawn while it is read, and depends on nothing outside of the run."""
-        return dict
-
     def train(self, folder: Path) -> None:
         """Train from the beginning, and measure."""
         with alone_in(folder):
             train_recall(folder)
-
-    def measure(self, train: TrainConfig, folder: Path) -> None:
-        """Nothing: each training run has measured its model."""
 
 
 RECALL = RecallTask()

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, Share, Whole, check_fields
+from memformers.common.fields import Checked, Count, Share, Whole
 from memformers.common.files import config_from_dict, read_json, write_json
-from memformers.common.machine import describe_environment, peak_memory
+from memformers.common.machine import describe_environment, git_commit, peak_memory
 from memformers.data.recall_stream import RecallStream, recall_segments
 from memformers.evaluation.memory_ablation import UNTOUCHED, controls_of
 from memformers.evaluation.recall_by_distance import Recall, distance_edges, recall_by_distance
@@ -32,7 +32,7 @@ GLIMPSE = 4
 
 
 @dataclass(frozen=True)
-class RecallSettings:
+class RecallSettings(Checked):
     """The settings of a run that are not in its TrainConfig."""
 
     stream: RecallStream = field(default_factory=RecallStream)
@@ -47,10 +47,6 @@ class RecallSettings:
     """Whether f_c keeps its initial random weights."""
     measured_for: Literal["choosing", "claiming"] = "claiming"
     """Whether settings are chosen by the result, or something is claimed by it; the streams are others."""
-
-    def __post_init__(self) -> None:
-        """Raise UserError for settings that are out of range."""
-        check_fields(self)
 
     @property
     def edges(self) -> tuple[int, ...]:
@@ -104,6 +100,7 @@ def train_recall(folder: Path) -> None:
         "parameters": sum(p.numel() for p in model.parameters()),
         **of_memory,
         "decided": run.train.decided,
+        "commit": git_commit(),
         "sees_back": of_memory["memory"]["one_layer"] + model.config.segment_len,
         "environment": describe_environment(model.device),
     }

@@ -12,7 +12,7 @@ from memformers.common.fields import Count, Range, check_fields
 from memformers.common.files import config_from_dict, replacing
 from memformers.common.machine import choose_device
 from memformers.comparison.arms import arms_of_models, read_arms
-from memformers.comparison.experiment import Experiment, Settings, run_experiment
+from memformers.comparison.experiment import Experiment, Settings, Task, run_experiment
 from memformers.data.corpora import BUILTIN, STAND_IN, Corpus
 from memformers.data.store import TokenStore
 from memformers.data.texts import bytes_of
@@ -88,15 +88,12 @@ def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume:
 
 
 @dataclass(frozen=True)
-class TextTask:
+class TextTask(Task):
     """Training runs on a text, which measure their loss on its held-out part."""
 
     probed: bool = True
     """Whether the trained models are probed."""
     name = "text"
-    resumes = True
-    module = "memformers.comparison"
-    reporter = "memformers.report.document"
 
     def parse(self, settings: Settings, source: str) -> TrainConfig:
         """The run's TrainConfig."""

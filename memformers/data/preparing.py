@@ -146,6 +146,10 @@ def alone_beside(folder: Path) -> Iterator[None]:
     except Timeout:
         print(f"waiting for another process that prepares a text in {folder.parent}", file=sys.stderr)
         lock.acquire()
+    except NotImplementedError:  # how filelock says that a file system has no locks
+        print(
+            f"{folder} lies where files can't be locked; let no other process prepare there.", file=sys.stderr
+        )
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, Range, check_fields
+from memformers.common.fields import Checked, Count, Range
 from memformers.data.streams import IGNORED, Segment
 
 NEAREST_BAND = 64
@@ -29,7 +29,7 @@ FOREVER = 2**61
 
 
 @dataclass(frozen=True)
-class RecallStream:
+class RecallStream(Checked):
     """The symbols, and how often values are set.
 
     Token ids: first the values, which are only targets and never inputs; then, for each pair of a key and a
@@ -44,10 +44,6 @@ class RecallStream:
     set_probability: Annotated[float, Range(above=0, below=1)] = 1 / 8
     """The fraction of tokens that set a key; a key's value is, on average, ``keys / set_probability``
     positions old when it is set again."""
-
-    def __post_init__(self) -> None:
-        """Raise UserError for settings that are out of range."""
-        check_fields(self)
 
     @property
     def vocab_size(self) -> int:

@@ -139,14 +139,6 @@ class ByteTokenizer(Tokenizer):
         """The text of tokens ``[n]``; bytes that are not UTF-8 become the replacement character."""
         return self.bytes_of(tokens).decode("utf-8", errors="replace")
 
-    def encode_all(self, texts: "Sequence[str]") -> "tuple[Tensor, tuple[int, ...]]":
-        """The tokens of whole ``texts`` behind each other, int64 ``[n]``, and how many each of them has;
-        UserError as in [`numbers`][]."""
-        import torch
-
-        parts = [self.encode(self.ended(text)) for text in texts]
-        return torch.cat(parts), tuple(map(len, parts))
-
     def bytes_of(self, tokens: "Tensor") -> bytes:
         """The bytes that tokens ``[n]`` are."""
         return bytes(tokens.tolist())

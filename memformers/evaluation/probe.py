@@ -69,11 +69,7 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
     different vocabularies.
     """
     found_runs = read_runs(folder)
-    trained = [
-        run
-        for run in found_runs
-        if newest_checkpoint(run.folder) or (run.folder / "model.safetensors").is_file()
-    ]
+    trained = [run for run in found_runs if newest_checkpoint(run.folder)]
     runs = [run for i, run in enumerate(trained) if run.arm not in {r.arm for r in trained[:i]}]
     if not runs:
         raise UserError(f"no run in {folder} has a checkpoint; train at least until the first evaluation.")

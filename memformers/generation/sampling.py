@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, Range, check_arguments, check_fields
+from memformers.common.fields import Checked, Count, Range, check_arguments
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(Checked):
     """How to draw a token; ValueError for values that can't be used."""
 
     temperature: Annotated[float, Range(0, below=math.inf)] = 1.0
@@ -23,9 +23,6 @@ class Sampling:
     top_p: Annotated[float, Range(above=0, most=1)] | None = None
     """Draw only from the most likely tokens that together reach this probability (nucleus sampling, Holtzman
     et al. 2020, arXiv 1904.09751)."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def draw(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """One token for each row of ``logits [B, vocab]``: int64 ``[B]``."""

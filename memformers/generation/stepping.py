@@ -72,22 +72,26 @@ class Stepper:
         """Where documents begin in it, boolean ``[t, B]``; None for nowhere."""
         self.result: Tensor | None = None
         """What ``decode`` gave for the steps that were read last; None before the first."""
-        self.valid = None if memory is None else memory.valid
+        memory, one = memory or Memory(()), transformer.memory_layers[0].norm_ff.weight  # [D]
+        check_memory(memory, one.expand(1, batch, -1), config.n_layers)
+        check_lengths(memory, config, complete=True)
+        self.begin(memory)
+
+    def begin(self, memory: Memory) -> None:
+        """Keep what comes before the first step."""
+        self.valid = memory.valid
         """How many of the newest positions before the running segment belong to each stream's document,
         ``[B]``; None for all."""
         self.groups: list[LayerGroup] = []
         """The layers by how much they remember: one group where all remember the same."""
         self.layers: list[CachedLayer] = []
-        layers, lengths = transformer.memory_layers, config.layer_lengths
+        batch, layers, config = self.running.shape[1], self.transformer.memory_layers, self.config
         windows = by_layer(config.window, len(layers), "window") if config.window else [None] * len(layers)
-        for i, (layer, own, window) in enumerate(zip(layers, lengths, windows, strict=True)):
+        for i, (layer, own, window) in enumerate(zip(layers, config.layer_lengths, windows, strict=True)):
             group = self.group(own)
             self.layers.append(CachedLayer(layer, batch, group.compressed, group.recent, window))
             group.layers[i] = self.layers[-1]
-        if memory is not None:
-            check_memory(memory, self.layers[0].inputs[:, :1].transpose(0, 1), config.n_layers)
-            check_lengths(memory, config, complete=True)
-            self.refill(memory)
+        self.refill(memory)
 
     def refill(self, memory: Memory) -> None:
         """Let ``memory`` take the place of everything that is kept."""
@@ -214,24 +218,9 @@ class UncachedStepper(Stepper):
     """A [`Stepper`][] for any memory, which keeps no keys: it reads the running segment again with each
     portion, from the memory at its edge. That is exact, and slower."""
 
-    @torch.no_grad()
-    def __init__(
-        self,
-        transformer: MemoryStack,
-        config: NetworkConfig,
-        nothing: Tensor,
-        memory: Memory | None = None,
-        *,
-        encode: Callable[[Tensor], Tensor],
-        decode: Callable[[Tensor], Tensor],
-    ):
-        check_value("batch", nothing.shape[1], Count)
-        self.transformer, self.config, self.encode, self.decode = transformer, config, encode, decode
-        self.running, self.doc_starts, self.result = nothing, None, None
-        self.past = memory or Memory(())
-        one = transformer.memory_layers[0].norm_ff.weight  # [D]
-        check_memory(self.past, one.expand(1, nothing.shape[1], -1), config.n_layers)
-        check_lengths(self.past, config, complete=True)
+    def begin(self, memory: Memory) -> None:
+        """Keep the memory before the first step."""
+        self.past = memory
 
     def take_in(self, portion: Tensor, new_starts: Tensor | None) -> Tensor:
         """As [`Stepper.take_in`][]: ``portion [T, B, …]`` with ``new_starts [T, B]``."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, Probability, Range, Whole, check_fields
+from memformers.common.fields import Checked, Count, Probability, Range, Whole, check_fields
 from memformers.common.files import config_from_dict
 from memformers.kernels.dispatch import KernelName
 from memformers.models.attention import check_heads
@@ -51,7 +51,7 @@ MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
-class AdaptiveConfig:
+class AdaptiveConfig(Checked):
     """Settings of an adaptive embedding and softmax.
 
     Examples:
@@ -71,9 +71,6 @@ class AdaptiveConfig:
     """Whether the softmax takes its vectors from the embedding (adaptive)."""
     tie_projections: bool = False
     """Whether the softmax narrows to each cluster but the first by the embedding's own map (adaptive)."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True)

@@ -87,9 +87,10 @@ class Arm:
         """The mean of ``quantity`` over seeds; None if no run measured it."""
         return mean_of_known(self.values(quantity).values())
 
-    def minus(self, base: "Arm", quantity: Quantity) -> Mean | None:
-        """The mean over seeds of the difference to ``base`` from the same seed; None without one."""
-        return paired(self.values(quantity), base.values(quantity))
+    def minus(self, base: "Arm", quantity: Quantity, of_base: Quantity | None = None) -> Mean | None:
+        """The mean over seeds of the difference to ``base`` from the same seed, or to another quantity
+        ``of_base``; None without one."""
+        return paired(self.values(quantity), base.values(of_base or quantity))
 
 
 def arms_of(runs: Sequence[FinishedRun]) -> list[Arm]:

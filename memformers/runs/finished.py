@@ -113,10 +113,12 @@ def read_runs(folder: Path, task: str = "text") -> list[FinishedRun]:
     runs = [read_run(place) for place in map(Path.resolve, places)]
     if not runs:
         raise UserError(f"{folder} holds no run: {FACTS} is neither in it nor in a sub-folder.")
-    if other := next((run.folder for run in runs if run.task != task), None):
+    if other := next((run for run in runs if run.task != task), None):
+        instead = f"name the folder of that, which has {EXPERIMENT}"
+        if (folder / EXPERIMENT).exists():
+            instead = "the program that made it measures and reports it; run that again with --resume"
         raise UserError(
-            f"{other} is a part of another experiment than one on {task}; name the folder of that, which has "
-            f"{EXPERIMENT}."
+            f"{other.folder} is a part of an experiment on {other.task}, not on {task}; {instead}."
         )
     runs.sort(key=lambda run: (run.facts["memory"]["one_layer"], run.folder))
     if plan := read_plan(folder):

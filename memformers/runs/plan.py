@@ -37,7 +37,7 @@ class Plan:
     """All runs of an experiment, finished or not."""
 
     task: str
-    """What is trained and measured: ``text`` or ``recall``."""
+    """What is trained and measured, such as ``text`` or ``recall``."""
     settings: dict[str, Any]
     """What all arms share, of the first seed, as a run's ``config.json`` has it."""
     arms: tuple[Arm, ...]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Range, Whole, check_fields
+from memformers.common.fields import Checked, Range, Whole
 from memformers.models.memory import Memory
 
 
@@ -87,7 +87,7 @@ class MetricAccumulator:
 
 
 @dataclass
-class TrainingState:
+class TrainingState(Checked):
     """Everything that the next step depends on, except the weights and the random states."""
 
     optimizers: tuple[torch.optim.Optimizer, ...]
@@ -113,10 +113,6 @@ class TrainingState:
     window: MetricAccumulator = field(default_factory=MetricAccumulator)
     unread: list[StepTaken] = field(default_factory=list)
     """The steps that aren't counted yet, since nobody has waited for their numbers."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for a negative count."""
-        check_fields(self)
 
     @property
     def progress(self) -> dict[str, float]:

@@ -176,7 +176,7 @@ def test_a_folder_of_other_settings_or_of_something_else_is_left_alone(tmp_path)
     folder = tmp_path / "a"
     tiny_ablation(folder)
     before = (folder / "report.md").read_bytes()
-    with pytest.raises(UserError, match="already holds an ablation; name a new folder, or resume this one"):
+    with pytest.raises(UserError, match="already holds experiments; name a new folder, or resume this one"):
         tiny_ablation(folder)
     with pytest.raises(UserError, match="with other settings: tokens 128 → 64"):
         tiny_ablation(folder, text_tokens=64, resume=True)

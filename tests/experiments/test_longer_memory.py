@@ -85,4 +85,3 @@ def test_a_growing_memory_is_paired_with_the_same_memory_from_the_beginning(tmp_
     _, _, first, second = (tmp_path / "a/growing.md").read_text().splitlines()
     assert first == "| M-128-grows | 2.2500 ± 0.0000 | – |"
     assert second == "| M-64-grows | 2.2000 ± 0.0000 | −0.0500 ± 0.0000 |"
-    assert "M-128,1,2.7\n" in (tmp_path / "a/results.csv").read_text()

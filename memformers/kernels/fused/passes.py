@@ -198,7 +198,7 @@ def gradient_by_distance(
 
 @triton.jit
 def distance_scores(q, r, b, head, first, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr):
-    """q_i·r_d + b_d for N distances, beginning with ``key_start``, by distance."""
+    """q_i·r_d + b_d for N distances, beginning with ``first``, by distance."""
     r_d = load(r, 0, head, first, E, W, N).to(q.dtype)
     return dot(q, tl.trans(r_d), None) + load_numbers(b, head, r.length, first, 0.0, N)
 
@@ -217,7 +217,7 @@ def first_tile(key_start, stream, S, i, N: tl.constexpr):
     """The first key of the first tile of N keys that any of the N queries from ``i`` on sees."""
     begin = 0
     if key_start is not None:
-        # Tiles begin at multiples of N, as without first. Rows after the last query see no key.
+        # Tiles begin at multiples of N, as without key_start. Rows after the last query see no key.
         begin = tl.min(load_numbers(key_start, stream, S, i, 2147483647, N), axis=0) // N * N
     return begin
 
@@ -236,7 +236,7 @@ def from_key_start(x, key_start, stream, S, i, j, N: tl.constexpr):
 def key_products(
     q, g, key, value, a, stream, head, H, first, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
 ):
-    """q·k_j + a_j and the gradient g·v_j of the probabilities, for N keys from ``key_start`` on."""
+    """q·k_j + a_j and the gradient g·v_j of the probabilities, for N keys from ``first`` on."""
     k = load(key, stream, head, first, E, W, N).to(q.dtype)
     values = load(value, stream, head, first, E, W, N).to(q.dtype)
     a_j = load_numbers(a, stream * H + head, key.length, first, 0.0, N)

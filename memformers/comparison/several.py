@@ -1,0 +1,47 @@
+"""Several experiments in one folder, and one report of them all."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from memformers.common.errors import TrainingsFailed, UserError
+from memformers.comparison.experiment import Experiment, run_experiment
+from memformers.runs.folder import EXPERIMENT, OF_AN_EXPERIMENT, RESULT, check_named, check_nothing_is_lost
+
+
+def run_experiments(
+    experiments: Mapping[str, Experiment],
+    folder: Path,
+    report: Callable[[Path], Path],
+    dashboard: str = "",
+    *,
+    resume: bool = False,
+    measure: Callable[[Path], None] = lambda folder: None,
+) -> Path:
+    """Run each of ``experiments`` in a sub-folder of its name, ``measure`` what was trained there, and write
+    the ``report`` of all of them; returns its page.
+
+    A training run that fails doesn't stop the others: the report is written, and says so. Raises UserError
+    for a folder that holds other experiments, and as
+    [`run_experiment`][memformers.comparison.experiment.run_experiment] does.
+    """
+    check_named(folder)
+    begun = any(folder.glob(f"*/{EXPERIMENT}"))
+    if begun and not resume:
+        raise UserError(f"{folder} already holds experiments; name a new folder, or resume this one.")
+    if not begun:
+        check_nothing_is_lost(folder, OF_AN_EXPERIMENT)
+    failed = []
+    for name, experiment in experiments.items():
+        try:
+            run_experiment(experiment, folder / name, dashboard, resume=resume)
+        except TrainingsFailed as error:
+            failed.append(f"{name}: {error}")
+        measure(folder / name)
+    if not any(folder.glob(f"*/*/{RESULT}")):
+        raise TrainingsFailed(" ".join(failed))
+    page = report(folder)
+    if failed:
+        raise TrainingsFailed(
+            f"{' '.join(failed)} The results so far are in {page}; --resume trains the rest."
+        )
+    return page
