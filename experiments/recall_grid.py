@@ -7,10 +7,10 @@ figure of both memories by the bits that a slot must hold.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from memformers.commands.options import ExperimentCommand
 from memformers.common.errors import UserError
@@ -21,6 +21,7 @@ from memformers.comparison.recall import RECALL, SETTINGS, USUAL_JOBS, RecallCon
 from memformers.data.recall_stream import RecallStream
 from memformers.report import plotting
 from memformers.report.arms import Arm, Measure, Result, arms_of
+from memformers.report.columns import Measured
 from memformers.report.markdown import table, write_page
 from memformers.report.provenance import facts_table
 from memformers.report.recall import right_between
@@ -36,11 +37,17 @@ STREAMS = (
     RecallStream(set_probability=1 / 4),
 )
 """In the order of what a slot must hold; the third is that of the recall experiment."""
-XL, SLOTS = MEMORIES = ("transformer-xl", "compressive")
+MEMORIES: dict[str, tuple[str, dict[str, int], str]] = {
+    "transformer-xl": ("transformer-xl", {}, ""),
+    "compressive": ("compressive", {}, ""),
+    "both-losses": ("compressive", {"model.bptt": 1}, ", f_c learns from both losses"),
+}
+"""By name: the arm of the recall experiment, what differs from it, and what its label adds. With both losses,
+f_c learns from attention reconstruction and from the answers in the next segment."""
 BANDS = ((64, 192), (192, 384))
 """Distances that one layer of both memories sees, and that one layer of slots alone sees."""
-Pairs = Mapping[RecallStream, Sequence[Arm]]
-"""The arms of both memories on each stream."""
+Streams = Mapping[RecallStream, Mapping[str, Arm]]
+"""The memories that have results on each stream, by their names."""
 METHOD = (
     "A slot must hold which keys were set to which values in the positions that it stands for: of c "
     "positions, c · p · log₂(keys · values) bits on average, if a token sets a key with probability p. The "
@@ -63,9 +70,14 @@ def name_of(stream: RecallStream) -> str:
 
 @dataclass(frozen=True)
 class RecallGrid(ExperimentCommand):
-    """Train both memories of the recall experiment on streams that ask less and more of a slot."""
+    """Train the memories of the recall experiment on streams that ask less and more of a slot."""
 
     name: ClassVar = "recall-grid"
+    memories: tuple[Literal["transformer-xl", "compressive", "both-losses"], ...] = (
+        "transformer-xl",
+        "compressive",
+    )
+    """Which memories; with both-losses, f_c of the Compressive Transformer learns from the answers too."""
     tokens: Count = SETTINGS["near"].train.tokens
     """Tokens of each training run."""
     growing: Share = SETTINGS["near"].recall.growing
@@ -80,11 +92,11 @@ class RecallGrid(ExperimentCommand):
         setting = RecallConfig(tokens=self.tokens).setting
         setting = replace(setting, recall=replace(setting.recall, growing=self.growing))
         arms = [
-            plan.Arm(
-                f"{memory}-{i}", setting.arm(memory).settings | settings_of(stream), setting.arm(memory).label
-            )
+            plan.Arm(f"{memory}-{i}", arm.settings | differs | settings_of(stream), arm.label + more)
             for i, stream in enumerate(STREAMS)
-            for memory in MEMORIES
+            for memory in self.memories
+            for base, differs, more in [MEMORIES[memory]]
+            for arm in [setting.arm(base)]
         ]
         experiment = Experiment(RECALL, setting.train, setting.more, tuple(arms), self.seeds, self.jobs, 1)
         run_experiment(experiment, folder, self.dashboard, resume=self.resume)
@@ -112,22 +124,28 @@ def beyond_chance(low: int, high: int, stream: RecallStream) -> Measure:
 def write_grid(folder: Path) -> Path:
     """Write the report of the training runs in ``folder``; returns its page.
 
-    Raises UserError if no stream has results of both memories.
+    Raises UserError if nothing has a result.
     """
     arms = {arm.name: arm for arm in arms_of(read_runs(folder, "recall")) if arm.results}
-    pairs = {
-        stream: [arms[f"{memory}-{i}"] for memory in MEMORIES]
+    found = {
+        stream: {memory: arms[f"{memory}-{i}"] for memory in MEMORIES if f"{memory}-{i}" in arms}
         for i, stream in enumerate(STREAMS)
-        if all(f"{memory}-{i}" in arms for memory in MEMORIES)
     }
-    if not pairs:
-        raise UserError(f"{folder} has no stream on which both memories are trained; go on with --resume.")
-    rate = next(iter(pairs.values()))[1].first.config["model"]["compression_rate"]
-    parts = ["# Recall against what a slot must hold", grid_figure(pairs, rate, folder)]
+    streams = {stream: memories for stream, memories in found.items() if memories}
+    if not streams:
+        raise UserError(f"{folder} has no training run that has finished; go on with --resume.")
+    rate = next(iter(arms.values())).first.config["model"]["compression_rate"]
+    parts = ["# Recall against what a slot must hold", grid_figure(streams, rate, folder)]
     for band in BANDS:
-        parts += [f"## {title_of(band).capitalize()}", band_table(pairs, rate, band)]
+        parts += [f"## {title_of(band).capitalize()}", band_table(streams, rate, band)]
     parts += ["## How it was made", METHOD, facts_table([*arms.values()], folder)]
     return write_page(parts, folder)
+
+
+def labels_of(streams: Streams) -> dict[str, str]:
+    """The label of each memory, by its name."""
+    labels = {memory: arm.label for memories in streams.values() for memory, arm in memories.items()}
+    return {memory: labels[memory] for memory in MEMORIES if memory in labels}
 
 
 def title_of(band: tuple[int, int]) -> str:
@@ -135,33 +153,35 @@ def title_of(band: tuple[int, int]) -> str:
     return f"set {band[0]} to {band[1]} positions ago"
 
 
-def band_table(pairs: Pairs, rate: int, band: tuple[int, int]) -> str:
-    """A row for each stream: the bits of a slot, both memories' answers and their difference."""
-    rows = []
-    for stream, (xl, slots) in pairs.items():
+def band_table(streams: Streams, rate: int, band: tuple[int, int]) -> str:
+    """A row for each stream: the bits of a slot, each memory's answers, and its difference to the first
+    memory's."""
+    rows, labels = [], labels_of(streams)
+    first, *others = labels
+    for stream, memories in streams.items():
         measure = beyond_chance(*band, stream)
-        means = [measure.shown(arm.mean(measure.of)) for arm in (xl, slots)]
-        more = measure.shown_difference(slots.minus(xl, measure.of))
-        rows.append([name_of(stream), f"{bits_of(stream, rate):.1f}", *means, more])
-    labels = [arm.label for arm in next(iter(pairs.values()))]
-    return table(["stream", "bits a slot must hold", *labels, "difference"], rows)
+        column = Measured(title_of(band), measure, memories)
+        means = [measure.shown(column.mean(memory)) for memory in labels]
+        more = [measure.shown_difference(column.difference(memory, first)) for memory in others]
+        rows.append([name_of(stream), f"{bits_of(stream, rate):.1f}", *means, *more])
+    heads = [f"{labels[memory]}, minus {labels[first]}" for memory in others]
+    return table(["stream", "bits a slot must hold", *labels.values(), *heads], rows)
 
 
-def grid_figure(pairs: Pairs, rate: int, folder: Path) -> str:
+def grid_figure(streams: Streams, rate: int, folder: Path) -> str:
     """A panel for each band of distances, with a line for each memory."""
     figure, panels = plotting.panels([2.2] * len(BANDS), sharex=True, sharey=True)
-    looks, drawn = plotting.looks_of(MEMORIES), {}
+    looks, labels, drawn = plotting.looks_of([*MEMORIES]), labels_of(streams), {}
     for band, axes in zip(BANDS, panels, strict=True):
         title = title_of(band)
-        points: dict[str, list[tuple[float, Mean]]] = {memory: [] for memory in MEMORIES}
-        for stream, arms in pairs.items():
-            for memory, arm in zip(MEMORIES, arms, strict=True):
+        points: dict[str, list[tuple[float, Mean]]] = {memory: [] for memory in labels}
+        for stream, memories in streams.items():
+            for memory, arm in memories.items():
                 if mean := arm.mean(beyond_chance(*band, stream).of):
                     points[memory].append((bits_of(stream, rate), mean))
-        labels = [arm.label for arm in next(iter(pairs.values()))]
         drawn[title] = [
             plotting.Series(label, points[memory], looks[memory], scale=100)
-            for memory, label in zip(MEMORIES, labels, strict=True)
+            for memory, label in labels.items()
         ]
         plotting.draw_lines(axes, drawn[title])
         plotting.style(axes, "bits that a slot must hold", "correct beyond chance (%)", title)

@@ -20,7 +20,12 @@ def test_both_memories_are_trained_on_each_stream_and_have_a_row_in_the_order_of
     assert [row.split(" | ")[:2] for row in rows[:2]] == [
         ["| 8 keys, 2 values, p = 1/8", "2.0"], ["| 16 keys, 4 values, p = 1/8", "3.0"]
     ]  # fmt: skip
-    assert all(" points" in row for row in rows[:2])
+    assert all(row.count(" points") == 1 for row in rows[:2])
+    RecallGrid(out=tmp_path, memories=("both-losses",), tokens=128, growing=0.75, seeds=1, resume=True).run()
+    configs = [read_json(path) for path in tmp_path.glob("*/config.json")]
+    assert sorted(config["model"]["bptt"] for config in configs) == [0] * 4 + [1] * 2
+    rows = [line for line in (tmp_path / "report.md").read_text().splitlines() if " keys, " in line]
+    assert all(row.count(" points") == 2 for row in rows[:2])
     assert {"grid.csv", "grid.png", "grid.svg"} <= {path.name for path in (tmp_path / "figures").iterdir()}
 
 
