@@ -13,6 +13,7 @@ from memformers.common.files import write_json, write_text
 from memformers.common.intervals import Mean
 from memformers.report import plotting
 from memformers.report.arms import Arm, Column, Measure, Result, arms_of, arms_table, base_of
+from memformers.report.columns import Measured, differences_table
 from memformers.report.markdown import csv_text, number, plain, table, write_page
 from memformers.report.provenance import how_it_was_made
 from memformers.report.sections import claims, costs_table, warnings
@@ -53,7 +54,7 @@ def write_recall_report(folder: Path) -> Path:
     controlled = [arm for arm in done if arm.name in (base.name, CLAIMED) and controls_of(arm)[1:]]
     parts = ["# Recall by distance: memories with equal numbers of keys"]
     parts += warnings(arms, base, folder, fewest_tokens=FEWEST_TOKENS)
-    parts += [results_table(done, base), *claim(done, base, folder)]
+    parts += [results_table(done, base), *claim(done, base, folder), *beside_claimed(done, base)]
     parts += [how_it_is_asked(base), accuracy_figure(done, folder)]
     parts += [control_figure(controlled, folder)] if controlled else []
     more: dict[str, Column] = {
@@ -166,6 +167,18 @@ def claim(arms: Sequence[Arm], base: Arm, folder: Path) -> list[str]:
         f"does.",
         *claims(both, base, [measure], folder),
     ]
+
+
+def beside_claimed(arms: Sequence[Arm], base: Arm) -> list[str]:
+    """A table of the other arms' differences to the arm with slots, paired by seed, where there are some."""
+    by_name = {arm.name: arm for arm in arms}
+    if len(arms) < 3 or CLAIMED not in by_name:
+        return []
+    within = Measure("correct answers within its reach", "within_reach", ".1f", " %", " points", 100, 1)
+    measures = [within, *filter(None, [beyond_base(arms, base)])]
+    columns = [Measured(measure.label, measure, by_name) for measure in measures]
+    labels = {name: arm.label for name, arm in by_name.items()}
+    return ["The other arms, minus the arm with slots:", differences_table(columns, labels, CLAIMED)]
 
 
 def how_it_is_asked(base: Arm) -> str:
