@@ -19,9 +19,9 @@ from memformers.common.files import write_json
 from memformers.common.machine import describe_environment
 from memformers.data.corpora import load_corpus
 from memformers.data.tokenizers import save_tokenizer
-from memformers.evaluation.evaluate import evaluate, summary
 from memformers.models.config import ModelConfig
 from memformers.pretrained.own import PACKAGED, RECIPE, load_checkpoint, save_model
+from memformers.training.api import evaluate
 from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.run import train_run
 from memformers.training.text import EVALUATION_STREAMS
@@ -89,7 +89,7 @@ def put(run: Path, folder: Path) -> dict[str, Any]:
         "training": {**asdict(config), "data": corpus.name},
         "environment": describe_environment(model.device),
         "parameters": sum(tensor.numel() for tensor in weights.values()),
-        "held_out": summary(evaluate(model, tokenizer.encode(text), EVALUATION_STREAMS), text),
+        "held_out": evaluate(model, tokenizer, text, streams=EVALUATION_STREAMS),
     }
     with atomic_dir(folder) as temporary:
         save_model(model, temporary, weights)

@@ -118,7 +118,7 @@ class Evaluate(ModelCommand):
                 bar.update(len(losses))
 
             evaluation = evaluate(model, tokens, self.streams, documents=lengths, progress=progress)
-        numbers = summary(evaluation, of=of)
+        numbers = summary(evaluation, of)
         seconds = time.perf_counter() - start
         loss = Mean(numbers["loss_nats"], numbers["uncertainty_nats"], int(numbers["tokens"]))
         print(

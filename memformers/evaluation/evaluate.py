@@ -18,7 +18,7 @@ from memformers.data.streams import (
     documents_reading,
     plain_reading,
 )
-from memformers.evaluation.units import Units, units_of, word_perplexity
+from memformers.evaluation.units import Units, word_perplexity
 from memformers.models.language_model import LMScores, MemoryLM
 from memformers.models.lengths import ByLayer
 from memformers.models.memory import Memory, some_streams
@@ -248,12 +248,10 @@ def evaluate_reading(
     return whole
 
 
-def summary(evaluation: Evaluation, *texts: str, of: Units | None = None) -> dict[str, float]:
-    """The numbers that papers compare, for the text or the documents that were evaluated. All tokens of each
-    but the first are predicted. Words are separated by white space, and a character counts if all of its
-    bytes were predicted ([`memformers.evaluation.units`][]). ``of`` says what was predicted; without it, each
-    token is a character or a byte of the ``texts``."""
-    of = of or units_of(texts, [n + 1 for n in evaluation.predicted])
+def summary(evaluation: Evaluation, of: Units) -> dict[str, float]:
+    """The numbers that papers compare, for the text or the documents that were evaluated; ``of`` says what
+    was predicted of them. All tokens of each but the first are predicted. Words are separated by white space,
+    and a character counts if all of its bytes were predicted ([`memformers.evaluation.units`][])."""
     return {
         "loss_nats": evaluation.loss,
         "uncertainty_nats": evaluation.uncertainty,

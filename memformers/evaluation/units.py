@@ -20,7 +20,7 @@ from memformers.common.errors import UserError
 from memformers.data.store import Counts
 from memformers.data.streams import Tokens, taken
 from memformers.data.texts import bytes_of
-from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer
+from memformers.data.tokenizers import Tokenizer
 
 REST_OF_ONE = "[\udc80-\udcbf]{1,3}"
 """Bytes that can only go on with a character, as [`memformers.data.texts.text_of`][] reads them where the
@@ -59,17 +59,6 @@ def units(tokenizer: Tokenizer, tokens: Tokens, documents: Sequence[int], counts
             characters, n_bytes = characters + len(slice_of(given)), n_bytes + len(given)
         begin = end
     return Units(counts.characters - characters, counts.bytes - n_bytes, counts.words, tuple(edges))
-
-
-def units_of(texts: Sequence[str], lengths: Sequence[int]) -> Units:
-    """What is predicted of ``texts`` of ``lengths`` tokens, each a character or a byte; UserError for as many
-    as a text has of neither."""
-    for text, n_tokens in zip(texts, lengths, strict=True):
-        by_character(text, n_tokens)
-    are_bytes = all(n == len(bytes_of(text)) for text, n in zip(texts, lengths, strict=True))
-    tokenizer = ByteTokenizer() if are_bytes else CharacterTokenizer("".join(sorted(set("".join(texts)))))
-    tokens = torch.cat([tokenizer.encode(text) for text in texts])
-    return units(tokenizer, tokens, tuple(lengths), counts_of(texts, len(tokens)))
 
 
 def encoded_with_units(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Tensor, tuple[int, ...], Units]:

@@ -119,4 +119,4 @@ def evaluate(
     """
     tokens, lengths, of = encoded_with_units(tokenizer, [text] if isinstance(text, str) else list(text))
     documents = () if isinstance(text, str) else lengths
-    return summary(evaluate_tokens(model, tokens, streams, documents=documents), of=of)
+    return summary(evaluate_tokens(model, tokens, streams, documents=documents), of)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from memformers.common.files import read_json
 from memformers.data.streams import documents_reading, plain_reading
+from memformers.data.tokenizers import build_tokenizer
 from memformers.evaluation.evaluate import (
     BLOCK,
     Evaluation,
@@ -18,6 +19,7 @@ from memformers.evaluation.evaluate import (
     summary,
     with_lengths,
 )
+from memformers.evaluation.units import encoded_with_units
 from tests.builders import MODELS, small_lm
 from tests.processes import run
 
@@ -140,13 +142,14 @@ TEXT = "aß cd\n" * 20
 
 
 @pytest.mark.parametrize(
-    ("texts", "lengths", "characters", "n_bytes", "words"),
-    [((TEXT,), (), 119, 139, 40), ((TEXT,), (119,), 119, 139, 40),
-     (("naïve", "x", "to be"), (5, 0, 4), 4 + 4, 5 + 4, 4)],
+    ("texts", "lengths", "name", "characters", "n_bytes", "words"),
+    [((TEXT,), (), "character", 119, 139, 40), ((TEXT,), (119,), "character", 119, 139, 40),
+     (("naïve", "x", "to be"), (5, 0, 4), "byte", 4 + 4, 5 + 4, 4)],
 )  # fmt: skip
-def test_papers_numbers_are_normalized_by_what_they_name(texts, lengths, characters, n_bytes, words):
+def test_papers_numbers_are_normalized_by_what_they_name(texts, lengths, name, characters, n_bytes, words):
     losses = torch.rand(sum(lengths) or 119)
-    numbers = summary(evaluation_of(losses, *lengths, of_documents=bool(lengths)), *texts)
+    of = encoded_with_units(build_tokenizer(name, "".join(texts)), texts)[2]
+    numbers = summary(evaluation_of(losses, *lengths, of_documents=bool(lengths)), of)
     nats = losses.double().sum().item()
     assert numbers["bits_per_character"] == pytest.approx(nats / math.log(2) / characters)
     assert numbers["bits_per_byte"] == pytest.approx(nats / math.log(2) / n_bytes)

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from memformers.data.texts import bytes_of, text_of
-from memformers.data.tokenizers import ByteTokenizer, build_tokenizer
+from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, build_tokenizer
 from memformers.evaluation.evaluate import Evaluation, evaluate, summary
-from memformers.evaluation.units import counts_of, units, units_of
+from memformers.evaluation.units import by_character, counts_of, encoded_with_units, units
 from tests.builders import small_lm
 
 BIT = math.log(2)
 
 
-def bits(losses, texts):
+def bits(losses, texts, tokenizer=ByteTokenizer()):  # noqa: B008 (it holds nothing)
     """Per character and per byte."""
-    found = evaluation_of(losses).comparable(units_of(texts, [len(of_text) + 1 for of_text in losses]))
+    found = evaluation_of(losses).comparable(encoded_with_units(tokenizer, texts)[2])
     return found["bits_per_character"], found["bits_per_byte"]
 
 
@@ -61,7 +61,7 @@ def test_a_character_of_a_byte_model_counts_with_the_loss_of_all_its_bytes_or_no
 
 
 def test_characters_of_a_character_model_count_one_by_one_and_its_bytes_without_the_first_ones():
-    assert bits([losses_of(4)], ["é€ab"]) == pytest.approx((111 / 3, 111 / 5))
+    assert bits([losses_of(4)], ["é€ab"], CharacterTokenizer("abé€")) == pytest.approx((111 / 3, 111 / 5))
 
 
 def test_a_text_with_no_whole_character_to_predict_has_no_bits_a_character():
@@ -69,7 +69,7 @@ def test_a_text_with_no_whole_character_to_predict_has_no_bits_a_character():
         assert math.isnan(bits([losses_of(len(raw))], [text_of(raw)])[0])
     assert all(map(math.isnan, bits([losses_of(1)], ["a"])))
     with pytest.raises(ValueError, match=r"3 characters and 5 bytes .* 4 tokens"):
-        bits([losses_of(4)], ["aéé"])
+        by_character("aéé", 4)
 
 
 def test_a_slice_of_a_text_is_as_hard_a_character_as_its_characters_however_it_is_cut():
@@ -80,7 +80,9 @@ def test_a_slice_of_a_text_is_as_hard_a_character_as_its_characters_however_it_i
     raw = ("€" * 20).encode()
     for start, stop in itertools.product(range(3), range(len(raw) - 2, len(raw) + 1)):
         text = text_of(raw[start:stop])
-        numbers = summary(evaluate(lm, ByteTokenizer().encode(text), 1), text)
+        numbers = summary(
+            evaluate(lm, ByteTokenizer().encode(text), 1), encoded_with_units(ByteTokenizer(), [text])[2]
+        )
         assert numbers["bits_per_character"] == pytest.approx(3 * 8)
         assert numbers["bits_per_byte"] == pytest.approx(8)
 
