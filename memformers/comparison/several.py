@@ -36,7 +36,8 @@ def run_experiments(
             run_experiment(experiment, folder / name, dashboard, resume=resume)
         except TrainingsFailed as error:
             failed.append(f"{name}: {error}")
-        measure(folder / name)
+        if any((folder / name).glob(f"*/{RESULT}")):
+            measure(folder / name)
     if not any(folder.glob(f"*/*/{RESULT}")):
         raise TrainingsFailed(" ".join(failed))
     page = report(folder)

@@ -80,9 +80,8 @@ def test_a_slice_of_a_text_is_as_hard_a_character_as_its_characters_however_it_i
     raw = ("€" * 20).encode()
     for start, stop in itertools.product(range(3), range(len(raw) - 2, len(raw) + 1)):
         text = text_of(raw[start:stop])
-        numbers = summary(
-            evaluate(lm, ByteTokenizer().encode(text), 1), encoded_with_units(ByteTokenizer(), [text])[2]
-        )
+        tokens, _, of = encoded_with_units(ByteTokenizer(), [text])
+        numbers = summary(evaluate(lm, tokens, 1), of)
         assert numbers["bits_per_character"] == pytest.approx(3 * 8)
         assert numbers["bits_per_byte"] == pytest.approx(8)
 
