@@ -71,11 +71,6 @@ VARIANTS = {
     "bptt": Kind(
         f"{SLOTS} compression_loss=none bptt=1", "f_c learns from the next segment's loss", "slots-64-192"
     ),
-    "upper-c2-both-losses": Kind(
-        "model=compressive mem_len=192 c_mem_len=[0,0,128,128] compression_rate=2 bptt=1",
-        "192 positions, slots in the upper two layers, c = 2, f_c learns from both losses",
-        "most-positions-upper-c2",
-    ),
     "upper": Kind(
         "model=compressive mem_len=64 c_mem_len=[0,0,384,384]",
         "slots in the upper two layers",
