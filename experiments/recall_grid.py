@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from memformers.commands.options import ExperimentCommand
 from memformers.common.errors import UserError
@@ -25,7 +25,6 @@ from memformers.report.columns import Measured
 from memformers.report.markdown import table, write_page
 from memformers.report.provenance import facts_table
 from memformers.report.recall import right_between
-from memformers.runs import plan
 from memformers.runs.finished import read_runs
 
 STREAMS = (
@@ -37,13 +36,9 @@ STREAMS = (
     RecallStream(set_probability=1 / 4),
 )
 """In the order of what a slot must hold; the third is that of the recall experiment."""
-MEMORIES: dict[str, tuple[str, dict[str, int], str]] = {
-    "transformer-xl": ("transformer-xl", {}, ""),
-    "compressive": ("compressive", {}, ""),
-    "both-losses": ("compressive", {"model.bptt": 1}, ", f_c learns from both losses"),
-}
-"""By name: the arm of the recall experiment, what differs from it, and what its label adds. With both losses,
-f_c learns from attention reconstruction and from the answers in the next segment."""
+Memory = Literal["transformer-xl", "compressive", "both-losses"]
+MEMORIES: tuple[str, ...] = get_args(Memory)
+"""Arms of the recall experiment; in the last one, f_c learns from the answers in the next segment too."""
 BANDS = ((64, 192), (192, 384))
 """Distances that one layer of both memories sees, and that one layer of slots alone sees."""
 Streams = Mapping[RecallStream, Mapping[str, Arm]]
@@ -73,10 +68,7 @@ class RecallGrid(ExperimentCommand):
     """Train the memories of the recall experiment on streams that ask less and more of a slot."""
 
     name: ClassVar = "recall-grid"
-    memories: tuple[Literal["transformer-xl", "compressive", "both-losses"], ...] = (
-        "transformer-xl",
-        "compressive",
-    )
+    memories: tuple[Memory, ...] = ("transformer-xl", "compressive")
     """Which memories; with both-losses, f_c of the Compressive Transformer learns from the answers too."""
     tokens: Count = SETTINGS["near"].train.tokens
     """Tokens of each training run."""
@@ -92,11 +84,9 @@ class RecallGrid(ExperimentCommand):
         setting = RecallConfig(tokens=self.tokens).setting
         setting = replace(setting, recall=replace(setting.recall, growing=self.growing))
         arms = [
-            plan.Arm(f"{memory}-{i}", arm.settings | differs | settings_of(stream), arm.label + more)
+            replace(arm, name=f"{arm.name}-{i}", settings=arm.settings | settings_of(stream))
             for i, stream in enumerate(STREAMS)
-            for memory in self.memories
-            for base, differs, more in [MEMORIES[memory]]
-            for arm in [setting.arm(base)]
+            for arm in map(setting.arm, self.memories)
         ]
         experiment = Experiment(RECALL, setting.train, setting.more, tuple(arms), self.seeds, self.jobs, 1)
         run_experiment(experiment, folder, self.dashboard, resume=self.resume)

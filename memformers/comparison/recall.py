@@ -50,13 +50,15 @@ def sees_back(model: ModelConfig) -> int:
 
 def paper_ablation(model: ModelConfig) -> list[Arm]:
     """The arms that the paper compares (Rae et al. 2020, section 3.2), with the lengths of ``model``: other
-    functions f_c, and other losses of the convolution. Another arm has slots only in the upper half of the
+    functions f_c, and other losses of the convolution. Two arms are not the paper's: in one, f_c learns from
+    attention reconstruction and from the language model's loss; one has slots only in the upper half of the
     layers, half as many as all others (Rae and Razavi 2020, arXiv 2007.03356)."""
     lower, slots = model.n_layers // 2, by_layer(model.c_mem_len, model.n_layers, "c_mem_len")
     different: dict[str, tuple[str, Settings]] = {
         "bptt": ("conv. by BPTT", {"compression_loss": "none", "bptt": 1}),
         "max": ("max pooling", {"compression": "max"}),
         "auto-encoding": ("conv. by auto-encoding", {"compression_loss": "auto-encoding"}),
+        "both-losses": ("f_c learns from both losses", {"compression_start": "mean", "bptt": 1}),
         "most-used": ("most-used", {"compression": "most-used"}),
         "dilated": ("dilated conv.", {"compression": "dilated"}),
         "conv": ("conv. from random weights", {}),
@@ -173,8 +175,8 @@ class RecallConfig:
     """The number of tokens of each training run, in place of the default of --reach."""
     arms: tuple[str, ...] = ()
     """Which arms to train; if none is named, no-memory, transformer-xl, compressive, frozen, mean, and near
-    the ceiling. Others are bptt, max, auto-encoding, most-used, dilated, conv and upper-half, and arms of
-    your own, such as "c2: compression_rate=2"."""
+    the ceiling. Others are bptt, max, auto-encoding, both-losses, most-used, dilated, conv and upper-half,
+    and arms of your own, such as "c2: compression_rate=2"."""
     jobs: Count = USUAL_JOBS
     """The number of training runs at a time, each with --threads threads."""
     threads: Count = 1

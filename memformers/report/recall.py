@@ -23,6 +23,7 @@ from memformers.runs.folder import RESULTS, TABLE
 FEWEST_TOKENS = 500_000
 CLAIMED = "compressive"
 """The arm that is compared with the base, a Transformer-XL with as many keys."""
+WITHIN = Measure("correct answers within its reach", "within_reach", ".1f", " %", " points", 100, 1)
 UNTOUCHED = "untouched"
 LOOK_OF_A_CONTROL = {
     UNTOUCHED: plotting.BLACK | {"linestyle": "-", "marker": "o"},
@@ -59,7 +60,7 @@ def write_recall_report(folder: Path) -> Path:
     parts += [control_figure(controlled, folder)] if controlled else []
     more: dict[str, Column] = {
         "one layer looks back (positions)": lambda arm: f"{sees_back(arm):,}",
-        "correct answers within its reach": lambda arm: percent(arm.mean("within_reach")),
+        WITHIN.label: lambda arm: WITHIN.shown(arm.mean(WITHIN.of)),
     }
     parts += ["## What each arm costs", costs_table(done, base, more)]
     parts += ["## Correct answers by distance", by_distance(done)]
@@ -125,7 +126,7 @@ def results_table(arms: Sequence[Arm], base: Arm) -> str:
     columns: dict[str, Column] = {
         "seeds": lambda arm: f"{len(arm.results)}",
         "keys": lambda arm: number(arm.first.facts["keys"], ",.10g"),
-        "correct within its reach": lambda arm: percent(arm.mean("within_reach")),
+        "correct within its reach": lambda arm: WITHIN.shown(arm.mean(WITHIN.of)),
     }
     if measure := beyond_base(arms, base):
         columns[f"correct, {measure.label.partition(' were ')[2]}"] = lambda arm: measure.shown(
@@ -174,8 +175,7 @@ def beside_claimed(arms: Sequence[Arm], base: Arm) -> list[str]:
     by_name = {arm.name: arm for arm in arms}
     if len(arms) < 3 or CLAIMED not in by_name:
         return []
-    within = Measure("correct answers within its reach", "within_reach", ".1f", " %", " points", 100, 1)
-    measures = [within, *filter(None, [beyond_base(arms, base)])]
+    measures = [WITHIN, *filter(None, [beyond_base(arms, base)])]
     columns = [Measured(measure.label, measure, by_name) for measure in measures]
     labels = {name: arm.label for name, arm in by_name.items()}
     return ["The other arms, minus the arm with slots:", differences_table(columns, labels, CLAIMED)]
