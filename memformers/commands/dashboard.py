@@ -6,7 +6,6 @@ from typing import Annotated
 
 import tyro
 
-from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Range
 
 
@@ -31,8 +30,6 @@ class Dashboard(Checked):
 
     def run(self) -> None:
         """Start it, and stay until it is ended."""
-        try:
-            from memformers.dashboard.server import serve
-        except ImportError as error:  # fcntl, on Windows
-            raise UserError(f"the dashboard needs Linux or macOS: this Python has no {error.name}.") from None
+        from memformers.dashboard.server import serve
+
         serve(self.folder, self.host, self.port, self.import_, self.open)

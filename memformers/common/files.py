@@ -5,15 +5,17 @@ import json
 import os
 import re
 import stat
+import sys
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import dacite
+from filelock import FileLock
 
 from memformers.common.errors import UserError
 from memformers.common.fields import check_keys, described
@@ -41,6 +43,18 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def locked(path: Path, seconds: float = 0.0) -> AbstractContextManager[object]:
+    """A block in which no other process has the lock at ``path``, which was waited for as many ``seconds``,
+    or if negative forever; else filelock's Timeout, at once. The lock of a process that died is free."""
+    try:
+        return FileLock(path).acquire(timeout=seconds)
+    except NotImplementedError:  # how filelock says that a file system has no locks
+        print(
+            f"{path.parent} lies where files can't be locked; let no other process use it.", file=sys.stderr
+        )
+        return nullcontext()
 
 
 def check_utf8_name(path: Path) -> None:

@@ -2,9 +2,7 @@
 
 import contextlib
 import errno
-import fcntl
 import json
-import os
 import signal
 import socket
 import sys
@@ -16,8 +14,10 @@ from pathlib import Path
 from types import FrameType
 
 import platformdirs
+from filelock import Timeout
 
 from memformers.common.errors import UserError
+from memformers.common.files import locked
 from memformers.common.network import LOOPBACK
 from memformers.common.processes import handling
 from memformers.runs.folder import EXPERIMENT, find_runs, read_card
@@ -25,7 +25,7 @@ from memformers.tracking.discovery import announced, api_address, note_compariso
 from memformers.tracking.feeding import feed
 
 INSTALL = "pip install '.[dashboard]' in a clone of the repository"
-LOCK, LOG_FILE = "lock.json", "dashboard.log"
+ADDRESS, LOG_FILE = "address.json", "dashboard.log"
 CLOSE_SECONDS = 2
 """How long a request may take after Ctrl-C."""
 
@@ -40,16 +40,20 @@ def serve(folder: Path | None, host: str, port: int, imported: Sequence[Path], o
         note_comparison(compared)
     folder = folder or platformdirs.user_data_path("memformers") / "dashboard"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(folder / LOCK, "a+", encoding="utf-8") as lock:
-        if owner := take(lock.fileno(), folder):
-            if not (runs and owner.startswith("http")):
-                raise UserError(
-                    f"{folder} belongs to the dashboard that runs at {owner}; open that one, or name another "
-                    f"folder with --folder."
-                )
-            print(f"dashboard: {owner}")
-            bring_in(runs, owner)
-            return
+    try:
+        lock = locked(folder / ".lock")
+    except Timeout:
+        owner = address_in(folder)
+        if not (runs and owner.startswith("http")):
+            raise UserError(
+                f"{folder} belongs to the dashboard that runs at {owner}; open that one, or name another "
+                f"folder with --folder."
+            ) from None
+        print(f"dashboard: {owner}")
+        bring_in(runs, owner)
+        return
+    with lock:
+        (folder / ADDRESS).unlink(missing_ok=True)  # that of the previous one
         serve_alone(folder, host, port, runs, open_browser)
 
 
@@ -74,7 +78,7 @@ def serve_alone(folder: Path, host: str, port: int, runs: list[Path], open_brows
         identity = uuid.uuid4().hex  # another program may use the port later
         names = frozenset({host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
         app = build(identity, names, open_records(folder, say))
-        (folder / LOCK).write_text(json.dumps({"url": url}), encoding="utf-8")
+        (folder / ADDRESS).write_text(json.dumps({"url": url}), encoding="utf-8")
         if host not in LOOPBACK:
             say(f"it listens on {host} and has no login: whoever reaches that sees and changes all.")
         config = uvicorn.Config(
@@ -91,17 +95,12 @@ def serve_alone(folder: Path, host: str, port: int, runs: list[Path], open_brows
     print("dashboard: stopped")
 
 
-def take(lock: int, folder: Path) -> str:
-    """Make this process the folder's only dashboard until it ends; else the address of the one that is."""
+def address_in(folder: Path) -> str:
+    """The address of the dashboard that runs on the folder."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        try:
-            return str(json.loads((folder / LOCK).read_text(encoding="utf-8"))["url"])
-        except (ValueError, KeyError):
-            return "an address that it is about to open"
-    os.truncate(lock, 0)  # the address of the previous one
-    return ""
+        return str(json.loads((folder / ADDRESS).read_text(encoding="utf-8"))["url"])
+    except (OSError, ValueError, KeyError):
+        return "an address that it is about to open"
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -26,11 +26,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import platformdirs
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from tqdm import tqdm
 
 from memformers.common.atomic_dir import atomic_dir, remove_leftovers
 from memformers.common.errors import UserError
+from memformers.common.files import locked
 from memformers.data.benchmarks import BENCHMARKS
 from memformers.data.corpora import IN_FOLDER, split_of
 from memformers.data.files import COMPRESSED, forget
@@ -140,20 +141,14 @@ def in_cache(recipe: Recipe) -> Path:
 @contextmanager
 def alone_beside(folder: Path) -> Iterator[None]:
     """A block in which nothing else is prepared beside ``folder``; it waits for that."""
-    lock = FileLock(folder.parent / ".preparing.lock")
+    path = folder.parent / ".preparing.lock"
     try:
-        lock.acquire(timeout=0)
+        lock = locked(path)
     except Timeout:
         print(f"waiting for another process that prepares a text in {folder.parent}", file=sys.stderr)
-        lock.acquire()
-    except NotImplementedError:  # how filelock says that a file system has no locks
-        print(
-            f"{folder} lies where files can't be locked; let no other process prepare there.", file=sys.stderr
-        )
-    try:
+        lock = locked(path, seconds=-1)
+    with lock:
         yield
-    finally:
-        lock.release()
 
 
 def split_places(text: Gathered) -> dict[str, tuple[int, int]]:

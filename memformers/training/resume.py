@@ -1,7 +1,6 @@
 """Resuming a run from its newest checkpoint."""
 
 import json
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from memformers.common.atomic_dir import (
     BROKEN,
@@ -21,7 +20,7 @@ from memformers.common.atomic_dir import (
     say_passed_over,
 )
 from memformers.common.errors import UserError
-from memformers.common.files import config_from_dict, write_text
+from memformers.common.files import config_from_dict, locked, write_text
 from memformers.common.machine import describe_environment
 from memformers.data.corpora import Corpus
 from memformers.data.store import Card, TokenStore
@@ -175,16 +174,9 @@ def alone_in(folder: Path, ranks: Distributed = ALONE, seconds: float = 0.0) -> 
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".lock")
     try:
-        lock.acquire(timeout=seconds)
+        lock = locked(folder / ".lock", seconds)
     except Timeout:
         raise UserError(f"{folder} is being trained by another process.") from None
-    except NotImplementedError:  # how filelock says that a file system has no locks
-        print(
-            f"{folder} lies where files can't be locked; let no other process train there.", file=sys.stderr
-        )
-    try:
+    with lock:
         yield
-    finally:
-        lock.release()

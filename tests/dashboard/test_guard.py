@@ -32,8 +32,8 @@ def send(dashboard, path, *headers, method="GET", body=b"", host="localhost"):
         "/../../etc/passwd", "/../flask_app.py", "/../__init__.py", "//etc/passwd", "/js/../../settings.py",
         "/%2e%2e/%2e%2e/etc/passwd", "/..%2f..%2fetc%2fpasswd", "/%2e%2e%2fsettings.py",
         "/..%5c..%5csettings.py",
-        "/%252e%252e/settings.py", "/js/%2e%2e/%2e%2e/settings.py", "/local/../../dashboard/lock.json",
-        "/local/%2e%2e/%2e%2e/dashboard/lock.json", "/index.html%00.py", "/%00", "/.", "/etc/passwd%00",
+        "/%252e%252e/settings.py", "/js/%2e%2e/%2e%2e/settings.py", "/local/../../dashboard/address.json",
+        "/local/%2e%2e/%2e%2e/dashboard/address.json", "/index.html%00.py", "/%00", "/.", "/etc/passwd%00",
         "/file:///etc/passwd",
     ],
 )  # fmt: skip
