@@ -149,11 +149,11 @@ class LiveComparisons:
         self.open: dict[str, LiveComparison] = {}
         self.lock = threading.Lock()
 
-    def _get(self, identity: str) -> LiveComparison | None:
-        if not self.known(identity):
+    def _in(self, folder: Path | None, identity: str) -> LiveComparison | None:
+        if folder is None or not folder.is_dir():
             self.open.pop(identity, None)
             return None
-        comparison = self.open.setdefault(identity, LiveComparison(noted_comparisons()[identity]))
+        comparison = self.open.setdefault(identity, LiveComparison(folder))
         comparison.update()
         return comparison
 
@@ -164,19 +164,21 @@ class LiveComparisons:
 
     def report(self, identity: str) -> Path | None:
         """The page of the comparison's report; None if there is none."""
-        page = noted_comparisons()[identity] / PAGE if self.known(identity) else None
-        return page if page and page.is_file() else None
+        folder = noted_comparisons().get(identity)
+        return folder / PAGE if folder and (folder / PAGE).is_file() else None
 
     def list(self) -> list[dict[str, Any]]:
         """A summary of each, the newest first."""
         with self.lock:
-            found = [(identity, self._get(identity)) for identity in noted_comparisons()]
+            found = [
+                (identity, self._in(folder, identity)) for identity, folder in noted_comparisons().items()
+            ]
             return [{"id": identity, **one.summary()} for identity, one in found if one]
 
     def describe(self, identity: str, metric: str, over: str, seen: str) -> dict[str, Any] | None:
         """A comparison's page as data, or its version alone if that was ``seen``; None if there is none."""
         with self.lock:
-            comparison = self._get(identity)
+            comparison = self._in(noted_comparisons().get(identity), identity)
             if comparison is None:
                 return None
             asked = f"{comparison.version} {metric} {over}"
@@ -187,8 +189,8 @@ class LiveComparisons:
     def of_run(self, run: str) -> str:
         """The id of the comparison that has the run with this id; empty if there is none."""
         with self.lock:
-            for identity in noted_comparisons():
-                comparison = self._get(identity)
+            for identity, folder in noted_comparisons().items():
+                comparison = self._in(folder, identity)
                 if comparison and any(one.identity == run for one in comparison.runs.values()):
                     return identity
         return ""
