@@ -85,27 +85,29 @@ def write_report(folder: Path) -> Path:
     largest, arms = max(budgets.items())
     last = folder / str(largest)
     parts = ["# What memory is worth on a long text", *warnings(arms, arms[0], last)]
-    without = any(arm.name == "none" for arm in arms)  # what a gain is measured against
-    if without:
-        parts += ["## The gain of each memory", gains_figure(budgets, folder), gains_table(budgets)]
-    parts += ["## At equal keys", pairs_table(budgets, KINDS)]
-    if tried := pairs_table(everything, VARIANTS):
-        parts += ["## With one setting changed", tried]
-    parts += ["## Where it pays"]
-    if without:
-        parts += [groups_figure(largest, arms, folder)]
+    gains, places = [], []
+    if any(arm.name == "none" for arm in arms):  # what a gain is measured against
+        gains = [gains_figure(budgets, folder), gains_table(budgets)]
+        places = [groups_figure(largest, arms, folder)]
     for title in GROUPS:
-        parts += [groups_table(arms, title)] * without + [groups_pairs_table(arms, title)]
+        places += [groups_table(arms, title)] * bool(gains) + [groups_pairs_table(arms, title)]
     parts += [
-        "## Swapped and zeroed slots",
-        controls_table(arms, SLOTS_CHANGED),
-        "## Memory twice as long as in training",
-        controls_table(arms, [TWICE]),
-        f"## What each costs, at {largest:,} tokens",
-        costs_table(arms, arms[0]),
+        *section("The gain of each memory", *gains),
+        *section("At equal keys", pairs_table(budgets, KINDS)),
+        *section("With one setting changed", pairs_table(everything, VARIANTS)),
+        *section("Where it pays", *places),
+        *section("Swapped and zeroed slots", controls_table(arms, SLOTS_CHANGED)),
+        *section("Memory twice as long as in training", controls_table(arms, [TWICE])),
+        *section(f"What each costs, at {largest:,} tokens", costs_table(arms, arms[0])),
+        *section("How it was made", METHOD, facts_table(arms, last)),
     ]
-    parts += ["## How it was made", METHOD, facts_table(arms, last)]
     return write_page(parts, folder)
+
+
+def section(title: str, *parts: str) -> list[str]:
+    """Those of the ``parts`` that show something, under their ``title``; nothing if none does."""
+    shown = [part for part in parts if part]
+    return [f"## {title}", *shown] if shown else []
 
 
 METHOD = (
@@ -167,13 +169,16 @@ def pairs_table(budgets: Budgets, names: Iterable[str]) -> str:
 
 
 def gains_figure(budgets: Budgets, folder: Path) -> str:
-    """The bits per byte that each memory saves against no memory, by the tokens of the training."""
+    """The bits per byte that each memory saves against no memory, by the tokens of the training; empty if
+    there is no memory."""
     labels = {name: label for name, label in labels_of(budgets).items() if name != "none"}
     looks, many = looks_of([*labels]), []
     for name in labels:
         of = zip(budgets, (column.difference(name, "none") for column in columns_of(budgets)), strict=True)
         points = [(float(budget), saved(mean)) for budget, mean in of if mean]
         many.append(plotting.Series(labels[name], points, looks[name]))
+    if not many:
+        return ""
     figure, [axes] = plotting.panels([2.9])
     plotting.draw_lines(axes, many)
     plotting.style(axes, "tokens of the training run", "bits per byte saved")
@@ -191,7 +196,8 @@ def groups_of(arms: Sequence[Arm], title: str = DISTANCE) -> list[str]:
 
 
 def groups_figure(budget: int, arms: Sequence[Arm], folder: Path) -> str:
-    """What each memory saves against no memory, by how far back the word last occurred."""
+    """What each memory saves against no memory, by how far back the word last occurred; empty if there is no
+    memory."""
     groups = groups_of(arms)
     looks, many = looks_of([arm.name for arm in arms]), []
     for arm in (arm for arm in arms if arm.name != "none"):
@@ -200,6 +206,8 @@ def groups_figure(budget: int, arms: Sequence[Arm], folder: Path) -> str:
         many.append(
             plotting.Series(arm.label, points, looks[arm.name], names=[groups[int(i)] for i, _ in points])
         )
+    if not many:
+        return ""
     figure, [axes] = plotting.panels([3.2])
     plotting.draw_marks(axes, many, plotting.APART / 2)
     plotting.style(axes, "tokens since the word last began", "nats per token saved")
@@ -250,14 +258,15 @@ def groups_pairs_table(arms: Sequence[Arm], title: str) -> str:
 
 def controls_table(arms: Sequence[Arm], controls: Sequence[str]) -> str:
     """A row for each group, and a column for each arm and control that it was read under: how much the loss
-    rises, in nats per token."""
+    rises, in nats per token. Empty if no arm was read under one."""
     groups, columns = groups_of(arms), {}
     for arm in arms:
         for control in controls:
             means = [arm.minus(arm, in_group(DISTANCE, g, control), in_group(DISTANCE, g)) for g in groups]
             if any(means):
                 columns[f"{arm.label}: {control}"] = [number(mean, ".3f", signed=True) for mean in means]
-    return table([GROUPS[DISTANCE], *columns], [*zip(groups, *columns.values(), strict=True)])
+    rows = [*zip(groups, *columns.values(), strict=True)]
+    return table([GROUPS[DISTANCE], *columns], rows) if columns else ""
 
 
 def write_results(budgets: Budgets, folder: Path) -> None:

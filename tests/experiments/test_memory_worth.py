@@ -92,9 +92,20 @@ def test_without_an_arm_that_has_no_memory_the_report_has_only_differences_at_eq
     MemoryWorth(data=str(text), arms=ARMS[1:], out=tmp_path / "a", **how).run()
     page = (tmp_path / "a/report.md").read_text()
     assert "The gain" not in page
+    assert "\n\n\n" not in page
     assert page.count("32 positions, 32 slots, minus 64 positions") == 4, "one table of bits, three of groups"
     found = json.loads((tmp_path / "a/results.json").read_text())
     assert [*found["64"]["xl-64"]] == ["7"], "the first seed is the one that was asked for"
+
+
+def test_the_report_of_no_memory_alone_has_its_losses_and_no_empty_section(tmp_path, text):
+    how = {"budgets": (64,), "seeds": 1, "vocab_size": 260, "documents": 2, "dashboard": "off"}
+    MemoryWorth(data=str(text), arms=ARMS[:1], out=tmp_path / "a", **how).run()
+    page = (tmp_path / "a/report.md").read_text()
+    titles = [line for line in page.splitlines() if line.startswith("##")]
+    assert [title.split()[1] for title in titles] == ["The", "Where", "What", "How"]
+    assert "\n\n\n" not in page
+    assert "![" not in page
 
 
 def test_only_its_own_arms_can_be_named():
