@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from memformers.commands.options import ExperimentCommand
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, Share
+from memformers.common.fields import Count, Range, Share
 from memformers.common.intervals import Mean
 from memformers.comparison.experiment import Experiment, run_experiment
 from memformers.comparison.recall import RECALL, SETTINGS, USUAL_JOBS, RecallConfig
@@ -70,6 +70,8 @@ class RecallGrid(ExperimentCommand):
     name: ClassVar = "recall-grid"
     memories: tuple[Memory, ...] = ("transformer-xl", "compressive")
     """Which memories; with both-losses, f_c of the Compressive Transformer learns from the answers too."""
+    streams: tuple[Annotated[int, Range(1, len(STREAMS))], ...] = tuple(range(1, len(STREAMS) + 1))
+    """Which of the streams, in the order of the report."""
     tokens: Count = SETTINGS["near"].train.tokens
     """Tokens of each training run."""
     growing: Share = SETTINGS["near"].recall.growing
@@ -84,8 +86,8 @@ class RecallGrid(ExperimentCommand):
         setting = RecallConfig(tokens=self.tokens).setting
         setting = replace(setting, recall=replace(setting.recall, growing=self.growing))
         arms = [
-            replace(arm, name=f"{arm.name}-{i}", settings=arm.settings | settings_of(stream))
-            for i, stream in enumerate(STREAMS)
+            replace(arm, name=f"{arm.name}-{i - 1}", settings=arm.settings | settings_of(STREAMS[i - 1]))
+            for i in self.streams
             for arm in map(setting.arm, self.memories)
         ]
         experiment = Experiment(RECALL, setting.train, setting.more, tuple(arms), self.seeds, self.jobs, 1)

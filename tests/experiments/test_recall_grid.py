@@ -1,18 +1,17 @@
 """Recall on streams that ask more and less of a slot, at a size of moments."""
 
+from dataclasses import replace
+
 import pytest
 
-from experiments import recall_grid
 from experiments.recall_grid import STREAMS, RecallGrid, beyond_chance, bits_of
 from memformers.common.files import read_json
 from memformers.data.recall_stream import RecallStream
 
 
-def test_both_memories_are_trained_on_each_stream_and_have_a_row_in_the_order_of_bits(
-    tmp_path, quick_runs, monkeypatch
-):
-    monkeypatch.setattr(recall_grid, "STREAMS", STREAMS[1:3])
-    RecallGrid(out=tmp_path, tokens=128, growing=0.75, seeds=1).run()
+def test_both_memories_are_trained_on_each_stream_and_have_a_row_in_the_order_of_bits(tmp_path, quick_runs):
+    grid = RecallGrid(out=tmp_path, streams=(2, 3), tokens=128, growing=0.75, seeds=1)
+    grid.run()
     configs = [read_json(path) for path in tmp_path.glob("*/config.json")]
     assert sorted(config["recall"]["stream"]["keys"] for config in configs) == [8, 8, 16, 16]
     assert {config["recall"]["growing"] for config in configs} == {0.75}
@@ -21,7 +20,7 @@ def test_both_memories_are_trained_on_each_stream_and_have_a_row_in_the_order_of
         ["| 8 keys, 2 values, p = 1/8", "2.0"], ["| 16 keys, 4 values, p = 1/8", "3.0"]
     ]  # fmt: skip
     assert all(row.count(" points") == 1 for row in rows[:2])
-    RecallGrid(out=tmp_path, memories=("both-losses",), tokens=128, growing=0.75, seeds=1, resume=True).run()
+    replace(grid, memories=("both-losses",), resume=True).run()
     configs = [read_json(path) for path in tmp_path.glob("*/config.json")]
     assert sorted(config["model"]["bptt"] for config in configs) == [0] * 4 + [1] * 2
     rows = [line for line in (tmp_path / "report.md").read_text().splitlines() if " keys, " in line]
