@@ -71,6 +71,11 @@ VARIANTS = {
     "bptt": Kind(
         f"{SLOTS} compression_loss=none bptt=1", "f_c learns from the next segment's loss", "slots-64-192"
     ),
+    "both": Kind(
+        f"{KINDS['most-positions-upper-c2'].settings} bptt=1",
+        "f_c learns from both losses",
+        "most-positions-upper-c2",
+    ),
     "upper": Kind(
         "model=compressive mem_len=64 c_mem_len=[0,0,384,384]",
         "slots in the upper two layers",
@@ -81,6 +86,5 @@ VARIANTS = {
         f"{POSITIONS} memory_warmup=0", "256 positions, memory of full length at once", "xl-256"
     ),
 }
-"""One setting of 64 positions and 192 slots changed, at the same number of keys over all layers, and one of
-256 positions."""
+"""One setting of an arm with as many keys over all layers changed."""
 ALL = {**KINDS, **VARIANTS}
