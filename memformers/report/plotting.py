@@ -214,15 +214,6 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(temporary, format=kind, metadata=metadata)
 
 
-def save_with_data(figure: Figure, path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Write a figure as PNG to ``path``, and beside it as SVG and PDF, with its data as CSV."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for ending in (".png", ".svg", ".pdf"):
-        save(figure, path.with_suffix(ending))
-    with replacing(path.with_suffix(".csv")) as temporary:
-        temporary.write_text(csv_text(head, rows), encoding="utf-8", newline="")
-
-
 def save_picture(
     figure: Figure,
     folder: Path,
@@ -232,9 +223,15 @@ def save_picture(
     head: Sequence[str],
     rows: Sequence[Sequence[Any]],
 ) -> str:
-    """Write a figure with its data into the figures of the report in ``folder``; returns the Markdown that
-    shows it with its ``caption`` below. The ``title`` replaces it where it can't be seen."""
-    save_with_data(figure, folder / FIGURES / f"{name}.png", head, rows)
+    """Write a figure as PNG, SVG and PDF, and its data as CSV, into the figures of the report in ``folder``;
+    returns the Markdown that shows it with its ``caption`` below. The ``title`` replaces it where it can't be
+    seen."""
+    path = folder / FIGURES / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for ending in (".png", ".svg", ".pdf"):
+        save(figure, path.with_suffix(ending))
+    with replacing(path.with_suffix(".csv")) as temporary:
+        temporary.write_text(csv_text(head, rows), encoding="utf-8", newline="")
     return f"![{plain(title)}]({FIGURES}/{name}.png)\n\n{caption}"
 
 

@@ -44,7 +44,6 @@ OWN_MEMORY = ROOT / "experiments/memories/averages.py"
 SERVES = {"dashboard"}
 OTHERS = (
     "python -m experiments.recipes ",
-    "python -m experiments.longer_memory",
     "python -m experiments.slots",
     "python -m experiments.recall_grid",
     "python -m experiments.agents",
