@@ -85,17 +85,18 @@ def write_report(folder: Path) -> Path:
     largest, arms = max(budgets.items())
     last = folder / str(largest)
     parts = ["# What memory is worth on a long text", *warnings(arms, arms[0], last)]
-    gains, places = [], []
+    gains: list[str] = []
+    where: list[str] = []
     if any(arm.name == "none" for arm in arms):  # what a gain is measured against
         gains = [gains_figure(budgets, folder), gains_table(budgets)]
-        places = [groups_figure(largest, arms, folder)]
+        where = [groups_figure(largest, arms, folder)]
     for title in GROUPS:
-        places += [groups_table(arms, title)] * bool(gains) + [groups_pairs_table(arms, title)]
+        where += [groups_table(arms, title)] * bool(gains) + [groups_pairs_table(arms, title)]
     parts += [
         *section("The gain of each memory", *gains),
         *section("At equal keys", pairs_table(budgets, KINDS)),
         *section("With one setting changed", pairs_table(everything, VARIANTS)),
-        *section("Where it pays", *places),
+        *section("Where it pays", *where),
         *section("Swapped and zeroed slots", controls_table(arms, SLOTS_CHANGED)),
         *section("Memory twice as long as in training", controls_table(arms, [TWICE])),
         *section(f"What each costs, at {largest:,} tokens", costs_table(arms, arms[0])),
