@@ -85,13 +85,11 @@ def write_report(folder: Path) -> Path:
     largest, arms = max(budgets.items())
     last = folder / str(largest)
     parts = ["# What memory is worth on a long text", *warnings(arms, arms[0], last)]
-    gains: list[str] = []
-    where: list[str] = []
-    if any(arm.name == "none" for arm in arms):  # what a gain is measured against
-        gains = [gains_figure(budgets, folder), gains_table(budgets)]
-        where = [groups_figure(largest, arms, folder)]
+    without = any(arm.name == "none" for arm in arms)  # what a gain is measured against
+    gains = [gains_figure(budgets, folder), gains_table(budgets)] if without else []
+    where = [groups_figure(largest, arms, folder)] if without else []
     for title in GROUPS:
-        where += [groups_table(arms, title)] * bool(gains) + [groups_pairs_table(arms, title)]
+        where += [groups_table(arms, title)] * without + [groups_pairs_table(arms, title)]
     parts += [
         *section("The gain of each memory", *gains),
         *section("At equal keys", pairs_table(budgets, KINDS)),

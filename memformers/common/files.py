@@ -1,4 +1,4 @@
-"""Files that are written atomically, and JSON that is read strictly."""
+"""Files that are written atomically, locks, and JSON that is read strictly."""
 
 import difflib
 import json

@@ -3,10 +3,11 @@
 import os
 
 import pytest
+from filelock import FileLock, Timeout
 
 from memformers.common.atomic_dir import atomic_dir
 from memformers.common.errors import UserError
-from memformers.common.files import read_json, replacing, write_json, write_text
+from memformers.common.files import locked, read_json, replacing, write_json, write_text
 from memformers.common.intervals import mean_of
 from memformers.runs.folder import check_named
 from memformers.runs.plan import Arm
@@ -68,3 +69,20 @@ def test_what_is_not_utf8_is_replaced_in_a_text_and_kept_in_json(tmp_path):
     assert (tmp_path / "x.txt").read_text() == "caf\ufffd \ufffd\n"
     write_json(tmp_path / "x.json", {"caf\udce9": "\ud800\\ é"})
     assert read_json(tmp_path / "x.json") == {"caf\udce9": "\ud800\\ é"}
+
+
+def test_a_lock_is_refused_while_it_is_held_and_free_afterwards(tmp_path):
+    with locked(tmp_path / ".lock"), pytest.raises(Timeout):
+        locked(tmp_path / ".lock")
+    with locked(tmp_path / ".lock"):
+        pass
+
+
+def test_where_files_can_not_be_locked_the_block_runs_and_says_so(tmp_path, monkeypatch, capsys):
+    def acquire(self, timeout):
+        raise NotImplementedError
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with locked(tmp_path / ".lock"):
+        pass
+    assert "let no other process use it" in capsys.readouterr().err
