@@ -9,7 +9,7 @@ import tyro
 
 from memformers.commands.options import ModelCommand, reading_bar
 from memformers.common.errors import UserError
-from memformers.common.fields import Whole
+from memformers.common.fields import NonNegativeInt
 from memformers.data.texts import read_text, text_of
 from memformers.generation.memory_file import check_target, load_memory, save_memory
 from memformers.generation.sampling import Sampling, seeded
@@ -30,7 +30,7 @@ class Generate(ModelCommand):
     """The text to continue, after that of --prompt-file; by default a line break."""
     prompt_file: str = ""
     """A text file to read first, of any length; - is standard input."""
-    tokens: Whole = 400
+    tokens: NonNegativeInt = 400
     """How many tokens to write."""
     sampling: tyro.conf.OmitArgPrefixes[Sampling] = field(default_factory=lambda: Sampling(0.8))
     stop: str = ""

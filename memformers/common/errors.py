@@ -1,5 +1,8 @@
 """Errors that the user can correct."""
 
+USER_MODULES: set[str] = set()
+"""The names of the modules with a user's own classes: what they raise is no mistake of memformers."""
+
 
 class UserError(ValueError):
     """An error that the user can correct, in one line: what was expected, what was given, what to do.

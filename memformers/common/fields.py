@@ -49,7 +49,7 @@ class Range:
 
 Count = Annotated[int, Range(1)]
 """A whole number of which there must be some."""
-Whole = Annotated[int, Range(0)]
+NonNegativeInt = Annotated[int, Range(0)]
 """A whole number, or 0 for none."""
 Share = Annotated[float, Range(0, 1)]
 """A fraction of a whole, none and all included."""

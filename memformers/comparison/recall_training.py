@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Checked, Count, Share, Whole
+from memformers.common.fields import Checked, Count, Share, NonNegativeInt
 from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.common.machine import describe_environment, git_commit, peak_memory
 from memformers.data.recall_stream import RecallStream, recall_segments
@@ -41,7 +41,7 @@ class RecallSettings(Checked):
     segment to twice the longest reach; after that there is no limit. 0: there is never a limit."""
     evaluated: Count = 2048
     """Positions of each stream that are measured at the end, after those that fill the memories."""
-    reach: Whole = 0
+    reach: NonNegativeInt = 0
     """The longest reach of all arms, in positions; it determines the distance bins."""
     frozen: bool = False
     """Whether f_c keeps its initial random weights."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, Whole, check_value
+from memformers.common.fields import Count, NonNegativeInt, check_value
 from memformers.generation.decoding import Reader, reader
 from memformers.generation.sampling import Sampling, seeded
 from memformers.models.config import ModelConfig
@@ -122,7 +122,7 @@ def write(
     """
     if reader.logits is None:
         raise UserError("the prompt is empty; give the text to continue, at least one token.")
-    check_value("max_new_tokens", max_new_tokens, Whole)
+    check_value("max_new_tokens", max_new_tokens, NonNegativeInt)
 
     def tokens() -> Iterator[Tensor]:
         stopped = torch.zeros(reader.batch, dtype=torch.bool)

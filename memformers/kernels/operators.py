@@ -29,6 +29,12 @@ def is_transformed(*tensors: Tensor | None) -> bool:
     )
 
 
+def has_values(x: Tensor) -> bool:
+    """Whether the numbers of ``x``, of any shape, may be read at once: a GPU would have to be waited for, and
+    in a graph or a transformation there are none."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed(x)
+
+
 def no_second_derivative(kernel: str) -> Callable[..., NoReturn]:
     """The derivative of a kernel's backward pass: a function that raises an error with advice."""
 

@@ -1,1 +1,4 @@
-"""The models: attention, layers, memory, compression, and the language model around them."""
+"""Models, and the modules that they are made of."""
+
+# So that every model is in the registry before a config names it.
+from memformers.models import compressive, custom_memory, transformer_xl  # noqa: F401

@@ -3,7 +3,7 @@ slots of past positions, ``[n·c, B, D]`` to ``[n, B, D]``, and has a ``compress
 ``needs_attention = True`` is also given how much attention each of them received, ``[n·c, B]``."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,14 +13,11 @@ from torch import Tensor, nn
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_arguments, check_value
 from memformers.kernels.naive import attention_probabilities, causal_mask, from_key_start
-from memformers.models.kinds import own_output
+from memformers.models.config import CompressionStart
 from memformers.models.layers import MemoryLayer
+from memformers.models.linear import is_plain
+from memformers.models.parts import check_returned
 
-CompressionName = Literal["conv", "dilated", "mean", "max", "most-used"]
-CompressionStart = Literal["random", "mean"]
-CompressionLossName = Literal["attention", "auto-encoding", "none"]
-WITHOUT_PARAMETERS: tuple[CompressionName, ...] = ("mean", "max", "most-used")
-"""Compressions in which there is nothing to learn."""
 QUERIES = 64
 """How many queries are looked at together, so that a long segment never has S x K probabilities at once."""
 
@@ -55,9 +52,17 @@ class Conv1dCompression(nn.Module):
     def forward(self, mem: Tensor) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
         check_whole_slots(mem, self.compression_rate)
+        if not is_plain(self.conv, nn.Conv1d, MeanConv1d):
+            return called(self.conv, mem)
         # Kernels that don't overlap make the convolution one matrix product.
         slots = rearrange(mem, "(n c) b d -> n b (d c)", c=self.compression_rate)
         return F.linear(slots, self.conv.weight.flatten(1), self.conv.bias)  # [n, B, D]
+
+
+def called(convolution: nn.Module, x: Tensor) -> Tensor:
+    """``convolution(x)`` for ``x [t, B, D]``, sequence first, when its weights may not be read: ``[·, B,
+    D]``."""
+    return convolution(x.permute(1, 2, 0)).permute(2, 0, 1)
 
 
 class MeanConv1d(nn.Conv1d):
@@ -120,15 +125,16 @@ class DilatedConvCompression(nn.Module):
 
     def forward(self, mem: Tensor) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
-        x, convolutions = mem, cast(list[nn.Conv1d], list(self.dilated))
-        for convolution, dilation in zip(convolutions, self.dilations, strict=True):
-            here = F.gelu(x)  # [n·c, B, D]
-            later = F.pad(here, (0, 0, 0, 0, 0, dilation))[dilation:]  # [n·c, B, D]
-            # As one matrix product, which is faster than PyTorch's convolution.
-            taps = torch.stack((here, later), dim=-1).flatten(2)  # [n·c, B, D·2]
-            x = x + F.linear(taps, convolution.weight.flatten(1), convolution.bias)
-        slots: Tensor = self.slots(x)
-        return slots
+        x = mem
+        for convolution, dilation in zip(self.dilated, self.dilations, strict=True):
+            padded = F.pad(F.gelu(x), (0, 0, 0, 0, 0, dilation))  # [n·c + dilation, B, D]
+            if is_plain(convolution, nn.Conv1d, MeanConv1d):
+                # As one matrix product, which is faster than PyTorch's convolution.
+                taps = torch.stack((padded[: len(x)], padded[dilation:]), dim=-1).flatten(2)  # [n·c, B, D·2]
+                x = x + F.linear(taps, convolution.weight.flatten(1), convolution.bias)
+            else:
+                x = x + called(convolution, padded)
+        return self.slots(x)
 
 
 class PoolingCompression(nn.Module):
@@ -275,7 +281,10 @@ class CompressionAutoEncoder(nn.Module):
 
     def decode(self, c_mem: Tensor) -> Tensor:
         """Slots ``c_mem [n, B, D]`` to what they may have been, ``[n·c, B, D]``."""
-        positions = F.linear(c_mem, self.decoder.weight.squeeze(2), self.decoder.bias)  # [n, B, c·D]
+        if is_plain(self.decoder, nn.Conv1d):
+            positions = F.linear(c_mem, self.decoder.weight.squeeze(2), self.decoder.bias)  # [n, B, c·D]
+        else:
+            positions = called(self.decoder, c_mem)
         return rearrange(positions, "n b (c d) -> (n c) b d", c=self.compression_rate)
 
 
@@ -315,17 +324,8 @@ def slots_of(compress: Callable[..., Tensor], mem: Tensor, n: int, received: Ten
     """The ``n`` slots ``[n, B, D]`` that f_c makes of ``mem [n·c, B, D]``, and of the attention
     ``received [n·c, B]`` where it needs that, in the dtype of ``mem``, whatever autocast made of it. Raises
     ValueError where they are of another number or width."""
-    given = (mem,) if received is None else (mem, received)
-    expected = (n, *mem.shape[1:])
-    if getattr(compress, "is_own", False):
-        return own_output(cast(nn.Module, compress), expected, "[n, B, D]", *given).to(mem.dtype)
-    slots = compress(*given)
-    if slots.shape != expected:
-        raise UserError(
-            f"expected {type(compress).__name__} to make {list(expected)} of memories {list(mem.shape)}, one "
-            f"slot for every compression_rate={len(mem) // n} of them, of the same width, got "
-            f"{list(slots.shape)}; return that shape from its forward method."
-        )
+    slots = compress(mem) if received is None else compress(mem, received)
+    check_returned(type(compress), "forward", slots, (n, *mem.shape[1:]))
     return slots.to(mem.dtype)
 
 
@@ -335,7 +335,7 @@ def rate_of(compress: nn.Module) -> int:
     if rate is None:
         raise UserError(
             f"{type(compress).__name__} has no compression_rate, the number of positions that a slot "
-            f"represents. Boundaries of documents and decoders need it; give the module this attribute."
+            f"represents; documents and decoders need it. Give the module this attribute."
         )
     return int(rate)
 

@@ -4,16 +4,15 @@ forgotten, and each layer learns a compression that changes attention as little 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from memformers.common.errors import UserError
-from memformers.common.fields import Whole, check_arguments
+from memformers.common.fields import NonNegativeInt, check_arguments
+from memformers.models.base import MemoryStack
 from memformers.models.compression import (
     CompressionAutoEncoder,
-    CompressionLossName,
     Conv1dCompression,
     DilatedConvCompression,
     MaxCompression,
@@ -24,11 +23,12 @@ from memformers.models.compression import (
     rate_of,
     slots_of,
 )
-from memformers.models.config import NetworkConfig
-from memformers.models.kinds import own_part
+from memformers.models.config import CompressionLossName, NetworkConfig
 from memformers.models.layers import CompressiveTransformerLayer
-from memformers.models.lengths import ByLayer, LayerLengths
 from memformers.models.memory import Memory
+from memformers.models.memory_sizes import MemorySizes
+from memformers.models.memory_update import Compressed, compress_memory
+from memformers.models.parts import build_part
 from memformers.models.reconstruction import (
     AttentionReconstructionLoss,
     AutoEncodingLoss,
@@ -36,8 +36,7 @@ from memformers.models.reconstruction import (
     own_loss,
     summed,
 )
-from memformers.models.remembering import Compressed, compress_oldest
-from memformers.models.stack import MemoryStack
+from memformers.models.registry import REGISTRY
 
 
 class CompressiveTransformer(MemoryStack):
@@ -51,7 +50,7 @@ class CompressiveTransformer(MemoryStack):
             [`AutoEncodingLoss`][] (auto-encoding), for which f_c is a [`CompressionAutoEncoder`][]; no loss
             (none); or one of your own (FILE.py:Class).
         bptt: With 1 or more, f_c also learns from the language model's loss ([`recompute_slots`][]), and then
-            needs no other loss. It must be that of the [`LayerLengths`][].
+            needs no other loss. It must be that of the [`MemorySizes`][].
 
     Raises:
         ValueError: For a loss that can't train all of f_c.
@@ -59,25 +58,22 @@ class CompressiveTransformer(MemoryStack):
     Examples:
         >>> import torch
         >>> from memformers import (
-        ...     CompressiveTransformer, CompressiveTransformerLayer, Conv1dCompression, FeedForward, Memory,
-        ...     RelativeMultiHeadAttention,
+        ...     CompressiveTransformer, CompressiveTransformerLayer, Conv1dCompression, FeedForward,
+        ...     MemorySizes, RelativeMultiHeadAttention,
         ... )
         >>> parts = {
         ...     "d_model": 64, "self_attn": RelativeMultiHeadAttention(heads=4, d_model=64),
         ...     "feed_forward": FeedForward(64, 256), "dropout_prob": 0.1,
         ... }
-        >>> from memformers.models.lengths import LayerLengths
         >>> layer = CompressiveTransformerLayer(**parts, compress=Conv1dCompression(4, 64))
-        >>> stack, memory = CompressiveTransformer(layer, n_layers=2), Memory(())
-        >>> lengths = [LayerLengths(mem_len=16, c_mem_len=8, compression_rate=4)] * 2
+        >>> stack, memory = CompressiveTransformer(layer, n_layers=2), None
+        >>> sizes = [MemorySizes(mem_len=16, c_mem_len=8, compression_rate=4)] * 2
         >>> for _ in range(4):
-        ...     output, inputs = stack(torch.randn(16, 2, 64), memory.mem, memory.c_mem)
-        ...     memory, auxiliary_loss = stack.remember(memory, inputs, lengths)
+        ...     output, inputs = stack(torch.randn(16, 2, 64), memory)
+        ...     memory, auxiliary_loss = stack.remember(memory, inputs, sizes)
         >>> memory.mem_len, memory.c_mem_len
         (16, 8)
     """
-
-    takes: ClassVar[tuple[str, ...]] = ("mem", "c_mem", "valid")
 
     @check_arguments
     def __init__(
@@ -85,7 +81,7 @@ class CompressiveTransformer(MemoryStack):
         layer: CompressiveTransformerLayer | Sequence[CompressiveTransformerLayer],
         n_layers: int,
         compression_loss: CompressionLossName | str = "attention",
-        bptt: Whole = 0,
+        bptt: NonNegativeInt = 0,
     ):
         for one in [layer] if isinstance(layer, CompressiveTransformerLayer) else layer:
             check_compression_loss(compression_loss, one.compress, bptt)
@@ -95,21 +91,21 @@ class CompressiveTransformer(MemoryStack):
         """A loss of one's own, by layer."""
         if ":" in compression_loss:
             self.own_losses = nn.ModuleList(
-                own_part(compression_loss, "compression_loss", rate_of(one.compress), one.d_model)
+                build_part("compression_loss", compression_loss, rate_of(one.compress), one.d_model)
                 for one in self.compressive_layers
             )
 
     @classmethod
-    def layer_lengths(cls, config: NetworkConfig) -> list[LayerLengths]:
+    def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
         """The newest ``mem_len`` positions, and ``c_mem_len`` slots of older ones."""
         mem_len, c_mem_len, rate = map(config.of_layers, ("mem_len", "c_mem_len", "compression_rate"))
         each = zip(mem_len, c_mem_len, rate, strict=True)
-        return [LayerLengths(*own, config.bptt, config.segment_len) for own in each]
+        return [MemorySizes(*own, config.bptt, config.segment_len) for own in each]
 
     @classmethod
     def build(cls, config: NetworkConfig, parts: Mapping[str, Any]) -> "CompressiveTransformer":
         """The network of ``config``, with layers of these ``parts`` and compressions of their rates."""
-        rates = [own.compression_rate for own in config.layer_lengths]
+        rates = config.of_layers("compression_rate")
         made = [
             CompressiveTransformerLayer(**parts, compress=build_compression(config, rate))
             for rate in (rates if len(set(rates)) > 1 else rates[:1])
@@ -120,102 +116,69 @@ class CompressiveTransformer(MemoryStack):
     def forward(
         self,
         x: Tensor,
-        mem: Sequence[Tensor] | None,
-        c_mem: Sequence[Tensor] | None,
+        memory: Memory | Sequence[Tensor] | None = None,
+        c_mem: Sequence[Tensor] | None = None,
         mask: Tensor | None = None,
-        *,
-        doc_starts: Tensor | None = None,
-        valid: Tensor | None = None,
-        window: ByLayer | None = None,
-        through_memory: bool = False,
+        **options: Any,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Read a segment.
+        """Read a segment ``x [S, B, D]`` after ``memory``, as in
+        [`MemoryStack.forward`][memformers.models.base.MemoryStack.forward], whose ``options`` it takes; or
+        after positions ``[M, B, D]`` and slots ``c_mem [C, B, D]``, a tensor per layer each."""
+        if c_mem:
+            memory = Memory(tuple(cast(Sequence[Tensor], memory or ())), tuple(c_mem))
+        return super().forward(x, memory, mask, **options)
 
-        Args:
-            x: ``[S, B, D]``.
-            mem: None, empty, or a tensor ``[M, B, D]`` per layer.
-            c_mem: None, empty, or a tensor ``[C, B, D]`` per layer. M and C may differ by layer.
-            mask: ``[S, C + M + S, B]`` or ``[S, C + M + S, 1]``, true where a query may look, None for
-                causal.
-            doc_starts: ``[S, B]``, true where a new document begins; a query sees no other document.
-            valid: ``[B]``, how many of the newest positions belong to the running document, where a slot
-                stands for c of them; None for all.
-            window: How many of the newest keys a query sees, its own included; None for all.
-            through_memory: Whether ``new_mem`` keeps its gradient.
-
-        Returns:
-            The output ``[S, B, D]`` and ``new_mem``, the detached input ``[S, B, D]`` of each layer, which is
-            what this segment adds to the memory.
-
-        Raises:
-            ValueError: For a memory of another depth, batch, width, dtype or device, and for starts or valid
-                that don't fit.
-        """
-        memory = Memory(tuple(mem or ()), tuple(c_mem or ()), valid)
-        return self.read(x, memory, mask, doc_starts, window, through_memory)
-
-    def advance(
+    def update_memory(
         self,
         memory: Memory,
         inputs: Sequence[Tensor],
-        lengths: Sequence[LayerLengths],
-        doc_starts: Tensor | None = None,
-    ) -> tuple[Memory, Compressed | None]:
+        sizes: Sequence[MemorySizes],
+        doc_starts: Tensor | None,
+    ) -> tuple[Memory, Tensor]:
         """Both memories after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``doc_starts
-        [S, B]``; and what was compressed."""
-
+        [S, B]``; and the loss of what was compressed, a scalar."""
         compressions = self.compressions
 
         def received(layer: int, positions: int) -> Tensor | None:
             """How much attention these oldest positions of a layer's memory received in the segment,
-            ``[n·c, B]``; a ``mask`` or ``window`` of the forward pass is not known here."""
+            ``[n·c, B]``; a ``mask`` or window of the forward pass is not known here."""
             if not needs_attention(compressions[layer]):
                 return None
             past = [parts[layer] for parts in (memory.c_mem, memory.mem) if parts]
-            key_start = self.first_seen(inputs[layer], memory, doc_starts, None)[layer]
+            key_start = self.first_seen(inputs[layer], memory, doc_starts)[layer]
             context, S = torch.cat((*past, inputs[layer])), len(inputs[layer])
             slots = len(memory.c_mem[layer]) if memory.c_mem else 0
             of_context = attention_received(self.memory_layers[layer], context, S, key_start)
             return of_context[slots : slots + positions]
 
-        return compress_oldest(memory, inputs, compressions, lengths, doc_starts, received)
+        memory, compressed = compress_memory(memory, inputs, compressions, sizes, doc_starts, received)
+        if compressed is None:
+            return memory, inputs[0].new_zeros(())
+        return memory, self.compression_loss_of(inputs, compressed)
 
     def compression_loss_of(self, inputs: Sequence[Tensor], compressed: Compressed) -> Tensor:
         """The loss of what was ``compressed`` after a segment with these ``inputs [S, B, D]``, a scalar."""
-        old, new, left_out = compressed.old, compressed.new, compressed.left_out
+        old, new, n_masked = compressed.old, compressed.new, compressed.n_masked
         if self.compression_loss == "none":
             return inputs[0].new_zeros(())
         if self.compression_loss == "auto-encoding":
-            return AutoEncodingLoss(cast(list[CompressionAutoEncoder], self.compressions))(old, new, left_out)
+            return AutoEncodingLoss(cast(list[CompressionAutoEncoder], self.compressions))(old, new, n_masked)
         if self.own_losses is not None:
             each = zip(self.own_losses, self.compressive_layers, inputs, strict=True)
             return summed(
-                [partial(own_loss, *parts) for parts in each], self.compressions, old, new, left_out
+                [partial(own_loss, *parts) for parts in each], self.compressions, old, new, n_masked
             )
-        return AttentionReconstructionLoss(self.compressive_layers)(inputs, old, new, left_out)
+        return AttentionReconstructionLoss(self.compressive_layers)(inputs, old, new, n_masked)
 
-    def recompute_slots(self, memory: Memory, lengths: Sequence[LayerLengths]) -> Memory:
+    def recompute_slots(self, memory: Memory, sizes: Sequence[MemorySizes]) -> Memory:
         """``memory`` with newly computed slots: in training, each layer's f_c computes the newest slots
         ``[m, B, D]`` again from the ``slot_inputs [m·c, B, D]``. So the language model's loss reaches f_c
-        through slots of earlier steps (section 3.2.1, backpropagation through time).
-
-        Raises ValueError for slot_inputs that don't fit the slots.
-        """
-        if not memory.slot_inputs:
+        through slots of earlier steps (section 3.2.1, backpropagation through time)."""
+        if not memory.slot_inputs or not (self.training and torch.is_grad_enabled()):
             return memory
         c_mem = memory.c_mem or [x[:0] for x in memory.slot_inputs]
-        each = list(zip(c_mem, memory.slot_inputs, lengths, strict=True))
-        for slots, positions, own in each:
-            if len(positions) % own.compression_rate or len(positions) > len(slots) * own.compression_rate:
-                raise UserError(
-                    f"expected slot_inputs of some of {len(slots)} slots of compression_rate="
-                    f"{own.compression_rate}, got {len(positions)} positions; use a memory as the model "
-                    f"gives it."
-                )
-        if not (self.training and torch.is_grad_enabled()):
-            return memory
-        made = [newest_anew(f_c, *of_layer) for f_c, of_layer in zip(self.compressions, each, strict=True)]
-        return replace(memory, c_mem=tuple(made))
+        each = zip(self.compressions, c_mem, memory.slot_inputs, sizes, strict=True)
+        return replace(memory, c_mem=tuple(newest_anew(*of_layer) for of_layer in each))
 
     @property
     def compression_rates(self) -> list[int]:
@@ -237,7 +200,7 @@ class CompressiveTransformer(MemoryStack):
 def build_compression(config: NetworkConfig, rate: int) -> nn.Module:
     """An f_c, ``[n·c, B, D]`` to ``[n, B, D]``, with a decoder where its loss needs one."""
     if ":" in config.compression:
-        f_c = own_part(config.compression, "compression", rate, config.d_model)
+        f_c = build_part("compression", config.compression, rate, config.d_model)
         f_c.compression_rate = rate  # type: ignore[assignment]
         return (
             CompressionAutoEncoder(f_c, config.d_model) if config.compression_loss == "auto-encoding" else f_c
@@ -250,10 +213,10 @@ def build_compression(config: NetworkConfig, rate: int) -> nn.Module:
     return CompressionAutoEncoder(f_c, config.d_model) if config.compression_loss == "auto-encoding" else f_c
 
 
-def newest_anew(f_c: nn.Module, slots: Tensor, slot_inputs: Tensor, lengths: LayerLengths) -> Tensor:
+def newest_anew(f_c: nn.Module, slots: Tensor, slot_inputs: Tensor, sizes: MemorySizes) -> Tensor:
     """A layer's ``slots [C, B, D]``, of which f_c computes the newest m again from the positions that they
     represent, ``slot_inputs [m·c, B, D]``."""
-    c, of_segment = lengths.compression_rate, lengths.slots_a_segment
+    c, of_segment = sizes.compression_rate, sizes.slots_a_segment
     m = len(slot_inputs) // c
     # The last slots of a compression may depend on where it ends, so the slots of each whole segment are
     # computed separately, as they were the first time.
@@ -261,3 +224,6 @@ def newest_anew(f_c: nn.Module, slots: Tensor, slot_inputs: Tensor, lengths: Lay
     old = slot_inputs.split([n * c for n in pieces])
     new = [slots_of(f_c, x, n) for x, n in zip(old, pieces, strict=True)]
     return torch.cat([slots[: len(slots) - m], *new])
+
+
+REGISTRY["model", "compressive"] = CompressiveTransformer

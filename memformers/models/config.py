@@ -1,38 +1,36 @@
-"""What a network with memory, and a language model around it, are built from, checked; and what attention
-costs."""
+"""What a network with memory, and a language model around it, are built from: every setting, checked, and how
+much each layer remembers by them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Literal
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Checked, Count, Probability, Range, Whole, check_fields
+from memformers.common.fields import (
+    Checked,
+    Count,
+    NonNegativeInt,
+    Probability,
+    Range,
+    check_fields,
+    check_value,
+)
 from memformers.common.files import config_from_dict
 from memformers.kernels.dispatch import KernelName
-from memformers.models.attention import check_heads
-from memformers.models.compression import (
-    WITHOUT_PARAMETERS,
-    CompressionLossName,
-    CompressionName,
-    CompressionStart,
-)
-from memformers.models.kinds import (
-    BUILT_IN,
-    NO_SETTINGS,
-    PARTS,
-    NoSettings,
-    check_choice,
-    code_of,
-    kind_of,
-    named,
-)
-from memformers.models.layers import GateName, Norm, check_gate
-from memformers.models.lengths import ByLayer, LayerLengths, Rate, by_layer
-from memformers.models.positions import Positions, check_positions
-from memformers.models.vocabulary import Clusters, check_clusters
+from memformers.models.memory_sizes import ByLayer, MemorySizes, Rate
+from memformers.models.registry import NO_SETTINGS, NoSettings, lookup, name_of
 
 ModelName = Literal["transformer", "transformer-xl", "compressive"]
 EmbeddingName = Literal["plain", "adaptive"]
+Norm = Literal["pre", "pre-without-final", "post"]
+GateName = Literal["residual", "gru"]
+Positions = Literal["learned", "sinusoidal"]
+CompressionName = Literal["conv", "dilated", "mean", "max", "most-used"]
+CompressionStart = Literal["random", "mean"]
+CompressionLossName = Literal["attention", "auto-encoding", "none"]
+WITHOUT_PARAMETERS: tuple[CompressionName, ...] = ("mean", "max", "most-used")
+"""Compressions in which there is nothing to learn."""
 OF_MODELS: dict[str, tuple[ModelName, ...]] = {
     "mem_len": ("transformer-xl", "compressive"),
     "same_length": ("transformer-xl",),
@@ -40,10 +38,15 @@ OF_MODELS: dict[str, tuple[ModelName, ...]] = {
     **dict.fromkeys(("compression", "compression_start", "compression_loss", "bptt"), ("compressive",)),
     **dict.fromkeys(("tbptt", "memory_warmup"), ("transformer-xl", "compressive")),
 }
-"""The settings of a model or a training that only these models use, and memories of one's own that say so.
+"""The settings of a model or a training that only these models use, and memories of your own that say so.
 Others keep their default."""
-CHOICES = {"gate": GateName, "compression": CompressionName, "compression_loss": CompressionLossName}
-"""What is built in, by the setting that may also name a class of one's own."""
+BUILT_IN: dict[str, Any] = {
+    "model": ModelName,
+    "gate": GateName,
+    "compression": CompressionName,
+    "compression_loss": CompressionLossName,
+}
+"""What is built in, by the setting that may also name a class of your own."""
 LENGTHS = ("mem_len", "c_mem_len", "compression_rate", "memory_warmup")
 """Those of them that a config may have without use: the arms of an experiment have the same lengths."""
 MOST_LAYERS = 10_000
@@ -132,19 +135,20 @@ class NetworkConfig:
     """What the convolutions learn from: how much attention changes when memories give way to their slots
     (attention), how well a decoder makes the memories of the slots again (auto-encoding), or a loss of your
     own, such as my.py:Loss; or from none, with the mean, max or most-used, or with bptt (compressive)."""
-    bptt: Whole = 0
+    bptt: NonNegativeInt = 0
     """How many compressions back the language model's loss reaches the convolutions, beside the compression
     loss; the memory then keeps the positions from which the slots of these compressions were made. 0: it
     never reaches them (compressive)."""
     own: Any = NO_SETTINGS
     """The settings of a memory of your own, an instance of its ``Config``, whose defaults they are if not
     given; none for the other models."""
+    memory_sizes: ClassVar[tuple[MemorySizes, ...]]
+    """How much each layer remembers between segments; each config has its own."""
 
     def __post_init__(self) -> None:
         """Raise UserError, saying what doesn't fit."""
-        for name in ("model", *PARTS):
-            object.__setattr__(self, name, named(getattr(self, name), name))
-        for name, built_in in CHOICES.items():
+        for name, built_in in BUILT_IN.items():
+            object.__setattr__(self, name, name_of(getattr(self, name), name))
             check_choice(name, getattr(self, name), built_in, getattr(NetworkConfig, name))
         check_fields(self)
         object.__setattr__(self, "own", own_settings(self.model, self.own))
@@ -157,6 +161,14 @@ class NetworkConfig:
         self.check_compression()
         if self.same_length and not min(self.of_layers("mem_len")):
             raise UserError(f"same_length=True needs a memory, got mem_len={self.mem_len}; leave it out.")
+        kind = lookup("model", self.model)
+        sizes = kind.memory_sizes(self)
+        if len(sizes or ()) != self.n_layers or not all(isinstance(own, MemorySizes) for own in sizes):
+            raise UserError(
+                f"expected {kind.__qualname__}.memory_sizes to return a list of n_layers={self.n_layers} "
+                f"MemorySizes, got {sizes!r}."
+            )
+        object.__setattr__(self, "memory_sizes", tuple(sizes))
 
     def check_compression(self) -> None:
         """Raise UserError for a compression that can't start or learn as these settings say."""
@@ -194,25 +206,23 @@ class NetworkConfig:
                         f"multiple of {rate}, or compression='conv'."
                     )
 
-    @property
-    def layer_lengths(self) -> list[LayerLengths]:
-        """How much each layer remembers between segments."""
-        return kind_of(self.model).layer_lengths(self)
-
     def of_layers(self, name: str) -> tuple[int, ...]:
         """The length called ``name`` of each layer. Raises ValueError for a tuple of another length."""
-        return by_layer(getattr(self, name), self.n_layers, name)
-
-    @property
-    def window(self) -> ByLayer | None:
-        """How many of the newest positions a query sees, its own among them; None for all."""
-        return self.mem_len if self.same_length else None
+        value = getattr(self, name)
+        if not isinstance(value, tuple):
+            return (value,) * self.n_layers
+        if len(value) != self.n_layers:
+            raise UserError(
+                f"{name}={value} is for {len(value)} layers, but n_layers={self.n_layers}; give one number "
+                f"for each layer, or a single one for all."
+            )
+        return value
 
     @property
     def longest_attention(self) -> int:
         """The most keys K = C + M + S one query's segment can meet in any layer, in positions and slots."""
-        longest = max(own.c_mem_len + own.longest_memory for own in self.layer_lengths) + self.segment_len
-        return max([longest, *(K for _, K in kind_of(self.model).attention_sizes(self))])
+        longest = max(own.c_mem_len + own.longest_memory for own in self.memory_sizes) + self.segment_len
+        return max([longest, *(K for _, K in lookup("model", self.model).attention_sizes(self))])
 
     @property
     def remembered_positions(self) -> int:
@@ -224,7 +234,7 @@ class NetworkConfig:
     def positions_of_layers(self) -> list[int]:
         """How many positions before the segment each layer can look at, compressed ones included."""
         not_its_own = 1 if self.same_length else 0  # a query's own position is within its window
-        return [own.positions - not_its_own for own in self.layer_lengths]
+        return [own.positions - not_its_own for own in self.memory_sizes]
 
 
 @dataclass(frozen=True)
@@ -267,29 +277,25 @@ class ModelConfig(NetworkConfig):
     """Clusters of an adaptive embedding, and what its softmax shares."""
 
     def __post_init__(self) -> None:
-        """Raise UserError, saying what doesn't fit."""
+        """Raise UserError, saying what doesn't fit. Cutoffs meet the vocabulary when a model is built: a
+        training takes that from its text."""
         super().__post_init__()
-        self.check_embedding()
-
-    def check_embedding(self) -> None:
-        """Raise UserError for an embedding that can't be. Cutoffs meet the vocabulary when a model is
-        built: a training takes that from its text."""
-        adaptive, default = self.adaptive, AdaptiveConfig()
-        if self.embedding == "adaptive":
-            check_clusters(adaptive.cutoffs, adaptive.div_val, self.d_embed)
-            return
-        for name in (field.name for field in fields(adaptive)):
-            if getattr(adaptive, name) != getattr(default, name):
-                raise UserError(
-                    f"{name}={getattr(adaptive, name)} is for an adaptive embedding; use "
-                    f"embedding='adaptive' with it, or leave it out."
-                )
-
-    @property
-    def clusters(self) -> Clusters:
-        """Of an adaptive embedding. Raises ValueError for cutoffs beyond the vocabulary."""
-        adaptive = self.adaptive
-        return Clusters(self.vocab_size, adaptive.cutoffs, adaptive.div_val, self.d_embed)
+        adaptive, default, cutoffs = self.adaptive, AdaptiveConfig(), self.adaptive.cutoffs
+        if self.embedding != "adaptive":
+            for name in (field.name for field in fields(adaptive)):
+                if getattr(adaptive, name) != getattr(default, name):
+                    raise UserError(
+                        f"{name}={getattr(adaptive, name)} is for an adaptive embedding; use "
+                        f"embedding='adaptive' with it, or leave it out."
+                    )
+        elif any(low >= high for low, high in pairwise(cutoffs)):
+            raise UserError(f"expected cutoffs in ascending order, each once, got cutoffs={cutoffs}.")
+        elif self.d_embed // adaptive.div_val ** len(cutoffs) < 1:
+            raise UserError(
+                f"div_val={adaptive.div_val} leaves cluster {1 + len(cutoffs)}, the last, no width of "
+                f"d_embed={self.d_embed}; use d_embed={adaptive.div_val ** len(cutoffs)} or more, a smaller "
+                f"div_val, or fewer cutoffs."
+            )
 
     @property
     def d_embed(self) -> int:
@@ -300,7 +306,7 @@ class ModelConfig(NetworkConfig):
 def own_settings(model: str, given: Any) -> Any:
     """The settings of the memory called ``model``, checked: ``given``, an instance of its ``Config`` or a
     dict of its fields, or the defaults if nothing is given. Raises UserError for others."""
-    kind = kind_of(model).Config
+    kind = lookup("model", model).Config
     if isinstance(given, Mapping):
         given = config_from_dict(kind, given, f"the settings of {model}")
     elif isinstance(given, NoSettings):
@@ -311,11 +317,47 @@ def own_settings(model: str, given: Any) -> Any:
     return given
 
 
+def check_choice(setting: str, value: object, built_in: Any, default: object) -> None:
+    """Raise UserError unless the ``value`` of a setting is one of the ``built_in`` ones, or the name of a
+    class that is registered."""
+    if isinstance(value, str) and ":" in value:
+        lookup(setting, value)
+    else:
+        check_value(setting, value, built_in, default)
+
+
+def check_heads(heads: int, d_model: int) -> None:
+    """Raise UserError, naming widths that fit, unless ``heads`` divides ``d_model``."""
+    if d_model % heads:
+        below, above = d_model // heads * heads, -(-d_model // heads) * heads
+        raise UserError(
+            f"d_model={d_model} is not divisible by heads={heads}; use a multiple of {heads}, such as "
+            + (f"{below} or {above}." if below else f"{above}.")
+        )
+
+
+def check_positions(positions: Positions, features: int | None, clamp_len: int | None) -> None:
+    """Raise UserError for settings of sinusoids beside learned positions."""
+    for name, value in (("position_features", features), ("clamp_len", clamp_len)):
+        if positions == "learned" and value is not None:
+            raise UserError(
+                f"{name}={value} is for sinusoids, which positions='learned' doesn't have; leave it out, or "
+                f"use positions='sinusoidal'."
+            )
+
+
+def check_gate(gate: GateName | str, norm: Norm) -> None:
+    """Raise UserError for a ``gate`` that doesn't exist, or that needs another ``norm``."""
+    check_choice("gate", gate, GateName, "residual")
+    if gate != "residual" and norm == "post":
+        raise UserError(f"gate={gate!r} needs norm='pre' or 'pre-without-final', got norm='post'.")
+
+
 def is_used(name: str, model: str) -> bool:
     """Whether the setting called ``name`` has an effect on ``model``."""
-    if name not in OF_MODELS or model in BUILT_IN:
+    if name not in OF_MODELS or ":" not in model:
         return model in OF_MODELS.get(name, (model,))
-    return name in kind_of(model).uses
+    return name in lookup("model", model).uses
 
 
 def check_used(config: Any, model: str, *, lengths: bool = False) -> None:
@@ -330,36 +372,3 @@ def check_used(config: Any, model: str, *, lengths: bool = False) -> None:
                 f"{each.name}={value!r} is for model={' or '.join(map(repr, OF_MODELS[each.name]))}, got "
                 f"model={model!r}; leave it out."
             )
-
-
-def attention_operations(config: NetworkConfig) -> int:
-    """Operations of all layers' attention for one token, with full memories, and of what else a memory of
-    one's own declares; a multiply-add is two.
-
-    Per layer, for Q queries over K keys, which are S and C + M + S in most models: 2·Q·K·D each for scores by
-    content, scores by position and weighted values, also where the causal mask hides them; 4·K·D² for keys
-    and values, and 4·Q·D² for queries and output, which the S tokens of a segment share. Position vectors are
-    shared by all streams and don't count, nor does what compresses.
-    """
-    D, S, kind = config.d_model, config.segment_len, kind_of(config.model)
-    of_layers = sum(operations(D, Q, K) // S for Q, K in kind.attention_sizes(config))
-    return of_layers + kind.more_operations(config)
-
-
-def operations(D: int, Q: int, K: int) -> int:
-    """Those of one attention of Q queries over K keys of D features, for one stream."""
-    return 6 * Q * K * D + 4 * (K + Q) * D * D
-
-
-def memory_facts(config: NetworkConfig) -> dict[str, Any]:
-    """The facts about a memory in a run's ``run.json``: the number of positions before the segment that one
-    layer sees, and that all layers together see; a layer's keys without the segment's, M + C, as a mean if
-    layers differ; attention operations per token; and of what is one's own, the checksums of its files."""
-    sizes = kind_of(config.model).attention_sizes(config)
-    keys = max(sum(K for _, K in sizes) / config.n_layers - config.segment_len, 0.0)
-    return {
-        "memory": {"one_layer": config.remembered_positions, "all_layers": sum(config.positions_of_layers)},
-        "keys": int(keys) if keys.is_integer() else keys,
-        "attention_operations": attention_operations(config),
-        **({"code": code} if (code := code_of(config)) else {}),
-    }

@@ -1,21 +1,18 @@
 """A memory transformer from features to features, to be used where a recurrent network is used."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import _register_namedtuple
 
 from memformers.common.errors import UserError
-from memformers.models.building import build_transformer, initialise_weights
-from memformers.models.config import CoreConfig, NetworkConfig
-from memformers.models.kinds import named
-from memformers.models.memory import Memory, check_lengths, check_memory
-from memformers.models.stack import MemoryStack, reset_parameters
-
-if TYPE_CHECKING:
-    from memformers.generation.stepping import Stepper
+from memformers.models.base import MemoryStack, build_transformer, initialise_weights
+from memformers.models.config import CoreConfig
+from memformers.models.memory import Memory
+from memformers.models.parts import children_first, reset_parameters
+from memformers.models.registry import name_of
 
 
 class CoreOutput(NamedTuple):
@@ -72,7 +69,7 @@ class MemoryCore(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw fresh weights, those of the compression functions last."""
-        reset_parameters(self.encode.modules())
+        reset_parameters([module for _, module in children_first(self.encode)])
         initialise_weights(self.transformer)
 
     def forward(
@@ -99,15 +96,10 @@ class MemoryCore(nn.Module):
             ValueError: For features of another shape, dtype or device than the weights, for a memory of
                 another model, batch, dtype or device, and for starts of another shape or dtype.
         """
-        self.check_features(x)
-        if memory is not None and not isinstance(memory, Memory):
-            raise UserError(f"expected memory to be a Memory or None, got a {type(memory).__name__}.")
-        memory = memory or Memory(())
-        x = self.dropout(self.encode(x))  # [S, B, D]
-        output, inputs = read_features(self.transformer, self.config, x, memory, doc_starts, through_memory)
-        memory, loss = self.transformer.after_segment(
-            memory, inputs, self.config, output, doc_starts, through_memory
-        )
+        x = self.dropout(self.encoded(x))  # [S, B, D]
+        sizes, how = self.config.memory_sizes, {"doc_starts": doc_starts, "through_memory": through_memory}
+        output, inputs = self.transformer(x, memory, sizes=sizes, **how)  # [S, B, D]
+        memory, loss = self.transformer.remember(memory, inputs, sizes, segment_len=len(x), **how)
         return CoreOutput(output, memory, loss)
 
     def initial(self, batch: int) -> Memory:
@@ -116,30 +108,23 @@ class MemoryCore(nn.Module):
         one = self.weight
         return Memory.empty(self.config, batch, dtype=one.dtype, device=one.device)
 
-    def stepper(self, batch: int, memory: Memory | None = None) -> "Stepper":
-        """What reads ``batch`` streams step by step, from ``memory`` on, with keys and values kept
-        ([`memformers.generation.stepping.Stepper`][])."""
-        from memformers.generation.stepping import stepper_of
-
-        nothing = self.weight.new_empty(0, batch, self.config.d_input or self.config.d_model)
-        how = {"encode": self.encoded, "decode": lambda output: output}
-        return stepper_of(self.transformer, self.config, nothing, memory, **how)
-
     def encoded(self, x: Tensor) -> Tensor:
-        """Features ``x [S, B, F]`` as the first layer reads them without dropout, ``[S, B, D]``."""
+        """Features ``x [S, B, F]`` as the first layer reads them without dropout, ``[S, B, D]``: in the dtype
+        of the weights, under autocast too, so that memory is as well."""
         self.check_features(x)
-        encoded: Tensor = self.encode(x)
-        return encoded
+        return self.encode(x).to(self.weight.dtype)
 
     @property
     def weight(self) -> Tensor:
         """A weight ``[D]``, which tells dtype and device."""
-        return self.transformer.memory_layers[0].norm_ff.weight
+        return self.transformer.weight
 
     def check_features(self, x: Tensor) -> None:
         """Raise UserError unless ``x`` is features ``[S, B, F]``, S and B at least 1, of the weights' dtype
         and device."""
         F, one = self.config.d_input or self.config.d_model, self.weight
+        if not isinstance(x, Tensor):
+            raise UserError(f"expected features as a torch.Tensor, got {type(x).__name__}; convert them.")
         if x.dim() != 3 or 0 in x.shape or x.shape[2] != F:
             raise UserError(
                 f"expected features as [segment, batch, {F}], at least one of each, got {list(x.shape)}."
@@ -178,26 +163,5 @@ class MemoryCore(nn.Module):
 
         own = {"gate": gate, "compression": compression, "compression_loss": compression_loss}
         for setting, name in {"model": model, **own}.items():
-            named(name, setting)
+            name_of(name, setting)
         return load_core(Path(folder), device)
-
-
-def read_features(
-    transformer: MemoryStack,
-    config: NetworkConfig,
-    x: Tensor,
-    memory: Memory,
-    doc_starts: Tensor | None = None,
-    through_memory: bool = False,
-) -> tuple[Tensor, list[Tensor]]:
-    """``x [S, B, D]``, with ``doc_starts [S, B]``, after ``memory``, to the output ``[S, B, D]`` of the
-    ``transformer`` of this ``config`` and each layer's input ``[S, B, D]``, which is detached without
-    ``through_memory``. Raises ValueError for a ``memory`` that doesn't fit."""
-    check_memory(memory, x, config.n_layers)
-    check_lengths(memory, config)
-    memory = transformer.recompute_slots(memory, config.layer_lengths)
-    past = {name: getattr(memory, name) for name in transformer.takes}
-    output, inputs = transformer(
-        x, **past, doc_starts=doc_starts, window=config.window, through_memory=through_memory
-    )
-    return output, inputs

@@ -1,6 +1,5 @@
 """A whole language model around a memory transformer: tokens and memory in, logits and memory out."""
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,26 +8,21 @@ from torch import Tensor, nn
 from torch.utils._pytree import _register_namedtuple
 
 from memformers.common.errors import UserError
-from memformers.kernels.operators import is_transformed
-from memformers.models.boundaries import check_streams
-from memformers.models.building import (
-    build_embedding,
-    build_head,
-    build_transformer,
-    initialise_vocabulary,
-    initialise_weights,
-)
+from memformers.kernels.operators import has_values, is_transformed
+from memformers.models.base import MemoryStack, build_transformer, initialise_weights
 from memformers.models.config import ModelConfig
-from memformers.models.core import read_features
-from memformers.models.kinds import named
+from memformers.models.documents import check_streams
 from memformers.models.linear import linear
-from memformers.models.memory import Memory, check_lengths, check_memory
-from memformers.models.stack import MemoryStack
+from memformers.models.memory import Memory, check_memory
+from memformers.models.registry import name_of
 from memformers.models.vocabulary import (
     AdaptiveEmbedding,
     AdaptiveSoftmax,
     TokenLosses,
     adaptive_losses,
+    build_embedding,
+    build_head,
+    initialise_vocabulary,
     token_losses,
 )
 
@@ -142,25 +136,13 @@ class MemoryLM(nn.Module):
         self.check_tokens(tokens)
         said = "targets, the next token of each,"
         check_streams(said, targets, torch.int64, tokens.shape, tokens.device)
-        if memory is not None and not isinstance(memory, Memory):
-            raise UserError(f"expected memory to be a Memory or None, got a {type(memory).__name__}.")
-        memory = memory or Memory(())
-        hidden, inputs = self.transform(tokens, memory, doc_starts, through_memory)
-        memory, auxiliary_loss = self.transformer.after_segment(
-            memory, inputs, self.config, hidden, doc_starts, through_memory
-        )
-        if targets is not None:
-            return LMScores(self.score(hidden, targets), memory, auxiliary_loss)
-        return LMOutput(self.predict(hidden), memory, auxiliary_loss)
-
-    def transform(
-        self, tokens: Tensor, memory: Memory, doc_starts: Tensor | None = None, through_memory: bool = False
-    ) -> tuple[Tensor, list[Tensor]]:
-        """``tokens [S, B]``, with ``doc_starts [S, B]``, to the transformer's output ``[S, B, D]`` and each
-        layer's input ``[S, B, D]``, which is detached without ``through_memory``. Raises ValueError for a
-        ``memory`` that doesn't fit."""
         x = self.dropout(self.embed(tokens))  # [S, B, D]
-        return read_features(self.transformer, self.config, x, memory, doc_starts, through_memory)
+        sizes, how = self.config.memory_sizes, {"doc_starts": doc_starts, "through_memory": through_memory}
+        hidden, inputs = self.transformer(x, memory, sizes=sizes, **how)  # [S, B, D]
+        memory, loss = self.transformer.remember(memory, inputs, sizes, segment_len=len(x), **how)
+        if targets is not None:
+            return LMScores(self.score(hidden, targets), memory, loss)
+        return LMOutput(self.predict(hidden), memory, loss)
 
     def predict(self, hidden: Tensor) -> Tensor:
         """The transformer's output ``[·, D]`` to the logits ``[·, vocab_size]`` of the next token."""
@@ -171,8 +153,8 @@ class MemoryLM(nn.Module):
     def score(self, hidden: Tensor, targets: Tensor) -> TokenLosses:
         """How well the transformer's output ``[S, B, D]`` predicts ``targets [S, B]``."""
         # The number of targets in a cluster depends on values, which graphs and transformations don't have.
-        has_values = not torch.compiler.is_compiling() and not is_transformed(hidden, targets)
-        if isinstance(self.head, AdaptiveSoftmax) and has_values:
+        may_choose = not torch.compiler.is_compiling() and not is_transformed(hidden, targets)
+        if isinstance(self.head, AdaptiveSoftmax) and may_choose:
             assert isinstance(self.embed, AdaptiveEmbedding)
             return adaptive_losses(self.head, self.embed, hidden, targets)
         return token_losses(self.predict(hidden), targets)
@@ -180,7 +162,7 @@ class MemoryLM(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return self.head.weight.device
+        return self.transformer.weight.device
 
     def check_tokens(self, tokens: Tensor, batch: int | None = None) -> None:
         """Raise ValueError unless ``tokens`` is text of this vocabulary, ``[S, B]``, of ``batch`` streams."""
@@ -192,54 +174,8 @@ class MemoryLM(nn.Module):
 
     def check_memory(self, memory: Memory, batch: int) -> None:
         """Raise ValueError unless ``memory`` is one that this model can have made of ``batch`` streams."""
-        one = self.head.weight.new_empty(1, batch, self.config.d_model)
-        check_memory(memory, one, self.config.n_layers)
-        check_lengths(memory, self.config, complete=True)
-
-    # The rooms above build on this one, so the methods below import them when they are called.
-
-    def generate(
-        self,
-        prompt: Tensor | Sequence[Tensor],
-        max_new_tokens: int,
-        *,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        stop: int | None = None,
-        batch: int = 1,
-    ) -> Iterator[Tensor]:
-        """Continue a prompt, token by token.
-
-        The prompt is read as in training, by segments, each remembered when it is full, with keys and values
-        kept ([`memformers.generation.decoding.Decoder`][]). A model without memory reads the newest
-        ``segment_len`` tokens again for each new one.
-
-        Args:
-            prompt: ``[P, B]``; or prompts of different lengths, a sequence of tensors ``[P_i]``, each of
-                which is read and continued exactly as it would be alone
-                ([`memformers.generation.writing`][]).
-            max_new_tokens: The largest number of new tokens of each stream.
-            temperature: What logits are divided by; 0 is greedy.
-            top_k: Only this number of the most likely tokens can be drawn; None for all.
-            top_p: Only the most likely tokens with this probability together can be drawn; None for all.
-            seed: The same seed gives the same text; None for another each time.
-            stop: The token at which a stream ends; it all ends when every stream has come to it.
-            batch: How many times a single prompt ``[P, 1]`` is continued.
-
-        Yields:
-            int64 ``[B]``, the next token of each stream, as it comes.
-
-        Raises:
-            ValueError: As [`memformers.generation.sampling.Sampling`][] does, for a prompt without tokens, a
-                negative ``max_new_tokens``, and a ``batch`` of several prompts.
-        """
-        from memformers.generation.sampling import Sampling
-        from memformers.generation.writing import generate
-
-        sampling = Sampling(temperature, top_k, top_p)
-        return generate(self, prompt, max_new_tokens, sampling, seed=seed, stop=stop, batch=batch)
+        one = self.transformer.weight.expand(1, batch, -1)
+        check_memory(memory, one, self.config.n_layers, self.config.memory_sizes, complete=True)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json`` and ``model.safetensors``, each atomically. Raises ValueError for the
@@ -284,20 +220,21 @@ class MemoryLM(nn.Module):
 
         own = {"gate": gate, "compression": compression, "compression_loss": compression_loss}
         for setting, name in {"model": model, **own}.items():
-            named(name, setting)
+            name_of(name, setting)
         return load_folder_or_name(Path(folder), device)
 
 
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:
     """Raise ValueError unless ``tokens`` is a segment: integers ``[S, B]``, S and B at least 1, each
     below ``vocab_size`` (on a GPU that is left to the embedding, so as not to wait for the values)."""
+    if not isinstance(tokens, Tensor):
+        raise UserError(f"expected tokens as a torch.Tensor, got {type(tokens).__name__}; convert them.")
     if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype not in (torch.int64, torch.int32):
         raise UserError(
             f"expected tokens as int64 or int32 integers [segment, batch], at least one of each, got "
             f"{tokens.dtype} {list(tokens.shape)}."
         )
-    has_values = tokens.device.type == "cpu" and not torch.compiler.is_compiling()
-    if has_values and not is_transformed(tokens):
+    if has_values(tokens):
         low, high = tokens.aminmax()
         if low < 0 or high >= vocab_size:
             raise UserError(

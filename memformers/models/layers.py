@@ -3,7 +3,7 @@ network."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Probability, check_arguments
 from memformers.models.attention import RelativeMultiHeadAttention
-from memformers.models.kinds import check_choice, own_output, own_part
-from memformers.models.linear import linear
+from memformers.models.config import GateName, Norm, check_gate
+from memformers.models.linear import is_plain, linear
+from memformers.models.parts import build_part, output_of
 
-Norm = Literal["pre", "pre-without-final", "post"]
-GateName = Literal["residual", "gru"]
 Attend = Callable[[Tensor], Tensor]
 """Attention of a layer's input ``[S, B, D]`` over whatever is remembered: ``[S, B, D]``."""
 
@@ -49,7 +48,8 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[S, B, D]`` to ``[S, B, D]``."""
         # Flat, since what is changed in place must not be a view: autograd would copy its gradient twice.
-        hidden = linear(self.layer1, x.flatten(0, -2)).relu_()  # [S·B, d_ff]
+        hidden = linear(self.layer1, x.flatten(0, -2))  # [S·B, d_ff]
+        hidden = hidden.relu_() if is_plain(self.layer1, nn.Linear) else hidden.relu()
         hidden = self.dropout(hidden) if self.training else hidden
         return linear(self.layer2, hidden).view_as(x)
 
@@ -107,18 +107,26 @@ class GRUGate(nn.Module):
 class MemoryLayer(nn.Module):
     """The layer that all models share.
 
-    With ``norm="pre"``, the layer normalizes the input of attention and that of the feed-forward network.
-    Memories are raw inputs of a layer, so the layer that reads them normalizes them. With
-    ``norm="pre-without-final"``, the layer is the same, but the stack doesn't normalize its output. With
-    ``norm="post"``, the form of the original Transformer-XL, the layer normalizes each sum, and attention
-    reads inputs and memories without normalization.
+    In pre-norm, the layer normalizes the input of attention and that of the feed-forward network. Memories
+    are raw inputs of a layer, so the layer that reads them normalizes them. In post-norm, the form of the
+    original Transformer-XL, the layer normalizes each sum, and attention reads inputs and memories as they
+    are.
 
-    With ``gate="gru"``, in pre-norm, a [`GRUGate`][] after a ReLU takes the place of each sum; and with
-    ``gate="FILE.py:Class"``, a module of your own.
+    A layer that combines the parts in another way derives from a model's layer and overrides
+    [`transform`][], which training, evaluation and generation all use.
 
-    ``feed_forward`` is any module from ``[S, B, D]`` to the same shape. A layer that combines the parts in
-    another way derives from a model's layer and overrides [`transform`][], which training, evaluation and
-    generation all use.
+    Args:
+        d_model: The width of the model, D.
+        self_attn: The attention, built for the same ``d_model``.
+        feed_forward: Any module from ``[S, B, D]`` to the same shape, such as [`FeedForward`][].
+        dropout_prob: Probability of dropping a feature of a sublayer's output while training.
+        norm: Normalization before attention and feed-forward network (``"pre"``), also without one of the
+            stack's output (``"pre-without-final"``), or of each sum, as in the original (``"post"``).
+        gate: What joins a sublayer's output to its input: their sum (``"residual"``); in pre-norm also a
+            [`GRUGate`][] after a ReLU (``"gru"``), or a module of your own (``"FILE.py:Class"``).
+
+    Raises:
+        ValueError: For an argument out of its range, and for attention of another width.
     """
 
     @check_arguments
@@ -147,12 +155,12 @@ class MemoryLayer(nn.Module):
 
     def forward(
         self,
-        *,
         x: Tensor,
         mem: Tensor | None = None,
         c_mem: Tensor | None = None,
         mask: Tensor | None = None,
         key_start: Tensor | None = None,
+        *,
         cached: Attend | None = None,
     ) -> Tensor:
         """Transform a segment, after looking at what is remembered.
@@ -165,7 +173,7 @@ class MemoryLayer(nn.Module):
                 for causal.
             key_start: int64 ``[B, S]``, the index of the first key that each query may see; None for all.
             cached: Attention over keys and values that are computed already, in place of memories and mask
-                ([`memformers.generation.cache.CachedLayer`][]).
+                ([`memformers.generation.incremental`][]).
 
         Returns:
             ``[S, B, D]``.
@@ -192,11 +200,11 @@ class MemoryLayer(nn.Module):
     ) -> Tensor:
         """Attention of ``x [S, B, D]`` over ``past``, tensors ``[·, B, D]`` in order of time, and itself, all
         normalized first in pre-norm: ``[S, B, D]``."""
-        if past:
-            context, norm = torch.cat(list(past)), self.norm_before_attention
-            return self.self_attn.over_memory(x, context, norm, mask, key_start)
-        z = self.attention_input(x)
-        return self.self_attn(query=z, key=z, value=z, mask=mask, key_start=key_start)
+        if past and self.self_attn.can_fold(self.norm_before_attention):
+            norm, context = self.norm_before_attention, torch.cat(list(past))
+            return self.self_attn.forward_with_memory(x, context, norm, mask, key_start)
+        z = self.attention_input(torch.cat((*past, x)) if past else x)  # [K, B, D]
+        return self.self_attn(query=z[len(z) - len(x) :], key=z, value=z, mask=mask, key_start=key_start)
 
     def attention_input(self, x: Tensor) -> Tensor:
         """The layer's input or memory ``x [·, B, D]`` as attention reads it: ``[·, B, D]``."""
@@ -210,24 +218,8 @@ class MemoryLayer(nn.Module):
 
 class TransformerXLLayer(MemoryLayer):
     """The shared layer, attending over memory and segment (Dai et al. 2019,
-    [arXiv 1901.02860](https://arxiv.org/abs/1901.02860), section 3.2).
-
-    A layer that combines the parts in another way derives from this one and overrides
-    [`transform`][memformers.models.layers.MemoryLayer.transform], which training, evaluation and generation
-    all use.
-
-    Args:
-        d_model: The width of the model, D.
-        self_attn: The attention, built for the same ``d_model``.
-        feed_forward: Any module from ``[S, B, D]`` to the same shape, such as [`FeedForward`][].
-        dropout_prob: Probability of dropping a feature of a sublayer's output while training.
-        norm: Normalization before attention and feed-forward network (``"pre"``), also without one of the
-            stack's output (``"pre-without-final"``), or of each sum, as in the original (``"post"``).
-        gate: What joins a sublayer's output to its input: their sum (``"residual"``), or in pre-norm a
-            [`GRUGate`][] after a ReLU (``"gru"``).
-
-    Raises:
-        ValueError: For an argument out of its range, and for attention of another width.
+    [arXiv 1901.02860](https://arxiv.org/abs/1901.02860), section 3.2), with the arguments and errors of
+    [`MemoryLayer`][memformers.models.layers.MemoryLayer].
 
     Examples:
         >>> import torch
@@ -247,19 +239,12 @@ class CompressiveTransformerLayer(MemoryLayer):
     [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.1).
 
     Args:
-        d_model: The width of the model, D.
-        self_attn: The attention, built for the same ``d_model``.
-        feed_forward: Any module from ``[S, B, D]`` to the same shape, such as [`FeedForward`][].
-        dropout_prob: Probability of dropping a feature of a sublayer's output while training.
         compress: Its own f_c, ``[n·c, B, D]`` to ``[n, B, D]``, such as
             [`Conv1dCompression`][memformers.models.compression.Conv1dCompression].
-        norm: Normalization before attention and feed-forward network (``"pre"``), also without one of the
-            stack's output (``"pre-without-final"``), or of each sum, as in the original (``"post"``).
-        gate: What joins a sublayer's output to its input: their sum (``"residual"``), or in pre-norm a
-            [`GRUGate`][] after a ReLU (``"gru"``).
+        parts: The arguments of [`MemoryLayer`][memformers.models.layers.MemoryLayer].
 
     Raises:
-        ValueError: For an argument out of its range, and for attention of another width.
+        ValueError: As the MemoryLayer does.
 
     Examples:
         >>> import torch
@@ -276,48 +261,21 @@ class CompressiveTransformerLayer(MemoryLayer):
         torch.Size([16, 2, 64])
     """
 
-    def __init__(
-        self,
-        *,
-        d_model: int,
-        self_attn: RelativeMultiHeadAttention,
-        feed_forward: nn.Module,
-        dropout_prob: float,
-        compress: nn.Module,
-        norm: Norm = "pre",
-        gate: GateName | str = "residual",
-    ):
-        super().__init__(
-            d_model=d_model,
-            self_attn=self_attn,
-            feed_forward=feed_forward,
-            dropout_prob=dropout_prob,
-            norm=norm,
-            gate=gate,
-        )
+    def __init__(self, *, compress: nn.Module, **parts: Any):
+        super().__init__(**parts)
         self.compress = compress
-
-
-def check_gate(gate: GateName | str, norm: Norm) -> None:
-    """Raise UserError for a ``gate`` that doesn't exist, or that needs another ``norm``."""
-    check_choice("gate", gate, GateName, "residual")
-    if gate != "residual" and norm == "post":
-        raise UserError(f"gate={gate!r} needs norm='pre' or 'pre-without-final', got norm='post'.")
 
 
 def build_gate(gate: GateName | str, d_model: int) -> nn.Module | None:
     """What joins a sublayer's output to its input; None for their sum."""
     if ":" in gate:
-        return own_part(gate, "gate", d_model)
+        return build_part("gate", gate, d_model)
     return GRUGate(d_model) if gate == "gru" else None
 
 
 def joined(gate: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """A sublayer's output ``y [S, B, D]`` and its input ``x``, joined by ``gate``: the same shape."""
-    if isinstance(gate, GRUGate):
-        output: Tensor = gate(x, y.relu())
-        return output
-    return own_output(gate, x.shape, "[S, B, D]", x, y)
+    return gate(x, y.relu()) if isinstance(gate, GRUGate) else output_of(gate, x.shape, x, y)
 
 
 def nothing_dropped(x: Tensor) -> Tensor:

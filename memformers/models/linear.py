@@ -1,22 +1,34 @@
-"""Linear maps: a layer's norm folded into them, and maps of one or two positions."""
+"""Linear maps: when one may be read in place of being called, a norm folded into one, and few rows."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memformers.kernels.single import products
-
 Affine = tuple[Tensor, Tensor]
 """Weight ``[out, in]`` and bias ``[out]``."""
+PARTS = 4
+"""How many matrices a weight is cut into for few rows."""
+LARGE = 1 << 17
+"""Numbers in a weight, from which on that is faster: half a MiB in float32, which no longer stays in a core's
+cache from one token to the next."""
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def standardized(norm: nn.LayerNorm | None, x: Tensor) -> Tensor:
+def is_plain(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
+    """Whether ``module`` is exactly of one of these ``kinds`` and has no hooks, so that its weights say what
+    it computes. A wrapped, quantized or parametrized module is of another kind; weight norm and pruning are
+    hooks."""
+    return type(module) in kinds and not any(module.__dict__[hooks] for hooks in _HOOKS)
+
+
+def layer_norm_no_affine(norm: nn.LayerNorm | None, x: Tensor) -> Tensor:
     """x̂: ``x [·, B, D]`` as ``norm`` gives it before its scale and shift; ``x`` itself without a norm."""
     return x if norm is None else F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
 
 
 def fold(norm: nn.LayerNorm | None, linear: nn.Linear) -> Affine:
-    """Weight and bias of ``linear`` after the scale and shift of ``norm``, if there is one, in one map."""
+    """Weight and bias of ``linear`` after the scale γ and the shift β of ``norm``, if there is one, in one
+    map: W(γ ∘ x̂ + β) = (W ∘ γ)x̂ + Wβ."""
     weight, bias = linear.weight, linear.bias
     if norm is None:
         return weight, weight.new_zeros(linear.out_features) if bias is None else bias
@@ -26,35 +38,21 @@ def fold(norm: nn.LayerNorm | None, linear: nn.Linear) -> Affine:
 
 def linear(module: nn.Module, x: Tensor) -> Tensor:
     """``module(x)`` for ``x [·, in]``, a linear map or any module in its place: ``[·, out]``."""
-    if type(module) is nn.Linear and module.bias is not None and is_worth_cutting(module.weight, x):
+    if not torch.is_grad_enabled() and is_plain(module, nn.Linear) and module.bias is not None:
         return affine((module.weight, module.bias), x)
     return module(x)
 
 
 def affine(weights: Affine, x: Tensor) -> Tensor:
-    """``x [·, in]`` times the weight, plus the bias, ``[·, out]``; at the speed of memory for few rows.
+    """``x [·, in]`` times the weight, plus the bias, ``[·, out]``, without gradient; at the speed of memory
+    for one or two rows on CPU in float32, as when text is generated.
 
     PyTorch gives a matrix of one row to one core; as a batch of matrices, the weight is read by all.
     """
-    weight, bias = weights
-    if not is_worth_cutting(weight, x):
+    (weight, bias), inputs = weights, x.shape[-1]
+    few = x.numel() <= 2 * inputs and weight.numel() >= LARGE and weight.shape[0] % PARTS == 0
+    if not few or x.device.type != "cpu" or x.dtype != torch.float32:
         return F.linear(x, weight, bias)
-    (features, inputs), rows = weight.shape, x.numel() // x.shape[-1]
-    of_each = x.reshape(rows, inputs).expand(PARTS, rows, inputs)
-    out = products(weight.view(PARTS, features // PARTS, inputs), of_each)  # [PARTS, rows, out / PARTS]
-    return out.transpose(0, 1).reshape(*x.shape[:-1], features) + bias
-
-
-PARTS = 4
-"""How many matrices the weight is cut into for few rows."""
-LARGE = 1 << 17
-"""Numbers in a weight, from which on that is faster: half a MiB in float32, which no longer stays in a core's
-cache from one token to the next."""
-
-
-def is_worth_cutting(weight: Tensor, x: Tensor) -> bool:
-    """Whether a large weight ``[out, in]`` meets only one or two rows ``x [·, in]``, as when text is
-    generated, on CPU in float32."""
-    if torch.is_grad_enabled() or x.numel() > 2 * x.shape[-1] or weight.numel() < LARGE:
-        return False
-    return x.device.type == "cpu" and x.dtype == torch.float32 and weight.shape[0] % PARTS == 0
+    rows = x.reshape(-1, inputs)
+    out = torch.bmm(rows.expand(PARTS, *rows.shape), weight.view(PARTS, -1, inputs).mT)
+    return out.transpose(0, 1).reshape(*x.shape[:-1], len(weight)) + bias

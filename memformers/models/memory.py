@@ -2,24 +2,24 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.models.boundaries import EVERYTHING, check_streams
 from memformers.models.config import NetworkConfig
-from memformers.models.kinds import kind_of
-from memformers.models.lengths import LayerLengths
+from memformers.models.documents import EVERYTHING, check_streams, without_hidden
+from memformers.models.memory_sizes import MemorySizes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Memory:
     """The past of B parallel streams, oldest first.
 
     M, C and the rate may differ between layers. Memory carries no gradient, except ``mem`` if the model was
     called with ``through_memory``. Tensors may be views of those that a backward pass still needs: don't
-    change them in place.
+    change them in place. Two memories are equal if all their numbers are.
 
     Examples:
         >>> import torch
@@ -30,9 +30,11 @@ class Memory:
         (2, torch.Size([64, 3, 128]))
         >>> memory.reset(torch.tensor([True, False, False])).valid[0].item()  # stream 0 begins a new document
         0
+        >>> memory.streams(slice(2)).mem[0].shape  # the first two streams
+        torch.Size([64, 2, 128])
     """
 
-    mem: tuple[Tensor, ...]
+    mem: tuple[Tensor, ...] = ()
     """For each layer ``[M, B, D]``: that layer's inputs."""
     c_mem: tuple[Tensor, ...] = ()
     """For each layer ``[C, B, D]``, where each slot represents ``compression_rate`` inputs that are older
@@ -40,10 +42,10 @@ class Memory:
     valid: Tensor | None = None
     """int64 ``[B]``: the number of each stream's newest positions that belong to its running document, where
     a slot counts as ``compression_rate`` positions; None means all. A layer that remembers fewer positions
-    sees all of them. Earlier positions are hidden from queries ([`memformers.models.boundaries`][])."""
+    sees all of them. Earlier positions are hidden from queries ([`memformers.models.documents`][])."""
     slot_inputs: tuple[Tensor, ...] = ()
     """For each layer ``[m·c, B, D]``: the inputs that the newest m slots of ``c_mem`` represent, without
-    gradient. From them, the slots are computed again while f_c learns from the language model's loss. Empty
+    gradient, from which the slots are computed again while f_c learns from the language model's loss. Empty
     for a model with ``bptt=0``."""
 
     @classmethod
@@ -58,26 +60,43 @@ class Memory:
         """An empty memory with the shapes of a full one: zeros that no query sees.
 
         A model computes the same from it as from no memory, but shapes are then the same in every segment if
-        ``segment_len`` is a multiple of ``compression_rate``. ``mem_len`` is rounded down to whole slots, so
-        that the first document begins at the edge of a slot. ``dtype`` and ``device`` are torch's defaults if
-        not given.
+        ``segment_len`` is a multiple of ``compression_rate``. The Compressive Transformer's ``mem_len`` is
+        rounded down to whole slots, so that the first document begins at the edge of a slot. ``dtype`` and
+        ``device`` are torch's defaults if not given.
         """
-        layers, slots = config.layer_lengths, "c_mem" in kind_of(config.model).takes
+        sizes = config.memory_sizes
+        rates = [own.compression_rate if config.model == "compressive" else 1 for own in sizes]
 
         def zeros(lengths: Sequence[int]) -> tuple[Tensor, ...]:
             shapes = [(length, batch, config.d_model) for length in lengths]
             return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
 
+        mem = zeros([own.mem_len - own.mem_len % rate for own, rate in zip(sizes, rates, strict=True)])
+        slots, slot_inputs = (
+            [getattr(own, n) for own in sizes] for n in ("c_mem_len", "slot_input_positions")
+        )
         valid = torch.zeros(batch, dtype=torch.int64, device=device)
-        mem = zeros([own.mem_len - own.mem_len % own.compression_rate for own in layers])
-        c_mem = zeros([own.c_mem_len for own in layers]) if slots else ()
-        slot_inputs = [own.slot_input_positions for own in layers]
-        return cls(mem, c_mem, valid, zeros(slot_inputs) if any(slot_inputs) else ())
+        return cls(
+            mem, zeros(slots) if any(slots) else (), valid, zeros(slot_inputs) if any(slot_inputs) else ()
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Memory):
+            return NotImplemented
+        ours, theirs = memory_tensors(self), memory_tensors(other)
+        return ours.keys() == theirs.keys() and all(torch.equal(x, theirs[name]) for name, x in ours.items())
+
+    __hash__ = None  # type: ignore[assignment]
 
     @property
     def parts(self) -> dict[str, tuple[Tensor, ...]]:
         """What is kept by layer, tensors ``[·, B, D]``, by the names of the fields."""
         return {"mem": self.mem, "c_mem": self.c_mem, "slot_inputs": self.slot_inputs}
+
+    def of_layer(self, i: int) -> dict[str, Tensor | None]:
+        """The memory ``mem [M, B, D]`` and the slots ``c_mem [C, B, D]`` that layer ``i`` attends to; None
+        for what the memory hasn't got."""
+        return {"mem": self.mem[i] if self.mem else None, "c_mem": self.c_mem[i] if self.c_mem else None}
 
     def reset(self, done: Tensor) -> "Memory":
         """The memory in which the streams that are ``done``, boolean ``[B]``, remember nothing, since their
@@ -87,12 +106,36 @@ class Memory:
             return self  # nothing is remembered of any stream
         check_streams("done", done, torch.bool, one.shape[1:2], one.device)
         valid = torch.full_like(done, EVERYTHING, dtype=torch.int64) if self.valid is None else self.valid
-        return replace(self, valid=valid.masked_fill(done, 0))
+        hidden = self.map(lambda x: without_hidden(x, done.expand(len(x), -1)) if x.dim() == 3 else x)
+        return replace(hidden, valid=valid.masked_fill(done, 0))
 
     def detach(self) -> "Memory":
         """The same memory without gradient."""
-        mem, c_mem = (tuple(x.detach() for x in tensors) for tensors in (self.mem, self.c_mem))
-        return replace(self, mem=mem, c_mem=c_mem)
+        return self.map(Tensor.detach)
+
+    def streams(self, chosen: Any) -> "Memory":
+        """The memory of the ``chosen`` streams, as for a smaller last batch: a slice, a list of numbers, or
+        integers or booleans ``[·]`` in a tensor."""
+        return self.map(lambda x: x[:, chosen])
+
+    @classmethod
+    def join(cls, memories: Sequence["Memory"]) -> "Memory":
+        """The memory of the streams of all ``memories``, one after the other."""
+        if len(memories) == 1:
+            return memories[0]
+        each = [memory.parts for memory in memories]
+        parts = {
+            kind: tuple(torch.cat(xs, 1) for xs in zip(*(p[kind] for p in each), strict=True))
+            for kind in each[0]
+        }
+        valid = [memory.valid for memory in memories if memory.valid is not None]
+        return cls(**parts, valid=torch.cat(valid) if valid else None)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Memory":
+        """The memory with ``change`` applied to each of its tensors, ``[·, B, D]``, and to ``valid`` as
+        ``[1, B]``."""
+        parts = {kind: tuple(map(change, tensors)) for kind, tensors in self.parts.items()}
+        return Memory(**parts, valid=None if self.valid is None else change(self.valid[None])[0])
 
     @property
     def mem_len(self) -> int:
@@ -109,10 +152,10 @@ class Memory:
         mem, c_mem = ([*map(len, parts)] or [0] * n_layers for parts in (self.mem, self.c_mem))
         return list(zip(mem, c_mem, strict=True))
 
-    def positions(self, lengths: Sequence[LayerLengths]) -> int:
+    def positions(self, sizes: Sequence[MemorySizes]) -> int:
         """The number of positions that the layer with the most remembers, where a slot counts as the
-        ``compression_rate`` of its layer's ``lengths``."""
-        each = zip(self.lengths(len(lengths)), lengths, strict=True)
+        ``compression_rate`` of its layer's ``sizes``."""
+        each = zip(self.lengths(len(sizes)), sizes, strict=True)
         return max(M + own.compression_rate * C for (M, C), own in each)
 
 
@@ -122,9 +165,22 @@ torch.export.register_dataclass(Memory, serialized_type_name="memformers.Memory"
 torch.serialization.add_safe_globals([Memory])
 
 
-def check_memory(memory: Memory, x: Tensor, n_layers: int) -> None:
-    """Raise UserError unless each part of ``memory``, empty or one tensor a layer, fits a model of
-    ``n_layers`` layers whose input is ``x [S, B, D]``."""
+def check_memory(
+    memory: Any,
+    x: Tensor,
+    n_layers: int,
+    sizes: Sequence[MemorySizes] | None = None,
+    *,
+    complete: bool = False,
+) -> Memory:
+    """``memory``, or for None an empty one. Raise UserError unless each part of it, empty or one tensor a
+    layer, fits a model of ``n_layers`` layers whose input is ``x [S, B, D]``; with ``sizes``, also for a kind
+    of memory that such layers don't keep, and where layers of the same sizes don't remember the same
+    positions; with ``complete``, for a memory that is longer than they can have made it."""
+    if memory is None:
+        return Memory()
+    if not isinstance(memory, Memory):
+        raise UserError(f"expected memory to be a Memory or None, got a {type(memory).__name__}.")
     for name, tensors in memory.parts.items():
         if tensors and len(tensors) != n_layers:
             raise UserError(
@@ -144,32 +200,38 @@ def check_memory(memory: Memory, x: Tensor, n_layers: int) -> None:
                     f"got {tensor.dtype} on {tensor.device}; move it there, or start from no memory."
                 )
     check_streams("a memory's valid", memory.valid, torch.int64, x.shape[1:2], x.device)
+    if sizes is not None:
+        _check_lengths(memory, sizes, complete)
+    return memory
 
 
-def check_lengths(memory: Memory, config: NetworkConfig, *, complete: bool = False) -> None:
-    """Raise UserError for a ``memory`` of a kind that a model of ``config`` doesn't keep, or in which layers
-    of the same lengths don't remember the same positions; with ``complete``, also for one that is longer
-    than the model can have made it."""
-    layers = config.layer_lengths
-    settings = [(own.mem_len, own.c_mem_len, own.compression_rate) for own in layers]
-    limits = [
-        ("a memory of {} positions", [own.longest_memory for own in layers]),
-        ("a compressed memory of {} slots", [own.c_mem_len for own in layers]),
-        ("a memory with slot_inputs of {} positions", [own.slot_input_positions for own in layers]),
-    ]
-    for (name, tensors), (said, longest) in zip(memory.parts.items(), limits, strict=True):
-        for layer, tensor in enumerate(tensors):
+def _check_lengths(memory: Memory, sizes: Sequence[MemorySizes], complete: bool) -> None:
+    settings = [(own.mem_len, own.c_mem_len, own.compression_rate) for own in sizes]
+    limits = {
+        "mem": [own.longest_memory for own in sizes],
+        "c_mem": [own.c_mem_len for own in sizes],
+        "slot_inputs": [own.slot_input_positions for own in sizes],
+    }
+    for name, tensors in memory.parts.items():
+        for layer, (tensor, longest) in enumerate(zip(tensors, limits[name], strict=False)):
             same = settings.index(settings[layer])
             if len(tensor) != len(tensors[same]):
                 raise UserError(
                     f"{name} has {len(tensors[same])} positions in layer {same} and {len(tensor)} in layer "
                     f"{layer}; layers of the same lengths remember the same positions."
                 )
-            if (complete and len(tensor) > longest[layer]) or (len(tensor) and not longest[layer]):
+            if (complete and len(tensor) > longest) or (len(tensor) and not longest):
                 raise UserError(
-                    f"{said.format(len(tensor))} in layer {layer} was given to a model={config.model!r}, "
-                    f"which keeps {longest[layer]} at most; use it with the model that made it."
+                    f"{name} of layer {layer} has {len(tensor)} positions or slots, and this model keeps "
+                    f"{longest} at most; use it with the model that made it."
                 )
+    slots = memory.c_mem or [x[:0] for x in memory.slot_inputs]
+    for made, inputs, own in zip(slots, memory.slot_inputs, sizes, strict=False):
+        if len(inputs) % own.compression_rate or len(inputs) > len(made) * own.compression_rate:
+            raise UserError(
+                f"expected slot_inputs of some of {len(made)} slots of compression_rate="
+                f"{own.compression_rate}, got {len(inputs)} positions; use a memory as the model gives it."
+            )
 
 
 def memory_tensors(memory: Memory) -> dict[str, Tensor]:
@@ -182,31 +244,8 @@ def memory_tensors(memory: Memory) -> dict[str, Tensor]:
 def memory_from_tensors(tensors: Mapping[str, Tensor], n_layers: int) -> Memory:
     """The memory of ``n_layers`` layers from the result of [`memory_tensors`][]. Raises ValueError for other
     tensors."""
-    kinds = {kind: [f"{kind}.{i}" for i in range(n_layers)] for kind in Memory(()).parts}
+    kinds = {kind: [f"{kind}.{i}" for i in range(n_layers)] for kind in Memory().parts}
     if others := sorted(set(tensors) - {"valid"} - {name for names in kinds.values() for name in names}):
         raise UserError(f"it holds {', '.join(others)}, which this model has not.")
     parts = {kind: tuple(tensors[n] for n in names if n in tensors) for kind, names in kinds.items()}
     return Memory(**parts, valid=tensors.get("valid"))
-
-
-def with_streams(memory: Memory, change: Callable[[Tensor], Tensor]) -> Memory:
-    """The memory of the streams that ``change`` chooses from, or adds to, a tensor ``[·, B, …]``."""
-    parts = {kind: tuple(map(change, tensors)) for kind, tensors in memory.parts.items()}
-    return Memory(**parts, valid=None if memory.valid is None else change(memory.valid[None])[0])
-
-
-def some_streams(memory: Memory, streams: slice) -> Memory:
-    """The memory of these ``streams``, as views."""
-    return with_streams(memory, lambda tensor: tensor[:, streams])
-
-
-def joined_streams(memories: Sequence[Memory]) -> Memory:
-    """The memory of the streams of all ``memories``, one after the other."""
-    if len(memories) == 1:
-        return memories[0]
-    parts = {
-        kind: tuple(torch.cat(xs, dim=1) for xs in zip(*(m.parts[kind] for m in memories), strict=True))
-        for kind in memories[0].parts
-    }
-    valid = [memory.valid for memory in memories if memory.valid is not None]
-    return Memory(**parts, valid=torch.cat(valid) if valid else None)

@@ -1,14 +1,10 @@
-"""How distances are represented: the paper's sinusoids, or a vector learned for each distance."""
-
-from collections.abc import Callable
-from typing import Literal
+"""How distances are represented by the paper's sinusoids."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from memformers.common.errors import UserError
-
-Positions = Literal["learned", "sinusoidal"]
+_TABLES: dict[tuple[object, ...], Tensor] = {}
+"""The longest table of each kind that was asked for; all layers and models share it."""
 
 
 def sinusoids(distances: int, features: int, clamp_len: int | None = None) -> Tensor:
@@ -21,41 +17,25 @@ def sinusoids(distances: int, features: int, clamp_len: int | None = None) -> Te
     return torch.cat((angles.sin(), angles.cos()), dim=-1)[:, :features]
 
 
-class Sinusoids(nn.Module):
-    """[`sinusoids`][] as a table that grows when longer distances come, and that all layers share.
-
-    It is no part of a checkpoint. ``features`` is P; distances beyond ``clamp_len`` are taken for it.
-    """
-
-    def __init__(self, features: int, clamp_len: int | None = None):
-        super().__init__()
-        self.features, self.clamp_len = features, clamp_len
-        self.table: Tensor
-        self.register_buffer("table", torch.empty(0, features), persistent=False)
-
-    def forward(self, distances: int, like: Tensor) -> Tensor:
-        """``[distances, P]``, in the dtype and on the device of ``like``."""
-        table = self.table
-        if len(table) < distances or table.dtype != like.dtype or table.device != like.device:
-            table = sinusoids(distances, self.features, self.clamp_len).to(like)
-            # A compiled graph keeps no tables, and tensors made in inference mode can't be used in training.
-            if not torch.compiler.is_compiling() and not table.is_inference():
-                self.table = table
-        return table[:distances]
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Sinusoids":
-        """Forget the table when the module is moved or cast: cast from another dtype, it would be rounded
-        twice."""
-        super()._apply(fn, recurse)
-        self.table = self.table[:0]
-        return self
+def sinusoid_table(
+    distances: int, features: int, clamp_len: int | None, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """[`sinusoids`][] of this ``dtype`` on this ``device``, ``[distances, features]``, computed once in a
+    process. A graph of ``torch.compile`` has it as a constant; one of ``torch.export`` computes it."""
+    if torch.compiler.is_exporting():
+        return sinusoids(distances, features, clamp_len).to(device, dtype)
+    return _table(distances, features, clamp_len, dtype, device)
 
 
-def check_positions(positions: Positions, features: int | None, clamp_len: int | None) -> None:
-    """Raise UserError for settings of sinusoids beside learned positions."""
-    for name, value in (("position_features", features), ("clamp_len", clamp_len)):
-        if positions == "learned" and value is not None:
-            raise UserError(
-                f"{name}={value} is for sinusoids, which positions='learned' doesn't have; leave it out, or "
-                f"use positions='sinusoidal'."
-            )
+def _table(
+    distances: int, features: int, clamp_len: int | None, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    kind = (features, clamp_len, dtype, device)
+    if kind not in _TABLES or len(_TABLES[kind]) < distances:
+        with torch.inference_mode(False):  # a tensor of inference mode can't be used in training
+            _TABLES[kind] = sinusoids(distances, features, clamp_len).to(device, dtype)
+    return _TABLES[kind][:distances]
+
+
+# As torch.compiler.assume_constant_result does, which would import the compiler, half a second.
+_table._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -13,9 +13,10 @@ from torch.func import functional_call
 
 from memformers.common.errors import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
-from memformers.models.compression import CompressionAutoEncoder, CompressionLossName
-from memformers.models.kinds import check_choice, own_output
+from memformers.models.compression import CompressionAutoEncoder
+from memformers.models.config import CompressionLossName, check_choice
 from memformers.models.layers import CompressiveTransformerLayer
+from memformers.models.parts import output_of
 
 
 class AttentionReconstructionLoss:
@@ -53,7 +54,7 @@ class AttentionReconstructionLoss:
         h: Sequence[Tensor],
         mem: Sequence[Tensor],
         c_mem: Sequence[Tensor] | None = None,
-        left_out: Tensor | Sequence[Tensor] | None = None,
+        n_masked: Tensor | Sequence[Tensor] | None = None,
     ) -> Tensor:
         """Compute the loss of a segment.
 
@@ -61,7 +62,7 @@ class AttentionReconstructionLoss:
             h: ``[S, B, D]`` per layer, its inputs.
             mem: ``[n·c, B, D]`` per layer, what it compresses.
             c_mem: ``[n, B, D]`` per layer, f_c of ``mem`` where it is already at hand.
-            left_out: ``[B]``, or one per layer: how many of the oldest slots, with their positions, don't
+            n_masked: ``[B]``, or one per layer: how many of the oldest slots, with their positions, don't
                 count in each stream. A stream in which none counts is left out of the mean, which is 0
                 without streams.
 
@@ -77,7 +78,7 @@ class AttentionReconstructionLoss:
                 f"{len(mem)}."
             )
         terms = [partial(layer_loss, *of_layer) for of_layer in zip(self.layers, h, strict=True)]
-        return summed(terms, [layer.compress for layer in self.layers], mem, c_mem, left_out)
+        return summed(terms, [layer.compress for layer in self.layers], mem, c_mem, n_masked)
 
 
 class AutoEncodingLoss:
@@ -106,14 +107,14 @@ class AutoEncodingLoss:
         self,
         mem: Sequence[Tensor],
         c_mem: Sequence[Tensor] | None = None,
-        left_out: Tensor | Sequence[Tensor] | None = None,
+        n_masked: Tensor | Sequence[Tensor] | None = None,
     ) -> Tensor:
         """Compute the loss.
 
         Args:
             mem: ``[n·c, B, D]`` per layer, what it compresses.
             c_mem: ``[n, B, D]`` per layer, f_c of ``mem`` where it is already at hand.
-            left_out: ``[B]``, or one per layer: how many of the oldest slots, with their positions, don't
+            n_masked: ``[B]``, or one per layer: how many of the oldest slots, with their positions, don't
                 count in each stream. A stream in which none counts is left out of the mean, which is 0
                 without streams.
 
@@ -126,7 +127,7 @@ class AutoEncodingLoss:
         if len(self.compressions) != len(mem):
             raise UserError(f"expected one mem for each of {len(self.compressions)} layers, got {len(mem)}.")
         terms = [partial(auto_encoding, f_c) for f_c in self.compressions]
-        return summed(terms, self.compressions, mem, c_mem, left_out)
+        return summed(terms, self.compressions, mem, c_mem, n_masked)
 
 
 def summed(
@@ -134,27 +135,28 @@ def summed(
     f_cs: Sequence[nn.Module],
     mem: Sequence[Tensor],
     c_mem: Sequence[Tensor] | None,
-    left_out: Tensor | Sequence[Tensor] | None,
+    n_masked: Tensor | Sequence[Tensor] | None,
 ) -> Tensor:
-    """The sum of each layer's term for its ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``left_out [B]``."""
+    """The sum of each layer's term for its ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``n_masked [B]``."""
     if c_mem is None:
         c_mem = [f_c(old.detach()) for f_c, old in zip(f_cs, mem, strict=True)]
-    of_layers = left_out if isinstance(left_out, Sequence) else [left_out] * len(mem)
+    of_layers = n_masked if isinstance(n_masked, Sequence) else [n_masked] * len(mem)
     each = zip(terms, mem, c_mem, of_layers, strict=True)
-    return torch.stack([term(old, new, own) for term, old, new, own in each if len(old)]).sum()
+    losses = [term(old, new, own) for term, old, new, own in each if len(old)]
+    return torch.stack(losses).sum() if losses else mem[0].new_zeros(())
 
 
 def auto_encoding(
-    compress: CompressionAutoEncoder, mem: Tensor, c_mem: Tensor, left_out: Tensor | None = None
+    compress: CompressionAutoEncoder, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None = None
 ) -> Tensor:
     """One layer's term: ‖mem − g(c_mem)‖², averaged over all elements, a scalar; of ``mem [n·c, B, D]`` and
-    ``c_mem [n, B, D]``, without the ``left_out [B]`` oldest slots and their positions, in the mean over
+    ``c_mem [n, B, D]``, without the ``n_masked [B]`` oldest slots and their positions, in the mean over
     streams."""
     mem, made = mem.detach(), compress.decode(c_mem)
-    if left_out is None:
+    if n_masked is None:
         return F.mse_loss(made, mem)
     positions = torch.arange(len(mem), device=mem.device)
-    counts = positions[:, None] >= left_out * compress.compression_rate  # [n·c, B]
+    counts = positions[:, None] >= n_masked * compress.compression_rate  # [n·c, B]
     errors = F.mse_loss(made, mem, reduction="none").mean(-1).where(counts, 0.0)  # [n·c, B]
     of_streams = errors.sum(0) / counts.sum(0).clamp(min=1)  # [B]
     return of_streams.sum() / counts.any(0).sum().clamp(min=1)
@@ -187,18 +189,18 @@ def layer_loss(
     h: Tensor,
     mem: Tensor,
     c_mem: Tensor,
-    left_out: Tensor | None = None,
+    n_masked: Tensor | None = None,
 ) -> Tensor:
     """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements, a scalar;
-    of ``h [S, B, D]``, ``mem [n·c, B, D]`` and ``c_mem [n, B, D]``, without the ``left_out [B]`` oldest slots
+    of ``h [S, B, D]``, ``mem [n·c, B, D]`` and ``c_mem [n, B, D]``, without the ``n_masked [B]`` oldest slots
     and their positions."""
     attend = frozen_attention(layer, h)
-    if left_out is None:
+    if n_masked is None:
         whole = attend(mem.detach())  # [B, H, S, E]
         compressed = attend(c_mem)  # [B, H, S, E]
         return F.mse_loss(compressed, whole)
-    counts = left_out < len(c_mem)  # [B]
-    key_start = left_out * counts  # a softmax over no keys has no value
+    counts = n_masked < len(c_mem)  # [B]
+    key_start = n_masked * counts  # a softmax over no keys has no value
     whole = attend(mem.detach(), key_start * (len(mem) // len(c_mem)))
     compressed = attend(c_mem, key_start)
     errors = F.mse_loss(compressed, whole, reduction="none").sum((1, 2, 3))  # [B]
@@ -211,19 +213,19 @@ def own_loss(
     h: Tensor,
     mem: Tensor,
     c_mem: Tensor,
-    left_out: Tensor | None = None,
+    n_masked: Tensor | None = None,
 ) -> Tensor:
     """One layer's term by a ``loss`` of one's own, a scalar, of what [`layer_loss`][] takes; streams that
     leave out as many slots are given to it together."""
     n, c, total = len(c_mem), len(mem) // len(c_mem), c_mem.new_zeros(())
     groups = [(0, slice(None), 1)]
-    if left_out is not None:
-        each = [(k, left_out == k) for k in left_out.unique().tolist() if k < n]
+    if n_masked is not None:
+        each = [(k, n_masked == k) for k in n_masked.unique().tolist() if k < n]
         groups = [(k, streams, int(streams.sum())) for k, streams in each]
     for k, streams, size in groups:
         parts = mem[k * c :, streams].detach(), c_mem[k:, streams]
         attend = frozen_attention(layer, h[:, streams])
-        total = total + size * own_output(loss, (), "a scalar", *parts, attend)
+        total = total + size * output_of(loss, (), *parts, attend)
     return total / max(sum(size for *_, size in groups), 1)
 
 

@@ -5,11 +5,13 @@ from typing import Any
 
 from torch import Tensor
 
+from memformers.models.base import MemoryStack
 from memformers.models.config import NetworkConfig
 from memformers.models.layers import TransformerXLLayer
-from memformers.models.lengths import ByLayer, LayerLengths
 from memformers.models.memory import Memory
-from memformers.models.stack import MemoryStack
+from memformers.models.memory_sizes import MemorySizes
+from memformers.models.memory_update import truncate_memory
+from memformers.models.registry import REGISTRY
 
 
 class TransformerXL(MemoryStack):
@@ -26,17 +28,16 @@ class TransformerXL(MemoryStack):
     Examples:
         >>> import torch
         >>> from memformers import (
-        ...     FeedForward, Memory, RelativeMultiHeadAttention, TransformerXL, TransformerXLLayer,
+        ...     FeedForward, MemorySizes, RelativeMultiHeadAttention, TransformerXL, TransformerXLLayer,
         ... )
         >>> parts = {
         ...     "d_model": 64, "self_attn": RelativeMultiHeadAttention(heads=4, d_model=64),
         ...     "feed_forward": FeedForward(64, 256), "dropout_prob": 0.1,
         ... }
-        >>> from memformers.models.lengths import LayerLengths
-        >>> stack, memory = TransformerXL(TransformerXLLayer(**parts), n_layers=2), Memory(())
+        >>> stack, memory = TransformerXL(TransformerXLLayer(**parts), n_layers=2), None
         >>> for _ in range(3):
-        ...     output, inputs = stack(torch.randn(16, 2, 64), memory.mem)
-        ...     memory, _ = stack.remember(memory, inputs, [LayerLengths(32)] * 2)
+        ...     output, inputs = stack(torch.randn(16, 2, 64), memory)
+        ...     memory, _ = stack.remember(memory, inputs, [MemorySizes(32)] * 2)
         >>> output.shape, memory.mem_len
         (torch.Size([16, 2, 64]), 32)
     """
@@ -45,53 +46,35 @@ class TransformerXL(MemoryStack):
         super().__init__(layer, n_layers)
 
     @classmethod
-    def layer_lengths(cls, config: NetworkConfig) -> list[LayerLengths]:
+    def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
         """The newest ``mem_len`` positions."""
-        return [LayerLengths(mem_len) for mem_len in config.of_layers("mem_len")]
+        lengths = config.of_layers("mem_len")
+        return [MemorySizes(M, window=M if config.same_length else None) for M in lengths]
 
     @classmethod
     def build(cls, config: NetworkConfig, parts: Mapping[str, Any]) -> "TransformerXL":
         """The network of ``config``, with layers of these ``parts``."""
         return cls(TransformerXLLayer(**parts), config.n_layers)
 
-    def forward(
+    def update_memory(
         self,
-        x: Tensor,
-        mem: Sequence[Tensor] | None,
-        mask: Tensor | None = None,
-        *,
-        doc_starts: Tensor | None = None,
-        valid: Tensor | None = None,
-        window: ByLayer | None = None,
-        through_memory: bool = False,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Read a segment.
-
-        Args:
-            x: ``[S, B, D]``.
-            mem: None, empty, or a tensor ``[M, B, D]`` per layer; M may differ by layer.
-            mask: ``[S, M + S, B]`` or ``[S, M + S, 1]``, true where a query may look, None for causal.
-            doc_starts: ``[S, B]``, true where a new document begins; a query sees no other document.
-            valid: ``[B]``, how many of the newest positions of ``mem`` belong to the running document; None
-                for all.
-            window: How many of the newest positions a query sees, its own included; None for all.
-            through_memory: Whether ``new_mem`` keeps its gradient.
-
-        Returns:
-            The output ``[S, B, D]`` and ``new_mem``, the detached input ``[S, B, D]`` of each layer, which is
-            what this segment adds to the memory.
-
-        Raises:
-            ValueError: For a memory of another depth, batch, width, dtype or device, and for starts or valid
-                that don't fit.
-        """
-        return self.read(x, Memory(tuple(mem or ()), valid=valid), mask, doc_starts, window, through_memory)
+        memory: Memory,
+        inputs: Sequence[Tensor],
+        sizes: Sequence[MemorySizes],
+        doc_starts: Tensor | None,
+    ) -> tuple[Memory, Tensor]:
+        """The newest positions of ``memory`` and ``inputs [S, B, D]``, and no loss; ``doc_starts [S, B]``
+        change nothing."""
+        return truncate_memory(memory, inputs, sizes), inputs[0].new_zeros(())
 
 
 class WithoutMemory(TransformerXL):
     """A transformer with no memory: a Transformer-XL that is never given one."""
 
     @classmethod
-    def layer_lengths(cls, config: NetworkConfig) -> list[LayerLengths]:
+    def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
         """Nothing."""
-        return [LayerLengths(0)] * config.n_layers
+        return [MemorySizes(0)] * config.n_layers
+
+
+REGISTRY["model", "transformer"], REGISTRY["model", "transformer-xl"] = WithoutMemory, TransformerXL

@@ -10,7 +10,6 @@ softmax maps the hidden features to each cluster's width and can share vectors a
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memformers.common.errors import UserError
+from memformers.models.config import ModelConfig
 
 WORD_STD = 0.02
 """The standard deviation of the initial word vectors, as in the original."""
@@ -209,7 +209,11 @@ class AdaptiveSoftmax(nn.Module):
 
 def weight(module: nn.Module) -> Tensor:
     """The weight of an embedding, ``[words, width]``, or of a linear map, ``[out, in]``."""
-    assert isinstance(module, nn.Embedding | nn.Linear)
+    if not isinstance(module, nn.Embedding | nn.Linear):
+        raise UserError(
+            f"an adaptive embedding and softmax read their weights in parts, so none can be wrapped or "
+            f"quantized, got a {type(module).__name__}; leave embed and head as they are."
+        )
     return module.weight
 
 
@@ -219,17 +223,6 @@ def draw(tables: nn.ModuleList, maps: nn.ModuleList) -> None:
         nn.init.normal_(weight(table), std=WORD_STD)
     for linear in maps:
         nn.init.normal_(weight(linear), std=weight(linear).shape[1] ** -0.5)
-
-
-def check_clusters(cutoffs: tuple[int, ...], div_val: int, d_embed: int) -> None:
-    """Raise UserError for clusters that no vocabulary can have."""
-    if any(low >= high for low, high in pairwise(cutoffs)):
-        raise UserError(f"expected cutoffs in ascending order, each once, got cutoffs={cutoffs}.")
-    if d_embed // div_val ** len(cutoffs) < 1:
-        raise UserError(
-            f"div_val={div_val} leaves cluster {1 + len(cutoffs)}, the last, no width of d_embed={d_embed}; "
-            f"use d_embed={div_val ** len(cutoffs)} or more, a smaller div_val, or fewer cutoffs."
-        )
 
 
 def adaptive_losses(
@@ -297,3 +290,36 @@ def unless_likelier_elsewhere(
             likeliest = logits.amax(-1) - logits.logsumexp(-1)
             correct[rows] = of_cluster[rows] + likeliest <= own[rows]
     return correct
+
+
+def build_embedding(config: ModelConfig) -> nn.Embedding | AdaptiveEmbedding:
+    """Tokens ``[S, B]`` to ``[S, B, D]``."""
+    if config.embedding == "adaptive":
+        return AdaptiveEmbedding(clusters_of(config), config.d_model)
+    return nn.Embedding(config.vocab_size, config.d_model)
+
+
+def build_head(config: ModelConfig) -> nn.Linear | AdaptiveSoftmax:
+    """Features ``[·, D]`` to logits or log-probabilities ``[·, vocab_size]``."""
+    if config.embedding == "adaptive":
+        tied = {name: getattr(config.adaptive, name) for name in ("tie_weights", "tie_projections")}
+        return AdaptiveSoftmax(clusters_of(config), config.d_model, **tied)
+    return nn.Linear(config.d_model, config.vocab_size)
+
+
+def clusters_of(config: ModelConfig) -> Clusters:
+    """Of an adaptive embedding. Raises ValueError for cutoffs beyond the vocabulary."""
+    return Clusters(config.vocab_size, config.adaptive.cutoffs, config.adaptive.div_val, config.d_embed)
+
+
+def initialise_vocabulary(embed: nn.Module, head: nn.Module) -> None:
+    """Draw fresh weights for embedding and head; the head starts with nearly equal probabilities."""
+    if isinstance(embed, nn.Embedding):
+        nn.init.normal_(embed.weight, std=0.3)
+    elif isinstance(embed, AdaptiveEmbedding):
+        embed.reset_parameters()
+    if isinstance(head, nn.Linear):
+        nn.init.normal_(head.weight, std=0.02)
+        nn.init.zeros_(head.bias)
+    elif isinstance(head, AdaptiveSoftmax):
+        head.reset_parameters()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, Positive, Range, Share, Whole, check_fields
+from memformers.common.fields import Count, Positive, Range, Share, NonNegativeInt, check_fields
 from memformers.common.files import config_from_dict, read_json
 from memformers.data.tokenizers import check_name
 from memformers.models.config import ModelConfig, check_used
@@ -47,7 +47,7 @@ class TrainConfig:
     """How long to train: the number of tokens seen."""
     batch_size: Count = 64
     """Parallel streams of text, B."""
-    chunk_len: Whole = 4096
+    chunk_len: NonNegativeInt = 4096
     """The training text is divided into chunks of this many tokens. Each epoch reads them in another random
     order, which depends on the seed; memory is carried from one to the next. 0 reads the text from beginning
     to end. Documents are never cut, and always read in a random order that depends on the seed."""
@@ -76,13 +76,13 @@ class TrainConfig:
     reads the same part of the held-out text. With 0, each reads the whole text, and so does the last."""
     log_every: Count = 10
     """Steps between two training records."""
-    checkpoint_every: Whole = 0
+    checkpoint_every: NonNegativeInt = 0
     """Tokens between two checkpoints, in addition to the one at each evaluation; 0 for none."""
     checkpoint_minutes: Annotated[float, Range(0)] = 5.0
     """The longest time between two checkpoints, in minutes; 0 for no limit."""
     keep_checkpoints: Count = 2
     """How many of the newest checkpoints are kept, in addition to the one with the lowest validation loss."""
-    skip_bad_steps: Whole = 0
+    skip_bad_steps: NonNegativeInt = 0
     """How many steps whose loss or gradient is NaN or infinite may be skipped before the training stops."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """The seed of the initial weights, of the order of the text and of dropout."""
@@ -92,7 +92,7 @@ class TrainConfig:
     """The precision of matrix products in training steps. With bfloat16 (autocast), weights, memory, norms,
     attention scores and losses stay in float32. auto takes bfloat16 if the device multiplies it faster, else
     float32. Evaluations always use float32."""
-    tbptt: Whole = 0
+    tbptt: NonNegativeInt = 0
     """How many earlier segments a gradient reaches into through memory; 0: memory carries no gradient. A step
     reads tbptt + 1 segments of each stream and learns from the mean of their losses, so a training run of the
     same length in tokens has fewer steps. The gradient of a step's first segment reaches into no earlier one,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Checked, Range, Whole
+from memformers.common.fields import Checked, Range, NonNegativeInt
 from memformers.models.memory import Memory
 
 
@@ -95,20 +95,20 @@ class TrainingState(Checked):
     PyTorch's fused optimizers."""
     memory: Memory = field(default_factory=lambda: Memory(()))
     """The memory that the streams' next segments read."""
-    epoch: Whole = 0
+    epoch: NonNegativeInt = 0
     """How many times the text has been read before."""
-    position: Whole = 0
+    position: NonNegativeInt = 0
     """Where the next segment begins, in tokens of a stream."""
-    step: Whole = 0
-    tokens: Whole = 0
+    step: NonNegativeInt = 0
+    tokens: NonNegativeInt = 0
     """The number of tokens read in all streams together."""
     seconds: Annotated[float, Range(0)] = 0.0
     """The time of training steps, without evaluations and checkpoints."""
     evaluation_seconds: Annotated[float, Range(0)] = 0.0
     """The time of evaluations and of the samples that are generated with them."""
-    evaluations: Whole = 0
+    evaluations: NonNegativeInt = 0
     """The number of evaluations that are done."""
-    skipped: Whole = 0
+    skipped: NonNegativeInt = 0
     """The number of steps that were skipped because a number in them was not finite."""
     window: MetricAccumulator = field(default_factory=MetricAccumulator)
     unread: list[StepTaken] = field(default_factory=list)

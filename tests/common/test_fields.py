@@ -10,10 +10,10 @@ import pytest
 
 from memformers.common.command_line import Group, parse_arguments
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, Positive, Range, Share, Whole, check_arguments, check_fields
+from memformers.common.fields import Count, Positive, Range, Share, NonNegativeInt, check_arguments, check_fields
 from memformers.common.files import config_from_dict
 
-Lengths = Whole | tuple[Whole, ...]
+Lengths = NonNegativeInt | tuple[NonNegativeInt, ...]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Whole texts and documents, against each stream read alone, segment by segment."""
+"""NonNegativeInt texts and documents, against each stream read alone, segment by segment."""
 
 import math
 import re

@@ -1,59 +1,48 @@
-"""The lengths of memories, which are the same for all layers or differ by layer.
-
-A model may need only a few long memories: Rae & Razavi 2020 (arXiv 2007.03356) gave them to some layers only,
-with the best results in the layers far from the text.
-"""
+"""How much each layer remembers: positions as they are, and slots of older ones."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
-from memformers.common.errors import UserError
-from memformers.common.fields import Range
+from memformers.common.fields import Checked, Count, Range
 
 LONGEST = 2**31
 """The most that a length or a compression rate may be: products of two fit into 64 bits."""
 Length = Annotated[int, Range(0, LONGEST)]
 Rate = Annotated[int, Range(1, LONGEST)]
 ByLayer = Length | tuple[Length, ...]
-"""A length for all layers, or one for each, beginning with the layer that reads the text."""
-
-
-def by_layer(value: ByLayer, n_layers: int, name: str) -> tuple[int, ...]:
-    """The number of each of ``n_layers`` layers. Raises ValueError, with the ``name``, for a tuple of another
-    length."""
-    if not isinstance(value, tuple):
-        return (value,) * n_layers
-    if len(value) != n_layers:
-        raise UserError(
-            f"{name}={value} is for {len(value)} layers, but n_layers={n_layers}; give one number for each "
-            f"layer, or a single one for all."
-        )
-    return value
+"""A length for all layers, or one for each, beginning with the layer that reads the text. A model may need
+only a few long memories: Rae & Razavi 2020 (arXiv 2007.03356) gave them to some layers only, with the best
+results in the layers far from the text."""
 
 
 @dataclass(frozen=True)
-class LayerLengths:
+class MemorySizes(Checked):
     """How much one layer remembers. Where nothing is compressed, C is 0 and c is 1.
 
+    Raises:
+        ValueError: For a length below 0, or a rate below 1.
+
     Examples:
-        >>> from memformers import LayerLengths
-        >>> lengths = LayerLengths(mem_len=64, c_mem_len=16, compression_rate=4)
-        >>> lengths.keys, lengths.positions
+        >>> from memformers import MemorySizes
+        >>> sizes = MemorySizes(mem_len=64, c_mem_len=16, compression_rate=4)
+        >>> sizes.keys, sizes.positions
         (80, 128)
     """
 
-    mem_len: int
+    mem_len: Length
     """M, in positions."""
-    c_mem_len: int = 0
+    c_mem_len: Length = 0
     """C, in slots."""
-    compression_rate: int = 1
+    compression_rate: Rate = 1
     """c, the positions that a slot stands for."""
-    bptt: int = 0
+    bptt: Length = 0
     """How many compressions back f_c learns from the language model's loss."""
-    segment_len: int = 1
+    segment_len: Count = 1
     """S, in positions."""
+    window: Length | None = None
+    """How many of the newest keys a query sees, its own among them; None for all."""
 
-    def leaving(self, length: int) -> int:
+    def n_evicted(self, length: int) -> int:
         """How many of a memory's ``length`` positions leave it after a segment, the oldest ones: n·c, which
         become n slots or are forgotten, with n = ⌈(length − M) / c⌉. A slot stands for c whole positions, so
         n ≤ ⌊length / c⌋, and up to c − 1 positions may wait in the memory for those that follow."""

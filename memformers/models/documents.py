@@ -10,15 +10,10 @@ import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
+from memformers.kernels.operators import has_values
 
 EVERYTHING = 1 << 62
 """A number of positions for all that a memory has, of any length."""
-
-
-def check_starts(doc_starts: Tensor | None, x: Tensor) -> None:
-    """Raise UserError unless ``doc_starts`` is boolean ``[S, B]`` for a segment ``x [S, B, ·]``, or None."""
-    said = "doc_starts, true where a document begins,"
-    check_streams(said, doc_starts, torch.bool, x.shape[:2], x.device)
 
 
 def check_streams(
@@ -28,11 +23,19 @@ def check_streams(
     shape and device."""
     if tensor is None:
         return
+    if not isinstance(tensor, Tensor):
+        raise UserError(f"expected {name} as a torch.Tensor, got {type(tensor).__name__}; convert it.")
     if tensor.dtype != dtype or tensor.shape != shape or tensor.device != device:
         raise UserError(
             f"expected {name} as {dtype} {list(shape)} on {device}, got {tensor.dtype} "
             f"{list(tensor.shape)} on {tensor.device}."
         )
+
+
+def check_starts(doc_starts: Tensor | None, x: Tensor) -> None:
+    """Raise UserError unless ``doc_starts`` is boolean ``[S, B]`` for a segment ``x [S, B, ·]``, or None."""
+    said = "doc_starts, true where a document begins,"
+    check_streams(said, doc_starts, torch.bool, x.shape[:2], x.device)
 
 
 def newest_start(doc_starts: Tensor) -> Tensor:
@@ -49,28 +52,24 @@ def seen_of_past(valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tens
     return valid.clamp(0, mem_len) + slots.clamp(0, c_mem_len)
 
 
-def first_of_document(
-    doc_starts: Tensor | None, seen: Tensor | None, segment_len: int, past: int
+def first_seen(
+    doc_starts: Tensor | None, seen: Tensor | None, window: int | None, x: Tensor, past: int
 ) -> Tensor | None:
-    """The first key that each query of a segment may see: the first of its document, int64 ``[B, S]``, of
-    ``doc_starts [S, B]``, where of ``past`` keys the newest ``seen [B]`` belong to the running document; None
-    where both are None, and all is seen."""
-    before = None if seen is None else past - seen  # [B]
-    if doc_starts is None:
-        return None if before is None else before[:, None].expand(-1, segment_len)
-    newest = newest_start(doc_starts).T  # [B, S]
-    before = newest.new_zeros(len(newest)) if before is None else before
-    return torch.where(newest < 0, before[:, None], past + newest)
-
-
-def first_in_window(x: Tensor, key_start: Tensor | None, K: int, window: int | None) -> Tensor | None:
-    """``key_start [B, S]``, or later: the first of the ``window`` newest keys up to the query's own, of each
-    query of ``x [S, B, ·]`` among K keys; None where every query sees all keys up to its own."""
-    if window is None or window >= K:
-        return key_start
-    S, B = x.shape[:2]
-    nearest = torch.arange(K - S + 1, K + 1, device=x.device).sub(window).clamp(min=0).expand(B, S)
-    return nearest if key_start is None else torch.maximum(key_start, nearest)
+    """The first key that each query of a segment ``x [S, B, ·]`` may see, int64 ``[B, S]``: the first of its
+    document, by ``doc_starts [S, B]``, where of ``past`` keys the newest ``seen [B]`` belong to the running
+    document; and with a ``window`` none but so many of the newest, its own among them. None where every query
+    sees all keys up to its own."""
+    (S, B), device, found = x.shape[:2], x.device, None
+    if doc_starts is not None or seen is not None:
+        before = torch.zeros(B, dtype=torch.int64, device=device) if seen is None else past - seen  # [B]
+        found = before[:, None].expand(-1, S)
+        if doc_starts is not None:
+            newest = newest_start(doc_starts).T  # [B, S]
+            found = torch.where(newest < 0, found, past + newest)
+    if window is None or window >= past + S:
+        return found
+    nearest = torch.arange(past + 1, past + S + 1, device=device).sub(window).clamp(min=0).expand(B, S)
+    return nearest if found is None else torch.maximum(found, nearest)
 
 
 def valid_afterwards(
@@ -78,17 +77,14 @@ def valid_afterwards(
 ) -> Tensor | None:
     """The ``valid [B]`` of the memory after a segment with ``doc_starts [S, B]``, where ``before`` positions
     were remembered and ``after`` are: int64 ``[B]``, at most ``after``; None where both are None."""
-    if valid is None and doc_starts is None:
-        return None
     if doc_starts is None:
-        assert valid is not None
-        return (valid.clamp(0, before) + segment_len).clamp(max=after)
+        return None if valid is None else (valid.clamp(0, before) + segment_len).clamp(max=after)
     newest = newest_start(doc_starts)[-1]  # [B]
     old = newest.new_full(newest.shape, before) if valid is None else valid.clamp(0, before)
     return torch.where(newest < 0, old + segment_len, segment_len - newest).clamp(max=after)
 
 
-def slots_left_out(
+def n_masked_slots(
     valid: Tensor | None, doc_starts: Tensor | None, mem_len: int, slots: int, rate: int
 ) -> Tensor:
     """How many of the oldest of ``slots`` new slots the reconstruction loss leaves out, int64 ``[B]``, for
@@ -98,14 +94,16 @@ def slots_left_out(
     document. If a document begins within the segment, they are all slots, since some queries belong to the
     document before it.
     """
-    if doc_starts is None:
-        assert valid is not None
-        return slots_to_cover(mem_len - valid, rate).clamp(0, slots)
     hidden = torch.zeros_like(doc_starts[0], dtype=torch.int64) if valid is None else mem_len - valid
-    hidden = hidden.masked_fill(doc_starts[0], mem_len)  # positions
-    return slots_to_cover(hidden, rate).clamp(0, slots).masked_fill(doc_starts[1:].any(0), slots)
+    if doc_starts is not None:
+        hidden = hidden.masked_fill(doc_starts[0], mem_len)  # positions
+    masked = (hidden + rate - 1).div(rate, rounding_mode="floor").clamp(0, slots)
+    return masked if doc_starts is None else masked.masked_fill(doc_starts[1:].any(0), slots)
 
 
-def slots_to_cover(positions: Tensor, rate: int) -> Tensor:
-    """The number of slots of ``rate`` positions that hold ``positions``, of any shape, rounded up."""
-    return (positions + rate - 1).div(rate, rounding_mode="floor")
+def without_hidden(x: Tensor, hidden: Tensor) -> Tensor:
+    """``x [t, B, D]``, with 0 in place of numbers that are not finite where ``hidden [t, B]`` is true: so a
+    position that no query sees reaches no product, nor a gradient."""
+    if has_values(x) and bool(x.sum().isfinite()):
+        return x
+    return x.masked_fill(hidden[..., None] & ~x.isfinite(), 0.0)

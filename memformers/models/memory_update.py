@@ -1,0 +1,100 @@
+"""How memory grows with each segment, and how it is compressed and truncated. At every moment, each past
+position is in exactly one place: in the memory, in one slot of the compressed memory, or forgotten."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from memformers.models.compression import slots_of
+from memformers.models.documents import n_masked_slots
+from memformers.models.memory import Memory
+from memformers.models.memory_sizes import MemorySizes
+
+
+def truncate_memory(memory: Memory, inputs: Sequence[Tensor], sizes: Sequence[MemorySizes]) -> Memory:
+    """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer: the newest positions of
+    both; Transformer-XL forgets the others (section 3.2)."""
+    past = zip(followed_by(memory.mem, inputs), sizes, strict=True)
+    return Memory(tuple(cut(parts, own.n_evicted(sum(map(len, parts)))) for parts, own in past), memory.c_mem)
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """The input and the result of one compression, ``old [n·c, B, D]`` and ``new [n, B, D]`` for each layer;
+    ``new`` still carries the gradient to f_c. If only other layers compressed something, n is 0."""
+
+    old: tuple[Tensor, ...]
+    new: tuple[Tensor, ...]
+    n_masked: tuple[Tensor, ...] | None = None
+    """How many of each stream's oldest new slots the reconstruction loss leaves out, int64 ``[B]`` a layer;
+    None for none."""
+
+
+def compress_memory(
+    memory: Memory,
+    inputs: Sequence[Tensor],
+    compress: Sequence[Callable[..., Tensor]],
+    sizes: Sequence[MemorySizes],
+    doc_starts: Tensor | None = None,
+    received: Callable[[int, int], Tensor | None] = lambda layer, positions: None,
+) -> tuple[Memory, Compressed | None]:
+    """The memory after a segment with these layer inputs, ``[S, B, D]`` for each layer, and ``doc_starts [S,
+    B]``. Each layer's own f_c compresses the positions that overflow into slots, ``[n·c, B, D]`` to ``[n, B,
+    D]``. For an f_c that needs it, ``received`` takes a layer and a number of its oldest positions, and
+    returns the attention that they received, ``[n·c, B]``.
+
+    Returns the memory and what was compressed, or None if nothing overflowed. Slots are remembered without
+    gradient, since f_c learns from its own loss. Source: Compressive Transformer (Rae et al. 2020, arXiv
+    1911.05507), section 3.1 and algorithm 1.
+    """
+    past = followed_by(memory.mem, inputs)
+    taken = [own.n_evicted(sum(map(len, parts))) for parts, own in zip(past, sizes, strict=True)]  # n·c
+    mem = tuple(cut(parts, nc) for parts, nc in zip(past, taken, strict=True))
+    if not any(taken):
+        return replace(memory, mem=mem), None
+    old = tuple(cut(parts, 0, nc).detach() for parts, nc in zip(past, taken, strict=True))
+    n_slots = [nc // own.compression_rate for nc, own in zip(taken, sizes, strict=True)]
+    new = tuple(
+        slots_of(f_c, x, n, received(layer, len(x))) if n else x
+        for layer, (f_c, x, n) in enumerate(zip(compress, old, n_slots, strict=True))
+    )
+    c_mem, slot_inputs = (
+        tuple(
+            cut(parts, max(sum(map(len, parts)) - length, 0))
+            for parts, length in zip(followed_by(before, added), lengths, strict=True)
+        )
+        for before, added, lengths in (
+            (memory.c_mem, [x.detach() for x in new], [own.c_mem_len for own in sizes]),
+            (memory.slot_inputs, old, [own.slot_input_positions for own in sizes]),
+        )
+    )
+    n_masked = None
+    if memory.valid is not None or doc_starts is not None:
+        each = zip(memory.lengths(len(sizes)), n_slots, sizes, strict=True)
+        n_masked = tuple(
+            n_masked_slots(memory.valid, doc_starts, M, n, own.compression_rate) for (M, _), n, own in each
+        )
+    slot_inputs = slot_inputs if any(own.slot_input_positions for own in sizes) else ()
+    return Memory(mem, c_mem, slot_inputs=slot_inputs), Compressed(old, new, n_masked)
+
+
+def followed_by(past: Sequence[Tensor], new: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    """Each layer's past and what follows it, ``[·, B, D]`` each; an empty ``past`` has no positions."""
+    return list(zip(past, new, strict=True)) if past else [(x,) for x in new]
+
+
+def cut(parts: Sequence[Tensor], start: int, stop: int | None = None) -> Tensor:
+    """The positions from ``start`` to before ``stop``, or to the end, of ``parts [·, B, D]``, which follow
+    each other in time. They are copied only if they are in several parts, or are less than half of one, which
+    a view would keep from being freed."""
+    stop, pieces = sum(map(len, parts)) if stop is None else stop, []
+    for part in parts:
+        pieces.append(part[max(start, 0) : max(stop, 0)])
+        start, stop = start - len(part), stop - len(part)
+    filled = [(piece, part) for piece, part in zip(pieces, parts, strict=True) if len(piece)]
+    if len(filled) != 1:
+        return torch.cat([piece for piece, _ in filled] or [parts[0][:0]])
+    piece, part = filled[0]
+    return piece.clone() if 2 * len(piece) < len(part) else piece

@@ -1,0 +1,151 @@
+"""Which class a name in a config stands for: a built-in model, or a class of your own as model, gate,
+compression or compression loss.
+
+``my_memory.py:Averages`` is the class of a file, ``package.module:Class`` that of a module. A checkpoint
+never imports code by itself: its class must be named in this process, by an option such as ``--model``, by an
+arm, or in Python.
+"""
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from memformers.common.errors import USER_MODULES, UserError
+from memformers.common.files import IS_READ
+
+Kind = TypeVar("Kind", bound=type)
+
+PARTS = ("gate", "compression", "compression_loss")
+"""The settings, beside the model, that may name a class of your own: a PyTorch module."""
+REGISTRY: dict[tuple[str, str], Any] = {}
+"""The classes that are known in this process, by the setting and the name that configs have for them."""
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """The settings of a memory that has none of its own."""
+
+
+NO_SETTINGS = NoSettings()
+
+
+def register_memory(kind: Kind) -> Kind:
+    """Let ``ModelConfig(model=…)`` and ``--model`` find a memory of your own; can be used as a decorator.
+
+    Returns the class. Its name in configs is ``my_memory.py:Averages`` if it is from a file or typed into
+    Python, and ``package.module:Averages`` if it is from a package. Raises ValueError for a class that is
+    not derived from [`CustomMemory`][memformers.models.custom_memory.CustomMemory].
+
+    Examples:
+        >>> from memformers import CustomMemory, MemorySizes, ModelConfig, register_memory
+        >>> @register_memory
+        ... class Mean(CustomMemory):
+        ...     @classmethod
+        ...     def memory_sizes(cls, config):
+        ...         return [MemorySizes(mem_len=16, c_mem_len=1, compression_rate=64)] * config.n_layers
+        ...     def grow(self, layer, slots, left, belongs):
+        ...         return 0.9 * slots + 0.1 * left.mean(0, keepdim=True)
+        >>> ModelConfig(model=Mean).remembered_positions
+        80
+    """
+    name_of(kind, "model")
+    return kind
+
+
+def lookup(setting: str, name: str) -> Any:
+    """The class that ``setting`` calls so. Raises UserError for one that was not named in this process."""
+    if (setting, name) in REGISTRY:
+        return REGISTRY[setting, name]
+    if ":" in name:
+        option = f"--{setting.replace('_', '-')} {name}"
+        raise UserError(
+            f"{setting}={name!r} is code that runs only if you name it; give {option} with the path of its "
+            f"file, or in Python the class itself as {setting}."
+        )
+    known = ", ".join(repr(n) for of, n in REGISTRY if of == setting and ":" not in n)
+    raise UserError(
+        f"expected {setting} to be one of {known}, or one of your own such as 'my_memory.py:Averages', got "
+        f"{setting}={name!r}."
+    )
+
+
+def name_of(value: "str | type", setting: str = "model") -> str:
+    """The name that configs have for the ``value`` of a ``setting``: a built-in name; a class, which becomes
+    known; or the place of one, ``FILE.py:Class`` or ``package.module:Class``, which is imported unless a
+    config is being read from a file."""
+    if isinstance(value, str):
+        if ":" not in value or (setting, value) in REGISTRY or IS_READ.get():
+            return value
+        value = import_class(value)
+    if setting == "model" and not hasattr(value, "memory_sizes"):
+        raise UserError(f"{place_of(value)} is not a memory; derive it from memformers.CustomMemory.")
+    name = Path(place_of(value)).name
+    before = REGISTRY.setdefault((setting, name), value)
+    if before is not value and place_of(before) != place_of(value):
+        raise UserError(
+            f"{place_of(before)} and {place_of(value)} would have one name, {name}; rename a file."
+        )
+    USER_MODULES.add(value.__module__)
+    REGISTRY[setting, name] = value
+    return name
+
+
+def import_class(place: str) -> type:
+    """The class at ``FILE.py:Class`` or ``package.module:Class``, whose module is imported unless it is
+    already. What the module raises goes through; UserError where there is no such file, module or class."""
+    module_name, _, name = place.rpartition(":")
+    path = Path(module_name).resolve() if module_name.endswith(".py") else None
+    if path is not None and not path.is_file():
+        raise UserError(f"there is no file {path}; name the file with your class, as my_memory.py:Averages.")
+    if path is not None:
+        module_name = f"memformers_own_{re.sub(r'[^0-9A-Za-z]', '_', str(path.with_suffix('')))}"
+    folder = str(Path.cwd() if path is None else path.parent)
+    USER_MODULES.add(module_name)
+    sys.path.insert(0, folder)  # so that it may import its neighbours
+    try:
+        if path is None or module_name in sys.modules:
+            module = importlib.import_module(module_name)
+        else:
+            spec = importlib.util.spec_from_file_location(module_name, path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+    except BaseException as error:
+        sys.modules.pop(module_name, None)
+        if isinstance(error, ImportError | SyntaxError | SystemExit):
+            said = f"{type(error).__name__}: {error}"
+            raise UserError(f"{path or module_name} can't be imported: {said}; mend it there.") from error
+        raise
+    finally:
+        sys.path.remove(folder)
+    kind = getattr(module, name, None)
+    if not isinstance(kind, type):
+        own = [n for n, x in vars(module).items() if isinstance(x, type) and x.__module__ == module.__name__]
+        raise UserError(f"{path or module_name} has no class {name!r}; it has {', '.join(own) or 'none'}.")
+    return kind
+
+
+def place_of(kind: type) -> str:
+    """How another process can import a class: ``FILE.py:Class``, or ``package.module:Class``."""
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    is_in_package = "." in kind.__module__ or file is None
+    return f"{kind.__module__ if is_in_package else Path(file).resolve()}:{kind.__qualname__}"
+
+
+def places(settings: Mapping[str, Any]) -> list[str]:
+    """What another process is to import to know the classes of your own in a model's ``settings``: each
+    setting and the place of its class, as ``gate=FILE.py:Class``."""
+    own = [(setting, settings.get(setting)) for setting in ("model", *PARTS)]
+    return [f"{s}={place_of(REGISTRY[s, name])}" for s, name in own if ":" in (name or "")]
+
+
+def short_name(model: str) -> str:
+    """The name of a model without the file or module that it is from."""
+    return model.rpartition(":")[2]
