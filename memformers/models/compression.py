@@ -3,7 +3,7 @@ slots of past positions, ``[n·c, B, D]`` to ``[n, B, D]``, and has a ``compress
 ``needs_attention = True`` is also given how much attention each of them received, ``[n·c, B]``."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -138,29 +138,31 @@ class DilatedConvCompression(nn.Module):
 
 
 class PoolingCompression(nn.Module):
-    """What all f_c without parameters have in common: a ``compression_rate``."""
-
-    @check_arguments
-    def __init__(self, compression_rate: Count):
-        super().__init__()
-        self.compression_rate = compression_rate
-
-    def pool(self, mem: Tensor, how: Literal["mean", "max"]) -> Tensor:
-        """``mem [n·c, B, D]``, oldest first, to the mean or the largest of every c, ``[n, B, D]``."""
-        check_whole_slots(mem, self.compression_rate)
-        return reduce(mem, "(n c) b d -> n b d", how, c=self.compression_rate)
-
-
-class MeanCompression(PoolingCompression):
-    """f_c as mean pooling: the mean of every c positions becomes one slot (Rae et al. 2020,
-    [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2).
-    There is nothing in it to learn.
+    """f_c that pools every c positions into one slot (Rae et al. 2020,
+    [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2). There is nothing in it to learn.
 
     Args:
         compression_rate: The number of positions that become one slot, c.
 
     Raises:
         ValueError: For a rate below 1, or a length that is no multiple of it.
+    """
+
+    how: ClassVar[Literal["mean", "max"]]
+
+    @check_arguments
+    def __init__(self, compression_rate: Count):
+        super().__init__()
+        self.compression_rate = compression_rate
+
+    def forward(self, mem: Tensor) -> Tensor:
+        """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
+        check_whole_slots(mem, self.compression_rate)
+        return reduce(mem, "(n c) b d -> n b d", self.how, c=self.compression_rate)
+
+
+class MeanCompression(PoolingCompression):
+    """[`PoolingCompression`][memformers.models.compression.PoolingCompression] by the mean.
 
     Examples:
         >>> import torch
@@ -169,21 +171,12 @@ class MeanCompression(PoolingCompression):
         torch.Size([8, 2, 64])
     """
 
-    def forward(self, mem: Tensor) -> Tensor:
-        """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
-        return self.pool(mem, "mean")
+    how = "mean"
 
 
 class MaxCompression(PoolingCompression):
-    """f_c as max pooling: of every c positions, each feature's largest value goes into one slot
-    (Rae et al. 2020, [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2).
-    There is nothing in it to learn.
-
-    Args:
-        compression_rate: The number of positions that become one slot, c.
-
-    Raises:
-        ValueError: For a rate below 1, or a length that is no multiple of it.
+    """[`PoolingCompression`][memformers.models.compression.PoolingCompression] by each feature's largest
+    value.
 
     Examples:
         >>> import torch
@@ -192,12 +185,10 @@ class MaxCompression(PoolingCompression):
         torch.Size([8, 2, 64])
     """
 
-    def forward(self, mem: Tensor) -> Tensor:
-        """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
-        return self.pool(mem, "max")
+    how = "max"
 
 
-class MostUsedCompression(PoolingCompression):
+class MostUsedCompression(nn.Module):
     """f_c that keeps what is used most: of every c positions, the one that received the most attention
     becomes the slot, the oldest of equals (Rae et al. 2020, [arXiv
     1911.05507](https://arxiv.org/abs/1911.05507), section 3.2). There is nothing in it to learn.
@@ -224,6 +215,11 @@ class MostUsedCompression(PoolingCompression):
 
     needs_attention = True
 
+    @check_arguments
+    def __init__(self, compression_rate: Count):
+        super().__init__()
+        self.compression_rate = compression_rate
+
     def forward(self, mem: Tensor, received: Tensor | None = None) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, which ``received [n·c, B]`` attention, to ``[n, B, D]``."""
         check_whole_slots(mem, self.compression_rate)
@@ -235,9 +231,8 @@ class MostUsedCompression(PoolingCompression):
                 f"a loss the slots that are made already."
             )
         positions = rearrange(mem, "(n c) b d -> n c b d", c=self.compression_rate)
-        attention = rearrange(received, "(n c) b -> n c b", c=self.compression_rate)
-        most_used = attention.argmax(1)[:, None, :, None].expand(-1, 1, -1, mem.shape[-1])  # [n, 1, B, D]
-        return positions.gather(1, most_used).squeeze(1)
+        most_used = rearrange(received, "(n c) b -> n c b", c=self.compression_rate).argmax(1)  # [n, B]
+        return positions.gather(1, most_used[:, None, :, None].expand(-1, 1, -1, mem.shape[-1])).squeeze(1)
 
 
 class CompressionAutoEncoder(nn.Module):

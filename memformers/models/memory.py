@@ -72,13 +72,9 @@ class Memory:
             return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
 
         mem = zeros([own.mem_len - own.mem_len % rate for own, rate in zip(sizes, rates, strict=True)])
-        slots, slot_inputs = (
-            [getattr(own, n) for own in sizes] for n in ("c_mem_len", "slot_input_positions")
-        )
-        valid = torch.zeros(batch, dtype=torch.int64, device=device)
-        return cls(
-            mem, zeros(slots) if any(slots) else (), valid, zeros(slot_inputs) if any(slot_inputs) else ()
-        )
+        c_mem, slot_inputs = [own.c_mem_len for own in sizes], [own.slot_input_positions for own in sizes]
+        c_mem, slot_inputs = (zeros(lengths) if any(lengths) else () for lengths in (c_mem, slot_inputs))
+        return cls(mem, c_mem, torch.zeros(batch, dtype=torch.int64, device=device), slot_inputs)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Memory):
@@ -92,11 +88,6 @@ class Memory:
     def parts(self) -> dict[str, tuple[Tensor, ...]]:
         """What is kept by layer, tensors ``[·, B, D]``, by the names of the fields."""
         return {"mem": self.mem, "c_mem": self.c_mem, "slot_inputs": self.slot_inputs}
-
-    def of_layer(self, i: int) -> dict[str, Tensor | None]:
-        """The memory ``mem [M, B, D]`` and the slots ``c_mem [C, B, D]`` that layer ``i`` attends to; None
-        for what the memory hasn't got."""
-        return {"mem": self.mem[i] if self.mem else None, "c_mem": self.c_mem[i] if self.c_mem else None}
 
     def reset(self, done: Tensor) -> "Memory":
         """The memory in which the streams that are ``done``, boolean ``[B]``, remember nothing, since their
@@ -123,11 +114,8 @@ class Memory:
         """The memory of the streams of all ``memories``, one after the other."""
         if len(memories) == 1:
             return memories[0]
-        each = [memory.parts for memory in memories]
-        parts = {
-            kind: tuple(torch.cat(xs, 1) for xs in zip(*(p[kind] for p in each), strict=True))
-            for kind in each[0]
-        }
+        each = {kind: zip(*(m.parts[kind] for m in memories), strict=True) for kind in memories[0].parts}
+        parts = {kind: tuple(torch.cat(xs, dim=1) for xs in layers) for kind, layers in each.items()}
         valid = [memory.valid for memory in memories if memory.valid is not None]
         return cls(**parts, valid=torch.cat(valid) if valid else None)
 
@@ -177,61 +165,57 @@ def check_memory(
     layer, fits a model of ``n_layers`` layers whose input is ``x [S, B, D]``; with ``sizes``, also for a kind
     of memory that such layers don't keep, and where layers of the same sizes don't remember the same
     positions; with ``complete``, for a memory that is longer than they can have made it."""
-    if memory is None:
-        return Memory()
+    memory = Memory() if memory is None else memory
     if not isinstance(memory, Memory):
         raise UserError(f"expected memory to be a Memory or None, got a {type(memory).__name__}.")
+    layers = range(n_layers)
+    longest = (
+        {}
+        if sizes is None
+        else {
+            "mem": [own.longest_memory for own in sizes],
+            "c_mem": [own.c_mem_len for own in sizes],
+            "slot_inputs": [own.slot_input_positions for own in sizes],
+        }
+    )
+    first = [
+        0 if sizes is None else sizes.index(sizes[i]) for i in layers
+    ]  # the first layer of the same sizes
     for name, tensors in memory.parts.items():
         if tensors and len(tensors) != n_layers:
             raise UserError(
                 f"expected {name} of {n_layers} layers, one tensor each, got {len(tensors)}; use a memory of "
                 f"this model."
             )
-        for layer, tensor in enumerate(tensors):
+        for i, tensor in enumerate(tensors):
             if tensor.dim() != 3 or tensor.shape[1:] != x.shape[1:]:
                 raise UserError(
-                    f"expected {name} of layer {layer} as [length, batch, d_model] = "
-                    f"[·, {x.shape[1]}, {x.shape[2]}], got {list(tensor.shape)}; start from no memory for "
-                    f"another batch, and use a memory with the model that made it."
+                    f"expected {name} of layer {i} as [length, batch, d_model] = [·, {x.shape[1]}, "
+                    f"{x.shape[2]}], got {list(tensor.shape)}; start from no memory for another batch, and "
+                    f"use a memory with the model that made it."
                 )
             if tensor.dtype != x.dtype or tensor.device != x.device:
                 raise UserError(
-                    f"expected {name} of layer {layer} as {x.dtype} on {x.device}, in which the model works, "
-                    f"got {tensor.dtype} on {tensor.device}; move it there, or start from no memory."
+                    f"expected {name} of layer {i} as {x.dtype} on {x.device}, in which the model works, got "
+                    f"{tensor.dtype} on {tensor.device}; move it there, or start from no memory."
+                )
+            if sizes is None:
+                continue
+            most, other = longest[name][i], len(tensors[first[i]])
+            if len(tensor) != other or (complete and len(tensor) > most) or (len(tensor) and not most):
+                raise UserError(
+                    f"{name} has {len(tensor)} positions or slots in layer {i}, where this model keeps at "
+                    f"most {most}, and {other} in layer {first[i]}; use it with the model that made it."
                 )
     check_streams("a memory's valid", memory.valid, torch.int64, x.shape[1:2], x.device)
-    if sizes is not None:
-        _check_lengths(memory, sizes, complete)
-    return memory
-
-
-def _check_lengths(memory: Memory, sizes: Sequence[MemorySizes], complete: bool) -> None:
-    settings = [(own.mem_len, own.c_mem_len, own.compression_rate) for own in sizes]
-    limits = {
-        "mem": [own.longest_memory for own in sizes],
-        "c_mem": [own.c_mem_len for own in sizes],
-        "slot_inputs": [own.slot_input_positions for own in sizes],
-    }
-    for name, tensors in memory.parts.items():
-        for layer, (tensor, longest) in enumerate(zip(tensors, limits[name], strict=False)):
-            same = settings.index(settings[layer])
-            if len(tensor) != len(tensors[same]):
-                raise UserError(
-                    f"{name} has {len(tensors[same])} positions in layer {same} and {len(tensor)} in layer "
-                    f"{layer}; layers of the same lengths remember the same positions."
-                )
-            if (complete and len(tensor) > longest) or (len(tensor) and not longest):
-                raise UserError(
-                    f"{name} of layer {layer} has {len(tensor)} positions or slots, and this model keeps "
-                    f"{longest} at most; use it with the model that made it."
-                )
-    slots = memory.c_mem or [x[:0] for x in memory.slot_inputs]
-    for made, inputs, own in zip(slots, memory.slot_inputs, sizes, strict=False):
-        if len(inputs) % own.compression_rate or len(inputs) > len(made) * own.compression_rate:
+    for i, (inputs, own) in enumerate(zip(memory.slot_inputs, sizes or (), strict=False)):
+        slots, rate = len(memory.c_mem[i]) if memory.c_mem else 0, own.compression_rate
+        if len(inputs) % rate or len(inputs) > slots * rate:
             raise UserError(
-                f"expected slot_inputs of some of {len(made)} slots of compression_rate="
-                f"{own.compression_rate}, got {len(inputs)} positions; use a memory as the model gives it."
+                f"expected slot_inputs of some of {slots} slots of compression_rate={rate}, got "
+                f"{len(inputs)} positions; use a memory as the model gives it."
             )
+    return memory
 
 
 def memory_tensors(memory: Memory) -> dict[str, Tensor]:

@@ -7,7 +7,6 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -56,7 +55,7 @@ class AttentionReconstructionLoss:
         c_mem: Sequence[Tensor] | None = None,
         n_masked: Tensor | Sequence[Tensor] | None = None,
     ) -> Tensor:
-        """Compute the loss of a segment.
+        """The loss of a segment, a scalar; a layer that compresses nothing, n = 0, adds nothing.
 
         Args:
             h: ``[S, B, D]`` per layer, its inputs.
@@ -65,9 +64,6 @@ class AttentionReconstructionLoss:
             n_masked: ``[B]``, or one per layer: how many of the oldest slots, with their positions, don't
                 count in each stream. A stream in which none counts is left out of the mean, which is 0
                 without streams.
-
-        Returns:
-            A scalar. A layer that compresses nothing, n = 0, adds nothing.
 
         Raises:
             ValueError: Unless there is one tensor per layer.
@@ -109,21 +105,8 @@ class AutoEncodingLoss:
         c_mem: Sequence[Tensor] | None = None,
         n_masked: Tensor | Sequence[Tensor] | None = None,
     ) -> Tensor:
-        """Compute the loss.
-
-        Args:
-            mem: ``[n·c, B, D]`` per layer, what it compresses.
-            c_mem: ``[n, B, D]`` per layer, f_c of ``mem`` where it is already at hand.
-            n_masked: ``[B]``, or one per layer: how many of the oldest slots, with their positions, don't
-                count in each stream. A stream in which none counts is left out of the mean, which is 0
-                without streams.
-
-        Returns:
-            A scalar. A layer that compresses nothing, n = 0, adds nothing.
-
-        Raises:
-            ValueError: Unless there is one tensor per layer.
-        """
+        """The loss, a scalar, of ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``n_masked [B]`` as in
+        [`AttentionReconstructionLoss`][]; with the same errors."""
         if len(self.compressions) != len(mem):
             raise UserError(f"expected one mem for each of {len(self.compressions)} layers, got {len(mem)}.")
         terms = [partial(auto_encoding, f_c) for f_c in self.compressions]
@@ -157,7 +140,8 @@ def auto_encoding(
         return F.mse_loss(made, mem)
     positions = torch.arange(len(mem), device=mem.device)
     counts = positions[:, None] >= n_masked * compress.compression_rate  # [n·c, B]
-    errors = F.mse_loss(made, mem, reduction="none").mean(-1).where(counts, 0.0)  # [n·c, B]
+    mem, made = (x.where(counts[..., None], 0.0) for x in (mem, made))
+    errors = F.mse_loss(made, mem, reduction="none").mean(-1)  # [n·c, B]
     of_streams = errors.sum(0) / counts.sum(0).clamp(min=1)  # [B]
     return of_streams.sum() / counts.any(0).sum().clamp(min=1)
 
@@ -233,7 +217,7 @@ def frozen_attention(layer: CompressiveTransformerLayer, h: Tensor) -> Callable[
     """[`content_attention`][] of the inputs ``h [S, B, D]`` of a layer, with frozen weights: from a context
     ``[·, B, D]``, and the first keys ``[B]`` if not all count, to ``[B, H, S, E]``."""
     norm, attention = frozen(layer.norm_before_attention or nn.Identity()), layer.self_attn
-    query = project(attention, attention.query, norm(h.detach()))  # [B, H, S, E]
+    query = attention.by_head(frozen(attention.query)(norm(h.detach())))  # [B, H, S, E]
     return lambda context, key_start=None: content_attention(attention, query, norm(context), key_start)
 
 
@@ -242,21 +226,17 @@ def content_attention(
 ) -> Tensor:
     """Softmax(q·k / √E) of ``query [B, H, S, E]`` over ``context [·, B, D]``, from ``key_start [B]`` on or
     all: ``[B, H, S, E]``, with no positions, not causal, no output projection and frozen weights."""
-    key, value = (project(attention, linear, context) for linear in (attention.key, attention.value))
+    key, value = (attention.by_head(frozen(m)(context)) for m in (attention.key, attention.value))
     visible = None
     if key_start is not None:
         visible = torch.arange(len(context), device=key_start.device) >= key_start[:, None, None, None]
+        key, value = (x.where(visible.mT, 0.0) for x in (key, value))  # what is hidden may not be finite
     if query.device.type != "cpu":
         return F.scaled_dot_product_attention(query, key, value, visible)
     # In bfloat16, which autocast would choose, the backward pass takes several times as long on a CPU.
     query, key, value = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (query, key, value))
     with torch.autocast("cpu", enabled=False):
         return F.scaled_dot_product_attention(query, key, value, visible)
-
-
-def project(attention: RelativeMultiHeadAttention, linear: nn.Linear, z: Tensor) -> Tensor:
-    """``z [t, B, D]`` through one of the attention's maps, frozen, by heads: ``[B, H, t, E]``."""
-    return rearrange(frozen(linear)(z), "t b (h e) -> b h t e", h=attention.heads)
 
 
 def frozen(module: nn.Module) -> Callable[[Tensor], Tensor]:
