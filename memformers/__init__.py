@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from memformers.models.config import ModelConfig as ModelConfig
     from memformers.models.core import CoreOutput as CoreOutput
     from memformers.models.core import MemoryCore as MemoryCore
+    from memformers.models.custom_memory import CustomMemory as CustomMemory
     from memformers.models.language_model import LMOutput as LMOutput
     from memformers.models.language_model import MemoryLM as MemoryLM
     from memformers.models.layers import CompressiveTransformerLayer as CompressiveTransformerLayer
     from memformers.models.layers import FeedForward as FeedForward
     from memformers.models.layers import GRUGate as GRUGate
     from memformers.models.layers import TransformerXLLayer as TransformerXLLayer
-    from memformers.models.lengths import LayerLengths as LayerLengths
     from memformers.models.memory import Memory as Memory
-    from memformers.models.own_memory import OwnMemory as OwnMemory
+    from memformers.models.memory_sizes import MemorySizes as MemorySizes
     from memformers.models.reconstruction import AttentionReconstructionLoss as AttentionReconstructionLoss
     from memformers.models.reconstruction import AutoEncodingLoss as AutoEncodingLoss
     from memformers.models.transformer_xl import TransformerXL as TransformerXL
@@ -56,7 +56,7 @@ _HOMES = {
     "FeedForward": "models.layers",
     "GRUGate": "models.layers",
     "LMOutput": "models.language_model",
-    "LayerLengths": "models.lengths",
+    "MemorySizes": "models.lengths",
     "MaxCompression": "models.compression",
     "MeanCompression": "models.compression",
     "Memory": "models.memory",
@@ -64,7 +64,7 @@ _HOMES = {
     "MemoryLM": "models.language_model",
     "ModelConfig": "models.config",
     "MostUsedCompression": "models.compression",
-    "OwnMemory": "models.own_memory",
+    "CustomMemory": "models.own_memory",
     "RelativeMultiHeadAttention": "models.attention",
     "Stepper": "generation.stepping",
     "TrainConfig": "training.config",

@@ -14,9 +14,9 @@ from torch import Tensor
 from docs.building.translations import translated
 from memformers.kernels.naive import relative_shift
 from memformers.models.config import ModelConfig
-from memformers.models.lengths import LayerLengths
+from memformers.models.memory_sizes import MemorySizes
 from memformers.models.memory import Memory
-from memformers.models.remembering import compress_oldest, keep_newest
+from memformers.models.memory_update import compress_memory, truncate_memory
 
 COLOURS = {"segment": "#56B4E9", "memory": "#F0A35E", "compressed memory": "#5CC5A5", "forgotten": "#EEEEEE"}
 INK, FAINT = "#222222", "#9A9A9A"
@@ -28,7 +28,7 @@ def memory_rolls() -> Figure:
     """Where each position of a text is after each segment: Transformer-XL."""
 
     def remember(memory: Memory, inputs: Tensor) -> Memory:
-        return keep_newest(memory, [inputs], [LayerLengths(6)])
+        return truncate_memory(memory, [inputs], [MemorySizes(6)])
 
     return rolling(remember, "Transformer-XL, S = 4, M = 6")
 
@@ -41,7 +41,7 @@ def compression() -> Figure:
 
     def remember(memory: Memory, inputs: Tensor) -> Memory:
         f_c = [first_and_last]
-        return compress_oldest(memory, [inputs], f_c, [LayerLengths(4, 4, 2)])[0]
+        return compress_memory(memory, [inputs], f_c, [MemorySizes(4, 4, 2)])[0]
 
     return rolling(remember, "Compressive Transformer, S = 4, M = 4, C = 4 slots of c = 2")
 

@@ -22,7 +22,6 @@ from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, Positive, Share
 from memformers.common.files import config_from_dict
 from memformers.models.core import CoreOutput
-from memformers.models.memory import with_streams
 from memformers.training.config import TrainConfig
 
 MOST_APART = 1e-5
@@ -209,7 +208,7 @@ def learn(agent: Agent, optimizer: torch.optim.Optimizer, window: Window, run: A
     returns, apart = advantage + window.values, 0.0
     for epoch in range(how.epochs):
         for number, streams in enumerate(torch.randperm(run.train.batch_size).chunk(how.minibatches)):
-            memory = with_streams(window.memory, lambda x, chosen=streams: x[:, chosen])  # type: ignore[misc]
+            memory = window.memory.streams(streams)
             parts = (x[:, streams] for x in window[1:-1])
             own = Window._make((memory, *parts, window.last_value[streams]))
             output, _, reconstruction = agent.core(own.seen, memory, own.doc_starts)

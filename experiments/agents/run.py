@@ -26,7 +26,7 @@ from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.common.machine import describe_environment, git_commit, peak_memory
 from memformers.evaluation.memory_ablation import UNTOUCHED, controls_of
-from memformers.models.config import memory_facts
+from memformers.models.base import memory_facts
 from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, RESULT
 from memformers.tracking.recorder import Tracking
 from memformers.training.checkpoints import Checkpoint, load_tensors, optimizer_tensors
@@ -94,7 +94,7 @@ def train_agent(folder: Path) -> None:
         begun = time.perf_counter()
         found = {UNTOUCHED: evaluate(agent, run)}
         if not is_gru:
-            controls = controls_of(train.model.layer_lengths)
+            controls = controls_of(train.model.memory_sizes)
             found |= {name: evaluate(agent, run, control) for name, control in controls.items()}
         state.evaluation_seconds += time.perf_counter() - begun
         success = {"success.valid": found[UNTOUCHED]["success"]}

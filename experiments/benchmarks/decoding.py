@@ -60,7 +60,7 @@ class Options:
 def full_decoder(model: MemoryLM) -> Decoder:
     """A decoder of one stream whose memory is full, of random inputs."""
     config, like = model.config, model.head.weight
-    shapes = [(own.mem_len, 1, config.d_model) for own in config.layer_lengths]
+    shapes = [(own.mem_len, 1, config.d_model) for own in config.memory_sizes]
     return Decoder(model, 1, Memory(tuple(torch.randn(shape).to(like) for shape in shapes)))
 
 

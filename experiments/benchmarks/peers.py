@@ -64,7 +64,7 @@ class LabmlLM(nn.Module):
         S, past = len(tokens), sum(map(len, (*mem[:1], *c_mem[:1])))
         mask = causal_mask(S, past + S, tokens.device)[:, :, None]
         x, no_loss = self.src_embed(tokens), torch.zeros(())
-        lengths, compressive = self.config.layer_lengths[0], self.config.model == "compressive"
+        lengths, compressive = self.config.memory_sizes[0], self.config.model == "compressive"
         hidden, new_mem = self.transformer(x, *((mem, c_mem) if compressive else (mem,)), mask)
         logits, mem = self.generator(hidden), joined(mem, new_mem)
         if not compressive:
@@ -128,7 +128,7 @@ def check_parity(ours: MemoryLM, theirs: LabmlLM, batches: list[Tensor]) -> floa
     some of them were compressed, and then of the gradient. Raises ValueError above the tolerance."""
     errors = {}
     our_memory, their_memory = None, None
-    segments = ours.config.layer_lengths[0].mem_len // ours.config.segment_len + 3
+    segments = ours.config.memory_sizes[0].mem_len // ours.config.segment_len + 3
     for i in range(segments):
         learn = i == segments - 1
         with torch.set_grad_enabled(learn):

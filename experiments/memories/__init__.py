@@ -1,1 +1,1 @@
-"""Memories that are no part of the package, each in one file: they show that OwnMemory is enough for them."""
+"""Memories that are no part of the package, each in one file: CustomMemory is enough for them."""

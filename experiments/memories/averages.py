@@ -9,7 +9,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from memformers import LayerLengths, OwnMemory
+from memformers import CustomMemory, MemorySizes
 from memformers.common.fields import Range
 from memformers.models.config import NetworkConfig
 
@@ -22,7 +22,7 @@ class Settings:
     """How much of the average stays when a position joins it."""
 
 
-class Averages(OwnMemory):
+class Averages(CustomMemory):
     """The newest M inputs of each layer, and one slot: a ← d · a + (1 − d) · x for each input x that leaves
     them, with the ``decay`` d."""
 
@@ -30,11 +30,11 @@ class Averages(OwnMemory):
     keeps_keys = True  # attention alone reads the memory, so generation is faster
 
     @classmethod
-    def layer_lengths(cls, config: NetworkConfig) -> list[LayerLengths]:
+    def memory_sizes(cls, config: NetworkConfig) -> list[MemorySizes]:
         """M positions, and one slot, which stands for about 1 / (1 − d) positions: an input's share in it has
         fallen to 1/e by then."""
         reach = round(1 / max(1 - config.own.decay, 0.01))
-        return [LayerLengths(M, 1, reach) for M in config.of_layers("mem_len")]
+        return [MemorySizes(M, 1, reach) for M in config.of_layers("mem_len")]
 
     def grow(self, layer: int, slots: Tensor, left: Tensor, belongs: Tensor) -> Tensor:
         """The average after the inputs ``left [n, B, D]`` too; those of an earlier document are zeros."""

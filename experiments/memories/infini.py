@@ -22,7 +22,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn.functional import elu
 
-from memformers import LayerLengths, OwnMemory, RelativeMultiHeadAttention, TransformerXLLayer
+from memformers import CustomMemory, MemorySizes, RelativeMultiHeadAttention, TransformerXLLayer
 from memformers.kernels.dispatch import relative_attention
 from memformers.models.config import NetworkConfig
 
@@ -55,7 +55,7 @@ class InfiniLayer(TransformerXLLayer):
         return own.output(rearrange(A, "b h s e -> s b (h e)"))
 
 
-class InfiniAttention(OwnMemory):
+class InfiniAttention(CustomMemory):
     """M and z of each layer, as E + 1 slots of D = H·E features: slot e < E is row e of all heads' matrices,
     and the last is z."""
 
@@ -63,9 +63,9 @@ class InfiniAttention(OwnMemory):
     uses = ("tbptt",)
 
     @classmethod
-    def layer_lengths(cls, config: NetworkConfig) -> list[LayerLengths]:
+    def memory_sizes(cls, config: NetworkConfig) -> list[MemorySizes]:
         """E + 1 slots. What they hold has no end in the past; each counts as a position."""
-        return [LayerLengths(0, config.d_model // config.heads + 1)] * config.n_layers
+        return [MemorySizes(0, config.d_model // config.heads + 1)] * config.n_layers
 
     @classmethod
     def attention_sizes(cls, config: NetworkConfig) -> list[tuple[int, int]]:

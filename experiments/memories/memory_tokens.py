@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memformers import LayerLengths, OwnMemory
+from memformers import CustomMemory, MemorySizes
 from memformers.common.fields import Count
 from memformers.models.config import NetworkConfig
-from memformers.models.lengths import ByLayer
-from memformers.models.memory import Memory
+from memformers.models.memory import Memory, check_memory
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Settings:
     """The number of memory tokens, m."""
 
 
-class MemoryTokens(OwnMemory):
+class MemoryTokens(CustomMemory):
     """m vectors ``[m, B, D]``, the slots of the first layer; no other layer has a memory."""
 
     Config = Settings
@@ -43,12 +42,12 @@ class MemoryTokens(OwnMemory):
         """What is written over in the first segment of a document, ``[m, 1, D]``."""
 
     @classmethod
-    def layer_lengths(cls, config: NetworkConfig) -> list[LayerLengths]:
+    def memory_sizes(cls, config: NetworkConfig) -> list[MemorySizes]:
         """m slots, in the first layer, which stand for at least the last segment."""
         rate = -(-config.segment_len // config.own.tokens_of_memory)
         return [
-            LayerLengths(0, config.own.tokens_of_memory, rate),
-            *[LayerLengths(0)] * (config.n_layers - 1),
+            MemorySizes(0, config.own.tokens_of_memory, rate),
+            *[MemorySizes(0)] * (config.n_layers - 1),
         ]
 
     @classmethod
@@ -68,17 +67,17 @@ class MemoryTokens(OwnMemory):
     def forward(
         self,
         x: Tensor,
-        mem: Sequence[Tensor] | None,
-        c_mem: Sequence[Tensor] | None,
+        memory: Memory | Sequence[Tensor] | None = None,
         mask: Tensor | None = None,
         *,
         doc_starts: Tensor | None = None,
-        valid: Tensor | None = None,
-        window: ByLayer | None = None,
+        sizes: Sequence[MemorySizes] | None = None,
         through_memory: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Read ``x [S, B, D]``, with ``doc_starts [S, B]`` and ``valid [B]``; returns the output of the
+        """Read ``x [S, B, D]`` after ``memory``, with ``doc_starts [S, B]``; returns the output of the
         segment, and the next memory as the input of the first layer that is to be remembered."""
+        memory = check_memory(memory, x, len(self.layers), sizes)
+        c_mem, valid = memory.c_mem, memory.valid
         (S, B, _), m = x.shape, len(self.start)
         start = self.start.expand(m, B, -1)
         read = c_mem[0] if c_mem else start
@@ -88,15 +87,15 @@ class MemoryTokens(OwnMemory):
         if doc_starts is not None:
             begins[m : m + S] |= doc_starts
         write = read.where(~begins.any(0)[:, None], start)
-        output, _ = self.read(torch.cat([read, x, write]), Memory(()), mask, begins)
+        output, _ = super().forward(torch.cat([read, x, write]), None, mask, doc_starts=begins)
         return output[m : m + S], [output[m + S :], *[x[:0]] * (len(self.layers) - 1)]
 
-    def remember(
+    def update_memory(
         self,
         memory: Memory,
         inputs: Sequence[Tensor],
-        lengths: Sequence[LayerLengths],
-        doc_starts: Tensor | None = None,
+        sizes: Sequence[MemorySizes],
+        doc_starts: Tensor | None,
     ) -> tuple[Memory, Tensor]:
         """The memory that ``forward`` returned, ``[m, B, D]``, and no loss."""
         return Memory((), tuple(inputs)), inputs[0].new_zeros(())

@@ -33,9 +33,9 @@ Counts = Counter[str]
 @cache
 def over_layers(count: Callable[[TrainConfig], Counts], config: TrainConfig) -> Counts:
     """``count(config)``, computed from the counts for one layer and for two where all layers are alike."""
-    if len(set(config.model.layer_lengths)) > 1:
+    if len(set(config.model.memory_sizes)) > 1:
         return count(config)
-    own = config.model.layer_lengths[0]
+    own = config.model.memory_sizes[0]
     alike = {name: getattr(own, name) for name in ("mem_len", "c_mem_len", "compression_rate")}
     config = replace(config, model=replace(config.model, **alike))
     one, two = (count(replace(config, model=replace(config.model, n_layers=n))) for n in (1, 2))
@@ -185,7 +185,7 @@ def full_inputs(lm: MemoryLM, streams: int) -> tuple[Tensor, Memory]:
     """Tokens ``[S, B]``, and the memory before them, at its full length. If ``compression_rate`` doesn't
     divide the lengths, they repeat in a cycle, and this is the memory before the step of the cycle that
     compresses most."""
-    S, lengths, n_layers = lm.config.segment_len, lm.config.layer_lengths, lm.config.n_layers
+    S, lengths, n_layers = lm.config.segment_len, lm.config.memory_sizes, lm.config.n_layers
     memory, seen = Memory(()), dict[tuple[tuple[int, int], ...], Memory]()
     while (at := tuple(memory.lengths(n_layers))) not in seen:
         seen[at] = memory
@@ -197,7 +197,7 @@ def full_inputs(lm: MemoryLM, streams: int) -> tuple[Tensor, Memory]:
         """Slots that are made after it, and positions in it, of all layers."""
         found = [M for M, _ in memory.lengths(n_layers)]
         each = zip(found, lengths, strict=True)
-        return sum(own.leaving(M + S) // own.compression_rate for M, own in each), sum(found)
+        return sum(own.n_evicted(M + S) // own.compression_rate for M, own in each), sum(found)
 
     return torch.zeros(S, streams, dtype=torch.int64), max(circle, key=work)
 
@@ -205,6 +205,5 @@ def full_inputs(lm: MemoryLM, streams: int) -> tuple[Tensor, Memory]:
 def loss(lm: MemoryLM, tokens: Tensor, memory: Memory) -> Tensor:
     """A step's loss, a scalar: the model's own forward pass without the check of the tokens' values, which
     fake tensors don't have. The targets are another tensor."""
-    hidden, inputs = lm.transform(tokens, memory)
-    _, auxiliary_loss = lm.transformer.remember(memory, inputs, lm.config.layer_lengths)
+    hidden, _, auxiliary_loss = lm.transformer.step(lm.embed(tokens), memory, lm.config.memory_sizes)
     return F.cross_entropy(lm.predict(hidden).flatten(0, 1), tokens.clone().flatten()) + auxiliary_loss

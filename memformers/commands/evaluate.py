@@ -29,7 +29,7 @@ from memformers.evaluation.evaluate import evaluate, summary, with_lengths
 from memformers.evaluation.probe import ProbeConfig, probe
 from memformers.evaluation.units import Units, encoded_with_units, units
 from memformers.models.language_model import MemoryLM
-from memformers.models.lengths import ByLayer
+from memformers.models.memory_sizes import ByLayer
 from memformers.report.curves import save_loss_by_position
 from memformers.report.document import write_report
 from memformers.report.markdown import number

@@ -161,11 +161,11 @@ class OwnCode:
 
     def import_own(self) -> None:
         """Import them; UserError for what can't be."""
-        from memformers.models.kinds import PARTS, named  # not above: other commands do without
+        from memformers.models.registry import PARTS, name_of  # not above: other commands do without
 
         for setting in ("model", *PARTS):
             for place in getattr(self, setting):
-                named(place, setting)
+                name_of(place, setting)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from memformers.commands.options import GROUPS, TrackedCommand, newest_run, resu
 from memformers.common.command_line import parse_arguments
 from memformers.common.errors import UserError
 from memformers.common.processes import is_first
-from memformers.models.kinds import short_name
+from memformers.models.registry import short_name
 from memformers.runs.folder import CONFIG, new_folder
 from memformers.training.config import TrainConfig, check_all_used, read_train_config
 from memformers.training.distributed import end_rank

@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-from memformers.common.errors import UserError
+from memformers.common.errors import USER_MODULES, UserError
 from memformers.common.fields import annotations_of
 from memformers.common.words import printable
 
@@ -61,7 +61,11 @@ def plain_errors() -> Iterator[None]:
             print(said, file=sys.stderr)
             sys.exit(2)
         traceback.print_exc()
-        said = "error: this is a mistake in memformers and not yours; please report it with the lines above."
+        frames = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if USER_MODULES.intersection(frames):
+            said = f"error: {type(error).__name__} in your own code; see the lines above."
+        else:
+            said = "error: this is a mistake in memformers and not yours; please report the lines above."
         print(said, file=sys.stderr)
         sys.exit(1)
 

@@ -12,7 +12,7 @@ from memformers.common.command_line import plain_errors
 from memformers.common.files import read_json
 from memformers.comparison.recall import RECALL
 from memformers.comparison.text import TEXT
-from memformers.models.kinds import named
+from memformers.models.registry import name_of
 from memformers.runs.folder import CONFIG
 
 if __name__ == "__main__":
@@ -20,6 +20,6 @@ if __name__ == "__main__":
         folder = Path(sys.argv[1])
         for own in sys.argv[2:]:
             setting, _, place = own.partition("=")
-            named(place, setting)
+            name_of(place, setting)
         task = RECALL if RECALL.name in read_json(folder / CONFIG) else TEXT
         task.train(folder)

@@ -13,8 +13,8 @@ from typing import Any
 
 from memformers.common.errors import UserError
 from memformers.models.config import LENGTHS, ModelConfig, ModelName, is_used
-from memformers.models.kinds import PARTS, kind_of, named
-from memformers.models.lengths import ByLayer
+from memformers.models.memory_sizes import ByLayer
+from memformers.models.registry import PARTS, lookup, name_of
 from memformers.runs.folder import FIGURES, flatten
 from memformers.runs.plan import Arm
 from memformers.training.config import TrainConfig
@@ -40,7 +40,7 @@ def keys_of_layers(model: ModelConfig) -> ByLayer:
     """The keys beside the segment that ``model`` has as a Compressive Transformer, in all layers or each."""
     if isinstance(model.mem_len, int) and isinstance(model.c_mem_len, int):
         return model.mem_len + model.c_mem_len
-    return tuple(own.keys for own in replace(model, model="compressive").layer_lengths)
+    return tuple(own.keys for own in replace(model, model="compressive").memory_sizes)
 
 
 def read_arms(given: Sequence[str], shared: Mapping[str, Any]) -> list[Arm]:
@@ -73,8 +73,9 @@ def parse_arm(text: str, shared: Mapping[str, Any]) -> Arm:
         raise UserError(f"arm {name!r}: {rest.strip()!r} can't be read: {error}; {HOW}.") from None
     known, settings = dict(flatten(shared)), {}
     last = {key: key.replace("-", "_").rpartition(".")[2] for key, _, _ in words}
-    words = [(k, e, named(v, last[k]) if last[k] in ("model", *PARTS) else v) for k, e, v in words]
-    if own := [kind_of(value) for key, _, value in words if key in ("model", "model.model") and ":" in value]:
+    words = [(k, e, name_of(v, last[k]) if last[k] in ("model", *PARTS) else v) for k, e, v in words]
+    models = [value for key, _, value in words if key in ("model", "model.model") and ":" in value]
+    if own := [lookup("model", model) for model in models]:
         known |= {f"model.own.{name}": value for name, value in asdict(own[-1].Config()).items()}
     for key, equals, value in words:
         if not equals:
@@ -129,7 +130,7 @@ def settings_of(arm: Arm, shared: Mapping[str, Any]) -> dict[str, Any]:
             if not is_used(each.name, model) and each.name not in LENGTHS:
                 place[each.name] = each.default
     if model != settings["model"]["model"]:
-        settings["model"]["own"] = asdict(kind_of(model).Config())
+        settings["model"]["own"] = asdict(lookup("model", model).Config())
     for name, value in arm.settings.items():
         *path, last = name.split(".")
         place = settings

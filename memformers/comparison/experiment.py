@@ -17,7 +17,7 @@ from memformers.common.machine import JOBS, choose_device
 from memformers.common.processes import run_modules
 from memformers.common.words import counted
 from memformers.comparison.arms import check_arms, settings_of
-from memformers.models.kinds import told
+from memformers.models.registry import places
 from memformers.runs.folder import (
     CONFIG,
     EXPERIMENT,
@@ -207,7 +207,7 @@ def train_all(
     if experiment.threads:
         environment["OMP_NUM_THREADS"] = str(experiment.threads)
     ended = run_modules(
-        [[experiment.task.module, str(folder / n), *told(due[n]["model"])] for n in names],
+        [[experiment.task.module, str(folder / n), *places(due[n]["model"])] for n in names],
         min(experiment.jobs, len(names)),
         environment=environment,
         begin=lambda i: print(f"\n── {done + i + 1} of {len(plan.runs)}: {names[i]} ──", flush=True),

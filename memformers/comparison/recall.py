@@ -13,7 +13,7 @@ from memformers.comparison.experiment import Experiment, Settings, Task
 from memformers.comparison.recall_training import RecallRun, RecallSettings, train_recall
 from memformers.data.recall_stream import RecallStream
 from memformers.models.config import ModelConfig
-from memformers.models.lengths import by_layer
+from memformers.models.memory_sizes import by_layer
 from memformers.runs.plan import Arm
 from memformers.training.config import TrainConfig
 from memformers.training.resume import alone_in

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Checked, Count, Share, NonNegativeInt
+from memformers.common.fields import Checked, Count, NonNegativeInt, Share
 from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.common.machine import describe_environment, git_commit, peak_memory
 from memformers.data.recall_stream import RecallStream, recall_segments
 from memformers.evaluation.memory_ablation import UNTOUCHED, controls_of
 from memformers.evaluation.recall_by_distance import Recall, distance_edges, recall_by_distance
-from memformers.models.config import memory_facts
+from memformers.models.base import memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CONFIG, FACTS, RESULT
 from memformers.tracking.recorder import Tracking
@@ -141,7 +141,7 @@ def measure(model: MemoryLM, run: RecallRun, positions: int, *, controls: bool =
     before, counted = (-(-length // S) for length in (run.recall.reach, positions))
     first = CHOOSING_SEED if run.recall.measured_for == "choosing" else CLAIMING_SEED
     segments = recall_segments(run.recall.stream, run.train.batch_size, S, first + run.train.seed)
-    changes = controls_of(model.config.layer_lengths) if controls else {}
+    changes = controls_of(model.config.memory_sizes) if controls else {}
     return recall_by_distance(
         model, islice(segments, before + counted), run.recall.edges, warm_up=before * S, controls=changes
     )

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.data.streams import plain_reading
+from memformers.models.base import eval_mode
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
-from memformers.models.stack import eval_mode
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,13 @@ def attention_mass(
         for number, inputs in enumerate(islice(parts, filling + segments)):  # [S, B]
             if len(inputs) < S:
                 break
-            _, layer_inputs = model.transform(inputs.to(model.device), memory)
+            x = model.embed(inputs.to(model.device))
+            _, layer_inputs = model.transformer(x, memory, sizes=model.config.memory_sizes)
             if number >= filling:
                 place, distance = mass_of_segment(model, layer_inputs, memory)
                 places.append(place)
                 distances.append(distance)
-            memory, _ = model.transformer.remember(memory, layer_inputs, model.config.layer_lengths)
+            memory, _ = model.transformer.remember(memory, layer_inputs, model.config.memory_sizes)
     return AttentionMass(
         by_place=torch.stack(places).mean(0).tolist(),
         nearest=bin_edges(model.config.remembered_positions + S),
@@ -89,11 +90,11 @@ def mass_of_segment(model: MemoryLM, inputs: list[Tensor], memory: Memory) -> tu
     ``[layers, H, 3]``, and by distance bin, ``[layers, H, bins]``."""
     config, S = model.config, len(inputs[0])
     edges = bin_edges(config.remembered_positions + config.segment_len)
-    key_start = model.transformer.first_seen(inputs[0], memory, None, config.window)
+    key_start = model.transformer.first_seen(inputs[0], memory, None, config.memory_sizes)
     lengths, places, distances = memory.lengths(len(inputs)), [], []
     for i, layer in enumerate(model.transformer.memory_layers):
         M, C = lengths[i]
-        bins = distance_bins(C, M, S, config.layer_lengths[i].compression_rate)  # [S, K]
+        bins = distance_bins(C, M, S, config.memory_sizes[i].compression_rate)  # [S, K]
         bins = bins.clamp(max=len(edges) - 1).to(inputs[0].device)
         past = [of_layers[i] for of_layers in (memory.c_mem, memory.mem) if of_layers]
         context = layer.attention_input(torch.cat((*past, inputs[i])))  # [K, B, D]

@@ -17,12 +17,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from memformers.common.errors import UserError
 from memformers.generation.decoding import Decoder
-from memformers.models.config import ModelConfig, is_used, operations
-from memformers.models.core import read_features
+from memformers.models.base import MemoryStack, operations
+from memformers.models.config import ModelConfig, is_used
+from memformers.models.custom_memory import CustomMemory
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
-from memformers.models.own_memory import OwnMemory
-from memformers.models.stack import MemoryStack
 
 SMALL: dict[str, Any] = {
     "vocab_size": 11, "d_model": 12, "heads": 3, "n_layers": 2, "d_ff": 16, "segment_len": 6, "mem_len": 8,
@@ -33,9 +32,10 @@ TOLERANCE = 1e-9
 
 
 def conformance(model: str | type[MemoryStack], **settings: Any) -> Iterator[tuple[str, str, str]]:
-    """For each check its name, what it asks, and one sentence that says what differs; an empty one if nothing
-    does. ``model`` is a name or a class as in [`ModelConfig`][memformers.models.config.ModelConfig], which
-    takes ``settings`` too. Raises UserError for a model that can't be built."""
+    """For each check its name, what it asks, and one sentence that says what differs, or what the memory's
+    own code raised; an empty one if nothing does. ``model`` is a name or a class as in
+    [`ModelConfig`][memformers.models.config.ModelConfig], which takes ``settings`` too. Raises UserError for
+    a model that can't be built."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         lm = MemoryLM(ModelConfig(**{**SMALL, **settings, "model": model})).double().eval()
@@ -46,8 +46,9 @@ def conformance(model: str | type[MemoryStack], **settings: Any) -> Iterator[tup
             asked = " ".join((check.__doc__ or "").split())
             try:
                 yield check.__name__, asked, check(lm)
-            except UserError as error:
-                yield check.__name__, asked, str(error)
+            except Exception as error:  # of the code that is checked
+                plain = isinstance(error, UserError)
+                yield check.__name__, asked, str(error) if plain else f"{type(error).__name__}: {error}"
 
 
 def assert_conforms(model: str | type[MemoryStack], **settings: Any) -> None:
@@ -60,7 +61,7 @@ def assert_conforms(model: str | type[MemoryStack], **settings: Any) -> None:
 
 def segments(lm: MemoryLM) -> str:
     """Reading in segments equals reading in one pass, as long as the memory keeps every position."""
-    M, S = min(own.mem_len for own in lm.config.layer_lengths), lm.config.segment_len
+    M, S = min(own.mem_len for own in lm.config.memory_sizes), lm.config.segment_len
     if not M:
         return ""  # nothing is kept as it is
     text = _tokens(lm, M + S)
@@ -70,8 +71,8 @@ def segments(lm: MemoryLM) -> str:
 
 def documents(lm: MemoryLM) -> str:
     """A stream that was reset equals a fresh one, and changes no other."""
-    S, rate = lm.config.segment_len, math.lcm(*(own.compression_rate for own in lm.config.layer_lengths))
-    M = max(own.mem_len for own in lm.config.layer_lengths)
+    S, rate = lm.config.segment_len, math.lcm(*(own.compression_rate for own in lm.config.memory_sizes))
+    M = max(own.mem_len for own in lm.config.memory_sizes)
     begin = rate * ((M + S) // rate + 1)  # the edge of a slot
     text = _tokens(lm, begin + 3 * S)
     starts = torch.zeros_like(text, dtype=torch.bool)
@@ -113,7 +114,7 @@ def causality(lm: MemoryLM) -> str:
         if said := _differs(after, before[:t], what, "what it was"):
             return said
     x = lm.embed(text).detach().requires_grad_()
-    output, _ = read_features(lm.transformer, lm.config, x, memory)
+    output, _ = lm.transformer(x, memory, sizes=lm.config.memory_sizes)
     for t, score in enumerate((output * torch.rand_like(output)).sum((1, 2))):
         (grad,) = torch.autograd.grad(score, x, retain_graph=True)
         by_position = grad.abs().flatten(1).amax(1)  # [S]
@@ -143,11 +144,11 @@ def keys(lm: MemoryLM) -> str:
     """Each layer remembers as many positions and slots as it declares, and reads them all."""
     _, memory, _ = _read(lm, _tokens(lm, _filling(lm)))
     lengths = memory.lengths(lm.config.n_layers)
-    for layer, ((M, C), own) in enumerate(zip(lengths, lm.config.layer_lengths, strict=True)):
+    for layer, ((M, C), own) in enumerate(zip(lengths, lm.config.memory_sizes, strict=True)):
         waiting = own.compression_rate - 1 if _waits(lm) else 0  # for a whole slot
         if not own.mem_len - waiting <= M <= own.longest_memory or own.c_mem_len != C:
             return (
-                f"layer {layer} remembers {M} positions and {C} slots, but layer_lengths declares "
+                f"layer {layer} remembers {M} positions and {C} slots, but memory_sizes declares "
                 f"{own.mem_len} and {own.c_mem_len}."
             )
     parts = {"position": memory.mem, "slot": memory.c_mem}
@@ -180,7 +181,7 @@ def cost(lm: MemoryLM) -> str:
     without, own_alone = _counted(ModelConfig(model="transformer", **shared))
     declared, more = kind.attention_sizes(lm.config), kind.more_operations(lm.config)
     # Positions that don't fill a slot yet wait for others.
-    waiting = max(own.compression_rate for own in lm.config.layer_lengths) - 1 if _waits(lm) else 0
+    waiting = max(own.compression_rate for own in lm.config.memory_sizes) - 1 if _waits(lm) else 0
     if [Q for Q, _ in sizes] != [Q for Q, _ in declared] or any(
         abs(K - of_own) > waiting for (_, K), (_, of_own) in zip(sizes, declared, strict=True)
     ):
@@ -266,9 +267,10 @@ def _counted(config: ModelConfig) -> tuple[int, list[tuple[int, int]]]:
         text = _tokens(lm, config.segment_len, streams)
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             with Softmaxes() as attentions:
-                hidden, inputs = lm.transform(text, memory)
-            if isinstance(lm.transformer, OwnMemory):
-                lm.transformer.after_segment(memory, inputs, lm.config, hidden)
+                x = lm.embed(text)
+                _, inputs = lm.transformer(x, memory, sizes=config.memory_sizes)
+            if isinstance(lm.transformer, CustomMemory):
+                lm.transformer.remember(memory, inputs, config.memory_sizes, segment_len=len(x))
         counts.append(counter.get_total_flops())
     return counts[1] - counts[0], attentions.sizes
 

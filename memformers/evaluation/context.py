@@ -30,9 +30,9 @@ from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_arguments
 from memformers.common.words import counted
 from memformers.data.streams import streams_and_places
+from memformers.models.base import eval_mode
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
-from memformers.models.stack import eval_mode
 from memformers.models.vocabulary import upcast
 
 THRESHOLD = 0.01

@@ -19,10 +19,10 @@ from memformers.data.streams import (
     plain_reading,
 )
 from memformers.evaluation.units import Units, word_perplexity
+from memformers.models.base import eval_mode
 from memformers.models.language_model import LMScores, MemoryLM
-from memformers.models.lengths import ByLayer
-from memformers.models.memory import Memory, some_streams
-from memformers.models.stack import eval_mode
+from memformers.models.memory import Memory
+from memformers.models.memory_sizes import ByLayer
 from memformers.models.vocabulary import TokenLosses
 
 LONGEST_CHARACTER = 4
@@ -187,7 +187,7 @@ def read_segment(
     if controls and segment.inputs.shape[1] < 2:
         raise UserError("controls exchange memories between streams; use at least 2 streams.")
     inputs, targets = segment.inputs.to(model.device), segment.targets.to(model.device)
-    memory = Memory(()) if segment.starts_over else some_streams(memory, slice(inputs.shape[1]))
+    memory = Memory(()) if segment.starts_over else memory.streams(slice(inputs.shape[1]))
     read = model(inputs, memory, targets)
     changed = {name: model(inputs, control(memory), targets) for name, control in (controls or {}).items()}
     return read, {name: found.scores for name, found in changed.items()}

@@ -20,10 +20,10 @@ from memformers.data.streams import Reading, streams_and_places
 from memformers.evaluation.attention_mass import filling_segments
 from memformers.evaluation.evaluate import Control, read_segment
 from memformers.evaluation.token_groups import rarity_groups, repeat_distances, repeat_edges, repeat_groups
+from memformers.models.base import eval_mode
 from memformers.models.language_model import MemoryLM
-from memformers.models.lengths import LayerLengths
 from memformers.models.memory import Memory
-from memformers.models.stack import eval_mode
+from memformers.models.memory_sizes import MemorySizes
 
 AT_ONCE = 16
 """Streams of a text that is long enough, and documents that are read at once."""
@@ -34,7 +34,7 @@ UNTOUCHED = "untouched"
 """The name of the unchanged memory beside those of the controls."""
 
 
-def controls_of(lengths: Sequence[LayerLengths]) -> dict[str, Control]:
+def controls_of(lengths: Sequence[MemorySizes]) -> dict[str, Control]:
     """The changes of a memory of these lengths, by name: its slots or its positions are zeroed, or swapped,
     so that each stream has those of the stream before it."""
     changes: dict[str, Change] = {"zeroed": torch.zeros_like, "swapped": lambda x: x.roll(1, dims=1)}
@@ -181,7 +181,7 @@ def losses_under_controls(
     with the memory untouched, and under each control, by name. Segments that end within the first ``warm_up``
     predictions are read with the memory untouched alone."""
     reading = replace(reading, segment_len=model.config.segment_len)
-    controls, memory = controls_of(model.config.layer_lengths), Memory(())
+    controls, memory = controls_of(model.config.memory_sizes), Memory(())
     found: dict[str, list[Tensor]] = {name: [] for name in (UNTOUCHED, *controls)}
     with eval_mode(model):
         for segment in reading.segments(text):

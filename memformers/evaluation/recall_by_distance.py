@@ -10,9 +10,9 @@ from memformers.data.recall_stream import NOTHING
 from memformers.data.streams import Segment
 from memformers.evaluation.evaluate import Control, read_segment
 from memformers.evaluation.memory_ablation import UNTOUCHED
+from memformers.models.base import eval_mode
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
-from memformers.models.stack import eval_mode
 
 PLACES = ("segment", "memory", "slots", "beyond")
 """Where a value can be when it is asked for: in the segment that is read, in the memory, in a compressed
@@ -74,7 +74,7 @@ def recall_by_distance(
 
     Raises UserError if there is only one stream, since controls exchange them.
     """
-    changes, lengths = controls or {}, model.config.layer_lengths
+    changes, lengths = controls or {}, model.config.memory_sizes
     bins, places, memory = [], [], Memory(())
     found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in (UNTOUCHED, *changes)}
     with eval_mode(model):

@@ -126,6 +126,20 @@ class MemoryStack(nn.Module):
                 x = layer(x, *past, mask, first[i])  # [S, B, D]
         return self.norm(x), inputs
 
+    def step(
+        self,
+        x: Tensor,
+        memory: Memory | None,
+        sizes: Sequence[MemorySizes],
+        doc_starts: Tensor | None = None,
+        through_memory: bool = False,
+    ) -> tuple[Tensor, Memory, Tensor]:
+        """[`forward`][] and [`remember`][]: a segment ``x [S, B, D]``, with ``doc_starts [S, B]``, to the
+        output ``[S, B, D]``, the next memory and the loss of compressing it, a scalar."""
+        output, inputs = self(x, memory, doc_starts=doc_starts, sizes=sizes, through_memory=through_memory)
+        after = self.remember(memory, inputs, sizes, doc_starts, len(x), through_memory)
+        return output, *after
+
     def first_seen(
         self,
         x: Tensor,
@@ -160,7 +174,6 @@ class MemoryStack(nn.Module):
         inputs: Sequence[Tensor],
         sizes: Sequence[MemorySizes],
         doc_starts: Tensor | None = None,
-        *,
         segment_len: int | None = None,
         through_memory: bool = False,
     ) -> tuple[Memory, Tensor]:

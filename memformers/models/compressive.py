@@ -113,7 +113,7 @@ class CompressiveTransformer(MemoryStack):
         layers = made if len(made) > 1 else made[0]
         return cls(layers, config.n_layers, config.compression_loss, config.bptt)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         x: Tensor,
         memory: Memory | Sequence[Tensor] | None = None,

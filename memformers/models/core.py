@@ -97,10 +97,8 @@ class MemoryCore(nn.Module):
                 another model, batch, dtype or device, and for starts of another shape or dtype.
         """
         x = self.dropout(self.encoded(x))  # [S, B, D]
-        sizes, how = self.config.memory_sizes, {"doc_starts": doc_starts, "through_memory": through_memory}
-        output, inputs = self.transformer(x, memory, sizes=sizes, **how)  # [S, B, D]
-        memory, loss = self.transformer.remember(memory, inputs, sizes, segment_len=len(x), **how)
-        return CoreOutput(output, memory, loss)
+        sizes = self.config.memory_sizes
+        return CoreOutput(*self.transformer.step(x, memory, sizes, doc_starts, through_memory))
 
     def initial(self, batch: int) -> Memory:
         """An empty memory of ``batch`` streams with the shapes of a full one, so that all segments have the

@@ -94,9 +94,9 @@ def n_masked_slots(
     document. If a document begins within the segment, they are all slots, since some queries belong to the
     document before it.
     """
-    hidden = torch.zeros_like(doc_starts[0], dtype=torch.int64) if valid is None else mem_len - valid
+    hidden = torch.zeros((), dtype=torch.int64) if valid is None else mem_len - valid  # positions
     if doc_starts is not None:
-        hidden = hidden.masked_fill(doc_starts[0], mem_len)  # positions
+        hidden = torch.where(doc_starts[0], mem_len, hidden)
     masked = (hidden + rate - 1).div(rate, rounding_mode="floor").clamp(0, slots)
     return masked if doc_starts is None else masked.masked_fill(doc_starts[1:].any(0), slots)
 

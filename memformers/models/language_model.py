@@ -137,9 +137,8 @@ class MemoryLM(nn.Module):
         said = "targets, the next token of each,"
         check_streams(said, targets, torch.int64, tokens.shape, tokens.device)
         x = self.dropout(self.embed(tokens))  # [S, B, D]
-        sizes, how = self.config.memory_sizes, {"doc_starts": doc_starts, "through_memory": through_memory}
-        hidden, inputs = self.transformer(x, memory, sizes=sizes, **how)  # [S, B, D]
-        memory, loss = self.transformer.remember(memory, inputs, sizes, segment_len=len(x), **how)
+        step, sizes = self.transformer.step, self.config.memory_sizes
+        hidden, memory, loss = step(x, memory, sizes, doc_starts, through_memory)  # [S, B, D]
         if targets is not None:
             return LMScores(self.score(hidden, targets), memory, loss)
         return LMOutput(self.predict(hidden), memory, loss)

@@ -1,9 +1,12 @@
 """Linear maps: when one may be read in place of being called, a norm folded into one, and few rows."""
 
+from typing import TypeGuard, TypeVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+M = TypeVar("M", bound=nn.Module)
 Affine = tuple[Tensor, Tensor]
 """Weight ``[out, in]`` and bias ``[out]``."""
 PARTS = 4
@@ -14,7 +17,7 @@ cache from one token to the next."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def is_plain(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
+def is_plain(module: nn.Module | None, *kinds: type[M]) -> TypeGuard[M]:
     """Whether ``module`` is exactly of one of these ``kinds`` and has no hooks, so that its weights say what
     it computes. A wrapped, quantized or parametrized module is of another kind; weight norm and pruning are
     hooks."""

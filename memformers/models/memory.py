@@ -72,8 +72,8 @@ class Memory:
             return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
 
         mem = zeros([own.mem_len - own.mem_len % rate for own, rate in zip(sizes, rates, strict=True)])
-        c_mem, slot_inputs = [own.c_mem_len for own in sizes], [own.slot_input_positions for own in sizes]
-        c_mem, slot_inputs = (zeros(lengths) if any(lengths) else () for lengths in (c_mem, slot_inputs))
+        lengths = [own.c_mem_len for own in sizes], [own.slot_input_positions for own in sizes]
+        c_mem, slot_inputs = (zeros(each) if any(each) else () for each in lengths)
         return cls(mem, c_mem, torch.zeros(batch, dtype=torch.int64, device=device), slot_inputs)
 
     def __eq__(self, other: object) -> bool:

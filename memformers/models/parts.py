@@ -14,7 +14,7 @@ def build_part(setting: str, name: str, *arguments: Any) -> nn.Module:
     """An instance of the class of your own that a ``setting`` calls so."""
     build = partial(lookup(setting, name), *arguments)
     part: nn.Module = build()
-    part.build_again = build
+    part.build_again = build  # type: ignore[assignment]
     return part
 
 
@@ -40,7 +40,7 @@ def reset_parameters(modules: Sequence[nn.Module]) -> None:
         if callable(reset := getattr(module, "reset_parameters", None)):
             reset()
         elif is_built_whole(module):
-            module.load_state_dict(module.build_again().state_dict())
+            module.load_state_dict(module.build_again().state_dict())  # type: ignore[operator]
 
 
 def is_built_whole(module: nn.Module) -> bool:

@@ -133,17 +133,16 @@ def import_class(place: str) -> type:
 
 def place_of(kind: type) -> str:
     """How another process can import a class: ``FILE.py:Class``, or ``package.module:Class``."""
-    module = sys.modules.get(kind.__module__)
-    file = getattr(module, "__file__", None)
-    is_in_package = "." in kind.__module__ or file is None
-    return f"{kind.__module__ if is_in_package else Path(file).resolve()}:{kind.__qualname__}"
+    file: str | None = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    module = kind.__module__ if "." in kind.__module__ or file is None else Path(file).resolve()
+    return f"{module}:{kind.__qualname__}"
 
 
 def places(settings: Mapping[str, Any]) -> list[str]:
     """What another process is to import to know the classes of your own in a model's ``settings``: each
     setting and the place of its class, as ``gate=FILE.py:Class``."""
-    own = [(setting, settings.get(setting)) for setting in ("model", *PARTS)]
-    return [f"{s}={place_of(REGISTRY[s, name])}" for s, name in own if ":" in (name or "")]
+    own = [(setting, str(settings.get(setting))) for setting in ("model", *PARTS)]
+    return [f"{setting}={place_of(REGISTRY[setting, name])}" for setting, name in own if ":" in name]
 
 
 def short_name(model: str) -> str:

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, Positive, Range, Share, NonNegativeInt, check_fields
+from memformers.common.fields import Count, NonNegativeInt, Positive, Range, Share, check_fields
 from memformers.common.files import config_from_dict, read_json
 from memformers.data.tokenizers import check_name
 from memformers.models.config import ModelConfig, check_used
-from memformers.models.kinds import BUILT_IN
 from memformers.runs.folder import CONFIG
 
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -153,7 +152,7 @@ class TrainConfig:
     @property
     def memory_growth(self) -> float:
         """The fraction of the training over which the memory grows."""
-        if self.model.model not in BUILT_IN:
+        if ":" in self.model.model:
             return 0.0
         if self.memory_warmup is None:
             return 0.0 if self.tbptt or self.compile else 0.5

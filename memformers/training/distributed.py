@@ -23,7 +23,7 @@ from memformers.common.errors import UserError
 from memformers.common.machine import multiplies_bfloat16_faster
 from memformers.common.words import printable
 from memformers.models.language_model import MemoryLM
-from memformers.models.memory import Memory, with_streams
+from memformers.models.memory import Memory
 from memformers.training.config import Parallel, TrainConfig
 
 if TYPE_CHECKING:
@@ -68,11 +68,11 @@ class Distributed:
 
     def own_memory(self, memory: Memory) -> Memory:
         """This rank's part of the memory of all streams."""
-        return with_streams(memory, self.own)
+        return memory.map(self.own)
 
     def all_memory(self, memory: Memory) -> Memory:
         """The memory of all ranks' streams, from each rank's own; every rank must ask."""
-        return with_streams(memory, self._gather)
+        return memory.map(self._gather)
 
     def means(self, numbers: Tensor) -> Tensor:
         """The mean of each of ``numbers``, of any shape, over the ranks."""

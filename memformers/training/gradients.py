@@ -4,7 +4,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add, itemgetter
 from typing import Any
@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from memformers.data.streams import IGNORED, Segment
+from memformers.models.custom_memory import CustomMemory
+from memformers.models.documents import valid_afterwards
 from memformers.models.language_model import LMScores, MemoryLM
-from memformers.models.lengths import LayerLengths
-from memformers.models.memory import Memory, joined_streams, some_streams
-from memformers.models.own_memory import OwnMemory
-from memformers.models.remembering import compress_oldest
+from memformers.models.memory import Memory
+from memformers.models.memory_sizes import MemorySizes
+from memformers.models.memory_update import compress_memory
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import Distributed, full_tensor, is_sharded
 
@@ -107,7 +108,7 @@ def backward(
         numbers.append(torch.stack([*losses, correct.double()]))
         memories.append(remembered)
     loss, auxiliary_loss, share = ranks.means(reduce(add, numbers))
-    return StepOutput(loss, auxiliary_loss, share * ranks.size, joined_streams(memories))
+    return StepOutput(loss, auxiliary_loss, share * ranks.size, Memory.join(memories))
 
 
 def weighted(loss: Tensor, targets: Tensor, expected: float) -> Tensor:
@@ -127,16 +128,16 @@ def auxiliary_weights(
     rank."""
     model, parts = config.model, config.accumulate
     plain = memory.valid is None and all(segment.doc_starts is None for segment in segments)
-    layers = {(own.mem_len, own.compression_rate) for own in model.layer_lengths}
+    layers = {(own.mem_len, own.compression_rate) for own in model.memory_sizes}
     if model.model != "compressive" or parts * ranks.size == 1 or plain or len(layers) > 1:
         return segments[0].inputs.new_ones(len(segments), parts, dtype=torch.float64)
-    each = counted_streams(segments, memory, model.layer_lengths[0])
+    each = counted_streams(segments, memory, model.memory_sizes[0])
     counted = torch.stack([streams.view(parts, -1).sum(1) for streams in each]).double()
     in_each = ranks.means(counted.sum(1, keepdim=True) / parts)
     return torch.where(in_each > 0, counted / in_each, 0.0)
 
 
-def counted_streams(segments: Sequence[Segment], memory: Memory, lengths: LayerLengths) -> Iterator[Tensor]:
+def counted_streams(segments: Sequence[Segment], memory: Memory, lengths: MemorySizes) -> Iterator[Tensor]:
     """For each of ``segments``, ``[S, B]`` each, after ``memory``, in which streams its reconstruction loss
     counts new slots: boolean ``[B]``. All layers have these ``lengths``; one of no width stands for them."""
     mem, c_mem = (tuple(x[..., :0] for x in tensors[:1]) for tensors in (memory.mem, memory.c_mem))
@@ -146,11 +147,14 @@ def counted_streams(segments: Sequence[Segment], memory: Memory, lengths: LayerL
             memory = Memory(())
         inputs = [torch.zeros(*segment.inputs.shape, 0, device=segment.inputs.device)]
         every = [lambda old: old[:: lengths.compression_rate]]
-        memory, made = compress_oldest(memory, inputs, every, [lengths], segment.doc_starts)
-        if made is None or made.left_out is None:
+        after, made = compress_memory(memory, inputs, every, [lengths], segment.doc_starts)
+        positions = [each.positions([lengths]) for each in (memory, after)]
+        valid = valid_afterwards(memory.valid, segment.doc_starts, len(segment.inputs), *positions)
+        memory = replace(after, valid=valid)
+        if made is None or made.n_masked is None:
             yield torch.full_like(segment.inputs[0], made is not None, dtype=torch.bool)
         else:
-            yield made.left_out[0] < len(made.new[0])
+            yield made.n_masked[0] < len(made.new[0])
 
 
 def clip(model: MemoryLM, max_norm: float) -> tuple[Tensor, Tensor]:
@@ -175,7 +179,7 @@ def in_parts(
     for i in range(parts):
         own = slice(i * size, (i + 1) * size)
         chosen = itemgetter((slice(None), own))
-        yield [segment.with_streams(chosen) for segment in segments], some_streams(memory, own)
+        yield [segment.with_streams(chosen) for segment in segments], memory.streams(own)
 
 
 def forward_of(model: MemoryLM, ranks: Distributed, *, compile: bool) -> Forward:
@@ -186,7 +190,7 @@ def forward_of(model: MemoryLM, ranks: Distributed, *, compile: bool) -> Forward
     if ranks.parallel == "ddp":
         # A compression function has no gradient in a segment that compresses nothing, and what reads a memory
         # of one's own may have none where there is no memory.
-        idle = bool(model.transformer.compressions) or isinstance(model.transformer, OwnMemory)
+        idle = bool(model.transformer.compressions) or isinstance(model.transformer, CustomMemory)
         forward = DistributedDataParallel(forward, find_unused_parameters=idle)
     return forward
 

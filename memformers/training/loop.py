@@ -11,9 +11,9 @@ from torch import Tensor
 from memformers.common.errors import UserError
 from memformers.data.streams import Segment
 from memformers.models.language_model import MemoryLM
-from memformers.models.lengths import LayerLengths
 from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
-from memformers.models.remembering import newest
+from memformers.models.memory_sizes import MemorySizes
+from memformers.models.memory_update import cut
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import ALONE, Distributed, with_precision
 from memformers.training.gradients import backward, clip, forward_of
@@ -88,7 +88,7 @@ def train(
             optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]
             optimizer.step()
         share = share_of_memory(state.tokens + tokens, config)
-        remembered = shortened(outcome.memory, share, model.config.layer_lengths)
+        remembered = shortened(outcome.memory, share, model.config.memory_sizes)
         # The memory after the segments of a bad step may contain NaN.
         state.memory = one_of(skipped, without_what_has_ended(memory, own), remembered)
         lengths = remembered.mem_len, remembered.c_mem_len
@@ -207,19 +207,23 @@ def share_of_memory(tokens: int, config: TrainConfig) -> float:
     return 1.0 if tokens >= grown else int(STAGES * tokens / grown) / STAGES
 
 
-def shortened(memory: Memory, share: float, layers: Sequence[LayerLengths]) -> Memory:
+def shortened(memory: Memory, share: float, layers: Sequence[MemorySizes]) -> Memory:
     """``memory`` with the newest keys of each of ``layers`` only: at most the fraction ``share`` of as many
     as a whole memory has. Slots come after a whole memory of positions, which they are older than."""
     if share == 1.0 or not memory.mem:
         return memory
+
+    def newest(x: Tensor, length: int) -> Tensor:
+        return cut([x], max(len(x) - length, 0))
+
     mem, c_mem, slot_inputs = [], [], []
     for layer, own in enumerate(layers):
         keys = int(share * own.keys)
         positions = keys - keys % own.compression_rate if keys < own.mem_len else own.longest_memory
         slots = max(keys - own.mem_len, 0)
-        mem.append(newest([memory.mem[layer]], positions))
-        c_mem += [newest([x], slots) for x in memory.c_mem[layer : layer + 1]]
+        mem.append(newest(memory.mem[layer], positions))
+        c_mem += [newest(x, slots) for x in memory.c_mem[layer : layer + 1]]
         slot_inputs += [
-            newest([x], slots * own.compression_rate) for x in memory.slot_inputs[layer : layer + 1]
+            newest(x, slots * own.compression_rate) for x in memory.slot_inputs[layer : layer + 1]
         ]
     return Memory(tuple(mem), tuple(c_mem), memory.valid, tuple(slot_inputs))

@@ -19,8 +19,8 @@ from memformers.data.store import TRAIN
 from memformers.evaluation.evaluate import Evaluation
 from memformers.generation.sampling import Sampling
 from memformers.generation.text import continue_text
-from memformers.models.kinds import short_name
 from memformers.models.language_model import MemoryLM
+from memformers.models.registry import short_name
 from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
 from memformers.training.checkpoints import About, keep_best_and_newest, save_checkpoint, usable_about
 from memformers.training.config import TrainConfig

@@ -16,9 +16,10 @@ from memformers.common.files import write_json
 from memformers.common.machine import choose_device, describe_environment, git_commit, keep_freed_memory
 from memformers.common.words import counted
 from memformers.data.streams import training_segments
-from memformers.models.config import ModelConfig, memory_facts
-from memformers.models.kinds import short_name
+from memformers.models.base import memory_facts
+from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
+from memformers.models.registry import short_name
 from memformers.runs.finished import read_facts
 from memformers.runs.folder import (
     CHECKPOINTS,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Checked, Range, NonNegativeInt
+from memformers.common.fields import Checked, NonNegativeInt, Range
 from memformers.models.memory import Memory
 
 

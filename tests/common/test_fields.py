@@ -10,7 +10,15 @@ import pytest
 
 from memformers.common.command_line import Group, parse_arguments
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, Positive, Range, Share, NonNegativeInt, check_arguments, check_fields
+from memformers.common.fields import (
+    Count,
+    NonNegativeInt,
+    Positive,
+    Range,
+    Share,
+    check_arguments,
+    check_fields,
+)
 from memformers.common.files import config_from_dict
 
 Lengths = NonNegativeInt | tuple[NonNegativeInt, ...]

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from memformers.comparison import recall_training
 from memformers.comparison.recall import SETTINGS, RecallConfig, paper_ablation, sees_back
-from memformers.models.config import attention_operations, memory_facts
+from memformers.models.base import memory_facts
 from memformers.models.language_model import MemoryLM
 from tests.builders import tiny_recall
 
@@ -86,7 +86,7 @@ def test_attention_operations_are_those_that_are_counted(name):
         with FlopCounterMode(display=False) as counter:
             layer(query=x[-config.segment_len :], key=x, value=x)
         counted.append(counter.get_total_flops())
-    assert attention_operations(config) == 2 * (counted[1] - counted[0]) / config.segment_len
+    assert memory_facts(config)["attention_operations"] == 2 * (counted[1] - counted[0]) / config.segment_len
 
 
 def test_distances_grow_by_equal_factors_from_a_segment_to_twice_the_reach():

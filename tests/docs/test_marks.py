@@ -9,7 +9,7 @@ from docs.building.marks import BESIDE, MARKS, with_terms
 from docs.building.maths import with_mathml
 from docs.building.source import ROOT
 
-NEWEST = "!source memformers.models.remembering.newest"
+NEWEST = "!source memformers.models.memory_update.newest"
 
 
 def beside(text, code):

@@ -50,7 +50,7 @@ def test_mass_is_the_mean_over_full_memories_of_what_each_query_looks_at(norm):
                         distance = kept + i + (slots - j) * c - (c - 1) / 2
                     found[0 if distance < 1 else 1 + int(math.log2(distance))] += looks[i, j]
                 bins += found
-        memory, _ = lm.transformer.remember(memory, inputs, lm.config.layer_lengths)
+        memory, _ = lm.transformer.remember(memory, inputs, lm.config.memory_sizes)
     torch.testing.assert_close(torch.tensor(mass.by_place[1][2]), places / queries)
     torch.testing.assert_close(torch.tensor(mass.by_distance[1][2]), bins / queries)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from memformers import LayerLengths, OwnMemory
+from memformers import CustomMemory, MemorySizes
 from memformers.evaluation.conformance import assert_conforms, conformance
 from tests.builders import MODELS
 from tests.processes import run
@@ -41,10 +41,10 @@ def test_it_passes_with_other_settings_too(model, settings):
     assert_conforms(model, **settings)
 
 
-class Sound(OwnMemory):
+class Sound(CustomMemory):
     @classmethod
-    def layer_lengths(cls, config):
-        return [LayerLengths(8, 2, 3)] * config.n_layers
+    def memory_sizes(cls, config):
+        return [MemorySizes(8, 2, 3)] * config.n_layers
 
     def grow(self, layer, slots, left, belongs):
         return 0.5 * slots + left.sum(0) * torch.tensor([0.1, 0.2])[:, None, None]
@@ -111,7 +111,7 @@ class Forgets(Sound):
     """More than it declares."""
 
     def remember(self, memory, inputs, lengths, doc_starts=None):
-        return super().remember(memory, inputs, [LayerLengths(7, 2, 3)] * 2, doc_starts)
+        return super().remember(memory, inputs, [MemorySizes(7, 2, 3)] * 2, doc_starts)
 
 
 class Grows(Sound):
@@ -163,7 +163,7 @@ class Idles(Sound):
         (Mixes, "streams", "a stream in a batch differs from the stream alone by up to"),
         (Shows, "documents", "a stream after doc_starts differs from a fresh stream by up to"),
         (Hides, "keys", "slot 0 of layer 0 changes no output of the next segment."),
-        (Forgets, "keys", "layer 0 remembers 7 positions and 2 slots, but layer_lengths declares 8 and 2."),
+        (Forgets, "keys", "layer 0 remembers 7 positions and 2 slots, but memory_sizes declares 8 and 2."),
         (Grows, "size", "Grows.remember: a compressed memory of 6 slots in layer 0 was given to a model="),
         (Loses, "saving", "a model that was loaded differs from the saved one by up to"),
         (Counts, "stepping", "a text read token by token differs from the same text in segments by up to"),
@@ -179,15 +179,15 @@ def test_a_broken_memory_is_found_with_one_sentence(model, check, sentence):
 def test_the_command_says_what_each_check_asks_and_which_failed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(
-        "from memformers import LayerLengths, OwnMemory\n"
+        "from memformers import MemorySizes, CustomMemory\n"
         "from dataclasses import dataclass\n"
         "@dataclass(frozen=True)\n"
         "class Settings:\n"
         "    start: float = 0.5\n"
-        "class Mine(OwnMemory):\n"
+        "class Mine(CustomMemory):\n"
         "    Config = Settings\n"
         "    @classmethod\n"
-        "    def layer_lengths(cls, config): return [LayerLengths(4, 1, 2)] * config.n_layers\n"
+        "    def memory_sizes(cls, config): return [MemorySizes(4, 1, 2)] * config.n_layers\n"
         "    def remember(self, memory, inputs, lengths, doc_starts=None):\n"
         "        return super().remember(memory, inputs, lengths)\n"
         "    def grow(self, layer, slots, left, belongs): return self.settings.start * slots + left.sum(0)\n"

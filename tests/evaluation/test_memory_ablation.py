@@ -65,7 +65,7 @@ def ignored():
 
 
 def test_memory_that_is_ignored_is_worth_exactly_nothing(ignored):
-    controls = controls_of(Ignores().config.layer_lengths)
+    controls = controls_of(Ignores().config.memory_sizes)
     assert len(controls) == 4
     assert set(ignored.swapped_less_zeroed["ignores"]) == {"slots", "memory"}
     differences = [*ignored.swapped_less_zeroed["ignores"].values()]

@@ -10,7 +10,7 @@ from memformers.evaluation.memory_ablation import controls_of
 from memformers.evaluation.recall_by_distance import distance_edges, recall_by_distance
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import LMScores
-from memformers.models.remembering import compress_oldest
+from memformers.models.memory_update import compress_memory
 from memformers.models.vocabulary import TokenLosses
 from tests.builders import MODELS, small_lm
 
@@ -47,7 +47,7 @@ class Copies(nn.Module):
         inputs = torch.zeros(*tokens.shape, RATE, dtype=torch.long)
         inputs[..., 0] = tokens
         compress = [lambda old: rearrange(old[..., 0], "(n c) b -> n b c", c=RATE)]
-        memory, _ = compress_oldest(memory, [inputs], compress, self.config.layer_lengths)
+        memory, _ = compress_memory(memory, [inputs], compress, self.config.memory_sizes)
         scores = TokenLosses(torch.zeros(()), torch.ones(tokens.shape), answers == targets)
         return LMScores(scores, memory, torch.zeros(()))
 
@@ -59,7 +59,7 @@ def heard(segments=60, seed=3):
 @pytest.fixture(scope="module")
 def measured():
     model = Copies()
-    controls = controls_of(model.config.layer_lengths)
+    controls = controls_of(model.config.memory_sizes)
     return recall_by_distance(model, heard(), EDGES, warm_up=10 * S, controls=controls)
 
 
@@ -105,7 +105,7 @@ def test_bins_reach_beyond_what_a_model_sees():
 @pytest.mark.parametrize(("model", "parts"), list(zip(MODELS, (0, 1, 2), strict=True)))
 def test_a_model_of_ours_is_measured_and_left_as_it_came(model, parts):
     lm = small_lm(model, vocab_size=STREAM.vocab_size).train()
-    controls = controls_of(lm.config.layer_lengths)
+    controls = controls_of(lm.config.memory_sizes)
     assert len(controls) == 2 * parts
     found = recall_by_distance(lm, heard(10), EDGES, controls=controls)
     assert list(found) == ["untouched", *controls]
@@ -116,4 +116,4 @@ def test_a_model_of_ours_is_measured_and_left_as_it_came(model, parts):
 def test_controls_need_two_streams():
     one = islice(recall_segments(STREAM, 1, S, 0), 2)
     with pytest.raises(ValueError, match="use at least 2 streams"):
-        recall_by_distance(Copies(), one, EDGES, controls=controls_of(Copies().config.layer_lengths))
+        recall_by_distance(Copies(), one, EDGES, controls=controls_of(Copies().config.memory_sizes))

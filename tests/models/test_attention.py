@@ -68,7 +68,7 @@ def over_memory_and_plainly(attention, S, M, mask=None, key_start=None):
     learning = [x, *attention.parameters(), *norm.parameters()]
     weight = torch.randn_like(plain)
     results = []
-    for output in (attention.over_memory(x, past, norm, mask, key_start), plain):
+    for output in (attention.forward_with_memory(x, past, norm, mask, key_start), plain):
         results.append([output, *torch.autograd.grad(output, learning, weight)])
     return results
 
@@ -102,7 +102,7 @@ def test_short_segments_over_long_memories_need_no_keys(monkeypatch):
     # In training it can't drop probabilities.
     for training, S, M, absorbs in (False, 2, 8, 1), (False, 3, 8, 0), (False, 2, 7, 0), (True, 2, 8, 0):
         calls.clear()
-        attention.train(training).over_memory(torch.randn(S, 2, 12), torch.randn(M, 2, 12), norm)
+        attention.train(training).forward_with_memory(torch.randn(S, 2, 12), torch.randn(M, 2, 12), norm)
         assert len(calls) == absorbs
 
 

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memformers.models.boundaries import EVERYTHING, first_of_document, seen_of_past
-from memformers.models.lengths import LayerLengths
+from memformers.models.documents import EVERYTHING, first_of_document, seen_of_past
 from memformers.models.memory import Memory
-from memformers.models.remembering import compress_oldest, keep_newest
+from memformers.models.memory_sizes import MemorySizes
+from memformers.models.memory_update import compress_memory, truncate_memory
 from tests.builders import small_compressive, small_lm, small_xl
 
 LENGTHS = st.integers(0, 9)
@@ -39,7 +39,7 @@ def test_a_query_sees_every_key_of_its_document_and_no_other(
     """f_c here keeps a slot's first position, which tells the c positions that it stands for."""
     c = c if compresses else 1
     T, B, memory, at = sum(segments), 2, Memory(()), 0
-    lengths = [LayerLengths(mem_len, c_mem_len, c)]
+    lengths = [MemorySizes(mem_len, c_mem_len, c)]
     doc_starts = torch.tensor([[data.draw(st.integers(0, 3)) == 0 for _ in range(B)] for _ in range(T)])
     given = [data.draw(st.booleans()) for _ in segments]
     for part, is_given in zip(doc_starts.split(segments), given, strict=True):
@@ -59,9 +59,9 @@ def test_a_query_sees_every_key_of_its_document_and_no_other(
                 before = 0 if key_start is None else int(key_start[b, i])
                 assert [j >= before for j in range(len(held) - S + i + 1)] == seen[: len(held) - S + i + 1]
         if compresses:
-            memory, _ = compress_oldest(memory, inputs(at, S, B), [lambda old: old[::c]], lengths, of_segment)
+            memory, _ = compress_memory(memory, inputs(at, S, B), [lambda old: old[::c]], lengths, of_segment)
         else:
-            memory = keep_newest(memory, inputs(at, S, B), lengths, of_segment)
+            memory = truncate_memory(memory, inputs(at, S, B), lengths, of_segment)
         at += S
         if memory.valid is not None:
             remembered = documents[:at][at - memory.positions(lengths) :]

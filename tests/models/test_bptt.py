@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from memformers import CompressiveTransformer, Conv1dCompression
-from memformers.models.memory import Memory, joined_streams, memory_tensors, some_streams
+from memformers.models.memory import Memory, memory_tensors
 from tests.builders import small_lm
 from tests.texts import gradients, read, same, tokens
 
@@ -115,7 +115,7 @@ def test_without_it_nothing_is_kept_or_made_anew():
     lm = lm_of(0)
     memory = past_of(lm, segments(4))
     assert memory.slot_inputs == ()
-    assert lm.transformer.recompute_slots(memory, lm.config.layer_lengths) is memory
+    assert lm.transformer.recompute_slots(memory, lm.config.memory_sizes) is memory
     assert not any("slot_inputs" in name for name in memory_tensors(memory))
     assert Memory.empty(lm.config, 2).slot_inputs == ()
 
@@ -128,7 +128,7 @@ def test_slots_are_made_anew_as_they_were_remembered(lengths, compression):
     lm, memory = lm_of(4, compression=compression, **lengths), Memory(())
     for text in segments(6):
         memory = lm(text, memory).memory
-        same(lm.transformer.recompute_slots(memory, lm.config.layer_lengths).c_mem, memory.c_mem)
+        same(lm.transformer.recompute_slots(memory, lm.config.memory_sizes).c_mem, memory.c_mem)
 
 
 @pytest.mark.parametrize("when", ["eval", "no_grad"])
@@ -206,7 +206,7 @@ def test_sources_go_with_their_streams_and_into_files():
     lm = lm_of(2)
     memory = past_of(lm, segments(4))
     parts = [some_streams(memory, slice(i, i + 1)) for i in range(2)]
-    assert all(map(torch.equal, joined_streams(parts).slot_inputs, memory.slot_inputs))
+    assert all(map(torch.equal, Memory.join(parts).slot_inputs, memory.slot_inputs))
     file = io.BytesIO()
     torch.save(memory, file)
     loaded = torch.load(io.BytesIO(file.getvalue()))

@@ -18,8 +18,8 @@ from memformers import (
     MostUsedCompression,
 )
 from memformers.models.compression import attention_received
-from memformers.models.lengths import LayerLengths
 from memformers.models.memory import Memory
+from memformers.models.memory_sizes import MemorySizes
 from tests.builders import SMALL, small_lm
 from tests.texts import EXACT, documents, read, tokens
 
@@ -230,6 +230,6 @@ def test_a_users_own_compression_is_given_attention_where_it_says_that_it_needs_
     for layer in lm.transformer.layers:
         layer.compress = Weighted()
     inputs = [torch.randn(9, 2, 12) for _ in range(2)]
-    memory, _ = lm.transformer.remember(Memory(()), inputs, [LayerLengths(3, 4, 3)] * 2)
+    memory, _ = lm.transformer.remember(Memory(()), inputs, [MemorySizes(3, 4, 3)] * 2)
     received = attention_received(lm.transformer.layers[1], inputs[1], 9)[:6]
     torch.testing.assert_close(memory.c_mem[1], Weighted()(inputs[1][:6], received))

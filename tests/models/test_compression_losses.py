@@ -15,12 +15,12 @@ from memformers import (
     Conv1dCompression,
     MaxCompression,
 )
-from memformers.models.lengths import LayerLengths
 from memformers.models.memory import Memory
+from memformers.models.memory_sizes import MemorySizes
 from tests.builders import fill_zeros, small_compressive, small_lm
 from tests.texts import gradients, read, same, tokens
 
-LENGTHS = [LayerLengths(mem_len=5, c_mem_len=4, compression_rate=3)] * 2
+LENGTHS = [MemorySizes(mem_len=5, c_mem_len=4, compression_rate=3)] * 2
 
 
 class Newest(nn.Module):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memformers.models.building import build_transformer
 
 from memformers import CoreConfig, GRUGate, Memory, MemoryCore, MemoryLM, ModelConfig, TransformerXLLayer
-from memformers.models.building import build_transformer
 from tests.builders import fill_zeros
 
 SMALL = CoreConfig(

@@ -15,8 +15,8 @@ from memformers.generation.decoding import Decoder
 from memformers.generation.memory_file import load_memory, save_memory
 from memformers.generation.writing import side_by_side
 from memformers.kernels import naive
-from memformers.models.boundaries import newest_start
 from memformers.models.config import attention_operations, memory_facts
+from memformers.models.documents import newest_start
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
 from tests.builders import SMALL, layer_parts, small_lm, small_training
@@ -36,11 +36,11 @@ def by_hand(lm, text, doc_starts):
     it remembers of that is written down anew for each segment, with its own lengths, by the naive kernel."""
     config, S, B = lm.config, lm.config.segment_len, text.shape[1]
     document = torch.zeros_like(text) if doc_starts is None else newest_start(doc_starts) + 1
-    pasts, slots, logits = [[] for _ in config.layer_lengths], [[] for _ in config.layer_lengths], []
+    pasts, slots, logits = [[] for _ in config.memory_sizes], [[] for _ in config.memory_sizes], []
     for begin in range(0, len(text), S):
         x, here = lm.embed(text[begin : begin + S]), range(begin, min(begin + S, len(text)))
         for layer, own, past, made in zip(
-            lm.transformer.layers, config.layer_lengths, pasts, slots, strict=True
+            lm.transformer.layers, config.memory_sizes, pasts, slots, strict=True
         ):
             kept = made[len(made) - min(own.c_mem_len, len(made)) :]
             keys = [*kept, *past, *(([t], z) for t, z in zip(here, x, strict=True))]
@@ -160,7 +160,7 @@ def test_what_is_measured_of_a_model_knows_each_layers_lengths():
     assert facts["keys"] == pytest.approx((7 + 9 + 3) / 3)
     layers = [
         replace(config, n_layers=1, mem_len=own.mem_len, c_mem_len=own.c_mem_len, compression_rate=2)
-        for own in config.layer_lengths
+        for own in config.memory_sizes
     ]
     assert attention_operations(config) == sum(map(attention_operations, layers))
     prompts = side_by_side([torch.ones(85, dtype=torch.int64), torch.ones(3, dtype=torch.int64)], config)
@@ -170,7 +170,7 @@ def test_what_is_measured_of_a_model_knows_each_layers_lengths():
     for layer, of_layer in enumerate(mass.by_place):
         for head in of_layer:
             assert sum(head) == pytest.approx(1)
-            assert bool(head[0]) == bool(lm.config.layer_lengths[layer].c_mem_len)
+            assert bool(head[0]) == bool(lm.config.memory_sizes[layer].c_mem_len)
 
 
 def test_arms_and_lengths_are_given_layer_by_layer():
@@ -184,7 +184,7 @@ def test_arms_and_lengths_are_given_layer_by_layer():
     for arm, lengths in ((equal_keys, (12, 20)), (given, (4, 16))):
         assert TEXT.parse(settings_of(arm, asdict(train)), arm.name).model.mem_len == lengths
     model = with_lengths(small_lm("transformer-xl"), mem_len=(1, 3))
-    assert model.config.layer_lengths[1].mem_len == 3
+    assert model.config.memory_sizes[1].mem_len == 3
 
 
 def test_memories_and_positions_that_do_not_fit_are_an_error():

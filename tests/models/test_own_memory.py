@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from memformers import LayerLengths, MemoryLM, ModelConfig, OwnMemory
+from memformers import CustomMemory, MemoryLM, MemorySizes, ModelConfig
 from memformers.common.files import read_json
 from memformers.comparison import experiment
 from memformers.models import kinds
@@ -96,12 +96,12 @@ def test_a_saved_model_is_loaded_with_the_class_alone(forget):
     class Settings:
         share: float = 0.5
 
-    class Mean(OwnMemory):
+    class Mean(CustomMemory):
         Config = Settings
 
         @classmethod
-        def layer_lengths(cls, config):
-            return [LayerLengths(4, 1, 8)] * config.n_layers
+        def memory_sizes(cls, config):
+            return [MemorySizes(4, 1, 8)] * config.n_layers
 
         def grow(self, layer, slots, left, belongs):
             return slots + self.settings.share * left.mean(0, keepdim=True)
@@ -118,14 +118,14 @@ def test_a_saved_model_is_loaded_with_the_class_alone(forget):
 
 WRONG = '''
 from dataclasses import dataclass
-from memformers import LayerLengths, OwnMemory
+from memformers import MemorySizes, CustomMemory
 
 class Nothing: ...
-class Empty(OwnMemory): ...
-class OfTwo(OwnMemory):
+class Empty(CustomMemory): ...
+class OfTwo(CustomMemory):
     @classmethod
-    def layer_lengths(cls, config):
-        return [LayerLengths(2, 2, 4)] * config.n_layers
+    def memory_sizes(cls, config):
+        return [MemorySizes(2, 2, 4)] * config.n_layers
 class Grows(OfTwo):
     def grow(self, layer, slots, left, belongs):
         return slots.repeat(2, 1, 1)
@@ -166,7 +166,7 @@ class Other(Grows):
         ("wrong.py:Grow", r"wrong\.py has no class 'Grow'; did you mean 'Grows'\?"),
         ("wrong.py:dataclass", r"wrong\.py has a function and no class 'dataclass'"),
         ("wrong.py:Nothing", r"wrong\.py, line 5: Nothing is not a memory; derive it from memformers\.Own"),
-        ("wrong.py:Empty", r"wrong\.py, line 6: Empty has no layer_lengths, which every memory must define"),
+        ("wrong.py:Empty", r"wrong\.py, line 6: Empty has no memory_sizes, which every memory must define"),
         ("wrong.py:OfTwo", r"wrong\.py, line 7: OfTwo has no grow or remember, which every"),
         ("wrong.py:Other", r"line 36: Other\.uses has 'heads'; expected some of c_mem_len, compression_rate"),
         ("wrong.py:Open", r"line 24: Open\.Config is not a frozen dataclass; write @dataclass\(frozen=True"),

@@ -27,7 +27,7 @@ def test_the_share_grows_in_stages_from_nothing_to_everything():
 
 def test_a_share_of_a_memory_is_its_newest_positions_then_its_newest_slots():
     lm = small_lm("compressive", segment_len=8, mem_len=8, c_mem_len=8, compression_rate=4, bptt=1)
-    layers = lm.config.layer_lengths
+    layers = lm.config.memory_sizes
     memory = Memory(counting(8, 8), counting(8, 8), None, counting(8, 8))
     kept = {}
     for share in (0, 3 / 8, 7 / 16, 1 / 2, 5 / 8, 1):
@@ -48,7 +48,7 @@ def test_a_share_of_a_memory_is_its_newest_positions_then_its_newest_slots():
 
 
 def test_each_layer_has_its_share_of_its_own_length():
-    layers = small_lm("transformer-xl", n_layers=2, mem_len=(4, 16)).config.layer_lengths
+    layers = small_lm("transformer-xl", n_layers=2, mem_len=(4, 16)).config.memory_sizes
     part = shortened(Memory(counting(4, 16)), 0.5, layers)
     assert part.lengths(2) == [(2, 0), (8, 0)]
 
@@ -77,7 +77,7 @@ def test_a_shortened_memory_still_hides_the_documents_before(share):
     doc_starts[2, 4, 1] = doc_starts[3, 2, 2] = True
     for segment, begun in zip(tokens, doc_starts, strict=True):
         memory = lm(segment, memory, doc_starts=begun).memory
-    short = shortened(memory, share, lm.config.layer_lengths)
+    short = shortened(memory, share, lm.config.memory_sizes)
     known = (short.valid, [x.clone() for x in (*short.mem, *short.c_mem)])
     for x in short.mem:
         x[: max(len(x) - 6, 0), 2] = 7.0  # the third stream's document has 6 positions yet
