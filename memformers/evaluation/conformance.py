@@ -38,7 +38,14 @@ def conformance(model: str | type[MemoryStack], **settings: Any) -> Iterator[tup
     a model that can't be built."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        lm = MemoryLM(ModelConfig(**{**SMALL, **settings, "model": model})).double().eval()
+        config = ModelConfig(**{**SMALL, **settings, "model": model})
+        try:
+            lm = MemoryLM(config).double().eval()
+        except UserError:
+            raise
+        except Exception as error:  # of the code that is checked
+            yield "building", "The network can be built.", f"{type(error).__name__}: {error}"
+            return
         for parameter in lm.parameters():
             if not parameter.any():  # what begins at zero would hide what it does
                 torch.nn.init.normal_(parameter, std=0.5)

@@ -159,12 +159,9 @@ class RelativeMultiHeadAttention(nn.Module):
     def can_fold(self, norm: nn.Module | None) -> bool:
         """Whether the maps of queries, keys and values may be read together with ``norm``, since nobody has
         wrapped, hooked or replaced them, nor this module."""
-        maps = (self.query, self.key, self.value)
-        return (
-            all(is_plain(each, nn.Linear) for each in maps)
-            and (norm is None or (is_plain(norm, nn.LayerNorm) and norm.bias is not None))
-            and is_plain(self, RelativeMultiHeadAttention)
-        )
+        maps_are_plain = all(is_plain(each, nn.Linear) for each in (self.query, self.key, self.value))
+        norm_is_plain = norm is None or (is_plain(norm, nn.LayerNorm) and norm.bias is not None)
+        return maps_are_plain and norm_is_plain and is_plain(self, RelativeMultiHeadAttention)
 
     def attend(
         self,
@@ -181,20 +178,11 @@ class RelativeMultiHeadAttention(nn.Module):
         self._check_positions(K)
         dropout_prob = self.dropout_prob if self.training else 0.0
         terms = self.distance_terms(K)
-        if self.kernel != "auto" and (
-            reason := obstacle(self.kernel, mask, query, key, value, *terms.values())
-        ):
+        named = self.kernel != "auto"
+        if named and (reason := obstacle(self.kernel, mask, query, key, value, *terms.values())):
             raise UserError(f"kernel='{self.kernel}' {reason}; use kernel='auto' or 'naive'.")
-        context = relative_attention(
-            query,
-            key,
-            value,
-            **terms,
-            mask=mask,
-            key_start=key_start,
-            dropout_prob=dropout_prob,
-            kernel=self.kernel,
-        )
+        how = {"mask": mask, "key_start": key_start, "dropout_prob": dropout_prob, "kernel": self.kernel}
+        context = relative_attention(query, key, value, **terms, **how)
         return linear(self.output, rearrange(context, "b h s e -> s b (h e)"))
 
     def by_head(self, x: Tensor) -> Tensor:
@@ -245,51 +233,38 @@ class RelativeMultiHeadAttention(nn.Module):
             )
 
 
-def check_mask(mask: Tensor, S: int, K: int, B: int) -> Tensor:
-    """A usable boolean ``mask [S, K, B]`` or ``[S, K, 1]``; UserError for one that isn't.
-
-    On a GPU, which would have to be waited for, its values aren't read: keys of the future are hidden there,
-    since they have no distance.
-    """
+def checked(
+    mask: Tensor | None, key_start: Tensor | None, S: int, K: int, B: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """A boolean ``mask [S, K, B]`` or ``[S, K, 1]`` and ``key_start [B, S]`` as kernels take them. A mask
+    becomes ``[B, 1, S, K]`` or ``[1, 1, S, K]``, and takes in what ``key_start`` and causality hide.
+    UserError for those that can't be, as far as their values may be read."""
+    if key_start is not None:
+        if key_start.dtype != torch.int64 or key_start.shape != (B, S):
+            raise UserError(
+                f"expected key_start as int64 [{B}, {S}], the first key that each query may see, got "
+                f"{key_start.dtype} {list(key_start.shape)}."
+            )
+        if has_values(key_start) and bool((key_start > torch.arange(K - S, K)).any()):
+            raise UserError(f"key_start hides a query's own key, {K - S} + i; show it that one at least.")
+    if mask is None:
+        return None, key_start
     if mask.dtype != torch.bool or tuple(mask.shape) not in {(S, K, B), (S, K, 1)}:
         raise UserError(
             f"expected a boolean mask [{S}, {K}, {B}] or [{S}, {K}, 1] (segment, keys, batch), got "
             f"{mask.dtype} {list(mask.shape)}."
         )
     past = causal_mask(S, K, mask.device)[:, :, None]
-    if not has_values(mask):
-        return mask & past
-    future = mask & ~past
-    if future.any():
+    visible = mask & past
+    if key_start is not None:
+        visible = visible & rearrange(from_key_start(key_start, K), "b 1 s k -> s k b")
+    if has_values(mask) and bool((future := mask & ~past).any()):
         i, j, b = future.nonzero()[0].tolist()
         raise UserError(
-            f"the mask lets query {i} of stream {b} see key {j}, which lies in its future (its own "
-            f"key is {K - S + i}); distances below 0 have no position, so hide those keys."
+            f"the mask lets query {i} of stream {b} see key {j}, which lies in its future (its own key is "
+            f"{K - S + i}); distances below 0 have no position, so hide those keys."
         )
-    blind = ~mask.any(dim=1)
-    if blind.any():
+    if has_values(mask) and bool((blind := ~visible.any(dim=1)).any()):
         i, b = blind.nonzero()[0].tolist()
         raise UserError(f"the mask hides every key from query {i} of stream {b}; show it one.")
-    return mask
-
-
-def checked(
-    mask: Tensor | None, key_start: Tensor | None, S: int, K: int, B: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """A boolean ``mask [S, K, B]`` or ``[S, K, 1]`` and ``key_start [B, S]`` as kernels take them. A mask
-    becomes ``[B, 1, S, K]`` or ``[1, 1, S, K]``, and takes in what ``key_start`` hides. UserError for those
-    that can't be."""
-    if key_start is not None and (key_start.dtype != torch.int64 or key_start.shape != (B, S)):
-        raise UserError(
-            f"expected key_start as int64 [{B}, {S}], the first key that each query may see, got "
-            f"{key_start.dtype} {list(key_start.shape)}."
-        )
-    own = torch.arange(K - S, K, device=None if key_start is None else key_start.device)
-    if key_start is not None and has_values(key_start) and bool((key_start > own).any()):
-        raise UserError("key_start hides a query's own key, K − S + i, and so all keys; show it that one.")
-    if mask is None:
-        return None, key_start
-    mask = check_mask(mask, S, K, B)
-    if key_start is not None:
-        mask = check_mask(mask & rearrange(from_key_start(key_start, K), "b 1 s k -> s k b"), S, K, B)
-    return rearrange(mask, "s k b -> b 1 s k"), None
+    return rearrange(visible, "s k b -> b 1 s k"), None

@@ -163,7 +163,8 @@ class NetworkConfig:
             raise UserError(f"same_length=True needs a memory, got mem_len={self.mem_len}; leave it out.")
         kind = lookup("model", self.model)
         sizes = kind.memory_sizes(self)
-        if len(sizes or ()) != self.n_layers or not all(isinstance(own, MemorySizes) for own in sizes):
+        fits = isinstance(sizes, list | tuple) and all(isinstance(own, MemorySizes) for own in sizes)
+        if not fits or len(sizes) != self.n_layers:
             raise UserError(
                 f"expected {kind.__qualname__}.memory_sizes to return a list of n_layers={self.n_layers} "
                 f"MemorySizes, got {sizes!r}."

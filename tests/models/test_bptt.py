@@ -205,7 +205,7 @@ def test_from_an_empty_memory_of_full_length_shapes_stay_and_losses_are_those_of
 def test_sources_go_with_their_streams_and_into_files():
     lm = lm_of(2)
     memory = past_of(lm, segments(4))
-    parts = [some_streams(memory, slice(i, i + 1)) for i in range(2)]
+    parts = [memory.streams(slice(i, i + 1)) for i in range(2)]
     assert all(map(torch.equal, Memory.join(parts).slot_inputs, memory.slot_inputs))
     file = io.BytesIO()
     torch.save(memory, file)
