@@ -176,13 +176,14 @@ class RelativeMultiHeadAttention(nn.Module):
         have the form that the kernels take."""
         K = key.shape[2]
         self._check_positions(K)
-        dropout_prob = self.dropout_prob if self.training else 0.0
+        drop = self.dropout_prob if self.training else 0.0
         terms = self.distance_terms(K)
         named = self.kernel != "auto"
         if named and (reason := obstacle(self.kernel, mask, query, key, value, *terms.values())):
             raise UserError(f"kernel='{self.kernel}' {reason}; use kernel='auto' or 'naive'.")
-        how = {"mask": mask, "key_start": key_start, "dropout_prob": dropout_prob, "kernel": self.kernel}
-        context = relative_attention(query, key, value, **terms, **how)
+        context = relative_attention(
+            query, key, value, **terms, mask=mask, key_start=key_start, dropout_prob=drop, kernel=self.kernel
+        )
         return linear(self.output, rearrange(context, "b h s e -> s b (h e)"))
 
     def by_head(self, x: Tensor) -> Tensor:
