@@ -4,6 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memformers.convert.hf_files import load_weights as load_weights
+    from memformers.convert.labml import from_labml as from_labml
+    from memformers.convert.transfo_xl import from_transfo_xl as from_transfo_xl
     from memformers.generation.decoding import Decoder as Decoder
     from memformers.generation.stepping import Stepper as Stepper
     from memformers.models.attention import RelativeMultiHeadAttention as RelativeMultiHeadAttention
@@ -31,9 +34,6 @@ if TYPE_CHECKING:
     from memformers.models.reconstruction import AttentionReconstructionLoss as AttentionReconstructionLoss
     from memformers.models.reconstruction import AutoEncodingLoss as AutoEncodingLoss
     from memformers.models.transformer_xl import TransformerXL as TransformerXL
-    from memformers.pretrained.labml import from_labml as from_labml
-    from memformers.pretrained.transfo_xl import from_transfo_xl as from_transfo_xl
-    from memformers.pretrained.weights_file import load_weights as load_weights
     from memformers.training.api import TrainedModel as TrainedModel
     from memformers.training.api import evaluate as evaluate
     from memformers.training.api import train as train
@@ -72,9 +72,9 @@ _HOMES = {
     "TransformerXL": "models.transformer_xl",
     "TransformerXLLayer": "models.layers",
     "evaluate": "training.api",
-    "from_labml": "pretrained.labml",
-    "from_transfo_xl": "pretrained.transfo_xl",
-    "load_weights": "pretrained.weights_file",
+    "from_labml": "convert.labml",
+    "from_transfo_xl": "convert.transfo_xl",
+    "load_weights": "convert.hf_files",
     "train": "training.api",
 }
 __all__ = sorted(_HOMES)

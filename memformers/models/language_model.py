@@ -1,7 +1,6 @@
 """A whole language model around a memory transformer: tokens and memory in, logits and memory out."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -20,10 +19,9 @@ from memformers.models.building import (
 )
 from memformers.models.config import ModelConfig
 from memformers.models.core import read_features
-from memformers.models.kinds import named
+from memformers.models.io import Pretrained
 from memformers.models.linear import linear
 from memformers.models.memory import Memory, check_lengths, check_memory
-from memformers.models.stack import MemoryStack
 from memformers.models.vocabulary import (
     AdaptiveEmbedding,
     AdaptiveSoftmax,
@@ -69,7 +67,7 @@ class LMScores(NamedTuple):
     """As in [`LMOutput`][]."""
 
 
-class MemoryLM(nn.Module):
+class MemoryLM(Pretrained):
     """Embedding, a memory transformer, and a head: tokens and memory in, logits and memory out.
 
     The language-model loss trains everything but the compression functions, and with ``bptt`` those too; the
@@ -90,6 +88,9 @@ class MemoryLM(nn.Module):
         >>> logits.shape, memory.mem_len, memory.c_mem_len
         (torch.Size([64, 2, 65]), 64, 48)
     """
+
+    config: ModelConfig
+    config_class = ModelConfig
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -240,52 +241,6 @@ class MemoryLM(nn.Module):
 
         sampling = Sampling(temperature, top_k, top_p)
         return generate(self, prompt, max_new_tokens, sampling, seed=seed, stop=stop, batch=batch)
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``config.json`` and ``model.safetensors``, each atomically. Raises ValueError for the
-        current folder, and for one where these files are of something else: a run, a training's checkpoint,
-        another library's model."""
-        from memformers.pretrained.own import save_model
-
-        save_model(self, Path(folder))
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        folder: str | Path,
-        device: str | torch.device = "cpu",
-        *,
-        model: str | type[MemoryStack] = "",
-        gate: str | type[nn.Module] = "",
-        compression: str | type[nn.Module] = "",
-        compression_loss: str | type[nn.Module] = "",
-    ) -> "MemoryLM":
-        """Load a model, in eval mode. Nothing is unpickled.
-
-        Args:
-            folder: What [`save_pretrained`][] wrote, or the checkpoint of a run. Where there is no such
-                folder, the name of a model that comes with the package: ``"compressive-shakespeare"`` or
-                ``"transformer-xl-shakespeare"``, which are in float32.
-            device: Where the model is to be.
-            model: The memory of your own that the model has, as its class or as ``"my_memory.py:Averages"``:
-                a saved model names its file, and never runs it by itself.
-            gate: Its gate of your own, likewise.
-            compression: Its compression of your own.
-            compression_loss: Its compression loss of your own.
-
-        Returns:
-            The model.
-
-        Raises:
-            ValueError: For a missing, broken or mismatched file, and for one of a training's checkpoint that
-                has changed since.
-        """
-        from memformers.pretrained.own import load_folder_or_name
-
-        own = {"gate": gate, "compression": compression, "compression_loss": compression_loss}
-        for setting, name in {"model": model, **own}.items():
-            named(name, setting)
-        return load_folder_or_name(Path(folder), device)
 
 
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:
