@@ -9,12 +9,12 @@ import collections
 import pickle
 import re
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile, is_zipfile
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -60,21 +60,16 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     if not path.is_file():
         raise UserError(f"expected {path} to be a file of weights, but it is missing.")
-    if path.suffix == ".safetensors":
-        try:
-            return without_prefix(load_file(path))
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{path} can't be read as safetensors: {' '.join(str(error).split())}") from None
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        is_plain = path.suffix == ".safetensors"
+        state = load_file(path) if is_plain else torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a broken or hostile pickle may end in
-        if code := re.search(r"GLOBAL (\S+)", str(error)):
-            raise UserError(
-                f"{path} is refused: loading it would run code ({code[1]}). Ask for safetensors, or if you "
-                f"trust it, load it elsewhere and save only its state_dict()."
-            ) from None
+        code = re.search(r"GLOBAL (\S+)", str(error))
         raise UserError(
-            f"{path} can't be read as weights that torch.save wrote; it is broken or in another format."
+            f"{path} is refused: loading it would run code ({code[1]}). Ask for safetensors, or if you trust "
+            f"it, load it elsewhere and save only its state_dict()."
+            if code
+            else f"{path} can't be read as weights; it is broken, or neither safetensors nor of torch.save."
         ) from None
     if not isinstance(state, dict) or not state:
         raise UserError(f"expected {path} to hold a state dict of tensors, got a {type(state).__name__}.")
@@ -101,9 +96,8 @@ def few(names: Sequence[str]) -> str:
 
 def is_hugging_faces(folder: Path) -> bool:
     """Whether ``folder`` has a model of ``transformers``."""
-    if any((folder / name).is_file() for name in VOCABULARIES):
-        return True
-    return (folder / CONFIG).is_file() and "model_type" in read_json(folder / CONFIG)
+    has_vocabulary = any((folder / name).is_file() for name in VOCABULARIES)
+    return has_vocabulary or ((folder / CONFIG).is_file() and "model_type" in read_json(folder / CONFIG))
 
 
 def vocabulary_of(folder: Path) -> WordTokenizer:
@@ -123,9 +117,7 @@ def vocabulary_of(folder: Path) -> WordTokenizer:
         raise UserError(f"{path} can't be read as a vocabulary: {said}.") from None
     words = found.get("idx2sym") if isinstance(found, dict) else None
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise UserError(
-            f"expected {path} to have idx2sym, a list of words, got another {type(found).__name__}."
-        )
+        raise UserError(f"expected {path} to have idx2sym, a list of words, got {str(found)[:80]}.")
     if found.get("lower_case") or found.get("delimiter") is not None:
         raise UserError(
             f"{path} changes or divides words in its own way, with lower_case or delimiter; use another."
@@ -146,14 +138,13 @@ class PlainUnpickler(pickle.Unpickler):
 def load_plain(path: Path) -> Any:
     """What ``pickle`` or ``torch.save`` wrote to ``path``, without tensors. Raises UserError for what may be
     code, and anything for a broken file."""
+    content = path.read_bytes()
     if is_zipfile(path):
         with ZipFile(path) as archive:
-            (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-            with archive.open(name) as file:
-                return PlainUnpickler(file).load()
-    with open(path, "rb") as file:
+            content = next(archive.read(name) for name in archive.namelist() if name.endswith("/data.pkl"))
+    file = BytesIO(content)
+    found = PlainUnpickler(file).load()
+    # After the number come the format's version, facts of the machine, and what was saved.
+    for _ in range(3 if found == TORCH_MAGIC else 0):
         found = PlainUnpickler(file).load()
-        # Then come the version of the format, the facts of the machine, and what was saved.
-        for _ in range(3 if found == TORCH_MAGIC else 0):
-            found = PlainUnpickler(file).load()
-        return found
+    return found

@@ -61,16 +61,9 @@ def from_transfo_xl(
     which are then required. With ``pre_lnorm``, memories contain the input of a layer before its norm, and
     the last layer's output is not normalized.
 
-    Outputs agree in eval mode. In further training, the original also applies dropout to the sinusoids and to
-    the last layer's output, and drops attention probabilities at a separate rate, ``dropatt``; ours drops
-    them at the rate ``dropout``, and warns if the config has another ``dropatt``.
-
-    Ours has more parameters in three places, which doesn't change the outputs before further training: the
-    values and the output of attention have biases, initially 0; each layer has its own u and v, initially
-    equal if the original shares them; and projections are tied for all rare clusters or for none.
-
-    Both begin a text with an empty memory, as the original does; Hugging Face's begins with zeros, which it
-    attends to, and a [`memformers.Memory`][] of zeros gives the same here.
+    Outputs agree in eval mode and from an empty memory; Hugging Face's begins with zeros, which it attends
+    to, and a [`memformers.Memory`][] of zeros gives the same here. The guide to published models says what
+    differs in further training; a ``dropatt`` that would not be used causes a warning.
 
     Args:
         source: A folder with Hugging Face's ``config.json`` and weights; or a state dict, in the original
@@ -103,7 +96,11 @@ def from_transfo_xl(
     model = MemoryLM(config_of(state, config, is_original, ties))
     model.to(state["word_emb.emb_layers.0.weight"].dtype)
     places = places_in(model)
-    check_shapes(state, places)
+    sizes = {name: [sum(map(len, parts)), *parts[0].shape[1:]] for name, parts in places.items()}
+    found = {name: list(tensor.shape) for name, tensor in state.items()}
+    if wrong := [name for name in {**sizes, **found} if sizes.get(name) != found.get(name)]:
+        said = [f"expected {name} {sizes.get(name, 'none')}, got {found.get(name, 'none')}" for name in wrong]
+        raise UserError(f"these are not the weights of a whole Transformer-XL: {few(said)}.")
     for name, parts in places.items():
         theirs = state[name].detach()
         if is_original and name.startswith("crit.cluster_"):
@@ -203,9 +200,8 @@ def config_of(state: State, config: Config, is_original: bool, ties: dict[str, b
     pre_lnorm = config.get("pre_lnorm", None if is_original else False)
     if not isinstance(pre_lnorm, bool):
         raise UserError(
-            f"expected pre_lnorm to be True (the model normalizes before each sublayer) or False (after each "
-            f"sum), which the weights don't show, got pre_lnorm={pre_lnorm!r}; give it, as in "
-            f"config={{'pre_lnorm': False}}."
+            f"expected pre_lnorm to be True (norms before each sublayer) or False (after each sum), got "
+            f"pre_lnorm={pre_lnorm!r}; the weights don't show it: give config={{'pre_lnorm': False}}, say."
         )
     defaults = ModelConfig()
     clamp_len = setting(config, "clamp_len", -1, int, "a whole number")
@@ -297,21 +293,3 @@ def places_in(model: MemoryLM) -> dict[str, list[Tensor]]:
                 name = re.sub(pattern, replacement, name)
             places.setdefault(name, []).append(tensor.mT if name.startswith("crit.out_projs.") else tensor)
     return places
-
-
-def check_shapes(state: State, places: dict[str, list[Tensor]]) -> None:
-    """Raise ValueError, which names the differences, unless ``state`` has the tensors that fill ``places``,
-    and no others."""
-    sizes = {name: [sum(map(len, parts)), *parts[0].shape[1:]] for name, parts in places.items()}
-    missing = [name for name in sizes if name not in state]
-    unexpected = [name for name in state if name not in sizes]
-    other = [
-        f"{name} is {list(state[name].shape)}, not {size}"
-        for name, size in sizes.items()
-        if name in state and list(state[name].shape) != size
-    ]
-    found = {"missing": missing, "unexpected": unexpected, "of another shape": other}
-    if problems := [f"{what}: {few(names)}" for what, names in found.items() if names]:
-        raise UserError(
-            f"these are not the weights of the Transformer-XL that they seem: {'; '.join(problems)}."
-        )
