@@ -17,10 +17,11 @@ from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
 from memformers.common.files import write_json
 from memformers.common.machine import describe_environment
+from memformers.convert.load import load_checkpoint
 from memformers.data.corpora import load_corpus
 from memformers.data.tokenizers import save_tokenizer
 from memformers.models.config import ModelConfig
-from memformers.pretrained.own import PACKAGED, RECIPE, load_checkpoint, save_model
+from memformers.models.io import PACKAGED, RECIPE
 from memformers.training.api import evaluate
 from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.run import train_run
@@ -92,7 +93,7 @@ def put(run: Path, folder: Path) -> dict[str, Any]:
         "held_out": evaluate(model, tokenizer, text, streams=EVALUATION_STREAMS),
     }
     with atomic_dir(folder) as temporary:
-        save_model(model, temporary, weights)
+        model.save_pretrained(temporary, weights)
         save_tokenizer(tokenizer, temporary)
         write_json(temporary / RECIPE, recipe)
     return recipe

@@ -4,8 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memformers.convert.hf_files import load_weights as load_weights
+    from memformers.convert.labml import from_labml as from_labml
+    from memformers.convert.transfo_xl import from_transfo_xl as from_transfo_xl
     from memformers.generation.decoding import Decoder as Decoder
-    from memformers.generation.stepping import Stepper as Stepper
+    from memformers.generation.generate import generate as generate
+    from memformers.generation.incremental import Stepper as Stepper
     from memformers.models.attention import RelativeMultiHeadAttention as RelativeMultiHeadAttention
     from memformers.models.compression import CompressionAutoEncoder as CompressionAutoEncoder
     from memformers.models.compression import Conv1dCompression as Conv1dCompression
@@ -30,10 +34,8 @@ if TYPE_CHECKING:
     from memformers.models.memory_sizes import MemorySizes as MemorySizes
     from memformers.models.reconstruction import AttentionReconstructionLoss as AttentionReconstructionLoss
     from memformers.models.reconstruction import AutoEncodingLoss as AutoEncodingLoss
+    from memformers.models.registry import register_memory as register_memory
     from memformers.models.transformer_xl import TransformerXL as TransformerXL
-    from memformers.pretrained.labml import from_labml as from_labml
-    from memformers.pretrained.transfo_xl import from_transfo_xl as from_transfo_xl
-    from memformers.pretrained.weights_file import load_weights as load_weights
     from memformers.training.api import TrainedModel as TrainedModel
     from memformers.training.api import evaluate as evaluate
     from memformers.training.api import train as train
@@ -41,42 +43,33 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "AdaptiveConfig": "models.config",
-    "AttentionReconstructionLoss": "models.reconstruction",
-    "AutoEncodingLoss": "models.reconstruction",
-    "CompressionAutoEncoder": "models.compression",
-    "CompressiveTransformer": "models.compressive",
-    "CompressiveTransformerLayer": "models.layers",
-    "Conv1dCompression": "models.compression",
-    "CoreConfig": "models.config",
-    "CoreOutput": "models.core",
-    "Decoder": "generation.decoding",
-    "DilatedConvCompression": "models.compression",
-    "FeedForward": "models.layers",
-    "GRUGate": "models.layers",
-    "LMOutput": "models.language_model",
-    "MemorySizes": "models.lengths",
-    "MaxCompression": "models.compression",
-    "MeanCompression": "models.compression",
-    "Memory": "models.memory",
-    "MemoryCore": "models.core",
-    "MemoryLM": "models.language_model",
-    "ModelConfig": "models.config",
-    "MostUsedCompression": "models.compression",
-    "CustomMemory": "models.own_memory",
-    "RelativeMultiHeadAttention": "models.attention",
-    "Stepper": "generation.stepping",
-    "TrainConfig": "training.config",
-    "TrainedModel": "training.api",
-    "TransformerXL": "models.transformer_xl",
-    "TransformerXLLayer": "models.layers",
-    "evaluate": "training.api",
-    "from_labml": "pretrained.labml",
-    "from_transfo_xl": "pretrained.transfo_xl",
-    "load_weights": "pretrained.weights_file",
-    "train": "training.api",
-}
+_NAMES = {
+    "convert.hf_files": ("load_weights",),
+    "convert.labml": ("from_labml",),
+    "convert.transfo_xl": ("from_transfo_xl",),
+    "generation.decoding": ("Decoder",),
+    "generation.generate": ("generate",),
+    "generation.incremental": ("Stepper",),
+    "models.attention": ("RelativeMultiHeadAttention",),
+    "models.compression": (
+        "CompressionAutoEncoder", "Conv1dCompression", "DilatedConvCompression", "MaxCompression",
+        "MeanCompression", "MostUsedCompression",
+    ),
+    "models.compressive": ("CompressiveTransformer",),
+    "models.config": ("AdaptiveConfig", "CoreConfig", "ModelConfig"),
+    "models.core": ("CoreOutput", "MemoryCore"),
+    "models.custom_memory": ("CustomMemory",),
+    "models.language_model": ("LMOutput", "MemoryLM"),
+    "models.layers": ("CompressiveTransformerLayer", "FeedForward", "GRUGate", "TransformerXLLayer"),
+    "models.memory": ("Memory",),
+    "models.memory_sizes": ("MemorySizes",),
+    "models.reconstruction": ("AttentionReconstructionLoss", "AutoEncodingLoss"),
+    "models.registry": ("register_memory",),
+    "models.transformer_xl": ("TransformerXL",),
+    "training.api": ("TrainedModel", "evaluate", "train"),
+    "training.config": ("TrainConfig",),
+}  # fmt: skip
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_HOMES)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import memformers
-from memformers.pretrained.own import PACKAGED, packaged_names
+from memformers.models.io import PACKAGED, packaged_names
 from tests.builders import SMALL_RUN
 from tests.processes import finish
 

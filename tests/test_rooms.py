@@ -6,7 +6,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "memformers"
-BELOW_TRAINING = {"common", "data", "models", "runs", "generation", "pretrained", "evaluation"}
+BELOW_TRAINING = {"common", "data", "models", "runs", "generation", "convert", "evaluation"}
 MAY_IMPORT = {
     "common": set(),
     "kernels": set(),
@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "dashboard": {"tracking", "runs", "common"},
     "report": {"runs", "common"},  # never a model
     "generation": {"models", "data", "kernels", "common"},
-    "pretrained": {"models", "data", "runs", "common"},
+    "convert": {"models", "data", "runs", "common"},
     "evaluation": BELOW_TRAINING - {"evaluation"},
     "training": BELOW_TRAINING | {"tracking"},
     "comparison": BELOW_TRAINING | {"tracking", "training", "report"},
@@ -26,9 +26,9 @@ MAY_IMPORT = {
     "__main__": {"cli"},
 }
 """Which rooms each room may import."""
-WHEN_CALLED = {("models", "generation"), ("models", "pretrained")}
+WHEN_CALLED = {("models", "generation")}
 """Rooms that :class:`memformers.MemoryLM` and :class:`memformers.MemoryCore` import inside of methods such as
-``generate``, ``stepper`` and ``from_pretrained``, so that they are there for people who have a model."""
+``generate`` and ``stepper``, so that they are there for people who have a model."""
 OF_KERNELS = {"torch", "triton"}
 
 

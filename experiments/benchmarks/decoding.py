@@ -27,13 +27,13 @@ from memformers import CoreConfig, MemoryCore, MemoryLM, ModelConfig, from_labml
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.files import write_json, write_text
 from memformers.common.machine import describe_environment
+from memformers.convert.load import load_checkpoint
 from memformers.data.corpora import builtin_corpus
 from memformers.data.tokenizers import CharacterTokenizer
 from memformers.evaluation.evaluate import evaluate
 from memformers.generation.decoding import Decoder
 from memformers.generation.text import TextStream
 from memformers.models.memory import Memory
-from memformers.pretrained.own import load_checkpoint
 from memformers.training.config import TrainConfig
 from memformers.training.run import train_run
 

@@ -39,6 +39,7 @@ from memformers.comparison.arms import read_arms
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.several import run_experiments
 from memformers.comparison.text import MEMORIES, TextTask
+from memformers.convert.load import load_checkpoint
 from memformers.data.streams import Reading, streams_and_places
 from memformers.data.tokenizers import Tokenizer
 from memformers.evaluation.evaluate import with_lengths
@@ -52,7 +53,6 @@ from memformers.evaluation.probe import common_corpus, held_out_tokens
 from memformers.evaluation.token_groups import groups_between, word_distances, word_groups, word_lengths
 from memformers.models.config import OF_MODELS
 from memformers.models.language_model import MemoryLM
-from memformers.pretrained.own import load_checkpoint
 from memformers.runs.finished import read_runs
 from memformers.training.config import TrainConfig
 

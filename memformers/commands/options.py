@@ -185,7 +185,8 @@ class ModelCommand(Checked, OwnCode):
         exactly one of the two is given."""
         # Not above: commands that need no model do without PyTorch.
         from memformers.common.machine import choose_device
-        from memformers.pretrained.own import load_checkpoint, load_packaged, packaged_names
+        from memformers.convert.load import load_checkpoint, load_packaged
+        from memformers.models.io import packaged_names
 
         if (self.checkpoint is None) == (not self.pretrained):
             raise UserError(

@@ -13,6 +13,7 @@ from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_fields
 from memformers.common.files import write_json
 from memformers.common.progress import Progress
+from memformers.convert.load import load_checkpoint
 from memformers.data.corpora import Corpus, load_corpus
 from memformers.data.preparing import open_prepared
 from memformers.data.store import TRAIN, VALIDATION, TokenStore
@@ -22,7 +23,6 @@ from memformers.evaluation.attention_mass import attention_mass, check_long_enou
 from memformers.evaluation.context import effective_context
 from memformers.evaluation.memory_ablation import memory_ablation
 from memformers.evaluation.token_groups import NO_WORD, WORD, word_occurrences
-from memformers.pretrained.own import load_checkpoint
 from memformers.runs.finished import FinishedRun, newest_checkpoint, read_runs
 from memformers.runs.folder import PROBE
 

@@ -1,6 +1,5 @@
 """A memory transformer from features to features, to be used where a recurrent network is used."""
 
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -8,11 +7,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import _register_namedtuple
 
 from memformers.common.errors import UserError
-from memformers.models.base import MemoryStack, build_transformer, initialise_weights
+from memformers.models.base import build_transformer, initialise_weights
 from memformers.models.config import CoreConfig
+from memformers.models.io import Pretrained
 from memformers.models.memory import Memory
 from memformers.models.parts import children_first, reset_parameters
-from memformers.models.registry import name_of
 
 
 class CoreOutput(NamedTuple):
@@ -39,7 +38,7 @@ class CoreOutput(NamedTuple):
 _register_namedtuple(CoreOutput, serialized_type_name="memformers.CoreOutput")
 
 
-class MemoryCore(nn.Module):
+class MemoryCore(Pretrained):
     """A memory transformer for features of any kind, used as ``nn.GRU`` is.
 
     Where F, the width of the features, is not D, a linear map leads to the first layer. Memory is a value:
@@ -57,6 +56,9 @@ class MemoryCore(nn.Module):
         >>> output.shape, memory.mem_len
         (torch.Size([16, 2, 32]), 32)
     """
+
+    config: CoreConfig
+    config_class = CoreConfig
 
     def __init__(self, config: CoreConfig):
         super().__init__()
@@ -133,33 +135,3 @@ class MemoryCore(nn.Module):
                 f"{x.device}; move them there."
             )
 
-    # The rooms above build on this one, so the methods below import them when they are called.
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``config.json`` and ``model.safetensors``, each atomically; ValueError as
-        [`MemoryLM.save_pretrained`][memformers.models.language_model.MemoryLM.save_pretrained]."""
-        from memformers.pretrained.own import save_model
-
-        save_model(self, Path(folder))
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        folder: str | Path,
-        device: str | torch.device = "cpu",
-        *,
-        model: str | type[MemoryStack] = "",
-        gate: str | type[nn.Module] = "",
-        compression: str | type[nn.Module] = "",
-        compression_loss: str | type[nn.Module] = "",
-    ) -> "MemoryCore":
-        """The core that [`save_pretrained`][] wrote to ``folder``, in eval mode, on ``device``; ``model`` and
-        the parts of your own are as in
-        [`MemoryLM.from_pretrained`][memformers.models.language_model.MemoryLM.from_pretrained]. Nothing is
-        unpickled. Raises ValueError for a missing, broken or mismatched file."""
-        from memformers.pretrained.own import load_core
-
-        own = {"gate": gate, "compression": compression, "compression_loss": compression_loss}
-        for setting, name in {"model": model, **own}.items():
-            name_of(name, setting)
-        return load_core(Path(folder), device)

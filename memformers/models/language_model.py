@@ -1,6 +1,5 @@
 """A whole language model around a memory transformer: tokens and memory in, logits and memory out."""
 
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -9,12 +8,12 @@ from torch.utils._pytree import _register_namedtuple
 
 from memformers.common.errors import UserError
 from memformers.kernels.operators import has_values, is_transformed
-from memformers.models.base import MemoryStack, build_transformer, initialise_weights
+from memformers.models.base import build_transformer, initialise_weights
 from memformers.models.config import ModelConfig
 from memformers.models.documents import check_streams
+from memformers.models.io import Pretrained
 from memformers.models.linear import linear
 from memformers.models.memory import Memory, check_memory
-from memformers.models.registry import name_of
 from memformers.models.vocabulary import (
     AdaptiveEmbedding,
     AdaptiveSoftmax,
@@ -63,7 +62,7 @@ class LMScores(NamedTuple):
     """As in [`LMOutput`][]."""
 
 
-class MemoryLM(nn.Module):
+class MemoryLM(Pretrained):
     """Embedding, a memory transformer, and a head: tokens and memory in, logits and memory out.
 
     The language-model loss trains everything but the compression functions, and with ``bptt`` those too; the
@@ -84,6 +83,9 @@ class MemoryLM(nn.Module):
         >>> logits.shape, memory.mem_len, memory.c_mem_len
         (torch.Size([64, 2, 65]), 64, 48)
     """
+
+    config: ModelConfig
+    config_class = ModelConfig
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -175,52 +177,6 @@ class MemoryLM(nn.Module):
         """Raise ValueError unless ``memory`` is one that this model can have made of ``batch`` streams."""
         one = self.transformer.weight.expand(1, batch, -1)
         check_memory(memory, one, self.config.n_layers, self.config.memory_sizes, complete=True)
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``config.json`` and ``model.safetensors``, each atomically. Raises ValueError for the
-        current folder, and for one where these files are of something else: a run, a training's checkpoint,
-        another library's model."""
-        from memformers.pretrained.own import save_model
-
-        save_model(self, Path(folder))
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        folder: str | Path,
-        device: str | torch.device = "cpu",
-        *,
-        model: str | type[MemoryStack] = "",
-        gate: str | type[nn.Module] = "",
-        compression: str | type[nn.Module] = "",
-        compression_loss: str | type[nn.Module] = "",
-    ) -> "MemoryLM":
-        """Load a model, in eval mode. Nothing is unpickled.
-
-        Args:
-            folder: What [`save_pretrained`][] wrote, or the checkpoint of a run. Where there is no such
-                folder, the name of a model that comes with the package: ``"compressive-shakespeare"`` or
-                ``"transformer-xl-shakespeare"``, which are in float32.
-            device: Where the model is to be.
-            model: The memory of your own that the model has, as its class or as ``"my_memory.py:Averages"``:
-                a saved model names its file, and never runs it by itself.
-            gate: Its gate of your own, likewise.
-            compression: Its compression of your own.
-            compression_loss: Its compression loss of your own.
-
-        Returns:
-            The model.
-
-        Raises:
-            ValueError: For a missing, broken or mismatched file, and for one of a training's checkpoint that
-                has changed since.
-        """
-        from memformers.pretrained.own import load_folder_or_name
-
-        own = {"gate": gate, "compression": compression, "compression_loss": compression_loss}
-        for setting, name in {"model": model, **own}.items():
-            name_of(name, setting)
-        return load_folder_or_name(Path(folder), device)
 
 
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from memformers.common.machine import choose_device
+from memformers.convert.load import load_checkpoint
 from memformers.data.tokenizers import Tokenizer
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.evaluation.evaluate import summary
 from memformers.evaluation.units import encoded_with_units
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import short_name
-from memformers.pretrained.own import load_checkpoint
 from memformers.runs.finished import read_run
 from memformers.runs.folder import new_folder
 from memformers.training.config import TrainConfig, check_all_used

@@ -30,9 +30,9 @@ from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.data.tokenizers import Tokenizer, save_tokenizer
 from memformers.models.config import ModelConfig
+from memformers.models.io import read_config
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
-from memformers.pretrained.own import read_config, save_model
 from memformers.training.distributed import ALONE, Distributed, full_tensor, placed_like
 from memformers.training.optimizers import Muon, Optimizers
 from memformers.training.state import TrainingState, check_random_states, random_states, set_random_states
@@ -88,7 +88,7 @@ def save_checkpoint(
         return
     try:
         with atomic_dir(folder) as temporary:
-            save_model(model, temporary, weights)
+            model.save_pretrained(temporary, weights)
             save_tokenizer(tokenizer, temporary)
             save_file(moments, temporary / OPTIMIZER)
             save_file(memory, temporary / MEMORY)

@@ -5,6 +5,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from memformers.models.compression import CompressionName
 from memformers.models.config import AdaptiveConfig, ModelConfig
@@ -115,6 +116,21 @@ def test_a_saved_model_comes_back_the_same(model, settings, dtype, tmp_path):
     assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
 
 
+def test_tied_weights_are_written_once_and_are_tied_again(tmp_path):
+    lm = small_lm("transformer-xl").eval()
+    lm.head.weight = lm.embed.weight
+    lm.save_pretrained(tmp_path)
+    again = MemoryLM.from_pretrained(tmp_path)
+    assert again.head.weight is again.embed.weight
+    text = tokens(40)
+    assert torch.equal(read(again, text)[0], read(lm, text)[0])
+    stored = load_file(tmp_path / "model.safetensors")
+    assert stored.keys() == lm.state_dict().keys() - {"head.weight"}
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt", "head.weight": "embed.words"})
+    with pytest.raises(ValueError, match=r"head\.weight"):
+        MemoryLM.from_pretrained(tmp_path)
+
+
 NO_WEIGHTS = "doesn't contain the weights of this config"
 
 
@@ -157,11 +173,11 @@ def test_a_save_that_fails_leaves_the_old_model(tmp_path, monkeypatch):
     lm.save_pretrained(tmp_path)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
 
-    def disk_full(_, path):
+    def disk_full(_, path, ties):
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("memformers.pretrained.own.save_file", disk_full)
+    monkeypatch.setattr("memformers.models.io.save_file", disk_full)
     with pytest.raises(OSError, match="No space left"):
         small_lm("transformer").save_pretrained(tmp_path)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before

@@ -1,5 +1,5 @@
 """Losses of tokens, and adaptive embedding and softmax, whose loss is compared with cross-entropy of the
-whole vocabulary's log-probabilities; tests/pretrained compares them with their equations."""
+whole vocabulary's log-probabilities; tests/convert compares them with their equations."""
 
 import pytest
 import torch

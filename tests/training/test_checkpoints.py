@@ -17,7 +17,7 @@ from memformers.common.atomic_dir import BROKEN, check_manifest, numbered
 from memformers.common.command_line import plain_errors
 from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.common.machine import describe_environment
-from memformers.pretrained.own import load_checkpoint as load_for_use
+from memformers.convert.load import load_checkpoint as load_for_use
 from memformers.training import run as run_module
 from memformers.training.checkpoints import FILES, read_checkpoint, save_checkpoint
 from memformers.training.config import TrainConfig

@@ -7,8 +7,8 @@ import torch
 
 from memformers.common.files import read_json
 from memformers.common.processes import module_command
+from memformers.convert.load import load_checkpoint
 from memformers.evaluation.evaluate import evaluate
-from memformers.pretrained.own import load_checkpoint
 from memformers.runs.folder import read_metrics
 from memformers.tracking import relay
 from memformers.training import observer

@@ -11,6 +11,7 @@ from memformers.commands.evaluate import Evaluate
 from memformers.common.command_line import parse_arguments
 from memformers.common.errors import UserError
 from memformers.common.files import read_json
+from memformers.convert.load import load_checkpoint
 from memformers.data import preparing
 from memformers.data.gathering import Recipe
 from memformers.data.preparing import prepare
@@ -18,7 +19,6 @@ from memformers.evaluation.probe import ProbeConfig, probe
 from memformers.generation.memory_file import load_memory, save_memory
 from memformers.generation.sampling import Sampling
 from memformers.generation.text import TextStream, continue_text
-from memformers.pretrained.own import load_checkpoint
 from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
 from memformers.training.run import train_run

@@ -12,15 +12,9 @@ from experiments import pretrained
 from memformers import MemoryLM
 from memformers.common.atomic_dir import check_manifest
 from memformers.common.files import read_json
+from memformers.convert.load import load_checkpoint, load_packaged
 from memformers.evaluation.evaluate import evaluate
-from memformers.pretrained.own import (
-    PACKAGED,
-    RECIPE,
-    WEIGHTS,
-    load_checkpoint,
-    load_packaged,
-    packaged_names,
-)
+from memformers.models.io import PACKAGED, RECIPE, WEIGHTS, packaged_names
 from tests.builders import small_lm, small_training
 from tests.processes import run
 

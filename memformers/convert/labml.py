@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.pretrained.weights_file import few
+from memformers.convert.hf_files import few, without_prefix
 
 LABML_DISTANCES = 4096
 """labml-nn stores 2 · 4,096 relative positions a layer; index 4,096 − d is distance d."""
@@ -32,7 +32,8 @@ def from_labml(
 
     Args:
         state_dict: That of labml-nn's ``TransformerXL`` or ``CompressiveTransformer``, or of the language
-            models of its two experiments (to [`memformers.MemoryLM`][]).
+            models of its two experiments (to [`memformers.MemoryLM`][]). A prefix that all names share is
+            left out.
         max_positions: That of the attention to load into, with learned positions.
 
     Returns:
@@ -59,7 +60,7 @@ def from_labml(
             f"use 1 to {LABML_DISTANCES}."
         )
     ours = {}
-    for name, tensor in state_dict.items():
+    for name, tensor in without_prefix(state_dict).items():
         if name.endswith(("key_pos_embeddings", "key_pos_bias")):
             by_distance = tensor[LABML_DISTANCES - torch.arange(max_positions)]
             tensor = by_distance.transpose(0, 1)  # [H, max_positions, E] or [H, max_positions]

@@ -1,0 +1,49 @@
+"""A trained model and its tokenizer, from the folder of a run or one that another program wrote."""
+
+from pathlib import Path
+
+import torch
+
+from memformers.common.atomic_dir import check_manifest, has_manifest, newest_that_loads, numbered
+from memformers.common.errors import UserError
+from memformers.convert.hf_files import is_hugging_faces, vocabulary_of
+from memformers.convert.transfo_xl import from_transfo_xl
+from memformers.data.tokenizers import TOKENIZER, Tokenizer, load_tokenizer
+from memformers.models.io import WEIGHTS, packaged
+from memformers.models.language_model import MemoryLM
+from memformers.runs.folder import CHECKPOINTS
+
+
+def load_checkpoint(folder: Path, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
+    """The model in ``folder``, in eval mode on ``device``, and its tokenizer: from the folder of a run, whose
+    newest complete checkpoint is used, the folder of a checkpoint, one with the files of ``save_pretrained``
+    and a ``tokenizer.json``, or Hugging Face's of a Transformer-XL; else ValueError."""
+    if checkpoints := numbered(folder / CHECKPOINTS):
+        return newest_that_loads(checkpoints, lambda path: load_with_tokenizer(path, device))[1]
+    return load_with_tokenizer(folder, device)
+
+
+def load_with_tokenizer(folder: Path, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
+    """The model and tokenizer whose files are in ``folder`` itself; else ValueError."""
+    tokenizer: Tokenizer
+    if has_manifest(folder):
+        check_manifest(folder, (TOKENIZER,))
+    if not has_manifest(folder) and is_hugging_faces(folder):
+        model, tokenizer = from_transfo_xl(folder).to(device), vocabulary_of(folder)
+    elif (folder / WEIGHTS).is_file():
+        model, tokenizer = MemoryLM.from_pretrained(folder, device), load_tokenizer(folder)
+    else:
+        raise UserError(f"{folder} holds no checkpoint; name the folder of a run or of a checkpoint.")
+    if model.config.vocab_size != tokenizer.vocab_size:
+        raise UserError(
+            f"{folder} has a model of {model.config.vocab_size} tokens and a tokenizer of "
+            f"{tokenizer.vocab_size}; they belong to different trainings."
+        )
+    return model, tokenizer
+
+
+def load_packaged(name: str, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
+    """The model of the package called ``name``, in eval mode on ``device``, and its tokenizer; UserError for
+    another name. The weights become float32, in which the model can be trained further."""
+    model, tokenizer = load_with_tokenizer(packaged(name), device)
+    return model.float(), tokenizer

@@ -1,0 +1,295 @@
+"""Conversion of the weights of the original Transformer-XL and of Hugging Face's ``transfo-xl``.
+
+Sources of the layouts: Dai et al. 2019 (arXiv 1901.02860), the repository kimiyoung/transformer-xl and the
+package transformers 4. Both are the same model. Their names differ by the prefix ``transformer.``, and they
+differ in the order of the softmax's rows for rare clusters: ascending in transformers (as in the TensorFlow
+code that the published weights come from), descending in the original's PyTorch code.
+"""
+
+import re
+import warnings
+from collections.abc import Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memformers.common.errors import UserError
+from memformers.common.files import read_json
+from memformers.convert.hf_files import CONFIG, WEIGHTS, few, load_weights, without_prefix
+from memformers.models.config import AdaptiveConfig, ModelConfig
+from memformers.models.language_model import MemoryLM
+
+Config = Mapping[str, Any]
+"""Of Hugging Face's ``config.json``, or the original's arguments."""
+State = dict[str, Tensor]
+"""Tensors by the original's names."""
+WITHOUT_COUNTERPART = {"attn_type": 0, "ext_len": 0, "layer_norm_epsilon": 1e-5}
+"""Settings that have only one possible value here."""
+RENAMED = (
+    (r"^transformer\.layers\.", "layers."),
+    (r"^embed\.tables\.", "word_emb.emb_layers."),
+    (r"^embed\.maps\.(\d+)\.weight$", r"word_emb.emb_projs.\1"),
+    (r"^head\.words\.", "crit.out_layers."),
+    (r"^head\.maps\.(\d+)\.weight$", r"crit.out_projs.\1"),
+    (r"^head\.rare\.", "crit.cluster_"),
+    (r"\.self_attn\.(query|key|value)\.", ".dec_attn.qkv_net."),
+    (r"\.self_attn\.output\.", ".dec_attn.o_net."),
+    (r"\.self_attn\.position\.", ".dec_attn.r_net."),
+    (r"\.self_attn\.u$", ".dec_attn.r_w_bias"),
+    (r"\.self_attn\.v$", ".dec_attn.r_r_bias"),
+    (r"\.norm_self_attn\.", ".dec_attn.layer_norm."),
+    (r"\.feed_forward\.layer1\.", ".pos_ff.CoreNet.0."),
+    (r"\.feed_forward\.layer2\.", ".pos_ff.CoreNet.3."),
+    (r"\.norm_ff\.", ".pos_ff.layer_norm."),
+)
+"""Our names and theirs."""
+OURS_ALONE = ("self_attn.value.bias", "self_attn.output.bias")
+
+
+def from_transfo_xl(
+    source: Mapping[str, Tensor] | str | Path, config: Mapping[str, Any] | None = None
+) -> MemoryLM:
+    """The language model of a published Transformer-XL, in eval mode: same outputs, same memories (Dai et al.
+    2019, [arXiv 1901.02860](https://arxiv.org/abs/1901.02860)).
+
+    The weights alone don't show ``mem_len``, ``tgt_len`` (our ``segment_len``), ``clamp_len``,
+    ``same_length`` and ``dropout``, for which our defaults are used; nor ``pre_lnorm``, which is required
+    with the original's layout and is false by default in Hugging Face's; nor ``cutoffs`` if ``div_val`` is 1,
+    which are then required. With ``pre_lnorm``, memories contain the input of a layer before its norm, and
+    the last layer's output is not normalized.
+
+    Outputs agree in eval mode and from an empty memory; Hugging Face's begins with zeros, which it attends
+    to, and a [`memformers.Memory`][] of zeros gives the same here. The guide to published models says what
+    differs in further training; a ``dropatt`` that would not be used causes a warning.
+
+    Args:
+        source: A folder with Hugging Face's ``config.json`` and weights; or a state dict, in the original
+            repository's layout or that of Hugging Face's ``TransfoXLLMHeadModel``, such as
+            [`memformers.load_weights`][] reads from a file. A prefix that all names share is left out.
+        config: The model's own, by the names in Hugging Face's ``config.json`` or the original's arguments.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: For weights of another model, and names what is missing, unexpected or of another shape;
+            also for a config that contradicts the weights or requires something that isn't implemented here.
+
+    Examples:
+        >>> from memformers import from_transfo_xl
+        >>> from_transfo_xl({"embed.weight": None})  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        memformers.common.errors.UserError: expected a state dict of Transformer-XL, ...
+    """
+    config = config or {}
+    if isinstance(source, str | Path):
+        folder = Path(source)
+        path = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+        if path is None:
+            raise UserError(f"{folder} has no weights; expected one of {', '.join(WEIGHTS)}.")
+        source, config = load_weights(path), {**read_json(folder / CONFIG), **config}
+    state, is_original = plain_names(source)
+    ties = ties_of(state, config)
+    model = MemoryLM(config_of(state, config, is_original, ties))
+    model.to(state["word_emb.emb_layers.0.weight"].dtype)
+    places = places_in(model)
+    sizes = {name: [sum(map(len, parts)), *parts[0].shape[1:]] for name, parts in places.items()}
+    found = {name: list(tensor.shape) for name, tensor in state.items()}
+    if wrong := [name for name in {**sizes, **found} if sizes.get(name) != found.get(name)]:
+        said = [f"expected {name} {sizes.get(name, 'none')}, got {found.get(name, 'none')}" for name in wrong]
+        raise UserError(f"these are not the weights of a whole Transformer-XL: {few(said)}.")
+    for name, parts in places.items():
+        theirs = state[name].detach()
+        if is_original and name.startswith("crit.cluster_"):
+            theirs = theirs.flip(0)
+        for part, rows in zip(parts, theirs.split([len(part) for part in parts]), strict=True):
+            part.copy_(rows)
+    return model.eval()
+
+
+def plain_names(state_dict: Mapping[str, Tensor]) -> tuple[State, bool]:
+    """The state dict without prefixes and without the fixed sinusoids' rates, and whether it is of the
+    original repository. Raises ValueError for the weights of another model, or without a head."""
+    state = without_prefix(state_dict)
+    prefixed = any(name.startswith("transformer.word_emb.") for name in state)
+    state = {name.removeprefix("transformer.") if prefixed else name: t for name, t in state.items()}
+    if not any(name.startswith("layers.") and ".dec_attn." in name for name in state):
+        raise UserError(
+            "expected a state dict of Transformer-XL, with layers.0.dec_attn.… or transformer.layers.0."
+            f"dec_attn.…, got one with {few(list(state_dict)) or 'nothing'}."
+        )
+    if not any(name.startswith("crit.") for name in state):
+        raise UserError(
+            "the weights have no head, crit.…, like those of Hugging Face's TransfoXLModel; take those of a "
+            "whole language model, such as TransfoXLLMHeadModel."
+        )
+    state.pop("pos_emb.inv_freq", None)
+    if others := [f"{name} is {t.dtype}" for name, t in state.items() if not t.is_floating_point()]:
+        raise UserError(f"expected weights of floating-point numbers, but {few(others)}.")
+    return state, not prefixed
+
+
+def ties_of(state: State, config: Config) -> dict[str, bool]:
+    """What embedding and softmax share, as [`memformers.AdaptiveConfig`][] has it: what is equal.
+
+    In ``state``, what is shared then has the embedding's name alone: files that keep one of several names may
+    have kept another. A u and v of all layers become those of each layer.
+    """
+    clusters = range(1 + rare_clusters(state))
+    tables = [(f"word_emb.emb_layers.{i}.weight", f"crit.out_layers.{i}.weight") for i in clusters]
+    tables = [pair for pair in tables if state.keys() & pair]
+    maps = [(f"word_emb.emb_projs.{min(i, len(tables) - 1)}", f"crit.out_projs.{i}") for i in clusters]
+    tied = setting(config, "tie_projs", [False, *clusters], list | tuple, "a list of true and false")
+    pairs = [pair for pair, is_tied in zip(maps, tied, strict=False) if is_tied]
+    if config.get("tie_weight", config.get("tie_word_embeddings", True)):
+        pairs += tables
+    for pair in pairs * 2:  # again, since a map of several clusters may have the name of the last one alone
+        if there := [state[name] for name in pair if name in state]:
+            state.update(zip(pair, (there[0], there[-1]), strict=True))
+    found = {}
+    for name, shared in (("tie_weights", tables), ("tie_projections", maps[1:])):
+        found[name] = bool(shared) and all(
+            state.keys() >= {own, copy} and torch.equal(state[own], state[copy]) for own, copy in shared
+        )
+        for _, copy in shared if found[name] else ():
+            del state[copy]
+    for bias in ("r_w_bias", "r_r_bias"):
+        names = [bias, *(f"layers.{i}.dec_attn.{bias}" for i in range(depth(state)))]
+        there = [state[name] for name in names if name in state]
+        if there and (bias in state or config.get("untie_r") is False):
+            state.update({name: there[0] for name in names if name not in state})
+            state.pop(bias)
+    return found
+
+
+def rare_clusters(state: State) -> int:
+    """The number of clusters without the first one."""
+    return state["crit.cluster_bias"].numel() if "crit.cluster_bias" in state else 0
+
+
+def depth(state: State) -> int:
+    """The number of layers."""
+    return 1 + max(int(found[1]) for name in state if (found := re.match(r"layers\.(\d+)\.", name)))
+
+
+def config_of(state: State, config: Config, is_original: bool, ties: dict[str, bool]) -> ModelConfig:
+    """Our config of the model that has this state dict. Raises ValueError if ``config`` contradicts the
+    weights, requires something that isn't implemented here, or lacks a setting that the weights don't show.
+    Warns of a ``dropatt`` that training would not use."""
+    heads, d_head = shape(state, "layers.0.dec_attn.r_w_bias", 2)
+    (d_model,) = shape(state, "layers.0.dec_attn.layer_norm.weight", 1)
+    d_ff, _ = shape(state, "layers.0.pos_ff.CoreNet.0.weight", 2)
+    if heads * d_head != d_model:
+        raise UserError(
+            f"n_head={heads} times d_head={d_head} must equal d_model={d_model} here; it doesn't."
+        )
+    vocab_size, adaptive = clusters_of(state, config, ties)
+    sizes = {"d_model": d_model, "d_embed": adaptive.d_embed, "d_inner": d_ff, "d_head": d_head}
+    sizes |= {"n_head": heads, "vocab_size": vocab_size, "n_token": vocab_size, "n_layer": depth(state)}
+    for name, value in (WITHOUT_COUNTERPART | sizes).items():
+        if config.get(name, value) != value:
+            what = "the weights have" if name in sizes else "this library supports"
+            raise UserError(
+                f"expected {name}={value}, which {what}, got {name}={config[name]} in the config; "
+                f"give the weights' own config."
+            )
+    # Hugging Face's configs may leave it out, and the original's weights could then be of either form.
+    pre_lnorm = config.get("pre_lnorm", None if is_original else False)
+    if not isinstance(pre_lnorm, bool):
+        raise UserError(
+            f"expected pre_lnorm to be True (norms before each sublayer) or False (after each sum), got "
+            f"pre_lnorm={pre_lnorm!r}; the weights don't show it: give config={{'pre_lnorm': False}}, say."
+        )
+    defaults = ModelConfig()
+    clamp_len = setting(config, "clamp_len", -1, int, "a whole number")
+    dropout = setting(config, "dropout", defaults.dropout, int | float, "a number")
+    if config.get("dropatt", dropout) != dropout:
+        warnings.warn(
+            f"dropatt={config['dropatt']} is not used: if the training continues, dropout={dropout} applies "
+            f"to attention probabilities too. Outputs in eval mode are those of the original.",
+            stacklevel=3,
+        )
+    return ModelConfig(
+        model="transformer-xl",
+        vocab_size=vocab_size,
+        d_model=d_model,
+        heads=heads,
+        n_layers=depth(state),
+        d_ff=d_ff,
+        dropout=dropout,
+        norm="pre-without-final" if pre_lnorm else "post",
+        positions="sinusoidal",
+        clamp_len=clamp_len if clamp_len > 0 else None,
+        segment_len=setting(config, "tgt_len", defaults.segment_len, int, "a whole number"),
+        mem_len=setting(config, "mem_len", defaults.mem_len, int, "a whole number"),
+        same_length=bool(config.get("same_length", False)),
+        embedding="adaptive",
+        adaptive=adaptive,
+    )
+
+
+def clusters_of(state: State, config: Config, ties: dict[str, bool]) -> tuple[int, AdaptiveConfig]:
+    """The vocabulary's size and clusters, from the tables of word vectors, or from ``config`` where all
+    vectors have one width and so are one table."""
+    tables = [shape(state, "word_emb.emb_layers.0.weight", 2)]
+    while (name := f"word_emb.emb_layers.{len(tables)}.weight") in state:
+        tables.append(shape(state, name, 2))
+    *ends, vocab_size = accumulate(words for words, _ in tables)
+    widths = [width for _, width in tables]
+    given = setting(config, "cutoffs", (), list | tuple, "a list of token ids")
+    given = tuple(cutoff for cutoff in given if cutoff != vocab_size)
+    if ends:
+        cutoffs, fitting = tuple(ends), range(2, widths[0] + 1)
+        div_val = next((v for v in fitting if widths == [widths[0] // v**i for i in range(len(widths))]), 0)
+        if not div_val or config.get("div_val", div_val) != div_val:
+            raise UserError(f"the widths {widths} of word vectors don't fit div_val={config.get('div_val')}.")
+    else:
+        cutoffs = given
+        # Without clusters it shows only in that vectors are mapped which have the right width already.
+        square = "word_emb.emb_projs.0" in state and len(set(state["word_emb.emb_projs.0"].shape)) == 1
+        div_val = 2 if square else 1
+    if len(cutoffs) != (rare := rare_clusters(state)):
+        raise UserError(
+            f"the weights have {rare} clusters of rare words, and cutoffs={list(cutoffs)} make "
+            f"{len(cutoffs)}; give those of the model, as in config={{'cutoffs': [20000, 40000]}}."
+        )
+    if given and given != cutoffs:
+        raise UserError(f"the config says cutoffs={list(given)}, but the weights have {list(cutoffs)}.")
+    return vocab_size, AdaptiveConfig(cutoffs=cutoffs, div_val=div_val, d_embed=widths[0], **ties)
+
+
+def setting(config: Config, name: str, default: Any, kind: Any, said: str) -> Any:
+    """A setting of the config, or the default; ValueError unless it is of this kind, ``said`` in words."""
+    value = config.get(name, default)
+    if not isinstance(value, kind):
+        raise UserError(f"expected the config's {name} to be {said}, got {name}={value!r}.")
+    return value
+
+
+def shape(state: State, name: str, dims: int) -> tuple[int, ...]:
+    """The shape of a tensor that must exist with this number of dimensions; else ValueError."""
+    if name not in state:
+        raise UserError(f"the weights lack {name}, so this is not a complete Transformer-XL.")
+    if state[name].dim() != dims:
+        raise UserError(f"expected {name} to have {dims} dimensions, got {list(state[name].shape)}.")
+    return tuple(state[name].shape)
+
+
+def places_in(model: MemoryLM) -> dict[str, list[Tensor]]:
+    """For each name of theirs, the tensors of ``model``, or parts of them, that its rows fill in this order.
+    What ours alone has becomes 0."""
+    places: dict[str, list[Tensor]] = {}
+    for name, tensor in model.state_dict().items():
+        if name == "head.bias":
+            of_tables = tensor.split([words for words, _ in model.config.clusters.tables])
+            places |= {f"crit.out_layers.{i}.bias": [part] for i, part in enumerate(of_tables)}
+        elif name.endswith(OURS_ALONE):
+            tensor.zero_()
+        else:
+            for pattern, replacement in RENAMED:
+                name = re.sub(pattern, replacement, name)
+            places.setdefault(name, []).append(tensor.mT if name.startswith("crit.out_projs.") else tensor)
+    return places

@@ -1,0 +1,153 @@
+"""Our own format: a folder with ``config.json`` and ``model.safetensors``, which nothing unpickles.
+
+The trained models that come with the package are folders in ``weights``, in bfloat16. There, ``recipe.json``
+says how the model was trained, and its loss on the held-out text; ``manifest.json`` has the size and the
+SHA-256 of each file. ``python -m experiments.pretrained`` makes them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from operator import attrgetter
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from memformers.common.atomic_dir import check_manifest, has_manifest
+from memformers.common.errors import UserError
+from memformers.common.files import config_from_dict, read_json, replacing, write_json
+from memformers.models.config import ModelConfig, NetworkConfig
+from memformers.models.registry import name_of
+
+Config = TypeVar("Config", bound=NetworkConfig)
+Model = TypeVar("Model", bound="Pretrained")
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+PACKAGED, RECIPE = Path(__file__).parent / "weights", "recipe.json"
+
+
+class Pretrained(nn.Module):
+    """A model that can be saved to a folder and loaded from it."""
+
+    config_class: ClassVar[type[NetworkConfig]]
+    config: NetworkConfig
+
+    def save_pretrained(self, folder: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Write ``config.json`` and ``model.safetensors``, each atomically.
+
+        Weights that are tied, as after ``model.head.weight = model.embed.weight``, are written once, and tied
+        again when they are loaded.
+
+        Args:
+            folder: Where to; it is made if need be.
+            weights: The whole weights, by name, where each process holds only a part of the model.
+
+        Raises:
+            ValueError: For the current folder, and for one where these files are of something else: a run, a
+                training's checkpoint, another library's model.
+        """
+        folder = Path(folder)
+        if folder == Path():
+            raise UserError("folder='' is the current folder; name a folder for the model.")
+        if has_manifest(folder):
+            raise UserError(f"{folder} is the checkpoint of a training; name another folder.")
+        if any((folder / name).exists() for name in (CONFIG, WEIGHTS)):
+            try:
+                read_config(folder, type(self.config))
+            except UserError as error:
+                raise UserError(
+                    f"{folder} has a {CONFIG} or {WEIGHTS} that save_pretrained didn't write and would "
+                    f"overwrite; name another folder ({error})"
+                ) from None
+        names: dict[object, str] = {}
+        tensors, ties = {}, {}  # of what is tied, the first name is kept, and the others refer to it
+        for name, tensor in (self.state_dict() if weights is None else weights).items():
+            first = names.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype), name)
+            if first == name:
+                tensors[name] = tensor
+            else:
+                ties[name] = first
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / CONFIG, asdict(self.config))
+        with replacing(folder / WEIGHTS) as temporary:
+            save_file(tensors, temporary, ties or None)
+
+    @classmethod
+    def from_pretrained(
+        cls: type[Model],
+        folder: str | Path,
+        device: str | torch.device = "cpu",
+        *,
+        model: str | type[nn.Module] = "",
+        gate: str | type[nn.Module] = "",
+        compression: str | type[nn.Module] = "",
+        compression_loss: str | type[nn.Module] = "",
+    ) -> Model:
+        """Load a model, in eval mode. Nothing is unpickled.
+
+        Args:
+            folder: What [`save_pretrained`][] wrote, or the checkpoint of a run. For a
+                [`memformers.MemoryLM`][], where there is no such folder, the name of a model that comes with
+                the package: ``"compressive-shakespeare"`` or ``"transformer-xl-shakespeare"``, which are in
+                float32.
+            device: Where the model is to be.
+            model: The memory of your own that the model has, as its class or as ``"my_memory.py:Averages"``:
+                a saved model names its file, and never runs it by itself.
+            gate: Its gate of your own, likewise.
+            compression: Its compression of your own.
+            compression_loss: Its compression loss of your own.
+
+        Returns:
+            The model.
+
+        Raises:
+            ValueError: For a missing, broken or mismatched file, and for one of a training's checkpoint that
+                has changed since.
+        """
+        own = {"gate": gate, "compression": compression, "compression_loss": compression_loss}
+        for setting, name in {"model": model, **own}.items():
+            name_of(name, setting)
+        folder = Path(folder)
+        is_name = cls.config_class is ModelConfig and not folder.exists() and len(folder.parts) == 1
+        folder = packaged(folder.name) if is_name else folder
+        if has_manifest(folder):
+            check_manifest(folder, (CONFIG, WEIGHTS))
+        loaded, path = cls(read_config(folder, cls.config_class)), folder / WEIGHTS
+        if not path.is_file():
+            raise UserError(f"expected {path} beside {CONFIG}, but it is missing.")
+        try:
+            state = load_file(path)
+            with safe_open(path, "pt") as file:
+                ties = file.metadata() or {}
+            for name, first in ties.items():
+                if first in state:  # other programs write other facts there
+                    owner, _, last = name.rpartition(".")
+                    setattr(loaded.get_submodule(owner), last, attrgetter(first)(loaded))
+                    state[name] = state[first]
+            loaded.to(next(iter(state.values())).dtype).load_state_dict(state)
+        except (SafetensorError, RuntimeError, StopIteration, TypeError, AttributeError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"{path} doesn't contain the weights of this config: {reason}") from error
+        return (loaded.float() if is_name else loaded).to(device).eval()
+
+
+def read_config(folder: Path, kind: type[Config]) -> Config:
+    """The model's config in ``folder``; else ValueError."""
+    data = read_json(folder / CONFIG)
+    data.pop("code", None)  # earlier versions wrote checksums of the user's files there
+    return config_from_dict(kind, data, str(folder / CONFIG))
+
+
+def packaged_names() -> list[str]:
+    """The names of the models that come with the package."""
+    return sorted(path.parent.name for path in PACKAGED.glob(f"*/{RECIPE}"))
+
+
+def packaged(name: str) -> Path:
+    """The folder of the package's model called ``name``; UserError, with the known ones, for another name."""
+    if name not in packaged_names():
+        known = ", ".join(packaged_names())
+        raise UserError(f"no pretrained model is called {name!r}; use one of {known}, or name a folder.")
+    return PACKAGED / name

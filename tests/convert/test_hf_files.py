@@ -1,0 +1,160 @@
+"""Files that other programs wrote, and worse ones: weights, and folders as Hugging Face's transformers write
+them.
+
+``transfo_xl_wt`` is a folder of random weights that transformers 4.35.2 wrote, and its own mean loss of a
+text.
+"""
+
+import pickle
+from collections import Counter, OrderedDict
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from memformers import from_labml, from_transfo_xl, load_weights
+from memformers.common.files import read_json
+from memformers.convert.hf_files import vocabulary_of
+from memformers.convert.load import load_checkpoint
+from memformers.evaluation.evaluate import evaluate
+from tests.builders import Bomb
+
+FOLDER = Path(__file__).parent / "transfo_xl_wt"
+CPU = torch.device("cpu")
+WORDS = ["<eos>", "the", "<unk>", *"abcdefgh"]
+WEIGHTS, VOCABULARY = "pytorch_model.bin", "vocab.bin"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the folder, to change."""
+    return copytree(FOLDER, tmp_path / "model")
+
+
+def legacy(thing, path):
+    torch.save(thing, path, _use_new_zipfile_serialization=False)
+
+
+def plain(thing, path):
+    path.write_bytes(pickle.dumps(thing))
+
+
+SAVES = [torch.save, legacy, plain]
+
+
+def test_a_folder_of_hugging_faces_has_its_loss():
+    model, tokenizer = load_checkpoint(FOLDER, CPU)
+    expected, text = read_json(FOLDER / "expected.json"), (FOLDER / "test.tokens").read_text()
+    tokens = tokenizer.encode(text)
+    assert tokens.tolist() == expected["ids"]
+    assert evaluate(model, tokens, 1).loss == pytest.approx(expected["loss"], abs=1e-6)
+    pairs = zip(tokenizer.decode(tokens).split(), text.split(), strict=True)
+    assert {word for word, theirs in pairs if word != theirs} == {"<unk>"}
+
+
+@pytest.mark.parametrize("save", SAVES)
+def test_a_vocabulary_may_have_plain_containers_and_code_in_it_is_refused_by_name(save, tmp_path):
+    path, exploded = tmp_path / "vocab.pkl", tmp_path / "exploded"
+    harmless = {"counter": Counter(WORDS), "sym2idx": OrderedDict(a=3), "special": {"<eos>"}}
+    save({"idx2sym": WORDS, **harmless}, path)
+    assert vocabulary_of(tmp_path).vocabulary == WORDS
+    for hostile in (Bomb(exploded), {"idx2sym": WORDS, "counter": Bomb(exploded)}):
+        save(hostile, path)
+        with pytest.raises(ValueError, match=r"vocab\.pkl .*\.mkdir"):
+            vocabulary_of(tmp_path)
+    assert not exploded.exists()
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "said"),
+    [({"idx2sym": WORDS}, "83 .* 11"), ({"idx2sym": None}, "idx2sym"), ([1, 2], "idx2sym"),
+     ({"idx2sym": [1, 2]}, "idx2sym"), ({"idx2sym": WORDS, "lower_case": True}, "lower_case"),
+     ({"idx2sym": WORDS[1:]}, "<eos>")],
+)  # fmt: skip
+def test_a_vocabulary_of_something_else_is_one_line(vocabulary, said, folder):
+    plain(vocabulary, folder / VOCABULARY)
+    with pytest.raises(ValueError, match=said):
+        load_checkpoint(folder, CPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [(WEIGHTS, "weights"), (VOCABULARY, "vocabulary"), ("config.json", "config")]
+)
+@pytest.mark.parametrize("change", [lambda raw: b"", lambda raw: raw[: len(raw) // 2], None])
+def test_a_missing_or_broken_file_is_one_line(name, said, change, folder):
+    path = folder / name
+    path.write_bytes(change(path.read_bytes())) if change else path.unlink()
+    with pytest.raises(ValueError, match=said):
+        load_checkpoint(folder, CPU)
+
+
+def test_weights_without_a_head_are_told_what_they_lack(folder):
+    state = {name: t for name, t in load_weights(folder / WEIGHTS).items() if not name.startswith("crit.")}
+    torch.save(state, folder / WEIGHTS)
+    with pytest.raises(ValueError, match=r"no head, crit\..* TransfoXLLMHeadModel"):
+        load_checkpoint(folder, CPU)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.model.", "transformer."])
+def test_a_prefix_that_all_names_share_is_left_out(prefix, tmp_path):
+    state = load_weights(FOLDER / WEIGHTS)
+    labml = {"layers.0.self_attn.key_pos_embeddings": torch.zeros(8192, 3, 4), "norm.weight": torch.ones(2)}
+    for name, weights in {
+        "transfo_xl": state,
+        "labml": labml,
+        "layer": {"layers.0.a": torch.ones(2)},
+    }.items():
+        torch.save({prefix + key: tensor for key, tensor in weights.items()}, tmp_path / name)
+        assert load_weights(tmp_path / name).keys() == weights.keys()
+    prefixed = from_transfo_xl(
+        {prefix + name: t for name, t in state.items()}, read_json(FOLDER / "config.json")
+    )
+    assert all(map(torch.equal, prefixed.parameters(), from_transfo_xl(FOLDER).parameters()))
+    assert from_labml({prefix + name: t for name, t in labml.items()}).keys() == from_labml(labml).keys()
+
+
+@pytest.mark.parametrize("suffix", ["bin", "pt"])
+def test_a_pickle_that_would_run_code_is_refused_and_runs_none(suffix, tmp_path):
+    path, exploded = tmp_path / f"model.{suffix}", tmp_path / "exploded"
+    torch.save({"weight": torch.ones(2), "bomb": Bomb(exploded)}, path)
+    with pytest.raises(ValueError, match="mkdir") as error:
+        load_weights(path)
+    assert "\n" not in str(error.value)
+    assert not exploded.exists()
+    # Unsafe on purpose: this file was made above, and its code only makes a folder. Without this check, a
+    # file whose code never runs would pass the test.
+    torch.load(path, weights_only=False)
+    assert exploded.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [("none.bin", None, "missing"), ("list.bin", [1, 2], "list"), ("numbers.bin", {3: torch.ones(2)}, "3"),
+     ("run.bin", {"state_dict": {}, "epoch": 3}, "state_dict, epoch"),
+     ("text.bin", "no weights\n", r"text\.bin"), ("text.safetensors", "no weights\n", r"text\.safetensors")],
+)  # fmt: skip
+def test_files_without_weights_are_named(name, content, said, tmp_path):
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content) if isinstance(content, str) else torch.save(content, path)
+    with pytest.raises(ValueError, match=said):
+        load_weights(path)
+
+
+@pytest.mark.parametrize("save", [torch.save, save_file])
+def test_a_broken_file_is_an_error_or_the_tensors_and_nothing_else(save, tmp_path):
+    path = tmp_path / ("model.safetensors" if save is save_file else "model.bin")
+    save({"a": torch.randn(7, 3), "b": torch.randn(5)}, path)
+    whole, refused = path.read_bytes(), []
+    places = torch.randint(0, len(whole), (200,), generator=torch.Generator().manual_seed(0)).tolist()
+    broken = [whole[: len(whole) * part // 20] for part in range(20)]
+    for content in broken + [whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :] for at in places]:
+        path.write_bytes(content)
+        try:
+            assert all(isinstance(tensor, torch.Tensor) for tensor in load_weights(path).values())
+        except ValueError as error:
+            refused.append(str(error))
+    assert len(refused) >= 20  # the truncated ones at least
+    assert not [message for message in refused if "\n" in message]
