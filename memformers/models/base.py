@@ -30,11 +30,8 @@ from memformers.models.registry import NoSettings, lookup
 
 class MemoryStack(nn.Module):
     """``n_layers`` layers built like ``layer``, or like those given one by one, with fresh weights, and in
-    pre-norm a final norm.
-
-    Memory is passed in, and the inputs that each layer adds to it come back. A model derives from this with
-    [`update_memory`][], and with [`recompute_slots`][] if its slots learn from a later loss.
-    """
+    pre-norm a final norm. A model derives from this with [`update_memory`][], and with [`recompute_slots`][]
+    if its slots learn from a later loss."""
 
     Config: ClassVar[type] = NoSettings
     """The frozen dataclass of settings that no other model has."""
@@ -56,14 +53,14 @@ class MemoryStack(nn.Module):
 
     @classmethod
     def attention_sizes(cls, config: NetworkConfig) -> list[tuple[int, int]]:
-        """How many queries and keys each attention gets for a segment, with a full memory: one attention for
-        each layer, of S queries over M + C + S keys."""
+        """Queries and keys of each attention for a segment, with a full memory: in each layer, S and M + C +
+        S."""
         return [(config.segment_len, own.keys + config.segment_len) for own in config.memory_sizes]
 
     @classmethod
     def more_operations(cls, config: NetworkConfig) -> int:
-        """Operations of a token, in all layers together, for what reads and writes the memory beside that
-        attention: those of matrix products, where a multiply-add is two."""
+        """Operations of a token, in all layers together, in matrix products that read and write the memory
+        beside that attention; a multiply-add is two."""
         return 0
 
     @check_arguments
@@ -95,17 +92,14 @@ class MemoryStack(nn.Module):
 
         Args:
             x: ``[S, B, D]``.
-            memory: What is remembered, None for nothing; or its positions alone, a tensor ``[M, B, D]`` per
-                layer. M and C may differ by layer.
+            memory: None for nothing; or its positions alone, a tensor ``[M, B, D]`` per layer.
             mask: ``[S, K, B]`` or ``[S, K, 1]``, K = C + M + S, true where a query may look, None for causal.
             doc_starts: ``[S, B]``, true where a new document begins; a query sees no other document.
-            sizes: How much each layer remembers, if the memory is to be checked against it; with a window,
-                each query sees only that many of the newest keys, its own included.
+            sizes: How much each layer remembers, against which the memory is checked; and its window.
             through_memory: Whether the inputs that are returned keep their gradient.
 
         Returns:
-            The output ``[S, B, D]``, and each layer's detached input ``[S, B, D]``, which is what this
-            segment adds to the memory ([`remember`][]).
+            The output ``[S, B, D]``, and each layer's input ``[S, B, D]``, which [`remember`][] takes.
 
         Raises:
             ValueError: For a memory of another depth, batch, width, dtype or device, and for starts of
@@ -177,10 +171,9 @@ class MemoryStack(nn.Module):
         segment_len: int | None = None,
         through_memory: bool = False,
     ) -> tuple[Memory, Tensor]:
-        """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``doc_starts
-        [S, B]``, of these ``sizes``; and the loss of compressing it, a scalar: 0 where nothing was
-        compressed. ``segment_len`` is S, where ``inputs`` are of another length; ``through_memory`` says that
-        they carry a gradient."""
+        """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``doc_starts [S,
+        B]``; and the loss of compressing it, a scalar: 0 where nothing was compressed. ``segment_len`` is S,
+        where ``inputs`` are of another length; without ``through_memory`` no gradient is kept."""
         memory, S = memory or Memory(), len(inputs[0]) if segment_len is None else segment_len
         after, loss = self.update_memory(memory, inputs, sizes, doc_starts)
         try:
@@ -194,8 +187,8 @@ class MemoryStack(nn.Module):
         return after if through_memory else after.detach(), loss
 
     def without_hidden(self, memory: Memory, sizes: Sequence[MemorySizes]) -> Memory:
-        """``memory`` without the numbers that are not finite before the running document of each stream,
-        which would otherwise reach a gradient."""
+        """``memory`` without numbers that are not finite before each stream's running document, which would
+        reach a gradient."""
         if memory.valid is None:
             return memory
         mem, c_mem = list(memory.mem), list(memory.c_mem)
@@ -213,13 +206,13 @@ class MemoryStack(nn.Module):
         sizes: Sequence[MemorySizes],
         doc_starts: Tensor | None,
     ) -> tuple[Memory, Tensor]:
-        """What a model does for [`remember`][], with the same arguments, ``[S, B, D]`` a layer and ``[S,
-        B]``; which positions of the memory belong to the running document is added afterwards."""
+        """What a model does for [`remember`][], with its arguments, ``[S, B, D]`` a layer and ``[S, B]``; the
+        memory's ``valid`` is added afterwards."""
         raise NotImplementedError
 
     def recompute_slots(self, memory: Memory, sizes: Sequence[MemorySizes]) -> Memory:
-        """``memory`` as a segment is to read it: where f_c learns from the language model's loss, its newest
-        slots ``[m, B, D]`` a layer are made anew from what they stand for, with the gradient to f_c."""
+        """``memory`` as a segment reads it: with slots ``[m, B, D]`` a layer that are computed anew, where
+        f_c learns from the language model's loss."""
         return memory
 
     @property
@@ -245,24 +238,11 @@ class MemoryStack(nn.Module):
 
 def build_transformer(config: NetworkConfig) -> MemoryStack:
     """The network of ``config``, without embedding and head."""
-    attention = RelativeMultiHeadAttention(
-        config.heads,
-        config.d_model,
-        config.dropout,
-        positions=config.positions,
-        max_positions=config.longest_attention,
-        position_features=config.position_features,
-        clamp_len=config.clamp_len,
-        kernel=config.kernel,
-    )
-    parts: dict[str, Any] = {
-        "d_model": config.d_model,
-        "self_attn": attention,
-        "feed_forward": FeedForward(config.d_model, config.d_ff, config.dropout),
-        "dropout_prob": config.dropout,
-        "norm": config.norm,
-        "gate": config.gate,
-    }
+    D, drop, longest = config.d_model, config.dropout, config.longest_attention
+    how = {name: getattr(config, name) for name in ("positions", "position_features", "clamp_len", "kernel")}
+    attention = RelativeMultiHeadAttention(config.heads, D, drop, max_positions=longest, **how)
+    parts = {"d_model": D, "self_attn": attention, "feed_forward": FeedForward(D, config.d_ff, drop)}
+    parts |= {"dropout_prob": drop, "norm": config.norm, "gate": config.gate}
     return lookup("model", config.model).build(config, parts)
 
 
@@ -290,17 +270,15 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 def operations(D: int, Q: int, K: int) -> int:
     """Operations of one attention of Q queries over K keys of D features, for one stream: 2·Q·K·D each for
-    scores by content, scores by position and weighted values, also where the causal mask hides them; 4·K·D²
-    for keys and values; 4·Q·D² for queries and output. A multiply-add is two. Position vectors are shared by
-    all streams and don't count."""
+    scores by content, scores by position and weighted values, hidden ones included; 4·K·D² for keys and
+    values; 4·Q·D² for queries and output. Position vectors, which all streams share, don't count."""
     return 6 * Q * K * D + 4 * (K + Q) * D * D
 
 
 def memory_facts(config: NetworkConfig) -> dict[str, Any]:
-    """The facts about a memory in a run's ``run.json``: the number of positions before the segment that one
-    layer sees, and that all layers together see; a layer's keys without the segment's, M + C, as a mean if
-    layers differ; and the operations of all attentions per token, with full memories, and of what else a
-    memory of your own declares."""
+    """What ``run.json`` says of a memory: how many positions before the segment one layer sees, and all
+    layers together; a layer's keys without the segment's, M + C, as a mean; and the operations of all
+    attentions per token, with full memories, and of what else a memory of your own declares."""
     kind, S = lookup("model", config.model), config.segment_len
     sizes = kind.attention_sizes(config)
     keys = max(sum(K for _, K in sizes) / config.n_layers - S, 0.0)

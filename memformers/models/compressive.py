@@ -106,12 +106,12 @@ class CompressiveTransformer(MemoryStack):
     def build(cls, config: NetworkConfig, parts: Mapping[str, Any]) -> "CompressiveTransformer":
         """The network of ``config``, with layers of these ``parts`` and compressions of their rates."""
         rates = config.of_layers("compression_rate")
-        made = [
+        layers = [
             CompressiveTransformerLayer(**parts, compress=build_compression(config, rate))
             for rate in (rates if len(set(rates)) > 1 else rates[:1])
         ]
-        layers = made if len(made) > 1 else made[0]
-        return cls(layers, config.n_layers, config.compression_loss, config.bptt)
+        given = layers if len(layers) > 1 else layers[0]
+        return cls(given, config.n_layers, config.compression_loss, config.bptt)
 
     def forward(  # type: ignore[override]
         self,
@@ -121,9 +121,9 @@ class CompressiveTransformer(MemoryStack):
         mask: Tensor | None = None,
         **options: Any,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Read a segment ``x [S, B, D]`` after ``memory``, as in
-        [`MemoryStack.forward`][memformers.models.base.MemoryStack.forward], whose ``options`` it takes; or
-        after positions ``[M, B, D]`` and slots ``c_mem [C, B, D]``, a tensor per layer each."""
+        """[`MemoryStack.forward`][memformers.models.base.MemoryStack.forward] of a segment ``x [S, B, D]``,
+        with its ``options``; ``memory`` may also be positions ``[M, B, D]``, beside slots ``c_mem [C, B,
+        D]``, a tensor per layer each."""
         if c_mem:
             memory = Memory(tuple(cast(Sequence[Tensor], memory or ())), tuple(c_mem))
         return super().forward(x, memory, mask, **options)
@@ -140,8 +140,7 @@ class CompressiveTransformer(MemoryStack):
         compressions = self.compressions
 
         def received(layer: int, positions: int) -> Tensor | None:
-            """How much attention these oldest positions of a layer's memory received in the segment,
-            ``[n·c, B]``; a ``mask`` or window of the forward pass is not known here."""
+            # A mask or window of the forward pass is not known here.
             if not needs_attention(compressions[layer]):
                 return None
             past = [parts[layer] for parts in (memory.c_mem, memory.mem) if parts]
@@ -165,15 +164,14 @@ class CompressiveTransformer(MemoryStack):
             return AutoEncodingLoss(cast(list[CompressionAutoEncoder], self.compressions))(old, new, n_masked)
         if self.own_losses is not None:
             each = zip(self.own_losses, self.compressive_layers, inputs, strict=True)
-            return summed(
-                [partial(own_loss, *parts) for parts in each], self.compressions, old, new, n_masked
-            )
+            terms = [partial(own_loss, *parts) for parts in each]
+            return summed(terms, self.compressions, old, new, n_masked)
         return AttentionReconstructionLoss(self.compressive_layers)(inputs, old, new, n_masked)
 
     def recompute_slots(self, memory: Memory, sizes: Sequence[MemorySizes]) -> Memory:
-        """``memory`` with newly computed slots: in training, each layer's f_c computes the newest slots
-        ``[m, B, D]`` again from the ``slot_inputs [m·c, B, D]``. So the language model's loss reaches f_c
-        through slots of earlier steps (section 3.2.1, backpropagation through time)."""
+        """``memory`` whose newest slots ``[m, B, D]`` each layer's f_c computes again from ``slot_inputs
+        [m·c, B, D]``, in training: so the language model's loss reaches f_c through slots of earlier steps
+        (section 3.2.1, backpropagation through time)."""
         if not memory.slot_inputs or not (self.training and torch.is_grad_enabled()):
             return memory
         c_mem = memory.c_mem or [x[:0] for x in memory.slot_inputs]
@@ -199,17 +197,16 @@ class CompressiveTransformer(MemoryStack):
 
 def build_compression(config: NetworkConfig, rate: int) -> nn.Module:
     """An f_c, ``[n·c, B, D]`` to ``[n, B, D]``, with a decoder where its loss needs one."""
+    pooling = {"mean": MeanCompression, "max": MaxCompression, "most-used": MostUsedCompression}
+    f_c: nn.Module
     if ":" in config.compression:
         f_c = build_part("compression", config.compression, rate, config.d_model)
         f_c.compression_rate = rate  # type: ignore[assignment]
-        return (
-            CompressionAutoEncoder(f_c, config.d_model) if config.compression_loss == "auto-encoding" else f_c
-        )
-    pooling = {"mean": MeanCompression, "max": MaxCompression, "most-used": MostUsedCompression}
-    if config.compression in pooling:
-        return pooling[config.compression](rate)
-    convolution = DilatedConvCompression if config.compression == "dilated" else Conv1dCompression
-    f_c = convolution(rate, config.d_model, config.compression_start)
+    elif config.compression in pooling:
+        f_c = pooling[config.compression](rate)
+    else:
+        convolution = DilatedConvCompression if config.compression == "dilated" else Conv1dCompression
+        f_c = convolution(rate, config.d_model, config.compression_start)
     return CompressionAutoEncoder(f_c, config.d_model) if config.compression_loss == "auto-encoding" else f_c
 
 

@@ -134,4 +134,3 @@ class MemoryCore(Pretrained):
                 f"expected features as {one.dtype} on {one.device}, as the weights are, got {x.dtype} on "
                 f"{x.device}; move them there."
             )
-

@@ -137,9 +137,8 @@ class CustomMemory(MemoryStack):
         sizes: Sequence[MemorySizes],
         doc_starts: Tensor | None,
     ) -> tuple[Memory, Tensor]:
-        """The memory after a segment, and a loss of its own to be added to that of the language model, a
-        scalar; ``inputs`` are what ``forward`` returned for each layer, ``[S, B, D]``. How much of it belongs
-        to the running document, ``valid``, is added afterwards."""
+        """The memory after a segment whose ``forward`` returned ``inputs``, ``[S, B, D]`` a layer, and a loss
+        of its own to be added to the language model's, a scalar."""
         mem, c_mem = [], []
         for layer, (x, own) in enumerate(zip(inputs, sizes, strict=True)):
             whole = torch.cat([memory.mem[layer], x]) if memory.mem else x  # [M + S, B, D]
@@ -174,9 +173,9 @@ class CustomMemory(MemoryStack):
 def running_document(
     valid: Tensor | None, doc_starts: Tensor | None, whole: Tensor, segment_len: int
 ) -> tuple[Tensor, Tensor]:
-    """What of a memory and the segment after it, ``whole [M + S, B, ·]``, belongs to the document that runs
-    at its end, with ``valid [B]`` positions before the segment and ``doc_starts [S, B]``: whether the slots
-    do, boolean ``[B]``, and which positions do, boolean ``[M + S, B]``."""
+    """Whether the slots, boolean ``[B]``, and which positions of a memory and the segment after it, ``whole
+    [M + S, B, ·]``, boolean ``[M + S, B]``, belong to the document that runs at the end, with ``valid [B]``
+    positions before the segment and ``doc_starts [S, B]``."""
     L, B = whole.shape[:2]
     newest = valid_afterwards(valid, doc_starts, segment_len, EVERYTHING, EVERYTHING)  # [B]
     if newest is None:

@@ -34,13 +34,12 @@ def check_streams(
 
 def check_starts(doc_starts: Tensor | None, x: Tensor) -> None:
     """Raise UserError unless ``doc_starts`` is boolean ``[S, B]`` for a segment ``x [S, B, ·]``, or None."""
-    said = "doc_starts, true where a document begins,"
-    check_streams(said, doc_starts, torch.bool, x.shape[:2], x.device)
+    check_streams("doc_starts", doc_starts, torch.bool, x.shape[:2], x.device)
 
 
 def newest_start(doc_starts: Tensor) -> Tensor:
-    """For each position of ``doc_starts [S, B]``, the index of the newest start at or before it, −1 where
-    there is none: int64 ``[S, B]``."""
+    """The index of the newest of ``doc_starts [S, B]`` at or before each position, or −1: int64 ``[S,
+    B]``."""
     indices = torch.arange(len(doc_starts), device=doc_starts.device)[:, None]
     return torch.where(doc_starts, indices, -1).cummax(0).values
 
@@ -57,8 +56,7 @@ def first_seen(
 ) -> Tensor | None:
     """The first key that each query of a segment ``x [S, B, ·]`` may see, int64 ``[B, S]``: the first of its
     document, by ``doc_starts [S, B]``, where of ``past`` keys the newest ``seen [B]`` belong to the running
-    document; and with a ``window`` none but so many of the newest, its own among them. None where every query
-    sees all keys up to its own."""
+    one; with a ``window`` only so many of the newest, its own among them. None for all up to its own."""
     (S, B), device, found = x.shape[:2], x.device, None
     if doc_starts is not None or seen is not None:
         before = torch.zeros(B, dtype=torch.int64, device=device) if seen is None else past - seen  # [B]
@@ -76,7 +74,7 @@ def valid_afterwards(
     valid: Tensor | None, doc_starts: Tensor | None, segment_len: int, before: int, after: int
 ) -> Tensor | None:
     """The ``valid [B]`` of the memory after a segment with ``doc_starts [S, B]``, where ``before`` positions
-    were remembered and ``after`` are: int64 ``[B]``, at most ``after``; None where both are None."""
+    were remembered and ``after`` are, which is the most: int64 ``[B]``; None where both are None."""
     if doc_starts is None:
         return None if valid is None else (valid.clamp(0, before) + segment_len).clamp(max=after)
     newest = newest_start(doc_starts)[-1]  # [B]
@@ -88,12 +86,9 @@ def n_masked_slots(
     valid: Tensor | None, doc_starts: Tensor | None, mem_len: int, slots: int, rate: int
 ) -> Tensor:
     """How many of the oldest of ``slots`` new slots the reconstruction loss leaves out, int64 ``[B]``, for
-    ``valid [B]`` and ``doc_starts [S, B]``, of which one may be None.
-
-    These are the slots that represent any of the ``mem_len`` remembered positions before the running
-    document. If a document begins within the segment, they are all slots, since some queries belong to the
-    document before it.
-    """
+    ``valid [B]`` and ``doc_starts [S, B]``, of which one may be None: those that stand for any of the
+    ``mem_len`` remembered positions before the running document; and all of them if a document begins within
+    the segment, since some queries belong to the document before it."""
     hidden = torch.zeros((), dtype=torch.int64) if valid is None else mem_len - valid  # positions
     if doc_starts is not None:
         hidden = torch.where(doc_starts[0], mem_len, hidden)
@@ -102,8 +97,8 @@ def n_masked_slots(
 
 
 def without_hidden(x: Tensor, hidden: Tensor) -> Tensor:
-    """``x [t, B, D]``, with 0 in place of numbers that are not finite where ``hidden [t, B]`` is true: so a
-    position that no query sees reaches no product, nor a gradient."""
+    """``x [t, B, D]`` with 0 for numbers that are not finite where ``hidden [t, B]`` is true, so that a
+    position that no query sees reaches no gradient."""
     if has_values(x) and bool(x.sum().isfinite()):
         return x
     return x.masked_fill(hidden[..., None] & ~x.isfinite(), 0.0)

@@ -123,9 +123,8 @@ class MemoryLM(Pretrained):
                 returned in place of logits; an adaptive softmax then computes only what the targets need.
             doc_starts: Boolean ``[S, B]``, true where a stream's new document begins: its tokens see nothing
                 of what came before, neither in the segment nor in memory.
-            through_memory: Whether the positions that this segment adds to the memory keep their gradient, so
-                that a later segment's loss reaches this segment, and earlier ones if ``memory`` carries a
-                gradient. Compressed slots never carry one. [`Memory.detach`][] removes it.
+            through_memory: Whether positions that this segment adds to the memory keep their gradient, so
+                that a later segment's loss reaches it. Slots never do. [`Memory.detach`][] removes it.
 
         Returns:
             Logits, the next memory and the auxiliary loss; with ``targets``, scores in place of logits.

@@ -57,21 +57,20 @@ class Memory:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> "Memory":
-        """An empty memory with the shapes of a full one: zeros that no query sees.
+        """An empty memory with the shapes of a full one: zeros that no query sees, in torch's default
+        ``dtype`` and on its ``device`` if none is given.
 
         A model computes the same from it as from no memory, but shapes are then the same in every segment if
         ``segment_len`` is a multiple of ``compression_rate``. The Compressive Transformer's ``mem_len`` is
-        rounded down to whole slots, so that the first document begins at the edge of a slot. ``dtype`` and
-        ``device`` are torch's defaults if not given.
+        rounded down to whole slots, so that the first document begins at the edge of a slot.
         """
-        sizes = config.memory_sizes
-        rates = [own.compression_rate if config.model == "compressive" else 1 for own in sizes]
 
         def zeros(lengths: Sequence[int]) -> tuple[Tensor, ...]:
             shapes = [(length, batch, config.d_model) for length in lengths]
             return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
 
-        mem = zeros([own.mem_len - own.mem_len % rate for own, rate in zip(sizes, rates, strict=True)])
+        sizes, is_compressive = config.memory_sizes, config.model == "compressive"
+        mem = zeros([own.mem_len - is_compressive * (own.mem_len % own.compression_rate) for own in sizes])
         lengths = [own.c_mem_len for own in sizes], [own.slot_input_positions for own in sizes]
         c_mem, slot_inputs = (zeros(each) if any(each) else () for each in lengths)
         return cls(mem, c_mem, torch.zeros(batch, dtype=torch.int64, device=device), slot_inputs)
@@ -89,16 +88,11 @@ class Memory:
         """What is kept by layer, tensors ``[·, B, D]``, by the names of the fields."""
         return {"mem": self.mem, "c_mem": self.c_mem, "slot_inputs": self.slot_inputs}
 
-    def reset(self, done: Tensor) -> "Memory":
-        """The memory in which the streams that are ``done``, boolean ``[B]``, remember nothing, since their
-        next segment begins a new document. Raises ValueError for ``done`` of another shape, dtype or
-        device."""
-        if (one := next((x for part in self.parts.values() for x in part), None)) is None:
-            return self  # nothing is remembered of any stream
-        check_streams("done", done, torch.bool, one.shape[1:2], one.device)
-        valid = torch.full_like(done, EVERYTHING, dtype=torch.int64) if self.valid is None else self.valid
-        hidden = self.map(lambda x: without_hidden(x, done.expand(len(x), -1)) if x.dim() == 3 else x)
-        return replace(hidden, valid=valid.masked_fill(done, 0))
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Memory":
+        """The memory with ``change`` applied to its tensors, ``[·, B, D]``, and to ``valid`` as ``[1,
+        B]``."""
+        parts = {kind: tuple(map(change, tensors)) for kind, tensors in self.parts.items()}
+        return Memory(**parts, valid=None if self.valid is None else change(self.valid[None])[0])
 
     def detach(self) -> "Memory":
         """The same memory without gradient."""
@@ -112,18 +106,21 @@ class Memory:
     @classmethod
     def join(cls, memories: Sequence["Memory"]) -> "Memory":
         """The memory of the streams of all ``memories``, one after the other."""
-        if len(memories) == 1:
-            return memories[0]
         each = {kind: zip(*(m.parts[kind] for m in memories), strict=True) for kind in memories[0].parts}
         parts = {kind: tuple(torch.cat(xs, dim=1) for xs in layers) for kind, layers in each.items()}
         valid = [memory.valid for memory in memories if memory.valid is not None]
         return cls(**parts, valid=torch.cat(valid) if valid else None)
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Memory":
-        """The memory with ``change`` applied to each of its tensors, ``[·, B, D]``, and to ``valid`` as
-        ``[1, B]``."""
-        parts = {kind: tuple(map(change, tensors)) for kind, tensors in self.parts.items()}
-        return Memory(**parts, valid=None if self.valid is None else change(self.valid[None])[0])
+    def reset(self, done: Tensor) -> "Memory":
+        """The memory in which the streams that are ``done``, boolean ``[B]``, remember nothing, since their
+        next segment begins a new document. Raises ValueError for ``done`` of another shape, dtype or
+        device."""
+        if (one := next((x for part in self.parts.values() for x in part), None)) is None:
+            return self  # nothing is remembered of any stream
+        check_streams("done", done, torch.bool, one.shape[1:2], one.device)
+        valid = torch.full_like(done, EVERYTHING, dtype=torch.int64) if self.valid is None else self.valid
+        kept = self.map(lambda x: without_hidden(x, done.expand(len(x), -1)) if x.dim() == 3 else x)
+        return replace(kept, valid=valid.masked_fill(done, 0))
 
     @property
     def mem_len(self) -> int:
@@ -141,8 +138,8 @@ class Memory:
         return list(zip(mem, c_mem, strict=True))
 
     def positions(self, sizes: Sequence[MemorySizes]) -> int:
-        """The number of positions that the layer with the most remembers, where a slot counts as the
-        ``compression_rate`` of its layer's ``sizes``."""
+        """How many positions the layer with the most remembers, where a slot of a layer of these ``sizes``
+        counts as its ``compression_rate``."""
         each = zip(self.lengths(len(sizes)), sizes, strict=True)
         return max(M + own.compression_rate * C for (M, C), own in each)
 
@@ -161,10 +158,9 @@ def check_memory(
     *,
     complete: bool = False,
 ) -> Memory:
-    """``memory``, or for None an empty one. Raise UserError unless each part of it, empty or one tensor a
-    layer, fits a model of ``n_layers`` layers whose input is ``x [S, B, D]``; with ``sizes``, also for a kind
-    of memory that such layers don't keep, and where layers of the same sizes don't remember the same
-    positions; with ``complete``, for a memory that is longer than they can have made it."""
+    """``memory``, or for None an empty one. Raise UserError unless it fits ``n_layers`` layers whose input is
+    ``x [S, B, D]``; with ``sizes``, also for a kind of memory that such layers don't keep, and for layers of
+    one size that remember differently; with ``complete``, for a memory longer than they can have made it."""
     memory = Memory() if memory is None else memory
     if not isinstance(memory, Memory):
         raise UserError(f"expected memory to be a Memory or None, got a {type(memory).__name__}.")

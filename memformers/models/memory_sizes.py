@@ -11,8 +11,7 @@ Length = Annotated[int, Range(0, LONGEST)]
 Rate = Annotated[int, Range(1, LONGEST)]
 ByLayer = Length | tuple[Length, ...]
 """A length for all layers, or one for each, beginning with the layer that reads the text. A model may need
-only a few long memories: Rae & Razavi 2020 (arXiv 2007.03356) gave them to some layers only, with the best
-results in the layers far from the text."""
+only a few long memories, best in the layers far from the text (Rae & Razavi 2020, arXiv 2007.03356)."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,8 @@ class MemorySizes(Checked):
         """How many of a memory's ``length`` positions leave it after a segment, the oldest ones: n·c, which
         become n slots or are forgotten, with n = ⌈(length − M) / c⌉. A slot stands for c whole positions, so
         n ≤ ⌊length / c⌋, and up to c − 1 positions may wait in the memory for those that follow."""
-        overflow = max(length - self.mem_len, 0)
-        slots = min(-(-overflow // self.compression_rate), length // self.compression_rate)
-        return slots * self.compression_rate
+        c, overflow = self.compression_rate, max(length - self.mem_len, 0)
+        return min(-(-overflow // c), length // c) * c
 
     @property
     def slots_a_segment(self) -> int:
@@ -57,14 +55,14 @@ class MemorySizes(Checked):
 
     @property
     def slot_input_positions(self) -> int:
-        """The number of positions that a memory keeps beside its slots: those of the newest slots, which are
-        computed again while f_c learns from the language model's loss."""
+        """How many positions a memory keeps beside its slots: those of the newest slots, which are computed
+        again while f_c learns from the language model's loss."""
         return min(self.bptt * self.slots_a_segment, self.c_mem_len) * self.compression_rate
 
     @property
     def longest_memory(self) -> int:
-        """The largest number of positions that a memory has between segments: positions that don't fill a
-        slot wait in the memory until they do."""
+        """The most positions that a memory has between segments, those that wait for a whole slot
+        included."""
         return max(self.mem_len, self.compression_rate - 1)
 
     @property

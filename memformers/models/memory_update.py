@@ -40,15 +40,12 @@ def compress_memory(
     doc_starts: Tensor | None = None,
     received: Callable[[int, int], Tensor | None] = lambda layer, positions: None,
 ) -> tuple[Memory, Compressed | None]:
-    """The memory after a segment with these layer inputs, ``[S, B, D]`` for each layer, and ``doc_starts [S,
-    B]``. Each layer's own f_c compresses the positions that overflow into slots, ``[n·c, B, D]`` to ``[n, B,
-    D]``. For an f_c that needs it, ``received`` takes a layer and a number of its oldest positions, and
-    returns the attention that they received, ``[n·c, B]``.
-
-    Returns the memory and what was compressed, or None if nothing overflowed. Slots are remembered without
-    gradient, since f_c learns from its own loss. Source: Compressive Transformer (Rae et al. 2020, arXiv
-    1911.05507), section 3.1 and algorithm 1.
-    """
+    """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``doc_starts [S, B]``;
+    and what was compressed, or None if nothing overflowed. Each layer's own f_c compresses the positions that
+    overflow, ``[n·c, B, D]``, into slots ``[n, B, D]``, which are remembered without gradient, since f_c
+    learns from its own loss. For an f_c that needs it, ``received`` takes a layer and a number of its oldest
+    positions to the attention that they received, ``[n·c, B]``. Source: Compressive Transformer (Rae et al.
+    2020, arXiv 1911.05507), section 3.1 and algorithm 1."""
     past = followed_by(memory.mem, inputs)
     taken = [own.n_evicted(sum(map(len, parts))) for parts, own in zip(past, sizes, strict=True)]  # n·c
     mem = tuple(cut(parts, nc) for parts, nc in zip(past, taken, strict=True))
@@ -60,15 +57,11 @@ def compress_memory(
         slots_of(f_c, x, n, received(layer, len(x))) if n else x
         for layer, (f_c, x, n) in enumerate(zip(compress, old, n_slots, strict=True))
     )
+    slots = followed_by(memory.c_mem, [x.detach() for x in new]), [own.c_mem_len for own in sizes]
+    behind = followed_by(memory.slot_inputs, old), [own.slot_input_positions for own in sizes]
     c_mem, slot_inputs = (
-        tuple(
-            cut(parts, max(sum(map(len, parts)) - length, 0))
-            for parts, length in zip(followed_by(before, added), lengths, strict=True)
-        )
-        for before, added, lengths in (
-            (memory.c_mem, [x.detach() for x in new], [own.c_mem_len for own in sizes]),
-            (memory.slot_inputs, old, [own.slot_input_positions for own in sizes]),
-        )
+        tuple(cut(parts, max(sum(map(len, parts)) - most, 0)) for parts, most in zip(*each, strict=True))
+        for each in (slots, behind)
     )
     n_masked = None
     if memory.valid is not None or doc_starts is not None:
@@ -76,8 +69,8 @@ def compress_memory(
         n_masked = tuple(
             n_masked_slots(memory.valid, doc_starts, M, n, own.compression_rate) for (M, _), n, own in each
         )
-    slot_inputs = slot_inputs if any(own.slot_input_positions for own in sizes) else ()
-    return Memory(mem, c_mem, slot_inputs=slot_inputs), Compressed(old, new, n_masked)
+    memory = Memory(mem, c_mem, slot_inputs=slot_inputs if any(map(len, slot_inputs)) else ())
+    return memory, Compressed(old, new, n_masked)
 
 
 def followed_by(past: Sequence[Tensor], new: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:

@@ -1,10 +1,6 @@
 """Which class a name in a config stands for: a built-in model, or a class of your own as model, gate,
-compression or compression loss.
-
-``my_memory.py:Averages`` is the class of a file, ``package.module:Class`` that of a module. A checkpoint
-never imports code by itself: its class must be named in this process, by an option such as ``--model``, by an
-arm, or in Python.
-"""
+compression or compression loss, ``my_memory.py:Averages`` or ``package.module:Class``. A checkpoint never
+imports code by itself: its class must be named in this process, by an option, an arm, or in Python."""
 
 import importlib
 import importlib.util
@@ -97,7 +93,7 @@ def name_of(value: "str | type", setting: str = "model") -> str:
 
 def import_class(place: str) -> type:
     """The class at ``FILE.py:Class`` or ``package.module:Class``, whose module is imported unless it is
-    already. What the module raises goes through; UserError where there is no such file, module or class."""
+    already; UserError where there is none. What else the module raises goes through."""
     module_name, _, name = place.rpartition(":")
     path = Path(module_name).resolve() if module_name.endswith(".py") else None
     if path is not None and not path.is_file():
@@ -139,8 +135,7 @@ def place_of(kind: type) -> str:
 
 
 def places(settings: Mapping[str, Any]) -> list[str]:
-    """What another process is to import to know the classes of your own in a model's ``settings``: each
-    setting and the place of its class, as ``gate=FILE.py:Class``."""
+    """What another process is to import for a model's ``settings``, as ``gate=FILE.py:Class``."""
     own = [(setting, str(settings.get(setting))) for setting in ("model", *PARTS)]
     return [f"{setting}={place_of(REGISTRY[setting, name])}" for setting, name in own if ":" in name]
 
