@@ -38,8 +38,7 @@ OF_MODELS: dict[str, tuple[ModelName, ...]] = {
     **dict.fromkeys(("compression", "compression_start", "compression_loss", "bptt"), ("compressive",)),
     **dict.fromkeys(("tbptt", "memory_warmup"), ("transformer-xl", "compressive")),
 }
-"""The settings of a model or a training that only these models use, and memories of your own that say so.
-Others keep their default."""
+"""The settings that only these models use, and memories of your own that say so."""
 BUILT_IN: dict[str, Any] = {
     "model": ModelName,
     "gate": GateName,
@@ -173,39 +172,33 @@ class NetworkConfig:
 
     def check_compression(self) -> None:
         """Raise UserError for a compression that can't start or learn as these settings say."""
-        if self.compression in WITHOUT_PARAMETERS:
-            allowed = {
-                "compression_start": ("random",),
-                "compression_loss": ("attention", "none"),
-                "bptt": (0,),
-            }
-            for name, values in allowed.items():
-                if getattr(self, name) not in values:
-                    raise UserError(
-                        f"{name}={getattr(self, name)!r} is for compression='conv' or 'dilated', got "
-                        f"compression={self.compression!r}, which has nothing to learn; leave it out."
-                    )
-        elif self.compression_start != "random" and ":" in self.compression:
+        f_c, is_own = self.compression, ":" in self.compression
+        learns = f_c not in WITHOUT_PARAMETERS
+        beside = {
+            "compression_start": learns and not is_own or self.compression_start == "random",
+            "compression_loss": learns or self.compression_loss in ("attention", "none"),
+            "bptt": learns or not self.bptt,
+        }
+        for name, fits in beside.items():
+            if not fits:
+                why = "draws its own weights" if is_own else "has nothing to learn"
+                raise UserError(
+                    f"{name}={getattr(self, name)!r} is for compression='conv' or 'dilated', got "
+                    f"compression={f_c!r}, which {why}; leave it out."
+                )
+        if learns and not is_own and self.compression_loss == "none" and not self.bptt:
             raise UserError(
-                f"compression_start={self.compression_start!r} is for compression='conv' or 'dilated', got "
-                f"compression={self.compression!r}, which draws its own weights; leave it out."
-            )
-        elif self.compression_loss == "none" and not self.bptt and ":" not in self.compression:
-            raise UserError(
-                f"compression_loss='none' would leave compression={self.compression!r} untrained; use "
-                f"'attention' or 'auto-encoding', or bptt=1 or more, or compression='mean', 'max' or "
-                f"'most-used'."
+                f"compression_loss='none' would leave compression={f_c!r} untrained; use 'attention' or "
+                f"'auto-encoding', or bptt=1 or more, or compression='mean', 'max' or 'most-used'."
             )
         # A slot of a dilated convolution depends on the next ones up to the end of what was compressed
-        # together, so the same slots must be computed together again; and one of one's own may too.
-        if self.bptt and (self.compression == "dilated" or ":" in self.compression):
-            for rate in self.of_layers("compression_rate"):
-                if self.segment_len % rate:
-                    raise UserError(
-                        f"bptt={self.bptt} with compression={self.compression!r} needs segments of whole "
-                        f"slots, got segment_len={self.segment_len} and compression_rate={rate}; use a "
-                        f"multiple of {rate}, or compression='conv'."
-                    )
+        # together, so the same slots must be computed together again; and one of your own may too.
+        rates = self.of_layers("compression_rate") if f_c == "dilated" or is_own else ()
+        if self.bptt and (rate := next((c for c in rates if self.segment_len % c), 0)):
+            raise UserError(
+                f"bptt={self.bptt} with compression={f_c!r} needs segments of whole slots, got segment_len="
+                f"{self.segment_len} and compression_rate={rate}; use a multiple of {rate}, or 'conv'."
+            )
 
     def of_layers(self, name: str) -> tuple[int, ...]:
         """The length called ``name`` of each layer. Raises ValueError for a tuple of another length."""
@@ -227,8 +220,7 @@ class NetworkConfig:
 
     @property
     def remembered_positions(self) -> int:
-        """How many positions before the segment one layer can look at, compressed ones included; where layers
-        differ, the one that looks farthest."""
+        """How many positions before the segment the layer that looks farthest can look at."""
         return max(self.positions_of_layers)
 
     @property

@@ -1,8 +1,7 @@
 """What a memory of your own defines, and what it gets for it: the layers, documents, saving, generation."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -17,8 +16,10 @@ from memformers.models.memory import Memory
 from memformers.models.memory_sizes import MemorySizes
 from memformers.models.parts import check_returned
 
-MAY_USE = {"mem_len", "c_mem_len", "compression_rate", "tbptt"}
+MAY_USE = ("mem_len", "c_mem_len", "compression_rate", "tbptt")
 """The settings of built-in models that a memory of your own may use too."""
+JSON = (int, float, str, tuple, type(None))
+"""What its own settings may be: bool is an int."""
 
 
 class CustomMemory(MemoryStack):
@@ -29,31 +30,27 @@ class CustomMemory(MemoryStack):
 
     - ``memory_sizes(config)``: for each layer the
       [`MemorySizes`][memformers.models.memory_sizes.MemorySizes]: M, C, and how many positions a slot stands
-      for. They are checked; keys M + C and reach M + c·C are reported beside every result.
+      for, from which follow the keys and the reach that are reported beside every result.
     - ``grow(layer, slots, left, belongs)``: the slots after some positions have left the newest M; or, for a
       memory that grows in another way, all of ``update_memory``.
 
     And if it wants:
 
-    - ``Config``, a frozen dataclass of its own settings, with types, defaults and a text below each. They
-      become options of the command and settings of arms, and are found in ``self.settings``.
-    - ``uses``, those of the other models' settings that it uses too.
-    - ``layer``, the class of its layers, if they do something else with the slots than attend to them: its
-      ``forward`` gets them as ``c_mem``.
-    - ``forward``, if the segment is read in another way altogether.
-    - ``keys_seen``, if the slots are not all of the running document, or none.
-    - ``keeps_keys = True``, if ``forward`` and ``layer`` are those of this class, for faster generation.
-    - ``attention_sizes`` and ``more_operations``, if it isn't an attention of S queries over M + C + S keys
-      alone that reads and writes the memory, for the keys and the cost beside every result.
+    - ``Config``, a frozen dataclass of its own settings, with types, defaults and a text below each: options
+      of the command, settings of arms, and ``self.settings``. ``uses``: those of other models that it uses.
+    - ``layer``, the class of its layers, whose ``forward`` gets the slots as ``c_mem``, if it does something
+      else with them; ``forward``, if the segment is read in another way altogether.
+    - ``keys_seen``, if the slots are not all of the running document, or none. - ``keeps_keys = True``, if
+    ``forward`` and ``layer`` are those of this class, for faster generation. - ``attention_sizes`` and
+    ``more_operations``, where not attention to M + C + S keys alone reads and writes
+      the memory, for the cost beside every result.
 
-    Modules that ``__init__`` adds keep the weights that it gives them.
+    Modules that ``__init__`` adds keep the weights that it gives them. A class whose ``Config`` or ``uses``
+    can't be used raises a ValueError when it is defined.
 
     Args:
         config: What the network is built from.
         parts: The arguments of its layers.
-
-    Raises:
-        ValueError: When a class is defined whose ``Config`` or ``uses`` can't be used.
 
     Examples:
         >>> import torch
@@ -71,36 +68,31 @@ class CustomMemory(MemoryStack):
     """
 
     uses: ClassVar[tuple[str, ...]] = ("mem_len", "tbptt")
-    """The settings of other models that it uses: some of ``mem_len``, ``c_mem_len``, ``compression_rate``,
-    ``tbptt``."""
+    """The settings of other models that it uses, some of [`MAY_USE`][]."""
     layer: ClassVar[type[MemoryLayer]] = MemoryLayer
     """The class of its layers."""
     keeps_keys: ClassVar[bool] = False
-    """Whether generation may keep the keys of slots, newest inputs and segment: if it has no ``forward`` of
-    its own, and its layers attend to these alone. Without it, generation reads the running segment again for
-    each token."""
+    """Whether generation may keep the keys of slots, newest inputs and segment, instead of reading the
+    running segment again for each token."""
 
     def __init_subclass__(cls) -> None:
         """Raise UserError for settings that can't be used."""
         super().__init_subclass__()
-        name = cls.__qualname__
-        if other := set(cls.uses) - MAY_USE:
-            raise UserError(f"{name}.uses has {sorted(other)}; expected some of {sorted(MAY_USE)}.")
+        problems = [f"uses has {name!r}, not one of {MAY_USE}" for name in cls.uses if name not in MAY_USE]
         if not is_dataclass(cls.Config) or not cls.Config.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-            raise UserError(f"{name}.Config is not a frozen dataclass; use @dataclass(frozen=True).")
-        taken = {each.name for each in fields(ModelConfig)}
-        for each in fields(cls.Config):
-            if each.default is MISSING and each.default_factory is MISSING:
-                raise UserError(f"{name}.Config: {each.name} has no default; give it one.")
-            if each.name in taken:
-                raise UserError(f"{name}.Config: {each.name} is a setting of every model; rename it.")
-        try:
-            json.dumps(asdict(cls.Config()))
-        except TypeError as error:
-            raise UserError(
-                f"{name}.Config has a default that config.json can't hold ({error}); use numbers, texts, "
-                f"true or false, and tuples of them."
-            ) from None
+            problems.append("Config is not a frozen dataclass; write @dataclass(frozen=True) above it")
+        else:
+            every_models = {each.name for each in fields(ModelConfig)}
+            for each in fields(cls.Config):
+                default = each.default if each.default_factory is MISSING else each.default_factory()
+                if default is MISSING:
+                    problems.append(f"Config: {each.name} has no default")
+                elif not isinstance(default, JSON):
+                    problems.append(f"Config: {each.name}={default!r} can't be written to config.json")
+                if each.name in every_models:
+                    problems.append(f"Config: {each.name} is a setting of every model; rename it")
+        if problems:
+            raise UserError(f"{cls.__qualname__}.{problems[0]}.")
 
     def __init__(self, config: NetworkConfig, parts: Mapping[str, Any]):
         super().__init__(self.layer(**parts), config.n_layers)
@@ -115,18 +107,14 @@ class CustomMemory(MemoryStack):
         return network
 
     def grow(self, layer: int, slots: Tensor, left: Tensor, belongs: Tensor) -> Tensor:
-        """The slots of a layer after some positions have left its newest M.
+        """The slots ``[C, B, D]`` of a layer after some positions have left its newest M.
 
         Args:
             layer: The number of the layer, from 0.
-            slots: What this method returned before, ``[C, B, D]``; zeros in a stream whose document had no
-                slots yet.
+            slots: What this method returned before, ``[C, B, D]``; zeros in a stream without slots yet.
             left: The positions that leave now, oldest first, ``[n, B, D]``, n ≥ 1; zeros where they belong to
                 an earlier document.
             belongs: Whether each belongs to the running document, boolean ``[n, B]``.
-
-        Returns:
-            ``[C, B, D]``.
         """
         raise NotImplementedError(f"{type(self).__qualname__} defines neither grow nor update_memory.")
 

@@ -4,7 +4,6 @@ imports code by itself: its class must be named in this process, by an option, a
 
 import importlib
 import importlib.util
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,23 +30,19 @@ NO_SETTINGS = NoSettings()
 
 
 def register_memory(kind: Kind) -> Kind:
-    """Let ``ModelConfig(model=…)`` and ``--model`` find a memory of your own; can be used as a decorator.
-
-    Returns the class. Its name in configs is ``my_memory.py:Averages`` if it is from a file or typed into
-    Python, and ``package.module:Averages`` if it is from a package. Raises ValueError for a class that is
-    not derived from [`CustomMemory`][memformers.models.custom_memory.CustomMemory].
+    """Let ``ModelConfig(model=…)`` know a memory of your own by its name, ``my_memory.py:Averages`` or
+    ``package.module:Averages``; a decorator. Raises ValueError for a class that is not derived from
+    [`CustomMemory`][memformers.models.custom_memory.CustomMemory].
 
     Examples:
         >>> from memformers import CustomMemory, MemorySizes, ModelConfig, register_memory
         >>> @register_memory
-        ... class Mean(CustomMemory):
+        ... class Forgets(CustomMemory):
         ...     @classmethod
         ...     def memory_sizes(cls, config):
-        ...         return [MemorySizes(mem_len=16, c_mem_len=1, compression_rate=64)] * config.n_layers
-        ...     def grow(self, layer, slots, left, belongs):
-        ...         return 0.9 * slots + 0.1 * left.mean(0, keepdim=True)
-        >>> ModelConfig(model=Mean).remembered_positions
-        80
+        ...         return [MemorySizes(mem_len=16)] * config.n_layers
+        >>> ModelConfig(model=Forgets).remembered_positions
+        16
     """
     name_of(kind, "model")
     return kind
@@ -95,35 +90,33 @@ def import_class(place: str) -> type:
     """The class at ``FILE.py:Class`` or ``package.module:Class``, whose module is imported unless it is
     already; UserError where there is none. What else the module raises goes through."""
     module_name, _, name = place.rpartition(":")
-    path = Path(module_name).resolve() if module_name.endswith(".py") else None
-    if path is not None and not path.is_file():
+    path = Path(module_name).resolve()
+    is_file = module_name.endswith(".py")
+    if is_file and not path.is_file():
         raise UserError(f"there is no file {path}; name the file with your class, as my_memory.py:Averages.")
-    if path is not None:
-        module_name = f"memformers_own_{re.sub(r'[^0-9A-Za-z]', '_', str(path.with_suffix('')))}"
-    folder = str(Path.cwd() if path is None else path.parent)
+    module_name = f"memformers_own_{path.with_suffix('')}" if is_file else module_name
+    folder = str(path.parent if is_file else Path.cwd())
     USER_MODULES.add(module_name)
     sys.path.insert(0, folder)  # so that it may import its neighbours
     try:
-        if path is None or module_name in sys.modules:
-            module = importlib.import_module(module_name)
-        else:
+        if is_file and module_name not in sys.modules:
             spec = importlib.util.spec_from_file_location(module_name, path)
             assert spec is not None
             assert spec.loader is not None
-            module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
+            sys.modules[module_name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(sys.modules[module_name])
+        module = importlib.import_module(module_name)
     except BaseException as error:
         sys.modules.pop(module_name, None)
-        if isinstance(error, ImportError | SyntaxError | SystemExit):
-            said = f"{type(error).__name__}: {error}"
-            raise UserError(f"{path or module_name} can't be imported: {said}; mend it there.") from error
-        raise
+        if not isinstance(error, ImportError | SyntaxError | SystemExit):
+            raise
+        raise UserError(f"{place} can't be imported: {type(error).__name__}: {error}; mend it.") from error
     finally:
         sys.path.remove(folder)
     kind = getattr(module, name, None)
     if not isinstance(kind, type):
-        own = [n for n, x in vars(module).items() if isinstance(x, type) and x.__module__ == module.__name__]
-        raise UserError(f"{path or module_name} has no class {name!r}; it has {', '.join(own) or 'none'}.")
+        own = [n for n, x in vars(module).items() if isinstance(x, type) and x.__module__ == module_name]
+        raise UserError(f"{place} is no class; its module has {', '.join(own) or 'none'}.")
     return kind
 
 
