@@ -175,7 +175,7 @@ class NetworkConfig:
         f_c, is_own = self.compression, ":" in self.compression
         learns = f_c not in WITHOUT_PARAMETERS
         beside = {
-            "compression_start": learns and not is_own or self.compression_start == "random",
+            "compression_start": (learns and not is_own) or self.compression_start == "random",
             "compression_loss": learns or self.compression_loss in ("attention", "none"),
             "bptt": learns or not self.bptt,
         }
