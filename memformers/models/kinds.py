@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -153,6 +154,14 @@ def code_of(config: object) -> dict[str, str]:
     own = {setting: getattr(config, setting) for setting in ("model", *PARTS)}
     files = [_file_of(own_kind(name, setting)) for setting, name in own.items() if ":" in name]
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file}
+
+
+def note_changed_code(config: object, saved: Any, place: Path) -> None:
+    """Warn for each file of [`code_of`][] that isn't as it was when ``place`` was ``saved``."""
+    for name, digest in code_of(config).items():
+        if isinstance(saved, Mapping) and saved.get(name) != digest:
+            said = f"{name} has changed since {place} was saved, so the model may compute something else."
+            warnings.warn(said, stacklevel=3)
 
 
 def module_of_file(path: Path) -> ModuleType:
