@@ -142,7 +142,8 @@ def ties_of(state: State, config: Config) -> dict[str, bool]:
     tables = [(f"word_emb.emb_layers.{i}.weight", f"crit.out_layers.{i}.weight") for i in clusters]
     tables = [pair for pair in tables if state.keys() & pair]
     maps = [(f"word_emb.emb_projs.{min(i, len(tables) - 1)}", f"crit.out_projs.{i}") for i in clusters]
-    tied = setting(config, "tie_projs", [False, *clusters], list | tuple, "a list of true and false")
+    rare = [i > 0 for i in clusters]
+    tied = setting(config, "tie_projs", rare, list | tuple, "a list of true and false")
     pairs = [pair for pair, is_tied in zip(maps, tied, strict=False) if is_tied]
     if config.get("tie_weight", config.get("tie_word_embeddings", True)):
         pairs += tables

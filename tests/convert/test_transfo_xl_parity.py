@@ -8,6 +8,7 @@ and each pair of values four times. The cuts of distances are chosen in the same
 """
 
 import itertools
+import re
 import warnings
 
 import pytest
@@ -98,21 +99,24 @@ def test_distances_are_clamped_and_cut_as_the_config_says_by_segment_and_by_toke
         close(in_portions.read(tokens[2:]), wanted[4].detach())
 
 
-@pytest.mark.parametrize("dropped", ["word_emb.emb_layers", "crit.out_layers", "nothing"])
+@pytest.mark.parametrize(
+    ("div_val", "dropped"),
+    [(2, r"word_emb\.emb_layers\.\d\.weight"), (2, r"crit\.out_layers\.\d\.weight"), (2, r"emb_projs\.[12]"),
+     (1, r"emb_projs\.0|crit\.out_projs\.1"), (1, "nothing")],
+)  # fmt: skip
 @pytest.mark.parametrize("suffix", ["bin", "safetensors"])
 @pytest.mark.parametrize("original", BOTH)
 def test_files_in_single_precision_give_the_same_model_however_what_is_tied_was_saved(
-    dropped, suffix, original, tmp_path
+    div_val, dropped, suffix, original, tmp_path
 ):
-    reference = Reference((3, 7), 2, 8, tied=True, original=original)
+    reference = Reference((3, 7), div_val, 8, tied=True, original=original)
     weights = {name: t.detach() for name, t in reference.weights().items()}
-    named, path = reference.named(weights), tmp_path / f"model.{suffix}"
-    kept = {
-        name: t.clone() for name, t in named.items() if not (dropped in name and name.endswith(".weight"))
-    }
+    kept = {name: t.clone() for name, t in reference.named(weights).items() if not re.search(dropped, name)}
+    path = tmp_path / f"model.{suffix}"
     save_file(kept, path) if suffix == "safetensors" else torch.save(kept, path)
     model = from_transfo_xl(load_weights(path), reference.config)
     assert model.config.adaptive.tie_weights
+    assert model.config.adaptive.tie_projections
     tokens = torch.randint(0, reference.V, (5, 2))
     logits = model(tokens).logits
     assert logits.dtype == torch.float32

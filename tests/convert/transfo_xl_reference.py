@@ -37,14 +37,8 @@ class Reference:
     @property
     def config(self):
         """What the weights alone don't show."""
-        return {
-            "cutoffs": list(self.cutoffs),
-            "mem_len": self.mem_len,
-            "tgt_len": 5,
-            "clamp_len": self.clamp_len,
-            "same_length": self.same_length,
-            "pre_lnorm": self.pre_lnorm,
-        }
+        shown = {name: getattr(self, name) for name in ("mem_len", "clamp_len", "same_length", "pre_lnorm")}
+        return {"cutoffs": list(self.cutoffs), "tgt_len": 5, **shown}
 
     @property
     def bounds(self):
@@ -102,13 +96,9 @@ class Reference:
 
     def named(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """As a state dict of the layout, with the buffer that both have."""
-        buffer = {"pos_emb.inv_freq": torch.ones(self.D // 2)}
-        if self.original:
-            return weights | buffer
-        return {
-            name if name.startswith("crit.") else f"transformer.{name}": tensor
-            for name, tensor in (weights | buffer).items()
-        }
+        weights = {**weights, "pos_emb.inv_freq": torch.ones(self.D // 2)}
+        plain = [name for name in weights if self.original or name.startswith("crit.")]
+        return {name if name in plain else f"transformer.{name}": t for name, t in weights.items()}
 
     def forward(
         self, weights: dict[str, Tensor], tokens: Tensor, mems: list[Tensor]
@@ -124,16 +114,11 @@ class Reference:
         return self.predict(weights, x), new_mems
 
     def embed(self, w: dict[str, Tensor], tokens: Tensor) -> Tensor:
-        x = torch.empty(*tokens.shape, self.D)
-        for t in range(tokens.shape[0]):
-            for b in range(tokens.shape[1]):
-                word = int(tokens[t, b])
-                i = sum(word >= c for c in self.cutoffs) if self.div_val > 1 else 0
-                e = w[f"word_emb.emb_layers.{i}.weight"][word - (self.bounds[i][0] if i else 0)]
-                if f"word_emb.emb_projs.{i}" in w:
-                    e = torch.einsum("de,e->d", w[f"word_emb.emb_projs.{i}"], e)
-                x[t, b] = math.sqrt(self.D) * e
-        return x
+        vectors = []
+        for i in range(len(self.bounds) if self.div_val > 1 else 1):
+            e, W = w[f"word_emb.emb_layers.{i}.weight"], w.get(f"word_emb.emb_projs.{i}")
+            vectors.append(e if W is None else torch.einsum("de,we->wd", W, e))
+        return math.sqrt(self.D) * torch.cat(vectors)[tokens]
 
     def layer(self, w: dict[str, Tensor], x: Tensor, h: Tensor) -> Tensor:
         D, H = self.D, self.H
