@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memformers.generation.decoding import Decoder as Decoder
-    from memformers.generation.stepping import Stepper as Stepper
+    from memformers.generation.incremental import Stepper as Stepper
     from memformers.models.attention import RelativeMultiHeadAttention as RelativeMultiHeadAttention
     from memformers.models.compression import CompressionAutoEncoder as CompressionAutoEncoder
     from memformers.models.compression import Conv1dCompression as Conv1dCompression
@@ -66,7 +66,7 @@ _HOMES = {
     "MostUsedCompression": "models.compression",
     "OwnMemory": "models.own_memory",
     "RelativeMultiHeadAttention": "models.attention",
-    "Stepper": "generation.stepping",
+    "Stepper": "generation.incremental",
     "TrainConfig": "training.config",
     "TrainedModel": "training.api",
     "TransformerXL": "models.transformer_xl",

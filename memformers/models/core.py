@@ -15,7 +15,7 @@ from memformers.models.memory import Memory, check_lengths, check_memory
 from memformers.models.stack import MemoryStack, reset_parameters
 
 if TYPE_CHECKING:
-    from memformers.generation.stepping import Stepper
+    from memformers.generation.incremental import Stepper
 
 
 class CoreOutput(NamedTuple):
@@ -118,12 +118,10 @@ class MemoryCore(nn.Module):
 
     def stepper(self, batch: int, memory: Memory | None = None) -> "Stepper":
         """What reads ``batch`` streams step by step, from ``memory`` on, with keys and values kept
-        ([`memformers.generation.stepping.Stepper`][])."""
-        from memformers.generation.stepping import stepper_of
+        ([`memformers.generation.incremental.Stepper`][])."""
+        from memformers.generation.incremental import Stepper
 
-        nothing = self.weight.new_empty(0, batch, self.config.d_input or self.config.d_model)
-        how = {"encode": self.encoded, "decode": lambda output: output}
-        return stepper_of(self.transformer, self.config, nothing, memory, **how)
+        return Stepper(self, batch, memory)
 
     def encoded(self, x: Tensor) -> Tensor:
         """Features ``x [S, B, F]`` as the first layer reads them without dropout, ``[S, B, D]``."""

@@ -180,7 +180,7 @@ class MemoryLM(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return self.head.weight.device
+        return self.transformer.memory_layers[0].norm_ff.weight.device
 
     def check_tokens(self, tokens: Tensor, batch: int | None = None) -> None:
         """Raise ValueError unless ``tokens`` is text of this vocabulary, ``[S, B]``, of ``batch`` streams."""
@@ -192,7 +192,7 @@ class MemoryLM(nn.Module):
 
     def check_memory(self, memory: Memory, batch: int) -> None:
         """Raise ValueError unless ``memory`` is one that this model can have made of ``batch`` streams."""
-        one = self.head.weight.new_empty(1, batch, self.config.d_model)
+        one = self.transformer.memory_layers[0].norm_ff.weight.expand(1, batch, -1)
         check_memory(memory, one, self.config.n_layers)
         check_lengths(memory, self.config, complete=True)
 
@@ -219,7 +219,7 @@ class MemoryLM(nn.Module):
         Args:
             prompt: ``[P, B]``; or prompts of different lengths, a sequence of tensors ``[P_i]``, each of
                 which is read and continued exactly as it would be alone
-                ([`memformers.generation.writing`][]).
+                ([`memformers.generation.generate`][]).
             max_new_tokens: The largest number of new tokens of each stream.
             temperature: What logits are divided by; 0 is greedy.
             top_k: Only this number of the most likely tokens can be drawn; None for all.
@@ -235,11 +235,10 @@ class MemoryLM(nn.Module):
             ValueError: As [`memformers.generation.sampling.Sampling`][] does, for a prompt without tokens, a
                 negative ``max_new_tokens``, and a ``batch`` of several prompts.
         """
-        from memformers.generation.sampling import Sampling
-        from memformers.generation.writing import generate
+        from memformers.generation.generate import generate
 
-        sampling = Sampling(temperature, top_k, top_p)
-        return generate(self, prompt, max_new_tokens, sampling, seed=seed, stop=stop, batch=batch)
+        drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+        return generate(self, prompt, max_new_tokens, **drawing, stop=stop, batch=batch)  # type: ignore
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json`` and ``model.safetensors``, each atomically. Raises ValueError for the

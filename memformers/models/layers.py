@@ -165,7 +165,7 @@ class MemoryLayer(nn.Module):
                 for causal.
             key_start: int64 ``[B, S]``, the index of the first key that each query may see; None for all.
             cached: Attention over keys and values that are computed already, in place of memories and mask
-                ([`memformers.generation.cache.CachedLayer`][]).
+                ([`memformers.generation.incremental.LayerCache`][]).
 
         Returns:
             ``[S, B, D]``.

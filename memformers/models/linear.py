@@ -4,8 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memformers.kernels.single import products
-
 Affine = tuple[Tensor, Tensor]
 """Weight ``[out, in]`` and bias ``[out]``."""
 
@@ -26,12 +24,17 @@ def fold(norm: nn.LayerNorm | None, linear: nn.Linear) -> Affine:
 
 def linear(module: nn.Module, x: Tensor) -> Tensor:
     """``module(x)`` for ``x [·, in]``, a linear map or any module in its place: ``[·, out]``."""
-    if type(module) is nn.Linear and module.bias is not None and is_worth_cutting(module.weight, x):
+    if type(module) is nn.Linear and is_worth_cutting(module.weight, x) and not has_hooks(module):
         return affine((module.weight, module.bias), x)
     return module(x)
 
 
-def affine(weights: Affine, x: Tensor) -> Tensor:
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something is to be called with the module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def affine(weights: tuple[Tensor, Tensor | None], x: Tensor) -> Tensor:
     """``x [·, in]`` times the weight, plus the bias, ``[·, out]``; at the speed of memory for few rows.
 
     PyTorch gives a matrix of one row to one core; as a batch of matrices, the weight is read by all.
@@ -41,8 +44,10 @@ def affine(weights: Affine, x: Tensor) -> Tensor:
         return F.linear(x, weight, bias)
     (features, inputs), rows = weight.shape, x.numel() // x.shape[-1]
     of_each = x.reshape(rows, inputs).expand(PARTS, rows, inputs)
-    out = products(weight.view(PARTS, features // PARTS, inputs), of_each)  # [PARTS, rows, out / PARTS]
-    return out.transpose(0, 1).reshape(*x.shape[:-1], features) + bias
+    # Rows times transposed matrices, [PARTS, rows, out / PARTS].
+    out = torch.bmm(of_each, weight.view(PARTS, features // PARTS, inputs).mT)
+    out = out.transpose(0, 1).reshape(*x.shape[:-1], features)
+    return out if bias is None else out + bias
 
 
 PARTS = 4

@@ -37,7 +37,7 @@ class MemoryStack(nn.Module):
     uses: ClassVar[tuple[str, ...]] = ()
     """The settings of other models that a memory of one's own uses too."""
     keeps_keys: ClassVar[bool] = True
-    """Whether a [`Stepper`][memformers.generation.stepping.Stepper] may keep the keys and values of its
+    """Whether a [`Stepper`][memformers.generation.incremental.Stepper] may keep the keys and values of its
     layers, which then attend to compressed memory, memory and segment alone."""
 
     @classmethod
@@ -226,12 +226,14 @@ def maybe_recompute(layer: nn.Module, recompute: bool) -> Callable[..., Tensor]:
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode within the block, and afterwards in the mode it came in."""
-    if not model.training:
+    """The model in eval mode within the block, and afterwards each module in the mode it came in."""
+    modes = [(module, module.training) for module in model.modules()]
+    if not any(training for _, training in modes):
         yield
         return
     model.eval()
     try:
         yield
     finally:
-        model.train()
+        for module, training in modes:  # parents first
+            module.train(training)
