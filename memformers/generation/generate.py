@@ -11,7 +11,6 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
 
 import torch
 from torch import Tensor
@@ -115,12 +114,7 @@ def generate(
     decoder = Decoder(model, max(batch, width))
     tokens, doc_starts = prompts.tokens.expand(-1, decoder.batch), prompts.doc_starts
     decoder.read(tokens[:together], None if doc_starts is None else doc_starts[:together])
-    rest = Prompts(
-        tokens[together:],
-        None if doc_starts is None else doc_starts[together:],
-        tuple(end - together for end in prompts.ends),
-    )
-    return write(decoder, max_new_tokens, sampling, seeded(seed, tokens.device), stop, rest)
+    return write(decoder, max_new_tokens, sampling, seeded(seed, tokens.device), stop, prompts)
 
 
 def write(
@@ -129,46 +123,40 @@ def write(
     sampling: Sampling,
     generator: torch.Generator,
     stop: int | None = None,
-    rest: Prompts | None = None,
+    prompts: Prompts | None = None,
 ) -> Iterator[Tensor]:
     """Continue what ``decoder`` has read: draw the next token ``[B]``, read it and yield it, until
-    ``max_new_tokens`` tokens are generated or every stream has generated ``stop``. ``rest`` is what it has
-    not read of prompts; each stream's text then begins at the end of its own prompt.
+    ``max_new_tokens`` tokens are generated or every stream has generated ``stop``. Of ``prompts``, it has read
+    what all streams read together; the rest is read here, and each stream's text begins after its own.
 
     Raises ValueError, when called, if nothing was read yet, and for a negative ``max_new_tokens``.
     """
     if decoder.logits is None:
         raise UserError("the prompt is empty; give the text to continue, at least one token.")
     check_value("max_new_tokens", max_new_tokens, Whole)
+    together = 0 if prompts is None else min(prompts.ends)
+    more = 0 if prompts is None else len(prompts.tokens) - together
 
     def tokens() -> Iterator[Tensor]:
         stopped = torch.zeros(decoder.batch, dtype=torch.bool)
-        for token in islice(following(decoder, sampling, generator, rest), max_new_tokens):
-            yield token
+        newest: deque[Tensor] = deque(maxlen=more + 1)
+        for i in range(more + max_new_tokens):
+            assert decoder.logits is not None
+            token, starts = sampling.draw(decoder.logits.float(), generator), None
+            if prompts is not None and more:
+                ends = torch.tensor(prompts.ends, device=token.device) - together  # [B]
+                if i < more:
+                    token = torch.where(i < ends, prompts.tokens[together + i], token)
+                    starts = None if prompts.doc_starts is None else prompts.doc_starts[together + i, None]
+            decoder.read(token[None], starts)
+            newest.append(token)
+            if i < more:
+                continue
+            text = token if not more else torch.stack(tuple(newest)).gather(0, ends[None])[0]
+            yield text
             if stop is not None:
-                stopped |= token.cpu() == stop
+                stopped |= text.cpu() == stop
                 if stopped.all():
                     return
 
     return tokens()
-
-
-def following(
-    decoder: Decoder, sampling: Sampling, generator: torch.Generator, rest: Prompts | None
-) -> Iterator[Tensor]:
-    """An endless sequence of the tokens int64 ``[B]`` that follow what ``decoder`` has read, for each stream
-    from the end of its prompt on; each is read before it is yielded."""
-    more = 0 if rest is None else len(rest.tokens)
-    newest: deque[Tensor] = deque(maxlen=more + 1)
-    for i in count():
-        assert decoder.logits is not None
-        token, starts = sampling.draw(decoder.logits.float(), generator), None
-        if rest is not None and more:
-            ends = torch.tensor(rest.ends, device=token.device)  # [B]
-            if i < more:
-                token = torch.where(i < ends, rest.tokens[i], token)
-                starts = None if rest.doc_starts is None else rest.doc_starts[i, None]
-        decoder.read(token[None], starts)
-        newest.append(token)
-        if i >= more:
-            yield torch.stack(tuple(newest)).gather(0, ends[None])[0] if more else token

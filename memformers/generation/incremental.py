@@ -21,7 +21,7 @@ from memformers.models.boundaries import check_starts, first_in_window
 from memformers.models.core import MemoryCore, read_features
 from memformers.models.language_model import MemoryLM
 from memformers.models.layers import MemoryLayer
-from memformers.models.lengths import LayerLengths, by_layer
+from memformers.models.lengths import by_layer
 from memformers.models.linear import linear
 from memformers.models.memory import Memory, check_lengths, check_memory, with_streams
 from memformers.models.own_memory import OwnMemory
@@ -30,41 +30,35 @@ from memformers.models.stack import eval_mode
 
 @dataclass(frozen=True)
 class LayerCache:
-    """Keys and values of one layer in order of time: compressed memory, memory, and room for a segment."""
+    """Keys and values of a layer in order of time: of compressed memory, memory, and a segment as far as it is
+    read. Keys and position terms are transposed, since the product of a row with a plain matrix is fast on
+    every processor and in every precision."""
 
     layer: MemoryLayer
     window: int | None
     """How many of the newest keys a position sees, its own included; None for all."""
     terms: dict[str, Tensor]
-    """The kernel's terms; r ``[H, K, E]`` and s ``[H, K]`` by descending distance, so that a shorter past
-    takes the end of them."""
+    """The kernel's terms, but r ``[H, E, K]`` and s ``[H, 1, K]`` by descending distance, so that a shorter
+    past takes the end of them."""
     key: Tensor
-    """``[B, H, C + M + S, E]``; what is not read yet has no meaning."""
+    """``[B, H, E, C + M + S]``."""
     value: Tensor
-    """As ``key``."""
-    segment_len: int
-    """S."""
+    """``[B, H, C + M + S, E]``."""
 
-    @property
-    def past(self) -> int:
-        """The number of keys before the segment, C + M."""
-        return self.key.shape[2] - self.segment_len
-
-    def project(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values ``[B, H, t, E]`` of what attention reads, ``z [t, B, D]``."""
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys ``[B, H, E, t]`` and values ``[B, H, t, E]`` of what attention reads, ``x [t, B, D]``."""
         attention = self.layer.self_attn
-        return attention.by_head(linear(attention.key, z)), attention.by_head(linear(attention.value, z))
+        return attention.by_head(linear(attention.key, x)).mT, attention.by_head(linear(attention.value, x))
 
-    def followed(self, x: Tensor | None, slots: slice, recent: slice) -> "LayerCache":
-        """The cache of the next segment: the columns ``slots`` of this one, the keys and values of ``x [n, B,
-        D]``, and the columns ``recent``."""
-        B, H, _, E = self.key.shape
-        room = self.key.new_empty(B, H, self.segment_len, E)
-        new = (room[:, :, :0],) * 2 if x is None else self.project(self.layer.attention_input(x))
+    def followed(self, x: Tensor, room: int, slots: slice, recent: slice) -> "LayerCache":
+        """The cache of the next segment: the columns ``slots`` of this one, the keys of ``x [n, B, D]``, the
+        columns ``recent``, and ``room`` for more."""
+        empty = self.layer.self_attn.by_head(x.new_empty(room, *x.shape[1:]))  # [B, H, S, E]
         key, value = (
-            torch.cat((old[:, :, slots], added, old[:, :, recent], room), dim=2)
-            for old, added in zip((self.key, self.value), new, strict=True)
+            self.project(self.layer.attention_input(x)) if len(x) else (empty.mT[..., :0], empty[:, :, :0])
         )
+        key = torch.cat((self.key[..., slots], key, self.key[..., recent], empty.mT), dim=3)
+        value = torch.cat((self.value[:, :, slots], value, self.value[:, :, recent], empty), dim=2)
         return replace(self, key=key, value=value)
 
     def attend(self, x: Tensor, begin: int, key_start: Tensor | None, alone: bool) -> Tensor:
@@ -72,21 +66,22 @@ class LayerCache:
         the keys from ``key_start [B, t]`` on, None for all: ``[t, B, D]``; ``alone`` says that t is 1 and
         that all keys are finite."""
         attention, z, end = self.layer.self_attn, self.layer.attention_input(x), begin + len(x)
-        self.key[:, :, begin:end], self.value[:, :, begin:end] = self.project(z)
+        self.key[..., begin:end], self.value[:, :, begin:end] = self.project(z)
         query = attention.by_head(linear(attention.query, z))
         first = 0 if self.window is None else max(begin + 1 - self.window, 0)
-        key, value = self.key[:, :, first:end], self.value[:, :, first:end]
-        terms = {n: term[:, first - end :] if n in ("r", "s") else term for n, term in self.terms.items()}
-        if key_start is not None:
+        key, value = self.key[..., first:end], self.value[:, :, first:end]
+        terms = {n: term[..., first - end :] if n in ("r", "s") else term for n, term in self.terms.items()}
+        if key_start is not None and first:
             key_start = (key_start - first).clamp(min=0)
         if alone:
             context = attention_of_one(query, key, value, **terms, key_start=key_start)
         else:
             key_start = first_in_window(x, key_start, end - first, self.window)
-            terms |= {name: terms[name].flip(1) for name in ("r", "s") if name in terms}
-            context = relative_attention(
-                query, key, value, **terms, key_start=key_start, kernel=attention.kernel
-            )
+            terms["r"] = terms["r"].mT.flip(1)
+            if "s" in terms:
+                terms["s"] = terms["s"].squeeze(1).flip(1)
+            how = {"key_start": key_start, "kernel": attention.kernel}
+            context = relative_attention(query, key.mT, value, **terms, **how)
         return linear(attention.output, rearrange(context, "b h t e -> t b (h e)"))
 
 
@@ -101,29 +96,29 @@ def attention_of_one(
     s: Tensor | None = None,
     key_start: Tensor | None = None,
 ) -> Tensor:
-    """[`memformers.kernels.naive.relative_attention`][] of the newest position ``query [B, H, 1, E]``, with r
-    ``[H, K, E]`` and s ``[H, K]`` by descending distance, and only of keys and values that are finite."""
-    B, H, K, E = key.shape
-    scale = 1 / math.sqrt(E)
-    # Rows times transposed matrices: PyTorch reads these at the speed of memory on every processor.
-    with_v = query if v is None else query + v[:, None]
-    position = torch.bmm(with_v.squeeze(2).transpose(0, 1), r.mT)  # [H, B, K]
-    position = position if s is None else position + s[:, None]
-    position = position.transpose(0, 1).reshape(B * H, 1, K)
-    with_u, keys = (query + u[:, None]).flatten(0, 1), key.flatten(0, 1).mT
-    scores = torch.baddbmm(position, with_u, keys, beta=scale, alpha=scale)  # [B·H, 1, K]
+    """[`memformers.kernels.naive.relative_attention`][] of the newest position, ``query [B, H, 1, E]``, with
+    key ``[B, H, E, K]``, r ``[H, E, K]`` and s ``[H, 1, K]`` as in [`LayerCache`][]. A hidden key or value
+    must be finite."""
+    B, H, E, K = key.shape
+    position = torch.bmm(
+        (query if v is None else query + v[:, None])[:, :, 0].transpose(0, 1), r
+    )  # [H, B, K]
+    position = (position if s is None else position + s).transpose(0, 1).reshape(B * H, 1, K)
+    with_u, scale = (query + u[:, None]).flatten(0, 1), 1 / math.sqrt(E)
+    scores = torch.baddbmm(position, with_u, key.flatten(0, 1), beta=scale, alpha=scale).view(B, H, K)
     if key_start is not None:
-        hidden = torch.arange(K, device=key_start.device) < key_start[:, :, None]  # [B, 1, K]
-        scores = scores.view(B, H, K).masked_fill(hidden, -math.inf).view(B * H, 1, K)
-    return torch.bmm(scores.softmax(-1), value.flatten(0, 1)).view(B, H, 1, E)
+        hidden = torch.arange(K, device=key.device) < key_start[:, :, None]  # [B, 1, K]
+        scores = scores.masked_fill(hidden, -math.inf)
+    probabilities = scores.softmax(-1).view(B * H, 1, K)
+    return torch.bmm(probabilities, value.flatten(0, 1)).view(B, H, 1, E)
 
 
 class Stepper:
     """A model that reads B streams, any number of steps at a time, with keys and values kept.
 
-    It reads in eval mode and without gradient. The model must not be trained at the same time, since keys and
-    values would belong to other weights. Documents, or episodes, begin where ``doc_starts`` say so, and are
-    kept separate as in the forward pass ([`memformers.models.boundaries`][]).
+    It reads in eval mode and without gradient. The model must not be trained at the same time, since keys
+    would belong to other weights. Documents, or episodes, begin where ``doc_starts`` say so, and are kept
+    separate as in the forward pass ([`memformers.models.boundaries`][]).
 
     Args:
         model: A core, which reads features ``[t, B, F]`` to its outputs ``[t, B, D]``; or a language model,
@@ -148,43 +143,54 @@ class Stepper:
     def __init__(self, model: MemoryCore | MemoryLM, batch: int, memory: Memory | None = None):
         check_value("batch", batch, Count)
         self.model, self.transformer, self.config = model, model.transformer, model.config
-        self.lengths, n_layers = self.config.layer_lengths, self.config.n_layers
-        weight = self.transformer.memory_layers[0].norm_ff.weight  # [D]
+        self.layers, self.sizes = self.transformer.memory_layers, self.config.layer_lengths
+        self.weight = self.layers[0].norm_ff.weight
+        """``[D]``, which tells dtype and device."""
         self.encode: Callable[[Tensor], Tensor]
         if isinstance(model, MemoryLM):
             self.encode, self.decode = model.embed, lambda output: model.predict(output[-1:])
-            nothing = weight.new_empty(0, batch, dtype=torch.int64)
+            nothing = self.weight.new_empty(0, batch, dtype=torch.int64)
         else:
             self.encode, self.decode = model.encoded, lambda output: output
-            nothing = weight.new_empty(0, batch, model.config.d_input or model.config.d_model)
+            nothing = self.weight.new_empty(0, batch, model.config.d_input or model.config.d_model)
+        self.slides = isinstance(model, MemoryLM) and self.config.model == "transformer"
+        """Whether it reads the newest S tokens again for each one, since without a memory, a token would
+        otherwise see less at the beginning of a segment."""
         memory = (memory or Memory(())).detach()
-        check_memory(memory, weight.expand(1, batch, -1), n_layers)
+        check_memory(memory, self.weight.expand(1, batch, -1), len(self.layers))
         check_lengths(memory, self.config, complete=True)
         self.caches: list[LayerCache] = []
-        """Of each layer; none where other things than attention read the memory, and the running segment is
-        read again with each step."""
-        if self.transformer.keeps_keys:
+        """Of each layer; none where the running segment is read again with each step."""
+        if self.transformer.keeps_keys and not self.slides:
             window = self.config.window
-            windows = [None] * n_layers if window is None else by_layer(window, n_layers, "window")
-            each = zip(self.transformer.memory_layers, self.lengths, windows, strict=True)
-            self.caches = [empty_cache(*of_layer, self.config.segment_len, batch) for of_layer in each]
-        self.begin(memory, nothing, self.projected(memory))
+            windows = (
+                [None] * len(self.layers) if window is None else by_layer(window, len(self.layers), "window")
+            )
+            for layer, own, of_layer in zip(self.layers, self.sizes, windows, strict=True):
+                longest = own.c_mem_len + own.longest_memory + self.config.segment_len
+                terms = dict(layer.self_attn.distance_terms(longest))
+                terms["r"] = terms["r"].flip(1).mT.contiguous()
+                if "s" in terms:
+                    terms["s"] = terms["s"].flip(1)[:, None]
+                none = layer.self_attn.by_head(self.weight.new_empty(0, batch, layer.d_model))
+                self.caches.append(LayerCache(layer, of_layer, terms, none.mT, none))
+        self.begin(memory, nothing, self.projected(memory, nothing))
 
     def begin(self, memory: Memory, nothing: Tensor, caches: list[LayerCache]) -> None:
-        """Begin a segment after ``memory``, of which the ``caches`` have the keys; ``nothing`` is ``[0, B,
-        …]``."""
-        S, weight = self.config.segment_len, self.transformer.memory_layers[0].norm_ff.weight
-        inputs = weight.new_empty(len(caches), S, nothing.shape[1], len(weight))
+        """Begin a segment after ``memory``, whose keys the ``caches`` have; ``nothing`` is ``[0, B, …]``."""
+        inputs = self.weight.new_empty(
+            len(caches), self.config.segment_len, nothing.shape[1], len(self.weight)
+        )
         finite = nothing.device.type == "cpu" and all(map(is_finite, (*memory.mem, *memory.c_mem)))
         self.past, self.caches, self.inputs, self.finite = memory, caches, inputs, finite
         self.running, self.doc_starts = nothing, None
 
-    def projected(self, memory: Memory) -> list[LayerCache]:
+    def projected(self, memory: Memory, nothing: Tensor) -> list[LayerCache]:
         """The caches after a ``memory`` of which no key is known."""
-        none, found = slice(0), []
+        start, found = self.weight.new_empty(0, nothing.shape[1], len(self.weight)), []
         for i, cache in enumerate(self.caches):
-            past = [parts[i] for parts in (memory.c_mem, memory.mem) if parts]
-            found.append(cache.followed(torch.cat(past) if past else None, none, none))
+            past = torch.cat([start, *(parts[i] for parts in (memory.c_mem, memory.mem) if parts)])
+            found.append(cache.followed(past, self.config.segment_len, slice(0), slice(0)))
         return found
 
     def memory(self) -> Memory:
@@ -208,10 +214,10 @@ class Stepper:
             wanted = ", ".join(map(str, self.running.shape[1:]))
             raise UserError(f"expected [steps, {wanted}], at least one step, got {list(x.shape)}.")
         check_starts(doc_starts, x)
-        results, begin = [], 0
+        results, begin, S = [], 0, self.config.segment_len
         with eval_mode(self.model):
             while begin < len(x):
-                part = slice(begin, begin + self.config.segment_len - len(self.running))
+                part = slice(begin, begin + (S if self.slides else S - len(self.running)))
                 results.append(self.take_in(x[part], None if doc_starts is None else doc_starts[part]))
                 begin = part.stop
         return torch.cat(results)
@@ -219,71 +225,64 @@ class Stepper:
     def take_in(self, x: Tensor, new_starts: Tensor | None) -> Tensor:
         """Read ``x [t, B, …]`` with ``new_starts [t, B]``, for which the running segment has room. What is
         kept changes at the end, all at once, so that Ctrl-C leaves no half of a step."""
-        doc_starts = joined_starts(self.doc_starts, self.running, new_starts, x)
-        running, begin, finite = torch.cat((self.running, x)), len(self.running), self.finite
+        t, S, finite = len(x), self.config.segment_len, self.finite
+        running, doc_starts = torch.cat((self.running, x)), self.doc_starts
+        if doc_starts is not None or new_starts is not None:
+            none = torch.zeros(running.shape[:2], dtype=torch.bool, device=x.device)
+            old, new = (
+                none[:-t] if doc_starts is None else doc_starts,
+                none[-t:] if new_starts is None else new_starts,
+            )
+            doc_starts = torch.cat((old, new))
+        if self.slides:
+            running, doc_starts = running[-S:], None if doc_starts is None else doc_starts[-S:]
+        inputs: Sequence[Tensor] = self.inputs.unbind()
         if self.caches:
-            seen: list[Tensor | None] = [None] * len(self.caches)
-            if doc_starts is not None or self.past.valid is not None:
-                seen = self.transformer.first_seen(running, self.past, doc_starts, None)
-            output, inputs = self.encode(x), self.inputs.unbind()
-            for cache, kept, first in zip(self.caches, inputs, seen, strict=True):
-                kept[begin : len(running)] = output
-                key_start = None if first is None else first[:, begin:]
-                how = {"begin": cache.past + begin, "key_start": key_start, "alone": finite and len(x) == 1}
-                output = cache.layer(x=output, cached=partial(cache.attend, **how))
-            output = self.transformer.norm(output)
-            finite = finite and is_finite(self.inputs[:, begin : len(running)])
+            output = self.with_keys(self.encode(x), running, doc_starts)
+            finite = finite and is_finite(self.inputs[:, len(running) - t : len(running)])
         else:
             encoded = self.encode(running)
             output, inputs = read_features(self.transformer, self.config, encoded, self.past, doc_starts)
-            output = output[begin:]
-        result = self.decode(output)
-        if len(running) == self.config.segment_len:
+        result = self.decode(output[-t:])
+        if len(running) == S and not self.slides:
             self.end_segment(inputs, doc_starts)
         else:
             self.running, self.doc_starts, self.finite = running, doc_starts, finite
         return result
 
+    def with_keys(self, x: Tensor, running: Tensor, doc_starts: Tensor | None) -> Tensor:
+        """The transformer's output ``[t, B, D]`` of its inputs ``x [t, B, D]``, the last of the ``running``
+        segment ``[r, B, …]`` with ``doc_starts [r, B]``."""
+        t, r = len(x), len(running)
+        seen: list[Tensor | None] = [None] * len(self.layers)
+        if doc_starts is not None or self.past.valid is not None:
+            seen = self.transformer.first_seen(running, self.past, doc_starts, None)
+        for cache, kept, first in zip(self.caches, self.inputs, seen, strict=True):
+            kept[r - t : r] = x
+            begin = cache.key.shape[3] - self.config.segment_len + r - t
+            key_start, alone = None if first is None else first[:, -t:], self.finite and t == 1
+            x = cache.layer(x=x, cached=partial(cache.attend, begin=begin, key_start=key_start, alone=alone))
+        return self.transformer.norm(x)
+
     def end_segment(self, inputs: Sequence[Tensor], doc_starts: Tensor | None) -> None:
         """Remember a full segment of these layer ``inputs [S, B, D]``, with ``doc_starts [S, B]``."""
-        before = self.past
-        memory, _ = self.transformer.after_segment(before, inputs, self.config, inputs[0], doc_starts)
+        before, n_layers, S = self.past, len(self.layers), self.config.segment_len
+        after, _ = self.transformer.after_segment(before, inputs, self.config, inputs[0], doc_starts)
         if isinstance(self.transformer, OwnMemory):
-            caches = self.projected(memory)
+            caches = self.projected(after, self.running)
         else:
-            of_each = zip(before.lengths(len(inputs)), memory.lengths(len(inputs)), self.lengths, strict=True)
             caches = []
-            for i, (cache, ((M, C), (new_M, new_C), own)) in enumerate(zip(self.caches, of_each, strict=True)):
-                n = min(own.leaving(M + len(inputs[i])) // own.compression_rate, new_C)
-                slots = memory.c_mem[i][new_C - n :] if n else None
-                K = cache.key.shape[2]
-                caches.append(cache.followed(slots, slice(C - new_C + n, C), slice(K - new_M, K)))
-        self.begin(memory, self.running[:0], caches)
-
-
-def empty_cache(
-    layer: MemoryLayer, lengths: LayerLengths, window: int | None, segment_len: int, batch: int
-) -> LayerCache:
-    """The cache of a layer that remembers nothing yet, and at most its ``lengths``."""
-    longest = lengths.c_mem_len + lengths.longest_memory + segment_len
-    terms = dict(layer.self_attn.distance_terms(longest))
-    terms |= {name: terms[name].flip(1) for name in ("r", "s") if name in terms}
-    nothing = layer.norm_ff.weight.new_empty(segment_len, batch, layer.d_model)
-    room = layer.self_attn.by_head(nothing)
-    return LayerCache(layer, window, terms, room, room, segment_len)
+            lengths = zip(before.lengths(n_layers), after.lengths(n_layers), self.sizes, strict=True)
+            for i, (cache, ((M, C), (new_M, new_C), own)) in enumerate(
+                zip(self.caches, lengths, strict=True)
+            ):
+                n = min(own.leaving(M + S) // own.compression_rate, new_C)
+                new = after.c_mem[i][new_C - n :] if n else inputs[i][:0]
+                slots, recent = slice(C + n - new_C, C), slice(C + M + S - new_M, C + M + S)
+                caches.append(cache.followed(new, S, slots, recent))
+        self.begin(after, self.running[:0], caches)
 
 
 def is_finite(x: Tensor) -> bool:
     """Whether all numbers of ``x``, of any shape, are finite."""
-    return not x.numel() or all(math.isfinite(bound) for bound in x.aminmax())
-
-
-def joined_starts(
-    before: Tensor | None, read_before: Tensor, new: Tensor | None, x: Tensor
-) -> Tensor | None:
-    """The starts ``[r + t, B]`` of what was ``read_before [r, B, …]`` and of ``x [t, B, …]`` after it; None
-    where no document begins in either."""
-    if before is None and new is None:
-        return None
-    each = ((before, read_before), (new, x))
-    return torch.cat([x.new_zeros(x.shape[:2], dtype=torch.bool) if s is None else s for s, x in each])
+    return not x.numel() or all(map(math.isfinite, x.aminmax()))

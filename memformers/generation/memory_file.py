@@ -50,10 +50,10 @@ def save_memory(decoder: Decoder, path: Path) -> None:
     check_target(decoder.model, path)
     if decoder.logits is None:
         raise UserError("nothing was read yet, so there is no memory to save.")
-    tensors = memory_tensors(decoder.memory()) | {"running": decoder.stepper.running, "logits": decoder.logits}
-    if decoder.stepper.doc_starts is not None:
-        tensors["doc_starts"] = decoder.stepper.doc_starts
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    stepper, tensors = decoder.stepper, memory_tensors(decoder.memory())
+    tensors |= {"running": stepper.running.contiguous(), "logits": decoder.logits.contiguous()}
+    if stepper.doc_starts is not None:
+        tensors["doc_starts"] = stepper.doc_starts.contiguous()
     with replacing(path) as temporary:
         save_file(tensors, temporary, metadata={MODEL: fingerprint(decoder.model)})
 
@@ -74,12 +74,19 @@ def load_memory(model: MemoryLM, path: Path) -> Decoder:
     try:
         if broken := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
             raise UserError(f"{broken[0]} holds numbers that are NaN or infinite.")
-        running, logits, starts = (tensors.pop(name, None) for name in ("running", "logits", "doc_starts"))
-        if running is None or logits is None or logits.shape != (1, model.config.vocab_size):
-            raise UserError(f"expected running as [t, 1] and logits as [1, {model.config.vocab_size}].")
+        logits, running = tensors.pop("logits", None), tensors.pop("running", None)
+        starts, V, S = tensors.pop("doc_starts", None), model.config.vocab_size, model.config.segment_len
+        if (
+            logits is None
+            or logits.shape != (1, V)
+            or running is None
+            or len(running.shape) != 2
+            or len(running) >= S
+        ):
+            raise UserError(f"expected logits as [1, {V}] and running as [t, 1], less than a segment of {S}.")
         decoder = Decoder(model, 1, memory_from_tensors(tensors, model.config.n_layers))
-        if running.numel() or running.shape != (0, 1):
-            decoder.read(running[: model.config.segment_len], starts)
+        if running.shape != (0, 1):
+            decoder.read(running, starts)
     except UserError as error:
         raise UserError(f"{path} is not a complete memory: {error}") from None
     decoder.logits = logits
