@@ -38,7 +38,7 @@ class Decoder:
         """Of the next token, ``[B, vocab_size]``; None before the first was read."""
 
     def read(self, tokens: Tensor, doc_starts: Tensor | None = None) -> Tensor:
-        """Read ``tokens [T, B]``, T at least 1, to the logits ``[B, vocab_size]`` of the token after the last.
+        """Read ``tokens [T, B]``, T ≥ 1, to the logits ``[B, vocab_size]`` of the token after the last.
 
         ``doc_starts``, boolean ``[T, B]``, is true where a stream's new document begins: its tokens see
         nothing of what came before. The segments end at the same places with and without starts. Raises

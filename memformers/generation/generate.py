@@ -126,8 +126,8 @@ def write(
     prompts: Prompts | None = None,
 ) -> Iterator[Tensor]:
     """Continue what ``decoder`` has read: draw the next token ``[B]``, read it and yield it, until
-    ``max_new_tokens`` tokens are generated or every stream has generated ``stop``. Of ``prompts``, it has read
-    what all streams read together; the rest is read here, and each stream's text begins after its own.
+    ``max_new_tokens`` tokens are generated or every stream has generated ``stop``. Of ``prompts``, it has
+    read what all streams read together; the rest is read here, and each text begins after its own prompt.
 
     Raises ValueError, when called, if nothing was read yet, and for a negative ``max_new_tokens``.
     """

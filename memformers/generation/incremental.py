@@ -1,8 +1,8 @@
 """Reading step by step, with keys and values kept.
 
-In training, each segment projects its whole memory again, since the weights change with each step. Here each
-position is projected once. When a segment is full, the model's own step makes the next memory, so what is read
-step by step equals the forward pass. What stays in the memory keeps its keys, and only new slots are projected.
+In training, each segment projects its whole memory again, since weights change with each step. Here each
+position is projected once. When a segment is full, the model's own step makes the next memory, so reading
+step by step equals the forward pass. What stays keeps its keys, and only new slots are projected.
 """
 
 import math
@@ -30,9 +30,10 @@ from memformers.models.stack import eval_mode
 
 @dataclass(frozen=True)
 class LayerCache:
-    """Keys and values of a layer in order of time: of compressed memory, memory, and a segment as far as it is
-    read. Keys and position terms are transposed, since the product of a row with a plain matrix is fast on
-    every processor and in every precision."""
+    """Keys and values of a layer in order of time: of compressed memory, memory and running segment.
+
+    Keys and position terms are transposed, since the product of a row with a plain matrix is fast on every
+    processor and in every precision."""
 
     layer: MemoryLayer
     window: int | None
@@ -80,8 +81,8 @@ class LayerCache:
             terms["r"] = terms["r"].mT.flip(1)
             if "s" in terms:
                 terms["s"] = terms["s"].squeeze(1).flip(1)
-            how = {"key_start": key_start, "kernel": attention.kernel}
-            context = relative_attention(query, key.mT, value, **terms, **how)
+            how = {"mask": None, "key_start": key_start, "dropout_prob": 0.0, "kernel": attention.kernel}
+            context = relative_attention(query, key.mT, value, **terms, **how)  # type: ignore[arg-type]
         return linear(attention.output, rearrange(context, "b h t e -> t b (h e)"))
 
 
@@ -183,7 +184,8 @@ class Stepper:
         )
         finite = nothing.device.type == "cpu" and all(map(is_finite, (*memory.mem, *memory.c_mem)))
         self.past, self.caches, self.inputs, self.finite = memory, caches, inputs, finite
-        self.running, self.doc_starts = nothing, None
+        self.running = nothing
+        self.doc_starts: Tensor | None = None
 
     def projected(self, memory: Memory, nothing: Tensor) -> list[LayerCache]:
         """The caches after a ``memory`` of which no key is known."""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -37,11 +38,9 @@ def check_target(model: MemoryLM, path: Path) -> None:
 
 def read_metadata(path: Path) -> dict[str, str]:
     """The metadata of a safetensors file; empty for any other kind of file."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}
-    except (OSError, SafetensorError):
-        return {}
+    with suppress(OSError, SafetensorError), safe_open(path, framework="pt") as file:
+        return file.metadata() or {}
+    return {}
 
 
 def save_memory(decoder: Decoder, path: Path) -> None:

@@ -237,3 +237,5 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:  # parents first
             module.train(training)
+        for module, training in modes:  # also one that is part of several
+            module.training = training
