@@ -5,22 +5,20 @@ from collections.abc import Callable, Iterator
 import torch
 
 from memformers.data.tokenizers import Tokenizer
-from memformers.generation.decoding import Reader, reader
+from memformers.generation.decoding import Decoder
+from memformers.generation.generate import write
 from memformers.generation.sampling import Sampling, seeded
-from memformers.generation.writing import write
 from memformers.models.language_model import MemoryLM
 
 
 class TextStream:
-    """A model that reads a text and continues it.
-
-    What it has read and generated stays in the model's memory, as far as the memory reaches.
-    """
+    """A model that reads a text and continues it. What it has read and generated stays in the model's memory,
+    as far as the memory reaches."""
 
     def __init__(self, model: MemoryLM, tokenizer: Tokenizer):
         self.model, self.tokenizer = model, tokenizer
         self.device = model.device
-        self.reader: Reader = reader(model, batch=1)
+        self.reader = Decoder(model, batch=1)
         self.last: list[int] = []
         """The last token, on which depends how the next one is written: a word follows a space."""
 
@@ -63,10 +61,7 @@ def continue_text(
     stop: str = "",
 ) -> str:
     """The text that the model generates after ``prompt``: ``max_new_tokens`` tokens, or fewer if it generates
-    ``stop``.
-
-    Raises ValueError for an empty prompt and for characters outside the vocabulary.
-    """
+    ``stop``. Raises ValueError for an empty prompt and for characters outside the vocabulary."""
     stream = TextStream(model, tokenizer)
     stream.read(prompt)
     return "".join(stream.write(max_new_tokens, sampling, seeded(seed, stream.device), stop))

@@ -259,6 +259,9 @@ def initialise_weights(transformer: MemoryStack) -> None:
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """The model in eval mode within the block, and afterwards each of its modules in the mode it came in."""
+    if not model.training:
+        yield
+        return
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -41,12 +41,12 @@ def fold(norm: nn.LayerNorm | None, linear: nn.Linear) -> Affine:
 
 def linear(module: nn.Module, x: Tensor) -> Tensor:
     """``module(x)`` for ``x [·, in]``, a linear map or any module in its place: ``[·, out]``."""
-    if not torch.is_grad_enabled() and is_plain(module, nn.Linear) and module.bias is not None:
+    if not torch.is_grad_enabled() and is_plain(module, nn.Linear):
         return affine((module.weight, module.bias), x)
     return module(x)
 
 
-def affine(weights: Affine, x: Tensor) -> Tensor:
+def affine(weights: tuple[Tensor, Tensor | None], x: Tensor) -> Tensor:
     """``x [·, in]`` times the weight, plus the bias, ``[·, out]``, without gradient; at the speed of memory
     for one or two rows on CPU in float32, as when text is generated.
 
@@ -58,4 +58,5 @@ def affine(weights: Affine, x: Tensor) -> Tensor:
         return F.linear(x, weight, bias)
     rows = x.reshape(-1, inputs)
     out = torch.bmm(rows.expand(PARTS, *rows.shape), weight.view(PARTS, -1, inputs).mT)
-    return out.transpose(0, 1).reshape(*x.shape[:-1], len(weight)) + bias
+    out = out.transpose(0, 1).reshape(*x.shape[:-1], len(weight))
+    return out if bias is None else out + bias

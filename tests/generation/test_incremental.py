@@ -1,0 +1,283 @@
+"""Reading with kept keys against the forward pass, which reads every segment with its whole memory."""
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+from experiments.memories.averages import Averages
+from memformers import (
+    AdaptiveConfig,
+    CoreConfig,
+    Decoder,
+    MemoryCore,
+    MemoryLM,
+    Stepper,
+    TransformerXL,
+    TransformerXLLayer,
+)
+from memformers.models.memory import Memory
+from tests.builders import MODELS, SMALL, fill_zeros, layer_parts, small_lm
+from tests.texts import EXACT, after_whole_segments, documents, kept, read, read_on, same, tokens
+
+WITH_MEMORY = [model for model in MODELS if model != "transformer"]
+exact = pytest.mark.usefixtures("float64")
+
+
+class Reread(Averages):
+    """A memory whose layers may do anything, so no keys are kept."""
+
+    keeps_keys = False
+
+
+def same_memory(got, wanted):
+    same([x for x in kept(got) if len(x)], [x for x in kept(wanted) if len(x)])
+    assert (got.valid is None) == (wanted.valid is None)
+    assert got.valid is None or torch.equal(got.valid, wanted.valid)
+
+
+@pytest.mark.parametrize("model", WITH_MEMORY)
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@torch.no_grad()
+def test_logits_are_those_of_the_forward_pass(model, positions, dtype, atol):
+    lm, text = small_lm(model, positions=positions).to(dtype), tokens(300, 1)
+    wanted, *_ = read(lm, text)
+    torch.testing.assert_close(read_on(Decoder(lm, 1), text), wanted, rtol=0, atol=atol)
+
+
+BY_LAYER = {"n_layers": 3, "mem_len": (2, 9, 0), "c_mem_len": (5, 0, 3), "compression_rate": (3, 2, 4)}
+CLUSTERS = {"embedding": "adaptive", "norm": "post"}
+OTHERS = [
+    *((model, CLUSTERS | {"adaptive": AdaptiveConfig((3, 7), 2, None, tied, tied)})
+      for model in WITH_MEMORY for tied in (False, True)),
+    *(("compressive", {"compression": name}) for name in ("dilated", "max", "most-used")),
+    ("compressive", {"compression_loss": "auto-encoding"}), ("compressive", {"bptt": 2}),
+    ("transformer-xl", BY_LAYER), ("compressive", BY_LAYER | {"compression": "most-used"}),
+    ("transformer-xl", {"mem_len": (2, 9), "same_length": True}), (Averages, {"mem_len": 7}),
+    (Reread, {"mem_len": 7}), ("compressive", {"gate": "gru"}),
+]  # fmt: skip
+"""Other vocabularies, compressions, lengths, layers, and memories of one's own."""
+
+
+@exact
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize(("model", "changes"), OTHERS)
+def test_so_they_are_whatever_the_model(model, changes, bounded):
+    lm, text = fill_zeros(MemoryLM(replace(SMALL, model=model, **changes))).eval(), tokens(56, 3)
+    doc_starts = documents(56, 3, (9, 0), (16, 1), (30, 1)) if bounded else None
+    logits, _, memory = read(lm, text, doc_starts)
+    for portion in (1, 5):
+        decoder = Decoder(lm, 3)
+        wanted = torch.stack([part[-1] for part in logits.split(portion)])
+        torch.testing.assert_close(read_on(decoder, text, doc_starts, portion), wanted, **EXACT)
+        same_memory(decoder.memory(), memory)
+
+
+@exact
+@settings(max_examples=60)
+@given(
+    model=st.sampled_from(WITH_MEMORY),
+    positions=st.sampled_from(["learned", "sinusoidal"]),
+    norm=st.sampled_from(["pre", "post"]),
+    shape=st.fixed_dictionaries({
+        "segment_len": st.integers(1, 9), "mem_len": st.integers(0, 12), "c_mem_len": st.integers(0, 5),
+        "compression_rate": st.integers(1, 5),
+    }),
+    same_length=st.booleans(),
+    portions=st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    begins=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2)), max_size=5),
+    done=st.lists(st.booleans(), min_size=3, max_size=3),
+)  # fmt: skip
+def test_any_documents_in_any_portions_after_any_memory(
+    model, positions, norm, shape, same_length, portions, begins, done
+):
+    """Logits, the memory, its ``valid``, and the running segment."""
+    same_length = same_length and model == "transformer-xl" and shape["mem_len"] > 0
+    lm = small_lm(model, **shape, positions=positions, norm=norm, same_length=same_length, n_layers=1).eval()
+    before = 2 * shape["segment_len"]
+    *_, memory = read(lm, tokens(before, 3), documents(before, 3))
+    memory = Memory(memory.mem, memory.c_mem).reset(torch.tensor(done)) if any(done) else memory
+    T = sum(portions)
+    text, doc_starts = tokens(T, 3), documents(T, 3, *(pair for pair in begins if pair[0] < T))
+    wanted, *_ = read(lm, text, doc_starts, memory)
+    after = after_whole_segments(lm, text, doc_starts, memory)
+    decoder, end = Decoder(lm, 3, memory), 0
+    for portion in portions:
+        part = slice(end, end + portion)
+        given = doc_starts[part] if doc_starts[part].any() else None
+        logits, end = decoder.read(text[part], given), end + portion
+        torch.testing.assert_close(logits, wanted[end - 1], **EXACT)
+    if after.valid is not None and decoder.memory().valid is None:  # nothing began, and nothing was reset
+        after = Memory(after.mem, after.c_mem)
+    same_memory(decoder.memory(), after)
+    assert torch.equal(decoder.stepper.running, text[T // lm.config.segment_len * lm.config.segment_len :])
+
+
+@exact
+def test_a_model_without_memory_reads_its_newest_segment_again():
+    lm, text = small_lm("transformer").train(), tokens(20)
+    decoder = Decoder(lm, 2)
+    for end in range(1, 21):
+        logits = decoder.read(text[end - 1 : end])
+        torch.testing.assert_close(logits, lm(text[max(end - 7, 0) : end]).logits[-1], **EXACT)
+    torch.testing.assert_close(Decoder(lm, 2).read(text), logits, **EXACT)
+
+
+class GatedLayer(TransformerXLLayer):
+    """A user's own layer: a gate decides how much of each sum is new."""
+
+    def __init__(self, **parts):
+        super().__init__(**parts)
+        self.gate = nn.Linear(2 * self.d_model, self.d_model)
+
+    def transform(self, x, attend):
+        for new in (attend, lambda x: self.feed_forward(self.norm_ff(x))):
+            y = new(x)
+            x = x + self.gate(torch.cat((x, y), dim=-1)).sigmoid() * y
+        return x
+
+
+@exact
+def test_a_users_own_layer_and_feed_forward_network_decode_as_the_forward_pass():
+    lm, text = small_lm("transformer-xl"), tokens(40)
+    network = nn.Sequential(nn.Linear(12, 9), nn.GELU(), nn.Linear(9, 12))
+    layer = GatedLayer(**(layer_parts(positions="sinusoidal") | {"feed_forward": network}))
+    lm.transformer = fill_zeros(TransformerXL(layer, 2)).eval()
+    torch.testing.assert_close(read_on(Decoder(lm, 2), text), read(lm, text)[0], **EXACT)
+
+
+class Added(nn.Module):
+    """A linear map with a low-rank map beside it, as LoRA adds one."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.more = base, nn.Linear(base.in_features, base.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.more(x)
+
+
+def wrapped(lm):
+    """Each way of changing a linear map, and a model whose weights are what the change makes of them."""
+    attention, plain = lm.transformer.layers[1].self_attn, copy.deepcopy(lm)
+    same_place = plain.transformer.layers[1].self_attn
+    attention.key, attention.value = Added(attention.key), Added(attention.value)
+    same_place.key.weight.data += attention.key.more.weight
+    same_place.value.weight.data += attention.value.more.weight
+    attention.query.register_forward_hook(lambda module, given, output: 2 * output)
+    same_place.query.weight.data *= 2
+    prune.l1_unstructured(attention.output, "weight", 0.5)
+    same_place.output.weight.data.copy_(attention.output.weight)
+    parametrizations.weight_norm(lm.transformer.layers[0].self_attn.query)
+    torch.nn.utils.weight_norm(lm.transformer.layers[0].feed_forward.layer1)
+    lm.head.register_forward_pre_hook(lambda module, given: (3 * given[0],))
+    plain.head.weight.data *= 3
+    return lm, plain
+
+
+@pytest.mark.parametrize("large", [1, 1 << 17])
+@torch.no_grad()
+def test_what_is_wrapped_hooked_pruned_or_parametrized_is_called(large, monkeypatch):
+    monkeypatch.setattr("memformers.models.linear.LARGE", large)
+    lm, plain = wrapped(small_lm("compressive").eval())
+    text = tokens(60, 1)
+    torch.testing.assert_close(read_on(Decoder(lm, 1), text), read_on(Decoder(plain, 1), text))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@torch.no_grad()
+def test_a_quantized_model_decodes():
+    lm, text = small_lm("transformer-xl").eval(), tokens(40, 1)
+    quantized = torch.ao.quantization.quantize_dynamic(lm, {nn.Linear})
+    got, wanted = read_on(Decoder(quantized, 1), text), read_on(Decoder(lm, 1), text)
+    assert 0 < (got - wanted).norm() / wanted.norm() < 0.1
+
+
+@exact
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_not_a_number_reaches_nothing_after_a_start_and_no_other_stream(model, bad):
+    core = fill_zeros(MemoryCore(CoreConfig(model, d_input=3, d_model=8, heads=2, n_layers=2, d_ff=8,
+                                            segment_len=6, mem_len=4))).eval()  # fmt: skip
+    x, starts = torch.randn(40, 2, 3), documents(40, 2, (20, 0))
+    broken = x.clone()
+    broken[9:20, 0] = bad
+    for portion in (1, 4):
+        steppers = Stepper(core, 2), Stepper(core, 2)
+        found, wanted = (
+            torch.cat([s.read(*part) for part in zip(y.split(portion), starts.split(portion), strict=True)])
+            for s, y in zip(steppers, (broken, x), strict=True)
+        )
+        same([found[20:], found[:, 1]], [wanted[20:], wanted[:, 1]])
+        assert model == "transformer" or found[9:20, 0].isnan().any()
+    memory = core(broken[:12]).memory.reset(torch.tensor([True, False]))
+    fresh = core(x[:12]).memory.reset(torch.tensor([True, False]))
+    same([Stepper(core, 2, memory).step(x[0])], [Stepper(core, 2, fresh).step(x[0])])
+
+
+@pytest.mark.parametrize("model", WITH_MEMORY)
+@pytest.mark.parametrize("layer", [0, 1])
+def test_ctrl_c_between_two_layers_leaves_no_half_of_a_step(model, layer):
+    lm, text = small_lm(model).eval(), tokens(60, 1)
+    wanted = read_on(Decoder(lm, 1), text)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    decoder = Decoder(lm, 1)
+    for token, logits in zip(text, wanted, strict=True):
+        handle = lm.transformer.layers[layer].feed_forward.register_forward_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            decoder.read(token[None])
+        handle.remove()
+        assert torch.equal(decoder.read(token[None]), logits)
+
+
+def test_a_stepper_keeps_each_modules_mode_and_gives_copies():
+    core = MemoryCore(
+        CoreConfig(d_input=3, d_model=8, heads=2, dropout=0.5, segment_len=4, mem_len=4)
+    ).train()
+    core.transformer.layers[0].eval()
+    modes = [module.training for module in core.modules()]
+    stepper, x = core.stepper(2), torch.randn(8, 2, 3)
+    first = stepper.read(x)
+    assert [module.training for module in core.modules()] == modes
+    assert not first.requires_grad
+    stepper.memory().mem[0].zero_()
+    again = core.stepper(2)
+    assert torch.equal(again.read(x), first)
+    assert torch.equal(again.step(x[0]), stepper.step(x[0]))
+
+
+def test_what_cannot_be_decoded_is_an_error():
+    for kind in MODELS:
+        for batch in (0, -1, 1.5, True):
+            with pytest.raises(ValueError, match=f"batch={batch}"):
+                Decoder(small_lm(kind), batch)
+    lm = small_lm("transformer-xl")
+    *_, memory = read(lm, tokens(14))
+    *_, longer = read(small_lm("transformer-xl", mem_len=9), tokens(14))
+    for model, batch, other in ((lm, 3, memory), (lm, 2, longer), (small_lm("transformer"), 2, memory)):
+        with pytest.raises(ValueError, match="mem"):
+            Decoder(model, batch, other)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("text", "doc_starts", "message"),
+    [(tokens(3, 1), None, "2 streams"), (torch.full((1, 2), 11), None, "vocab_size=11"),
+     (tokens(0), None, "at least one"), (tokens(3), torch.zeros(3, 1, dtype=torch.bool), "doc_starts"),
+     (tokens(3), torch.zeros(3, 2), "doc_starts")],
+)  # fmt: skip
+def test_what_is_no_text_of_these_streams_is_an_error(model, text, doc_starts, message):
+    decoder = Decoder(small_lm(model), 2)
+    with pytest.raises(ValueError, match=message):
+        decoder.read(text, doc_starts)
+    assert decoder.logits is None
