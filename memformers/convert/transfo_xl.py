@@ -285,7 +285,7 @@ def places_in(model: MemoryLM) -> dict[str, list[Tensor]]:
     places: dict[str, list[Tensor]] = {}
     for name, tensor in model.state_dict().items():
         if name == "head.bias":
-            of_tables = tensor.split([table.num_embeddings for table in model.embed.tables])
+            of_tables = tensor.split([table.num_embeddings for table in model.embed.tables])  # type: ignore[union-attr]
             places |= {f"crit.out_layers.{i}.bias": [part] for i, part in enumerate(of_tables)}
         elif name.endswith(OURS_ALONE):
             tensor.zero_()
