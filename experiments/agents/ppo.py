@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from experiments.agents.environments import Environments
-from memformers import CoreConfig, Memory, MemoryCore
+from memformers import CoreConfig, Memory, MemoryCore, Stepper
 from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, Positive, Share
 from memformers.common.files import config_from_dict
@@ -92,13 +92,9 @@ class GRUCore(nn.Module):
             outputs.append(output)
         return CoreOutput(torch.cat(outputs), Memory((state.detach(),)), x.new_zeros(()))
 
-    def stepper(self, batch: int, memory: Memory) -> "GRUStepper":
-        """What reads step by step, from ``memory`` on."""
-        return GRUStepper(self, memory)
-
 
 class GRUStepper:
-    """Reads step by step, as a core's stepper."""
+    """Reads step by step, as a [`Stepper`][] does."""
 
     def __init__(self, core: GRUCore, memory: Memory):
         self.core, self.state = core, memory
@@ -132,6 +128,12 @@ class Agent(nn.Module):
     def heads(self, output: Tensor) -> tuple[Categorical, Tensor]:
         """The policy and the values ``[…]`` for the core's outputs ``[…, D]``."""
         return Categorical(logits=self.policy(output), validate_args=False), self.value(output)[..., 0]
+
+    def stepper(self, batch: int, memory: Memory) -> Stepper | GRUStepper:
+        """What reads ``batch`` streams step by step, from ``memory`` on."""
+        if isinstance(self.core, MemoryCore):
+            return Stepper(self.core, batch, memory)
+        return GRUStepper(self.core, memory)
 
 
 class Place(NamedTuple):
@@ -171,7 +173,7 @@ def act(agent: Agent, environments: Environments, place: Place, steps: int) -> t
     """A window of this number of ``steps`` from ``place`` on, and the place after it."""
     seen, begins, ended, memory = place
     agent.eval()  # once, and not by the stepper at every step
-    stepper, read = agent.core.stepper(environments.number, memory), []
+    stepper, read = agent.stepper(environments.number, memory), []
     for _ in range(steps):
         policy, value = agent.heads(stepper.step(seen, begins))
         action = policy.sample()
@@ -271,7 +273,7 @@ def evaluate(agent: Agent, run: AgentRun, control: Any = None) -> dict[str, floa
     ended, done = torch.zeros(B, dtype=torch.bool), torch.zeros(B, dtype=torch.int64)
     begins, wanted = ~ended, -(-run.agent.evaluated // B)
     while (done < wanted).any():
-        stepper = agent.core.stepper(B, control(memory) if control else memory)
+        stepper = agent.stepper(B, control(memory) if control else memory)
         for _ in range(run.train.model.segment_len):
             policy, _ = agent.heads(stepper.step(seen, begins))
             step = environments.step(policy.logits.argmax(-1))

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from experiments.benchmarks.decoding_report import report
 from experiments.benchmarks.measuring import ROOT, Result, check_errors, in_turns, relative_error, timed
 from experiments.benchmarks.peers import LABML, LabmlLM
-from memformers import CoreConfig, MemoryCore, MemoryLM, ModelConfig, from_labml
+from memformers import CoreConfig, MemoryCore, MemoryLM, ModelConfig, Stepper, from_labml
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.files import write_json, write_text
 from memformers.common.machine import describe_environment
@@ -197,11 +197,11 @@ def stepping(streams: int, rounds: int) -> Result:
     memory = core.initial(streams)
     for segment in segments:
         memory = core(segment, memory).memory
-    stepper, state = core.stepper(streams, memory), gru(segments[0])[1]
+    stepper, state = Stepper(core, streams, memory), gru(segments[0])[1]
     first = torch.stack([stepper.step(x) for x in segments[0]])
     error = relative_error(first, core(segments[0], memory).output)
     check_errors({"outputs": error}, TOLERANCE, "reading step by step")
-    stepper = core.stepper(streams, memory)
+    stepper = Stepper(core, streams, memory)
     sides: dict[str, Callable[[], object]] = {
         "stepper": partial(stepper.step, segments[0, 0]),
         "gru": partial(gru, segments[0, :1], state),

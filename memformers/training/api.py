@@ -24,13 +24,13 @@ class TrainedModel:
     """What [`train`][memformers.training.api.train] returns: a model, and what its training measured.
 
     Examples:
-        >>> from memformers import ModelConfig, TrainConfig, train
+        >>> from memformers import ModelConfig, TrainConfig, generate, train
         >>> network = ModelConfig(d_model=32, n_layers=1, segment_len=16, mem_len=16)
         >>> config = TrainConfig(model=network, data="builtin", tokens=1_000, batch_size=8)
         >>> run = train(config, "runs/small")  # doctest: +ELLIPSIS
         transformer-xl: ...
         >>> tokens = run.tokenizer.encode("ROMEO:")[:, None]  # [P, 1]
-        >>> len(list(run.model.generate(tokens, max_new_tokens=20)))
+        >>> len(list(generate(run.model, tokens, max_new_tokens=20)))
         20
     """
 
