@@ -16,7 +16,7 @@ from experiments.benchmarks.measuring import Result, check_errors, relative_erro
 from experiments.benchmarks.peers import TOLERANCE
 from experiments.benchmarks.training import BFLOAT16, OURS, Trainer, copy_of, random_batches, steps_in_turns
 from memformers import MemoryLM
-from memformers.models.compression import WITHOUT_PARAMETERS, CompressionName
+from memformers.models.config import WITHOUT_PARAMETERS, CompressionName
 
 STARTS, STARTS_BFLOAT16 = "with starts", "with starts, bfloat16"
 PLAIN_OF = {STARTS: OURS, STARTS_BFLOAT16: BFLOAT16}
