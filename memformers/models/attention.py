@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Probability, check_arguments, check_value
 from memformers.kernels import absorbed
-from memformers.kernels.dispatch import KernelName, obstacle, relative_attention
+from memformers.kernels.dispatch import KernelName, relative_attention, unsupported_reason
 from memformers.kernels.naive import attention_probabilities, causal_mask, from_key_start
 from memformers.models.linear import Affine, fold, linear, standardized
 from memformers.models.positions import Positions, Sinusoids, check_positions
@@ -172,7 +172,7 @@ class RelativeMultiHeadAttention(nn.Module):
         dropout_prob = self.dropout_prob if self._dropping else 0.0
         terms = self.distance_terms(K)
         if self.kernel != "auto" and (
-            reason := obstacle(self.kernel, mask, query, key, value, *terms.values())
+            reason := unsupported_reason(self.kernel, mask, query, key, value, *terms.values())
         ):
             raise UserError(f"kernel='{self.kernel}' {reason}; use kernel='auto' or 'naive'.")
         context = relative_attention(

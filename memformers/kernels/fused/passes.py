@@ -46,6 +46,23 @@ def dot_rows(x, y, dots, H, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
+def split_keys(
+    key, value, u, finite_key, finite_value, a, H, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
+):  # fmt: skip
+    """N keys and values with 0 in place of numbers that are not finite, and a_j = u·k_j, which is NaN where
+    there were such numbers."""
+    stream, head, j = place(key.length, H, N)
+    k, values = load(key, stream, head, j, E, W, N), load(value, stream, head, j, E, W, N)
+    e = tl.arange(0, W)
+    u_e = tl.load(u + head * E + e, mask=e < E, other=0.0).to(tl.float32)
+    k_is_finite, value_is_finite = tl.abs(k) < float("inf"), tl.abs(values) < float("inf")
+    product = tl.where(k_is_finite & value_is_finite, k.to(tl.float32) * u_e[None, :], float("nan"))
+    store_numbers(a, stream * H + head, key.length, j, tl.sum(product, axis=1), N)
+    store(finite_key, stream, head, j, tl.where(k_is_finite, k, 0.0), E, W, N)
+    store(finite_value, stream, head, j, tl.where(value_is_finite, values, 0.0), E, W, N)
+
+
+@triton.jit
 def attend(
     query, key, value, r, a, b, key_start, seed, dropout, out, lse,
     H, scale, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
@@ -65,7 +82,7 @@ def attend(
         k = load(key, stream, head, j, E, W, N).to(q.dtype)
         a_j = load_numbers(a, stream * H + head, K, j, 0.0, N)
         x = key_scores(q, k, a_j, fold(near, far, N), first_distance - j, scale, N)
-        x = from_key_start(x, key_start, stream, S, i, j, N)
+        x = from_key_start(x, key_start, stream, S, i, j + tl.arange(0, N)[None, :], N)
         far = near
 
         higher = tl.maximum(highest, tl.max(x, axis=1))
@@ -104,7 +121,7 @@ def gradient_by_query(
         k = load(key, stream, head, j, E, W, N).to(q.dtype)
         a_j = load_numbers(a, stream * H + head, K, j, 0.0, N)
         x = key_scores(q, k, a_j, fold(near, far, N), first_distance - j, scale, N)
-        x = from_key_start(x, key_start, stream, S, i, j, N)
+        x = from_key_start(x, key_start, stream, S, i, j + tl.arange(0, N)[None, :], N)
         far = near
 
         dp = dot(g, tl.trans(load(value, stream, head, j, E, W, N).to(q.dtype)), None)
@@ -142,7 +159,7 @@ def gradient_by_key(
         near = distance_scores(q, r, b, head, first_distance - N + 1, E, W, N)
         far = distance_scores(q, r, b, head, first_distance + 1, E, W, N)
         x = key_scores(q, k.to(q.dtype), a_j, fold(near, far, N), first_distance, scale, N)
-        x = from_key_start(x, key_start, stream, S, i, j, N)
+        x = from_key_start(x, key_start, stream, S, i, j + tl.arange(0, N)[None, :], N)
 
         p = tl.exp2(x - lse_i[:, None])
         share = kept(seed, dropout, stream * H + head, i, j + tl.arange(0, N)[None, :], N)
@@ -185,8 +202,7 @@ def gradient_by_distance(
         x = (fold(content, far_content, N) + skew(position, N)) * (scale * LOG2E)
         at = j + column + tl.where(column >= row, 0, N)
         x = tl.where(at >= 0, x, float("-inf"))
-        if key_start is not None:
-            x = tl.where(at >= load_numbers(key_start, stream, S, i, 0, N)[:, None], x, float("-inf"))
+        x = from_key_start(x, key_start, stream, S, i, at, N)
 
         dp = fold(dp, far_dp, N) * kept(seed, dropout, stream * H + head, i, at, N)
         ds = skew(tl.exp2(x - lse_i[:, None]) * (dp - delta_i[:, None]), N)
@@ -223,12 +239,12 @@ def first_tile(key_start, stream, S, i, N: tl.constexpr):
 
 
 @triton.jit
-def from_key_start(x, key_start, stream, S, i, j, N: tl.constexpr):
-    """The scores of the queries from ``i`` on for the keys from ``j`` on; −∞ for keys before the first
-    key of a query."""
+def from_key_start(x, key_start, stream, S, i, at, N: tl.constexpr):
+    """The scores of the queries from ``i`` on for the keys ``at``, ``[N, N]`` or ``[1, N]``; −∞ for keys
+    before the first key of a query. Queries that don't exist see no key, so that none gets NaN from them."""
     if key_start is not None:
-        i_first = load_numbers(key_start, stream, S, i, 0, N)
-        x = tl.where(j + tl.arange(0, N)[None, :] >= i_first[:, None], x, float("-inf"))
+        i_first = load_numbers(key_start, stream, S, i, 2147483647, N)
+        x = tl.where(at >= i_first[:, None], x, float("-inf"))
     return x
 
 

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from memformers import RelativeMultiHeadAttention
 from memformers.kernels import dispatch, fused, naive
-from memformers.kernels.proof import objection, trust
+from memformers.kernels.self_test import find_mismatch, trust
 from tests.kernels.against_naive import DEVICE
 
 ON = torch.device(DEVICE)
@@ -18,10 +18,10 @@ ON = torch.device(DEVICE)
 @pytest.fixture(autouse=True)
 def _nothing_is_proven_yet():
     trust.cache_clear()
-    objection.cache_clear()
+    find_mismatch.cache_clear()
     yield
     trust.cache_clear()
-    objection.cache_clear()
+    find_mismatch.cache_clear()
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def attend(kernel="auto"):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.usefixtures("bfloat16_as_on_the_gpu")
 def test_the_fused_kernel_is_proven_on_a_small_problem(dtype):
-    assert objection(fused.relative_attention, ON, dtype, 16) == ""
+    assert find_mismatch(fused.relative_attention, ON, dtype, 16) == ""
 
 
 @pytest.mark.usefixtures("_as_on_a_gpu")
