@@ -71,7 +71,7 @@ def random_inputs(
 ) -> dict[str, Tensor]:
     """A kernel's arguments by name, for both forms of positions at once; their memory has the order that the
     attention module gives it."""
-    draw = torch.Generator().manual_seed(0)
+    draw = torch.Generator().manual_seed(1)
     shapes = {"query": (S, B, H, E), "key": (K, B, H, E), "value": (K, B, H, E), "r": (K, H, E)}
     shapes |= {"u": (H, E), "v": (H, E), "s": (H, K)}
     drawn = {

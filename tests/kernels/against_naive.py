@@ -60,12 +60,6 @@ def compare_dropout(
     compare(dropping, inputs, dtype, key_start, reference)
 
 
-def results(kernel: Callable[..., Tensor], inputs: dict[str, Tensor], **options: Tensor) -> list[Tensor]:
-    """The output and the gradient of every input of the output's sum of squares."""
-    out = kernel(**inputs, **options)
-    return [out, *torch.autograd.grad(out.square().sum(), list(inputs.values()))]
-
-
 def kept_by(compute: Callable[[], Tensor]) -> list[Tensor]:
     """The tensors that are kept for the backward pass."""
     kept: list[Tensor] = []
