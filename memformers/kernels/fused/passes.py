@@ -47,18 +47,24 @@ def dot_rows(x, y, dots, H, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def split_keys(
-    key, value, u, finite_key, finite_value, a, H, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
+    key, value, u, first, finite_key, finite_value, a,
+    H, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
     """N keys and values with 0 in place of numbers that are not finite, and a_j = u·k_j, which is NaN where
-    there were such numbers."""
+    there were such numbers, except for keys before the ``first`` that any query of the stream sees: the rows
+    of a tile that have no query see all keys."""
     stream, head, j = place(key.length, H, N)
     k, values = load(key, stream, head, j, E, W, N), load(value, stream, head, j, E, W, N)
     e = tl.arange(0, W)
     u_e = tl.load(u + head * E + e, mask=e < E, other=0.0).to(tl.float32)
     k_is_finite, value_is_finite = tl.abs(k) < float("inf"), tl.abs(values) < float("inf")
-    product = tl.where(k_is_finite & value_is_finite, k.to(tl.float32) * u_e[None, :], float("nan"))
+    broken = (k_is_finite & value_is_finite) == 0
+    if first is not None:
+        broken = broken & (j + tl.arange(0, N)[:, None] >= tl.load(first + stream))
+    finite_k = tl.where(k_is_finite, k, 0.0)
+    product = tl.where(broken, float("nan"), finite_k.to(tl.float32) * u_e[None, :])
     store_numbers(a, stream * H + head, key.length, j, tl.sum(product, axis=1), N)
-    store(finite_key, stream, head, j, tl.where(k_is_finite, k, 0.0), E, W, N)
+    store(finite_key, stream, head, j, finite_k, E, W, N)
     store(finite_value, stream, head, j, tl.where(value_is_finite, values, 0.0), E, W, N)
 
 
@@ -241,9 +247,9 @@ def first_tile(key_start, stream, S, i, N: tl.constexpr):
 @triton.jit
 def from_key_start(x, key_start, stream, S, i, at, N: tl.constexpr):
     """The scores of the queries from ``i`` on for the keys ``at``, ``[N, N]`` or ``[1, N]``; −∞ for keys
-    before the first key of a query. Queries that don't exist see no key, so that none gets NaN from them."""
+    before the first key of a query."""
     if key_start is not None:
-        i_first = load_numbers(key_start, stream, S, i, 2147483647, N)
+        i_first = load_numbers(key_start, stream, S, i, 0, N)
         x = tl.where(at >= i_first[:, None], x, float("-inf"))
     return x
 
