@@ -176,7 +176,7 @@ def main(options: Options) -> None:
     for gpu, width, dtype, form in tqdm(forms, desc="compiling"):
         how = {"gpu": gpu, "dtype": dtype, "width": width, "form": form}
         found = compile_all(GPUS[gpu], width, DTYPES[dtype], form)
-        rows += [how | of for of in found if of["kernel"] != "dot_rows"]
+        rows += [how | of for of in found if of["kernel"] not in ("dot_rows", "split_keys")]
     results = {"triton": triton.__version__, "kernels": rows}
     write_json(options.out / "compiled.json", results)
     write_text(options.out / "COMPILED.md", report(results))

@@ -21,7 +21,7 @@ from memformers.common.machine import (
     multiplies_bfloat16_faster,
 )
 from memformers.kernels import dispatch, naive
-from memformers.kernels.proof import objection
+from memformers.kernels.self_test import find_mismatch
 from memformers.models.attention import FORCED
 from memformers.report.markdown import text_table
 
@@ -75,9 +75,9 @@ def examine(device: torch.device, dtype: torch.dtype, d_head: int) -> dict[str, 
     taken = dispatch.fastest(None, query, key, value, r, u, v)
     found = {}
     for name in dispatch.SUPPORT:
-        said = dispatch.obstacle(name, None, query, key, value, r, u, v)
+        said = dispatch.unsupported_reason(name, None, query, key, value, r, u, v)
         compute = None if said else partial(kernel_of(name), query, key, value, r, u=u, v=v)
-        said = said or ("" if name == "naive" else objection(kernel_of(name), device, dtype, d_head))
+        said = said or ("" if name == "naive" else find_mismatch(kernel_of(name), device, dtype, d_head))
         state = said or ("the definition" if name == "naive" else "agrees with naive")
         marked = f"{name} (auto)" if name == taken else name
         found[marked] = [state, f"{milliseconds(compute, query):.2f}" if compute and not said else "–"]

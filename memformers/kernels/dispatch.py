@@ -3,14 +3,14 @@
 import importlib.util
 import math
 import os
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from memformers.kernels import blocked, naive
 from memformers.kernels.operators import is_transformed
-from memformers.kernels.proof import is_proven
+from memformers.kernels.self_test import is_proven
 
 KernelName = Literal["auto", "naive", "blocked", "fused"]
 
@@ -23,17 +23,12 @@ fewer calls."""
 class Support(NamedTuple):
     """What a kernel can compute; None and ∞ stand for no limit."""
 
-    mask: bool = True
-    """An explicit mask."""
-    transforms: bool = True
-    """Within ``torch.func`` (vmap, grad, jvp) and in forward mode."""
-    device: str | None = None
-    """The type of the only device."""
+    mask: bool = True  # an explicit one
+    transforms: bool = True  # torch.func (vmap, grad, jvp) and forward mode
+    device: str | None = None  # the type of the only one
     dtypes: tuple[torch.dtype, ...] | None = None
-    d_head: float = math.inf
-    """The greatest width of a head in half precision."""
-    package: str | None = None
-    """What must be installed for it."""
+    d_head: float = math.inf  # the greatest, in half precision
+    package: str | None = None  # to be installed for it
 
     def widest(self, dtype: torch.dtype) -> float:
         """The greatest width of a head in ``dtype``: in float32, registers hold half as much."""
@@ -66,36 +61,33 @@ def relative_attention(
 ) -> Tensor:
     """[`memformers.kernels.naive.relative_attention`][] computed by ``kernel``; ``"auto"`` chooses one by
     device, size and arguments. Its arguments and its result, ``[B, H, S, E]``, are the same. A named kernel
-    must have no [`obstacle`][]; the attention module checks that."""
+    must have no [`unsupported_reason`][]; the attention module checks that."""
     if kernel == "auto":
         kernel = fastest(mask, query, key, value, r, u, v, s)
+    options: dict[str, Any] = {"u": u, "v": v, "s": s, "key_start": key_start, "dropout_prob": dropout_prob}
     if kernel == "naive":
-        return naive.relative_attention(
-            query, key, value, r, u=u, v=v, s=s, mask=mask, key_start=key_start, dropout_prob=dropout_prob
-        )
+        return naive.relative_attention(query, key, value, r, mask=mask, **options)
     if kernel == "blocked":
-        return blocked.relative_attention(
-            query, key, value, r, u=u, v=v, s=s, key_start=key_start, dropout_prob=dropout_prob
-        )
+        return blocked.relative_attention(query, key, value, r, **options)
     from memformers.kernels import fused  # here, since not every machine has Triton
 
-    return fused.relative_attention(
-        query, key, value, r, u=u, v=v, s=s, key_start=key_start, dropout_prob=dropout_prob
-    )
+    return fused.relative_attention(query, key, value, r, **options)
 
 
 def fastest(mask: Tensor | None, query: Tensor, key: Tensor, *others: Tensor | None) -> KernelName:
     """The kernel that is fastest for attention of ``query [B, H, S, E]`` to ``key [B, H, K, E]``, among those
     that can compute it: on a GPU the fused one, if it has been proven there ([`is_proven`][])."""
     large = query.shape[:3].numel() * key.shape[2] >= WORTH_BLOCKING
-    if large and not obstacle("blocked", mask, query, key, *others):
+    if large and not unsupported_reason("blocked", mask, query, key, *others):
         return "blocked"
-    if query.device.type == SUPPORT["fused"].device and not obstacle("fused", mask, query, key, *others):
+    if query.device.type == SUPPORT["fused"].device and not unsupported_reason(
+        "fused", mask, query, key, *others
+    ):
         return "fused" if is_proven(query.device, query.dtype, query.shape[-1]) else "naive"
     return "naive"
 
 
-def obstacle(kernel: KernelName, mask: Tensor | None, query: Tensor, *others: Tensor | None) -> str:
+def unsupported_reason(kernel: KernelName, mask: Tensor | None, query: Tensor, *others: Tensor | None) -> str:
     """Why ``kernel`` can't compute attention of ``query [B, H, S, E]`` and the ``others``, in words, or an
     empty string, by [`SUPPORT`][]."""
     can = SUPPORT[kernel]

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memformers.kernels.operators import finite_part
+
 
 def relative_attention(
     query: Tensor,
@@ -34,8 +36,14 @@ def relative_attention(
     here); ``key_start [B, S]``, int64, the index of the first key that each query may see, from 0 to that of
     its own key, K − S + i (default: 0); the mask may hide more. ``dropout_prob`` drops attention
     probabilities. Returns ``[B, H, S, E]``.
+
+    A key that is hidden reaches nothing, also if it or its value is not finite; the result is NaN for a query
+    that sees one.
     """
-    probabilities = attention_probabilities(query, key, r, u=u, v=v, s=s, mask=mask, key_start=key_start)
+    key, value, poison = finite_part(key, value)
+    probabilities = attention_probabilities(
+        query, key, r, u=u, v=v, s=s, mask=mask, key_start=key_start, poison=poison
+    )
     probabilities = F.dropout(probabilities, dropout_prob) if dropout_prob else probabilities
     return torch.einsum("bhij,bhje->bhie", probabilities.to(value.dtype), value)
 
@@ -50,9 +58,12 @@ def attention_probabilities(
     s: Tensor | None = None,
     mask: Tensor | None = None,
     key_start: Tensor | None = None,
+    poison: Tensor | None = None,
 ) -> Tensor:
     """The attention of each query to each key, ``[B, H, S, K]``: the softmax of the scores above, in float32
-    if the inputs are in half precision, under autocast too."""
+    if the inputs are in half precision, under autocast too. ``poison [B, H, K]`` is added to all scores of a
+    key: NaN for one that is not finite ([`memformers.kernels.operators.finite_part`][]).
+    """
     S, K, E = query.shape[2], key.shape[2], query.shape[3]
 
     # A score is an exponent: rounding it to 8 bits would lose more than all other steps together.
@@ -64,6 +75,8 @@ def attention_probabilities(
     if s is not None:
         position = position + s.flip(1)[:, None]
     scores = (content + relative_shift(position)) / math.sqrt(E)  # [B, H, S, K]
+    if poison is not None:
+        scores = scores + poison[:, :, None]
 
     visible = causal_mask(S, K, query.device) if mask is None else mask
     if key_start is not None:

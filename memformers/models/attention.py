@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Probability, check_arguments, check_value
-from memformers.kernels.dispatch import KernelName, obstacle, relative_attention
+from memformers.kernels.dispatch import KernelName, relative_attention, unsupported_reason
 from memformers.kernels.naive import attention_probabilities, causal_mask, from_key_start
 from memformers.kernels.operators import has_values
 from memformers.models.config import Positions, check_heads, check_positions
@@ -179,7 +179,7 @@ class RelativeMultiHeadAttention(nn.Module):
         drop = self.dropout_prob if self.training else 0.0
         terms = self.distance_terms(K)
         named = self.kernel != "auto"
-        if named and (reason := obstacle(self.kernel, mask, query, key, value, *terms.values())):
+        if named and (reason := unsupported_reason(self.kernel, mask, query, key, value, *terms.values())):
             raise UserError(f"kernel='{self.kernel}' {reason}; use kernel='auto' or 'naive'.")
         context = relative_attention(
             query, key, value, **terms, mask=mask, key_start=key_start, dropout_prob=drop, kernel=self.kernel

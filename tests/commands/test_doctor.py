@@ -5,7 +5,7 @@ import torch
 
 from memformers.commands import doctor
 from memformers.kernels import dispatch, naive
-from memformers.kernels.proof import objection
+from memformers.kernels.self_test import find_mismatch
 from tests.processes import run_module
 
 
@@ -32,7 +32,7 @@ def test_a_kernel_that_is_wrong_is_named(monkeypatch):
 
     monkeypatch.setattr("memformers.kernels.blocked.relative_attention", wrong)
     found = doctor.examine(torch.device("cpu"), torch.float32, 4)
-    objection.cache_clear()
+    find_mismatch.cache_clear()
     assert "differs in output by 5.0e-01" in found["blocked"][0]
     assert found["blocked"][1] == "–"
     assert set(found) == {"naive (auto)", *dispatch.SUPPORT, "SDPA"} - {"naive"}

@@ -1,32 +1,25 @@
 """A kernel beside the naive one in float64: output and every gradient."""
 
 from collections.abc import Callable
+from importlib import import_module
 
+import pytest
 import torch
 from torch import Tensor
 
 from memformers.kernels import naive
-from memformers.kernels.proof import TOLERANCE, errors
+from memformers.kernels.self_test import DROPOUT, TOLERANCE, errors, with_dropout
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """Of the fused kernel: without a GPU, Triton's interpreter runs it on CPU."""
 
 
-def leaves(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor]:
-    """Random tensors of these shapes that take a gradient."""
-    generator = torch.Generator().manual_seed(0)
-    return {
-        name: torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_()
-        for name, shape in shapes.items()
-    }
-
-
-def tensors(
-    B: int, H: int, S: int, K: int, E: int, dtype: torch.dtype, device: str = "cpu"
-) -> dict[str, Tensor]:
-    """Random arguments of a kernel, of both position schemes at once."""
-    shapes = {"query": (B, H, S, E), "key": (B, H, K, E), "value": (B, H, K, E), "r": (H, K, E)}
-    return leaves(shapes | {"u": (H, E), "v": (H, E), "s": (H, K)}, dtype, device)
+def kernel_named(name: str) -> tuple[Callable[..., Tensor], str]:
+    """A kernel, and the device for its tests."""
+    if name == "fused":
+        pytest.importorskip("triton", reason="Triton is not installed")
+    home = import_module(f"memformers.kernels.{name}")
+    return home.relative_attention, DEVICE if name == "fused" else "cpu"
 
 
 def first_keys(B: int, S: int, K: int, device: str = "cpu") -> Tensor:
@@ -39,64 +32,32 @@ def first_keys(B: int, S: int, K: int, device: str = "cpu") -> Tensor:
     return kinds[torch.arange(B) + 1 & 3, torch.arange(B)].to(device)
 
 
-def close(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
-    """Whether they agree within the tolerance of ``dtype``."""
-    got, wanted = got.double(), wanted.double()
-    assert (got - wanted).norm() <= TOLERANCE[dtype] * wanted.norm() + 1e-30
-
-
 def compare(
     kernel: Callable[..., Tensor],
     inputs: dict[str, Tensor],
     dtype: torch.dtype,
     key_start: Tensor | None = None,
-    law: Callable[..., Tensor] = naive.relative_attention,
+    reference: Callable[..., Tensor] = naive.relative_attention,
 ) -> None:
-    """Whether ``kernel`` agrees with the ``law`` on ``inputs``, in output and every gradient, where queries
-    see the keys from ``key_start [B, S]`` on."""
+    """Whether ``kernel`` agrees with the ``reference`` on ``inputs``, in output and every gradient, where
+    queries see the keys from ``key_start [B, S]`` on."""
     assert kernel(**inputs, key_start=key_start).dtype == dtype
-    found = errors(kernel, inputs, key_start, law)
+    found = errors(kernel, inputs, key_start, reference)
     assert all(error <= TOLERANCE[dtype] for error in found.values()), found
 
 
 def compare_dropout(
-    kernel: Callable[..., Tensor],
-    B: int,
-    H: int,
-    S: int,
-    K: int,
-    dtype: torch.dtype,
-    bounded: bool,
-    device: str = "cpu",
+    kernel: Callable[..., Tensor], inputs: dict[str, Tensor], dtype: torch.dtype, bounded: bool
 ) -> None:
     """Whether ``kernel`` drops probabilities, as many as it must, and computes from the others what the naive
-    one does. The same seed drops the same ones: a first pass shows which, with one-hot values."""
-    share = 0.3
-    inputs = tensors(B, H, S, K, K, dtype, device)
-    one_hot = torch.eye(K, dtype=torch.float64, device=device).expand(B, H, K, K)
-    key_start = first_keys(B, S, K, device) if bounded else None
-
-    def dropped(**arguments: Tensor) -> Tensor:
-        torch.manual_seed(5)
-        return kernel(**arguments, dropout_prob=share)
-
-    def probabilities(**arguments: Tensor) -> Tensor:
-        return naive.relative_attention(**arguments | {"value": one_hot})
-
-    def law(**arguments: Tensor) -> Tensor:
-        return (probabilities(**arguments) * shown / (1 - share)) @ arguments["value"]
-
-    shown = dropped(**inputs | {"value": one_hot.to(dtype)}, key_start=key_start) != 0
-    exact = {name: t.double() for name, t in inputs.items()}
-    visible = probabilities(**exact, key_start=key_start) > 0
-    assert abs(shown[visible].double().mean() - (1 - share)) < 2 / visible.sum() ** 0.5
-    compare(dropped, inputs, dtype, key_start, law)
-
-
-def results(kernel: Callable[..., Tensor], inputs: dict[str, Tensor], **options: Tensor) -> list[Tensor]:
-    """The output and the gradient of every input of the output's sum of squares."""
-    out = kernel(**inputs, **options)
-    return [out, *torch.autograd.grad(out.square().sum(), list(inputs.values()))]
+    one does."""
+    (B, _, S, _), K = inputs["query"].shape, inputs["key"].shape[2]
+    key_start = first_keys(B, S, K, inputs["key"].device.type) if bounded else None
+    dropping, reference, kept = with_dropout(kernel, inputs, key_start)
+    queries = {name: t for name, t in inputs.items() if name != "value"}
+    visible = naive.attention_probabilities(**queries, key_start=key_start) > 0
+    assert abs(kept[visible].double().mean() - (1 - DROPOUT)) < 2 / visible.sum() ** 0.5
+    compare(dropping, inputs, dtype, key_start, reference)
 
 
 def kept_by(compute: Callable[[], Tensor]) -> list[Tensor]:

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from memformers.kernels import blocked, naive
-from memformers.kernels.blocked import terms, tiling
+from memformers.kernels.blocked import tiling
 from memformers.kernels.blocked.tiling import blocks
-from tests.kernels.against_naive import compare, compare_dropout, first_keys, kept_by, results, tensors
+from memformers.kernels.self_test import random_inputs as tensors
+from tests.kernels.against_naive import compare, compare_dropout, first_keys, kept_by
 
 
 @pytest.mark.parametrize("kept", [0, blocked.KEPT])
@@ -36,31 +37,6 @@ def test_keys_that_no_query_of_a_block_sees_are_left_out(monkeypatch):
     assert keys() == [(0, 3, 6, 13), (1, 3, 2, 13), (0, 0, 6, 9), (1, 0, 2, 9)]
 
 
-@pytest.mark.parametrize("workspace", [300, tiling.WORKSPACE])
-def test_what_one_stream_sees_changes_no_bit_of_the_others(workspace, monkeypatch):
-    monkeypatch.setattr(tiling, "WORKSPACE", workspace)
-    inputs = tensors(3, 2, 7, 43, 5, torch.float32)
-    starts = [torch.tensor([[0] * 7, [begins] * 7, [11] * 7]) for begins in (0, 29)]
-    found = [results(blocked.relative_attention, inputs, key_start=start) for start in starts]
-    for a, b in list(zip(*found, strict=True))[:4]:  # the output, and the gradients of query, key and value
-        assert torch.equal(a[0], b[0])
-        assert torch.equal(a[2], b[2])
-        assert not torch.equal(a[1], b[1])
-
-
-@pytest.mark.parametrize("workspace", [300, tiling.WORKSPACE])
-def test_keys_are_hidden_stretch_by_stretch_as_by_a_mask(workspace, monkeypatch):
-    monkeypatch.setattr(tiling, "WORKSPACE", workspace)
-    inputs, found = tensors(3, 2, 7, 43, 5, torch.float32), []
-    key_start = torch.tensor([[0, 0, 9, 9, 9, 41, 41], [36] * 7, [0] * 7])
-    for fewest in (0, 7):
-        monkeypatch.setattr(terms, "FEWEST_QUERIES", fewest)
-        found.append(results(blocked.relative_attention, inputs, key_start=key_start))
-    assert all(map(torch.equal, *found))
-    stretches = [[0, 0, 2, 0], [0, 2, 5, 9], [0, 5, 7, 41], [1, 0, 7, 36], [2, 0, 7, 0]]
-    assert terms.stretches_of(key_start) == stretches
-
-
 @pytest.mark.parametrize(("K", "probabilities"), [(100, 4 * 8 * 100), (101, 0)])
 def test_probabilities_are_kept_up_to_a_bound_and_recomputed_beyond(K, probabilities, monkeypatch):
     monkeypatch.setattr(blocked, "KEPT", 4 * 8 * 100)
@@ -78,13 +54,13 @@ def test_nothing_is_kept_where_nothing_will_learn():
 
 
 @pytest.mark.parametrize("kept", [0, blocked.KEPT])
-@pytest.mark.parametrize("queries", [3, 256])
 @pytest.mark.parametrize("bounded", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_dropout_drops_some_probabilities_and_their_gradients(kept, queries, bounded, dtype, monkeypatch):
+def test_blocks_drop_the_same_probabilities_in_both_passes(kept, bounded, monkeypatch):
     monkeypatch.setattr(blocked, "KEPT", kept)
-    monkeypatch.setattr(tiling, "QUERIES", queries)
-    compare_dropout(blocked.relative_attention, 2, 3, 7, 11, dtype, bounded)
+    monkeypatch.setattr(tiling, "QUERIES", 3)
+    compare_dropout(
+        blocked.relative_attention, tensors(2, 3, 7, 11, 5, torch.float64), torch.float64, bounded
+    )
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -5,7 +5,7 @@ from memformers import RelativeMultiHeadAttention
 from memformers.kernels import blocked, dispatch, naive
 from memformers.kernels.naive import causal_mask
 from tests.builders import fill_zeros
-from tests.kernels.against_naive import first_keys
+from tests.kernels.against_naive import first_keys, kernel_named
 
 
 def attention(kernel, **options):
@@ -16,21 +16,16 @@ def attention(kernel, **options):
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
 @pytest.mark.parametrize("kernel", ["auto", *dispatch.SUPPORT])
 def test_every_kernel_gives_the_same_attention_and_gradients(kernel, positions):
-    """With learned positions also where queries see the keys from another one on."""
-    device, dtype, tolerance = "cpu", torch.float64, {"rtol": 0, "atol": 1e-11}
-    if kernel == "fused":  # which has no float64
-        pytest.importorskip("triton", reason="Triton is not installed")
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        dtype, tolerance = torch.float32, {"rtol": 1e-4, "atol": 1e-5}
-    x, results = torch.randn(11, 3, 8, device=device, dtype=dtype), []
+    """Of a module; with learned positions also where queries see the keys from another one on."""
+    _, device = kernel_named("naive" if kernel == "auto" else kernel)
+    x, results = torch.randn(11, 3, 8, device=device), []
     key_start = first_keys(3, 5, 11, device) if positions == "learned" else None
     for name in ("naive", kernel):
-        module = attention(name, positions=positions).to(device, dtype)
+        module = attention(name, positions=positions).to(device)
         output = module(query=x[-5:], key=x, value=x, key_start=key_start)
         output.square().sum().backward()
         results.append([output, *(p.grad for p in module.parameters())])
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, **tolerance)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
 def test_auto_takes_the_blocked_kernel_for_large_attention_without_a_mask(monkeypatch):
@@ -41,13 +36,10 @@ def test_auto_takes_the_blocked_kernel_for_large_attention_without_a_mask(monkey
         module(query=x, key=x, value=x, **forward)
         return called
 
-    for name, kernel in (("naive", naive), ("blocked", blocked)):
-        real = kernel.relative_attention
-        monkeypatch.setattr(
-            kernel,
-            "relative_attention",
-            lambda *a, real=real, name=name, **k: called.append(name) or real(*a, **k),
-        )
+    for name, home in (("naive", naive), ("blocked", blocked)):
+        real = home.relative_attention
+        spy = lambda *a, real=real, name=name, **k: called.append(name) or real(*a, **k)  # noqa: E731
+        monkeypatch.setattr(home, "relative_attention", spy)
     assert calls(x, attention("auto")) == ["naive"]
     assert calls(large, attention("auto")) == ["blocked"]
     assert calls(large, attention("naive")) == ["naive"]
@@ -77,3 +69,11 @@ def test_a_named_kernel_that_cannot_run_says_why(monkeypatch):
     assert "256 in torch.bfloat16, but d_head=258" in refusal("fused", d_model=516, dtype=torch.bfloat16)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     assert "cuda, but the model is on cpu" in refusal("fused")
+
+
+def test_the_environment_names_the_kernel_of_auto(monkeypatch):
+    monkeypatch.setenv("MEMFORMERS_KERNEL", "fused")
+    assert (attention("auto").kernel, attention("naive").kernel) == ("fused", "naive")
+    monkeypatch.setenv("MEMFORMERS_KERNEL", "quick")
+    with pytest.raises(ValueError, match=r"MEMFORMERS_KERNEL.*quick"):
+        attention("auto")

@@ -6,11 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memformers.kernels import absorbed, blocked, dispatch, naive, single
-from tests.kernels.against_naive import DEVICE, compare, first_keys, leaves, tensors
+from memformers.kernels import dispatch, naive, single
+from memformers.kernels.naive import causal_mask
+from memformers.kernels.self_test import random_inputs
+from tests.kernels.against_naive import compare, compare_dropout, first_keys, kernel_named
 
-# (B, H, S, K, E): prime and different, and the edges: no memory, one query, one of everything.
-EDGES = [(2, 3, 5, 11, 7), (3, 2, 7, 7, 5), (5, 3, 1, 13, 2), (1, 1, 1, 1, 1)]
+# (B, H, S, K, E): prime and different, and the edges: one query, one of everything, no memory.
+EDGES = [(2, 3, 5, 11, 7), (5, 3, 1, 13, 2), (1, 1, 1, 1, 1), (3, 2, 7, 7, 5)]
 BLOCKS = [
     (2, 3, 293, 431, 5),
     (1, 2, 521, 1031, 3),
@@ -22,8 +24,8 @@ BLOCKS = [
 TILES = [(1, 2, 37, 83, 7), (2, 1, 67, 67, 32), (1, 1, 41, 97, 64), (1, 1, 19, 43, 128)]
 """Several tiles of queries and of keys with ragged ends, and heads of all widths."""
 SIZES = {
-    "naive": {torch.float64: [*EDGES, (2, 3, 7, 11, 5)], torch.bfloat16: EDGES[:1]},
-    "absorbed": {torch.float64: [*EDGES, (3, 2, 5, 7, 5)]},
+    "naive": {torch.float64: EDGES, torch.bfloat16: EDGES[:1]},
+    "absorbed": {torch.float64: EDGES},
     "single": {torch.float64: [(5, 2, 1, 13, 3), (3, 2, 1, 2, 5), (1, 1, 1, 1, 1)]},
     "blocked": {dtype: [*EDGES, *BLOCKS] for dtype in (torch.float64, torch.float32, torch.bfloat16)},
     "fused": {
@@ -32,13 +34,8 @@ SIZES = {
         torch.float16: [(1, 1, 71, 139, 64)],
     },
 }
-FROM_KEY_START = SIZES | {
-    "fused": {
-        torch.float32: [(3, 2, 5, 11, 7), (5, 1, 1, 13, 2), (3, 1, 37, 83, 7)],
-        torch.bfloat16: [(3, 1, 67, 139, 5)],
-    }
-}
-"""The sizes in which queries see the keys from another one on."""
+QUICK = {(torch.float32, size) for size in (*EDGES[:3], TILES[0])} | {(torch.bfloat16, EDGES[0])}
+"""What the fused kernel's interpreter does in a few seconds."""
 
 
 def one_score_at_a_time(query, key, value, r, u, v=None, s=None, mask=None, key_start=None):
@@ -88,49 +85,46 @@ def over_a_cache(query, key, value, r, u, v=None, s=None, key_start=None):
 def check(name, dtype, size, bounded=False, without="", autocast=False):
     """Compare the kernel of this name with what it must equal, where queries see all keys or, ``bounded``,
     those from another one on; with ``autocast``, where the terms of distances stay in float32."""
-    device = DEVICE if name == "fused" else "cpu"
-    inputs, law = tensors(*size, dtype, device), naive.relative_attention
-    if name == "fused":
-        pytest.importorskip("triton", reason="Triton is not installed")
-        from memformers.kernels import fused
-
-        kernel = fused.relative_attention
-    elif name == "naive":
-        kernel, law = naive.relative_attention, one_score_at_a_time
+    kernel, device = kernel_named(name)
+    (B, H, S, K, E), D, reference = size, 13, naive.relative_attention
+    inputs = random_inputs(*size, dtype, device)
+    if name == "naive":
+        reference = one_score_at_a_time
     elif name == "absorbed":
-        kernel, law = absorbed.relative_attention, of_inputs
-        (B, H, S, K, E), D = size, 13
-        own = {"past": (K - S, B, D), "segment": (S, B, D), "w_key": (H, E, D), "w_value": (H, E, D)}
-        inputs = leaves({n: tuple(t.shape) for n, t in inputs.items()} | own, dtype)
+        reference = of_inputs
         del inputs["key"], inputs["value"]
-    else:
-        kernel = {"blocked": blocked.relative_attention, "single": over_a_cache}[name]
+        own = {"past": (K - S, B, D), "segment": (S, B, D), "w_key": (H, E, D), "w_value": (H, E, D)}
+        inputs |= {n: torch.randn(shape, dtype=dtype, requires_grad=True) for n, shape in own.items()}
+    elif name == "single":
+        kernel = over_a_cache
     inputs = {name: t for name, t in inputs.items() if name not in without}
     if autocast:
         terms = {name: inputs[name].detach().float().requires_grad_() for name in "rsuv"}
         inputs, kernel = inputs | terms, torch.autocast(device, dtype)(kernel)
-    B, _, S, K, _ = size
-    compare(kernel, inputs, dtype, first_keys(B, S, K, device) if bounded else None, law)
+    compare(kernel, inputs, dtype, first_keys(B, S, K, device) if bounded else None, reference)
 
 
 @pytest.mark.usefixtures("bfloat16_as_on_the_gpu")
+@pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.parametrize(
-    ("name", "dtype", "size", "bounded"),
+    ("name", "dtype", "size"),
     [
-        (name, dtype, size, sizes is FROM_KEY_START)
-        for sizes in (SIZES, FROM_KEY_START)
-        for name in sizes
-        for dtype in sizes[name]
-        for size in sizes[name][dtype]
+        pytest.param(
+            *(name, dtype, size),
+            marks=[pytest.mark.long] if name == "fused" and (dtype, size) not in QUICK else [],
+        )
+        for name, of_kernel in SIZES.items()
+        for dtype, sizes in of_kernel.items()
+        for size in sizes
     ],
 )
-def test_a_kernel_equals_the_law_in_output_and_every_gradient(name, dtype, size, bounded):
+def test_a_kernel_equals_the_reference_in_output_and_every_gradient(name, dtype, size, bounded):
     check(name, dtype, size, bounded)
 
 
 @pytest.mark.parametrize("without", ["vs", "s", "v"])
 @pytest.mark.parametrize("name", SIZES)
-def test_a_kernel_equals_the_law_in_either_scheme_of_positions(name, without):
+def test_a_kernel_equals_the_reference_in_either_scheme_of_positions(name, without):
     dtype = next(iter(SIZES[name]))
     check(name, dtype, SIZES[name][dtype][0], without=without)
 
@@ -139,3 +133,29 @@ def test_a_kernel_equals_the_law_in_either_scheme_of_positions(name, without):
 @pytest.mark.parametrize("name", dispatch.SUPPORT)
 def test_scores_are_in_float32_under_autocast(name):
     check(name, torch.bfloat16, (2, 3, 5, 11, 8), autocast=True)
+
+
+@pytest.mark.usefixtures("bfloat16_as_on_the_gpu")
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize(
+    ("name", "dtype", "size"),
+    [
+        ("naive", torch.float64, (2, 3, 7, 11, 5)),
+        ("blocked", torch.bfloat16, (2, 3, 7, 11, 11)),
+        ("fused", torch.float32, (2, 3, 7, 11, 11)),
+        pytest.param("fused", torch.float32, (3, 1, 37, 67, 67), marks=pytest.mark.long),
+        pytest.param("fused", torch.bfloat16, (1, 2, 71, 103, 103), marks=pytest.mark.long),
+    ],
+)
+def test_dropout_drops_the_same_probabilities_in_all_passes(name, dtype, size, bounded):
+    kernel, device = kernel_named(name)
+    compare_dropout(kernel, random_inputs(*size, dtype, device), dtype, bounded)
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_mask_hides_keys_beside_those_that_come_before_the_first(bounded):
+    inputs, mask = random_inputs(2, 3, 4, 6, 5, torch.float64), causal_mask(4, 6, "cpu").repeat(2, 1, 1, 1)
+    mask[0, 0, 1, 1:3] = mask[1, 0, 2, :3] = False
+    bounds = {"mask": mask, "key_start": torch.tensor([[0, 1, 2, 3], [2, 2, 4, 5]]) if bounded else None}
+    compare(lambda key_start, **inputs: naive.relative_attention(**inputs, **bounds), inputs, torch.float64,
+            reference=lambda key_start, **inputs: one_score_at_a_time(**inputs, **bounds))  # fmt: skip

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from memformers.kernels.blocked.terms import Terms, ascending, exact
 from memformers.kernels.blocked.tiling import blocks
-from memformers.kernels.operators import no_second_derivative, sequence_first
+from memformers.kernels.operators import finite_part, no_second_derivative, sequence_first
 
 KEPT = 1 << 24
 """The most probabilities that are kept for the backward pass: 64 MiB in float32. If there are more, those of
@@ -60,7 +60,8 @@ def blocked_attention(
     were dropped have a minus sign. They are in a tensor ``[·]`` as long as it would be without
     ``key_start``."""
     out = sequence_first(query)
-    terms = Terms(query, key, r, u, v, s, key_start, seed, dropout_prob)
+    key, value, poison = finite_part(key, value, query)
+    terms = Terms(query, key, r, u, v, s, key_start, seed, dropout_prob, poison)
     kept = []
     # One tensor is kept for each block: the allocator reuses freed memory for this size. A single large
     # tensor would be new memory of the system, whose first use takes longer than the arithmetic.
@@ -95,7 +96,8 @@ def blocked_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value, r, u, v and s, in their shapes, from the gradient of the output,
     ``[B, H, S, E]``; empty tensors where v or s is None."""
-    terms = Terms(query, key, r, u, v, s, key_start, seed, dropout_prob)
+    key, value, poison = finite_part(key, value, query, grad)
+    terms = Terms(query, key, r, u, v, s, key_start, seed, dropout_prob, poison)
     E = query.shape[-1]
     d_query = sequence_first(query)
     fresh = torch.empty_like if key_start is None else torch.zeros_like  # for keys that no query sees
@@ -125,6 +127,8 @@ def blocked_attention_backward(
             d_scores.mul_(probabilities > 0)
             probabilities = probabilities.abs()
         torch._softmax_backward_data(d_scores, probabilities, -1, terms.dtype, grad_input=d_scores)
+        if poison is not None:
+            terms.hide(block, d_scores, 0.0)
         by_distance, by_key = block.split(workspace)  # [h, s·b, w], [b, h, s, k]
         if block.shape != before:  # entries outside of the view by key stay 0
             by_distance.zero_()

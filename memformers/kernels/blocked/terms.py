@@ -8,10 +8,6 @@ from torch import Tensor
 
 from memformers.kernels.blocked.tiling import Block, blocks, unused
 
-FEWEST_QUERIES = 4
-"""Queries that a stretch with the same first key must have on average, so that hiding keys stretch by stretch
-is faster than with a mask of the block."""
-
 
 class Terms:
     """The terms of scores: u, v and s over √E, and a table of r and s with distances along its rows.
@@ -31,10 +27,11 @@ class Terms:
         key_start: Tensor | None,
         seed: Tensor | None,
         dropout_prob: float,
+        poison: Tensor | None,
     ):
         self.scale = 1.0 / math.sqrt(query.shape[-1])
         self.dtype = exact(query)
-        self.query, self.key, self.key_start = query, key, key_start
+        self.query, self.key, self.key_start, self.poison = query, key, key_start, poison
         self.u = u.to(self.dtype) * self.scale
         self.v = None if v is None else v.to(self.dtype) * self.scale
         self.table = descending(r.to(self.dtype), None if s is None else s.to(self.dtype) * self.scale)
@@ -65,8 +62,8 @@ class Terms:
         torch.bmm(position, self.table[block.heads, :, block.distances], out=by_distance)
         torch.bmm(content, block.columns(self.key).to(self.dtype), out=out)
         block.unpair(out).add_(by_key)
-        _, _, s, k = block.shape
-        out[:, :, k - s :].add_(self.future[:s, :s])
+        if self.poison is not None:
+            block.unpair(out).add_(self.poison[block.streams, block.heads, None, block.keys])
         self.hide(block, out)
         torch.softmax(out, dim=-1, out=out)
         if self.generator is not None:  # whole numbers from 0 to 2³¹ − 1 are the cheapest random ones
@@ -74,35 +71,25 @@ class Terms:
             out.copysign_(numbers.sub_(self.dropped_below))
         return out
 
-    def hide(self, block: Block, scores: Tensor) -> None:
-        """Write −∞ to the block's scores ``[n, s, k]`` of keys before the first key of each query."""
-        if self.key_start is None:
-            return
-        key_start = self.key_start[block.streams, block.queries] - block.keys.start  # [b, s]
-        if key_start.max() <= 0:
-            return
-        by_stream, stretches = block.unpair(scores), stretches_of(key_start)  # [b, h, s, k]
-        if FEWEST_QUERIES * len(stretches) > key_start.numel():
-            keys = torch.arange(by_stream.shape[-1])
-            by_stream.masked_fill_(keys < key_start[:, None, :, None], -math.inf)
-            return
-        for stream, start, stop, hidden in stretches:
-            if hidden > 0:
-                by_stream[stream, :, start:stop, :hidden] = -math.inf
+    def hide(self, block: Block, scores: Tensor, by: float = -math.inf) -> None:
+        """Write ``by`` to the block's scores ``[n, s, k]`` of the keys that a query does not see: those after
+        its own, and those before its first key."""
+        _, _, s, k = block.shape
+        by_stream = block.unpair(scores)  # [b, h, s, k]
+        hidden = [(by_stream[..., k - s :], self.future[:s, :s])]
+        if self.key_start is not None:
+            first = self.key_start[block.streams, block.queries] - block.keys.start  # [b, s]
+            before = torch.arange(k) < first[:, None, :, None]
+            hidden.append((by_stream, self.future.new_zeros(before.shape).masked_fill_(before, -math.inf)))
+        for part, infinite in hidden:
+            if self.poison is None:
+                part.add_(infinite)  # seven times as fast as replacing, which NaN needs
+            else:
+                part.masked_fill_(infinite < 0, by)
 
     def not_dropped(self, probabilities: Tensor) -> Tensor:
         """The probabilities ``[n, s, k]`` with 0 for those that were dropped, not scaled up yet."""
         return probabilities if self.generator is None else probabilities.relu()
-
-
-def stretches_of(key_start: Tensor) -> list[list[int]]:
-    """The stretches of queries of a stream that have the same ``key_start [b, s]``, in order: the stream, the
-    first query, the one after the last, and what they have."""
-    begins = F.pad(key_start[:, 1:] != key_start[:, :-1], (1, 0), value=True).nonzero()  # [stretches, 2]
-    stream, start = begins.unbind(1)
-    stop = F.pad(start[1:], (0, 1))
-    stop = stop.where(stop > 0, key_start.shape[1])  # the next one begins in another stream
-    return torch.stack((stream, start, stop, key_start[stream, start]), dim=1).tolist()
 
 
 def exact(x: Tensor) -> torch.dtype:

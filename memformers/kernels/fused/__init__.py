@@ -62,7 +62,7 @@ def fused_attention(
     tiling = choose_tiling(query, "attend", dropping=seed is not None)
     out, lse = sequence_first(query), query.new_empty((B, H, S), dtype=torch.float32)
     with torch.cuda.device_of(query):
-        a, b = biases(key, r, u, v, s)
+        (key, value, a), b = finite_part(key, value, u, key_start), distance_biases(r, v, s)
         inputs = rows(query), rows(key), rows(value), rows(r[None]), a, b, key_start, seed, dropout_prob
         programs = B * H * triton.cdiv(S, tiling["N"])
         passes.attend[(programs,)](*inputs, rows(out), lse, H, 1 / math.sqrt(E), **tiling)
@@ -99,7 +99,7 @@ def fused_attention_backward(
     d_r = r.new_empty((parts, H, K, E), dtype=torch.float32)
     d_b = s.new_empty((parts, H, K), dtype=torch.float32)
     with torch.cuda.device_of(query):
-        a, b = biases(key, r, u, v, s)
+        (key, value, a), b = finite_part(key, value, u, key_start), distance_biases(r, v, s)
         delta = row_dots(grad, out)
         vectors = rows(query), rows(key), rows(value), rows(r[None])
         inputs = *vectors, a, b, key_start, seed, dropout_prob, rows(grad), lse, delta
@@ -190,16 +190,38 @@ def rows(x: Tensor) -> Rows:
     return Rows(x, x.stride(0), x.stride(1), x.stride(2), x.shape[2])
 
 
-def biases(key: Tensor, r: Tensor, u: Tensor, v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-    """a = u·k of each key, ``[B, H, K]``, and b = v·r + s of each distance, ``[H, K]``, in float32."""
-    a = row_dots(key, u.contiguous()[None, :, None].expand_as(key))
-    return a, row_dots(r[None], v.contiguous()[None, :, None].expand_as(r[None]))[0] + s
+def finite_part(
+    key: Tensor, value: Tensor, u: Tensor, key_start: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """[`memformers.kernels.operators.finite_part`][] of ``key`` and ``value [B, H, K, E]``, and a = u·k of
+    each key that a query sees, ``[B, H, K]`` in float32, which is NaN where it or its value is not finite.
+
+    These are copies, so that the other kernels' products read tiles straight from memory.
+    """
+    B, H, K, E = key.shape
+    finite_key, finite_value = sequence_first(key), sequence_first(value)
+    a = key.new_empty((B, H, K), dtype=torch.float32)
+    first = None if key_start is None else key_start.amin(1)  # [B]
+    copies = rows(finite_key), rows(finite_value), a
+    passes.split_keys[(B * H * triton.cdiv(K, 64),)](
+        rows(key), rows(value), u.contiguous(), first, *copies, H, **row_tiling(E)
+    )
+    return finite_key, finite_value, a
+
+
+def distance_biases(r: Tensor, v: Tensor, s: Tensor) -> Tensor:
+    """b = v·r + s of each distance, ``[H, K]`` in float32."""
+    return row_dots(r[None], v.contiguous()[None, :, None].expand_as(r[None]))[0] + s
 
 
 def row_dots(x: Tensor, y: Tensor) -> Tensor:
     """The product of each vector of ``x [B, H, T, E]`` with that of ``y``, ``[B, H, T]`` in float32."""
     B, H, T, E = x.shape
     dots = x.new_empty((B, H, T), dtype=torch.float32)
-    tiling = {"E": E, "W": triton.next_power_of_2(E), "N": 64, "enable_fp_fusion": True}
-    passes.dot_rows[(B * H * triton.cdiv(T, 64),)](rows(x), rows(y), dots, H, **tiling)
+    passes.dot_rows[(B * H * triton.cdiv(T, 64),)](rows(x), rows(y), dots, H, **row_tiling(E))
     return dots
+
+
+def row_tiling(E: int) -> dict[str, Any]:
+    """How a kernel that takes 64 vectors of width E, one by one, is compiled."""
+    return {"E": E, "W": triton.next_power_of_2(E), "N": 64, "enable_fp_fusion": True}

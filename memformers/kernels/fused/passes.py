@@ -46,6 +46,29 @@ def dot_rows(x, y, dots, H, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
+def split_keys(
+    key, value, u, first, finite_key, finite_value, a,
+    H, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
+):  # fmt: skip
+    """N keys and values with 0 in place of numbers that are not finite, and a_j = u·k_j, which is NaN where
+    there were such numbers, except for keys before the ``first`` that any query of the stream sees: the rows
+    of a tile that have no query see all keys."""
+    stream, head, j = place(key.length, H, N)
+    k, values = load(key, stream, head, j, E, W, N), load(value, stream, head, j, E, W, N)
+    e = tl.arange(0, W)
+    u_e = tl.load(u + head * E + e, mask=e < E, other=0.0).to(tl.float32)
+    k_is_finite, value_is_finite = tl.abs(k) < float("inf"), tl.abs(values) < float("inf")
+    broken = (k_is_finite & value_is_finite) == 0
+    if first is not None:
+        broken = broken & (j + tl.arange(0, N)[:, None] >= tl.load(first + stream))
+    finite_k = tl.where(k_is_finite, k, 0.0)
+    product = tl.where(broken, float("nan"), finite_k.to(tl.float32) * u_e[None, :])
+    store_numbers(a, stream * H + head, key.length, j, tl.sum(product, axis=1), N)
+    store(finite_key, stream, head, j, finite_k, E, W, N)
+    store(finite_value, stream, head, j, tl.where(value_is_finite, values, 0.0), E, W, N)
+
+
+@triton.jit
 def attend(
     query, key, value, r, a, b, key_start, seed, dropout, out, lse,
     H, scale, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
@@ -65,7 +88,7 @@ def attend(
         k = load(key, stream, head, j, E, W, N).to(q.dtype)
         a_j = load_numbers(a, stream * H + head, K, j, 0.0, N)
         x = key_scores(q, k, a_j, fold(near, far, N), first_distance - j, scale, N)
-        x = from_key_start(x, key_start, stream, S, i, j, N)
+        x = from_key_start(x, key_start, stream, S, i, j + tl.arange(0, N)[None, :], N)
         far = near
 
         higher = tl.maximum(highest, tl.max(x, axis=1))
@@ -104,7 +127,7 @@ def gradient_by_query(
         k = load(key, stream, head, j, E, W, N).to(q.dtype)
         a_j = load_numbers(a, stream * H + head, K, j, 0.0, N)
         x = key_scores(q, k, a_j, fold(near, far, N), first_distance - j, scale, N)
-        x = from_key_start(x, key_start, stream, S, i, j, N)
+        x = from_key_start(x, key_start, stream, S, i, j + tl.arange(0, N)[None, :], N)
         far = near
 
         dp = dot(g, tl.trans(load(value, stream, head, j, E, W, N).to(q.dtype)), None)
@@ -142,7 +165,7 @@ def gradient_by_key(
         near = distance_scores(q, r, b, head, first_distance - N + 1, E, W, N)
         far = distance_scores(q, r, b, head, first_distance + 1, E, W, N)
         x = key_scores(q, k.to(q.dtype), a_j, fold(near, far, N), first_distance, scale, N)
-        x = from_key_start(x, key_start, stream, S, i, j, N)
+        x = from_key_start(x, key_start, stream, S, i, j + tl.arange(0, N)[None, :], N)
 
         p = tl.exp2(x - lse_i[:, None])
         share = kept(seed, dropout, stream * H + head, i, j + tl.arange(0, N)[None, :], N)
@@ -185,8 +208,7 @@ def gradient_by_distance(
         x = (fold(content, far_content, N) + skew(position, N)) * (scale * LOG2E)
         at = j + column + tl.where(column >= row, 0, N)
         x = tl.where(at >= 0, x, float("-inf"))
-        if key_start is not None:
-            x = tl.where(at >= load_numbers(key_start, stream, S, i, 0, N)[:, None], x, float("-inf"))
+        x = from_key_start(x, key_start, stream, S, i, at, N)
 
         dp = fold(dp, far_dp, N) * kept(seed, dropout, stream * H + head, i, at, N)
         ds = skew(tl.exp2(x - lse_i[:, None]) * (dp - delta_i[:, None]), N)
@@ -223,12 +245,12 @@ def first_tile(key_start, stream, S, i, N: tl.constexpr):
 
 
 @triton.jit
-def from_key_start(x, key_start, stream, S, i, j, N: tl.constexpr):
-    """The scores of the queries from ``i`` on for the keys from ``j`` on; −∞ for keys before the first
-    key of a query."""
+def from_key_start(x, key_start, stream, S, i, at, N: tl.constexpr):
+    """The scores of the queries from ``i`` on for the keys ``at``, ``[N, N]`` or ``[1, N]``; −∞ for keys
+    before the first key of a query."""
     if key_start is not None:
         i_first = load_numbers(key_start, stream, S, i, 0, N)
-        x = tl.where(j + tl.arange(0, N)[None, :] >= i_first[:, None], x, float("-inf"))
+        x = tl.where(at >= i_first[:, None], x, float("-inf"))
     return x
 
 

@@ -1,6 +1,7 @@
 """The fused kernel proves itself before ``auto`` takes it. Without a GPU, Triton's interpreter runs it."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -8,58 +9,73 @@ import torch
 pytest.importorskip("triton")
 
 from memformers import RelativeMultiHeadAttention
-from memformers.kernels import dispatch, fused, naive
-from memformers.kernels.proof import objection, trust
+from memformers.kernels import blocked, dispatch, fused, naive, self_test
+from memformers.kernels.self_test import find_mismatch, trust
 from tests.kernels.against_naive import DEVICE
 
 ON = torch.device(DEVICE)
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_proven_yet():
-    trust.cache_clear()
-    objection.cache_clear()
-    yield
-    trust.cache_clear()
-    objection.cache_clear()
-
-
-@pytest.fixture
-def _as_on_a_gpu(monkeypatch):
-    """``auto`` meets the fused kernel on this device."""
+def _nothing_is_proven_yet(monkeypatch):
+    """And ``auto`` meets the fused kernel on this device, with problems that the interpreter can do."""
     changed = {"fused": dispatch.SUPPORT["fused"]._replace(device=ON.type)}
     monkeypatch.setattr(dispatch, "SUPPORT", dispatch.SUPPORT | changed)
+    if DEVICE == "cpu":
+        monkeypatch.setattr(self_test, "LENGTHS", ((23, 41), (16, 32)))
+    for known in (trust, find_mismatch):
+        known.cache_clear()
+    yield
+    for known in (trust, find_mismatch):
+        known.cache_clear()
 
 
 def attend(kernel="auto"):
     torch.manual_seed(0)
-    module = RelativeMultiHeadAttention(2, 8, 0.0, positions="sinusoidal", kernel=kernel).to(ON)
-    x = torch.randn(5, 3, 8, device=ON)
+    module = RelativeMultiHeadAttention(2, 32, 0.0, positions="sinusoidal", kernel=kernel).to(ON)
+    x = torch.randn(5, 3, 32, device=ON)
     return module, {"query": x[-2:], "key": x, "value": x}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.usefixtures("bfloat16_as_on_the_gpu")
-def test_the_fused_kernel_is_proven_on_a_small_problem(dtype):
-    assert objection(fused.relative_attention, ON, dtype, 16) == ""
+def test_the_fused_kernel_is_proven_on_small_problems(dtype):
+    before = torch.random.get_rng_state()
+    assert find_mismatch(fused.relative_attention, ON, dtype, 16) == ""
+    assert torch.equal(torch.random.get_rng_state(), before), "a proof draws no one's random numbers"
 
 
-@pytest.mark.usefixtures("_as_on_a_gpu")
+@pytest.mark.parametrize("fault", ["documents", "dropout", "S=16"])
+def test_each_case_is_proven(fault):
+    """A kernel that is wrong with documents, in the dropout of its backward pass, or at lengths that 16
+    divides."""
+
+    def broken(query, key_start=None, dropout_prob=0.0, **others):
+        query = query * 1.01 if fault == "S=16" and query.shape[2] == 16 else query
+        key_start = None if fault == "documents" else key_start
+        kernel = partial(blocked.relative_attention, query, key_start=key_start, dropout_prob=dropout_prob)
+        out = kernel(**others)
+        if fault == "dropout" and dropout_prob:
+            other = kernel(**others)  # which drops others
+            out = other + (out - other).detach()
+        return out
+
+    assert fault in find_mismatch(broken, torch.device("cpu"), torch.float32, 16)
+
+
 def test_auto_takes_a_proven_kernel_also_when_it_is_compiled(monkeypatch):
-    wanted, inputs = attend("naive")
-    module, _ = attend()
-    used = []
+    (wanted, inputs), (module, _), used = attend("naive"), attend(), []
     real = fused.fused_attention
     monkeypatch.setattr(fused, "fused_attention", lambda *a: used.append(1) or real(*a))
     torch.testing.assert_close(module(**inputs), wanted(**inputs), rtol=1e-4, atol=1e-5)
-    assert len(used) == 2, "once for the proof, once for the attention"
+    proof_and_use = len(used)
     module(**inputs)
-    assert len(used) == 3, "the proof is given once"
+    assert proof_and_use > 1
+    assert len(used) == proof_and_use + 1, "the proof is given once"
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(**inputs), wanted(**inputs), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.usefixtures("_as_on_a_gpu")
 @pytest.mark.parametrize("fault", ["a number", "NaN", "error"])
 def test_a_kernel_that_differs_is_not_taken_and_one_warning_says_by_how_much(fault, monkeypatch):
     def broken(query, key, value, r, **others):
@@ -78,12 +94,3 @@ def test_a_kernel_that_differs_is_not_taken_and_one_warning_says_by_how_much(fau
         warnings.simplefilter("error")
         module(**inputs)
     assert torch.equal(output, attend("naive")[0](**inputs))
-
-
-def test_the_environment_names_the_kernel_of_auto(monkeypatch):
-    monkeypatch.setenv("MEMFORMERS_KERNEL", "fused")
-    assert attend()[0].kernel == "fused"
-    assert attend("naive")[0].kernel == "naive"
-    monkeypatch.setenv("MEMFORMERS_KERNEL", "quick")
-    with pytest.raises(ValueError, match=r"MEMFORMERS_KERNEL.*quick"):
-        attend()
