@@ -4,9 +4,8 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from memformers.kernels import dispatch, naive, single
+from memformers.kernels import dispatch, naive
 from memformers.kernels.naive import causal_mask
 from memformers.kernels.self_test import random_inputs
 from tests.kernels.against_naive import compare, compare_dropout, first_keys, kernel_named
@@ -25,8 +24,6 @@ TILES = [(1, 2, 37, 83, 7), (2, 1, 67, 67, 32), (1, 1, 41, 97, 64), (1, 1, 19, 4
 """Several tiles of queries and of keys with ragged ends, and heads of all widths."""
 SIZES = {
     "naive": {torch.float64: EDGES, torch.bfloat16: EDGES[:1]},
-    "absorbed": {torch.float64: EDGES},
-    "single": {torch.float64: [(5, 2, 1, 13, 3), (3, 2, 1, 2, 5), (1, 1, 1, 1, 1)]},
     "blocked": {dtype: [*EDGES, *BLOCKS] for dtype in (torch.float64, torch.float32, torch.bfloat16)},
     "fused": {
         torch.float32: [*EDGES, *TILES],
@@ -58,45 +55,14 @@ def one_score_at_a_time(query, key, value, r, u, v=None, s=None, mask=None, key_
     return out
 
 
-def of_inputs(query, past, segment, w_key, w_value, **terms):
-    """The naive kernel over the keys and values that the absorbed one doesn't compute."""
-    context = torch.cat((past, segment))
-    key, value = (torch.einsum("jbd,hed->bhje", context, w) for w in (w_key, w_value))
-    return naive.relative_attention(query, key, value, **terms)
-
-
-def over_a_cache(query, key, value, r, u, v=None, s=None, key_start=None):
-    """The kernel of a single query, whose keys are in two ranges of a buffer, among others."""
-    K, scale, cut = key.shape[2], math.sqrt(query.shape[-1]), key.shape[2] // 3
-    columns = [slice(1, 1 + cut), slice(3 + cut, 3 + K)]
-
-    def buffer(x):
-        parts = F.pad(x[:, :, :cut], (0, 0, 1, 2), value=1.0), F.pad(x[:, :, cut:], (0, 0, 0, 1), value=1.0)
-        return torch.cat(parts, dim=2)
-
-    terms = {name: x[:, None] / scale for name, x in (("u", u), ("v", v)) if x is not None}
-    if s is not None:
-        terms["s"] = F.pad(s.flip(1)[:, None] / scale, (2, 0), value=1.0)
-    longer = F.pad(r.flip(1), (0, 0, 2, 0), value=1.0)
-    inputs = query / scale, buffer(key), buffer(value).mT, longer
-    return single.relative_attention(*inputs, columns, **terms, key_start=key_start)
-
-
 def check(name, dtype, size, bounded=False, without="", autocast=False):
     """Compare the kernel of this name with what it must equal, where queries see all keys or, ``bounded``,
     those from another one on; with ``autocast``, where the terms of distances stay in float32."""
     kernel, device = kernel_named(name)
-    (B, H, S, K, E), D, reference = size, 13, naive.relative_attention
+    (B, _, S, K, _), reference = size, naive.relative_attention
     inputs = random_inputs(*size, dtype, device)
     if name == "naive":
         reference = one_score_at_a_time
-    elif name == "absorbed":
-        reference = of_inputs
-        del inputs["key"], inputs["value"]
-        own = {"past": (K - S, B, D), "segment": (S, B, D), "w_key": (H, E, D), "w_value": (H, E, D)}
-        inputs |= {n: torch.randn(shape, dtype=dtype, requires_grad=True) for n, shape in own.items()}
-    elif name == "single":
-        kernel = over_a_cache
     inputs = {name: t for name, t in inputs.items() if name not in without}
     if autocast:
         terms = {name: inputs[name].detach().float().requires_grad_() for name in "rsuv"}
