@@ -92,8 +92,8 @@ def find_mismatch(kernel: Kernel, device: torch.device, dtype: torch.dtype, d_he
         case = f"with S={S}, K={K}" + ", documents" * documents + ", dropout" * drops
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
             inputs = random_inputs(B, H, S, K, d_head, dtype, device)
-            own, draw = torch.arange(K - S, K), torch.Generator().manual_seed(0)
-            key_start = (torch.rand(B, S, generator=draw) * (own + 1)).long().to(device)
+            begins = torch.tensor([[K - S // 2], [K // 3]])  # a document in the segment, one in the memory
+            key_start = begins.where(begins <= torch.arange(K - S, K), 0).to(device)
             bound = key_start if documents else None
             try:
                 compared, reference = kernel, naive.relative_attention

@@ -88,17 +88,18 @@ def test_a_kernel_equals_the_reference_in_output_and_every_gradient(name, dtype,
     check(name, dtype, size, bounded)
 
 
-@pytest.mark.parametrize("without", ["vs", "s", "v"])
-@pytest.mark.parametrize("name", SIZES)
-def test_a_kernel_equals_the_reference_in_either_scheme_of_positions(name, without):
-    dtype = next(iter(SIZES[name]))
-    check(name, dtype, SIZES[name][dtype][0], without=without)
-
-
 @pytest.mark.usefixtures("bfloat16_as_on_the_gpu")
-@pytest.mark.parametrize("name", dispatch.SUPPORT)
-def test_scores_are_in_float32_under_autocast(name):
-    check(name, torch.bfloat16, (2, 3, 5, 11, 8), autocast=True)
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [(name, without) for name in SIZES for without in ("vs", "s", "v")]
+    + [(name, "autocast") for name in dispatch.SUPPORT],
+)
+def test_a_kernel_equals_the_reference_in_either_scheme_of_positions_and_under_autocast(name, without):
+    if without == "autocast":
+        check(name, torch.bfloat16, (2, 3, 5, 11, 8), autocast=True)
+    else:
+        dtype = next(iter(SIZES[name]))
+        check(name, dtype, SIZES[name][dtype][0], without=without)
 
 
 @pytest.mark.usefixtures("bfloat16_as_on_the_gpu")
