@@ -71,10 +71,7 @@ def bytes_read(decoder: Decoder) -> int:
     unread = ("self_attn.r", ".position.weight")
     weights = sum(p.numel() for n, p in model.named_parameters() if not n.endswith(unread))
     weights -= sum(p.numel() for p in model.embed.parameters())
-    cached = sum(
-        len(layer.recent) * 2 * model.config.d_model + layer.terms["r"].numel()
-        for layer in decoder.stepper.layers
-    )
+    cached = sum(x.numel() for c in decoder.stepper.caches for x in (c.key, c.value, c.terms["r"]))
     return (weights + cached) * model.head.weight.element_size()
 
 
