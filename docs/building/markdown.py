@@ -1,8 +1,8 @@
 """What a page may ask for in a line of its own: source lines, and tables of other files.
 
-!source memformers.models.memory_update.truncate_memory         a function, method or class, without its docstring
-!source memformers.models.memory_update.newest from "a" to "b"  its lines from the one with a to the one with b
-!mark ① "a"                                              the mark ① at the shown line with a (see marks.py)
+!source memformers.models.memory_update.cut                 a function, method or class, without its docstring
+!source memformers.models.memory_update.cut from "a" to "b"  its lines from the one with a to the one with b
+!mark ① "a"                                                 the mark ① at the shown line with a (see marks.py)
 !table docs/results/tiny_shakespeare/report.md 2         the second table of a Markdown file
 """
 
