@@ -38,7 +38,7 @@ def test_a_mistake_of_ours_shows_its_traceback_and_asks_to_be_reported(error):
     said = failing(error)
     assert said.code == 1
     assert "Traceback" in said.err
-    assert said.err.endswith("please report it with the lines above.\n")
+    assert said.err.endswith("please report the lines above.\n")
 
 
 def test_a_stream_that_cannot_show_a_character_shows_another(monkeypatch):

@@ -1,7 +1,6 @@
 import csv
-import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -78,7 +77,7 @@ def test_a_run_has_its_curves_its_model_and_its_facts(done):
 @pytest.mark.usefixtures("quick_runs")
 def test_an_arm_trains_in_a_process_of_its_own_from_its_config_alone(tmp_path):
     run = tiny_recall().run("mean")
-    config = {**json.loads(json.dumps(run.train, default=vars)), "recall": run.recall}
+    config = {**asdict(run.train), "recall": run.recall}
     write_json(tmp_path / "config.json", config)
     ended = run_module("memformers.comparison", tmp_path)
     assert ended.code == 0, ended.err

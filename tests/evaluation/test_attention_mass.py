@@ -31,7 +31,7 @@ def test_mass_is_the_mean_over_full_memories_of_what_each_query_looks_at(norm):
     C, M, S, c = SMALL.c_mem_len, SMALL.mem_len, SMALL.segment_len, SMALL.compression_rate
     filling, memory, places, bins, queries = -(-(M + C * c) // S), Memory(()), 0.0, 0.0, 0
     for number, segment in enumerate(tokens[: (filling + 3) * S, None].split(S)):
-        _, inputs = lm.transform(segment, memory)
+        _, inputs = lm.transformer(lm.embed(segment), memory, sizes=lm.config.memory_sizes)
         if number >= filling:
             layer = lm.transformer.layers[1]
             context = torch.cat((memory.c_mem[1], memory.mem[1], inputs[1]))

@@ -1,5 +1,6 @@
 """What every memory must satisfy: ours does, and each broken one is found by the check that is for it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,9 +68,9 @@ class Leaks(Sound):
 class Reads(Sound):
     """More keys than it declares."""
 
-    def forward(self, x, mem, c_mem, *args, **kwargs):
-        c_mem = [torch.cat([one, one]) for one in c_mem]
-        return super().forward(x, mem, c_mem, *args, **kwargs)
+    def forward(self, x, memory=None, **kwargs):
+        memory = memory and replace(memory, c_mem=tuple(torch.cat([one, one]) for one in memory.c_mem))
+        return super().forward(x, memory, **kwargs)
 
 
 class Works(Sound):
@@ -82,8 +83,9 @@ class Works(Sound):
 class Scales(Sound):
     """What it remembers."""
 
-    def forward(self, x, mem, *args, **kwargs):
-        return super().forward(x, [0.5 * one for one in mem], *args, **kwargs)
+    def forward(self, x, memory=None, **kwargs):
+        memory = memory and replace(memory, mem=tuple(0.5 * one for one in memory.mem))
+        return super().forward(x, memory, **kwargs)
 
 
 class Mixes(Sound):
@@ -103,15 +105,15 @@ class Shows(Sound):
 class Hides(Sound):
     """The slots that it keeps."""
 
-    def forward(self, x, mem, c_mem, *args, **kwargs):
-        return super().forward(x, mem, [], *args, **kwargs)
+    def forward(self, x, memory=None, **kwargs):
+        return super().forward(x, memory and replace(memory, c_mem=()), **kwargs)
 
 
 class Forgets(Sound):
     """More than it declares."""
 
-    def remember(self, memory, inputs, lengths, doc_starts=None):
-        return super().remember(memory, inputs, [MemorySizes(7, 2, 3)] * 2, doc_starts)
+    def update_memory(self, memory, inputs, sizes, doc_starts):
+        return super().update_memory(memory, inputs, [MemorySizes(7, 2, 3)] * 2, doc_starts)
 
 
 class Grows(Sound):
@@ -164,7 +166,7 @@ class Idles(Sound):
         (Shows, "documents", "a stream after doc_starts differs from a fresh stream by up to"),
         (Hides, "keys", "slot 0 of layer 0 changes no output of the next segment."),
         (Forgets, "keys", "layer 0 remembers 7 positions and 2 slots, but memory_sizes declares 8 and 2."),
-        (Grows, "size", "Grows.remember: a compressed memory of 6 slots in layer 0 was given to a model="),
+        (Grows, "size", "Grows.grow returned [6, 2, 12], expected a tensor [2, 2, 12]."),
         (Loses, "saving", "a model that was loaded differs from the saved one by up to"),
         (Counts, "stepping", "a text read token by token differs from the same text in segments by up to"),
         (Idles, "gradients", "transformer.rate [3] gets no gradient from any loss."),
@@ -188,8 +190,8 @@ def test_the_command_says_what_each_check_asks_and_which_failed(tmp_path, monkey
         "    Config = Settings\n"
         "    @classmethod\n"
         "    def memory_sizes(cls, config): return [MemorySizes(4, 1, 2)] * config.n_layers\n"
-        "    def remember(self, memory, inputs, lengths, doc_starts=None):\n"
-        "        return super().remember(memory, inputs, lengths)\n"
+        "    def update_memory(self, memory, inputs, sizes, doc_starts):\n"
+        "        return super().update_memory(memory, inputs, sizes, None)\n"
         "    def grow(self, layer, slots, left, belongs): return self.settings.start * slots + left.sum(0)\n"
     )
     ended = run("check", "mine.py:Mine", "--segment-len", 5, "--start", 2)
