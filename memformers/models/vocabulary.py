@@ -45,8 +45,7 @@ def token_losses(logits: Tensor, targets: Tensor) -> TokenLosses:
 
 
 def upcast(logits: Tensor) -> Tensor:
-    """Logits, of any shape, in float32 where they are in half precision, so that losses are not rounded
-    to it."""
+    """Logits ``[·]``, in float32 where they are in half precision, to which losses would be rounded."""
     return logits.float() if logits.element_size() < 4 else logits
 
 
@@ -76,8 +75,7 @@ class Clusters:
 
     @property
     def tables(self) -> list[tuple[int, int]]:
-        """Words and width of each table of word vectors: one a cluster, or one for all clusters where
-        they have one width."""
+        """Words and width of each table of word vectors: one a cluster, or a single one for ``div_val`` 1."""
         if self.div_val == 1:
             return [(self.vocab_size, self.d_embed)]
         return [(high - low, self.d_embed // self.div_val**i) for i, (low, high) in enumerate(self.bounds)]
@@ -112,8 +110,7 @@ class AdaptiveEmbedding(nn.Module):
         if len(self.tables) == 1:
             x = self.mapped(0, tokens)
         else:
-            # Each cluster embeds all tokens, so that nothing has to wait until the number of its own is
-            # known.
+            # Each cluster embeds all tokens: selecting its own would wait until their number is known.
             parts = []
             for i, (low, high) in enumerate(self.clusters.bounds):
                 own = (tokens >= low) & (tokens < high)
@@ -136,8 +133,7 @@ class AdaptiveSoftmax(nn.Module):
 
     with the word vectors E_c of cluster c, the map P_c ``[d_c, D]`` to their width, and a row of G for
     each cluster but the first. Log-probabilities are their own logits: cross-entropy, sampling and
-    ``argmax`` take them as they are. To learn from targets, their losses are enough, for which
-    [`adaptive_losses`][] computes much less.
+    ``argmax`` take them as they are. For losses, [`adaptive_losses`][] computes much less.
 
     ``tie_weights`` takes E_c from the embedding's tables; ``tie_projections`` takes the maps of all
     clusters but the first from the embedding's, transposed. What is tied belongs to the embedding, and is
@@ -147,16 +143,14 @@ class AdaptiveSoftmax(nn.Module):
     def __init__(self, clusters: Clusters, d_model: int, *, tie_weights: bool, tie_projections: bool):
         super().__init__()
         self.clusters = clusters
-        tables = clusters.tables
-        own_words = [] if tie_weights else tables
+        own_words = [] if tie_weights else clusters.tables
         self.words = nn.ModuleList(nn.Linear(width, words, bias=False) for words, width in own_words)
         self.bias = nn.Parameter(torch.empty(clusters.vocab_size))
         rare = len(clusters.cutoffs)
         self.rare = nn.Linear(clusters.d_embed, rare) if rare else None  # G
-        widths = [clusters.d_embed // clusters.div_val**i for i in range(1 + rare)]
-        own_maps = widths[:1] if tie_projections else widths
-        own_maps = own_maps if clusters.maps(d_model) else []
-        self.maps = nn.ModuleList(nn.Linear(d_model, width, bias=False) for width in own_maps)
+        own_maps = (1 if tie_projections else 1 + rare) if clusters.maps(d_model) else 0
+        widths = [clusters.d_embed // clusters.div_val**i for i in range(own_maps)]
+        self.maps = nn.ModuleList(nn.Linear(d_model, width, bias=False) for width in widths)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -169,8 +163,7 @@ class AdaptiveSoftmax(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """One of its weights, ``[vocab_size]`` or shorter, as every linear head has one: for its dtype and
-        device."""
+        """The bias ``[vocab_size]``, which tells dtype and device, as the weight of a linear head does."""
         return self.bias
 
     def forward(self, x: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
@@ -184,27 +177,17 @@ class AdaptiveSoftmax(nn.Module):
     def cluster_logits(self, i: int, x: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """``x [·, D]`` to the logits of the words of cluster ``i``, and in the first of all other clusters:
         ``[·, words]``."""
-        low, high = self.clusters.bounds[i]
-        rows, bias = self.vectors(i, embedding), self.bias[low:high]
+        (low, high), one_table = self.clusters.bounds[i], self.clusters.div_val == 1
+        tables = self.words if len(self.words) else embedding.tables
+        rows = weight(tables[0])[low:high] if one_table else weight(tables[i])  # [words, d_i]
+        bias = self.bias[low:high]
         if i == 0 and self.rare is not None:
             rows, bias = torch.cat((rows, self.rare.weight)), torch.cat((bias, self.rare.bias))
-        return F.linear(self.narrowed(i, x, embedding), rows, bias)
-
-    def vectors(self, i: int, embedding: AdaptiveEmbedding) -> Tensor:
-        """The word vectors of cluster ``i``, ``[words, d_i]``."""
-        tables = self.words if len(self.words) else embedding.tables
-        if self.clusters.div_val > 1:
-            return weight(tables[i])
-        low, high = self.clusters.bounds[i]
-        return weight(tables[0])[low:high]
-
-    def narrowed(self, i: int, x: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """``x [·, D]`` mapped to the width of cluster ``i``."""
-        if not len(self.maps):
-            return x
         if i < len(self.maps):
-            return self.maps[i](x)
-        return F.linear(x, weight(embedding.maps[i if self.clusters.div_val > 1 else 0]).mT)
+            x = self.maps[i](x)
+        elif len(self.maps):  # tied
+            x = F.linear(x, weight(embedding.maps[0 if one_table else i]).mT)
+        return F.linear(x, rows, bias)
 
 
 def weight(module: nn.Module) -> Tensor:
@@ -232,64 +215,50 @@ def adaptive_losses(
     whole vocabulary's log-probabilities, computed for the clusters that the targets need.
 
     A target of the first cluster needs that cluster alone, and one of a rarer cluster c the first and c. So
-    each rare cluster is computed for the tokens whose target lies in it, which are few, and not the whole
-    vocabulary for all (Grave et al. 2017, section 4). Every weight has a gradient, 0 in a cluster without
-    targets, as processes that average theirs need.
+    each rare cluster is computed for the few tokens whose target lies in it (Grave et al. 2017, section 4).
+    Every weight has a gradient, 0 in a cluster without targets, as processes that average theirs need.
     """
-    flat, target = x.flatten(0, 1), targets.flatten().contiguous()  # [N, D] and [N]
-    words = head.clusters.bounds[0][1]  # of the first cluster; its other logits are the rare clusters'
-    first = upcast(head.cluster_logits(0, flat, embedding))  # [N, words + clusters]
+    bounds, flat, target = (
+        head.clusters.bounds,
+        x.flatten(0, 1),
+        targets.flatten().contiguous(),
+    )  # [N, D], [N]
+    words, rare = bounds[0][1], list(enumerate(bounds))[1:]
+    first = upcast(head.cluster_logits(0, flat, embedding))  # [N, words + rare clusters]
     cluster = torch.bucketize(target, target.new_tensor(head.clusters.cutoffs), right=True)
     column = torch.where(cluster > 0, words - 1 + cluster, target)
-    losses = F.cross_entropy(first, column, reduction="none")
+    losses, first = F.cross_entropy(first, column, reduction="none"), first.detach()
     # In units of the first cluster's logits, a rare word's is its cluster's plus its log-probability there.
-    own = first.detach().gather(1, column.clamp(min=0)[:, None])[:, 0]
+    own = first.gather(1, column.clamp(min=0)[:, None])[:, 0]
     correct = target >= 0
-    rare = list(zip(head.clusters.bounds, rows_by_cluster(cluster, len(head.clusters.bounds)), strict=True))
-    for c, ((low, _), rows) in enumerate(rare[1:], 1):
+    # On a GPU, the numbers of targets are waited for once.
+    sizes = torch.bincount(cluster, minlength=len(bounds)).tolist()
+    rows_of = cluster.argsort(stable=True).split(sizes)
+    for c, (low, _) in rare:
+        rows = rows_of[c]
         logits, word = upcast(head.cluster_logits(c, flat[rows], embedding)), target[rows] - low
         of_word = F.cross_entropy(logits, word, reduction="none")
         losses = losses.index_add(0, rows, of_word)
         own = own.index_add(0, rows, -of_word.detach())
         correct[rows] = logits.detach().argmax(-1) == word
-    correct &= own >= first.detach()[:, :words].amax(-1)
-    correct = unless_likelier_elsewhere(head, embedding, flat.detach(), first.detach(), cluster, own, correct)
+    correct &= own >= first[:, :words].amax(-1)
+    with torch.no_grad():
+        # A word is no likelier than its cluster, so other rare clusters are looked into only where they are
+        # likelier than the target.
+        for c, (low, high) in rare:
+            of_cluster = first[:, words - 1 + c]
+            doubtful = (correct & (cluster != c) & (of_cluster > own)).nonzero()[:, 0]
+            for rows in doubtful.split(max(AT_ONCE // (high - low), 1)):
+                logits = upcast(head.cluster_logits(c, flat[rows], embedding))
+                likeliest = logits.amax(-1) - logits.logsumexp(-1)
+                correct[rows] = of_cluster[rows] + likeliest <= own[rows]
     loss = losses.sum() / (target >= 0).sum()
     return TokenLosses(loss, losses.detach().view_as(targets), correct.view_as(targets))
 
 
-def rows_by_cluster(cluster: Tensor, clusters: int) -> list[Tensor]:
-    """The rows of ``cluster [N]`` that have the value 0, the value 1, …; on a GPU its values are waited for
-    once."""
-    sizes = torch.bincount(cluster, minlength=clusters).tolist()
-    return list(cluster.argsort(stable=True).split(sizes))
-
-
-@torch.no_grad()
-def unless_likelier_elsewhere(
-    head: AdaptiveSoftmax,
-    embedding: AdaptiveEmbedding,
-    x: Tensor,
-    first: Tensor,
-    cluster: Tensor,
-    own: Tensor,
-    correct: Tensor,
-) -> Tensor:
-    """``correct [N]``, now false where a rare cluster other than the target's has a likelier word.
-
-    A word is no likelier than its cluster, so a cluster is looked into only where it is likelier than the
-    target. ``x [N, D]``, the first cluster's logits ``first``, the target's ``cluster [N]`` and ``own [N]``
-    logit in their units.
-    """
-    correct, words = correct.clone(), head.clusters.bounds[0][1]
-    for c, (low, high) in list(enumerate(head.clusters.bounds))[1:]:
-        of_cluster = first[:, words - 1 + c]
-        doubtful = (correct & (cluster != c) & (of_cluster > own)).nonzero()[:, 0]
-        for rows in doubtful.split(max(AT_ONCE // (high - low), 1)):
-            logits = upcast(head.cluster_logits(c, x[rows], embedding))
-            likeliest = logits.amax(-1) - logits.logsumexp(-1)
-            correct[rows] = of_cluster[rows] + likeliest <= own[rows]
-    return correct
+def clusters_of(config: ModelConfig) -> Clusters:
+    """The clusters of an adaptive embedding."""
+    return Clusters(config.vocab_size, config.adaptive.cutoffs, config.adaptive.div_val, config.d_embed)
 
 
 def build_embedding(config: ModelConfig) -> nn.Embedding | AdaptiveEmbedding:
@@ -307,19 +276,13 @@ def build_head(config: ModelConfig) -> nn.Linear | AdaptiveSoftmax:
     return nn.Linear(config.d_model, config.vocab_size)
 
 
-def clusters_of(config: ModelConfig) -> Clusters:
-    """Of an adaptive embedding. Raises ValueError for cutoffs beyond the vocabulary."""
-    return Clusters(config.vocab_size, config.adaptive.cutoffs, config.adaptive.div_val, config.d_embed)
-
-
 def initialise_vocabulary(embed: nn.Module, head: nn.Module) -> None:
     """Draw fresh weights for embedding and head; the head starts with nearly equal probabilities."""
     if isinstance(embed, nn.Embedding):
         nn.init.normal_(embed.weight, std=0.3)
-    elif isinstance(embed, AdaptiveEmbedding):
-        embed.reset_parameters()
     if isinstance(head, nn.Linear):
         nn.init.normal_(head.weight, std=0.02)
         nn.init.zeros_(head.bias)
-    elif isinstance(head, AdaptiveSoftmax):
-        head.reset_parameters()
+    for adaptive in (embed, head):
+        if isinstance(adaptive, AdaptiveEmbedding | AdaptiveSoftmax):
+            adaptive.reset_parameters()
