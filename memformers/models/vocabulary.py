@@ -1,12 +1,8 @@
 """How tokens come in and how well they are predicted: losses of a segment, and the adaptive embedding and
 softmax, in which frequent words get wide vectors, rare words narrow ones, and the rare ones are predicted in
-two steps.
-
-There, token ids are ordered by frequency, the most frequent first, and ``cutoffs`` divide them into clusters.
+two steps. There, token ids are ordered by frequency, the most frequent first, and divided into clusters.
 Sources: the softmax, Grave et al. 2017 (arXiv 1609.04309); the embedding, Baevski and Auli 2019 (arXiv
-1809.10853); both in the form of the original Transformer-XL (repository kimiyoung/transformer-xl), whose
-softmax maps the hidden features to each cluster's width and can share vectors and maps with the embedding.
-"""
+1809.10853); both in the form of the original Transformer-XL (repository kimiyoung/transformer-xl)."""
 
 import math
 from dataclasses import dataclass
@@ -19,8 +15,6 @@ from torch import Tensor, nn
 from memformers.common.errors import UserError
 from memformers.models.config import ModelConfig
 
-WORD_STD = 0.02
-"""The standard deviation of the initial word vectors, as in the original."""
 AT_ONCE = 1 << 24
 """The most logits of a rare cluster that are computed at once to see whether a word of it is likelier."""
 
@@ -51,15 +45,12 @@ def upcast(logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Clusters:
-    """The clusters of a vocabulary. Raises ValueError for cutoffs outside the vocabulary."""
+    """Clusters of a vocabulary ([`AdaptiveConfig`][]). Raises ValueError for cutoffs outside it."""
 
     vocab_size: int
     cutoffs: tuple[int, ...] = ()
-    """The first token id of each cluster but the first, ascending."""
     div_val: int = 1
-    """How many times narrower the word vectors of each cluster are than those of the previous one."""
     d_embed: int = 128
-    """Width of the first cluster's word vectors."""
 
     def __post_init__(self) -> None:
         if self.cutoffs and self.cutoffs[-1] >= self.vocab_size:
@@ -86,18 +77,14 @@ class Clusters:
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Tokens ``[S, B]`` to ``[S, B, D]``: √D · W_c e, for the word vector e in a table of its cluster c.
-
-    The factor √D is the original's, and part of this embedding. A cluster's map W_c ``[D, d_c]`` is left
-    out where all word vectors have D features.
-    """
+    """Tokens ``[S, B]`` to ``[S, B, D]``: √D · W_c e, for the word vector e in a table of its cluster c. The
+    factor √D is the original's. A cluster's map W_c ``[D, d_c]`` is left out where all e have D features."""
 
     def __init__(self, clusters: Clusters, d_model: int):
         super().__init__()
         self.clusters, self.d_model = clusters, d_model
-        tables = clusters.tables
-        self.tables = nn.ModuleList(nn.Embedding(words, width) for words, width in tables)
-        maps = tables if clusters.maps(d_model) else []
+        self.tables = nn.ModuleList(nn.Embedding(*table) for table in clusters.tables)
+        maps = clusters.tables if clusters.maps(d_model) else []
         self.maps = nn.ModuleList(nn.Linear(width, d_model, bias=False) for _, width in maps)
         self.reset_parameters()
 
@@ -106,23 +93,16 @@ class AdaptiveEmbedding(nn.Module):
         draw(self.tables, self.maps)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """``tokens [S, B]``, integers below ``vocab_size``."""
-        if len(self.tables) == 1:
-            x = self.mapped(0, tokens)
-        else:
-            # Each cluster embeds all tokens: selecting its own would wait until their number is known.
-            parts = []
-            for i, (low, high) in enumerate(self.clusters.bounds):
-                own = (tokens >= low) & (tokens < high)
-                parts.append(self.mapped(i, (tokens - low).clamp(0, high - low - 1)) * own[..., None])
-            x = torch.stack(parts).sum(0)
-        return x * math.sqrt(self.d_model)
-
-    def mapped(self, i: int, ids: Tensor) -> Tensor:
-        """Vectors ``[S, B, D]`` of the words ``ids [S, B]`` of table ``i``."""
-        vectors = self.tables[i](ids)
-        # Autocast would make the residual stream, and so the memory, of another dtype than the weights.
-        return self.maps[i](vectors).to(vectors.dtype) if len(self.maps) else vectors
+        """``tokens [S, B]``, integers below ``vocab_size``, to ``[S, B, D]``."""
+        parts, is_single = [], len(self.tables) == 1
+        for i, table in enumerate(self.tables):
+            low, high = self.clusters.bounds[i]
+            # Each table embeds all tokens: selecting its own would wait until their number is known.
+            vectors = table(tokens if is_single else (tokens - low).clamp(0, high - low - 1))
+            # Autocast would make the residual stream, and so the memory, of another dtype than the weights.
+            x = self.maps[i](vectors).to(vectors.dtype) if len(self.maps) else vectors
+            parts.append(x if is_single else x * ((tokens >= low) & (tokens < high))[..., None])
+        return (parts[0] if is_single else torch.stack(parts).sum(0)) * math.sqrt(self.d_model)
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -131,13 +111,10 @@ class AdaptiveSoftmax(nn.Module):
         log p(word of cluster 0) = log softmax([E₀; G] P₀ x + b)_word
         log p(word of cluster c) = log softmax([E₀; G] P₀ x + b)_c + log softmax(E_c P_c x + b_c)_word
 
-    with the word vectors E_c of cluster c, the map P_c ``[d_c, D]`` to their width, and a row of G for
-    each cluster but the first. Log-probabilities are their own logits: cross-entropy, sampling and
-    ``argmax`` take them as they are. For losses, [`adaptive_losses`][] computes much less.
-
-    ``tie_weights`` takes E_c from the embedding's tables; ``tie_projections`` takes the maps of all
-    clusters but the first from the embedding's, transposed. What is tied belongs to the embedding, and is
-    given with every call.
+    with the word vectors E_c of cluster c, the map P_c ``[d_c, D]`` to their width, and a row of G for each
+    cluster but the first. Log-probabilities are their own logits: cross-entropy, sampling and ``argmax`` take
+    them as they are. ``tie_weights`` and ``tie_projections`` ([`AdaptiveConfig`][]) take E_c, and P_c but for
+    the first cluster, from the embedding, which owns them and is given with every call.
     """
 
     def __init__(self, clusters: Clusters, d_model: int, *, tie_weights: bool, tie_projections: bool):
@@ -155,11 +132,10 @@ class AdaptiveSoftmax(nn.Module):
 
     def reset_parameters(self) -> None:
         """Start with nearly equal probabilities within each cluster and between clusters."""
-        nn.init.zeros_(self.bias)
         draw(self.words, self.maps)
-        if self.rare is not None:
-            nn.init.zeros_(self.rare.weight)
-            nn.init.zeros_(self.rare.bias)
+        zeros = (self.bias,) if self.rare is None else (self.bias, *self.rare.parameters())
+        for parameter in zeros:
+            nn.init.zeros_(parameter)
 
     @property
     def weight(self) -> Tensor:
@@ -175,8 +151,7 @@ class AdaptiveSoftmax(nn.Module):
         return torch.cat((frequent, *tails), dim=-1)
 
     def cluster_logits(self, i: int, x: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """``x [·, D]`` to the logits of the words of cluster ``i``, and in the first of all other clusters:
-        ``[·, words]``."""
+        """``x [·, D]`` to the logits ``[·, words]`` of cluster ``i``; the first ends with those of all others."""
         (low, high), one_table = self.clusters.bounds[i], self.clusters.div_val == 1
         tables = self.words if len(self.words) else embedding.tables
         rows = weight(tables[0])[low:high] if one_table else weight(tables[i])  # [words, d_i]
@@ -203,7 +178,7 @@ def weight(module: nn.Module) -> Tensor:
 def draw(tables: nn.ModuleList, maps: nn.ModuleList) -> None:
     """Draw the word vectors of ``tables``, and ``maps`` that keep their size."""
     for table in tables:
-        nn.init.normal_(weight(table), std=WORD_STD)
+        nn.init.normal_(weight(table), std=0.02)  # as in the original
     for linear in maps:
         nn.init.normal_(weight(linear), std=weight(linear).shape[1] ** -0.5)
 
@@ -212,18 +187,11 @@ def adaptive_losses(
     head: AdaptiveSoftmax, embedding: AdaptiveEmbedding, x: Tensor, targets: Tensor
 ) -> TokenLosses:
     """Of the predictions from ``x [S, B, D]`` for ``targets [S, B]``: what [`token_losses`][] gives for the
-    whole vocabulary's log-probabilities, computed for the clusters that the targets need.
-
-    A target of the first cluster needs that cluster alone, and one of a rarer cluster c the first and c. So
-    each rare cluster is computed for the few tokens whose target lies in it (Grave et al. 2017, section 4).
-    Every weight has a gradient, 0 in a cluster without targets, as processes that average theirs need.
-    """
-    bounds, flat, target = (
-        head.clusters.bounds,
-        x.flatten(0, 1),
-        targets.flatten().contiguous(),
-    )  # [N, D], [N]
-    words, rare = bounds[0][1], list(enumerate(bounds))[1:]
+    whole vocabulary's log-probabilities, computed in the clusters that the targets need: the first for all,
+    and each rarer one for the few tokens whose target lies in it (Grave et al. 2017, section 4). Every weight
+    has a gradient, 0 in a cluster without targets, as processes that average theirs need."""
+    flat, target = x.flatten(0, 1), targets.flatten().contiguous()  # [N, D] and [N]
+    (_, words), *rare = head.clusters.bounds
     first = upcast(head.cluster_logits(0, flat, embedding))  # [N, words + rare clusters]
     cluster = torch.bucketize(target, target.new_tensor(head.clusters.cutoffs), right=True)
     column = torch.where(cluster > 0, words - 1 + cluster, target)
@@ -232,20 +200,19 @@ def adaptive_losses(
     own = first.gather(1, column.clamp(min=0)[:, None])[:, 0]
     correct = target >= 0
     # On a GPU, the numbers of targets are waited for once.
-    sizes = torch.bincount(cluster, minlength=len(bounds)).tolist()
+    sizes = torch.bincount(cluster, minlength=1 + len(rare)).tolist()
     rows_of = cluster.argsort(stable=True).split(sizes)
-    for c, (low, _) in rare:
-        rows = rows_of[c]
-        logits, word = upcast(head.cluster_logits(c, flat[rows], embedding)), target[rows] - low
+    for c, (low, _) in enumerate(rare, 1):
+        rows, word = rows_of[c], target[rows_of[c]] - low
+        logits = upcast(head.cluster_logits(c, flat[rows], embedding))
         of_word = F.cross_entropy(logits, word, reduction="none")
         losses = losses.index_add(0, rows, of_word)
         own = own.index_add(0, rows, -of_word.detach())
         correct[rows] = logits.detach().argmax(-1) == word
     correct &= own >= first[:, :words].amax(-1)
     with torch.no_grad():
-        # A word is no likelier than its cluster, so other rare clusters are looked into only where they are
-        # likelier than the target.
-        for c, (low, high) in rare:
+        # A word is no likelier than its cluster, so only clusters likelier than the target are looked into.
+        for c, (low, high) in enumerate(rare, 1):
             of_cluster = first[:, words - 1 + c]
             doubtful = (correct & (cluster != c) & (of_cluster > own)).nonzero()[:, 0]
             for rows in doubtful.split(max(AT_ONCE // (high - low), 1)):
@@ -278,11 +245,10 @@ def build_head(config: ModelConfig) -> nn.Linear | AdaptiveSoftmax:
 
 def initialise_vocabulary(embed: nn.Module, head: nn.Module) -> None:
     """Draw fresh weights for embedding and head; the head starts with nearly equal probabilities."""
-    if isinstance(embed, nn.Embedding):
-        nn.init.normal_(embed.weight, std=0.3)
+    for module, std in ((embed, 0.3), (head, 0.02)):
+        if isinstance(module, AdaptiveEmbedding | AdaptiveSoftmax):
+            module.reset_parameters()
+        elif isinstance(module, nn.Embedding | nn.Linear):
+            nn.init.normal_(module.weight, std=std)
     if isinstance(head, nn.Linear):
-        nn.init.normal_(head.weight, std=0.02)
         nn.init.zeros_(head.bias)
-    for adaptive in (embed, head):
-        if isinstance(adaptive, AdaptiveEmbedding | AdaptiveSoftmax):
-            adaptive.reset_parameters()
