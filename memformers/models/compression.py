@@ -52,22 +52,22 @@ class Conv1dCompression(nn.Module):
     def forward(self, mem: Tensor) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
         check_whole_slots(mem, self.compression_rate)
-        if not is_plain(self.conv, nn.Conv1d, MeanConv1d):
-            return called(self.conv, mem)
         # Kernels that don't overlap make the convolution one matrix product.
         slots = rearrange(mem, "(n c) b d -> n b (d c)", c=self.compression_rate)
-        return F.linear(slots, self.conv.weight.flatten(1), self.conv.bias)  # [n, B, D]
+        return convolved(self.conv, mem, slots)
 
 
-def called(convolution: nn.Module, x: Tensor) -> Tensor:
-    """``convolution(x)`` for ``x [t, B, D]``, sequence first, when its weights may not be read: ``[·, B,
-    D]``."""
+def convolved(convolution: nn.Module, x: Tensor, kernels: Tensor) -> Tensor:
+    """``convolution(x)`` for ``x [t, B, D]``, sequence first, ``[n, B, ·]``: as one matrix product with what
+    its ``kernels`` cover, ``[n, B, D·taps]``, unless its weights may not be read."""
+    if isinstance(convolution, nn.Conv1d) and is_plain(convolution, nn.Conv1d, MeanConv1d):
+        return F.linear(kernels, convolution.weight.flatten(1), convolution.bias)
     return convolution(x.permute(1, 2, 0)).permute(2, 0, 1)
 
 
 class MeanConv1d(nn.Conv1d):
-    """A convolution that starts as the mean of what its kernel covers where that doesn't overlap, I / c at
-    each of c taps; and as 0 where it does, which is only added to something."""
+    """A convolution that starts as the mean of what its kernel covers, I / c at each of c taps; and as 0 where
+    its kernels overlap, in [`DilatedConvCompression`][], which adds its output to something."""
 
     def reset_parameters(self) -> None:
         """Make the weight ``[D, D, c]`` and the bias ``[D]`` those of the mean, or 0."""
@@ -79,10 +79,8 @@ class MeanConv1d(nn.Conv1d):
 
 
 class DilatedConvCompression(nn.Module):
-    """f_c as dilated convolutions, then a convolution whose kernel and stride are the compression rate
-    (Rae et al. 2020, [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2).
-
-    The paper leaves layers and edges open; here:
+    """f_c as dilated convolutions, then a [`Conv1dCompression`][], whose arguments and errors it has (Rae et
+    al. 2020, section 3.2). The paper leaves layers and edges open; here:
 
     - For each of ``dilations``, position t becomes x_t + W₀·gelu(x_t) + W₁·gelu(x_{t + dilation}) + b.
     - A slot so depends on its own c positions and on the next ``sum(dilations)`` after them, never on an
@@ -90,14 +88,7 @@ class DilatedConvCompression(nn.Module):
     - After the newest of the n·c positions there are zeros, before each of the dilated convolutions.
 
     Args:
-        compression_rate: The number of positions that become one slot, c.
-        d_model: The width of the model, D.
-        start: What it is before it has learned anything: drawn as PyTorch draws convolutions
-            (``"random"``), or the mean of a slot's own positions (``"mean"``).
-        dilations: The distance of the later position in each dilated convolution.
-
-    Raises:
-        ValueError: For a rate or dilation below 1, or a length that is no multiple of the rate.
+        dilations: The distance of the later position in each dilated convolution, at least 1.
 
     Examples:
         >>> import torch
@@ -125,21 +116,17 @@ class DilatedConvCompression(nn.Module):
 
     def forward(self, mem: Tensor) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
-        x = mem
         for convolution, dilation in zip(self.dilated, self.dilations, strict=True):
-            padded = F.pad(F.gelu(x), (0, 0, 0, 0, 0, dilation))  # [n·c + dilation, B, D]
-            if is_plain(convolution, nn.Conv1d, MeanConv1d):
-                # As one matrix product, which is faster than PyTorch's convolution.
-                taps = torch.stack((padded[: len(x)], padded[dilation:]), dim=-1).flatten(2)  # [n·c, B, D·2]
-                x = x + F.linear(taps, convolution.weight.flatten(1), convolution.bias)
-            else:
-                x = x + called(convolution, padded)
-        return self.slots(x)
+            padded = F.pad(F.gelu(mem), (0, 0, 0, 0, 0, dilation))  # [n·c + dilation, B, D]
+            # One matrix product, which is faster than PyTorch's convolution.
+            taps = torch.stack((padded[: len(mem)], padded[dilation:]), dim=-1).flatten(2)  # [n·c, B, D·2]
+            mem = mem + convolved(convolution, padded, taps)
+        return self.slots(mem)
 
 
 class PoolingCompression(nn.Module):
-    """f_c that pools every c positions into one slot (Rae et al. 2020,
-    [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2). There is nothing in it to learn.
+    """f_c that makes one slot of every c positions, with nothing in it to learn (Rae et al. 2020, section
+    3.2).
 
     Args:
         compression_rate: The number of positions that become one slot, c.
@@ -162,7 +149,7 @@ class PoolingCompression(nn.Module):
 
 
 class MeanCompression(PoolingCompression):
-    """[`PoolingCompression`][memformers.models.compression.PoolingCompression] by the mean.
+    """A [`PoolingCompression`][] by the mean.
 
     Examples:
         >>> import torch
@@ -175,8 +162,7 @@ class MeanCompression(PoolingCompression):
 
 
 class MaxCompression(PoolingCompression):
-    """[`PoolingCompression`][memformers.models.compression.PoolingCompression] by each feature's largest
-    value.
+    """A [`PoolingCompression`][] by each feature's largest value.
 
     Examples:
         >>> import torch
@@ -188,22 +174,18 @@ class MaxCompression(PoolingCompression):
     how = "max"
 
 
-class MostUsedCompression(nn.Module):
-    """f_c that keeps what is used most: of every c positions, the one that received the most attention
-    becomes the slot, the oldest of equals (Rae et al. 2020, [arXiv
-    1911.05507](https://arxiv.org/abs/1911.05507), section 3.2). There is nothing in it to learn.
+class MostUsedCompression(PoolingCompression):
+    """A [`PoolingCompression`][] that keeps what is used most: of every c positions, the one that received
+    the most attention becomes the slot, the oldest of equals.
 
     The paper sorts all memories by their average attention and keeps the most-used. Here one of each c
     successive positions is kept: so a slot stands for c known positions, as in every other compression, slots
     stay in order of time, and none mixes two documents. The paper leaves open over which queries attention is
-    averaged; here those of the newest segment count ([`attention_received`][], which says what it
-    costs), so that nothing has to be remembered of older ones.
-
-    Args:
-        compression_rate: The number of positions that become one slot, c.
+    averaged; here those of the newest segment count ([`attention_received`][], which says what it costs), so
+    that nothing has to be remembered of older ones.
 
     Raises:
-        ValueError: For a rate below 1, a length that is no multiple of it, or attention of another shape.
+        ValueError: Also for attention of another shape.
 
     Examples:
         >>> import torch
@@ -214,11 +196,6 @@ class MostUsedCompression(nn.Module):
     """
 
     needs_attention = True
-
-    @check_arguments
-    def __init__(self, compression_rate: Count):
-        super().__init__()
-        self.compression_rate = compression_rate
 
     def forward(self, mem: Tensor, received: Tensor | None = None) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, which ``received [n·c, B]`` attention, to ``[n, B, D]``."""
@@ -236,17 +213,15 @@ class MostUsedCompression(nn.Module):
 
 
 class CompressionAutoEncoder(nn.Module):
-    """f_c beside a linear decoder g, ``[n, B, D]`` to ``[n·c, B, D]``, which [`AutoEncodingLoss`][] trains
-    with it (Rae et al. 2020, [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2.1). Slots are
-    made by f_c alone.
+    """f_c, which alone makes the slots, beside a linear decoder g, ``[n, B, D]`` to ``[n·c, B, D]``, which
+    [`AutoEncodingLoss`][] trains with it (Rae et al. 2020, section 3.2.1).
 
     Args:
         encode: f_c, ``[n·c, B, D]`` to ``[n, B, D]``.
         d_model: The width of the model, D.
 
     Raises:
-        ValueError: For an ``encode`` without a ``compression_rate``, and for one that needs attention, such
-            as [`MostUsedCompression`][].
+        ValueError: For an ``encode`` that has no ``compression_rate``, or that needs attention.
 
     Examples:
         >>> import torch
@@ -276,10 +251,7 @@ class CompressionAutoEncoder(nn.Module):
 
     def decode(self, c_mem: Tensor) -> Tensor:
         """Slots ``c_mem [n, B, D]`` to what they may have been, ``[n·c, B, D]``."""
-        if is_plain(self.decoder, nn.Conv1d):
-            positions = F.linear(c_mem, self.decoder.weight.squeeze(2), self.decoder.bias)  # [n, B, c·D]
-        else:
-            positions = called(self.decoder, c_mem)
+        positions = convolved(self.decoder, c_mem, c_mem)  # [n, B, c·D]
         return rearrange(positions, "n b (c d) -> (n c) b d", c=self.compression_rate)
 
 
@@ -292,9 +264,8 @@ def attention_received(
     may. ``key_start [B, S]`` is the first key that each query may see, None for all.
 
     No kernel tells its probabilities, so they are computed once more, by the definition and without a
-    gradient: two projections of all K positions, and 4·S·K·D operations for scores, which is as much as a
-    layer's forward pass spends on them. A model does so in the segments that compress, and only for an f_c
-    that needs it.
+    gradient: two projections of all K positions, and 4·S·K·D operations for scores, as many as in a layer's
+    forward pass. A model does so in the segments that compress, and only for an f_c that needs it.
     """
     attention, K = layer.self_attn, len(context)
     z = layer.attention_input(context)
@@ -316,9 +287,9 @@ def attention_received(
 
 
 def slots_of(compress: Callable[..., Tensor], mem: Tensor, n: int, received: Tensor | None = None) -> Tensor:
-    """The ``n`` slots ``[n, B, D]`` that f_c makes of ``mem [n·c, B, D]``, and of the attention
-    ``received [n·c, B]`` where it needs that, in the dtype of ``mem``, whatever autocast made of it. Raises
-    ValueError where they are of another number or width."""
+    """The ``n`` slots ``[n, B, D]`` that f_c makes of ``mem [n·c, B, D]``, and of the attention ``received
+    [n·c, B]`` where it needs that, in the dtype of ``mem``, whatever autocast made of it. Raises ValueError
+    where they are of another number or width."""
     slots = compress(mem) if received is None else compress(mem, received)
     check_returned(type(compress), "forward", slots, (n, *mem.shape[1:]))
     return slots.to(mem.dtype)
