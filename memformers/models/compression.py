@@ -23,8 +23,7 @@ QUERIES = 64
 
 
 class Conv1dCompression(nn.Module):
-    """f_c as a 1D convolution whose kernel and stride are the compression rate (Rae et al. 2020,
-    [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2).
+    """f_c as a convolution whose kernel and stride are the compression rate (Rae et al. 2020, section 3.2).
 
     Args:
         compression_rate: The number of positions that become one slot, c.
@@ -51,9 +50,8 @@ class Conv1dCompression(nn.Module):
 
     def forward(self, mem: Tensor) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
-        check_whole_slots(mem, self.compression_rate)
         # Kernels that don't overlap make the convolution one matrix product.
-        slots = rearrange(mem, "(n c) b d -> n b (d c)", c=self.compression_rate)
+        slots = rearrange(by_slot(mem, self.compression_rate), "n c b d -> n b (d c)")
         return convolved(self.conv, mem, slots)
 
 
@@ -109,9 +107,8 @@ class DilatedConvCompression(nn.Module):
         convolution = MeanConv1d if start == "mean" else nn.Conv1d
         self.compression_rate = compression_rate
         self.dilations = tuple(dilations)
-        self.dilated = nn.ModuleList(
-            convolution(d_model, d_model, kernel_size=2, dilation=dilation) for dilation in dilations
-        )
+        layers = (convolution(d_model, d_model, kernel_size=2, dilation=each) for each in dilations)
+        self.dilated = nn.ModuleList(layers)
         self.slots = Conv1dCompression(compression_rate, d_model, start)
 
     def forward(self, mem: Tensor) -> Tensor:
@@ -125,15 +122,8 @@ class DilatedConvCompression(nn.Module):
 
 
 class PoolingCompression(nn.Module):
-    """f_c that makes one slot of every c positions, with nothing in it to learn (Rae et al. 2020, section
-    3.2).
-
-    Args:
-        compression_rate: The number of positions that become one slot, c.
-
-    Raises:
-        ValueError: For a rate below 1, or a length that is no multiple of it.
-    """
+    """f_c with nothing in it to learn, that makes one slot of every ``compression_rate`` positions (Rae et al.
+    2020, section 3.2). Raises ValueError for a rate below 1, or a length that is no multiple of it."""
 
     how: ClassVar[Literal["mean", "max"]]
 
@@ -144,8 +134,7 @@ class PoolingCompression(nn.Module):
 
     def forward(self, mem: Tensor) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
-        check_whole_slots(mem, self.compression_rate)
-        return reduce(mem, "(n c) b d -> n b d", self.how, c=self.compression_rate)
+        return reduce(by_slot(mem, self.compression_rate), "n c b d -> n b d", self.how)
 
 
 class MeanCompression(PoolingCompression):
@@ -176,16 +165,13 @@ class MaxCompression(PoolingCompression):
 
 class MostUsedCompression(PoolingCompression):
     """A [`PoolingCompression`][] that keeps what is used most: of every c positions, the one that received
-    the most attention becomes the slot, the oldest of equals.
+    the most attention becomes the slot, the oldest of equals. Raises ValueError also for attention of another
+    shape.
 
     The paper sorts all memories by their average attention and keeps the most-used. Here one of each c
     successive positions is kept: so a slot stands for c known positions, as in every other compression, slots
     stay in order of time, and none mixes two documents. The paper leaves open over which queries attention is
-    averaged; here those of the newest segment count ([`attention_received`][], which says what it costs), so
-    that nothing has to be remembered of older ones.
-
-    Raises:
-        ValueError: Also for attention of another shape.
+    averaged; here over those of the newest segment ([`attention_received`][], which says what it costs).
 
     Examples:
         >>> import torch
@@ -199,7 +185,7 @@ class MostUsedCompression(PoolingCompression):
 
     def forward(self, mem: Tensor, received: Tensor | None = None) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, which ``received [n·c, B]`` attention, to ``[n, B, D]``."""
-        check_whole_slots(mem, self.compression_rate)
+        positions = by_slot(mem, self.compression_rate)  # [n, c, B, D]
         if received is None or received.shape != mem.shape[:2]:
             came = "none" if received is None else f"{list(received.shape)}"
             raise UserError(
@@ -207,7 +193,6 @@ class MostUsedCompression(PoolingCompression):
                 f"memories of a MostUsedCompression, got {came}; compute it with attention_received, or give "
                 f"a loss the slots that are made already."
             )
-        positions = rearrange(mem, "(n c) b d -> n c b d", c=self.compression_rate)
         most_used = rearrange(received, "(n c) b -> n c b", c=self.compression_rate).argmax(1)  # [n, B]
         return positions.gather(1, most_used[:, None, :, None].expand(-1, 1, -1, mem.shape[-1])).squeeze(1)
 
@@ -217,11 +202,9 @@ class CompressionAutoEncoder(nn.Module):
     [`AutoEncodingLoss`][] trains with it (Rae et al. 2020, section 3.2.1).
 
     Args:
-        encode: f_c, ``[n·c, B, D]`` to ``[n, B, D]``.
+        encode: f_c, ``[n·c, B, D]`` to ``[n, B, D]``; ValueError if it has no ``compression_rate``, or needs
+            attention.
         d_model: The width of the model, D.
-
-    Raises:
-        ValueError: For an ``encode`` that has no ``compression_rate``, or that needs attention.
 
     Examples:
         >>> import torch
@@ -263,9 +246,9 @@ def attention_received(
     the ``S`` last ones: the mean over heads and over the queries that may see it, ``[K, B]``; 0 where none
     may. ``key_start [B, S]`` is the first key that each query may see, None for all.
 
-    No kernel tells its probabilities, so they are computed once more, by the definition and without a
-    gradient: two projections of all K positions, and 4·S·K·D operations for scores, as many as in a layer's
-    forward pass. A model does so in the segments that compress, and only for an f_c that needs it.
+    No kernel tells its probabilities, so they are computed once more, by the definition: two projections of
+    all K positions, and 4·S·K·D operations for scores, as many as a layer's forward pass spends on them. A
+    model does so in the segments that compress, and only for an f_c that needs it.
     """
     attention, K = layer.self_attn, len(context)
     z = layer.attention_input(context)
@@ -275,12 +258,11 @@ def attention_received(
     for begin in range(0, S, QUERIES):
         end = min(begin + QUERIES, S)
         k = K - S + end  # the last of these queries sees no later key
-        of_first = None if key_start is None else key_start[:, begin:end]
         nearer = {name: term[:, :k] if name in ("r", "s") else term for name, term in terms.items()}
-        looks = attention_probabilities(query[:, :, begin:end], key[:, :, :k], **nearer, key_start=of_first)
         visible = causal_mask(end - begin, k, context.device)
-        if of_first is not None:
-            visible = visible & from_key_start(of_first, k)  # [B, 1, s, k]
+        if key_start is not None:
+            visible = visible & from_key_start(key_start[:, begin:end], k)  # [B, 1, s, k]
+        looks = attention_probabilities(query[:, :, begin:end], key[:, :, :k], **nearer, mask=visible)
         total = total + F.pad(looks.to(total.dtype).mean(1).sum(-2), (0, K - k))  # [B, K]
         seen = seen + F.pad(visible.sum(-2).to(total.dtype), (0, K - k)).view(-1, K)  # [B, K] or [1, K]
     return (total / seen.clamp(min=1)).T
@@ -311,10 +293,11 @@ def needs_attention(compress: object) -> bool:
     return bool(getattr(compress, "needs_attention", False))
 
 
-def check_whole_slots(mem: Tensor, compression_rate: int) -> None:
-    """Raise ValueError unless the positions of ``mem [·, B, D]`` fill whole slots."""
+def by_slot(mem: Tensor, compression_rate: int) -> Tensor:
+    """``mem [n·c, B, D]`` by the slots that it fills, ``[n, c, B, D]``. Raises ValueError for another length."""
     if len(mem) % compression_rate:
         raise UserError(
             f"{len(mem)} memories don't fill whole slots of compression_rate={compression_rate}; compress a "
             f"multiple of it and keep the rest."
         )
+    return rearrange(mem, "(n c) b d -> n c b d", c=compression_rate)
