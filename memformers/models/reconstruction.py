@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,29 +19,17 @@ from memformers.models.parts import output_of
 
 
 class AttentionReconstructionLoss:
-    """The change of attention when memories are replaced by their compressions, summed over layers (Rae et
-    al. 2020, [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2.1, algorithm 2). Its gradient
-    reaches only each layer's f_c.
-
-    For each layer, it is the mean squared error between two content attentions (without positions) of the
-    segment: over the memories that are compressed, and over their compressions.
-
-    Args:
-        layers: The layers, each with its f_c.
+    """The change of attention when memories are replaced by their compressions, summed over ``layers`` (Rae
+    et al. 2020, section 3.2.1, algorithm 2): the mean squared error between two content attentions (without
+    positions) of the segment, over the memories that are compressed, and over their compressions. Its
+    gradient reaches only each layer's f_c.
 
     Examples:
         >>> import torch
-        >>> from memformers import (
-        ...     AttentionReconstructionLoss, CompressiveTransformerLayer, Conv1dCompression, FeedForward,
-        ...     RelativeMultiHeadAttention,
-        ... )
-        >>> parts = {
-        ...     "d_model": 64, "self_attn": RelativeMultiHeadAttention(heads=4, d_model=64),
-        ...     "feed_forward": FeedForward(64, 256), "dropout_prob": 0.1,
-        ... }
-        >>> layer = CompressiveTransformerLayer(**parts, compress=Conv1dCompression(4, 64))
-        >>> loss = AttentionReconstructionLoss([layer])
-        >>> loss([torch.randn(16, 2, 64)], [torch.randn(32, 2, 64)]).shape
+        >>> from memformers import AttentionReconstructionLoss, MemoryLM, ModelConfig
+        >>> model = MemoryLM(ModelConfig(model="compressive", d_model=64, n_layers=2))
+        >>> h, mem = torch.randn(2, 16, 3, 64), torch.randn(2, 32, 3, 64)  # layers, then [S, B, D]
+        >>> AttentionReconstructionLoss(model.transformer.layers)(list(h), list(mem)).shape
         torch.Size([])
     """
 
@@ -61,9 +49,8 @@ class AttentionReconstructionLoss:
             h: ``[S, B, D]`` per layer, its inputs.
             mem: ``[n·c, B, D]`` per layer, what it compresses.
             c_mem: ``[n, B, D]`` per layer, f_c of ``mem`` where it is already at hand.
-            n_masked: ``[B]``, or one per layer: how many of the oldest slots, with their positions, don't
-                count in each stream. A stream in which none counts is left out of the mean, which is 0
-                without streams.
+            n_masked: ``[B]``, or one per layer: how many of the oldest slots, with their positions, are left
+                out of the mean in each stream.
 
         Raises:
             ValueError: Unless there is one tensor per layer.
@@ -79,20 +66,14 @@ class AttentionReconstructionLoss:
 
 class AutoEncodingLoss:
     """The error of decoders that restore the memories from their compressions, summed over layers (Rae et al.
-    2020, [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2.1, L_ae). Its gradient reaches
-    only f_c and its decoder.
-
-    For each layer, it is the mean squared error between the memories, without any normalization, and the
-    output of the decoder for their compressions.
-
-    Args:
-        compressions: Each layer's f_c with its decoder.
+    2020, section 3.2.1, L_ae): the mean squared error between the memories, without any normalization, and
+    the output of the decoder. Its gradient reaches only f_c and its decoder.
 
     Examples:
         >>> import torch
         >>> from memformers import AutoEncodingLoss, CompressionAutoEncoder, Conv1dCompression
         >>> f_c = CompressionAutoEncoder(Conv1dCompression(4, d_model=64), d_model=64)
-        >>> AutoEncodingLoss([f_c])([torch.randn(32, 2, 64)]).shape
+        >>> AutoEncodingLoss([f_c])([torch.randn(32, 2, 64)]).shape  # a layer's [n·c, B, D]
         torch.Size([])
     """
 
@@ -133,8 +114,7 @@ def auto_encoding(
     compress: CompressionAutoEncoder, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None = None
 ) -> Tensor:
     """One layer's term: ‖mem − g(c_mem)‖², averaged over all elements, a scalar; of ``mem [n·c, B, D]`` and
-    ``c_mem [n, B, D]``, without the ``n_masked [B]`` oldest slots and their positions, in the mean over
-    streams."""
+    ``c_mem [n, B, D]``. With ``n_masked [B]``, the mean over the streams in which some positions count."""
     mem, made = mem.detach(), compress.decode(c_mem)
     if n_masked is None:
         return F.mse_loss(made, mem)
@@ -169,15 +149,11 @@ def check_compression_loss(loss: CompressionLossName | str, compress: nn.Module,
 
 
 def layer_loss(
-    layer: CompressiveTransformerLayer,
-    h: Tensor,
-    mem: Tensor,
-    c_mem: Tensor,
-    n_masked: Tensor | None = None,
+    layer: CompressiveTransformerLayer, h: Tensor, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None = None
 ) -> Tensor:
-    """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements, a scalar;
-    of ``h [S, B, D]``, ``mem [n·c, B, D]`` and ``c_mem [n, B, D]``, without the ``n_masked [B]`` oldest slots
-    and their positions."""
+    """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements, a scalar; of
+    ``h [S, B, D]``, ``mem [n·c, B, D]`` and ``c_mem [n, B, D]``, and over the streams in which some of them
+    count with ``n_masked [B]``."""
     attend = frozen_attention(layer, h)
     if n_masked is None:
         whole = attend(mem.detach())  # [B, H, S, E]
@@ -202,13 +178,13 @@ def own_loss(
     """One layer's term by a ``loss`` of one's own, a scalar, of what [`layer_loss`][] takes; streams that
     leave out as many slots are given to it together."""
     n, c, total = len(c_mem), len(mem) // len(c_mem), c_mem.new_zeros(())
-    groups = [(0, slice(None), 1)]
+    groups: list[tuple[int, Any, int]] = [(0, slice(None), 1)]  # slots left out, streams and their weight
     if n_masked is not None:
         each = [(k, n_masked == k) for k in n_masked.unique().tolist() if k < n]
         groups = [(k, streams, int(streams.sum())) for k, streams in each]
     for k, streams, size in groups:
-        parts = mem[k * c :, streams].detach(), c_mem[k:, streams]
         attend = frozen_attention(layer, h[:, streams])
+        parts = mem[k * c :, streams].detach(), c_mem[k:, streams]
         total = total + size * output_of(loss, (), *parts, attend)
     return total / max(sum(size for *_, size in groups), 1)
 
