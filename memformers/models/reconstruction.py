@@ -14,8 +14,13 @@ from memformers.common.errors import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.compression import CompressionAutoEncoder
 from memformers.models.config import CompressionLossName, check_choice
-from memformers.models.layers import CompressiveTransformerLayer
+from memformers.models.layers import CompressiveTransformerLayer, MemoryLayer
 from memformers.models.parts import output_of
+
+ByLayer = Sequence[Tensor]
+Function = Callable[..., Tensor]
+Masked = Tensor | Sequence[Tensor] | None
+"""How many of the oldest slots don't count in each stream, ``[B]``, for all layers or one for each."""
 
 
 class AttentionReconstructionLoss:
@@ -37,28 +42,21 @@ class AttentionReconstructionLoss:
         self.layers = cast(list[CompressiveTransformerLayer], list(layers))
 
     def __call__(
-        self,
-        h: Sequence[Tensor],
-        mem: Sequence[Tensor],
-        c_mem: Sequence[Tensor] | None = None,
-        n_masked: Tensor | Sequence[Tensor] | None = None,
+        self, h: ByLayer, mem: ByLayer, c_mem: ByLayer | None = None, n_masked: Masked = None
     ) -> Tensor:
-        """The loss of a segment, a scalar; a layer that compresses nothing, n = 0, adds nothing.
+        """The loss of a segment, a scalar. Raises ValueError unless there is one tensor per layer.
 
         Args:
             h: ``[S, B, D]`` per layer, its inputs.
-            mem: ``[n·c, B, D]`` per layer, what it compresses.
+            mem: ``[n·c, B, D]`` per layer, what it compresses; nothing, n = 0, adds nothing to the loss.
             c_mem: ``[n, B, D]`` per layer, f_c of ``mem`` where it is already at hand.
-            n_masked: ``[B]``, or one per layer: how many of the oldest slots, with their positions, are left
-                out of the mean in each stream.
-
-        Raises:
-            ValueError: Unless there is one tensor per layer.
+            n_masked: ``[B]``, or one per layer: how many of the oldest slots, with their positions, don't
+                count in each stream. The mean is over streams in which some do, and 0 without any.
         """
-        if not len(self.layers) == len(h) == len(mem):
+        n = len(self.layers)
+        if not n == len(h) == len(mem):
             raise UserError(
-                f"expected one h and one mem for each of {len(self.layers)} layers, got {len(h)} and "
-                f"{len(mem)}."
+                f"expected one h and one mem for each of {n} layers, got {len(h)} and {len(mem)}."
             )
         terms = [partial(layer_loss, *of_layer) for of_layer in zip(self.layers, h, strict=True)]
         return summed(terms, [layer.compress for layer in self.layers], mem, c_mem, n_masked)
@@ -80,12 +78,7 @@ class AutoEncodingLoss:
     def __init__(self, compressions: Sequence[CompressionAutoEncoder]):
         self.compressions = list(compressions)
 
-    def __call__(
-        self,
-        mem: Sequence[Tensor],
-        c_mem: Sequence[Tensor] | None = None,
-        n_masked: Tensor | Sequence[Tensor] | None = None,
-    ) -> Tensor:
+    def __call__(self, mem: ByLayer, c_mem: ByLayer | None = None, n_masked: Masked = None) -> Tensor:
         """The loss, a scalar, of ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``n_masked [B]`` as in
         [`AttentionReconstructionLoss`][]; with the same errors."""
         if len(self.compressions) != len(mem):
@@ -95,11 +88,11 @@ class AutoEncodingLoss:
 
 
 def summed(
-    terms: Sequence[Callable[..., Tensor]],
+    terms: Sequence[Function],
     f_cs: Sequence[nn.Module],
-    mem: Sequence[Tensor],
-    c_mem: Sequence[Tensor] | None,
-    n_masked: Tensor | Sequence[Tensor] | None,
+    mem: ByLayer,
+    c_mem: ByLayer | None,
+    n_masked: Masked,
 ) -> Tensor:
     """The sum of each layer's term for its ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``n_masked [B]``."""
     if c_mem is None:
@@ -113,8 +106,8 @@ def summed(
 def auto_encoding(
     compress: CompressionAutoEncoder, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None = None
 ) -> Tensor:
-    """One layer's term: ‖mem − g(c_mem)‖², averaged over all elements, a scalar; of ``mem [n·c, B, D]`` and
-    ``c_mem [n, B, D]``. With ``n_masked [B]``, the mean over the streams in which some positions count."""
+    """One layer's term: ‖mem − g(c_mem)‖², averaged over all elements, a scalar; of ``mem [n·c, B, D]``,
+    ``c_mem [n, B, D]`` and ``n_masked [B]``."""
     mem, made = mem.detach(), compress.decode(c_mem)
     if n_masked is None:
         return F.mse_loss(made, mem)
@@ -130,30 +123,25 @@ def check_compression_loss(loss: CompressionLossName | str, compress: nn.Module,
     """Raise ValueError for a loss that doesn't train all of this f_c. With ``bptt`` ≥ 1, f_c also learns from
     the language model's loss."""
     check_choice("compression_loss", loss, CompressionLossName, "attention")
-    name, decodes = type(compress).__name__, isinstance(compress, CompressionAutoEncoder)
+    name, decodes, wrong = type(compress).__name__, isinstance(compress, CompressionAutoEncoder), ""
     if loss == "auto-encoding" and not decodes:
-        raise UserError(
-            f"compression_loss='auto-encoding' needs a decoder beside f_c, got {name}; use "
-            f"compress=CompressionAutoEncoder(f_c, d_model)."
+        wrong = f"needs a decoder beside f_c, got {name}; use compress=CompressionAutoEncoder(f_c, d_model)"
+    elif loss != "auto-encoding" and decodes:
+        wrong = f"would not train the decoder of {name}; use 'auto-encoding', or f_c without the decoder"
+    elif loss == "none" and not bptt and any(parameter.requires_grad for parameter in compress.parameters()):
+        wrong = (
+            f"would not train {name}; use 'attention' or 'auto-encoding', bptt=1 or more, or a compression "
+            f"without parameters"
         )
-    if loss != "auto-encoding" and decodes:
-        raise UserError(
-            f"compression_loss={loss!r} would not train the decoder of {name}; use 'auto-encoding', or f_c "
-            f"without the decoder."
-        )
-    if loss == "none" and not bptt and any(parameter.requires_grad for parameter in compress.parameters()):
-        raise UserError(
-            f"compression_loss='none' would not train {name}; use 'attention' or 'auto-encoding', bptt=1 or "
-            f"more, or a compression without parameters."
-        )
+    if wrong:
+        raise UserError(f"compression_loss={loss!r} {wrong}.")
 
 
 def layer_loss(
-    layer: CompressiveTransformerLayer, h: Tensor, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None = None
+    layer: MemoryLayer, h: Tensor, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None = None
 ) -> Tensor:
     """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements, a scalar; of
-    ``h [S, B, D]``, ``mem [n·c, B, D]`` and ``c_mem [n, B, D]``, and over the streams in which some of them
-    count with ``n_masked [B]``."""
+    ``h [S, B, D]``, ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``n_masked [B]``."""
     attend = frozen_attention(layer, h)
     if n_masked is None:
         whole = attend(mem.detach())  # [B, H, S, E]
@@ -168,12 +156,7 @@ def layer_loss(
 
 
 def own_loss(
-    loss: nn.Module,
-    layer: CompressiveTransformerLayer,
-    h: Tensor,
-    mem: Tensor,
-    c_mem: Tensor,
-    n_masked: Tensor | None = None,
+    loss: nn.Module, layer: MemoryLayer, h: Tensor, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None = None
 ) -> Tensor:
     """One layer's term by a ``loss`` of one's own, a scalar, of what [`layer_loss`][] takes; streams that
     leave out as many slots are given to it together."""
@@ -189,7 +172,7 @@ def own_loss(
     return total / max(sum(size for *_, size in groups), 1)
 
 
-def frozen_attention(layer: CompressiveTransformerLayer, h: Tensor) -> Callable[..., Tensor]:
+def frozen_attention(layer: MemoryLayer, h: Tensor) -> Function:
     """[`content_attention`][] of the inputs ``h [S, B, D]`` of a layer, with frozen weights: from a context
     ``[·, B, D]``, and the first keys ``[B]`` if not all count, to ``[B, H, S, E]``."""
     norm, attention = frozen(layer.norm_before_attention or nn.Identity()), layer.self_attn
@@ -216,7 +199,6 @@ def content_attention(
 
 
 def frozen(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The module as a function, of the same shapes ``[…, D]``, whose weights take no gradient, though its
-    input may."""
+    """The module as a function ``[…, D]`` to ``[…, D]``: its weights take no gradient, though its input may."""
     weights = {name: parameter.detach() for name, parameter in module.named_parameters()}
     return lambda x: functional_call(module, weights, (x,))
