@@ -64,8 +64,8 @@ def convolved(convolution: nn.Module, x: Tensor, kernels: Tensor) -> Tensor:
 
 
 class MeanConv1d(nn.Conv1d):
-    """A convolution that starts as the mean of what its kernel covers, I / c at each of c taps; and as 0 where
-    its kernels overlap, in [`DilatedConvCompression`][], which adds its output to something."""
+    """A convolution that starts as the mean of what its kernel covers where that doesn't overlap, I / c at
+    each of c taps; and as 0 where it does, since [`DilatedConvCompression`][] adds its output."""
 
     def reset_parameters(self) -> None:
         """Make the weight ``[D, D, c]`` and the bias ``[D]`` those of the mean, or 0."""
@@ -107,7 +107,7 @@ class DilatedConvCompression(nn.Module):
         convolution = MeanConv1d if start == "mean" else nn.Conv1d
         self.compression_rate = compression_rate
         self.dilations = tuple(dilations)
-        layers = (convolution(d_model, d_model, kernel_size=2, dilation=each) for each in dilations)
+        layers = (convolution(d_model, d_model, kernel_size=2, dilation=step) for step in dilations)
         self.dilated = nn.ModuleList(layers)
         self.slots = Conv1dCompression(compression_rate, d_model, start)
 
@@ -122,7 +122,7 @@ class DilatedConvCompression(nn.Module):
 
 
 class PoolingCompression(nn.Module):
-    """f_c with nothing in it to learn, that makes one slot of every ``compression_rate`` positions (Rae et al.
+    """f_c that makes one slot of every ``compression_rate`` positions, c, with nothing to learn (Rae et al.
     2020, section 3.2). Raises ValueError for a rate below 1, or a length that is no multiple of it."""
 
     how: ClassVar[Literal["mean", "max"]]
@@ -187,7 +187,7 @@ class MostUsedCompression(PoolingCompression):
         """``mem [n·c, B, D]``, oldest first, which ``received [n·c, B]`` attention, to ``[n, B, D]``."""
         positions = by_slot(mem, self.compression_rate)  # [n, c, B, D]
         if received is None or received.shape != mem.shape[:2]:
-            came = "none" if received is None else f"{list(received.shape)}"
+            came = "none" if received is None else list(received.shape)
             raise UserError(
                 f"expected how much attention each position received, {list(mem.shape[:2])}, beside the "
                 f"memories of a MostUsedCompression, got {came}; compute it with attention_received, or give "
@@ -294,7 +294,7 @@ def needs_attention(compress: object) -> bool:
 
 
 def by_slot(mem: Tensor, compression_rate: int) -> Tensor:
-    """``mem [n·c, B, D]`` by the slots that it fills, ``[n, c, B, D]``. Raises ValueError for another length."""
+    """``mem [n·c, B, D]`` by slot, ``[n, c, B, D]``. Raises ValueError unless it fills whole slots."""
     if len(mem) % compression_rate:
         raise UserError(
             f"{len(mem)} memories don't fill whole slots of compression_rate={compression_rate}; compress a "

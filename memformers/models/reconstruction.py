@@ -18,9 +18,8 @@ from memformers.models.layers import CompressiveTransformerLayer, MemoryLayer
 from memformers.models.parts import output_of
 
 ByLayer = Sequence[Tensor]
-Function = Callable[..., Tensor]
 Masked = Tensor | Sequence[Tensor] | None
-"""How many of the oldest slots don't count in each stream, ``[B]``, for all layers or one for each."""
+Term = Callable[..., Tensor]
 
 
 class AttentionReconstructionLoss:
@@ -88,11 +87,7 @@ class AutoEncodingLoss:
 
 
 def summed(
-    terms: Sequence[Function],
-    f_cs: Sequence[nn.Module],
-    mem: ByLayer,
-    c_mem: ByLayer | None,
-    n_masked: Masked,
+    terms: Sequence[Term], f_cs: Sequence[nn.Module], mem: ByLayer, c_mem: ByLayer | None, n_masked: Masked
 ) -> Tensor:
     """The sum of each layer's term for its ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``n_masked [B]``."""
     if c_mem is None:
@@ -163,8 +158,8 @@ def own_loss(
     n, c, total = len(c_mem), len(mem) // len(c_mem), c_mem.new_zeros(())
     groups: list[tuple[int, Any, int]] = [(0, slice(None), 1)]  # slots left out, streams and their weight
     if n_masked is not None:
-        each = [(k, n_masked == k) for k in n_masked.unique().tolist() if k < n]
-        groups = [(k, streams, int(streams.sum())) for k, streams in each]
+        numbers = [k for k in n_masked.unique().tolist() if k < n]
+        groups = [(k, n_masked == k, int((n_masked == k).sum())) for k in numbers]
     for k, streams, size in groups:
         attend = frozen_attention(layer, h[:, streams])
         parts = mem[k * c :, streams].detach(), c_mem[k:, streams]
@@ -172,7 +167,7 @@ def own_loss(
     return total / max(sum(size for *_, size in groups), 1)
 
 
-def frozen_attention(layer: MemoryLayer, h: Tensor) -> Function:
+def frozen_attention(layer: MemoryLayer, h: Tensor) -> Callable[..., Tensor]:
     """[`content_attention`][] of the inputs ``h [S, B, D]`` of a layer, with frozen weights: from a context
     ``[·, B, D]``, and the first keys ``[B]`` if not all count, to ``[B, H, S, E]``."""
     norm, attention = frozen(layer.norm_before_attention or nn.Identity()), layer.self_attn
@@ -190,15 +185,13 @@ def content_attention(
     if key_start is not None:
         visible = torch.arange(len(context), device=key_start.device) >= key_start[:, None, None, None]
         key, value = (x.where(visible.mT, 0.0) for x in (key, value))  # what is hidden may not be finite
-    if query.device.type != "cpu":
-        return F.scaled_dot_product_attention(query, key, value, visible)
-    # In bfloat16, which autocast would choose, the backward pass takes several times as long on a CPU.
-    query, key, value = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (query, key, value))
+    if query.device.type == "cpu":  # in bfloat16, which autocast would choose, a backward pass takes longer
+        query, key, value = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (query, key, value))
     with torch.autocast("cpu", enabled=False):
         return F.scaled_dot_product_attention(query, key, value, visible)
 
 
 def frozen(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The module as a function ``[…, D]`` to ``[…, D]``: its weights take no gradient, though its input may."""
+    """The module, as a function of ``[…, D]`` whose weights take no gradient, though its input may."""
     weights = {name: parameter.detach() for name, parameter in module.named_parameters()}
     return lambda x: functional_call(module, weights, (x,))

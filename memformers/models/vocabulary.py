@@ -151,7 +151,7 @@ class AdaptiveSoftmax(nn.Module):
         return torch.cat((frequent, *tails), dim=-1)
 
     def cluster_logits(self, i: int, x: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """``x [·, D]`` to the logits ``[·, words]`` of cluster ``i``; the first ends with those of all others."""
+        """``x [·, D]`` to the logits ``[·, words]`` of cluster ``i``; the first ends with the others' own."""
         (low, high), one_table = self.clusters.bounds[i], self.clusters.div_val == 1
         tables = self.words if len(self.words) else embedding.tables
         rows = weight(tables[0])[low:high] if one_table else weight(tables[i])  # [words, d_i]
