@@ -21,15 +21,13 @@ Attend = Callable[[Tensor], Tensor]
 
 class FeedForward(nn.Module):
     """FFN(x) = W₂ · dropout(max(0, W₁x + b₁)) + b₂, position by position (Vaswani et al. 2017,
-    [arXiv 1706.03762](https://arxiv.org/abs/1706.03762), section 3.3).
+    [arXiv 1706.03762](https://arxiv.org/abs/1706.03762), section 3.3). Raises ValueError for an argument out
+    of its range.
 
     Args:
         d_model: The width of input and output, D.
         d_ff: The width of the hidden layer.
         dropout_prob: Probability of dropping a hidden feature while training.
-
-    Raises:
-        ValueError: For an argument out of its range.
 
     Examples:
         >>> import torch
@@ -81,14 +79,10 @@ class GRUGate(nn.Module):
     def __init__(self, d_model: Count, bias: float = 2.0):
         super().__init__()
         self.bias = bias
-        self.of_output = nn.Linear(d_model, 3 * d_model, bias=False)
-        """W_r, W_z and W_g."""
-        self.of_input = nn.Linear(d_model, 2 * d_model, bias=False)
-        """U_r and U_z."""
-        self.of_reset = nn.Linear(d_model, d_model, bias=False)
-        """U_g."""
-        self.shut = nn.Parameter(torch.empty(d_model))
-        """b_g."""
+        self.of_output = nn.Linear(d_model, 3 * d_model, bias=False)  # W_r, W_z and W_g
+        self.of_input = nn.Linear(d_model, 2 * d_model, bias=False)  # U_r and U_z
+        self.of_reset = nn.Linear(d_model, d_model, bias=False)  # U_g
+        self.shut = nn.Parameter(torch.empty(d_model))  # b_g
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -110,23 +104,18 @@ class MemoryLayer(nn.Module):
     In pre-norm, the layer normalizes the input of attention and that of the feed-forward network. Memories
     are raw inputs of a layer, so the layer that reads them normalizes them. In post-norm, the form of the
     original Transformer-XL, the layer normalizes each sum, and attention reads inputs and memories as they
-    are.
-
-    A layer that combines the parts in another way derives from a model's layer and overrides
+    are. A layer that combines the parts in another way derives from a model's layer and overrides
     [`transform`][], which training, evaluation and generation all use.
 
     Args:
         d_model: The width of the model, D.
-        self_attn: The attention, built for the same ``d_model``.
+        self_attn: The attention; ValueError if it was built for another ``d_model``.
         feed_forward: Any module from ``[S, B, D]`` to the same shape, such as [`FeedForward`][].
         dropout_prob: Probability of dropping a feature of a sublayer's output while training.
         norm: Normalization before attention and feed-forward network (``"pre"``), also without one of the
-            stack's output (``"pre-without-final"``), or of each sum, as in the original (``"post"``).
+            stack's output (``"pre-without-final"``), or of each sum (``"post"``).
         gate: What joins a sublayer's output to its input: their sum (``"residual"``); in pre-norm also a
             [`GRUGate`][] after a ReLU (``"gru"``), or a module of your own (``"FILE.py:Class"``).
-
-    Raises:
-        ValueError: For an argument out of its range, and for attention of another width.
     """
 
     @check_arguments
@@ -163,10 +152,10 @@ class MemoryLayer(nn.Module):
         *,
         cached: Attend | None = None,
     ) -> Tensor:
-        """Transform a segment, after looking at what is remembered.
+        """``x [S, B, D]``, the layer's input, to ``[S, B, D]``, after looking at what is remembered.
 
         Args:
-            x: The layer's input, ``[S, B, D]``.
+            x: The segment.
             mem: Memory, ``[M, B, D]``; None for nothing.
             c_mem: Compressed memory, ``[C, B, D]``; None for nothing.
             mask: Boolean ``[S, C + M + S, B]`` or ``[S, C + M + S, 1]``, true where a query may look; None
@@ -174,9 +163,6 @@ class MemoryLayer(nn.Module):
             key_start: int64 ``[B, S]``, the index of the first key that each query may see; None for all.
             cached: Attention over keys and values that are computed already, in place of memories and mask
                 ([`memformers.generation.incremental`][]).
-
-        Returns:
-            ``[S, B, D]``.
         """
         past = [memory for memory in (c_mem, mem) if memory is not None and len(memory)]
         return self.transform(x, cached or partial(self.attend, past=past, mask=mask, key_start=key_start))
@@ -185,7 +171,7 @@ class MemoryLayer(nn.Module):
         """``x [S, B, D]`` to ``[S, B, D]``: attention by ``attend``, then the feed-forward network, each
         added to its input, or joined to it by its gate."""
         # Eval mode has no dropout, and calling a module without effect would slow down each token.
-        dropout = self.dropout if self.training else nothing_dropped
+        dropout: Attend = self.dropout if self.training else lambda output: output
         if self.norm == "post":
             x = self.norm_self_attn(x + dropout(attend(x)))
             return self.norm_ff(x + dropout(self.feed_forward(x)))
@@ -224,11 +210,9 @@ class TransformerXLLayer(MemoryLayer):
     Examples:
         >>> import torch
         >>> from memformers import FeedForward, RelativeMultiHeadAttention, TransformerXLLayer
-        >>> parts = {
-        ...     "d_model": 64, "self_attn": RelativeMultiHeadAttention(heads=4, d_model=64),
-        ...     "feed_forward": FeedForward(64, 256), "dropout_prob": 0.1,
-        ... }
-        >>> layer = TransformerXLLayer(**parts)
+        >>> self_attn, feed_forward = RelativeMultiHeadAttention(heads=4, d_model=64), FeedForward(64, 256)
+        >>> parts = {"self_attn": self_attn, "feed_forward": feed_forward, "dropout_prob": 0.1}
+        >>> layer = TransformerXLLayer(d_model=64, **parts)
         >>> layer(x=torch.randn(16, 2, 64), mem=torch.randn(32, 2, 64)).shape  # [S, B, D], [M, B, D]
         torch.Size([16, 2, 64])
     """
@@ -241,21 +225,15 @@ class CompressiveTransformerLayer(MemoryLayer):
     Args:
         compress: Its own f_c, ``[n·c, B, D]`` to ``[n, B, D]``, such as
             [`Conv1dCompression`][memformers.models.compression.Conv1dCompression].
-        parts: The arguments of [`MemoryLayer`][memformers.models.layers.MemoryLayer].
-
-    Raises:
-        ValueError: As the MemoryLayer does.
+        parts: The arguments of [`MemoryLayer`][memformers.models.layers.MemoryLayer], with its errors.
 
     Examples:
         >>> import torch
-        >>> from memformers import (
-        ...     CompressiveTransformerLayer, Conv1dCompression, FeedForward, RelativeMultiHeadAttention,
-        ... )
-        >>> parts = {
-        ...     "d_model": 64, "self_attn": RelativeMultiHeadAttention(heads=4, d_model=64),
-        ...     "feed_forward": FeedForward(64, 256), "dropout_prob": 0.1,
-        ... }
-        >>> layer = CompressiveTransformerLayer(**parts, compress=Conv1dCompression(4, 64))
+        >>> from memformers import CompressiveTransformerLayer, Conv1dCompression
+        >>> from memformers import FeedForward, RelativeMultiHeadAttention
+        >>> self_attn, feed_forward = RelativeMultiHeadAttention(heads=4, d_model=64), FeedForward(64, 256)
+        >>> parts = {"self_attn": self_attn, "feed_forward": feed_forward, "dropout_prob": 0.1}
+        >>> layer = CompressiveTransformerLayer(d_model=64, **parts, compress=Conv1dCompression(4, 64))
         >>> x, mem, old = torch.randn(16, 2, 64), torch.randn(16, 2, 64), torch.randn(32, 2, 64)
         >>> layer(x=x, mem=mem, c_mem=layer.compress(old)).shape  # 32 positions in 8 slots
         torch.Size([16, 2, 64])
@@ -276,8 +254,3 @@ def build_gate(gate: GateName | str, d_model: int) -> nn.Module | None:
 def joined(gate: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """A sublayer's output ``y [S, B, D]`` and its input ``x``, joined by ``gate``: the same shape."""
     return gate(x, y.relu()) if isinstance(gate, GRUGate) else output_of(gate, x.shape, x, y)
-
-
-def nothing_dropped(x: Tensor) -> Tensor:
-    """``x``, of any shape, as it is."""
-    return x
