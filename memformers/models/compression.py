@@ -80,10 +80,10 @@ class DilatedConvCompression(nn.Module):
     """f_c as dilated convolutions, then a [`Conv1dCompression`][], whose arguments and errors it has (Rae et
     al. 2020, section 3.2). The paper leaves layers and edges open; here:
 
-    - For each of ``dilations``, position t becomes x_t + W₀·gelu(x_t) + W₁·gelu(x_{t + dilation}) + b.
+    - For each of ``dilations``, position t becomes x_t + W₀·gelu(x_t) + W₁·gelu(x_{t + dilation}) + b, with
+      zeros after the newest position.
     - A slot so depends on its own c positions and on the next ``sum(dilations)`` after them, never on an
       earlier one: nothing of a document comes into the slots of the next.
-    - After the newest of the n·c positions there are zeros, before each of the dilated convolutions.
 
     Args:
         dilations: The distance of the later position in each dilated convolution, at least 1.
@@ -105,8 +105,7 @@ class DilatedConvCompression(nn.Module):
         super().__init__()
         check_value("dilations", tuple(dilations), tuple[Count, ...])
         convolution = MeanConv1d if start == "mean" else nn.Conv1d
-        self.compression_rate = compression_rate
-        self.dilations = tuple(dilations)
+        self.compression_rate, self.dilations = compression_rate, tuple(dilations)
         layers = (convolution(d_model, d_model, kernel_size=2, dilation=step) for step in dilations)
         self.dilated = nn.ModuleList(layers)
         self.slots = Conv1dCompression(compression_rate, d_model, start)
@@ -171,7 +170,7 @@ class MostUsedCompression(PoolingCompression):
     The paper sorts all memories by their average attention and keeps the most-used. Here one of each c
     successive positions is kept: so a slot stands for c known positions, as in every other compression, slots
     stay in order of time, and none mixes two documents. The paper leaves open over which queries attention is
-    averaged; here over those of the newest segment ([`attention_received`][], which says what it costs).
+    averaged; here over those of the newest segment ([`attention_received`][] says what it costs).
 
     Examples:
         >>> import torch
@@ -198,13 +197,9 @@ class MostUsedCompression(PoolingCompression):
 
 
 class CompressionAutoEncoder(nn.Module):
-    """f_c, which alone makes the slots, beside a linear decoder g, ``[n, B, D]`` to ``[n·c, B, D]``, which
-    [`AutoEncodingLoss`][] trains with it (Rae et al. 2020, section 3.2.1).
-
-    Args:
-        encode: f_c, ``[n·c, B, D]`` to ``[n, B, D]``; ValueError if it has no ``compression_rate``, or needs
-            attention.
-        d_model: The width of the model, D.
+    """f_c, ``encode``, which alone makes the slots, beside a linear decoder g, ``[n, B, D]`` to ``[n·c, B,
+    D]``, which [`AutoEncodingLoss`][] trains with it (Rae et al. 2020, section 3.2.1). Raises ValueError for
+    an f_c that has no ``compression_rate``, or that needs attention.
 
     Examples:
         >>> import torch
@@ -248,8 +243,7 @@ def attention_received(
 
     No kernel tells its probabilities, so they are computed once more, by the definition: two projections of
     all K positions, and 4·S·K·D operations for scores, as many as a layer's forward pass spends on them. A
-    model does so in the segments that compress, and only for an f_c that needs it.
-    """
+    model does so only in the segments that compress."""
     attention, K = layer.self_attn, len(context)
     z = layer.attention_input(context)
     key, query = attention.by_head(attention.key(z)), attention.by_head(attention.query(z[K - S :]))
@@ -279,13 +273,12 @@ def slots_of(compress: Callable[..., Tensor], mem: Tensor, n: int, received: Ten
 
 def rate_of(compress: nn.Module) -> int:
     """How many positions f_c makes one slot of. Raises ValueError for a module that doesn't say so."""
-    rate = getattr(compress, "compression_rate", None)
-    if rate is None:
+    if getattr(compress, "compression_rate", None) is None:
         raise UserError(
             f"{type(compress).__name__} has no compression_rate, the number of positions that a slot "
             f"represents; documents and decoders need it. Give the module this attribute."
         )
-    return int(rate)
+    return int(compress.compression_rate)  # type: ignore[arg-type]
 
 
 def needs_attention(compress: object) -> bool:

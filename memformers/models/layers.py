@@ -1,5 +1,4 @@
-"""The layer that both memory transformers share: attention over memory and segment, then a feed-forward
-network."""
+"""The layer that all models share: attention over memory and segment, then a feed-forward network."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -99,23 +98,20 @@ class GRUGate(nn.Module):
 
 
 class MemoryLayer(nn.Module):
-    """The layer that all models share.
+    """The layer that all models share. Raises ValueError for an argument out of its range.
 
-    In pre-norm, the layer normalizes the input of attention and that of the feed-forward network. Memories
-    are raw inputs of a layer, so the layer that reads them normalizes them. In post-norm, the form of the
-    original Transformer-XL, the layer normalizes each sum, and attention reads inputs and memories as they
-    are. A layer that combines the parts in another way derives from a model's layer and overrides
-    [`transform`][], which training, evaluation and generation all use.
+    In pre-norm, it normalizes what attention and the feed-forward network read: the segment, and memories,
+    which are raw inputs of a layer. In post-norm, the form of the original Transformer-XL, it normalizes each
+    sum, and attention reads inputs and memories as they are. A layer that combines the parts in another way
+    overrides [`transform`][] of a model's layer, which training, evaluation and generation all use.
 
     Args:
         d_model: The width of the model, D.
-        self_attn: The attention; ValueError if it was built for another ``d_model``.
+        self_attn: The attention, built for the same ``d_model``.
         feed_forward: Any module from ``[S, B, D]`` to the same shape, such as [`FeedForward`][].
         dropout_prob: Probability of dropping a feature of a sublayer's output while training.
-        norm: Normalization before attention and feed-forward network (``"pre"``), also without one of the
-            stack's output (``"pre-without-final"``), or of each sum (``"post"``).
-        gate: What joins a sublayer's output to its input: their sum (``"residual"``); in pre-norm also a
-            [`GRUGate`][] after a ReLU (``"gru"``), or a module of your own (``"FILE.py:Class"``).
+        norm: As in [`NetworkConfig`][memformers.models.config.NetworkConfig].
+        gate: What joins a sublayer's output to its input, likewise; ``"gru"`` is a [`GRUGate`][].
     """
 
     @check_arguments
@@ -133,13 +129,10 @@ class MemoryLayer(nn.Module):
         check_gate(gate, norm)
         if self_attn.d_model != d_model:
             raise UserError(f"d_model={d_model}, but self_attn was built for {self_attn.d_model}.")
-        self.d_model = d_model
-        self.norm = norm
-        self.self_attn = self_attn
-        self.feed_forward = feed_forward
+        self.d_model, self.norm = d_model, norm
+        self.self_attn, self.feed_forward = self_attn, feed_forward
         self.dropout = nn.Dropout(dropout_prob)
-        self.norm_self_attn = nn.LayerNorm(d_model)
-        self.norm_ff = nn.LayerNorm(d_model)
+        self.norm_self_attn, self.norm_ff = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
         self.gate_self_attn, self.gate_ff = (build_gate(gate, d_model) for _ in range(2))
 
     def forward(
@@ -155,14 +148,11 @@ class MemoryLayer(nn.Module):
         """``x [S, B, D]``, the layer's input, to ``[S, B, D]``, after looking at what is remembered.
 
         Args:
-            x: The segment.
             mem: Memory, ``[M, B, D]``; None for nothing.
             c_mem: Compressed memory, ``[C, B, D]``; None for nothing.
-            mask: Boolean ``[S, C + M + S, B]`` or ``[S, C + M + S, 1]``, true where a query may look; None
-                for causal.
+            mask: Boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None for causal.
             key_start: int64 ``[B, S]``, the index of the first key that each query may see; None for all.
-            cached: Attention over keys and values that are computed already, in place of memories and mask
-                ([`memformers.generation.incremental`][]).
+            cached: Attention over keys and values that are kept already, in place of memories and mask.
         """
         past = [memory for memory in (c_mem, mem) if memory is not None and len(memory)]
         return self.transform(x, cached or partial(self.attend, past=past, mask=mask, key_start=key_start))
@@ -203,9 +193,7 @@ class MemoryLayer(nn.Module):
 
 
 class TransformerXLLayer(MemoryLayer):
-    """The shared layer, attending over memory and segment (Dai et al. 2019,
-    [arXiv 1901.02860](https://arxiv.org/abs/1901.02860), section 3.2), with the arguments and errors of
-    [`MemoryLayer`][memformers.models.layers.MemoryLayer].
+    """A [`MemoryLayer`][] that attends over memory and segment (Dai et al. 2019, section 3.2).
 
     Examples:
         >>> import torch
@@ -219,13 +207,13 @@ class TransformerXLLayer(MemoryLayer):
 
 
 class CompressiveTransformerLayer(MemoryLayer):
-    """The shared layer, attending over compressed memory, memory and segment (Rae et al. 2020,
-    [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.1).
+    """A [`MemoryLayer`][] that attends over compressed memory, memory and segment (Rae et al. 2020, section
+    3.1).
 
     Args:
         compress: Its own f_c, ``[n·c, B, D]`` to ``[n, B, D]``, such as
             [`Conv1dCompression`][memformers.models.compression.Conv1dCompression].
-        parts: The arguments of [`MemoryLayer`][memformers.models.layers.MemoryLayer], with its errors.
+        parts: The arguments of the MemoryLayer.
 
     Examples:
         >>> import torch
@@ -234,8 +222,8 @@ class CompressiveTransformerLayer(MemoryLayer):
         >>> self_attn, feed_forward = RelativeMultiHeadAttention(heads=4, d_model=64), FeedForward(64, 256)
         >>> parts = {"self_attn": self_attn, "feed_forward": feed_forward, "dropout_prob": 0.1}
         >>> layer = CompressiveTransformerLayer(d_model=64, **parts, compress=Conv1dCompression(4, 64))
-        >>> x, mem, old = torch.randn(16, 2, 64), torch.randn(16, 2, 64), torch.randn(32, 2, 64)
-        >>> layer(x=x, mem=mem, c_mem=layer.compress(old)).shape  # 32 positions in 8 slots
+        >>> c_mem = layer.compress(torch.randn(32, 2, 64))  # 32 positions in 8 slots
+        >>> layer(x=torch.randn(16, 2, 64), mem=torch.randn(16, 2, 64), c_mem=c_mem).shape  # [S, B, D]
         torch.Size([16, 2, 64])
     """
 

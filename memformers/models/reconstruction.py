@@ -24,9 +24,8 @@ Term = Callable[..., Tensor]
 
 class AttentionReconstructionLoss:
     """The change of attention when memories are replaced by their compressions, summed over ``layers`` (Rae
-    et al. 2020, section 3.2.1, algorithm 2): the mean squared error between two content attentions (without
-    positions) of the segment, over the memories that are compressed, and over their compressions. Its
-    gradient reaches only each layer's f_c.
+    et al. 2020, section 3.2.1, algorithm 2): the mean squared error between the segment's content attention,
+    without positions, over what is compressed and over its slots. Its gradient reaches only each f_c.
 
     Examples:
         >>> import torch
@@ -62,9 +61,8 @@ class AttentionReconstructionLoss:
 
 
 class AutoEncodingLoss:
-    """The error of decoders that restore the memories from their compressions, summed over layers (Rae et al.
-    2020, section 3.2.1, L_ae): the mean squared error between the memories, without any normalization, and
-    the output of the decoder. Its gradient reaches only f_c and its decoder.
+    """The mean squared error of decoders that restore the memories, as they are, from their compressions,
+    summed over layers (Rae et al. 2020, section 3.2.1, L_ae). Its gradient reaches only f_c and its decoder.
 
     Examples:
         >>> import torch
