@@ -3,7 +3,7 @@ slots of past positions, ``[n·c, B, D]`` to ``[n, B, D]``, and has a ``compress
 ``needs_attention = True`` is also given how much attention each of them received, ``[n·c, B]``."""
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,15 +24,12 @@ QUERIES = 64
 
 class Conv1dCompression(nn.Module):
     """f_c as a convolution whose kernel and stride are the compression rate (Rae et al. 2020, section 3.2).
+    Raises ValueError for a rate below 1, or a length that is no multiple of it.
 
     Args:
         compression_rate: The number of positions that become one slot, c.
         d_model: The width of the model, D.
-        start: What it is before it has learned anything: drawn as PyTorch draws a convolution
-            (``"random"``), or the mean of a slot's positions (``"mean"``).
-
-    Raises:
-        ValueError: For a rate below 1, or a length that is no multiple of it.
+        start: What it first is: drawn as PyTorch draws one (``"random"``), or the mean of a slot's positions.
 
     Examples:
         >>> import torch
@@ -56,8 +53,8 @@ class Conv1dCompression(nn.Module):
 
 
 def convolved(convolution: nn.Module, x: Tensor, kernels: Tensor) -> Tensor:
-    """``convolution(x)`` for ``x [t, B, D]``, sequence first, ``[n, B, ·]``: as one matrix product with what
-    its ``kernels`` cover, ``[n, B, D·taps]``, unless its weights may not be read."""
+    """``convolution(x)`` for ``x [t, B, D]``, sequence first, ``[n, B, ·]``: one matrix product with what its
+    ``kernels`` cover, ``[n, B, D·taps]``, which is faster, unless its weights may not be read."""
     if isinstance(convolution, nn.Conv1d) and is_plain(convolution, nn.Conv1d, MeanConv1d):
         return F.linear(kernels, convolution.weight.flatten(1), convolution.bias)
     return convolution(x.permute(1, 2, 0)).permute(2, 0, 1)
@@ -72,21 +69,15 @@ class MeanConv1d(nn.Conv1d):
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
         if self.stride == self.kernel_size:
-            with torch.no_grad():
-                self.weight.diagonal(dim1=0, dim2=1).fill_(1 / self.kernel_size[0])
+            nn.init.constant_(self.weight.detach().diagonal(dim1=0, dim2=1), 1 / self.kernel_size[0])
 
 
 class DilatedConvCompression(nn.Module):
     """f_c as dilated convolutions, then a [`Conv1dCompression`][], whose arguments and errors it has (Rae et
-    al. 2020, section 3.2). The paper leaves layers and edges open; here:
-
-    - For each of ``dilations``, position t becomes x_t + W₀·gelu(x_t) + W₁·gelu(x_{t + dilation}) + b, with
-      zeros after the newest position.
-    - A slot so depends on its own c positions and on the next ``sum(dilations)`` after them, never on an
-      earlier one: nothing of a document comes into the slots of the next.
-
-    Args:
-        dilations: The distance of the later position in each dilated convolution, at least 1.
+    al. 2020, section 3.2, which leaves layers and edges open). For each of ``dilations``, 1 or more, position
+    t becomes x_t + W₀·gelu(x_t) + W₁·gelu(x_{t + dilation}) + b, with zeros after the newest position. So a
+    slot depends on its own c positions and the next ``sum(dilations)``, never on an earlier one: nothing of a
+    document comes into the slots of the next.
 
     Examples:
         >>> import torch
@@ -106,15 +97,13 @@ class DilatedConvCompression(nn.Module):
         check_value("dilations", tuple(dilations), tuple[Count, ...])
         convolution = MeanConv1d if start == "mean" else nn.Conv1d
         self.compression_rate, self.dilations = compression_rate, tuple(dilations)
-        layers = (convolution(d_model, d_model, kernel_size=2, dilation=step) for step in dilations)
-        self.dilated = nn.ModuleList(layers)
+        self.dilated = nn.ModuleList(convolution(d_model, d_model, 2, dilation=step) for step in dilations)
         self.slots = Conv1dCompression(compression_rate, d_model, start)
 
     def forward(self, mem: Tensor) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
         for convolution, dilation in zip(self.dilated, self.dilations, strict=True):
             padded = F.pad(F.gelu(mem), (0, 0, 0, 0, 0, dilation))  # [n·c + dilation, B, D]
-            # One matrix product, which is faster than PyTorch's convolution.
             taps = torch.stack((padded[: len(mem)], padded[dilation:]), dim=-1).flatten(2)  # [n·c, B, D·2]
             mem = mem + convolved(convolution, padded, taps)
         return self.slots(mem)
@@ -124,7 +113,7 @@ class PoolingCompression(nn.Module):
     """f_c that makes one slot of every ``compression_rate`` positions, c, with nothing to learn (Rae et al.
     2020, section 3.2). Raises ValueError for a rate below 1, or a length that is no multiple of it."""
 
-    how: ClassVar[Literal["mean", "max"]]
+    how: Literal["mean", "max"] = "mean"
 
     @check_arguments
     def __init__(self, compression_rate: Count):
@@ -146,8 +135,6 @@ class MeanCompression(PoolingCompression):
         torch.Size([8, 2, 64])
     """
 
-    how = "mean"
-
 
 class MaxCompression(PoolingCompression):
     """A [`PoolingCompression`][] by each feature's largest value.
@@ -164,19 +151,16 @@ class MaxCompression(PoolingCompression):
 
 class MostUsedCompression(PoolingCompression):
     """A [`PoolingCompression`][] that keeps what is used most: of every c positions, the one that received
-    the most attention becomes the slot, the oldest of equals. Raises ValueError also for attention of another
-    shape.
+    the most attention, the oldest of equals. Raises ValueError also for attention of another shape.
 
     The paper sorts all memories by their average attention and keeps the most-used. Here one of each c
-    successive positions is kept: so a slot stands for c known positions, as in every other compression, slots
-    stay in order of time, and none mixes two documents. The paper leaves open over which queries attention is
-    averaged; here over those of the newest segment ([`attention_received`][] says what it costs).
+    successive positions is kept: so a slot stands for c known positions, slots stay in order of time, and
+    none mixes two documents. The queries, which the paper leaves open, are those of the newest segment.
 
     Examples:
         >>> import torch
         >>> from memformers import MostUsedCompression
-        >>> f_c, mem, received = MostUsedCompression(4), torch.randn(32, 2, 64), torch.rand(32, 2)
-        >>> f_c(mem, received).shape  # [n·c, B, D] to [n, B, D]
+        >>> MostUsedCompression(4)(torch.randn(32, 2, 64), torch.rand(32, 2)).shape  # and received, [n·c, B]
         torch.Size([8, 2, 64])
     """
 
@@ -186,11 +170,10 @@ class MostUsedCompression(PoolingCompression):
         """``mem [n·c, B, D]``, oldest first, which ``received [n·c, B]`` attention, to ``[n, B, D]``."""
         positions = by_slot(mem, self.compression_rate)  # [n, c, B, D]
         if received is None or received.shape != mem.shape[:2]:
-            came = "none" if received is None else list(received.shape)
             raise UserError(
                 f"expected how much attention each position received, {list(mem.shape[:2])}, beside the "
-                f"memories of a MostUsedCompression, got {came}; compute it with attention_received, or give "
-                f"a loss the slots that are made already."
+                f"memories of a MostUsedCompression, got {'none' if received is None else [*received.shape]}"
+                f"; compute it with attention_received, or give a loss the slots that are made already."
             )
         most_used = rearrange(received, "(n c) b -> n c b", c=self.compression_rate).argmax(1)  # [n, B]
         return positions.gather(1, most_used[:, None, :, None].expand(-1, 1, -1, mem.shape[-1])).squeeze(1)
@@ -205,9 +188,8 @@ class CompressionAutoEncoder(nn.Module):
         >>> import torch
         >>> from memformers import CompressionAutoEncoder, Conv1dCompression
         >>> f_c = CompressionAutoEncoder(Conv1dCompression(4, d_model=64), d_model=64)
-        >>> slots = f_c(torch.randn(32, 2, 64))
-        >>> slots.shape, f_c.decode(slots).shape
-        (torch.Size([8, 2, 64]), torch.Size([32, 2, 64]))
+        >>> f_c.decode(f_c(torch.randn(32, 2, 64))).shape  # [n·c, B, D] to [n, B, D] and back
+        torch.Size([32, 2, 64])
     """
 
     def __init__(self, encode: nn.Module, d_model: int):
@@ -218,8 +200,7 @@ class CompressionAutoEncoder(nn.Module):
                 f"{type(encode).__name__}, which needs attention too; leave the decoder out, and use "
                 f"compression_loss='attention' or 'none'."
             )
-        self.encode = encode
-        self.compression_rate = rate_of(encode)
+        self.encode, self.compression_rate = encode, rate_of(encode)
         # A transposed convolution with kernel and stride c: one slot at a time becomes its c positions.
         self.decoder = nn.Conv1d(d_model, self.compression_rate * d_model, kernel_size=1)
 
@@ -239,11 +220,9 @@ def attention_received(
 ) -> Tensor:
     """How much attention each position or slot of ``context [K, B, D]``, a ``layer``'s inputs, receives from
     the ``S`` last ones: the mean over heads and over the queries that may see it, ``[K, B]``; 0 where none
-    may. ``key_start [B, S]`` is the first key that each query may see, None for all.
-
-    No kernel tells its probabilities, so they are computed once more, by the definition: two projections of
-    all K positions, and 4·S·K·D operations for scores, as many as a layer's forward pass spends on them. A
-    model does so only in the segments that compress."""
+    may. ``key_start [B, S]`` is the first key that each query may see, None for all. No kernel tells its
+    probabilities, so they are computed once more: two projections of all K positions, and 4·S·K·D operations
+    for scores, as many as a layer's forward pass spends on them."""
     attention, K = layer.self_attn, len(context)
     z = layer.attention_input(context)
     key, query = attention.by_head(attention.key(z)), attention.by_head(attention.query(z[K - S :]))
@@ -263,9 +242,8 @@ def attention_received(
 
 
 def slots_of(compress: Callable[..., Tensor], mem: Tensor, n: int, received: Tensor | None = None) -> Tensor:
-    """The ``n`` slots ``[n, B, D]`` that f_c makes of ``mem [n·c, B, D]``, and of the attention ``received
-    [n·c, B]`` where it needs that, in the dtype of ``mem``, whatever autocast made of it. Raises ValueError
-    where they are of another number or width."""
+    """The ``n`` slots ``[n, B, D]`` that f_c makes of ``mem [n·c, B, D]``, with ``received [n·c, B]`` if
+    given, in the dtype of ``mem`` under autocast too. Raises ValueError for slots of another shape."""
     slots = compress(mem) if received is None else compress(mem, received)
     check_returned(type(compress), "forward", slots, (n, *mem.shape[1:]))
     return slots.to(mem.dtype)
@@ -273,12 +251,13 @@ def slots_of(compress: Callable[..., Tensor], mem: Tensor, n: int, received: Ten
 
 def rate_of(compress: nn.Module) -> int:
     """How many positions f_c makes one slot of. Raises ValueError for a module that doesn't say so."""
-    if getattr(compress, "compression_rate", None) is None:
+    rate = getattr(compress, "compression_rate", None)
+    if rate is None:
         raise UserError(
             f"{type(compress).__name__} has no compression_rate, the number of positions that a slot "
             f"represents; documents and decoders need it. Give the module this attribute."
         )
-    return int(compress.compression_rate)  # type: ignore[arg-type]
+    return int(rate)
 
 
 def needs_attention(compress: object) -> bool:

@@ -19,9 +19,8 @@ Attend = Callable[[Tensor], Tensor]
 
 
 class FeedForward(nn.Module):
-    """FFN(x) = W₂ · dropout(max(0, W₁x + b₁)) + b₂, position by position (Vaswani et al. 2017,
-    [arXiv 1706.03762](https://arxiv.org/abs/1706.03762), section 3.3). Raises ValueError for an argument out
-    of its range.
+    """FFN(x) = W₂ · dropout(max(0, W₁x + b₁)) + b₂, position by position (Vaswani et al. 2017, arXiv
+    1706.03762, section 3.3). Raises ValueError for an argument out of its range.
 
     Args:
         d_model: The width of input and output, D.
@@ -52,9 +51,8 @@ class FeedForward(nn.Module):
 
 
 class GRUGate(nn.Module):
-    """What joins the output ``y`` of a sublayer to its input ``x``, as a GRU joins its input to its state
-    (Parisotto et al. 2019, [arXiv 1910.06764](https://arxiv.org/abs/1910.06764), section 3.2), position by
-    position:
+    """What joins the output ``y`` of a sublayer to its input ``x``, as a GRU joins its input to its state,
+    position by position (Parisotto et al. 2019, arXiv 1910.06764, section 3.2):
 
         r = σ(W_r y + U_r x)
         z = σ(W_z y + U_z x − b_g)
@@ -63,8 +61,7 @@ class GRUGate(nn.Module):
 
     Args:
         d_model: The width of the model, D.
-        bias: What b_g is before it has learned anything. With 2, the paper's, the gate is first nearly shut,
-            so a layer is first near the identity.
+        bias: The first b_g. With 2, the paper's, the gate is nearly shut, so a layer is near the identity.
 
     Examples:
         >>> import torch
@@ -110,8 +107,7 @@ class MemoryLayer(nn.Module):
         self_attn: The attention, built for the same ``d_model``.
         feed_forward: Any module from ``[S, B, D]`` to the same shape, such as [`FeedForward`][].
         dropout_prob: Probability of dropping a feature of a sublayer's output while training.
-        norm: As in [`NetworkConfig`][memformers.models.config.NetworkConfig].
-        gate: What joins a sublayer's output to its input, likewise; ``"gru"`` is a [`GRUGate`][].
+        norm, gate: As in [`NetworkConfig`][memformers.models.config.NetworkConfig].
     """
 
     @check_arguments
@@ -148,8 +144,7 @@ class MemoryLayer(nn.Module):
         """``x [S, B, D]``, the layer's input, to ``[S, B, D]``, after looking at what is remembered.
 
         Args:
-            mem: Memory, ``[M, B, D]``; None for nothing.
-            c_mem: Compressed memory, ``[C, B, D]``; None for nothing.
+            mem, c_mem: Memory ``[M, B, D]`` and compressed memory ``[C, B, D]``; None for nothing.
             mask: Boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None for causal.
             key_start: int64 ``[B, S]``, the index of the first key that each query may see; None for all.
             cached: Attention over keys and values that are kept already, in place of memories and mask.
@@ -198,21 +193,18 @@ class TransformerXLLayer(MemoryLayer):
     Examples:
         >>> import torch
         >>> from memformers import FeedForward, RelativeMultiHeadAttention, TransformerXLLayer
-        >>> self_attn, feed_forward = RelativeMultiHeadAttention(heads=4, d_model=64), FeedForward(64, 256)
-        >>> parts = {"self_attn": self_attn, "feed_forward": feed_forward, "dropout_prob": 0.1}
-        >>> layer = TransformerXLLayer(d_model=64, **parts)
+        >>> attention, ffn = RelativeMultiHeadAttention(heads=4, d_model=64), FeedForward(64, 256)
+        >>> layer = TransformerXLLayer(d_model=64, self_attn=attention, feed_forward=ffn, dropout_prob=0.1)
         >>> layer(x=torch.randn(16, 2, 64), mem=torch.randn(32, 2, 64)).shape  # [S, B, D], [M, B, D]
         torch.Size([16, 2, 64])
     """
 
 
 class CompressiveTransformerLayer(MemoryLayer):
-    """A [`MemoryLayer`][] that attends over compressed memory, memory and segment (Rae et al. 2020, section
-    3.1).
+    """A [`MemoryLayer`][] over compressed memory, memory and segment (Rae et al. 2020, section 3.1).
 
     Args:
-        compress: Its own f_c, ``[n·c, B, D]`` to ``[n, B, D]``, such as
-            [`Conv1dCompression`][memformers.models.compression.Conv1dCompression].
+        compress: Its own f_c, ``[n·c, B, D]`` to ``[n, B, D]``, such as a Conv1dCompression.
         parts: The arguments of the MemoryLayer.
 
     Examples:
@@ -222,8 +214,7 @@ class CompressiveTransformerLayer(MemoryLayer):
         >>> self_attn, feed_forward = RelativeMultiHeadAttention(heads=4, d_model=64), FeedForward(64, 256)
         >>> parts = {"self_attn": self_attn, "feed_forward": feed_forward, "dropout_prob": 0.1}
         >>> layer = CompressiveTransformerLayer(d_model=64, **parts, compress=Conv1dCompression(4, 64))
-        >>> c_mem = layer.compress(torch.randn(32, 2, 64))  # 32 positions in 8 slots
-        >>> layer(x=torch.randn(16, 2, 64), mem=torch.randn(16, 2, 64), c_mem=c_mem).shape  # [S, B, D]
+        >>> layer(x=torch.randn(16, 2, 64), c_mem=layer.compress(torch.randn(32, 2, 64))).shape  # [S, B, D]
         torch.Size([16, 2, 64])
     """
 
