@@ -3,7 +3,7 @@ slots of past positions, ``[n·c, B, D]`` to ``[n, B, D]``, and has a ``compress
 ``needs_attention = True`` is also given how much attention each of them received, ``[n·c, B]``."""
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,17 +23,13 @@ QUERIES = 64
 
 
 class Conv1dCompression(nn.Module):
-    """f_c as a 1D convolution whose kernel and stride are the compression rate (Rae et al. 2020,
-    [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2).
+    """f_c as a convolution whose kernel and stride are the compression rate (Rae et al. 2020, section 3.2).
+    Raises ValueError for a rate below 1, or a length that is no multiple of it.
 
     Args:
         compression_rate: The number of positions that become one slot, c.
         d_model: The width of the model, D.
-        start: What it is before it has learned anything: drawn as PyTorch draws a convolution
-            (``"random"``), or the mean of a slot's positions (``"mean"``).
-
-    Raises:
-        ValueError: For a rate below 1, or a length that is no multiple of it.
+        start: What it first is: drawn as PyTorch draws one (``"random"``), or the mean of a slot's positions.
 
     Examples:
         >>> import torch
@@ -51,53 +47,37 @@ class Conv1dCompression(nn.Module):
 
     def forward(self, mem: Tensor) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
-        check_whole_slots(mem, self.compression_rate)
-        if not is_plain(self.conv, nn.Conv1d, MeanConv1d):
-            return called(self.conv, mem)
         # Kernels that don't overlap make the convolution one matrix product.
-        slots = rearrange(mem, "(n c) b d -> n b (d c)", c=self.compression_rate)
-        return F.linear(slots, self.conv.weight.flatten(1), self.conv.bias)  # [n, B, D]
+        slots = rearrange(by_slot(mem, self.compression_rate), "n c b d -> n b (d c)")
+        return convolved(self.conv, mem, slots)
 
 
-def called(convolution: nn.Module, x: Tensor) -> Tensor:
-    """``convolution(x)`` for ``x [t, B, D]``, sequence first, when its weights may not be read: ``[·, B,
-    D]``."""
+def convolved(convolution: nn.Module, x: Tensor, kernels: Tensor) -> Tensor:
+    """``convolution(x)`` for ``x [t, B, D]``, sequence first, ``[n, B, ·]``: one matrix product with what its
+    ``kernels`` cover, ``[n, B, D·taps]``, which is faster, unless its weights may not be read."""
+    if isinstance(convolution, nn.Conv1d) and is_plain(convolution, nn.Conv1d, MeanConv1d):
+        return F.linear(kernels, convolution.weight.flatten(1), convolution.bias)
     return convolution(x.permute(1, 2, 0)).permute(2, 0, 1)
 
 
 class MeanConv1d(nn.Conv1d):
     """A convolution that starts as the mean of what its kernel covers where that doesn't overlap, I / c at
-    each of c taps; and as 0 where it does, which is only added to something."""
+    each of c taps; and as 0 where it does, since [`DilatedConvCompression`][] adds its output."""
 
     def reset_parameters(self) -> None:
         """Make the weight ``[D, D, c]`` and the bias ``[D]`` those of the mean, or 0."""
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
         if self.stride == self.kernel_size:
-            with torch.no_grad():
-                self.weight.diagonal(dim1=0, dim2=1).fill_(1 / self.kernel_size[0])
+            nn.init.constant_(self.weight.detach().diagonal(dim1=0, dim2=1), 1 / self.kernel_size[0])
 
 
 class DilatedConvCompression(nn.Module):
-    """f_c as dilated convolutions, then a convolution whose kernel and stride are the compression rate
-    (Rae et al. 2020, [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2).
-
-    The paper leaves layers and edges open; here:
-
-    - For each of ``dilations``, position t becomes x_t + W₀·gelu(x_t) + W₁·gelu(x_{t + dilation}) + b.
-    - A slot so depends on its own c positions and on the next ``sum(dilations)`` after them, never on an
-      earlier one: nothing of a document comes into the slots of the next.
-    - After the newest of the n·c positions there are zeros, before each of the dilated convolutions.
-
-    Args:
-        compression_rate: The number of positions that become one slot, c.
-        d_model: The width of the model, D.
-        start: What it is before it has learned anything: drawn as PyTorch draws convolutions
-            (``"random"``), or the mean of a slot's own positions (``"mean"``).
-        dilations: The distance of the later position in each dilated convolution.
-
-    Raises:
-        ValueError: For a rate or dilation below 1, or a length that is no multiple of the rate.
+    """f_c as dilated convolutions, then a [`Conv1dCompression`][], whose arguments and errors it has (Rae et
+    al. 2020, section 3.2, which leaves layers and edges open). For each of ``dilations``, 1 or more, position
+    t becomes x_t + W₀·gelu(x_t) + W₁·gelu(x_{t + dilation}) + b, with zeros after the newest position. So a
+    slot depends on its own c positions and the next ``sum(dilations)``, never on an earlier one: nothing of a
+    document comes into the slots of the next.
 
     Examples:
         >>> import torch
@@ -116,39 +96,24 @@ class DilatedConvCompression(nn.Module):
         super().__init__()
         check_value("dilations", tuple(dilations), tuple[Count, ...])
         convolution = MeanConv1d if start == "mean" else nn.Conv1d
-        self.compression_rate = compression_rate
-        self.dilations = tuple(dilations)
-        self.dilated = nn.ModuleList(
-            convolution(d_model, d_model, kernel_size=2, dilation=dilation) for dilation in dilations
-        )
+        self.compression_rate, self.dilations = compression_rate, tuple(dilations)
+        self.dilated = nn.ModuleList(convolution(d_model, d_model, 2, dilation=step) for step in dilations)
         self.slots = Conv1dCompression(compression_rate, d_model, start)
 
     def forward(self, mem: Tensor) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
-        x = mem
         for convolution, dilation in zip(self.dilated, self.dilations, strict=True):
-            padded = F.pad(F.gelu(x), (0, 0, 0, 0, 0, dilation))  # [n·c + dilation, B, D]
-            if is_plain(convolution, nn.Conv1d, MeanConv1d):
-                # As one matrix product, which is faster than PyTorch's convolution.
-                taps = torch.stack((padded[: len(x)], padded[dilation:]), dim=-1).flatten(2)  # [n·c, B, D·2]
-                x = x + F.linear(taps, convolution.weight.flatten(1), convolution.bias)
-            else:
-                x = x + called(convolution, padded)
-        return self.slots(x)
+            padded = F.pad(F.gelu(mem), (0, 0, 0, 0, 0, dilation))  # [n·c + dilation, B, D]
+            taps = torch.stack((padded[: len(mem)], padded[dilation:]), dim=-1).flatten(2)  # [n·c, B, D·2]
+            mem = mem + convolved(convolution, padded, taps)
+        return self.slots(mem)
 
 
 class PoolingCompression(nn.Module):
-    """f_c that pools every c positions into one slot (Rae et al. 2020,
-    [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2). There is nothing in it to learn.
+    """f_c that makes one slot of every ``compression_rate`` positions, c, with nothing to learn (Rae et al.
+    2020, section 3.2). Raises ValueError for a rate below 1, or a length that is no multiple of it."""
 
-    Args:
-        compression_rate: The number of positions that become one slot, c.
-
-    Raises:
-        ValueError: For a rate below 1, or a length that is no multiple of it.
-    """
-
-    how: ClassVar[Literal["mean", "max"]]
+    how: Literal["mean", "max"] = "mean"
 
     @check_arguments
     def __init__(self, compression_rate: Count):
@@ -157,12 +122,11 @@ class PoolingCompression(nn.Module):
 
     def forward(self, mem: Tensor) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, to ``[n, B, D]``."""
-        check_whole_slots(mem, self.compression_rate)
-        return reduce(mem, "(n c) b d -> n b d", self.how, c=self.compression_rate)
+        return reduce(by_slot(mem, self.compression_rate), "n c b d -> n b d", self.how)
 
 
 class MeanCompression(PoolingCompression):
-    """[`PoolingCompression`][memformers.models.compression.PoolingCompression] by the mean.
+    """A [`PoolingCompression`][] by the mean.
 
     Examples:
         >>> import torch
@@ -171,12 +135,9 @@ class MeanCompression(PoolingCompression):
         torch.Size([8, 2, 64])
     """
 
-    how = "mean"
-
 
 class MaxCompression(PoolingCompression):
-    """[`PoolingCompression`][memformers.models.compression.PoolingCompression] by each feature's largest
-    value.
+    """A [`PoolingCompression`][] by each feature's largest value.
 
     Examples:
         >>> import torch
@@ -188,73 +149,47 @@ class MaxCompression(PoolingCompression):
     how = "max"
 
 
-class MostUsedCompression(nn.Module):
-    """f_c that keeps what is used most: of every c positions, the one that received the most attention
-    becomes the slot, the oldest of equals (Rae et al. 2020, [arXiv
-    1911.05507](https://arxiv.org/abs/1911.05507), section 3.2). There is nothing in it to learn.
+class MostUsedCompression(PoolingCompression):
+    """A [`PoolingCompression`][] that keeps what is used most: of every c positions, the one that received
+    the most attention, the oldest of equals. Raises ValueError also for attention of another shape.
 
     The paper sorts all memories by their average attention and keeps the most-used. Here one of each c
-    successive positions is kept: so a slot stands for c known positions, as in every other compression, slots
-    stay in order of time, and none mixes two documents. The paper leaves open over which queries attention is
-    averaged; here those of the newest segment count ([`attention_received`][], which says what it
-    costs), so that nothing has to be remembered of older ones.
-
-    Args:
-        compression_rate: The number of positions that become one slot, c.
-
-    Raises:
-        ValueError: For a rate below 1, a length that is no multiple of it, or attention of another shape.
+    successive positions is kept: so a slot stands for c known positions, slots stay in order of time, and
+    none mixes two documents. The queries, which the paper leaves open, are those of the newest segment.
 
     Examples:
         >>> import torch
         >>> from memformers import MostUsedCompression
-        >>> f_c, mem, received = MostUsedCompression(4), torch.randn(32, 2, 64), torch.rand(32, 2)
-        >>> f_c(mem, received).shape  # [n·c, B, D] to [n, B, D]
+        >>> MostUsedCompression(4)(torch.randn(32, 2, 64), torch.rand(32, 2)).shape  # and received, [n·c, B]
         torch.Size([8, 2, 64])
     """
 
     needs_attention = True
 
-    @check_arguments
-    def __init__(self, compression_rate: Count):
-        super().__init__()
-        self.compression_rate = compression_rate
-
     def forward(self, mem: Tensor, received: Tensor | None = None) -> Tensor:
         """``mem [n·c, B, D]``, oldest first, which ``received [n·c, B]`` attention, to ``[n, B, D]``."""
-        check_whole_slots(mem, self.compression_rate)
+        positions = by_slot(mem, self.compression_rate)  # [n, c, B, D]
         if received is None or received.shape != mem.shape[:2]:
-            came = "none" if received is None else f"{list(received.shape)}"
             raise UserError(
                 f"expected how much attention each position received, {list(mem.shape[:2])}, beside the "
-                f"memories of a MostUsedCompression, got {came}; compute it with attention_received, or give "
-                f"a loss the slots that are made already."
+                f"memories of a MostUsedCompression, got {'none' if received is None else [*received.shape]}"
+                f"; compute it with attention_received, or give a loss the slots that are made already."
             )
-        positions = rearrange(mem, "(n c) b d -> n c b d", c=self.compression_rate)
         most_used = rearrange(received, "(n c) b -> n c b", c=self.compression_rate).argmax(1)  # [n, B]
         return positions.gather(1, most_used[:, None, :, None].expand(-1, 1, -1, mem.shape[-1])).squeeze(1)
 
 
 class CompressionAutoEncoder(nn.Module):
-    """f_c beside a linear decoder g, ``[n, B, D]`` to ``[n·c, B, D]``, which [`AutoEncodingLoss`][] trains
-    with it (Rae et al. 2020, [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2.1). Slots are
-    made by f_c alone.
-
-    Args:
-        encode: f_c, ``[n·c, B, D]`` to ``[n, B, D]``.
-        d_model: The width of the model, D.
-
-    Raises:
-        ValueError: For an ``encode`` without a ``compression_rate``, and for one that needs attention, such
-            as [`MostUsedCompression`][].
+    """f_c, ``encode``, which alone makes the slots, beside a linear decoder g, ``[n, B, D]`` to ``[n·c, B,
+    D]``, which [`AutoEncodingLoss`][] trains with it (Rae et al. 2020, section 3.2.1). Raises ValueError for
+    an f_c that has no ``compression_rate``, or that needs attention.
 
     Examples:
         >>> import torch
         >>> from memformers import CompressionAutoEncoder, Conv1dCompression
         >>> f_c = CompressionAutoEncoder(Conv1dCompression(4, d_model=64), d_model=64)
-        >>> slots = f_c(torch.randn(32, 2, 64))
-        >>> slots.shape, f_c.decode(slots).shape
-        (torch.Size([8, 2, 64]), torch.Size([32, 2, 64]))
+        >>> f_c.decode(f_c(torch.randn(32, 2, 64))).shape  # [n·c, B, D] to [n, B, D] and back
+        torch.Size([32, 2, 64])
     """
 
     def __init__(self, encode: nn.Module, d_model: int):
@@ -265,8 +200,7 @@ class CompressionAutoEncoder(nn.Module):
                 f"{type(encode).__name__}, which needs attention too; leave the decoder out, and use "
                 f"compression_loss='attention' or 'none'."
             )
-        self.encode = encode
-        self.compression_rate = rate_of(encode)
+        self.encode, self.compression_rate = encode, rate_of(encode)
         # A transposed convolution with kernel and stride c: one slot at a time becomes its c positions.
         self.decoder = nn.Conv1d(d_model, self.compression_rate * d_model, kernel_size=1)
 
@@ -276,10 +210,7 @@ class CompressionAutoEncoder(nn.Module):
 
     def decode(self, c_mem: Tensor) -> Tensor:
         """Slots ``c_mem [n, B, D]`` to what they may have been, ``[n·c, B, D]``."""
-        if is_plain(self.decoder, nn.Conv1d):
-            positions = F.linear(c_mem, self.decoder.weight.squeeze(2), self.decoder.bias)  # [n, B, c·D]
-        else:
-            positions = called(self.decoder, c_mem)
+        positions = convolved(self.decoder, c_mem, c_mem)  # [n, B, c·D]
         return rearrange(positions, "n b (c d) -> (n c) b d", c=self.compression_rate)
 
 
@@ -289,13 +220,9 @@ def attention_received(
 ) -> Tensor:
     """How much attention each position or slot of ``context [K, B, D]``, a ``layer``'s inputs, receives from
     the ``S`` last ones: the mean over heads and over the queries that may see it, ``[K, B]``; 0 where none
-    may. ``key_start [B, S]`` is the first key that each query may see, None for all.
-
-    No kernel tells its probabilities, so they are computed once more, by the definition and without a
-    gradient: two projections of all K positions, and 4·S·K·D operations for scores, which is as much as a
-    layer's forward pass spends on them. A model does so in the segments that compress, and only for an f_c
-    that needs it.
-    """
+    may. ``key_start [B, S]`` is the first key that each query may see, None for all. No kernel tells its
+    probabilities, so they are computed once more: two projections of all K positions, and 4·S·K·D operations
+    for scores, as many as a layer's forward pass spends on them."""
     attention, K = layer.self_attn, len(context)
     z = layer.attention_input(context)
     key, query = attention.by_head(attention.key(z)), attention.by_head(attention.query(z[K - S :]))
@@ -304,21 +231,19 @@ def attention_received(
     for begin in range(0, S, QUERIES):
         end = min(begin + QUERIES, S)
         k = K - S + end  # the last of these queries sees no later key
-        of_first = None if key_start is None else key_start[:, begin:end]
         nearer = {name: term[:, :k] if name in ("r", "s") else term for name, term in terms.items()}
-        looks = attention_probabilities(query[:, :, begin:end], key[:, :, :k], **nearer, key_start=of_first)
         visible = causal_mask(end - begin, k, context.device)
-        if of_first is not None:
-            visible = visible & from_key_start(of_first, k)  # [B, 1, s, k]
+        if key_start is not None:
+            visible = visible & from_key_start(key_start[:, begin:end], k)  # [B, 1, s, k]
+        looks = attention_probabilities(query[:, :, begin:end], key[:, :, :k], **nearer, mask=visible)
         total = total + F.pad(looks.to(total.dtype).mean(1).sum(-2), (0, K - k))  # [B, K]
         seen = seen + F.pad(visible.sum(-2).to(total.dtype), (0, K - k)).view(-1, K)  # [B, K] or [1, K]
     return (total / seen.clamp(min=1)).T
 
 
 def slots_of(compress: Callable[..., Tensor], mem: Tensor, n: int, received: Tensor | None = None) -> Tensor:
-    """The ``n`` slots ``[n, B, D]`` that f_c makes of ``mem [n·c, B, D]``, and of the attention
-    ``received [n·c, B]`` where it needs that, in the dtype of ``mem``, whatever autocast made of it. Raises
-    ValueError where they are of another number or width."""
+    """The ``n`` slots ``[n, B, D]`` that f_c makes of ``mem [n·c, B, D]``, with ``received [n·c, B]`` if
+    given, in the dtype of ``mem`` under autocast too. Raises ValueError for slots of another shape."""
     slots = compress(mem) if received is None else compress(mem, received)
     check_returned(type(compress), "forward", slots, (n, *mem.shape[1:]))
     return slots.to(mem.dtype)
@@ -340,10 +265,11 @@ def needs_attention(compress: object) -> bool:
     return bool(getattr(compress, "needs_attention", False))
 
 
-def check_whole_slots(mem: Tensor, compression_rate: int) -> None:
-    """Raise ValueError unless the positions of ``mem [·, B, D]`` fill whole slots."""
+def by_slot(mem: Tensor, compression_rate: int) -> Tensor:
+    """``mem [n·c, B, D]`` by slot, ``[n, c, B, D]``. Raises ValueError unless it fills whole slots."""
     if len(mem) % compression_rate:
         raise UserError(
             f"{len(mem)} memories don't fill whole slots of compression_rate={compression_rate}; compress a "
             f"multiple of it and keep the rest."
         )
+    return rearrange(mem, "(n c) b d -> n c b d", c=compression_rate)

@@ -1,5 +1,4 @@
-"""The layer that both memory transformers share: attention over memory and segment, then a feed-forward
-network."""
+"""The layer that all models share: attention over memory and segment, then a feed-forward network."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,16 +19,13 @@ Attend = Callable[[Tensor], Tensor]
 
 
 class FeedForward(nn.Module):
-    """FFN(x) = W₂ · dropout(max(0, W₁x + b₁)) + b₂, position by position (Vaswani et al. 2017,
-    [arXiv 1706.03762](https://arxiv.org/abs/1706.03762), section 3.3).
+    """FFN(x) = W₂ · dropout(max(0, W₁x + b₁)) + b₂, position by position (Vaswani et al. 2017, arXiv
+    1706.03762, section 3.3). Raises ValueError for an argument out of its range.
 
     Args:
         d_model: The width of input and output, D.
         d_ff: The width of the hidden layer.
         dropout_prob: Probability of dropping a hidden feature while training.
-
-    Raises:
-        ValueError: For an argument out of its range.
 
     Examples:
         >>> import torch
@@ -55,9 +51,8 @@ class FeedForward(nn.Module):
 
 
 class GRUGate(nn.Module):
-    """What joins the output ``y`` of a sublayer to its input ``x``, as a GRU joins its input to its state
-    (Parisotto et al. 2019, [arXiv 1910.06764](https://arxiv.org/abs/1910.06764), section 3.2), position by
-    position:
+    """What joins the output ``y`` of a sublayer to its input ``x``, as a GRU joins its input to its state,
+    position by position (Parisotto et al. 2019, arXiv 1910.06764, section 3.2):
 
         r = σ(W_r y + U_r x)
         z = σ(W_z y + U_z x − b_g)
@@ -66,8 +61,7 @@ class GRUGate(nn.Module):
 
     Args:
         d_model: The width of the model, D.
-        bias: What b_g is before it has learned anything. With 2, the paper's, the gate is first nearly shut,
-            so a layer is first near the identity.
+        bias: The first b_g. With 2, the paper's, the gate is nearly shut, so a layer is near the identity.
 
     Examples:
         >>> import torch
@@ -81,14 +75,10 @@ class GRUGate(nn.Module):
     def __init__(self, d_model: Count, bias: float = 2.0):
         super().__init__()
         self.bias = bias
-        self.of_output = nn.Linear(d_model, 3 * d_model, bias=False)
-        """W_r, W_z and W_g."""
-        self.of_input = nn.Linear(d_model, 2 * d_model, bias=False)
-        """U_r and U_z."""
-        self.of_reset = nn.Linear(d_model, d_model, bias=False)
-        """U_g."""
-        self.shut = nn.Parameter(torch.empty(d_model))
-        """b_g."""
+        self.of_output = nn.Linear(d_model, 3 * d_model, bias=False)  # W_r, W_z and W_g
+        self.of_input = nn.Linear(d_model, 2 * d_model, bias=False)  # U_r and U_z
+        self.of_reset = nn.Linear(d_model, d_model, bias=False)  # U_g
+        self.shut = nn.Parameter(torch.empty(d_model))  # b_g
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -105,28 +95,19 @@ class GRUGate(nn.Module):
 
 
 class MemoryLayer(nn.Module):
-    """The layer that all models share.
+    """The layer that all models share. Raises ValueError for an argument out of its range.
 
-    In pre-norm, the layer normalizes the input of attention and that of the feed-forward network. Memories
-    are raw inputs of a layer, so the layer that reads them normalizes them. In post-norm, the form of the
-    original Transformer-XL, the layer normalizes each sum, and attention reads inputs and memories as they
-    are.
-
-    A layer that combines the parts in another way derives from a model's layer and overrides
-    [`transform`][], which training, evaluation and generation all use.
+    In pre-norm, it normalizes what attention and the feed-forward network read: the segment, and memories,
+    which are raw inputs of a layer. In post-norm, the form of the original Transformer-XL, it normalizes each
+    sum, and attention reads inputs and memories as they are. A layer that combines the parts in another way
+    overrides [`transform`][] of a model's layer, which training, evaluation and generation all use.
 
     Args:
         d_model: The width of the model, D.
         self_attn: The attention, built for the same ``d_model``.
         feed_forward: Any module from ``[S, B, D]`` to the same shape, such as [`FeedForward`][].
         dropout_prob: Probability of dropping a feature of a sublayer's output while training.
-        norm: Normalization before attention and feed-forward network (``"pre"``), also without one of the
-            stack's output (``"pre-without-final"``), or of each sum, as in the original (``"post"``).
-        gate: What joins a sublayer's output to its input: their sum (``"residual"``); in pre-norm also a
-            [`GRUGate`][] after a ReLU (``"gru"``), or a module of your own (``"FILE.py:Class"``).
-
-    Raises:
-        ValueError: For an argument out of its range, and for attention of another width.
+        norm, gate: As in [`NetworkConfig`][memformers.models.config.NetworkConfig].
     """
 
     @check_arguments
@@ -144,13 +125,10 @@ class MemoryLayer(nn.Module):
         check_gate(gate, norm)
         if self_attn.d_model != d_model:
             raise UserError(f"d_model={d_model}, but self_attn was built for {self_attn.d_model}.")
-        self.d_model = d_model
-        self.norm = norm
-        self.self_attn = self_attn
-        self.feed_forward = feed_forward
+        self.d_model, self.norm = d_model, norm
+        self.self_attn, self.feed_forward = self_attn, feed_forward
         self.dropout = nn.Dropout(dropout_prob)
-        self.norm_self_attn = nn.LayerNorm(d_model)
-        self.norm_ff = nn.LayerNorm(d_model)
+        self.norm_self_attn, self.norm_ff = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
         self.gate_self_attn, self.gate_ff = (build_gate(gate, d_model) for _ in range(2))
 
     def forward(
@@ -163,20 +141,13 @@ class MemoryLayer(nn.Module):
         *,
         cached: Attend | None = None,
     ) -> Tensor:
-        """Transform a segment, after looking at what is remembered.
+        """``x [S, B, D]``, the layer's input, to ``[S, B, D]``, after looking at what is remembered.
 
         Args:
-            x: The layer's input, ``[S, B, D]``.
-            mem: Memory, ``[M, B, D]``; None for nothing.
-            c_mem: Compressed memory, ``[C, B, D]``; None for nothing.
-            mask: Boolean ``[S, C + M + S, B]`` or ``[S, C + M + S, 1]``, true where a query may look; None
-                for causal.
+            mem, c_mem: Memory ``[M, B, D]`` and compressed memory ``[C, B, D]``; None for nothing.
+            mask: Boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None for causal.
             key_start: int64 ``[B, S]``, the index of the first key that each query may see; None for all.
-            cached: Attention over keys and values that are computed already, in place of memories and mask
-                ([`memformers.generation.incremental`][]).
-
-        Returns:
-            ``[S, B, D]``.
+            cached: Attention over keys and values that are kept already, in place of memories and mask.
         """
         past = [memory for memory in (c_mem, mem) if memory is not None and len(memory)]
         return self.transform(x, cached or partial(self.attend, past=past, mask=mask, key_start=key_start))
@@ -185,7 +156,7 @@ class MemoryLayer(nn.Module):
         """``x [S, B, D]`` to ``[S, B, D]``: attention by ``attend``, then the feed-forward network, each
         added to its input, or joined to it by its gate."""
         # Eval mode has no dropout, and calling a module without effect would slow down each token.
-        dropout = self.dropout if self.training else nothing_dropped
+        dropout: Attend = self.dropout if self.training else lambda output: output
         if self.norm == "post":
             x = self.norm_self_attn(x + dropout(attend(x)))
             return self.norm_ff(x + dropout(self.feed_forward(x)))
@@ -217,47 +188,33 @@ class MemoryLayer(nn.Module):
 
 
 class TransformerXLLayer(MemoryLayer):
-    """The shared layer, attending over memory and segment (Dai et al. 2019,
-    [arXiv 1901.02860](https://arxiv.org/abs/1901.02860), section 3.2), with the arguments and errors of
-    [`MemoryLayer`][memformers.models.layers.MemoryLayer].
+    """A [`MemoryLayer`][] that attends over memory and segment (Dai et al. 2019, section 3.2).
 
     Examples:
         >>> import torch
         >>> from memformers import FeedForward, RelativeMultiHeadAttention, TransformerXLLayer
-        >>> parts = {
-        ...     "d_model": 64, "self_attn": RelativeMultiHeadAttention(heads=4, d_model=64),
-        ...     "feed_forward": FeedForward(64, 256), "dropout_prob": 0.1,
-        ... }
-        >>> layer = TransformerXLLayer(**parts)
+        >>> attention, ffn = RelativeMultiHeadAttention(heads=4, d_model=64), FeedForward(64, 256)
+        >>> layer = TransformerXLLayer(d_model=64, self_attn=attention, feed_forward=ffn, dropout_prob=0.1)
         >>> layer(x=torch.randn(16, 2, 64), mem=torch.randn(32, 2, 64)).shape  # [S, B, D], [M, B, D]
         torch.Size([16, 2, 64])
     """
 
 
 class CompressiveTransformerLayer(MemoryLayer):
-    """The shared layer, attending over compressed memory, memory and segment (Rae et al. 2020,
-    [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.1).
+    """A [`MemoryLayer`][] over compressed memory, memory and segment (Rae et al. 2020, section 3.1).
 
     Args:
-        compress: Its own f_c, ``[n·c, B, D]`` to ``[n, B, D]``, such as
-            [`Conv1dCompression`][memformers.models.compression.Conv1dCompression].
-        parts: The arguments of [`MemoryLayer`][memformers.models.layers.MemoryLayer].
-
-    Raises:
-        ValueError: As the MemoryLayer does.
+        compress: Its own f_c, ``[n·c, B, D]`` to ``[n, B, D]``, such as a Conv1dCompression.
+        parts: The arguments of the MemoryLayer.
 
     Examples:
         >>> import torch
-        >>> from memformers import (
-        ...     CompressiveTransformerLayer, Conv1dCompression, FeedForward, RelativeMultiHeadAttention,
-        ... )
-        >>> parts = {
-        ...     "d_model": 64, "self_attn": RelativeMultiHeadAttention(heads=4, d_model=64),
-        ...     "feed_forward": FeedForward(64, 256), "dropout_prob": 0.1,
-        ... }
-        >>> layer = CompressiveTransformerLayer(**parts, compress=Conv1dCompression(4, 64))
-        >>> x, mem, old = torch.randn(16, 2, 64), torch.randn(16, 2, 64), torch.randn(32, 2, 64)
-        >>> layer(x=x, mem=mem, c_mem=layer.compress(old)).shape  # 32 positions in 8 slots
+        >>> from memformers import CompressiveTransformerLayer, Conv1dCompression
+        >>> from memformers import FeedForward, RelativeMultiHeadAttention
+        >>> self_attn, feed_forward = RelativeMultiHeadAttention(heads=4, d_model=64), FeedForward(64, 256)
+        >>> parts = {"self_attn": self_attn, "feed_forward": feed_forward, "dropout_prob": 0.1}
+        >>> layer = CompressiveTransformerLayer(d_model=64, **parts, compress=Conv1dCompression(4, 64))
+        >>> layer(x=torch.randn(16, 2, 64), c_mem=layer.compress(torch.randn(32, 2, 64))).shape  # [S, B, D]
         torch.Size([16, 2, 64])
     """
 
@@ -276,8 +233,3 @@ def build_gate(gate: GateName | str, d_model: int) -> nn.Module | None:
 def joined(gate: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """A sublayer's output ``y [S, B, D]`` and its input ``x``, joined by ``gate``: the same shape."""
     return gate(x, y.relu()) if isinstance(gate, GRUGate) else output_of(gate, x.shape, x, y)
-
-
-def nothing_dropped(x: Tensor) -> Tensor:
-    """``x``, of any shape, as it is."""
-    return x

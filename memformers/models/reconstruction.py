@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,34 +14,25 @@ from memformers.common.errors import UserError
 from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.compression import CompressionAutoEncoder
 from memformers.models.config import CompressionLossName, check_choice
-from memformers.models.layers import CompressiveTransformerLayer
+from memformers.models.layers import CompressiveTransformerLayer, MemoryLayer
 from memformers.models.parts import output_of
+
+ByLayer = Sequence[Tensor]
+Masked = Tensor | Sequence[Tensor] | None
+Term = Callable[..., Tensor]
 
 
 class AttentionReconstructionLoss:
-    """The change of attention when memories are replaced by their compressions, summed over layers (Rae et
-    al. 2020, [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2.1, algorithm 2). Its gradient
-    reaches only each layer's f_c.
-
-    For each layer, it is the mean squared error between two content attentions (without positions) of the
-    segment: over the memories that are compressed, and over their compressions.
-
-    Args:
-        layers: The layers, each with its f_c.
+    """The change of attention when memories are replaced by their compressions, summed over ``layers`` (Rae
+    et al. 2020, section 3.2.1, algorithm 2): the mean squared error between the segment's content attention,
+    without positions, over what is compressed and over its slots. Its gradient reaches only each f_c.
 
     Examples:
         >>> import torch
-        >>> from memformers import (
-        ...     AttentionReconstructionLoss, CompressiveTransformerLayer, Conv1dCompression, FeedForward,
-        ...     RelativeMultiHeadAttention,
-        ... )
-        >>> parts = {
-        ...     "d_model": 64, "self_attn": RelativeMultiHeadAttention(heads=4, d_model=64),
-        ...     "feed_forward": FeedForward(64, 256), "dropout_prob": 0.1,
-        ... }
-        >>> layer = CompressiveTransformerLayer(**parts, compress=Conv1dCompression(4, 64))
-        >>> loss = AttentionReconstructionLoss([layer])
-        >>> loss([torch.randn(16, 2, 64)], [torch.randn(32, 2, 64)]).shape
+        >>> from memformers import AttentionReconstructionLoss, MemoryLM, ModelConfig
+        >>> model = MemoryLM(ModelConfig(model="compressive", d_model=64, n_layers=2))
+        >>> h, mem = torch.randn(2, 16, 3, 64), torch.randn(2, 32, 3, 64)  # layers, then [S, B, D]
+        >>> AttentionReconstructionLoss(model.transformer.layers)(list(h), list(mem)).shape
         torch.Size([])
     """
 
@@ -49,62 +40,42 @@ class AttentionReconstructionLoss:
         self.layers = cast(list[CompressiveTransformerLayer], list(layers))
 
     def __call__(
-        self,
-        h: Sequence[Tensor],
-        mem: Sequence[Tensor],
-        c_mem: Sequence[Tensor] | None = None,
-        n_masked: Tensor | Sequence[Tensor] | None = None,
+        self, h: ByLayer, mem: ByLayer, c_mem: ByLayer | None = None, n_masked: Masked = None
     ) -> Tensor:
-        """The loss of a segment, a scalar; a layer that compresses nothing, n = 0, adds nothing.
+        """The loss of a segment, a scalar. Raises ValueError unless there is one tensor per layer.
 
         Args:
             h: ``[S, B, D]`` per layer, its inputs.
-            mem: ``[n·c, B, D]`` per layer, what it compresses.
+            mem: ``[n·c, B, D]`` per layer, what it compresses; nothing, n = 0, adds nothing to the loss.
             c_mem: ``[n, B, D]`` per layer, f_c of ``mem`` where it is already at hand.
             n_masked: ``[B]``, or one per layer: how many of the oldest slots, with their positions, don't
-                count in each stream. A stream in which none counts is left out of the mean, which is 0
-                without streams.
-
-        Raises:
-            ValueError: Unless there is one tensor per layer.
+                count in each stream. The mean is over streams in which some do, and 0 without any.
         """
-        if not len(self.layers) == len(h) == len(mem):
+        n = len(self.layers)
+        if not n == len(h) == len(mem):
             raise UserError(
-                f"expected one h and one mem for each of {len(self.layers)} layers, got {len(h)} and "
-                f"{len(mem)}."
+                f"expected one h and one mem for each of {n} layers, got {len(h)} and {len(mem)}."
             )
         terms = [partial(layer_loss, *of_layer) for of_layer in zip(self.layers, h, strict=True)]
         return summed(terms, [layer.compress for layer in self.layers], mem, c_mem, n_masked)
 
 
 class AutoEncodingLoss:
-    """The error of decoders that restore the memories from their compressions, summed over layers (Rae et al.
-    2020, [arXiv 1911.05507](https://arxiv.org/abs/1911.05507), section 3.2.1, L_ae). Its gradient reaches
-    only f_c and its decoder.
-
-    For each layer, it is the mean squared error between the memories, without any normalization, and the
-    output of the decoder for their compressions.
-
-    Args:
-        compressions: Each layer's f_c with its decoder.
+    """The mean squared error of decoders that restore the memories, as they are, from their compressions,
+    summed over layers (Rae et al. 2020, section 3.2.1, L_ae). Its gradient reaches only f_c and its decoder.
 
     Examples:
         >>> import torch
         >>> from memformers import AutoEncodingLoss, CompressionAutoEncoder, Conv1dCompression
         >>> f_c = CompressionAutoEncoder(Conv1dCompression(4, d_model=64), d_model=64)
-        >>> AutoEncodingLoss([f_c])([torch.randn(32, 2, 64)]).shape
+        >>> AutoEncodingLoss([f_c])([torch.randn(32, 2, 64)]).shape  # a layer's [n·c, B, D]
         torch.Size([])
     """
 
     def __init__(self, compressions: Sequence[CompressionAutoEncoder]):
         self.compressions = list(compressions)
 
-    def __call__(
-        self,
-        mem: Sequence[Tensor],
-        c_mem: Sequence[Tensor] | None = None,
-        n_masked: Tensor | Sequence[Tensor] | None = None,
-    ) -> Tensor:
+    def __call__(self, mem: ByLayer, c_mem: ByLayer | None = None, n_masked: Masked = None) -> Tensor:
         """The loss, a scalar, of ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``n_masked [B]`` as in
         [`AttentionReconstructionLoss`][]; with the same errors."""
         if len(self.compressions) != len(mem):
@@ -114,11 +85,7 @@ class AutoEncodingLoss:
 
 
 def summed(
-    terms: Sequence[Callable[..., Tensor]],
-    f_cs: Sequence[nn.Module],
-    mem: Sequence[Tensor],
-    c_mem: Sequence[Tensor] | None,
-    n_masked: Tensor | Sequence[Tensor] | None,
+    terms: Sequence[Term], f_cs: Sequence[nn.Module], mem: ByLayer, c_mem: ByLayer | None, n_masked: Masked
 ) -> Tensor:
     """The sum of each layer's term for its ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``n_masked [B]``."""
     if c_mem is None:
@@ -132,9 +99,8 @@ def summed(
 def auto_encoding(
     compress: CompressionAutoEncoder, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None = None
 ) -> Tensor:
-    """One layer's term: ‖mem − g(c_mem)‖², averaged over all elements, a scalar; of ``mem [n·c, B, D]`` and
-    ``c_mem [n, B, D]``, without the ``n_masked [B]`` oldest slots and their positions, in the mean over
-    streams."""
+    """One layer's term: ‖mem − g(c_mem)‖², averaged over all elements, a scalar; of ``mem [n·c, B, D]``,
+    ``c_mem [n, B, D]`` and ``n_masked [B]``."""
     mem, made = mem.detach(), compress.decode(c_mem)
     if n_masked is None:
         return F.mse_loss(made, mem)
@@ -150,34 +116,25 @@ def check_compression_loss(loss: CompressionLossName | str, compress: nn.Module,
     """Raise ValueError for a loss that doesn't train all of this f_c. With ``bptt`` ≥ 1, f_c also learns from
     the language model's loss."""
     check_choice("compression_loss", loss, CompressionLossName, "attention")
-    name, decodes = type(compress).__name__, isinstance(compress, CompressionAutoEncoder)
+    name, decodes, wrong = type(compress).__name__, isinstance(compress, CompressionAutoEncoder), ""
     if loss == "auto-encoding" and not decodes:
-        raise UserError(
-            f"compression_loss='auto-encoding' needs a decoder beside f_c, got {name}; use "
-            f"compress=CompressionAutoEncoder(f_c, d_model)."
+        wrong = f"needs a decoder beside f_c, got {name}; use compress=CompressionAutoEncoder(f_c, d_model)"
+    elif loss != "auto-encoding" and decodes:
+        wrong = f"would not train the decoder of {name}; use 'auto-encoding', or f_c without the decoder"
+    elif loss == "none" and not bptt and any(parameter.requires_grad for parameter in compress.parameters()):
+        wrong = (
+            f"would not train {name}; use 'attention' or 'auto-encoding', bptt=1 or more, or a compression "
+            f"without parameters"
         )
-    if loss != "auto-encoding" and decodes:
-        raise UserError(
-            f"compression_loss={loss!r} would not train the decoder of {name}; use 'auto-encoding', or f_c "
-            f"without the decoder."
-        )
-    if loss == "none" and not bptt and any(parameter.requires_grad for parameter in compress.parameters()):
-        raise UserError(
-            f"compression_loss='none' would not train {name}; use 'attention' or 'auto-encoding', bptt=1 or "
-            f"more, or a compression without parameters."
-        )
+    if wrong:
+        raise UserError(f"compression_loss={loss!r} {wrong}.")
 
 
 def layer_loss(
-    layer: CompressiveTransformerLayer,
-    h: Tensor,
-    mem: Tensor,
-    c_mem: Tensor,
-    n_masked: Tensor | None = None,
+    layer: MemoryLayer, h: Tensor, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None = None
 ) -> Tensor:
-    """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements, a scalar;
-    of ``h [S, B, D]``, ``mem [n·c, B, D]`` and ``c_mem [n, B, D]``, without the ``n_masked [B]`` oldest slots
-    and their positions."""
+    """One layer's term: ‖attention(h, mem) − attention(h, c_mem)‖², averaged over all elements, a scalar; of
+    ``h [S, B, D]``, ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``n_masked [B]``."""
     attend = frozen_attention(layer, h)
     if n_masked is None:
         whole = attend(mem.detach())  # [B, H, S, E]
@@ -192,28 +149,23 @@ def layer_loss(
 
 
 def own_loss(
-    loss: nn.Module,
-    layer: CompressiveTransformerLayer,
-    h: Tensor,
-    mem: Tensor,
-    c_mem: Tensor,
-    n_masked: Tensor | None = None,
+    loss: nn.Module, layer: MemoryLayer, h: Tensor, mem: Tensor, c_mem: Tensor, n_masked: Tensor | None = None
 ) -> Tensor:
     """One layer's term by a ``loss`` of one's own, a scalar, of what [`layer_loss`][] takes; streams that
     leave out as many slots are given to it together."""
     n, c, total = len(c_mem), len(mem) // len(c_mem), c_mem.new_zeros(())
-    groups = [(0, slice(None), 1)]
+    groups: list[tuple[int, Any, int]] = [(0, slice(None), 1)]  # slots left out, streams and their weight
     if n_masked is not None:
-        each = [(k, n_masked == k) for k in n_masked.unique().tolist() if k < n]
-        groups = [(k, streams, int(streams.sum())) for k, streams in each]
+        numbers = [k for k in n_masked.unique().tolist() if k < n]
+        groups = [(k, n_masked == k, int((n_masked == k).sum())) for k in numbers]
     for k, streams, size in groups:
-        parts = mem[k * c :, streams].detach(), c_mem[k:, streams]
         attend = frozen_attention(layer, h[:, streams])
+        parts = mem[k * c :, streams].detach(), c_mem[k:, streams]
         total = total + size * output_of(loss, (), *parts, attend)
     return total / max(sum(size for *_, size in groups), 1)
 
 
-def frozen_attention(layer: CompressiveTransformerLayer, h: Tensor) -> Callable[..., Tensor]:
+def frozen_attention(layer: MemoryLayer, h: Tensor) -> Callable[..., Tensor]:
     """[`content_attention`][] of the inputs ``h [S, B, D]`` of a layer, with frozen weights: from a context
     ``[·, B, D]``, and the first keys ``[B]`` if not all count, to ``[B, H, S, E]``."""
     norm, attention = frozen(layer.norm_before_attention or nn.Identity()), layer.self_attn
@@ -231,16 +183,13 @@ def content_attention(
     if key_start is not None:
         visible = torch.arange(len(context), device=key_start.device) >= key_start[:, None, None, None]
         key, value = (x.where(visible.mT, 0.0) for x in (key, value))  # what is hidden may not be finite
-    if query.device.type != "cpu":
-        return F.scaled_dot_product_attention(query, key, value, visible)
-    # In bfloat16, which autocast would choose, the backward pass takes several times as long on a CPU.
-    query, key, value = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (query, key, value))
+    if query.device.type == "cpu":  # in bfloat16, which autocast would choose, a backward pass takes longer
+        query, key, value = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (query, key, value))
     with torch.autocast("cpu", enabled=False):
         return F.scaled_dot_product_attention(query, key, value, visible)
 
 
 def frozen(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The module as a function, of the same shapes ``[…, D]``, whose weights take no gradient, though its
-    input may."""
+    """The module, as a function of ``[…, D]`` whose weights take no gradient, though its input may."""
     weights = {name: parameter.detach() for name, parameter in module.named_parameters()}
     return lambda x: functional_call(module, weights, (x,))

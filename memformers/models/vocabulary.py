@@ -1,12 +1,8 @@
 """How tokens come in and how well they are predicted: losses of a segment, and the adaptive embedding and
 softmax, in which frequent words get wide vectors, rare words narrow ones, and the rare ones are predicted in
-two steps.
-
-There, token ids are ordered by frequency, the most frequent first, and ``cutoffs`` divide them into clusters.
+two steps. There, token ids are ordered by frequency, the most frequent first, and divided into clusters.
 Sources: the softmax, Grave et al. 2017 (arXiv 1609.04309); the embedding, Baevski and Auli 2019 (arXiv
-1809.10853); both in the form of the original Transformer-XL (repository kimiyoung/transformer-xl), whose
-softmax maps the hidden features to each cluster's width and can share vectors and maps with the embedding.
-"""
+1809.10853); both in the form of the original Transformer-XL (repository kimiyoung/transformer-xl)."""
 
 import math
 from dataclasses import dataclass
@@ -19,8 +15,6 @@ from torch import Tensor, nn
 from memformers.common.errors import UserError
 from memformers.models.config import ModelConfig
 
-WORD_STD = 0.02
-"""The standard deviation of the initial word vectors, as in the original."""
 AT_ONCE = 1 << 24
 """The most logits of a rare cluster that are computed at once to see whether a word of it is likelier."""
 
@@ -45,22 +39,18 @@ def token_losses(logits: Tensor, targets: Tensor) -> TokenLosses:
 
 
 def upcast(logits: Tensor) -> Tensor:
-    """Logits, of any shape, in float32 where they are in half precision, so that losses are not rounded
-    to it."""
+    """Logits ``[·]``, in float32 where they are in half precision, to which losses would be rounded."""
     return logits.float() if logits.element_size() < 4 else logits
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """The clusters of a vocabulary. Raises ValueError for cutoffs outside the vocabulary."""
+    """Clusters of a vocabulary ([`AdaptiveConfig`][]). Raises ValueError for cutoffs outside it."""
 
     vocab_size: int
     cutoffs: tuple[int, ...] = ()
-    """The first token id of each cluster but the first, ascending."""
     div_val: int = 1
-    """How many times narrower the word vectors of each cluster are than those of the previous one."""
     d_embed: int = 128
-    """Width of the first cluster's word vectors."""
 
     def __post_init__(self) -> None:
         if self.cutoffs and self.cutoffs[-1] >= self.vocab_size:
@@ -76,8 +66,7 @@ class Clusters:
 
     @property
     def tables(self) -> list[tuple[int, int]]:
-        """Words and width of each table of word vectors: one a cluster, or one for all clusters where
-        they have one width."""
+        """Words and width of each table of word vectors: one a cluster, or a single one for ``div_val`` 1."""
         if self.div_val == 1:
             return [(self.vocab_size, self.d_embed)]
         return [(high - low, self.d_embed // self.div_val**i) for i, (low, high) in enumerate(self.bounds)]
@@ -88,18 +77,14 @@ class Clusters:
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Tokens ``[S, B]`` to ``[S, B, D]``: √D · W_c e, for the word vector e in a table of its cluster c.
-
-    The factor √D is the original's, and part of this embedding. A cluster's map W_c ``[D, d_c]`` is left
-    out where all word vectors have D features.
-    """
+    """Tokens ``[S, B]`` to ``[S, B, D]``: √D · W_c e, for the word vector e in a table of its cluster c. The
+    factor √D is the original's. A cluster's map W_c ``[D, d_c]`` is left out where all e have D features."""
 
     def __init__(self, clusters: Clusters, d_model: int):
         super().__init__()
         self.clusters, self.d_model = clusters, d_model
-        tables = clusters.tables
-        self.tables = nn.ModuleList(nn.Embedding(words, width) for words, width in tables)
-        maps = tables if clusters.maps(d_model) else []
+        self.tables = nn.ModuleList(nn.Embedding(*table) for table in clusters.tables)
+        maps = clusters.tables if clusters.maps(d_model) else []
         self.maps = nn.ModuleList(nn.Linear(width, d_model, bias=False) for _, width in maps)
         self.reset_parameters()
 
@@ -108,24 +93,16 @@ class AdaptiveEmbedding(nn.Module):
         draw(self.tables, self.maps)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """``tokens [S, B]``, integers below ``vocab_size``."""
-        if len(self.tables) == 1:
-            x = self.mapped(0, tokens)
-        else:
-            # Each cluster embeds all tokens, so that nothing has to wait until the number of its own is
-            # known.
-            parts = []
-            for i, (low, high) in enumerate(self.clusters.bounds):
-                own = (tokens >= low) & (tokens < high)
-                parts.append(self.mapped(i, (tokens - low).clamp(0, high - low - 1)) * own[..., None])
-            x = torch.stack(parts).sum(0)
-        return x * math.sqrt(self.d_model)
-
-    def mapped(self, i: int, ids: Tensor) -> Tensor:
-        """Vectors ``[S, B, D]`` of the words ``ids [S, B]`` of table ``i``."""
-        vectors = self.tables[i](ids)
-        # Autocast would make the residual stream, and so the memory, of another dtype than the weights.
-        return self.maps[i](vectors).to(vectors.dtype) if len(self.maps) else vectors
+        """``tokens [S, B]``, integers below ``vocab_size``, to ``[S, B, D]``."""
+        parts, is_single = [], len(self.tables) == 1
+        for i, table in enumerate(self.tables):
+            low, high = self.clusters.bounds[i]
+            # Each table embeds all tokens: selecting its own would wait until their number is known.
+            vectors = table(tokens if is_single else (tokens - low).clamp(0, high - low - 1))
+            # Autocast would make the residual stream, and so the memory, of another dtype than the weights.
+            x = self.maps[i](vectors).to(vectors.dtype) if len(self.maps) else vectors
+            parts.append(x if is_single else x * ((tokens >= low) & (tokens < high))[..., None])
+        return (parts[0] if is_single else torch.stack(parts).sum(0)) * math.sqrt(self.d_model)
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -134,43 +111,35 @@ class AdaptiveSoftmax(nn.Module):
         log p(word of cluster 0) = log softmax([E₀; G] P₀ x + b)_word
         log p(word of cluster c) = log softmax([E₀; G] P₀ x + b)_c + log softmax(E_c P_c x + b_c)_word
 
-    with the word vectors E_c of cluster c, the map P_c ``[d_c, D]`` to their width, and a row of G for
-    each cluster but the first. Log-probabilities are their own logits: cross-entropy, sampling and
-    ``argmax`` take them as they are. To learn from targets, their losses are enough, for which
-    [`adaptive_losses`][] computes much less.
-
-    ``tie_weights`` takes E_c from the embedding's tables; ``tie_projections`` takes the maps of all
-    clusters but the first from the embedding's, transposed. What is tied belongs to the embedding, and is
-    given with every call.
+    with the word vectors E_c of cluster c, the map P_c ``[d_c, D]`` to their width, and a row of G for each
+    cluster but the first. Log-probabilities are their own logits: cross-entropy, sampling and ``argmax`` take
+    them as they are. ``tie_weights`` and ``tie_projections`` ([`AdaptiveConfig`][]) take E_c, and P_c but for
+    the first cluster, from the embedding, which owns them and is given with every call.
     """
 
     def __init__(self, clusters: Clusters, d_model: int, *, tie_weights: bool, tie_projections: bool):
         super().__init__()
         self.clusters = clusters
-        tables = clusters.tables
-        own_words = [] if tie_weights else tables
+        own_words = [] if tie_weights else clusters.tables
         self.words = nn.ModuleList(nn.Linear(width, words, bias=False) for words, width in own_words)
         self.bias = nn.Parameter(torch.empty(clusters.vocab_size))
         rare = len(clusters.cutoffs)
         self.rare = nn.Linear(clusters.d_embed, rare) if rare else None  # G
-        widths = [clusters.d_embed // clusters.div_val**i for i in range(1 + rare)]
-        own_maps = widths[:1] if tie_projections else widths
-        own_maps = own_maps if clusters.maps(d_model) else []
-        self.maps = nn.ModuleList(nn.Linear(d_model, width, bias=False) for width in own_maps)
+        own_maps = (1 if tie_projections else 1 + rare) if clusters.maps(d_model) else 0
+        widths = [clusters.d_embed // clusters.div_val**i for i in range(own_maps)]
+        self.maps = nn.ModuleList(nn.Linear(d_model, width, bias=False) for width in widths)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Start with nearly equal probabilities within each cluster and between clusters."""
-        nn.init.zeros_(self.bias)
         draw(self.words, self.maps)
-        if self.rare is not None:
-            nn.init.zeros_(self.rare.weight)
-            nn.init.zeros_(self.rare.bias)
+        zeros = (self.bias,) if self.rare is None else (self.bias, *self.rare.parameters())
+        for parameter in zeros:
+            nn.init.zeros_(parameter)
 
     @property
     def weight(self) -> Tensor:
-        """One of its weights, ``[vocab_size]`` or shorter, as every linear head has one: for its dtype and
-        device."""
+        """The bias ``[vocab_size]``, which tells dtype and device, as the weight of a linear head does."""
         return self.bias
 
     def forward(self, x: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
@@ -182,29 +151,18 @@ class AdaptiveSoftmax(nn.Module):
         return torch.cat((frequent, *tails), dim=-1)
 
     def cluster_logits(self, i: int, x: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """``x [·, D]`` to the logits of the words of cluster ``i``, and in the first of all other clusters:
-        ``[·, words]``."""
-        low, high = self.clusters.bounds[i]
-        rows, bias = self.vectors(i, embedding), self.bias[low:high]
+        """``x [·, D]`` to the logits ``[·, words]`` of cluster ``i``; the first ends with the others' own."""
+        (low, high), one_table = self.clusters.bounds[i], self.clusters.div_val == 1
+        tables = self.words if len(self.words) else embedding.tables
+        rows = weight(tables[0])[low:high] if one_table else weight(tables[i])  # [words, d_i]
+        bias = self.bias[low:high]
         if i == 0 and self.rare is not None:
             rows, bias = torch.cat((rows, self.rare.weight)), torch.cat((bias, self.rare.bias))
-        return F.linear(self.narrowed(i, x, embedding), rows, bias)
-
-    def vectors(self, i: int, embedding: AdaptiveEmbedding) -> Tensor:
-        """The word vectors of cluster ``i``, ``[words, d_i]``."""
-        tables = self.words if len(self.words) else embedding.tables
-        if self.clusters.div_val > 1:
-            return weight(tables[i])
-        low, high = self.clusters.bounds[i]
-        return weight(tables[0])[low:high]
-
-    def narrowed(self, i: int, x: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """``x [·, D]`` mapped to the width of cluster ``i``."""
-        if not len(self.maps):
-            return x
         if i < len(self.maps):
-            return self.maps[i](x)
-        return F.linear(x, weight(embedding.maps[i if self.clusters.div_val > 1 else 0]).mT)
+            x = self.maps[i](x)
+        elif len(self.maps):  # tied
+            x = F.linear(x, weight(embedding.maps[0 if one_table else i]).mT)
+        return F.linear(x, rows, bias)
 
 
 def weight(module: nn.Module) -> Tensor:
@@ -220,7 +178,7 @@ def weight(module: nn.Module) -> Tensor:
 def draw(tables: nn.ModuleList, maps: nn.ModuleList) -> None:
     """Draw the word vectors of ``tables``, and ``maps`` that keep their size."""
     for table in tables:
-        nn.init.normal_(weight(table), std=WORD_STD)
+        nn.init.normal_(weight(table), std=0.02)  # as in the original
     for linear in maps:
         nn.init.normal_(weight(linear), std=weight(linear).shape[1] ** -0.5)
 
@@ -229,67 +187,45 @@ def adaptive_losses(
     head: AdaptiveSoftmax, embedding: AdaptiveEmbedding, x: Tensor, targets: Tensor
 ) -> TokenLosses:
     """Of the predictions from ``x [S, B, D]`` for ``targets [S, B]``: what [`token_losses`][] gives for the
-    whole vocabulary's log-probabilities, computed for the clusters that the targets need.
-
-    A target of the first cluster needs that cluster alone, and one of a rarer cluster c the first and c. So
-    each rare cluster is computed for the tokens whose target lies in it, which are few, and not the whole
-    vocabulary for all (Grave et al. 2017, section 4). Every weight has a gradient, 0 in a cluster without
-    targets, as processes that average theirs need.
-    """
+    whole vocabulary's log-probabilities, computed in the clusters that the targets need: the first for all,
+    and each rarer one for the few tokens whose target lies in it (Grave et al. 2017, section 4). Every weight
+    has a gradient, 0 in a cluster without targets, as processes that average theirs need."""
     flat, target = x.flatten(0, 1), targets.flatten().contiguous()  # [N, D] and [N]
-    words = head.clusters.bounds[0][1]  # of the first cluster; its other logits are the rare clusters'
-    first = upcast(head.cluster_logits(0, flat, embedding))  # [N, words + clusters]
+    (_, words), *rare = head.clusters.bounds
+    first = upcast(head.cluster_logits(0, flat, embedding))  # [N, words + rare clusters]
     cluster = torch.bucketize(target, target.new_tensor(head.clusters.cutoffs), right=True)
     column = torch.where(cluster > 0, words - 1 + cluster, target)
-    losses = F.cross_entropy(first, column, reduction="none")
+    losses, first = F.cross_entropy(first, column, reduction="none"), first.detach()
     # In units of the first cluster's logits, a rare word's is its cluster's plus its log-probability there.
-    own = first.detach().gather(1, column.clamp(min=0)[:, None])[:, 0]
+    own = first.gather(1, column.clamp(min=0)[:, None])[:, 0]
     correct = target >= 0
-    rare = list(zip(head.clusters.bounds, rows_by_cluster(cluster, len(head.clusters.bounds)), strict=True))
-    for c, ((low, _), rows) in enumerate(rare[1:], 1):
-        logits, word = upcast(head.cluster_logits(c, flat[rows], embedding)), target[rows] - low
+    # On a GPU, the numbers of targets are waited for once.
+    sizes = torch.bincount(cluster, minlength=1 + len(rare)).tolist()
+    rows_of = cluster.argsort(stable=True).split(sizes)
+    for c, (low, _) in enumerate(rare, 1):
+        rows, word = rows_of[c], target[rows_of[c]] - low
+        logits = upcast(head.cluster_logits(c, flat[rows], embedding))
         of_word = F.cross_entropy(logits, word, reduction="none")
         losses = losses.index_add(0, rows, of_word)
         own = own.index_add(0, rows, -of_word.detach())
         correct[rows] = logits.detach().argmax(-1) == word
-    correct &= own >= first.detach()[:, :words].amax(-1)
-    correct = unless_likelier_elsewhere(head, embedding, flat.detach(), first.detach(), cluster, own, correct)
+    correct &= own >= first[:, :words].amax(-1)
+    with torch.no_grad():
+        # A word is no likelier than its cluster, so only clusters likelier than the target are looked into.
+        for c, (low, high) in enumerate(rare, 1):
+            of_cluster = first[:, words - 1 + c]
+            doubtful = (correct & (cluster != c) & (of_cluster > own)).nonzero()[:, 0]
+            for rows in doubtful.split(max(AT_ONCE // (high - low), 1)):
+                logits = upcast(head.cluster_logits(c, flat[rows], embedding))
+                likeliest = logits.amax(-1) - logits.logsumexp(-1)
+                correct[rows] = of_cluster[rows] + likeliest <= own[rows]
     loss = losses.sum() / (target >= 0).sum()
     return TokenLosses(loss, losses.detach().view_as(targets), correct.view_as(targets))
 
 
-def rows_by_cluster(cluster: Tensor, clusters: int) -> list[Tensor]:
-    """The rows of ``cluster [N]`` that have the value 0, the value 1, …; on a GPU its values are waited for
-    once."""
-    sizes = torch.bincount(cluster, minlength=clusters).tolist()
-    return list(cluster.argsort(stable=True).split(sizes))
-
-
-@torch.no_grad()
-def unless_likelier_elsewhere(
-    head: AdaptiveSoftmax,
-    embedding: AdaptiveEmbedding,
-    x: Tensor,
-    first: Tensor,
-    cluster: Tensor,
-    own: Tensor,
-    correct: Tensor,
-) -> Tensor:
-    """``correct [N]``, now false where a rare cluster other than the target's has a likelier word.
-
-    A word is no likelier than its cluster, so a cluster is looked into only where it is likelier than the
-    target. ``x [N, D]``, the first cluster's logits ``first``, the target's ``cluster [N]`` and ``own [N]``
-    logit in their units.
-    """
-    correct, words = correct.clone(), head.clusters.bounds[0][1]
-    for c, (low, high) in list(enumerate(head.clusters.bounds))[1:]:
-        of_cluster = first[:, words - 1 + c]
-        doubtful = (correct & (cluster != c) & (of_cluster > own)).nonzero()[:, 0]
-        for rows in doubtful.split(max(AT_ONCE // (high - low), 1)):
-            logits = upcast(head.cluster_logits(c, x[rows], embedding))
-            likeliest = logits.amax(-1) - logits.logsumexp(-1)
-            correct[rows] = of_cluster[rows] + likeliest <= own[rows]
-    return correct
+def clusters_of(config: ModelConfig) -> Clusters:
+    """The clusters of an adaptive embedding."""
+    return Clusters(config.vocab_size, config.adaptive.cutoffs, config.adaptive.div_val, config.d_embed)
 
 
 def build_embedding(config: ModelConfig) -> nn.Embedding | AdaptiveEmbedding:
@@ -307,19 +243,12 @@ def build_head(config: ModelConfig) -> nn.Linear | AdaptiveSoftmax:
     return nn.Linear(config.d_model, config.vocab_size)
 
 
-def clusters_of(config: ModelConfig) -> Clusters:
-    """Of an adaptive embedding. Raises ValueError for cutoffs beyond the vocabulary."""
-    return Clusters(config.vocab_size, config.adaptive.cutoffs, config.adaptive.div_val, config.d_embed)
-
-
 def initialise_vocabulary(embed: nn.Module, head: nn.Module) -> None:
     """Draw fresh weights for embedding and head; the head starts with nearly equal probabilities."""
-    if isinstance(embed, nn.Embedding):
-        nn.init.normal_(embed.weight, std=0.3)
-    elif isinstance(embed, AdaptiveEmbedding):
-        embed.reset_parameters()
+    for module, std in ((embed, 0.3), (head, 0.02)):
+        if isinstance(module, AdaptiveEmbedding | AdaptiveSoftmax):
+            module.reset_parameters()
+        elif isinstance(module, nn.Embedding | nn.Linear):
+            nn.init.normal_(module.weight, std=std)
     if isinstance(head, nn.Linear):
-        nn.init.normal_(head.weight, std=0.02)
         nn.init.zeros_(head.bias)
-    elif isinstance(head, AdaptiveSoftmax):
-        head.reset_parameters()
