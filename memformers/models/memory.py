@@ -164,20 +164,9 @@ def check_memory(
     memory = Memory() if memory is None else memory
     if not isinstance(memory, Memory):
         raise UserError(f"expected memory to be a Memory or None, got a {type(memory).__name__}.")
-    layers = range(n_layers)
-    longest = (
-        {}
-        if sizes is None
-        else {
-            "mem": [own.longest_memory for own in sizes],
-            "c_mem": [own.c_mem_len for own in sizes],
-            "slot_inputs": [own.slot_input_positions for own in sizes],
-        }
-    )
-    first = [
-        0 if sizes is None else sizes.index(sizes[i]) for i in layers
-    ]  # the first layer of the same sizes
-    for name, tensors in memory.parts.items():
+    settings = [(own.mem_len, own.c_mem_len, own.compression_rate) for own in sizes or ()]
+    limits = [(own.longest_memory, own.c_mem_len, own.slot_input_positions) for own in sizes or ()]
+    for part, (name, tensors) in enumerate(memory.parts.items()):
         if tensors and len(tensors) != n_layers:
             raise UserError(
                 f"expected {name} of {n_layers} layers, one tensor each, got {len(tensors)}; use a memory of "
@@ -195,13 +184,14 @@ def check_memory(
                     f"expected {name} of layer {i} as {x.dtype} on {x.device}, in which the model works, got "
                     f"{tensor.dtype} on {tensor.device}; move it there, or start from no memory."
                 )
-            if sizes is None:
+            if not limits:
                 continue
-            most, other = longest[name][i], len(tensors[first[i]])
+            first, most = settings.index(settings[i]), limits[i][part]
+            other = len(tensors[first])
             if len(tensor) != other or (complete and len(tensor) > most) or (len(tensor) and not most):
                 raise UserError(
                     f"{name} has {len(tensor)} positions or slots in layer {i}, where this model keeps at "
-                    f"most {most}, and {other} in layer {first[i]}; use it with the model that made it."
+                    f"most {most}, and {other} in layer {first}; use it with the model that made it."
                 )
     check_streams("a memory's valid", memory.valid, torch.int64, x.shape[1:2], x.device)
     for i, (inputs, own) in enumerate(zip(memory.slot_inputs, sizes or (), strict=False)):
