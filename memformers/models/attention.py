@@ -242,7 +242,7 @@ class RelativeMultiHeadAttention(nn.Module):
         """The kernel's r ``[H, K, E]``, u, and the scheme's s ``[H, K]`` or v, for K distances."""
         if self.positions == "learned":
             return {"r": self.r[:, :K], "s": self.s[:, :K], "u": self.u}
-        features = self.position(self.sinusoids(K, self.position.weight))  # [K, D]
+        features = self.position(self.sinusoids(K, self.u))  # [K, D]
         r = rearrange(features, "k (h e) -> h k e", h=self.heads)
         return {"r": r, "u": self.u, "v": self.v}
 
