@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from memformers.generation.generate import generate, side_by_side
 
+from memformers.generation.generate import generate, side_by_side
 from memformers.generation.sampling import Sampling
 from tests.builders import MODELS, SMALL, small_lm
 from tests.texts import tokens

@@ -12,8 +12,8 @@ from memformers.comparison.text import TEXT
 from memformers.evaluation.attention_mass import attention_mass
 from memformers.evaluation.evaluate import with_lengths
 from memformers.generation.decoding import Decoder
-from memformers.generation.memory_file import load_memory, save_memory
 from memformers.generation.generate import side_by_side
+from memformers.generation.memory_file import load_memory, save_memory
 from memformers.kernels import naive
 from memformers.models.boundaries import newest_start
 from memformers.models.config import attention_operations, memory_facts
