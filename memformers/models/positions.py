@@ -17,24 +17,24 @@ def sinusoids(distances: int, features: int, clamp_len: int | None = None) -> Te
     return torch.cat((angles.sin(), angles.cos()), dim=-1)[:, :features]
 
 
-def sinusoid_table(
-    distances: int, features: int, clamp_len: int | None, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """[`sinusoids`][] of this ``dtype`` on this ``device``, ``[distances, features]``, computed once in a
-    process. A graph of ``torch.compile`` has it as a constant; one of ``torch.export`` computes it."""
-    if torch.compiler.is_exporting():
-        return sinusoids(distances, features, clamp_len).to(device, dtype)
-    return _table(distances, features, clamp_len, dtype, device)
+def sinusoid_table(distances: int, usual: int, features: int, clamp_len: int | None, like: Tensor) -> Tensor:
+    """[`sinusoids`][] in the dtype and on the device of ``like``, a tensor of any shape: ``[distances,
+    features]`` of a table that is computed once in a process, for the ``usual`` number of distances or more.
+    A graph of ``torch.compile`` has the usual one as a constant; other graphs compute it."""
+    kind = features, clamp_len, like.dtype, like.device
+    if torch.compiler.is_exporting() or (torch.compiler.is_compiling() and distances > usual):
+        return sinusoids(distances, features, clamp_len).to(like)
+    return _table(usual if distances <= usual else distances, *kind)[:distances]
 
 
 def _table(
     distances: int, features: int, clamp_len: int | None, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    kind = (features, clamp_len, dtype, device)
+    kind = features, clamp_len, dtype, device
     if kind not in _TABLES or len(_TABLES[kind]) < distances:
         with torch.inference_mode(False):  # a tensor of inference mode can't be used in training
             _TABLES[kind] = sinusoids(distances, features, clamp_len).to(device, dtype)
-    return _TABLES[kind][:distances]
+    return _TABLES[kind]
 
 
 # As torch.compiler.assume_constant_result does, which would import the compiler, half a second.
