@@ -28,8 +28,8 @@ class CustomMemory(MemoryStack):
     A layer remembers its newest M inputs as they are, and C slots ``[C, B, D]``, which are yours: they stand
     for what came before. Each query attends to slots, newest inputs and segment. A memory defines:
 
-    - ``memory_sizes(config)``: for each layer the [`MemorySizes`][memformers.models.memory_sizes.MemorySizes],
-      from which follow the keys and the reach that are reported beside every result.
+    - ``memory_sizes(config)``: each layer's [`MemorySizes`][memformers.models.memory_sizes.MemorySizes], from
+      which follow the keys and the reach that are reported beside every result.
     - ``grow(layer, slots, left, belongs)``: the slots after some positions have left the newest M; or, for a
       memory that grows in another way, all of ``update_memory``.
 
@@ -109,7 +109,7 @@ class CustomMemory(MemoryStack):
         Args:
             layer: The number of the layer, from 0.
             slots: What this method returned before, ``[C, B, D]``; zeros in a stream without slots yet.
-            left: The positions that leave now, ``[n, B, D]``, n ≥ 1, oldest first; zeros in earlier documents.
+            left: The positions that leave now, oldest first, ``[n, B, D]``, n ≥ 1; 0 in earlier documents.
             belongs: Whether each belongs to the running document, boolean ``[n, B]``.
         """
         raise NotImplementedError(f"{type(self).__qualname__} defines neither grow nor update_memory.")
