@@ -2,7 +2,7 @@
 kimiyoung/transformer-xl) and of Hugging Face's ``transfo-xl`` (the package transformers 4).
 
 Both are one model. In the latter, names have the prefix ``transformer.``, and the softmax's rows for rare
-clusters ascend, as in the TensorFlow code of the published weights; in the original's PyTorch code they descend.
+clusters ascend, as in the TensorFlow code of the published weights; in the original's they descend.
 """
 
 import re
