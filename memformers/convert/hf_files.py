@@ -51,8 +51,7 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
         >>> load_weights("weights.pt")["weight"].shape
         torch.Size([2, 3])
     """
-    path = Path(path)
-    if not path.is_file():
+    if not (path := Path(path)).is_file():
         raise UserError(f"expected {path} to be a file of weights, but it is missing.")
     try:
         is_plain = path.suffix == ".safetensors"
@@ -121,7 +120,7 @@ class PlainUnpickler(pickle.Unpickler):
     """Builds plain containers, and what [`BUILT`][] has."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """What is called ``name`` in ``module``; UserError unless it is known to be harmless."""
+        """What is called ``name`` in ``module``; UserError unless it is harmless."""
         if (module, name) not in BUILT:
             raise UserError(f"it would load {module}.{name}, which may be code")
         return BUILT[module, name]

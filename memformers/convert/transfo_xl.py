@@ -47,6 +47,7 @@ RENAMED = (
 )
 """Our names and theirs."""
 OURS_ALONE = ("self_attn.value.bias", "self_attn.output.bias")
+NO_CLUSTERS = torch.empty(0)
 
 
 def from_transfo_xl(
@@ -132,7 +133,7 @@ def ties_of(state: State, config: Config) -> dict[str, bool]:
     """What embedding and softmax share, as [`memformers.AdaptiveConfig`][] has it: what is equal. In
     ``state``, that then has the embedding's name alone: files that keep one of several names may have kept
     another. A u and v of all layers become those of each layer."""
-    clusters = range(1 + rare_clusters(state))
+    clusters = range(1 + state.get("crit.cluster_bias", NO_CLUSTERS).numel())
     tables = [(f"word_emb.emb_layers.{i}.weight", f"crit.out_layers.{i}.weight") for i in clusters]
     tables = [pair for pair in tables if state.keys() & pair]
     maps = [(f"word_emb.emb_projs.{min(i, len(tables) - 1)}", f"crit.out_projs.{i}") for i in clusters]
@@ -157,11 +158,6 @@ def ties_of(state: State, config: Config) -> dict[str, bool]:
             state.update({name: there[0] for name in names if name not in state})
             state.pop(bias)
     return found
-
-
-def rare_clusters(state: State) -> int:
-    """The number of clusters without the first one."""
-    return state["crit.cluster_bias"].numel() if "crit.cluster_bias" in state else 0
 
 
 def depth(state: State) -> int:
@@ -240,7 +236,7 @@ def clusters_of(state: State, config: Config, ties: dict[str, bool]) -> tuple[in
         # Without clusters it shows only in that vectors are mapped which have the right width already.
         square = "word_emb.emb_projs.0" in state and len(set(state["word_emb.emb_projs.0"].shape)) == 1
         div_val = 2 if square else 1
-    if len(cutoffs) != (rare := rare_clusters(state)):
+    if len(cutoffs) != (rare := state.get("crit.cluster_bias", NO_CLUSTERS).numel()):
         raise UserError(
             f"the weights have {rare} clusters of rare words, and cutoffs={list(cutoffs)} make "
             f"{len(cutoffs)}; give those of the model, as in config={{'cutoffs': [20000, 40000]}}."

@@ -30,8 +30,7 @@ class CoreOutput(NamedTuple):
     memory: Memory
     """To pass in with the streams' next segment."""
     auxiliary_loss: Tensor
-    """What the compression functions learn from, a scalar to add to the loss; exactly 0 if nothing was
-    compressed in this segment."""
+    """What the compression functions learn from, a scalar to add to the loss; 0 if nothing was compressed."""
 
 
 # So that torch.export.save can write a program that returns it.

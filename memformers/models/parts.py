@@ -19,8 +19,7 @@ def build_part(setting: str, name: str, *arguments: Any) -> nn.Module:
 
 
 def output_of(part: nn.Module, shape: Sequence[int], *given: Any) -> Tensor:
-    """What a ``part`` of your own returns for ``given``: a tensor of this ``shape``, any shape; else
-    UserError."""
+    """What a ``part`` of your own returns for ``given``, a tensor ``[*shape]``; else UserError."""
     output = part(*given)
     check_returned(type(part), "forward", output, shape)
     return output
@@ -49,8 +48,7 @@ def is_built_whole(module: nn.Module) -> bool:
 
 
 def children_first(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The modules within ``module``, by their names, and then itself, so that a module's ``reset_parameters``
-    has the last word on the modules that it is made of."""
+    """The modules within ``module``, by name, and then itself: its ``reset_parameters`` has the last word."""
     for child_name, child in () if is_built_whole(module) else module.named_children():
         yield from children_first(child, f"{name}.{child_name}")
     yield name, module

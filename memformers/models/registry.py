@@ -82,8 +82,8 @@ def name_of(value: "str | type", setting: str = "model") -> str:
 
 
 def import_class(place: str) -> type:
-    """The class at ``FILE.py:Class`` or ``package.module:Class``, whose module is imported unless it is
-    already; UserError where there is none. What else the module raises goes through."""
+    """The class at a ``place``, whose module is imported unless it is already; UserError where there is none.
+    What else the module raises goes through."""
     module_name, _, name = place.rpartition(":")
     path, is_file = Path(module_name).resolve(), module_name.endswith(".py")
     if is_file and not path.is_file():

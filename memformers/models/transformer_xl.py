@@ -45,8 +45,7 @@ class TransformerXL(MemoryStack):
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
         """The newest ``mem_len`` positions."""
-        windowed = config.same_length
-        return [MemorySizes(M, window=M if windowed else None) for M in config.of_layers("mem_len")]
+        return [MemorySizes(M, window=M if config.same_length else None) for M in config.of_layers("mem_len")]
 
     @classmethod
     def build(cls, config: NetworkConfig, parts: Mapping[str, Any]) -> "TransformerXL":
