@@ -110,9 +110,7 @@ def vocabulary_of(folder: Path) -> WordTokenizer:
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise UserError(f"expected {path} to have idx2sym, a list of words, got {str(found)[:80]}.")
     if found.get("lower_case") or found.get("delimiter") is not None:
-        raise UserError(
-            f"{path} changes or divides words in its own way, with lower_case or delimiter; use another."
-        )
+        raise UserError(f"{path} changes or divides words, by lower_case or delimiter; use another.")
     return WordTokenizer(words)
 
 

@@ -2,16 +2,18 @@
 
 import re
 from collections.abc import Mapping
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
+from memformers.common.fields import Range, check_arguments
 from memformers.convert.hf_files import few, without_prefix
 
 LABML_DISTANCES = 4096
 """labml-nn stores 2 · 4,096 relative positions a layer; index 4,096 − d is distance d."""
-
+Distances = Annotated[int, Range(1, LABML_DISTANCES)]
 RENAMED = (
     (r"^src_embed\.", "embed."),
     (r"^generator\.", "head."),
@@ -22,8 +24,9 @@ RENAMED = (
 )
 
 
+@check_arguments
 def from_labml(
-    state_dict: Mapping[str, Tensor], *, max_positions: int = LABML_DISTANCES
+    state_dict: Mapping[str, Tensor], *, max_positions: Distances = LABML_DISTANCES
 ) -> dict[str, Tensor]:
     """Convert a state dict of labml-nn 0.5.1 to ours, for ``load_state_dict`` of the model of the same shape.
     Positions of the future are dropped: ``[2 · 4096, H, E]`` becomes ``[H, max_positions, E]``.
@@ -47,11 +50,6 @@ def from_labml(
         raise UserError(
             "expected a state dict of labml-nn's TransformerXL or CompressiveTransformer, with "
             f"…self_attn.key_pos_embeddings, got one with {few(list(state_dict))}."
-        )
-    if not 1 <= max_positions <= LABML_DISTANCES:
-        raise UserError(
-            f"max_positions={max_positions}, but labml-nn has distances 0 … {LABML_DISTANCES - 1}; "
-            f"use 1 to {LABML_DISTANCES}."
         )
     ours = {}
     for name, tensor in without_prefix(state_dict).items():

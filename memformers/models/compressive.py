@@ -96,9 +96,8 @@ class CompressiveTransformer(MemoryStack):
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
         """The newest ``mem_len`` positions, and ``c_mem_len`` slots of older ones."""
-        mem_len, c_mem_len, rate = map(config.of_layers, ("mem_len", "c_mem_len", "compression_rate"))
-        each = zip(mem_len, c_mem_len, rate, strict=True)
-        return [MemorySizes(*own, config.bptt, config.segment_len) for own in each]
+        each = zip(*map(config.of_layers, ("mem_len", "c_mem_len", "compression_rate")), strict=True)
+        return [MemorySizes(M, C, c, config.bptt, config.segment_len) for M, C, c in each]
 
     @classmethod
     def build(cls, config: NetworkConfig, parts: Mapping[str, Any]) -> "CompressiveTransformer":
@@ -160,16 +159,15 @@ class CompressiveTransformer(MemoryStack):
         """``memory`` whose newest slots ``[m, B, D]`` each layer's f_c computes again from ``slot_inputs
         [m·c, B, D]``, in training: so the language model's loss reaches f_c through slots of earlier steps
         (section 3.2.1, backpropagation through time)."""
-        if not memory.slot_inputs or not (self.training and torch.is_grad_enabled()):
+        if not any(map(len, memory.slot_inputs)) or not (self.training and torch.is_grad_enabled()):
             return memory
-        c_mem = memory.c_mem or [x[:0] for x in memory.slot_inputs]
-        each = zip(self.compressions, c_mem, memory.slot_inputs, sizes, strict=True)
+        each = zip(self.compressions, memory.c_mem, memory.slot_inputs, sizes, strict=True)
         return replace(memory, c_mem=tuple(newest_anew(*of_layer) for of_layer in each))
 
     @property
     def compression_rates(self) -> list[int]:
         """How many positions each layer's f_c makes one slot of; ValueError where it doesn't say so."""
-        return [rate_of(compress) for compress in self.compressions]
+        return [rate_of(f_c) for f_c in self.compressions]
 
     @property
     def compressions(self) -> list[nn.Module]:

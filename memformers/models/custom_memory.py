@@ -74,7 +74,6 @@ class CustomMemory(MemoryStack):
     """Whether generation may keep keys, and need not read the running segment again for each token."""
 
     def __init_subclass__(cls) -> None:
-        """Raise UserError for settings that can't be used."""
         super().__init_subclass__()
         problems = [f"uses has {name!r}, not one of {MAY_USE}" for name in cls.uses if name not in MAY_USE]
         if not is_dataclass(cls.Config) or not cls.Config.__dataclass_params__.frozen:  # type: ignore[attr-defined]
