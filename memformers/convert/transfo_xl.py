@@ -224,18 +224,16 @@ def clusters_of(state: State, config: Config, ties: dict[str, bool]) -> tuple[in
         tables.append(shape(state, name, 2))
     *ends, vocab_size = accumulate(words for words, _ in tables)
     widths = [width for _, width in tables]
-    given = setting(config, "cutoffs", (), list[int] | tuple[int, ...])
-    given = tuple(cutoff for cutoff in given if cutoff != vocab_size)
+    given = tuple(x for x in setting(config, "cutoffs", (), list[int] | tuple[int, ...]) if x != vocab_size)
     if ends:
         cutoffs, fitting = tuple(ends), range(2, widths[0] + 1)
         div_val = next((v for v in fitting if widths == [widths[0] // v**i for i in range(len(widths))]), 0)
         if not div_val or config.get("div_val", div_val) != div_val:
             raise UserError(f"the widths {widths} of word vectors don't fit div_val={config.get('div_val')}.")
     else:
-        cutoffs = given
         # Without clusters it shows only in that vectors are mapped which have the right width already.
         square = "word_emb.emb_projs.0" in state and len(set(state["word_emb.emb_projs.0"].shape)) == 1
-        div_val = 2 if square else 1
+        cutoffs, div_val = given, 2 if square else 1
     if len(cutoffs) != (rare := state.get("crit.cluster_bias", NO_CLUSTERS).numel()):
         raise UserError(
             f"the weights have {rare} clusters of rare words, and cutoffs={list(cutoffs)} make "
@@ -262,8 +260,8 @@ def shape(state: State, name: str, dims: int) -> tuple[int, ...]:
 
 
 def places_in(model: MemoryLM) -> dict[str, list[Tensor]]:
-    """For each name of theirs, the tensors of ``model``, or parts of them, that its rows fill in this order.
-    What ours alone has becomes 0."""
+    """For each name of theirs, the tensors of ``model``, of any shape, or parts of them, that its rows fill in
+    this order. What ours alone has becomes 0."""
     places: dict[str, list[Tensor]] = {}
     for name, tensor in model.state_dict().items():
         if name == "head.bias":

@@ -45,8 +45,7 @@ class Pretrained(nn.Module):
             ValueError: For the current folder, and for one where these files are of something else: a run, a
                 training's checkpoint, another library's model.
         """
-        folder = Path(folder)
-        if folder == Path():
+        if (folder := Path(folder)) == Path():
             raise UserError("folder='' is the current folder; name a folder for the model.")
         if has_manifest(folder):
             raise UserError(f"{folder} is the checkpoint of a training; name another folder.")
