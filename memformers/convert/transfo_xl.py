@@ -260,8 +260,8 @@ def shape(state: State, name: str, dims: int) -> tuple[int, ...]:
 
 
 def places_in(model: MemoryLM) -> dict[str, list[Tensor]]:
-    """For each name of theirs, the tensors of ``model``, of any shape, or parts of them, that its rows fill in
-    this order. What ours alone has becomes 0."""
+    """For each name of theirs, the tensors of ``model``, of any shape, or parts of them, that its rows fill
+    in this order. What ours alone has becomes 0."""
     places: dict[str, list[Tensor]] = {}
     for name, tensor in model.state_dict().items():
         if name == "head.bias":

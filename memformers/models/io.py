@@ -57,7 +57,7 @@ class Pretrained(nn.Module):
                     f"{folder} has a {CONFIG} or {WEIGHTS} that save_pretrained didn't write and would "
                     f"overwrite; name another folder ({error})"
                 ) from None
-        names: dict[object, str] = {}
+        names: dict[object, str] = {}  # of what is tied, the first name is kept, and the others refer to it
         ties, state = {}, dict(self.state_dict() if weights is None else weights)
         for name, x in list(state.items()):
             first = names.setdefault((x.data_ptr(), x.shape, x.stride(), x.dtype), name)
