@@ -1,5 +1,4 @@
-"""Files of weights and vocabularies that other programs wrote, among them the folders of Hugging Face's
-``transformers`` 4.
+"""Files of weights and vocabularies that other programs wrote, such as Hugging Face's ``transformers`` 4.
 
 A pickle can run any code while it is loaded. Weights are read by PyTorch's weights-only reader, and
 vocabularies by one that builds plain containers; anything else is refused by name.
@@ -36,16 +35,11 @@ TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 
 
 def load_weights(path: str | Path) -> dict[str, Tensor]:
-    """Read a state dict from a file that another program wrote.
-
-    A pickle can run any code while it is loaded. Only tensors and plain containers are read from it, by
-    PyTorch's weights-only reader. A prefix that all names share, such as ``module.``, is left out.
+    """Read a state dict from a file that another program wrote, without running code in it. A prefix that all
+    names share, such as ``module.``, is left out.
 
     Args:
         path: A file of safetensors, or what ``torch.save`` wrote of a plain state dict.
-
-    Returns:
-        The tensors, by name.
 
     Raises:
         ValueError: For any other pickle, and for a file that is missing or broken or contains something else.
@@ -57,8 +51,7 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
         >>> load_weights("weights.pt")["weight"].shape
         torch.Size([2, 3])
     """
-    path = Path(path)
-    if not path.is_file():
+    if not (path := Path(path)).is_file():
         raise UserError(f"expected {path} to be a file of weights, but it is missing.")
     try:
         is_plain = path.suffix == ".safetensors"
@@ -80,8 +73,7 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def without_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict without the prefixes that all its names share, such as ``module.`` of ``DataParallel`` and
-    ``_orig_mod.`` of ``torch.compile``; ``layers.`` is none."""
+    """A state dict without the prefixes of all its names, such as ``module.``; ``layers.`` is none."""
     beginnings = {name[: name.find(".") + 1] for name in state}
     if len(beginnings) != 1 or beginnings & {"", "layers."}:
         return dict(state)
@@ -90,8 +82,7 @@ def without_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def few(names: Sequence[str]) -> str:
     """The first names of a list, and how many more there are."""
-    more = len(names) - 4
-    return ", ".join(names[:4]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def is_hugging_faces(folder: Path) -> bool:
@@ -119,9 +110,7 @@ def vocabulary_of(folder: Path) -> WordTokenizer:
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise UserError(f"expected {path} to have idx2sym, a list of words, got {str(found)[:80]}.")
     if found.get("lower_case") or found.get("delimiter") is not None:
-        raise UserError(
-            f"{path} changes or divides words in its own way, with lower_case or delimiter; use another."
-        )
+        raise UserError(f"{path} changes or divides words, by lower_case or delimiter; use another.")
     return WordTokenizer(words)
 
 
@@ -129,15 +118,15 @@ class PlainUnpickler(pickle.Unpickler):
     """Builds plain containers, and what [`BUILT`][] has."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """What is called ``name`` in ``module``; UserError unless it is known to be harmless."""
+        """What is called ``name`` in ``module``; UserError unless it is harmless."""
         if (module, name) not in BUILT:
             raise UserError(f"it would load {module}.{name}, which may be code")
         return BUILT[module, name]
 
 
 def load_plain(path: Path) -> Any:
-    """What ``pickle`` or ``torch.save`` wrote to ``path``, without tensors. Raises UserError for what may be
-    code, and anything for a broken file."""
+    """What ``pickle`` or ``torch.save`` wrote to ``path``, without tensors; any error for what may be code
+    or is broken."""
     content = path.read_bytes()
     if is_zipfile(path):
         with ZipFile(path) as archive:

@@ -2,16 +2,18 @@
 
 import re
 from collections.abc import Mapping
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
+from memformers.common.fields import Range, check_arguments
 from memformers.convert.hf_files import few, without_prefix
 
 LABML_DISTANCES = 4096
 """labml-nn stores 2 · 4,096 relative positions a layer; index 4,096 − d is distance d."""
-
+Distances = Annotated[int, Range(1, LABML_DISTANCES)]
 RENAMED = (
     (r"^src_embed\.", "embed."),
     (r"^generator\.", "head."),
@@ -22,22 +24,17 @@ RENAMED = (
 )
 
 
+@check_arguments
 def from_labml(
-    state_dict: Mapping[str, Tensor], *, max_positions: int = LABML_DISTANCES
+    state_dict: Mapping[str, Tensor], *, max_positions: Distances = LABML_DISTANCES
 ) -> dict[str, Tensor]:
     """Convert a state dict of labml-nn 0.5.1 to ours, for ``load_state_dict`` of the model of the same shape.
-
-    labml-nn's positions of the future, which a causal model never uses, are dropped: ``[2 · 4096, H, E]``
-    becomes ``[H, max_positions, E]``.
+    Positions of the future are dropped: ``[2 · 4096, H, E]`` becomes ``[H, max_positions, E]``.
 
     Args:
         state_dict: That of labml-nn's ``TransformerXL`` or ``CompressiveTransformer``, or of the language
-            models of its two experiments (to [`memformers.MemoryLM`][]). A prefix that all names share is
-            left out.
+            models of its two experiments (to [`memformers.MemoryLM`][]). A prefix of all names is left out.
         max_positions: That of the attention to load into, with learned positions.
-
-    Returns:
-        Our tensors, by name.
 
     Raises:
         ValueError: For a state dict of another model, and for more positions than labml-nn has.
@@ -54,16 +51,10 @@ def from_labml(
             "expected a state dict of labml-nn's TransformerXL or CompressiveTransformer, with "
             f"…self_attn.key_pos_embeddings, got one with {few(list(state_dict))}."
         )
-    if not 1 <= max_positions <= LABML_DISTANCES:
-        raise UserError(
-            f"max_positions={max_positions}, but labml-nn has distances 0 … {LABML_DISTANCES - 1}; "
-            f"use 1 to {LABML_DISTANCES}."
-        )
     ours = {}
     for name, tensor in without_prefix(state_dict).items():
         if name.endswith(("key_pos_embeddings", "key_pos_bias")):
-            by_distance = tensor[LABML_DISTANCES - torch.arange(max_positions)]
-            tensor = by_distance.transpose(0, 1)  # [H, max_positions, E] or [H, max_positions]
+            tensor = tensor[LABML_DISTANCES - torch.arange(max_positions)].transpose(0, 1)  # [H, …]
         for pattern, replacement in RENAMED:
             name = re.sub(pattern, replacement, name)
         ours[name] = tensor.detach().clone(memory_format=torch.contiguous_format)

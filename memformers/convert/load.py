@@ -15,9 +15,9 @@ from memformers.runs.folder import CHECKPOINTS
 
 
 def load_checkpoint(folder: Path, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
-    """The model in ``folder``, in eval mode on ``device``, and its tokenizer: from the folder of a run, whose
-    newest complete checkpoint is used, the folder of a checkpoint, one with the files of ``save_pretrained``
-    and a ``tokenizer.json``, or Hugging Face's of a Transformer-XL; else ValueError."""
+    """The model, in eval mode on ``device``, and its tokenizer: from the ``folder`` of a run, whose newest
+    complete checkpoint is used, of a checkpoint, of ``save_pretrained`` with a ``tokenizer.json``, or of
+    Hugging Face's Transformer-XL; else ValueError."""
     if checkpoints := numbered(folder / CHECKPOINTS):
         return newest_that_loads(checkpoints, lambda path: load_with_tokenizer(path, device))[1]
     return load_with_tokenizer(folder, device)
@@ -43,7 +43,7 @@ def load_with_tokenizer(folder: Path, device: torch.device) -> tuple[MemoryLM, T
 
 
 def load_packaged(name: str, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
-    """The model of the package called ``name``, in eval mode on ``device``, and its tokenizer; UserError for
-    another name. The weights become float32, in which the model can be trained further."""
+    """The package's model called ``name``, in float32 and eval mode on ``device``, and its tokenizer; else
+    UserError."""
     model, tokenizer = load_with_tokenizer(packaged(name), device)
     return model.float(), tokenizer

@@ -1,9 +1,8 @@
-"""Conversion of the weights of the original Transformer-XL and of Hugging Face's ``transfo-xl``.
+"""Conversion of the weights of the original Transformer-XL (Dai et al. 2019, arXiv 1901.02860; the repository
+kimiyoung/transformer-xl) and of Hugging Face's ``transfo-xl`` (the package transformers 4).
 
-Sources of the layouts: Dai et al. 2019 (arXiv 1901.02860), the repository kimiyoung/transformer-xl and the
-package transformers 4. Both are the same model. Their names differ by the prefix ``transformer.``, and they
-differ in the order of the softmax's rows for rare clusters: ascending in transformers (as in the TensorFlow
-code that the published weights come from), descending in the original's PyTorch code.
+Both are one model. In the latter, names have the prefix ``transformer.``, and the softmax's rows for rare
+clusters ascend, as in the TensorFlow code of the published weights; in the original's they descend.
 """
 
 import re
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
+from memformers.common.fields import check_value
 from memformers.common.files import read_json
 from memformers.convert.hf_files import CONFIG, WEIGHTS, few, load_weights, without_prefix
 from memformers.models.config import AdaptiveConfig, ModelConfig
@@ -47,6 +47,7 @@ RENAMED = (
 )
 """Our names and theirs."""
 OURS_ALONE = ("self_attn.value.bias", "self_attn.output.bias")
+NO_CLUSTERS = torch.empty(0)
 
 
 def from_transfo_xl(
@@ -58,21 +59,17 @@ def from_transfo_xl(
     The weights alone don't show ``mem_len``, ``tgt_len`` (our ``segment_len``), ``clamp_len``,
     ``same_length`` and ``dropout``, for which our defaults are used; nor ``pre_lnorm``, which is required
     with the original's layout and is false by default in Hugging Face's; nor ``cutoffs`` if ``div_val`` is 1,
-    which are then required. With ``pre_lnorm``, memories contain the input of a layer before its norm, and
-    the last layer's output is not normalized.
+    which are then required.
 
-    Outputs agree in eval mode and from an empty memory; Hugging Face's begins with zeros, which it attends
-    to, and a [`memformers.Memory`][] of zeros gives the same here. The guide to published models says what
-    differs in further training; a ``dropatt`` that would not be used causes a warning.
+    Outputs agree from an empty memory; Hugging Face's begins with zeros, which it attends to, and a
+    [`memformers.Memory`][] of zeros gives the same here. The guide to published models says what differs in
+    further training; a ``dropatt`` that would not be used causes a warning.
 
     Args:
         source: A folder with Hugging Face's ``config.json`` and weights; or a state dict, in the original
             repository's layout or that of Hugging Face's ``TransfoXLLMHeadModel``, such as
             [`memformers.load_weights`][] reads from a file. A prefix that all names share is left out.
         config: The model's own, by the names in Hugging Face's ``config.json`` or the original's arguments.
-
-    Returns:
-        The model.
 
     Raises:
         ValueError: For weights of another model, and names what is missing, unexpected or of another shape;
@@ -114,8 +111,8 @@ def plain_names(state_dict: Mapping[str, Tensor]) -> tuple[State, bool]:
     """The state dict without prefixes and without the fixed sinusoids' rates, and whether it is of the
     original repository. Raises ValueError for the weights of another model, or without a head."""
     state = without_prefix(state_dict)
-    prefixed = any(name.startswith("transformer.word_emb.") for name in state)
-    state = {name.removeprefix("transformer.") if prefixed else name: t for name, t in state.items()}
+    is_original = not any(name.startswith("transformer.word_emb.") for name in state)
+    state = {name if is_original else name.removeprefix("transformer."): t for name, t in state.items()}
     if not any(name.startswith("layers.") and ".dec_attn." in name for name in state):
         raise UserError(
             "expected a state dict of Transformer-XL, with layers.0.dec_attn.… or transformer.layers.0."
@@ -129,21 +126,18 @@ def plain_names(state_dict: Mapping[str, Tensor]) -> tuple[State, bool]:
     state.pop("pos_emb.inv_freq", None)
     if others := [f"{name} is {t.dtype}" for name, t in state.items() if not t.is_floating_point()]:
         raise UserError(f"expected weights of floating-point numbers, but {few(others)}.")
-    return state, not prefixed
+    return state, is_original
 
 
 def ties_of(state: State, config: Config) -> dict[str, bool]:
-    """What embedding and softmax share, as [`memformers.AdaptiveConfig`][] has it: what is equal.
-
-    In ``state``, what is shared then has the embedding's name alone: files that keep one of several names may
-    have kept another. A u and v of all layers become those of each layer.
-    """
-    clusters = range(1 + rare_clusters(state))
+    """What embedding and softmax share, as [`memformers.AdaptiveConfig`][] has it: what is equal. In
+    ``state``, that then has the embedding's name alone: files that keep one of several names may have kept
+    another. A u and v of all layers become those of each layer."""
+    clusters = range(1 + state.get("crit.cluster_bias", NO_CLUSTERS).numel())
     tables = [(f"word_emb.emb_layers.{i}.weight", f"crit.out_layers.{i}.weight") for i in clusters]
     tables = [pair for pair in tables if state.keys() & pair]
     maps = [(f"word_emb.emb_projs.{min(i, len(tables) - 1)}", f"crit.out_projs.{i}") for i in clusters]
-    rare = [i > 0 for i in clusters]
-    tied = setting(config, "tie_projs", rare, list | tuple, "a list of true and false")
+    tied = setting(config, "tie_projs", [i > 0 for i in clusters], list[bool] | tuple[bool, ...])
     pairs = [pair for pair, is_tied in zip(maps, tied, strict=False) if is_tied]
     if config.get("tie_weight", config.get("tie_word_embeddings", True)):
         pairs += tables
@@ -166,37 +160,27 @@ def ties_of(state: State, config: Config) -> dict[str, bool]:
     return found
 
 
-def rare_clusters(state: State) -> int:
-    """The number of clusters without the first one."""
-    return state["crit.cluster_bias"].numel() if "crit.cluster_bias" in state else 0
-
-
 def depth(state: State) -> int:
     """The number of layers."""
     return 1 + max(int(found[1]) for name in state if (found := re.match(r"layers\.(\d+)\.", name)))
 
 
 def config_of(state: State, config: Config, is_original: bool, ties: dict[str, bool]) -> ModelConfig:
-    """Our config of the model that has this state dict. Raises ValueError if ``config`` contradicts the
-    weights, requires something that isn't implemented here, or lacks a setting that the weights don't show.
-    Warns of a ``dropatt`` that training would not use."""
+    """Our config of the model that has this state dict; ValueError if ``config`` contradicts the weights,
+    requires something that isn't implemented here, or lacks a setting that the weights don't show."""
     heads, d_head = shape(state, "layers.0.dec_attn.r_w_bias", 2)
     (d_model,) = shape(state, "layers.0.dec_attn.layer_norm.weight", 1)
     d_ff, _ = shape(state, "layers.0.pos_ff.CoreNet.0.weight", 2)
     if heads * d_head != d_model:
-        raise UserError(
-            f"n_head={heads} times d_head={d_head} must equal d_model={d_model} here; it doesn't."
-        )
+        raise UserError(f"n_head={heads} times d_head={d_head} isn't d_model={d_model}, as it must be here.")
     vocab_size, adaptive = clusters_of(state, config, ties)
     sizes = {"d_model": d_model, "d_embed": adaptive.d_embed, "d_inner": d_ff, "d_head": d_head}
     sizes |= {"n_head": heads, "vocab_size": vocab_size, "n_token": vocab_size, "n_layer": depth(state)}
     for name, value in (WITHOUT_COUNTERPART | sizes).items():
         if config.get(name, value) != value:
             what = "the weights have" if name in sizes else "this library supports"
-            raise UserError(
-                f"expected {name}={value}, which {what}, got {name}={config[name]} in the config; "
-                f"give the weights' own config."
-            )
+            got = f"got {name}={config[name]} in the config; give the weights' own config."
+            raise UserError(f"expected {name}={value}, which {what}, {got}")
     # Hugging Face's configs may leave it out, and the original's weights could then be of either form.
     pre_lnorm = config.get("pre_lnorm", None if is_original else False)
     if not isinstance(pre_lnorm, bool):
@@ -205,8 +189,8 @@ def config_of(state: State, config: Config, is_original: bool, ties: dict[str, b
             f"pre_lnorm={pre_lnorm!r}; the weights don't show it: give config={{'pre_lnorm': False}}, say."
         )
     defaults = ModelConfig()
-    clamp_len = setting(config, "clamp_len", -1, int, "a whole number")
-    dropout = setting(config, "dropout", defaults.dropout, int | float, "a number")
+    clamp_len = setting(config, "clamp_len", -1, int)
+    dropout = setting(config, "dropout", defaults.dropout, float)
     if config.get("dropatt", dropout) != dropout:
         warnings.warn(
             f"dropatt={config['dropatt']} is not used: if the training continues, dropout={dropout} applies "
@@ -224,8 +208,8 @@ def config_of(state: State, config: Config, is_original: bool, ties: dict[str, b
         norm="pre-without-final" if pre_lnorm else "post",
         positions="sinusoidal",
         clamp_len=clamp_len if clamp_len > 0 else None,
-        segment_len=setting(config, "tgt_len", defaults.segment_len, int, "a whole number"),
-        mem_len=setting(config, "mem_len", defaults.mem_len, int, "a whole number"),
+        segment_len=setting(config, "tgt_len", defaults.segment_len, int),
+        mem_len=setting(config, "mem_len", defaults.mem_len, int),
         same_length=bool(config.get("same_length", False)),
         embedding="adaptive",
         adaptive=adaptive,
@@ -240,19 +224,17 @@ def clusters_of(state: State, config: Config, ties: dict[str, bool]) -> tuple[in
         tables.append(shape(state, name, 2))
     *ends, vocab_size = accumulate(words for words, _ in tables)
     widths = [width for _, width in tables]
-    given = setting(config, "cutoffs", (), list | tuple, "a list of token ids")
-    given = tuple(cutoff for cutoff in given if cutoff != vocab_size)
+    given = tuple(x for x in setting(config, "cutoffs", (), list[int] | tuple[int, ...]) if x != vocab_size)
     if ends:
         cutoffs, fitting = tuple(ends), range(2, widths[0] + 1)
         div_val = next((v for v in fitting if widths == [widths[0] // v**i for i in range(len(widths))]), 0)
         if not div_val or config.get("div_val", div_val) != div_val:
             raise UserError(f"the widths {widths} of word vectors don't fit div_val={config.get('div_val')}.")
     else:
-        cutoffs = given
         # Without clusters it shows only in that vectors are mapped which have the right width already.
         square = "word_emb.emb_projs.0" in state and len(set(state["word_emb.emb_projs.0"].shape)) == 1
-        div_val = 2 if square else 1
-    if len(cutoffs) != (rare := rare_clusters(state)):
+        cutoffs, div_val = given, 2 if square else 1
+    if len(cutoffs) != (rare := state.get("crit.cluster_bias", NO_CLUSTERS).numel()):
         raise UserError(
             f"the weights have {rare} clusters of rare words, and cutoffs={list(cutoffs)} make "
             f"{len(cutoffs)}; give those of the model, as in config={{'cutoffs': [20000, 40000]}}."
@@ -262,11 +244,9 @@ def clusters_of(state: State, config: Config, ties: dict[str, bool]) -> tuple[in
     return vocab_size, AdaptiveConfig(cutoffs=cutoffs, div_val=div_val, d_embed=widths[0], **ties)
 
 
-def setting(config: Config, name: str, default: Any, kind: Any, said: str) -> Any:
-    """A setting of the config, or the default; ValueError unless it is of this kind, ``said`` in words."""
-    value = config.get(name, default)
-    if not isinstance(value, kind):
-        raise UserError(f"expected the config's {name} to be {said}, got {name}={value!r}.")
+def setting(config: Config, name: str, default: Any, kind: Any) -> Any:
+    """A setting of the config, or the default; ValueError unless it is of this ``kind``, an annotation."""
+    check_value(name, value := config.get(name, default), kind)
     return value
 
 
@@ -280,8 +260,8 @@ def shape(state: State, name: str, dims: int) -> tuple[int, ...]:
 
 
 def places_in(model: MemoryLM) -> dict[str, list[Tensor]]:
-    """For each name of theirs, the tensors of ``model``, or parts of them, that its rows fill in this order.
-    What ours alone has becomes 0."""
+    """For each name of theirs, the tensors of ``model``, of any shape, or parts of them, that its rows fill
+    in this order. What ours alone has becomes 0."""
     places: dict[str, list[Tensor]] = {}
     for name, tensor in model.state_dict().items():
         if name == "head.bias":

@@ -27,7 +27,7 @@ from memformers.models.config import CompressionLossName, NetworkConfig
 from memformers.models.layers import CompressiveTransformerLayer
 from memformers.models.memory import Memory
 from memformers.models.memory_sizes import MemorySizes
-from memformers.models.memory_update import Compressed, compress_memory
+from memformers.models.memory_update import compress_memory
 from memformers.models.parts import build_part
 from memformers.models.reconstruction import (
     AttentionReconstructionLoss,
@@ -46,11 +46,11 @@ class CompressiveTransformer(MemoryStack):
     Args:
         layer: The layer that all are built like, each with fresh weights; or one for each.
         n_layers: The number of layers.
-        compression_loss: What each layer's f_c learns from: [`AttentionReconstructionLoss`][] (attention);
-            [`AutoEncodingLoss`][] (auto-encoding), for which f_c is a [`CompressionAutoEncoder`][]; no loss
-            (none); or one of your own (FILE.py:Class).
-        bptt: With 1 or more, f_c also learns from the language model's loss ([`recompute_slots`][]), and then
-            needs no other loss. It must be that of the [`MemorySizes`][].
+        compression_loss: What each f_c learns from: [`AttentionReconstructionLoss`][] (attention); with a
+            [`CompressionAutoEncoder`][], [`AutoEncodingLoss`][] (auto-encoding); no loss (none); or one of
+            your own (FILE.py:Class).
+        bptt: With 1 or more, which must be that of the [`MemorySizes`][], f_c also learns from the language
+            model's loss ([`recompute_slots`][]), and then needs no other.
 
     Raises:
         ValueError: For a loss that can't train all of f_c.
@@ -83,35 +83,32 @@ class CompressiveTransformer(MemoryStack):
         compression_loss: CompressionLossName | str = "attention",
         bptt: NonNegativeInt = 0,
     ):
-        for one in [layer] if isinstance(layer, CompressiveTransformerLayer) else layer:
-            check_compression_loss(compression_loss, one.compress, bptt)
         super().__init__(layer, n_layers)
         self.compression_loss = compression_loss
-        self.own_losses: nn.ModuleList | None = None
-        """A loss of one's own, by layer."""
-        if ":" in compression_loss:
-            self.own_losses = nn.ModuleList(
-                build_part("compression_loss", compression_loss, rate_of(one.compress), one.d_model)
-                for one in self.compressive_layers
-            )
+        for f_c in self.compressions:
+            check_compression_loss(compression_loss, f_c, bptt)
+        own_losses = (
+            build_part("compression_loss", compression_loss, rate_of(one.compress), one.d_model)
+            for one in self.compressive_layers
+        )
+        self.own_losses = nn.ModuleList(own_losses) if ":" in compression_loss else None
 
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
         """The newest ``mem_len`` positions, and ``c_mem_len`` slots of older ones."""
-        mem_len, c_mem_len, rate = map(config.of_layers, ("mem_len", "c_mem_len", "compression_rate"))
-        each = zip(mem_len, c_mem_len, rate, strict=True)
-        return [MemorySizes(*own, config.bptt, config.segment_len) for own in each]
+        each = zip(*map(config.of_layers, ("mem_len", "c_mem_len", "compression_rate")), strict=True)
+        return [MemorySizes(M, C, c, config.bptt, config.segment_len) for M, C, c in each]
 
     @classmethod
     def build(cls, config: NetworkConfig, parts: Mapping[str, Any]) -> "CompressiveTransformer":
-        """The network of ``config``, with layers of these ``parts`` and compressions of their rates."""
+        """The network of ``config``, with layers of these ``parts`` and an f_c each."""
         rates = config.of_layers("compression_rate")
         layers = [
             CompressiveTransformerLayer(**parts, compress=build_compression(config, rate))
             for rate in (rates if len(set(rates)) > 1 else rates[:1])
         ]
-        given = layers if len(layers) > 1 else layers[0]
-        return cls(given, config.n_layers, config.compression_loss, config.bptt)
+        layer = layers if len(layers) > 1 else layers[0]
+        return cls(layer, config.n_layers, config.compression_loss, config.bptt)
 
     def forward(  # type: ignore[override]
         self,
@@ -121,9 +118,8 @@ class CompressiveTransformer(MemoryStack):
         mask: Tensor | None = None,
         **options: Any,
     ) -> tuple[Tensor, list[Tensor]]:
-        """[`MemoryStack.forward`][memformers.models.base.MemoryStack.forward] of a segment ``x [S, B, D]``,
-        with its ``options``; ``memory`` may also be positions ``[M, B, D]``, beside slots ``c_mem [C, B,
-        D]``, a tensor per layer each."""
+        """[`MemoryStack.forward`][memformers.models.base.MemoryStack.forward] of ``x [S, B, D]``; ``memory``
+        may also be positions ``[M, B, D]``, beside slots ``c_mem [C, B, D]``, a tensor per layer each."""
         if c_mem:
             memory = Memory(tuple(cast(Sequence[Tensor], memory or ())), tuple(c_mem))
         return super().forward(x, memory, mask, **options)
@@ -137,52 +133,41 @@ class CompressiveTransformer(MemoryStack):
     ) -> tuple[Memory, Tensor]:
         """Both memories after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``doc_starts
         [S, B]``; and the loss of what was compressed, a scalar."""
-        compressions = self.compressions
+        layers, f_cs, past = self.compressive_layers, self.compressions, memory
 
         def received(layer: int, positions: int) -> Tensor | None:
             # A mask or window of the forward pass is not known here.
-            if not needs_attention(compressions[layer]):
+            if not needs_attention(f_cs[layer]):
                 return None
-            past = [parts[layer] for parts in (memory.c_mem, memory.mem) if parts]
-            key_start = self.first_seen(inputs[layer], memory, doc_starts)[layer]
-            context, S = torch.cat((*past, inputs[layer])), len(inputs[layer])
-            slots = len(memory.c_mem[layer]) if memory.c_mem else 0
-            of_context = attention_received(self.memory_layers[layer], context, S, key_start)
-            return of_context[slots : slots + positions]
+            x, slots = inputs[layer], len(past.c_mem[layer]) if past.c_mem else 0
+            context = torch.cat([*(parts[layer] for parts in (past.c_mem, past.mem) if parts), x])
+            key_start = self.first_seen(x, past, doc_starts)[layer]
+            return attention_received(layers[layer], context, len(x), key_start)[slots : slots + positions]
 
-        memory, compressed = compress_memory(memory, inputs, compressions, sizes, doc_starts, received)
-        if compressed is None:
+        memory, compressed = compress_memory(past, inputs, f_cs, sizes, doc_starts, received)
+        if compressed is None or self.compression_loss == "none":
             return memory, inputs[0].new_zeros(())
-        return memory, self.compression_loss_of(inputs, compressed)
-
-    def compression_loss_of(self, inputs: Sequence[Tensor], compressed: Compressed) -> Tensor:
-        """The loss of what was ``compressed`` after a segment with these ``inputs [S, B, D]``, a scalar."""
-        old, new, n_masked = compressed.old, compressed.new, compressed.n_masked
-        if self.compression_loss == "none":
-            return inputs[0].new_zeros(())
+        both = compressed.old, compressed.new, compressed.n_masked
         if self.compression_loss == "auto-encoding":
-            return AutoEncodingLoss(cast(list[CompressionAutoEncoder], self.compressions))(old, new, n_masked)
-        if self.own_losses is not None:
-            each = zip(self.own_losses, self.compressive_layers, inputs, strict=True)
-            terms = [partial(own_loss, *parts) for parts in each]
-            return summed(terms, self.compressions, old, new, n_masked)
-        return AttentionReconstructionLoss(self.compressive_layers)(inputs, old, new, n_masked)
+            return memory, AutoEncodingLoss(cast(list[CompressionAutoEncoder], f_cs))(*both)
+        if self.own_losses is None:
+            return memory, AttentionReconstructionLoss(layers)(inputs, *both)
+        each = zip(self.own_losses, layers, inputs, strict=True)
+        return memory, summed([partial(own_loss, *of_layer) for of_layer in each], f_cs, *both)
 
     def recompute_slots(self, memory: Memory, sizes: Sequence[MemorySizes]) -> Memory:
         """``memory`` whose newest slots ``[m, B, D]`` each layer's f_c computes again from ``slot_inputs
         [m·c, B, D]``, in training: so the language model's loss reaches f_c through slots of earlier steps
         (section 3.2.1, backpropagation through time)."""
-        if not memory.slot_inputs or not (self.training and torch.is_grad_enabled()):
+        if not any(map(len, memory.slot_inputs)) or not (self.training and torch.is_grad_enabled()):
             return memory
-        c_mem = memory.c_mem or [x[:0] for x in memory.slot_inputs]
-        each = zip(self.compressions, c_mem, memory.slot_inputs, sizes, strict=True)
+        each = zip(self.compressions, memory.c_mem, memory.slot_inputs, sizes, strict=True)
         return replace(memory, c_mem=tuple(newest_anew(*of_layer) for of_layer in each))
 
     @property
     def compression_rates(self) -> list[int]:
-        """How many positions each layer's f_c makes one slot of. Raises ValueError for a module that doesn't
-        say so."""
-        return [rate_of(compress) for compress in self.compressions]
+        """How many positions each layer's f_c makes one slot of; ValueError where it doesn't say so."""
+        return [rate_of(f_c) for f_c in self.compressions]
 
     @property
     def compressions(self) -> list[nn.Module]:
@@ -211,8 +196,8 @@ def build_compression(config: NetworkConfig, rate: int) -> nn.Module:
 
 
 def newest_anew(f_c: nn.Module, slots: Tensor, slot_inputs: Tensor, sizes: MemorySizes) -> Tensor:
-    """A layer's ``slots [C, B, D]``, of which f_c computes the newest m again from the positions that they
-    represent, ``slot_inputs [m·c, B, D]``."""
+    """A layer's ``slots [C, B, D]``, of which f_c computes the newest m again from ``slot_inputs
+    [m·c, B, D]``, what they stand for."""
     c, of_segment = sizes.compression_rate, sizes.slots_a_segment
     m = len(slot_inputs) // c
     # The last slots of a compression may depend on where it ends, so the slots of each whole segment are

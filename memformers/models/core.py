@@ -30,8 +30,7 @@ class CoreOutput(NamedTuple):
     memory: Memory
     """To pass in with the streams' next segment."""
     auxiliary_loss: Tensor
-    """What the compression functions learn from, a scalar to add to the loss; exactly 0 if nothing was
-    compressed in this segment."""
+    """What the compression functions learn from, a scalar to add to the loss; 0 if nothing was compressed."""
 
 
 # So that torch.export.save can write a program that returns it.
@@ -39,10 +38,8 @@ _register_namedtuple(CoreOutput, serialized_type_name="memformers.CoreOutput")
 
 
 class MemoryCore(Pretrained):
-    """A memory transformer for features of any kind, used as ``nn.GRU`` is.
-
-    Where F, the width of the features, is not D, a linear map leads to the first layer. Memory is a value:
-    the module stores nothing of what it reads.
+    """A memory transformer for features of any kind, used as ``nn.GRU`` is; a linear map leads from their
+    width F to D where the two differ. Memory is a value: the module stores nothing of what it reads.
 
     Args:
         config: What the core is built from.
@@ -64,7 +61,7 @@ class MemoryCore(Pretrained):
         super().__init__()
         self.config = config
         F, D = config.d_input or config.d_model, config.d_model
-        self.encode = nn.Linear(F, D) if config.d_input not in (None, D) else nn.Identity()
+        self.encode = nn.Linear(F, D) if F != D else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         self.transformer = build_transformer(config)
         self.reset_parameters()
@@ -98,31 +95,20 @@ class MemoryCore(Pretrained):
             ValueError: For features of another shape, dtype or device than the weights, for a memory of
                 another model, batch, dtype or device, and for starts of another shape or dtype.
         """
-        x = self.dropout(self.encoded(x))  # [S, B, D]
-        sizes = self.config.memory_sizes
+        x, sizes = self.dropout(self.encoded(x)), self.config.memory_sizes  # x [S, B, D]
         return CoreOutput(*self.transformer.step(x, memory, sizes, doc_starts, through_memory))
 
     def initial(self, batch: int) -> Memory:
         """An empty memory of ``batch`` streams with the shapes of a full one, so that all segments have the
         same shapes ([`Memory.empty`][memformers.models.memory.Memory.empty])."""
-        one = self.weight
+        one = self.transformer.weight
         return Memory.empty(self.config, batch, dtype=one.dtype, device=one.device)
 
     def encoded(self, x: Tensor) -> Tensor:
         """Features ``x [S, B, F]`` as the first layer reads them without dropout, ``[S, B, D]``: in the dtype
-        of the weights, under autocast too, so that memory is as well."""
-        self.check_features(x)
-        return self.encode(x).to(self.weight.dtype)
-
-    @property
-    def weight(self) -> Tensor:
-        """A weight ``[D]``, which tells dtype and device."""
-        return self.transformer.weight
-
-    def check_features(self, x: Tensor) -> None:
-        """Raise UserError unless ``x`` is features ``[S, B, F]``, S and B at least 1, of the weights' dtype
-        and device."""
-        F, one = self.config.d_input or self.config.d_model, self.weight
+        of the weights, under autocast too, so that memory is as well. UserError for what ``forward``
+        refuses."""
+        F, one = self.config.d_input or self.config.d_model, self.transformer.weight
         if not isinstance(x, Tensor):
             raise UserError(f"expected features as a torch.Tensor, got {type(x).__name__}; convert them.")
         if x.dim() != 3 or 0 in x.shape or x.shape[2] != F:
@@ -134,3 +120,4 @@ class MemoryCore(Pretrained):
                 f"expected features as {one.dtype} on {one.device}, as the weights are, got {x.dtype} on "
                 f"{x.device}; move them there."
             )
+        return self.encode(x).to(one.dtype)

@@ -28,9 +28,8 @@ class CustomMemory(MemoryStack):
     A layer remembers its newest M inputs as they are, and C slots ``[C, B, D]``, which are yours: they stand
     for what came before. Each query attends to slots, newest inputs and segment. A memory defines:
 
-    - ``memory_sizes(config)``: for each layer the
-      [`MemorySizes`][memformers.models.memory_sizes.MemorySizes]: M, C, and how many positions a slot stands
-      for, from which follow the keys and the reach that are reported beside every result.
+    - ``memory_sizes(config)``: each layer's [`MemorySizes`][memformers.models.memory_sizes.MemorySizes], from
+      which follow the keys and the reach that are reported beside every result.
     - ``grow(layer, slots, left, belongs)``: the slots after some positions have left the newest M; or, for a
       memory that grows in another way, all of ``update_memory``.
 
@@ -40,10 +39,10 @@ class CustomMemory(MemoryStack):
       of the command, settings of arms, and ``self.settings``. ``uses``: those of other models that it uses.
     - ``layer``, the class of its layers, whose ``forward`` gets the slots as ``c_mem``, if it does something
       else with them; ``forward``, if the segment is read in another way altogether.
-    - ``keys_seen``, if the slots are not all of the running document, or none. - ``keeps_keys = True``, if
-    ``forward`` and ``layer`` are those of this class, for faster generation. - ``attention_sizes`` and
-    ``more_operations``, where not attention to M + C + S keys alone reads and writes
-      the memory, for the cost beside every result.
+    - ``keys_seen``, if the slots are not all of the running document, or none.
+    - ``keeps_keys = True``, if ``forward`` and ``layer`` are those of this class, for faster generation.
+    - ``attention_sizes`` and ``more_operations``, for the cost beside every result, where not attention to
+      M + C + S keys alone reads and writes the memory.
 
     Modules that ``__init__`` adds keep the weights that it gives them. A class whose ``Config`` or ``uses``
     can't be used raises a ValueError when it is defined.
@@ -72,25 +71,22 @@ class CustomMemory(MemoryStack):
     layer: ClassVar[type[MemoryLayer]] = MemoryLayer
     """The class of its layers."""
     keeps_keys: ClassVar[bool] = False
-    """Whether generation may keep the keys of slots, newest inputs and segment, instead of reading the
-    running segment again for each token."""
+    """Whether generation may keep keys, and need not read the running segment again for each token."""
 
     def __init_subclass__(cls) -> None:
-        """Raise UserError for settings that can't be used."""
         super().__init_subclass__()
         problems = [f"uses has {name!r}, not one of {MAY_USE}" for name in cls.uses if name not in MAY_USE]
         if not is_dataclass(cls.Config) or not cls.Config.__dataclass_params__.frozen:  # type: ignore[attr-defined]
             problems.append("Config is not a frozen dataclass; write @dataclass(frozen=True) above it")
-        else:
-            every_models = {each.name for each in fields(ModelConfig)}
-            for each in fields(cls.Config):
-                default = each.default if each.default_factory is MISSING else each.default_factory()
-                if default is MISSING:
-                    problems.append(f"Config: {each.name} has no default")
-                elif not isinstance(default, JSON):
-                    problems.append(f"Config: {each.name}={default!r} can't be written to config.json")
-                if each.name in every_models:
-                    problems.append(f"Config: {each.name} is a setting of every model; rename it")
+        every_models = {each.name for each in fields(ModelConfig)}
+        for each in fields(cls.Config) if is_dataclass(cls.Config) else ():
+            default = each.default if each.default_factory is MISSING else each.default_factory()
+            if default is MISSING:
+                problems.append(f"Config: {each.name} has no default")
+            elif not isinstance(default, JSON):
+                problems.append(f"Config: {each.name}={default!r} can't be written to config.json")
+            if each.name in every_models:
+                problems.append(f"Config: {each.name} is a setting of every model; rename it")
         if problems:
             raise UserError(f"{cls.__qualname__}.{problems[0]}.")
 
@@ -112,8 +108,7 @@ class CustomMemory(MemoryStack):
         Args:
             layer: The number of the layer, from 0.
             slots: What this method returned before, ``[C, B, D]``; zeros in a stream without slots yet.
-            left: The positions that leave now, oldest first, ``[n, B, D]``, n ≥ 1; zeros where they belong to
-                an earlier document.
+            left: The positions that leave now, oldest first, ``[n, B, D]``, n ≥ 1; 0 in earlier documents.
             belongs: Whether each belongs to the running document, boolean ``[n, B]``.
         """
         raise NotImplementedError(f"{type(self).__qualname__} defines neither grow nor update_memory.")
@@ -127,24 +122,26 @@ class CustomMemory(MemoryStack):
     ) -> tuple[Memory, Tensor]:
         """The memory after a segment whose ``forward`` returned ``inputs``, ``[S, B, D]`` a layer, and a loss
         of its own to be added to the language model's, a scalar."""
-        mem, c_mem = [], []
+        B, device, mem, c_mem = inputs[0].shape[1], inputs[0].device, [], []
+        valid = torch.full((B,), EVERYTHING, device=device) if memory.valid is None else memory.valid
         for layer, (x, own) in enumerate(zip(inputs, sizes, strict=True)):
             whole = torch.cat([memory.mem[layer], x]) if memory.mem else x  # [M + S, B, D]
-            n = max(len(whole) - own.mem_len, 0)
+            L, n = len(whole), max(len(whole) - own.mem_len, 0)
             slots = memory.c_mem[layer] if memory.c_mem else x[:0]
             if own.c_mem_len and (n or len(slots)):
                 slots = slots if len(slots) else x.new_zeros(own.c_mem_len, *x.shape[1:])
-                goes_on, belongs = running_document(memory.valid, doc_starts, whole, len(x))
-                slots = slots.where(goes_on[:, None], 0.0)
+                # How many of the newest positions belong to the document that runs at the end.
+                newest = valid_afterwards(valid, doc_starts, len(x), EVERYTHING, EVERYTHING)  # [B]
+                assert newest is not None
+                slots = slots.where((newest > L)[:, None], 0.0)
                 if n:
-                    left = whole[:n].where(belongs[:n, :, None], 0.0)
-                    grown = self.grow(layer, slots, left, belongs[:n])
+                    belongs = torch.arange(L, L - n, -1, device=device)[:, None] <= newest  # [n, B]
+                    grown = self.grow(layer, slots, whole[:n].where(belongs[..., None], 0.0), belongs)
                     check_returned(type(self), "grow", grown, slots.shape)
                     slots = grown.to(x.dtype)
             mem.append(whole[n:])
             c_mem.append(slots)
-        slots_of_all = tuple(c_mem) if any(map(len, c_mem)) else ()
-        return Memory(tuple(mem), slots_of_all), inputs[0].new_zeros(())
+        return Memory(tuple(mem), tuple(c_mem) if any(map(len, c_mem)) else ()), inputs[0].new_zeros(())
 
     def keys_seen(self, valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tensor:
         """How many of the newest keys of a memory belong to the running document of ``valid [B]`` positions:
@@ -156,16 +153,3 @@ class CustomMemory(MemoryStack):
         output, inputs = super().__call__(x, *args, **kwargs)
         check_returned(type(self), "forward", output, x.shape)
         return output, inputs
-
-
-def running_document(
-    valid: Tensor | None, doc_starts: Tensor | None, whole: Tensor, segment_len: int
-) -> tuple[Tensor, Tensor]:
-    """Whether the slots, boolean ``[B]``, and which positions of a memory and the segment after it, ``whole
-    [M + S, B, ·]``, boolean ``[M + S, B]``, belong to the document that runs at the end, with ``valid [B]``
-    positions before the segment and ``doc_starts [S, B]``."""
-    L, B = whole.shape[:2]
-    newest = valid_afterwards(valid, doc_starts, segment_len, EVERYTHING, EVERYTHING)  # [B]
-    if newest is None:
-        return whole.new_ones(B, dtype=torch.bool), whole.new_ones(L, B, dtype=torch.bool)
-    return newest > L, torch.arange(L, 0, -1, device=whole.device)[:, None] <= newest

@@ -1,8 +1,7 @@
 """Our own format: a folder with ``config.json`` and ``model.safetensors``, which nothing unpickles.
 
-The trained models that come with the package are folders in ``weights``, in bfloat16. There, ``recipe.json``
-says how the model was trained, and its loss on the held-out text; ``manifest.json`` has the size and the
-SHA-256 of each file. ``python -m experiments.pretrained`` makes them.
+``python -m experiments.pretrained`` makes the models that come with the package, folders in ``weights``, in
+bfloat16, where ``recipe.json`` says how each was trained, and its loss on the held-out text.
 """
 
 from collections.abc import Mapping
@@ -35,10 +34,8 @@ class Pretrained(nn.Module):
     config: NetworkConfig
 
     def save_pretrained(self, folder: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Write ``config.json`` and ``model.safetensors``, each atomically.
-
-        Weights that are tied, as after ``model.head.weight = model.embed.weight``, are written once, and tied
-        again when they are loaded.
+        """Write ``config.json`` and ``model.safetensors``, each atomically. Tied weights, as after
+        ``model.head.weight = model.embed.weight``, are written once, and tied again when they are loaded.
 
         Args:
             folder: Where to; it is made if need be.
@@ -48,8 +45,7 @@ class Pretrained(nn.Module):
             ValueError: For the current folder, and for one where these files are of something else: a run, a
                 training's checkpoint, another library's model.
         """
-        folder = Path(folder)
-        if folder == Path():
+        if (folder := Path(folder)) == Path():
             raise UserError("folder='' is the current folder; name a folder for the model.")
         if has_manifest(folder):
             raise UserError(f"{folder} is the checkpoint of a training; name another folder.")
@@ -61,18 +57,17 @@ class Pretrained(nn.Module):
                     f"{folder} has a {CONFIG} or {WEIGHTS} that save_pretrained didn't write and would "
                     f"overwrite; name another folder ({error})"
                 ) from None
-        names: dict[object, str] = {}
-        tensors, ties = {}, {}  # of what is tied, the first name is kept, and the others refer to it
-        for name, tensor in (self.state_dict() if weights is None else weights).items():
-            first = names.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype), name)
-            if first == name:
-                tensors[name] = tensor
-            else:
+        names: dict[object, str] = {}  # of what is tied, the first name is kept, and the others refer to it
+        ties, state = {}, dict(self.state_dict() if weights is None else weights)
+        for name, x in list(state.items()):
+            first = names.setdefault((x.data_ptr(), x.shape, x.stride(), x.dtype), name)
+            if first != name:
                 ties[name] = first
+                del state[name]
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / CONFIG, asdict(self.config))
         with replacing(folder / WEIGHTS) as temporary:
-            save_file(tensors, temporary, ties or None)
+            save_file(state, temporary, ties or None)
 
     @classmethod
     def from_pretrained(
@@ -89,9 +84,8 @@ class Pretrained(nn.Module):
 
         Args:
             folder: What [`save_pretrained`][] wrote, or the checkpoint of a run. For a
-                [`memformers.MemoryLM`][], where there is no such folder, the name of a model that comes with
-                the package: ``"compressive-shakespeare"`` or ``"transformer-xl-shakespeare"``, which are in
-                float32.
+                [`memformers.MemoryLM`][] also the name of one that comes with the package, in float32:
+                ``"compressive-shakespeare"`` or ``"transformer-xl-shakespeare"``; a folder comes first.
             device: Where the model is to be.
             model: The memory of your own that the model has, as its class or as ``"my_memory.py:Averages"``:
                 a saved model names its file, and never runs it by itself.
@@ -99,15 +93,12 @@ class Pretrained(nn.Module):
             compression: Its compression of your own.
             compression_loss: Its compression loss of your own.
 
-        Returns:
-            The model.
-
         Raises:
             ValueError: For a missing, broken or mismatched file, and for one of a training's checkpoint that
                 has changed since.
         """
-        own = {"gate": gate, "compression": compression, "compression_loss": compression_loss}
-        for setting, name in {"model": model, **own}.items():
+        own = {"model": model, "gate": gate, "compression": compression, "compression_loss": compression_loss}
+        for setting, name in own.items():
             name_of(name, setting)
         folder = Path(folder)
         is_name = cls.config_class is ModelConfig and not folder.exists() and len(folder.parts) == 1
@@ -128,8 +119,8 @@ class Pretrained(nn.Module):
                     state[name] = state[first]
             loaded.to(next(iter(state.values())).dtype).load_state_dict(state)
         except (SafetensorError, RuntimeError, StopIteration, TypeError, AttributeError) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(f"{path} doesn't contain the weights of this config: {reason}") from error
+            why = " ".join(str(error).split())
+            raise UserError(f"{path} doesn't contain the weights of this config: {why}") from error
         return (loaded.float() if is_name else loaded).to(device).eval()
 
 
@@ -146,8 +137,8 @@ def packaged_names() -> list[str]:
 
 
 def packaged(name: str) -> Path:
-    """The folder of the package's model called ``name``; UserError, with the known ones, for another name."""
-    if name not in packaged_names():
-        known = ", ".join(packaged_names())
+    """The folder of the package's model called ``name``; else UserError."""
+    if name not in (names := packaged_names()):
+        known = ", ".join(names)
         raise UserError(f"no pretrained model is called {name!r}; use one of {known}, or name a folder.")
     return PACKAGED / name

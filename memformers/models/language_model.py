@@ -38,13 +38,11 @@ class LMOutput(NamedTuple):
     """
 
     logits: Tensor
-    """``[S, B, vocab_size]``, for each next token; with an adaptive softmax they are log-probabilities, which
-    are logits as well."""
+    """``[S, B, vocab_size]``, for each next token; an adaptive softmax's are log-probabilities."""
     memory: Memory
     """To pass in with the streams' next segment."""
     auxiliary_loss: Tensor
-    """What the compression functions learn from, a scalar to add to the loss; exactly 0 if nothing was
-    compressed in this segment."""
+    """What the compression functions learn from, a scalar to add to the loss; 0 if nothing was compressed."""
 
 
 # So that torch.export.save can write a program that returns it.
@@ -52,21 +50,19 @@ _register_namedtuple(LMOutput, serialized_type_name="memformers.LMOutput")
 
 
 class LMScores(NamedTuple):
-    """What [`MemoryLM`][] returns for a segment whose next tokens are given."""
+    """What [`MemoryLM`][] returns for a segment whose next tokens are given: as [`LMOutput`][], with losses
+    in place of logits."""
 
     scores: TokenLosses
-    """Loss, and each token's."""
     memory: Memory
-    """As in [`LMOutput`][]."""
     auxiliary_loss: Tensor
-    """As in [`LMOutput`][]."""
 
 
 class MemoryLM(Pretrained):
     """Embedding, a memory transformer, and a head: tokens and memory in, logits and memory out.
 
-    The language-model loss trains everything but the compression functions, and with ``bptt`` those too; the
-    auxiliary loss trains those alone. Memory is a value: the module stores nothing of the text.
+    Its loss trains everything but the compression functions, with ``bptt`` those too; the auxiliary loss
+    trains those alone. Memory is a value: the module stores nothing of the text.
 
     Args:
         config: What the model is built from.
@@ -97,11 +93,8 @@ class MemoryLM(Pretrained):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw fresh weights, with a head that first gives nearly equal probabilities.
-
-        The compression functions draw last: from the same seed, all three models start with the
-        same weights in everything they share.
-        """
+        """Draw fresh weights, those of the compression functions last: from one seed, all three models start
+        with the same weights in everything they share."""
         initialise_vocabulary(self.embed, self.head)
         initialise_weights(self.transformer)
 
@@ -119,15 +112,15 @@ class MemoryLM(Pretrained):
         Args:
             tokens: Integers ``[S, B]``, S at least 1.
             memory: What the last segment returned; None for nothing.
-            targets: ``[S, B]``, each token's next one, or −100 if there is none. With them, losses are
-                returned in place of logits; an adaptive softmax then computes only what the targets need.
+            targets: ``[S, B]``, each token's next one, or −100 if there is none; an adaptive softmax computes
+                only what they need.
             doc_starts: Boolean ``[S, B]``, true where a stream's new document begins: its tokens see nothing
                 of what came before, neither in the segment nor in memory.
             through_memory: Whether positions that this segment adds to the memory keep their gradient, so
                 that a later segment's loss reaches it. Slots never do. [`Memory.detach`][] removes it.
 
         Returns:
-            Logits, the next memory and the auxiliary loss; with ``targets``, scores in place of logits.
+            Logits, the next memory and the auxiliary loss; with ``targets``, losses in place of logits.
 
         Raises:
             ValueError: For tokens that aren't integers ``[S, B]``, for a memory of another model, batch,
@@ -137,27 +130,25 @@ class MemoryLM(Pretrained):
         self.check_tokens(tokens)
         said = "targets, the next token of each,"
         check_streams(said, targets, torch.int64, tokens.shape, tokens.device)
-        x = self.dropout(self.embed(tokens))  # [S, B, D]
-        step, sizes = self.transformer.step, self.config.memory_sizes
-        hidden, memory, loss = step(x, memory, sizes, doc_starts, through_memory)  # [S, B, D]
-        if targets is not None:
-            return LMScores(self.score(hidden, targets), memory, loss)
-        return LMOutput(self.predict(hidden), memory, loss)
+        x, sizes = self.dropout(self.embed(tokens)), self.config.memory_sizes  # x [S, B, D]
+        hidden, memory, loss = self.transformer.step(x, memory, sizes, doc_starts, through_memory)
+        if targets is None:
+            return LMOutput(self.predict(hidden), memory, loss)
+        # The number of targets in a cluster depends on values, which graphs and transformations don't have.
+        may_choose = not torch.compiler.is_compiling() and not is_transformed(hidden, targets)
+        if (
+            may_choose
+            and isinstance(self.head, AdaptiveSoftmax)
+            and isinstance(self.embed, AdaptiveEmbedding)
+        ):
+            return LMScores(adaptive_losses(self.head, self.embed, hidden, targets), memory, loss)
+        return LMScores(token_losses(self.predict(hidden), targets), memory, loss)
 
     def predict(self, hidden: Tensor) -> Tensor:
         """The transformer's output ``[·, D]`` to the logits ``[·, vocab_size]`` of the next token."""
         if isinstance(self.head, AdaptiveSoftmax):
             return self.head(hidden, self.embed)
         return linear(self.head, hidden)
-
-    def score(self, hidden: Tensor, targets: Tensor) -> TokenLosses:
-        """How well the transformer's output ``[S, B, D]`` predicts ``targets [S, B]``."""
-        # The number of targets in a cluster depends on values, which graphs and transformations don't have.
-        may_choose = not torch.compiler.is_compiling() and not is_transformed(hidden, targets)
-        if isinstance(self.head, AdaptiveSoftmax) and may_choose:
-            assert isinstance(self.embed, AdaptiveEmbedding)
-            return adaptive_losses(self.head, self.embed, hidden, targets)
-        return token_losses(self.predict(hidden), targets)
 
     @property
     def device(self) -> torch.device:
@@ -179,8 +170,8 @@ class MemoryLM(Pretrained):
 
 
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:
-    """Raise ValueError unless ``tokens`` is a segment: integers ``[S, B]``, S and B at least 1, each
-    below ``vocab_size`` (on a GPU that is left to the embedding, so as not to wait for the values)."""
+    """Raise ValueError unless ``tokens`` is integers ``[S, B]``, S and B at least 1, each below
+    ``vocab_size`` (on a GPU that is left to the embedding, so as not to wait for the values)."""
     if not isinstance(tokens, Tensor):
         raise UserError(f"expected tokens as a torch.Tensor, got {type(tokens).__name__}; convert them.")
     if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype not in (torch.int64, torch.int32):
@@ -188,10 +179,9 @@ def check_tokens(tokens: Tensor, vocab_size: int) -> None:
             f"expected tokens as int64 or int32 integers [segment, batch], at least one of each, got "
             f"{tokens.dtype} {list(tokens.shape)}."
         )
-    if has_values(tokens):
-        low, high = tokens.aminmax()
-        if low < 0 or high >= vocab_size:
-            raise UserError(
-                f"expected tokens from 0 to {vocab_size - 1}, of vocab_size={vocab_size}, got tokens from "
-                f"{low} to {high}."
-            )
+    low, high = tokens.aminmax() if has_values(tokens) else (0, 0)
+    if low < 0 or high >= vocab_size:
+        raise UserError(
+            f"expected tokens from 0 to {vocab_size - 1}, of vocab_size={vocab_size}, got tokens from {low} "
+            f"to {high}."
+        )

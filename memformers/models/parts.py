@@ -19,8 +19,7 @@ def build_part(setting: str, name: str, *arguments: Any) -> nn.Module:
 
 
 def output_of(part: nn.Module, shape: Sequence[int], *given: Any) -> Tensor:
-    """What a ``part`` of your own returns for what is ``given``: a tensor of this ``shape``. Raises
-    UserError, which names the class, for anything else."""
+    """What a ``part`` of your own returns for ``given``, a tensor ``[*shape]``; else UserError."""
     output = part(*given)
     check_returned(type(part), "forward", output, shape)
     return output
@@ -34,8 +33,8 @@ def check_returned(kind: type, method: str, output: Any, shape: Sequence[int]) -
 
 
 def reset_parameters(modules: Sequence[nn.Module]) -> None:
-    """Let each module that has a ``reset_parameters`` draw its weights anew; others keep theirs. A part of
-    your own without one is built again, since its constructor may have set weights of the modules in it."""
+    """Let each module with a ``reset_parameters`` draw its weights anew. A part of your own without one is
+    built again, since its constructor may have set weights of the modules in it."""
     for module in modules:
         if callable(reset := getattr(module, "reset_parameters", None)):
             reset()
@@ -49,8 +48,7 @@ def is_built_whole(module: nn.Module) -> bool:
 
 
 def children_first(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The modules within ``module``, by their names, and then itself, so that a module's ``reset_parameters``
-    has the last word on the modules that it is made of."""
+    """The modules within ``module``, by name, and then itself: its ``reset_parameters`` has the last word."""
     for child_name, child in () if is_built_whole(module) else module.named_children():
         yield from children_first(child, f"{name}.{child_name}")
     yield name, module

@@ -2,7 +2,6 @@
 compression or compression loss, ``my_memory.py:Averages`` or ``package.module:Class``. A checkpoint never
 imports code by itself: its class must be named in this process, by an option, an arm, or in Python."""
 
-import importlib
 import importlib.util
 import sys
 from collections.abc import Mapping
@@ -30,9 +29,9 @@ NO_SETTINGS = NoSettings()
 
 
 def register_memory(kind: Kind) -> Kind:
-    """Let ``ModelConfig(model=…)`` know a memory of your own by its name, ``my_memory.py:Averages`` or
-    ``package.module:Averages``; a decorator. Raises ValueError for a class that is not derived from
-    [`CustomMemory`][memformers.models.custom_memory.CustomMemory].
+    """A decorator, after which ``ModelConfig(model=…)`` knows a memory of your own by its name,
+    ``my_memory.py:Averages`` or ``package.module:Averages``. Raises ValueError for a class that is not
+    derived from [`CustomMemory`][memformers.models.custom_memory.CustomMemory].
 
     Examples:
         >>> from memformers import CustomMemory, MemorySizes, ModelConfig, register_memory
@@ -53,10 +52,9 @@ def lookup(setting: str, name: str) -> Any:
     if (setting, name) in REGISTRY:
         return REGISTRY[setting, name]
     if ":" in name:
-        option = f"--{setting.replace('_', '-')} {name}"
         raise UserError(
-            f"{setting}={name!r} is code that runs only if you name it; give {option} with the path of its "
-            f"file, or in Python the class itself as {setting}."
+            f"{setting}={name!r} is code that runs only if you name it; give --{setting.replace('_', '-')} "
+            f"{name} with the path of its file, or in Python the class itself as {setting}."
         )
     known = ", ".join(repr(n) for of, n in REGISTRY if of == setting and ":" not in n)
     raise UserError(
@@ -67,31 +65,27 @@ def lookup(setting: str, name: str) -> Any:
 
 def name_of(value: "str | type", setting: str = "model") -> str:
     """The name that configs have for the ``value`` of a ``setting``: a built-in name; a class, which becomes
-    known; or the place of one, ``FILE.py:Class`` or ``package.module:Class``, which is imported unless a
-    config is being read from a file."""
+    known; or the place of one, which is imported unless a config is being read from a file."""
     if isinstance(value, str):
         if ":" not in value or (setting, value) in REGISTRY or IS_READ.get():
             return value
         value = import_class(value)
+    place = place_of(value)
     if setting == "model" and not hasattr(value, "memory_sizes"):
-        raise UserError(f"{place_of(value)} is not a memory; derive it from memformers.CustomMemory.")
-    name = Path(place_of(value)).name
-    before = REGISTRY.setdefault((setting, name), value)
-    if before is not value and place_of(before) != place_of(value):
-        raise UserError(
-            f"{place_of(before)} and {place_of(value)} would have one name, {name}; rename a file."
-        )
+        raise UserError(f"{place} is not a memory; derive it from memformers.CustomMemory.")
+    name = Path(place).name
+    if (before := place_of(REGISTRY.get((setting, name), value))) != place:
+        raise UserError(f"{before} and {place} would have one name, {name}; rename a file.")
     USER_MODULES.add(value.__module__)
     REGISTRY[setting, name] = value
     return name
 
 
 def import_class(place: str) -> type:
-    """The class at ``FILE.py:Class`` or ``package.module:Class``, whose module is imported unless it is
-    already; UserError where there is none. What else the module raises goes through."""
+    """The class at a ``place``, whose module is imported unless it is already; UserError where there is none.
+    What else the module raises goes through."""
     module_name, _, name = place.rpartition(":")
-    path = Path(module_name).resolve()
-    is_file = module_name.endswith(".py")
+    path, is_file = Path(module_name).resolve(), module_name.endswith(".py")
     if is_file and not path.is_file():
         raise UserError(f"there is no file {path}; name the file with your class, as my_memory.py:Averages.")
     module_name = f"memformers_own_{path.with_suffix('')}" if is_file else module_name

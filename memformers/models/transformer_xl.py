@@ -19,7 +19,7 @@ class TransformerXL(MemoryStack):
     attend over memory and segment, and in pre-norm a final norm.
 
     Args:
-        layer: The layer that all are built like, each with fresh weights.
+        layer: The layer that all are built like, each with fresh weights; or one for each.
         n_layers: The number of layers.
 
     Raises:
@@ -42,14 +42,10 @@ class TransformerXL(MemoryStack):
         (torch.Size([16, 2, 64]), 32)
     """
 
-    def __init__(self, layer: TransformerXLLayer, n_layers: int):
-        super().__init__(layer, n_layers)
-
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
         """The newest ``mem_len`` positions."""
-        lengths = config.of_layers("mem_len")
-        return [MemorySizes(M, window=M if config.same_length else None) for M in lengths]
+        return [MemorySizes(M, window=M if config.same_length else None) for M in config.of_layers("mem_len")]
 
     @classmethod
     def build(cls, config: NetworkConfig, parts: Mapping[str, Any]) -> "TransformerXL":
@@ -63,8 +59,7 @@ class TransformerXL(MemoryStack):
         sizes: Sequence[MemorySizes],
         doc_starts: Tensor | None,
     ) -> tuple[Memory, Tensor]:
-        """The newest positions of ``memory`` and ``inputs [S, B, D]``, and no loss; ``doc_starts [S, B]``
-        change nothing."""
+        """The newest positions of ``memory`` and ``inputs [S, B, D]``, wherever documents start; no loss."""
         return truncate_memory(memory, inputs, sizes), inputs[0].new_zeros(())
 
 
