@@ -1,5 +1,6 @@
 """How much each layer remembers: positions as they are, and slots of older ones."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -74,3 +75,7 @@ class MemorySizes(Checked):
     def positions(self) -> int:
         """The number of positions that are remembered, where a slot counts as c positions."""
         return self.mem_len + self.c_mem_len * self.compression_rate
+
+
+Sizes = Sequence[MemorySizes]
+"""Those of each layer."""
