@@ -124,8 +124,8 @@ class RelativeMultiHeadAttention(nn.Module):
         x: Tensor,
         past: Tensor,
         norm: nn.LayerNorm | None,
-        mask: Tensor | None,
-        key_start: Tensor | None,
+        mask: Tensor | None = None,
+        key_start: Tensor | None = None,
     ) -> Tensor:
         """``forward`` for ``query=norm(x)`` and ``key=value=norm([past; x])``, of ``x [S, B, D]`` and ``past
         [M, B, D]``: ``[S, B, D]``. The norm, which may be None, must be one that [`can_fold`][].

@@ -103,11 +103,10 @@ class MemoryStack(nn.Module):
         for i, layer in enumerate(self.memory_layers):
             inputs.append(x if through_memory else x.detach())
             past = memory.mem[i] if memory.mem else None, memory.c_mem[i] if memory.c_mem else None
-            if self.recompute and torch.is_grad_enabled():
-                # By position: only there PyTorch looks for devices whose random states it must restore.
-                x = checkpoint(layer, x, *past, mask, first[i], use_reentrant=False)  # [S, B, D]
-            else:
-                x = layer(x, *past, mask, first[i])  # [S, B, D]
+            # By position: only there a checkpoint looks for devices whose random states it must restore.
+            given = x, *past, mask, first[i]
+            recompute = self.recompute and torch.is_grad_enabled()
+            x = checkpoint(layer, *given, use_reentrant=False) if recompute else layer(*given)  # [S, B, D]
         return self.norm(x), inputs
 
     def step(
@@ -131,8 +130,7 @@ class MemoryStack(nn.Module):
         windows = [own.window for own in sizes] if sizes else [None] * len(self.layers)
         if doc_starts is None and memory.valid is None and not any(windows):
             return [None] * len(self.layers)
-        found: dict[tuple[Any, ...], Tensor | None] = {}  # the same in all layers of most models
-        each = []
+        each, found = [], dict[Any, Tensor | None]()  # the same in all layers of most models
         for i, ((M, C), window) in enumerate(zip(memory.lengths(len(self.layers)), windows, strict=True)):
             # What a slot stands for is asked of a compression only where it matters.
             rate = self.compression_rates[i] if C and memory.valid is not None else 1
@@ -254,8 +252,7 @@ def operations(D: int, Q: int, K: int) -> int:
 
 def memory_facts(config: NetworkConfig) -> dict[str, Any]:
     """What ``run.json`` says of a memory: the positions before the segment that one layer sees, and all
-    together; a layer's mean keys M + C; and operations per token, with full memories, of all attentions and
-    what else a memory of your own declares."""
+    together; a layer's mean keys M + C; and operations per token, with full memories."""
     kind, S = lookup("model", config.model), config.segment_len
     sizes = kind.attention_sizes(config)
     keys = max(sum(K for _, K in sizes) / config.n_layers - S, 0.0)

@@ -154,7 +154,7 @@ class NetworkConfig:
         if self.same_length and not min(self.of_layers("mem_len")):
             raise UserError(f"same_length=True needs a memory, got mem_len={self.mem_len}; leave it out.")
         sizes = kind.memory_sizes(self)
-        fits = isinstance(sizes, list | tuple) and all(isinstance(own, MemorySizes) for own in sizes)
+        fits = isinstance(sizes, list | tuple) and all(isinstance(each, MemorySizes) for each in sizes)
         if not fits or len(sizes) != self.n_layers:
             raise UserError(
                 f"expected {kind.__qualname__}.memory_sizes to return a list of n_layers={self.n_layers} "
@@ -223,10 +223,8 @@ class NetworkConfig:
 
 @dataclass(frozen=True)
 class CoreConfig(NetworkConfig):
-    """What a [`MemoryCore`][memformers.models.core.MemoryCore] is built from.
-
-    Raises:
-        ValueError: For a value out of its range, and for a setting that has no effect on the model.
+    """What a [`MemoryCore`][memformers.models.core.MemoryCore] is built from. Raises ValueError for a value
+    out of its range, and for a setting that has no effect on the model.
 
     Examples:
         >>> from memformers import CoreConfig
@@ -240,10 +238,8 @@ class CoreConfig(NetworkConfig):
 
 @dataclass(frozen=True)
 class ModelConfig(NetworkConfig):
-    """What a language model is built from.
-
-    Raises:
-        ValueError: For a value out of its range, and for a setting that has no effect on the model.
+    """What a language model is built from. Raises ValueError for a value out of its range, and for a setting
+    that has no effect on the model.
 
     Examples:
         >>> from memformers import ModelConfig
