@@ -158,13 +158,16 @@ def check_memory(
                 f"this model."
             )
         for i, tensor in enumerate(tensors):
-            fits = tensor.dim() == 3 and tensor.shape[1:] == x.shape[1:]
-            if not fits or tensor.dtype != x.dtype or tensor.device != x.device:
+            if tensor.dim() != 3 or tensor.shape[1:] != x.shape[1:]:
                 raise UserError(
                     f"expected {name} of layer {i} as [length, batch, d_model] = [·, {x.shape[1]}, "
-                    f"{x.shape[2]}], got {list(tensor.shape)}, and as {x.dtype} on {x.device}, got "
-                    f"{tensor.dtype} on {tensor.device}; use a memory with the model that made it, moved "
-                    f"there, and start from no memory for another batch."
+                    f"{x.shape[2]}], got {list(tensor.shape)}; start from no memory for another batch, and "
+                    f"use a memory with the model that made it."
+                )
+            if tensor.dtype != x.dtype or tensor.device != x.device:
+                raise UserError(
+                    f"expected {name} of layer {i} as {x.dtype} on {x.device}, in which the model works, got "
+                    f"{tensor.dtype} on {tensor.device}; move it there, or start from no memory."
                 )
             if sizes is None:
                 continue
