@@ -20,10 +20,8 @@ FORCED = "MEMFORMERS_KERNEL"
 
 
 class RelativeMultiHeadAttention(nn.Module):
-    """Attention with relative positions, causal, over keys that may begin before the queries.
-
-    The last S of the K keys are the queries' own positions; everything before is memory. Source:
-    Transformer-XL (Dai et al. 2019, [arXiv 1901.02860](https://arxiv.org/abs/1901.02860)), section 3.3.
+    """Causal attention with relative positions over K keys, of which the last S are the queries' own and all
+    before are memory (Dai et al. 2019, [arXiv 1901.02860](https://arxiv.org/abs/1901.02860), section 3.3).
 
     Args:
         heads: The number of heads, H, which must divide ``d_model``.
@@ -32,16 +30,14 @@ class RelativeMultiHeadAttention(nn.Module):
         positions: ``"learned"``, a vector r_d and a scalar s_d for each head and distance d; or
             ``"sinusoidal"``, r_d = W_R · sinusoid(d) and learned u and v for each head, as in the paper.
         max_positions: The number of distances 0 … max_positions−1 that the learned scheme stores, at least
-            the largest K = C + M + S that the module gets. The sinusoidal scheme stores none and has no
-            limit.
+            the largest K = C + M + S; the sinusoidal scheme has no limit.
         position_features: Numbers in a sinusoid, P; ``d_model`` if not given (sinusoidal).
         clamp_len: Distances beyond this have the same sinusoid (sinusoidal); all differ if not given.
-        kernel: What computes the scores and their softmax; ``"auto"`` chooses the fastest, or the one that
-            the environment variable ``MEMFORMERS_KERNEL`` names.
+        kernel: What computes the attention; ``"auto"`` chooses the fastest, or the one that the environment
+            variable ``MEMFORMERS_KERNEL`` names.
 
     Raises:
-        ValueError: If the heads don't divide ``d_model``, for an argument out of its range, and for a kernel
-            that doesn't support these positions.
+        ValueError: For heads that don't divide ``d_model``, and for an argument out of its range.
 
     Examples:
         >>> import torch
@@ -70,12 +66,8 @@ class RelativeMultiHeadAttention(nn.Module):
         check_heads(heads, d_model)
         check_positions(positions, position_features, clamp_len)
         d_head = d_model // heads
-        self.heads = heads
-        self.d_model = d_model
-        self.dropout_prob = dropout_prob
-        self.positions = positions
-        self.max_positions = max_positions
-        self.clamp_len = clamp_len
+        self.heads, self.d_model, self.dropout_prob = heads, d_model, dropout_prob
+        self.positions, self.max_positions, self.clamp_len = positions, max_positions, clamp_len
         named = os.environ.get(FORCED, kernel) if kernel == "auto" else kernel
         check_value(FORCED, named, KernelName)
         self.kernel: KernelName = named  # type: ignore[assignment]
@@ -88,17 +80,15 @@ class RelativeMultiHeadAttention(nn.Module):
             self.r = nn.Parameter(torch.empty(heads, max_positions, d_head))
             self.s = nn.Parameter(torch.empty(heads, max_positions))
         else:
-            features = d_model if position_features is None else position_features
-            self.position_features = features
-            self.position = nn.Linear(features, d_model, bias=False)  # W_R
+            self.position_features = position_features or d_model
+            self.position = nn.Linear(self.position_features, d_model, bias=False)  # W_R
             self.v = nn.Parameter(torch.empty(heads, d_head))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Start with no preference for any distance; the projections draw their own weights."""
-        for name in ("u", "v", "r", "s"):
-            if hasattr(self, name):
-                nn.init.zeros_(getattr(self, name))
+        for name in ("u", "r", "s") if self.positions == "learned" else ("u", "v"):
+            nn.init.zeros_(getattr(self, name))
 
     def forward(
         self,
@@ -115,22 +105,19 @@ class RelativeMultiHeadAttention(nn.Module):
             query: ``[S, B, D]``.
             key: ``[K, B, D]``, in order of time.
             value: ``[K, B, D]``.
-            mask: Boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None means causal with
-                all memory visible.
-            key_start: int64 ``[B, S]``, the index of the first key that each query may see, at most its own,
-                K − S + i; None means 0.
+            mask: Boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None for causal.
+            key_start: int64 ``[B, S]``, the first key that each query may see, at most its own, K − S + i;
+                None for 0.
 
         Returns:
             ``[S, B, D]``.
 
         Raises:
-            ValueError: For shapes that don't fit, for more keys than learned positions, and for a mask that
-                shows the future or hides everything.
+            ValueError: For shapes that don't fit, more keys than learned positions, and a mask that shows the
+                future or hides everything.
         """
         self._check_shapes(query, key, value)
-        mask, key_start = checked(mask, key_start, len(query), len(key), query.shape[1])
-        query, key, value = self.query(query), self.key(key), self.value(value)
-        return self.attend(self.by_head(query), self.by_head(key), self.by_head(value), mask, key_start)
+        return self.attend(self.query(query), self.key(key), self.value(value), mask, key_start)
 
     def forward_with_memory(
         self,
@@ -140,49 +127,39 @@ class RelativeMultiHeadAttention(nn.Module):
         mask: Tensor | None = None,
         key_start: Tensor | None = None,
     ) -> Tensor:
-        """The same as ``forward`` for ``query=norm(x)`` and ``key=value=norm([past; x])``, with less work: a
-        training step takes 4 to 8 % less with a memory that is longer than a segment.
+        """``forward`` for ``query=norm(x)`` and ``key=value=norm([past; x])``, of ``x [S, B, D]`` and ``past
+        [M, B, D]``: ``[S, B, D]``. The norm, which may be None, must be one that [`can_fold`][].
 
-        ``x [S, B, D]`` and ``past [M, B, D]`` are not normalized yet; a ``norm`` of None leaves them as they
-        are. Returns ``[S, B, D]``. The norm's scale and shift are folded into the maps ([`fold`][
-        memformers.models.linear.fold]), so the past is only needed as x̂, which has no parameters: the
-        gradients of scale and shift need no gradient for each remembered position. It must be [`can_fold`][].
+        Its scale and shift are folded into the maps ([`fold`][memformers.models.linear.fold]) and so need no
+        gradient for each remembered position: a training step with M > S takes 4 to 8 % less time.
         """
-        mask, key_start = checked(mask, key_start, len(x), len(past) + len(x), x.shape[1])
         x, past = layer_norm_no_affine(norm, x), layer_norm_no_affine(norm, past)  # x̂
         query = F.linear(x, *fold(norm, self.query))  # [S, B, D]
         key_map, value_map = fold(norm, self.key), fold(norm, self.value)
         key = torch.cat((F.linear(past, *key_map), F.linear(x, *key_map)))  # [K, B, D]
         value = torch.cat((F.linear(past, *value_map), F.linear(x, *value_map)))  # [K, B, D]
-        return self.attend(self.by_head(query), self.by_head(key), self.by_head(value), mask, key_start)
+        return self.attend(query, key, value, mask, key_start)
 
     def can_fold(self, norm: nn.Module | None) -> bool:
-        """Whether the maps of queries, keys and values may be read together with ``norm``, since nobody has
-        wrapped, hooked or replaced them, nor this module."""
+        """Whether the maps may be read together with ``norm``, since nobody has wrapped, hooked or replaced
+        them, nor this module."""
         maps_are_plain = all(is_plain(each, nn.Linear) for each in (self.query, self.key, self.value))
         norm_is_plain = norm is None or (is_plain(norm, nn.LayerNorm) and norm.bias is not None)
         return maps_are_plain and norm_is_plain and is_plain(self, RelativeMultiHeadAttention)
 
     def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None = None,
-        key_start: Tensor | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, key_start: Tensor | None
     ) -> Tensor:
-        """Attention over inputs that are already projected, ``query [B, H, S, E]`` and ``key``, ``value
-        [B, H, K, E]``, followed by the output map; returns ``[S, B, D]``. ``mask`` and ``key_start [B, S]``
-        have the form that the kernels take."""
-        K = key.shape[2]
-        self._check_positions(K)
+        """``forward`` of ``query [S, B, D]`` and ``key``, ``value [K, B, D]`` that are projected already:
+        ``[S, B, D]``, after the output map."""
+        mask, key_start = checked(mask, key_start, len(query), len(key), query.shape[1])
+        query, key, value = map(self.by_head, (query, key, value))
+        terms, kernel = self.distance_terms(key.shape[2]), self.kernel
+        if kernel != "auto" and (why := unsupported_reason(kernel, mask, query, key, value, *terms.values())):
+            raise UserError(f"kernel='{kernel}' {why}; use kernel='auto' or 'naive'.")
         drop = self.dropout_prob if self.training else 0.0
-        terms = self.distance_terms(K)
-        named = self.kernel != "auto"
-        if named and (reason := unsupported_reason(self.kernel, mask, query, key, value, *terms.values())):
-            raise UserError(f"kernel='{self.kernel}' {reason}; use kernel='auto' or 'naive'.")
         context = relative_attention(
-            query, key, value, **terms, mask=mask, key_start=key_start, dropout_prob=drop, kernel=self.kernel
+            query, key, value, **terms, mask=mask, key_start=key_start, dropout_prob=drop, kernel=kernel
         )
         return linear(self.output, rearrange(context, "b h s e -> s b (h e)"))
 
@@ -194,11 +171,9 @@ class RelativeMultiHeadAttention(nn.Module):
     def probabilities(
         self, *, query: Tensor, key: Tensor, mask: Tensor | None = None, key_start: Tensor | None = None
     ) -> Tensor:
-        """The attention probabilities of each position of ``query [S, B, D]`` over the positions of
-        ``key [K, B, D]``, by head and without gradient: ``[B, H, S, K]``, where each row sums to 1. ``mask``,
-        ``key_start [B, S]`` and errors are those of ``forward``."""
+        """The attention of each position of ``query [S, B, D]`` to those of ``key [K, B, D]``, by head and
+        without gradient: ``[B, H, S, K]``, where each row sums to 1. The rest is as in ``forward``."""
         self._check_shapes(query, key, key)
-        self._check_positions(len(key))
         mask, key_start = checked(mask, key_start, len(query), len(key), query.shape[1])
         query, key = self.by_head(self.query(query)), self.by_head(self.key(key))
         terms = self.distance_terms(key.shape[2])
@@ -206,6 +181,12 @@ class RelativeMultiHeadAttention(nn.Module):
 
     def distance_terms(self, K: int) -> dict[str, Tensor]:
         """The kernel's r ``[H, K, E]``, u, and the scheme's s ``[H, K]`` or v, for K distances."""
+        if self.positions == "learned" and self.max_positions < K:
+            raise UserError(
+                f"expected attention over at most max_positions={self.max_positions}, whose distances are "
+                f"stored, got {K} positions of memory and segment; build with max_positions={K} or more, "
+                f"use positions='sinusoidal', or shorten the segment or the memory."
+            )
         if self.positions == "learned":
             return {"r": self.r[:, :K], "s": self.s[:, :K], "u": self.u}
         table = sinusoid_table(K, self.max_positions, self.position_features, self.clamp_len, self.u)
@@ -219,27 +200,16 @@ class RelativeMultiHeadAttention(nn.Module):
                 f"expected query [S, B, {self.d_model}] and key, value [K, B, {self.d_model}], got "
                 f"{list(query.shape)}, {list(key.shape)} and {list(value.shape)}."
             )
-        S, K = query.shape[0], key.shape[0]
-        if K < S:
-            raise UserError(
-                f"expected at least {S} keys, the last of them the queries' own, got {K} for {S} queries."
-            )
-
-    def _check_positions(self, K: int) -> None:
-        if self.positions == "learned" and self.max_positions < K:
-            raise UserError(
-                f"expected attention over at most max_positions={self.max_positions}, whose distances are "
-                f"stored, got {K} positions of memory and segment; build with max_positions={K} or more, "
-                f"use positions='sinusoidal', or shorten the segment or the memory."
-            )
+        if len(key) < len(query):
+            raise UserError(f"expected a key for each of the {len(query)} queries, got {len(key)} keys.")
 
 
 def checked(
     mask: Tensor | None, key_start: Tensor | None, S: int, K: int, B: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """A boolean ``mask [S, K, B]`` or ``[S, K, 1]`` and ``key_start [B, S]`` as kernels take them. A mask
-    becomes ``[B, 1, S, K]`` or ``[1, 1, S, K]``, and takes in what ``key_start`` and causality hide.
-    UserError for those that can't be, as far as their values may be read."""
+    """A boolean ``mask [S, K, B]`` or ``[S, K, 1]`` and ``key_start [B, S]`` as kernels take them: a mask as
+    ``[B, 1, S, K]`` or ``[1, 1, S, K]``, with what ``key_start`` and causality hide. UserError for those
+    that can't be, as far as their values may be read."""
     if key_start is not None:
         if key_start.dtype != torch.int64 or key_start.shape != (B, S):
             raise UserError(
@@ -263,7 +233,7 @@ def checked(
         i, j, b = future.nonzero()[0].tolist()
         raise UserError(
             f"the mask lets query {i} of stream {b} see key {j}, which lies in its future (its own key is "
-            f"{K - S + i}); distances below 0 have no position, so hide those keys."
+            f"{K - S + i}); hide those keys."
         )
     if has_values(mask) and bool((blind := ~visible.any(dim=1)).any()):
         i, b = blind.nonzero()[0].tolist()

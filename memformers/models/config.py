@@ -1,5 +1,4 @@
-"""What a network with memory, and a language model around it, are built from: every setting, checked, and how
-much each layer remembers by them."""
+"""What a network with memory, and a language model around it, are built from: every setting, checked."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -7,18 +6,10 @@ from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 from memformers.common.errors import UserError
-from memformers.common.fields import (
-    Checked,
-    Count,
-    NonNegativeInt,
-    Probability,
-    Range,
-    check_fields,
-    check_value,
-)
+from memformers.common.fields import Checked, Count, Probability, Range, check_fields, check_value
 from memformers.common.files import config_from_dict
 from memformers.kernels.dispatch import KernelName
-from memformers.models.memory_sizes import ByLayer, MemorySizes, Rate
+from memformers.models.memory_sizes import ByLayer, Length, MemorySizes, Rate
 from memformers.models.registry import NO_SETTINGS, NoSettings, lookup, name_of
 
 ModelName = Literal["transformer", "transformer-xl", "compressive"]
@@ -32,11 +23,10 @@ CompressionLossName = Literal["attention", "auto-encoding", "none"]
 WITHOUT_PARAMETERS: tuple[CompressionName, ...] = ("mean", "max", "most-used")
 """Compressions in which there is nothing to learn."""
 OF_MODELS: dict[str, tuple[ModelName, ...]] = {
-    "mem_len": ("transformer-xl", "compressive"),
+    **dict.fromkeys(("mem_len", "tbptt", "memory_warmup"), ("transformer-xl", "compressive")),
     "same_length": ("transformer-xl",),
-    **dict.fromkeys(("c_mem_len", "compression_rate"), ("compressive",)),
-    **dict.fromkeys(("compression", "compression_start", "compression_loss", "bptt"), ("compressive",)),
-    **dict.fromkeys(("tbptt", "memory_warmup"), ("transformer-xl", "compressive")),
+    **dict.fromkeys(("c_mem_len", "compression_rate", "bptt"), ("compressive",)),
+    **dict.fromkeys(("compression", "compression_start", "compression_loss"), ("compressive",)),
 }
 """The settings that only these models use, and memories of your own that say so."""
 BUILT_IN: dict[str, Any] = {
@@ -47,7 +37,7 @@ BUILT_IN: dict[str, Any] = {
 }
 """What is built in, by the setting that may also name a class of your own."""
 LENGTHS = ("mem_len", "c_mem_len", "compression_rate", "memory_warmup")
-"""Those of them that a config may have without use: the arms of an experiment have the same lengths."""
+"""Those of them that a config may have without use, since the arms of an experiment share them."""
 MOST_LAYERS = 10_000
 """The largest depth, far beyond any network."""
 
@@ -81,8 +71,7 @@ class NetworkConfig:
 
     model: ModelName | str = "transformer-xl"
     """What it remembers between segments: nothing, its last inputs, or those and older ones compressed; or a
-    memory of your own, such as my_memory.py:Averages. Width, depth and everything else are the same
-    network."""
+    memory of your own, such as my_memory.py:Averages. All else is the same network."""
     d_model: Count = 128
     """Width D: features per position."""
     heads: Count = 4
@@ -94,53 +83,47 @@ class NetworkConfig:
     dropout: Probability = 0.0
     """Probability of dropping an activation while training."""
     norm: Norm = "pre"
-    """Normalization before attention and feed-forward network, and of the last layer's output (pre), the same
-    but for the output, as the original Transformer-XL has it with pre_lnorm (pre-without-final), or after
-    each of their sums (post), the original's usual form."""
+    """Normalization before attention and feed-forward network and of the last output (pre), but for that, as
+    the original Transformer-XL's pre_lnorm (pre-without-final), or after each sum, its usual form (post)."""
     gate: GateName | str = "residual"
-    """What joins the output of attention and of the feed-forward network to their inputs: a sum (residual);
-    after a ReLU, a gate as in a GRU, which first lets little through (gru); or one of your own, such as
-    my.py:Gate."""
+    """What joins the outputs of attention and feed-forward network to their inputs: a sum (residual); after a
+    ReLU, a gate as in a GRU, which first lets little through (gru); or your own, such as my.py:Gate."""
     positions: Positions = "sinusoidal"
     """The paper's fixed sinusoids (sinusoidal), or a learned vector for each distance (learned)."""
     kernel: KernelName = "auto"
-    """What computes attention: naive (the definition), blocked (fast on CPU), fused (Triton, on a GPU),
-    or what was measured to be fastest for the device and size (auto)."""
+    """What computes attention: naive (the definition), blocked (fast on CPU), fused (Triton, on a GPU), or
+    what was measured to be fastest for the device and size (auto)."""
     position_features: Count | None = None
     """Numbers in a sinusoid, P (sinusoidal positions); d_model if not given."""
     clamp_len: Count | None = None
-    """Distances beyond this look alike, for memories longer than in training (sinusoidal positions); all
-    are told apart if not given."""
+    """Distances beyond this look alike, for memories longer than in training; none if not given (sinusoidal
+    positions)."""
     segment_len: Count = 64
     """Segment length S the model is trained with, in tokens; the longest with learned positions."""
     mem_len: ByLayer = 64
-    """Memory length M, in positions; one number for all layers, or one for each (transformer-xl,
-    compressive)."""
+    """Memory length M, in positions; one for all layers, or one for each (transformer-xl, compressive)."""
     same_length: bool = False
-    """Whether each query sees just the mem_len newest positions, its own among them, and so all equally
-    many, rather than the whole memory (transformer-xl)."""
+    """Whether each query sees just the mem_len newest positions, its own among them, rather than the whole
+    memory (transformer-xl)."""
     c_mem_len: ByLayer = 64
-    """Compressed memory length C, in slots; one number for all layers, or one for each (compressive)."""
+    """Compressed memory length C, in slots; one for all layers, or one for each (compressive)."""
     compression_rate: Rate | tuple[Rate, ...] = 4
-    """Positions a compressed slot stands for, c; one number for all layers, or one for each (compressive)."""
+    """Positions a compressed slot stands for, c; one for all layers, or one for each (compressive)."""
     compression: CompressionName | str = "conv"
-    """What makes a slot of them: a convolution that learns (conv), several, which look at the slots that
-    follow as well (dilated), their mean, each feature's largest value (max), the one of them that received
-    the most attention (most-used), or a module of your own, such as my.py:Gated (compressive)."""
+    """What makes a slot of them: a convolution that learns (conv), several that also look at the slots that
+    follow (dilated), their mean, each feature's largest value (max), the one that received the most attention
+    (most-used), or a module of your own, such as my.py:Gated (compressive)."""
     compression_start: CompressionStart = "random"
-    """What the convolutions are before they have learned anything: drawn (random), or the mean
-    (compressive)."""
+    """What the convolutions are before they learn: drawn (random), or the mean (compressive)."""
     compression_loss: CompressionLossName | str = "attention"
     """What the convolutions learn from: how much attention changes when memories give way to their slots
-    (attention), how well a decoder makes the memories of the slots again (auto-encoding), or a loss of your
-    own, such as my.py:Loss; or from none, with the mean, max or most-used, or with bptt (compressive)."""
-    bptt: NonNegativeInt = 0
-    """How many compressions back the language model's loss reaches the convolutions, beside the compression
-    loss; the memory then keeps the positions from which the slots of these compressions were made. 0: it
-    never reaches them (compressive)."""
+    (attention), how well a decoder restores the memories (auto-encoding), or a loss of your own, such as
+    my.py:Loss; or none, with the mean, max or most-used, or with bptt (compressive)."""
+    bptt: Length = 0
+    """How many compressions back the language model's loss reaches the convolutions, beside their own loss;
+    the memory then keeps the positions of those slots. 0: it never reaches them (compressive)."""
     own: Any = NO_SETTINGS
-    """The settings of a memory of your own, an instance of its ``Config``, whose defaults they are if not
-    given; none for the other models."""
+    """The settings of a memory of your own, an instance of its ``Config``; its defaults if not given."""
     memory_sizes: ClassVar[tuple[MemorySizes, ...]]
     """How much each layer remembers between segments; each config has its own."""
 
@@ -150,7 +133,17 @@ class NetworkConfig:
             object.__setattr__(self, name, name_of(getattr(self, name), name))
             check_choice(name, getattr(self, name), built_in, getattr(NetworkConfig, name))
         check_fields(self)
-        object.__setattr__(self, "own", own_settings(self.model, self.own))
+        kind, own = lookup("model", self.model), self.own
+        if isinstance(own, Mapping):
+            own = config_from_dict(kind.Config, own, f"the settings of {self.model}")
+        elif isinstance(own, NoSettings):
+            own = kind.Config()
+        if not isinstance(own, kind.Config):
+            raise UserError(
+                f"expected own={own!r} to be a {kind.Config.__qualname__}, of model={self.model!r}."
+            )
+        check_fields(own)
+        object.__setattr__(self, "own", own)
         check_heads(self.heads, self.d_model)
         check_positions(self.positions, self.position_features, self.clamp_len)
         for name in ("mem_len", "c_mem_len", "compression_rate"):
@@ -160,9 +153,8 @@ class NetworkConfig:
         self.check_compression()
         if self.same_length and not min(self.of_layers("mem_len")):
             raise UserError(f"same_length=True needs a memory, got mem_len={self.mem_len}; leave it out.")
-        kind = lookup("model", self.model)
         sizes = kind.memory_sizes(self)
-        fits = isinstance(sizes, list | tuple) and all(isinstance(own, MemorySizes) for own in sizes)
+        fits = isinstance(sizes, list | tuple) and all(isinstance(each, MemorySizes) for each in sizes)
         if not fits or len(sizes) != self.n_layers:
             raise UserError(
                 f"expected {kind.__qualname__}.memory_sizes to return a list of n_layers={self.n_layers} "
@@ -174,14 +166,13 @@ class NetworkConfig:
         """Raise UserError for a compression that can't start or learn as these settings say."""
         f_c, is_own = self.compression, ":" in self.compression
         learns = f_c not in WITHOUT_PARAMETERS
-        beside = {
-            "compression_start": (learns and not is_own) or self.compression_start == "random",
-            "compression_loss": learns or self.compression_loss in ("attention", "none"),
-            "bptt": learns or not self.bptt,
-        }
-        for name, fits in beside.items():
+        why = "draws its own weights" if is_own else "has nothing to learn"
+        for name, fits in (
+            ("compression_start", (learns and not is_own) or self.compression_start == "random"),
+            ("compression_loss", learns or self.compression_loss in ("attention", "none")),
+            ("bptt", learns or not self.bptt),
+        ):
             if not fits:
-                why = "draws its own weights" if is_own else "has nothing to learn"
                 raise UserError(
                     f"{name}={getattr(self, name)!r} is for compression='conv' or 'dilated', got "
                     f"compression={f_c!r}, which {why}; leave it out."
@@ -191,8 +182,8 @@ class NetworkConfig:
                 f"compression_loss='none' would leave compression={f_c!r} untrained; use 'attention' or "
                 f"'auto-encoding', or bptt=1 or more, or compression='mean', 'max' or 'most-used'."
             )
-        # A slot of a dilated convolution depends on the next ones up to the end of what was compressed
-        # together, so the same slots must be computed together again; and one of your own may too.
+        # A slot of a dilated convolution, or of your own, may depend on those that follow in its compression,
+        # so the same slots must be computed together again.
         rates = self.of_layers("compression_rate") if f_c == "dilated" or is_own else ()
         if self.bptt and (rate := next((c for c in rates if self.segment_len % c), 0)):
             raise UserError(
@@ -226,16 +217,14 @@ class NetworkConfig:
     @property
     def positions_of_layers(self) -> list[int]:
         """How many positions before the segment each layer can look at, compressed ones included."""
-        not_its_own = 1 if self.same_length else 0  # a query's own position is within its window
-        return [own.positions - not_its_own for own in self.memory_sizes]
+        # With same_length, a query's own position is within its window.
+        return [own.positions - self.same_length for own in self.memory_sizes]
 
 
 @dataclass(frozen=True)
 class CoreConfig(NetworkConfig):
-    """What a [`MemoryCore`][memformers.models.core.MemoryCore] is built from.
-
-    Raises:
-        ValueError: For a value out of its range, and for a setting that has no effect on the model.
+    """What a [`MemoryCore`][memformers.models.core.MemoryCore] is built from. Raises ValueError for a value
+    out of its range, and for a setting that has no effect on the model.
 
     Examples:
         >>> from memformers import CoreConfig
@@ -249,10 +238,8 @@ class CoreConfig(NetworkConfig):
 
 @dataclass(frozen=True)
 class ModelConfig(NetworkConfig):
-    """What a language model is built from.
-
-    Raises:
-        ValueError: For a value out of its range, and for a setting that has no effect on the model.
+    """What a language model is built from. Raises ValueError for a value out of its range, and for a setting
+    that has no effect on the model.
 
     Examples:
         >>> from memformers import ModelConfig
@@ -264,22 +251,21 @@ class ModelConfig(NetworkConfig):
     vocab_size: Count = 256
     """How many different tokens there are; a training takes the number from its text."""
     embedding: EmbeddingName = "plain"
-    """A vector for each token and a linear head (plain), or adaptive embedding and softmax, with vectors
+    """A vector for each token and a linear head (plain), or adaptive embedding and softmax with vectors
     scaled by √D, as in the original Transformer-XL (adaptive)."""
     adaptive: AdaptiveConfig = AdaptiveConfig()
     """Clusters of an adaptive embedding, and what its softmax shares."""
 
     def __post_init__(self) -> None:
-        """Raise UserError, saying what doesn't fit. Cutoffs meet the vocabulary when a model is built: a
-        training takes that from its text."""
+        """Raise UserError, saying what doesn't fit. Cutoffs meet the vocabulary when a model is built."""
         super().__post_init__()
-        adaptive, default, cutoffs = self.adaptive, AdaptiveConfig(), self.adaptive.cutoffs
+        adaptive, cutoffs = self.adaptive, self.adaptive.cutoffs
         if self.embedding != "adaptive":
-            for name in (field.name for field in fields(adaptive)):
-                if getattr(adaptive, name) != getattr(default, name):
+            for each in fields(adaptive):
+                if (value := getattr(adaptive, each.name)) != each.default:
                     raise UserError(
-                        f"{name}={getattr(adaptive, name)} is for an adaptive embedding; use "
-                        f"embedding='adaptive' with it, or leave it out."
+                        f"{each.name}={value} is for an adaptive embedding; use embedding='adaptive' with "
+                        f"it, or leave it out."
                     )
         elif any(low >= high for low, high in pairwise(cutoffs)):
             raise UserError(f"expected cutoffs in ascending order, each once, got cutoffs={cutoffs}.")
@@ -296,23 +282,8 @@ class ModelConfig(NetworkConfig):
         return self.d_model if self.adaptive.d_embed is None else self.adaptive.d_embed
 
 
-def own_settings(model: str, given: Any) -> Any:
-    """The settings of the memory called ``model``, checked: ``given``, an instance of its ``Config`` or a
-    dict of its fields, or the defaults if nothing is given. Raises UserError for others."""
-    kind = lookup("model", model).Config
-    if isinstance(given, Mapping):
-        given = config_from_dict(kind, given, f"the settings of {model}")
-    elif isinstance(given, NoSettings):
-        given = kind()
-    if not isinstance(given, kind):
-        raise UserError(f"expected own={given!r} to be a {kind.__qualname__}, of model={model!r}.")
-    check_fields(given)
-    return given
-
-
 def check_choice(setting: str, value: object, built_in: Any, default: object) -> None:
-    """Raise UserError unless the ``value`` of a setting is one of the ``built_in`` ones, or the name of a
-    class that is registered."""
+    """Raise UserError unless a setting's ``value`` is ``built_in``, or the name of a registered class."""
     if isinstance(value, str) and ":" in value:
         lookup(setting, value)
     else:
@@ -333,10 +304,7 @@ def check_positions(positions: Positions, features: int | None, clamp_len: int |
     """Raise UserError for settings of sinusoids beside learned positions."""
     for name, value in (("position_features", features), ("clamp_len", clamp_len)):
         if positions == "learned" and value is not None:
-            raise UserError(
-                f"{name}={value} is for sinusoids, which positions='learned' doesn't have; leave it out, or "
-                f"use positions='sinusoidal'."
-            )
+            raise UserError(f"{name}={value} is for sinusoids; leave it out, or use positions='sinusoidal'.")
 
 
 def check_gate(gate: GateName | str, norm: Norm) -> None:
@@ -355,13 +323,11 @@ def is_used(name: str, model: str) -> bool:
 
 def check_used(config: Any, model: str, *, lengths: bool = False) -> None:
     """Raise UserError for a setting of the dataclass instance ``config`` that has no effect on ``model`` and
-    is not its default; for ``lengths``, which the arms of an experiment share, only if they are to be
-    checked."""
+    is not its default; among the [`LENGTHS`][] only with ``lengths``."""
     for each in fields(config):
-        value = getattr(config, each.name)
-        used = is_used(each.name, model) or value == each.default
-        if not used and (lengths or each.name not in LENGTHS):
+        value, left_out = getattr(config, each.name), each.name in LENGTHS and not lengths
+        if not (left_out or value == each.default or is_used(each.name, model)):
+            models = " or ".join(map(repr, OF_MODELS[each.name]))
             raise UserError(
-                f"{each.name}={value!r} is for model={' or '.join(map(repr, OF_MODELS[each.name]))}, got "
-                f"model={model!r}; leave it out."
+                f"{each.name}={value!r} is for model={models}, got model={model!r}; leave it out."
             )

@@ -1,9 +1,8 @@
 """Where documents begin: what a query may see then, and how much of a memory belongs to its document.
 
-Several documents follow each other in a stream. ``doc_starts [S, B]`` is true where a new one begins in a
-segment, and a memory's ``valid [B]`` says how many of each stream's newest positions belong to the running
-document, where a slot stands for ``rate`` (c) of them. What lies before is hidden, but kept, so that shapes
-stay the same. A slot is seen only if every position that it stands for belongs to the running document.
+``doc_starts [S, B]`` is true where a stream's new document begins in a segment, and a memory's ``valid [B]``
+says how many of its newest positions belong to the running document, where a slot stands for ``rate`` (c) of
+them. What lies before is hidden but kept, so that shapes stay the same; so is a slot of any such position.
 """
 
 import torch
@@ -19,8 +18,7 @@ EVERYTHING = 1 << 62
 def check_streams(
     name: str, tensor: Tensor | None, dtype: torch.dtype, shape: torch.Size, device: torch.device
 ) -> None:
-    """Raise UserError, with the ``name``, unless ``tensor``, of any shape, is None or has this dtype,
-    shape and device."""
+    """Raise UserError unless ``tensor``, of any shape, is None or has this dtype, shape and device."""
     if tensor is None:
         return
     if not isinstance(tensor, Tensor):
@@ -38,8 +36,7 @@ def check_starts(doc_starts: Tensor | None, x: Tensor) -> None:
 
 
 def newest_start(doc_starts: Tensor) -> Tensor:
-    """The index of the newest of ``doc_starts [S, B]`` at or before each position, or −1: int64 ``[S,
-    B]``."""
+    """The index of the newest of ``doc_starts [S, B]`` by each position, or −1: int64 ``[S, B]``."""
     indices = torch.arange(len(doc_starts), device=doc_starts.device)[:, None]
     return torch.where(doc_starts, indices, -1).cummax(0).values
 
@@ -55,15 +52,13 @@ def first_seen(
     doc_starts: Tensor | None, seen: Tensor | None, window: int | None, x: Tensor, past: int
 ) -> Tensor | None:
     """The first key that each query of a segment ``x [S, B, ·]`` may see, int64 ``[B, S]``: the first of its
-    document, by ``doc_starts [S, B]``, where of ``past`` keys the newest ``seen [B]`` belong to the running
-    one; with a ``window`` only so many of the newest, its own among them. None for all up to its own."""
-    (S, B), device, found = x.shape[:2], x.device, None
-    if doc_starts is not None or seen is not None:
-        before = torch.zeros(B, dtype=torch.int64, device=device) if seen is None else past - seen  # [B]
-        found = before[:, None].expand(-1, S)
-        if doc_starts is not None:
-            newest = newest_start(doc_starts).T  # [B, S]
-            found = torch.where(newest < 0, found, past + newest)
+    document, by ``doc_starts [S, B]`` and the newest ``seen [B]`` of ``past`` keys; with a ``window`` only so
+    many of the newest, its own among them. None for all up to its own."""
+    (S, B), device = x.shape[:2], x.device
+    found = None if seen is None else (past - seen)[:, None].expand(-1, S)
+    if doc_starts is not None:
+        newest = newest_start(doc_starts).T  # [B, S]
+        found = torch.where(newest < 0, 0 if found is None else found, past + newest)
     if window is None or window >= past + S:
         return found
     nearest = torch.arange(past + 1, past + S + 1, device=device).sub(window).clamp(min=0).expand(B, S)
@@ -74,7 +69,7 @@ def valid_afterwards(
     valid: Tensor | None, doc_starts: Tensor | None, segment_len: int, before: int, after: int
 ) -> Tensor | None:
     """The ``valid [B]`` of the memory after a segment with ``doc_starts [S, B]``, where ``before`` positions
-    were remembered and ``after`` are, which is the most: int64 ``[B]``; None where both are None."""
+    were remembered and ``after`` are: int64 ``[B]``; None where both are None."""
     if doc_starts is None:
         return None if valid is None else (valid.clamp(0, before) + segment_len).clamp(max=after)
     newest = newest_start(doc_starts)[-1]  # [B]
@@ -85,10 +80,9 @@ def valid_afterwards(
 def n_masked_slots(
     valid: Tensor | None, doc_starts: Tensor | None, mem_len: int, slots: int, rate: int
 ) -> Tensor:
-    """How many of the oldest of ``slots`` new slots the reconstruction loss leaves out, int64 ``[B]``, for
-    ``valid [B]`` and ``doc_starts [S, B]``, of which one may be None: those that stand for any of the
-    ``mem_len`` remembered positions before the running document; and all of them if a document begins within
-    the segment, since some queries belong to the document before it."""
+    """How many of the oldest of ``slots`` new slots their loss leaves out, int64 ``[B]``, for ``valid [B]``
+    and ``doc_starts [S, B]``, of which one may be None: those of any of the ``mem_len`` positions before the
+    running document; all if one begins within the segment, since some queries belong to that before it."""
     hidden = torch.zeros((), dtype=torch.int64) if valid is None else mem_len - valid  # positions
     if doc_starts is not None:
         hidden = torch.where(doc_starts[0], mem_len, hidden)
@@ -97,8 +91,8 @@ def n_masked_slots(
 
 
 def without_hidden(x: Tensor, hidden: Tensor) -> Tensor:
-    """``x [t, B, D]`` with 0 for numbers that are not finite where ``hidden [t, B]`` is true, so that a
-    position that no query sees reaches no gradient."""
+    """``x [t, B, D]`` with 0 for numbers that are not finite where ``hidden [t, B]``, which would otherwise
+    reach a gradient."""
     if has_values(x) and bool(x.sum().isfinite()):
         return x
     return x.masked_fill(hidden[..., None] & ~x.isfinite(), 0.0)

@@ -7,20 +7,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
-Affine = tuple[Tensor, Tensor]
-"""Weight ``[out, in]`` and bias ``[out]``."""
 PARTS = 4
 """How many matrices a weight is cut into for few rows."""
 LARGE = 1 << 17
-"""Numbers in a weight, from which on that is faster: half a MiB in float32, which no longer stays in a core's
-cache from one token to the next."""
+"""Numbers in a weight, from which on that is faster: half a MiB in float32, which leaves a core's cache."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def is_plain(module: nn.Module | None, *kinds: type[M]) -> TypeGuard[M]:
     """Whether ``module`` is exactly of one of these ``kinds`` and has no hooks, so that its weights say what
-    it computes. A wrapped, quantized or parametrized module is of another kind; weight norm and pruning are
-    hooks."""
+    it computes: none is wrapped, quantized or parametrized; weight norm and pruning are hooks."""
     return type(module) in kinds and not any(module.__dict__[hooks] for hooks in _HOOKS)
 
 
@@ -29,9 +25,9 @@ def layer_norm_no_affine(norm: nn.LayerNorm | None, x: Tensor) -> Tensor:
     return x if norm is None else F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
 
 
-def fold(norm: nn.LayerNorm | None, linear: nn.Linear) -> Affine:
-    """Weight and bias of ``linear`` after the scale γ and the shift β of ``norm``, if there is one, in one
-    map: W(γ ∘ x̂ + β) = (W ∘ γ)x̂ + Wβ."""
+def fold(norm: nn.LayerNorm | None, linear: nn.Linear) -> tuple[Tensor, Tensor]:
+    """Weight ``[out, in]`` and bias ``[out]`` of ``linear`` after the scale γ and the shift β of ``norm``, if
+    there is one: W(γ ∘ x̂ + β) = (W ∘ γ)x̂ + Wβ."""
     weight, bias = linear.weight, linear.bias
     if norm is None:
         return weight, weight.new_zeros(linear.out_features) if bias is None else bias
@@ -40,19 +36,14 @@ def fold(norm: nn.LayerNorm | None, linear: nn.Linear) -> Affine:
 
 
 def linear(module: nn.Module, x: Tensor) -> Tensor:
-    """``module(x)`` for ``x [·, in]``, a linear map or any module in its place: ``[·, out]``."""
-    if not torch.is_grad_enabled() and is_plain(module, nn.Linear):
-        return affine((module.weight, module.bias), x)
-    return module(x)
-
-
-def affine(weights: tuple[Tensor, Tensor | None], x: Tensor) -> Tensor:
-    """``x [·, in]`` times the weight, plus the bias, ``[·, out]``, without gradient; at the speed of memory
-    for one or two rows on CPU in float32, as when text is generated.
+    """``module(x)`` for ``x [·, in]``, a linear map or any module in its place: ``[·, out]``; without
+    gradient at the speed of memory for one or two rows on CPU in float32, as when text is generated.
 
     PyTorch gives a matrix of one row to one core; as a batch of matrices, the weight is read by all.
     """
-    (weight, bias), inputs = weights, x.shape[-1]
+    if torch.is_grad_enabled() or not is_plain(module, nn.Linear):
+        return module(x)
+    weight, bias, inputs = module.weight, module.bias, x.shape[-1]
     few = x.numel() <= 2 * inputs and weight.numel() >= LARGE and weight.shape[0] % PARTS == 0
     if not few or x.device.type != "cpu" or x.dtype != torch.float32:
         return F.linear(x, weight, bias)

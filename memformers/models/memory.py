@@ -10,16 +10,15 @@ from torch import Tensor
 from memformers.common.errors import UserError
 from memformers.models.config import NetworkConfig
 from memformers.models.documents import EVERYTHING, check_streams, without_hidden
-from memformers.models.memory_sizes import MemorySizes
+from memformers.models.memory_sizes import Sizes
 
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """The past of B parallel streams, oldest first.
+    """The past of B parallel streams, oldest first; M, C and the rate may differ between layers.
 
-    M, C and the rate may differ between layers. Memory carries no gradient, except ``mem`` if the model was
-    called with ``through_memory``. Tensors may be views of those that a backward pass still needs: don't
-    change them in place. Two memories are equal if all their numbers are.
+    Only ``mem`` may carry a gradient, with ``through_memory``. A backward pass may still need the tensors:
+    don't change them in place. Two memories are equal if all their numbers are.
 
     Examples:
         >>> import torch
@@ -37,16 +36,15 @@ class Memory:
     mem: tuple[Tensor, ...] = ()
     """For each layer ``[M, B, D]``: that layer's inputs."""
     c_mem: tuple[Tensor, ...] = ()
-    """For each layer ``[C, B, D]``, where each slot represents ``compression_rate`` inputs that are older
-    than all of ``mem``; empty for a model that doesn't compress."""
+    """For each layer ``[C, B, D]``: slots, each for ``compression_rate`` inputs older than all of ``mem``;
+    empty for a model that doesn't compress."""
     valid: Tensor | None = None
-    """int64 ``[B]``: the number of each stream's newest positions that belong to its running document, where
-    a slot counts as ``compression_rate`` positions; None means all. A layer that remembers fewer positions
-    sees all of them. Earlier positions are hidden from queries ([`memformers.models.documents`][])."""
+    """int64 ``[B]``: how many of each stream's newest positions belong to its running document, where a slot
+    counts as ``compression_rate`` positions; None for all. Queries don't see earlier ones
+    ([`memformers.models.documents`][])."""
     slot_inputs: tuple[Tensor, ...] = ()
-    """For each layer ``[m·c, B, D]``: the inputs that the newest m slots of ``c_mem`` represent, without
-    gradient, from which the slots are computed again while f_c learns from the language model's loss. Empty
-    for a model with ``bptt=0``."""
+    """For each layer ``[m·c, B, D]``: the inputs of the newest m slots of ``c_mem``, from which these are
+    computed again while f_c learns from the language model's loss; empty with ``bptt=0``."""
 
     @classmethod
     def empty(
@@ -58,11 +56,10 @@ class Memory:
         device: torch.device | str | None = None,
     ) -> "Memory":
         """An empty memory with the shapes of a full one: zeros that no query sees, in torch's default
-        ``dtype`` and on its ``device`` if none is given.
+        ``dtype`` and on its ``device`` if none is given. A model computes the same from it as from no memory.
 
-        A model computes the same from it as from no memory, but shapes are then the same in every segment if
-        ``segment_len`` is a multiple of ``compression_rate``. The Compressive Transformer's ``mem_len`` is
-        rounded down to whole slots, so that the first document begins at the edge of a slot.
+        Shapes then stay the same if ``segment_len`` is a multiple of ``compression_rate``. The Compressive
+        Transformer's M is rounded down to whole slots, at whose edge the first document begins.
         """
 
         def zeros(lengths: Sequence[int]) -> tuple[Tensor, ...]:
@@ -89,8 +86,7 @@ class Memory:
         return {"mem": self.mem, "c_mem": self.c_mem, "slot_inputs": self.slot_inputs}
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Memory":
-        """The memory with ``change`` applied to its tensors, ``[·, B, D]``, and to ``valid`` as ``[1,
-        B]``."""
+        """With ``change`` applied to its tensors, ``[·, B, D]``, and to ``valid`` as ``[1, B]``."""
         parts = {kind: tuple(map(change, tensors)) for kind, tensors in self.parts.items()}
         return Memory(**parts, valid=None if self.valid is None else change(self.valid[None])[0])
 
@@ -99,8 +95,7 @@ class Memory:
         return self.map(Tensor.detach)
 
     def streams(self, chosen: Any) -> "Memory":
-        """The memory of the ``chosen`` streams, as for a smaller last batch: a slice, a list of numbers, or
-        integers or booleans ``[·]`` in a tensor."""
+        """The memory of the ``chosen`` streams: a slice, numbers or booleans ``[·]`` in a tensor or list."""
         return self.map(lambda x: x[:, chosen])
 
     @classmethod
@@ -112,9 +107,8 @@ class Memory:
         return cls(**parts, valid=torch.cat(valid) if valid else None)
 
     def reset(self, done: Tensor) -> "Memory":
-        """The memory in which the streams that are ``done``, boolean ``[B]``, remember nothing, since their
-        next segment begins a new document. Raises ValueError for ``done`` of another shape, dtype or
-        device."""
+        """The memory in which the streams that are ``done``, boolean ``[B]``, remember nothing: their next
+        segment begins a new document. Raises ValueError for another shape, dtype or device."""
         if (one := next((x for part in self.parts.values() for x in part), None)) is None:
             return self  # nothing is remembered of any stream
         check_streams("done", done, torch.bool, one.shape[1:2], one.device)
@@ -137,26 +131,19 @@ class Memory:
         mem, c_mem = ([*map(len, parts)] or [0] * n_layers for parts in (self.mem, self.c_mem))
         return list(zip(mem, c_mem, strict=True))
 
-    def positions(self, sizes: Sequence[MemorySizes]) -> int:
-        """How many positions the layer with the most remembers, where a slot of a layer of these ``sizes``
-        counts as its ``compression_rate``."""
+    def positions(self, sizes: Sizes) -> int:
+        """How many positions the layer with the most remembers, those of its slots by ``sizes`` included."""
         each = zip(self.lengths(len(sizes)), sizes, strict=True)
         return max(M + own.compression_rate * C for (M, C), own in each)
 
 
-# So that torch.export takes a memory as input and output, and loads a program with an example of one; it is
-# tensors and nothing else.
+# So that torch.export takes a memory as input and output, and loads a program with an example of one.
 torch.export.register_dataclass(Memory, serialized_type_name="memformers.Memory")
 torch.serialization.add_safe_globals([Memory])
 
 
 def check_memory(
-    memory: Any,
-    x: Tensor,
-    n_layers: int,
-    sizes: Sequence[MemorySizes] | None = None,
-    *,
-    complete: bool = False,
+    memory: Any, x: Tensor, n_layers: int, sizes: Sizes | None = None, *, complete: bool = False
 ) -> Memory:
     """``memory``, or for None an empty one. Raise UserError unless it fits ``n_layers`` layers whose input is
     ``x [S, B, D]``; with ``sizes``, also for a kind of memory that such layers don't keep, and for layers of
@@ -205,15 +192,14 @@ def check_memory(
 
 
 def memory_tensors(memory: Memory) -> dict[str, Tensor]:
-    """The tensors of a memory by their names in files: ``mem.0``, …, ``c_mem.0``, …, and ``slot_inputs.0``, …
-    and ``valid`` if the memory has them."""
+    """The tensors that a memory has, by their names in files: ``mem.0``, ``c_mem.0``, ``slot_inputs.0`` and
+    so on, and ``valid``."""
     tensors = {f"{kind}.{i}": x.contiguous() for kind, xs in memory.parts.items() for i, x in enumerate(xs)}
     return tensors if memory.valid is None else tensors | {"valid": memory.valid.contiguous()}
 
 
 def memory_from_tensors(tensors: Mapping[str, Tensor], n_layers: int) -> Memory:
-    """The memory of ``n_layers`` layers from the result of [`memory_tensors`][]. Raises ValueError for other
-    tensors."""
+    """The reverse of [`memory_tensors`][] for ``n_layers`` layers. Raises ValueError for other tensors."""
     kinds = {kind: [f"{kind}.{i}" for i in range(n_layers)] for kind in Memory().parts}
     if others := sorted(set(tensors) - {"valid"} - {name for names in kinds.values() for name in names}):
         raise UserError(f"it holds {', '.join(others)}, which this model has not.")

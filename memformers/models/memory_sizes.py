@@ -1,5 +1,6 @@
 """How much each layer remembers: positions as they are, and slots of older ones."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -10,16 +11,14 @@ LONGEST = 2**31
 Length = Annotated[int, Range(0, LONGEST)]
 Rate = Annotated[int, Range(1, LONGEST)]
 ByLayer = Length | tuple[Length, ...]
-"""A length for all layers, or one for each, beginning with the layer that reads the text. A model may need
-only a few long memories, best in the layers far from the text (Rae & Razavi 2020, arXiv 2007.03356)."""
+"""A length for all layers, or one for each, first that of the layer that reads the text. A few long memories
+may do, best in the layers far from it (Rae & Razavi 2020, arXiv 2007.03356)."""
 
 
 @dataclass(frozen=True)
 class MemorySizes(Checked):
-    """How much one layer remembers. Where nothing is compressed, C is 0 and c is 1.
-
-    Raises:
-        ValueError: For a length below 0, or a rate below 1.
+    """How much one layer remembers. Where nothing is compressed, C is 0 and c is 1. Raises ValueError for a
+    length below 0, or a rate below 1.
 
     Examples:
         >>> from memformers import MemorySizes
@@ -42,9 +41,9 @@ class MemorySizes(Checked):
     """How many of the newest keys a query sees, its own among them; None for all."""
 
     def n_evicted(self, length: int) -> int:
-        """How many of a memory's ``length`` positions leave it after a segment, the oldest ones: n·c, which
-        become n slots or are forgotten, with n = ⌈(length − M) / c⌉. A slot stands for c whole positions, so
-        n ≤ ⌊length / c⌋, and up to c − 1 positions may wait in the memory for those that follow."""
+        """How many of a memory's ``length`` positions leave it after a segment, the oldest: n·c, which become
+        n slots or are forgotten, with n = ⌈(length − M) / c⌉ ≤ ⌊length / c⌋, as up to c − 1 may wait for a
+        whole slot."""
         c, overflow = self.compression_rate, max(length - self.mem_len, 0)
         return min(-(-overflow // c), length // c) * c
 
@@ -55,14 +54,12 @@ class MemorySizes(Checked):
 
     @property
     def slot_input_positions(self) -> int:
-        """How many positions a memory keeps beside its slots: those of the newest slots, which are computed
-        again while f_c learns from the language model's loss."""
+        """How many positions a memory keeps of its newest slots, for f_c to learn from a later loss."""
         return min(self.bptt * self.slots_a_segment, self.c_mem_len) * self.compression_rate
 
     @property
     def longest_memory(self) -> int:
-        """The most positions that a memory has between segments, those that wait for a whole slot
-        included."""
+        """The most positions of a memory between segments, those that wait for a whole slot included."""
         return max(self.mem_len, self.compression_rate - 1)
 
     @property
@@ -74,3 +71,7 @@ class MemorySizes(Checked):
     def positions(self) -> int:
         """The number of positions that are remembered, where a slot counts as c positions."""
         return self.mem_len + self.c_mem_len * self.compression_rate
+
+
+Sizes = Sequence[MemorySizes]
+"""Those of each layer."""

@@ -10,42 +10,40 @@ from torch import Tensor
 from memformers.models.compression import slots_of
 from memformers.models.documents import n_masked_slots
 from memformers.models.memory import Memory
-from memformers.models.memory_sizes import MemorySizes
+from memformers.models.memory_sizes import Sizes
 
 
-def truncate_memory(memory: Memory, inputs: Sequence[Tensor], sizes: Sequence[MemorySizes]) -> Memory:
+def truncate_memory(memory: Memory, inputs: Sequence[Tensor], sizes: Sizes) -> Memory:
     """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer: the newest positions of
-    both; Transformer-XL forgets the others (section 3.2)."""
+    both (Transformer-XL, section 3.2)."""
     past = zip(followed_by(memory.mem, inputs), sizes, strict=True)
     return Memory(tuple(cut(parts, own.n_evicted(sum(map(len, parts)))) for parts, own in past), memory.c_mem)
 
 
 @dataclass(frozen=True)
 class Compressed:
-    """The input and the result of one compression, ``old [n·c, B, D]`` and ``new [n, B, D]`` for each layer;
-    ``new`` still carries the gradient to f_c. If only other layers compressed something, n is 0."""
+    """One compression, of ``old [n·c, B, D]`` to ``new [n, B, D]`` in each layer, which carries the gradient
+    to f_c; n is 0 in a layer that compressed nothing."""
 
     old: tuple[Tensor, ...]
     new: tuple[Tensor, ...]
     n_masked: tuple[Tensor, ...] | None = None
-    """How many of each stream's oldest new slots the reconstruction loss leaves out, int64 ``[B]`` a layer;
-    None for none."""
+    """How many of each stream's oldest new slots its loss leaves out, int64 ``[B]`` a layer; None: none."""
 
 
 def compress_memory(
     memory: Memory,
     inputs: Sequence[Tensor],
     compress: Sequence[Callable[..., Tensor]],
-    sizes: Sequence[MemorySizes],
+    sizes: Sizes,
     doc_starts: Tensor | None = None,
     received: Callable[[int, int], Tensor | None] = lambda layer, positions: None,
 ) -> tuple[Memory, Compressed | None]:
     """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``doc_starts [S, B]``;
     and what was compressed, or None if nothing overflowed. Each layer's own f_c compresses the positions that
-    overflow, ``[n·c, B, D]``, into slots ``[n, B, D]``, which are remembered without gradient, since f_c
-    learns from its own loss. For an f_c that needs it, ``received`` takes a layer and a number of its oldest
-    positions to the attention that they received, ``[n·c, B]``. Source: Compressive Transformer (Rae et al.
-    2020, arXiv 1911.05507), section 3.1 and algorithm 1."""
+    overflow, ``[n·c, B, D]``, into slots ``[n, B, D]``, remembered without gradient (Rae et al. 2020, arXiv
+    1911.05507, section 3.1 and algorithm 1). ``received`` takes a layer and a number of its oldest positions
+    to the attention that they received, ``[n·c, B]``, for an f_c that needs it."""
     past = followed_by(memory.mem, inputs)
     taken = [own.n_evicted(sum(map(len, parts))) for parts, own in zip(past, sizes, strict=True)]  # n·c
     mem = tuple(cut(parts, nc) for parts, nc in zip(past, taken, strict=True))
@@ -79,14 +77,14 @@ def followed_by(past: Sequence[Tensor], new: Sequence[Tensor]) -> list[tuple[Ten
 
 
 def cut(parts: Sequence[Tensor], start: int, stop: int | None = None) -> Tensor:
-    """The positions from ``start`` to before ``stop``, or to the end, of ``parts [·, B, D]``, which follow
-    each other in time. They are copied only if they are in several parts, or are less than half of one, which
-    a view would keep from being freed."""
-    stop, pieces = sum(map(len, parts)) if stop is None else stop, []
+    """The positions from ``start`` to before ``stop``, or to the end, of successive ``parts [·, B, D]``: a
+    copy if they are in several, or less than half of one, which a view would keep from being freed."""
+    stop, filled = sum(map(len, parts)) if stop is None else stop, []
     for part in parts:
-        pieces.append(part[max(start, 0) : max(stop, 0)])
+        piece = part[max(start, 0) : max(stop, 0)]
+        if len(piece):
+            filled.append((piece, part))
         start, stop = start - len(part), stop - len(part)
-    filled = [(piece, part) for piece, part in zip(pieces, parts, strict=True) if len(piece)]
     if len(filled) != 1:
         return torch.cat([piece for piece, _ in filled] or [parts[0][:0]])
     piece, part = filled[0]
