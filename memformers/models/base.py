@@ -130,7 +130,8 @@ class MemoryStack(nn.Module):
         windows = [own.window for own in sizes] if sizes else [None] * len(self.layers)
         if doc_starts is None and memory.valid is None and not any(windows):
             return [None] * len(self.layers)
-        each, found = [], dict[Any, Tensor | None]()  # the same in all layers of most models
+        found: dict[Any, Tensor | None] = {}  # the same in all layers of most models
+        each = []
         for i, ((M, C), window) in enumerate(zip(memory.lengths(len(self.layers)), windows, strict=True)):
             # What a slot stands for is asked of a compression only where it matters.
             rate = self.compression_rates[i] if C and memory.valid is not None else 1
