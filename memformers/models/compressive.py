@@ -26,7 +26,7 @@ from memformers.models.compression import (
 from memformers.models.config import CompressionLossName, NetworkConfig
 from memformers.models.layers import CompressiveTransformerLayer
 from memformers.models.memory import Memory
-from memformers.models.memory_sizes import MemorySizes
+from memformers.models.memory_sizes import MemorySizes, Sizes
 from memformers.models.memory_update import compress_memory
 from memformers.models.parts import build_part
 from memformers.models.reconstruction import (
@@ -94,7 +94,7 @@ class CompressiveTransformer(MemoryStack):
         self.own_losses = nn.ModuleList(own_losses) if ":" in compression_loss else None
 
     @classmethod
-    def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
+    def memory_sizes(cls, config: NetworkConfig) -> Sizes:
         """The newest ``mem_len`` positions, and ``c_mem_len`` slots of older ones."""
         each = zip(*map(config.of_layers, ("mem_len", "c_mem_len", "compression_rate")), strict=True)
         return [MemorySizes(M, C, c, config.bptt, config.segment_len) for M, C, c in each]
@@ -125,11 +125,7 @@ class CompressiveTransformer(MemoryStack):
         return super().forward(x, memory, mask, **options)
 
     def update_memory(
-        self,
-        memory: Memory,
-        inputs: Sequence[Tensor],
-        sizes: Sequence[MemorySizes],
-        doc_starts: Tensor | None,
+        self, memory: Memory, inputs: Sequence[Tensor], sizes: Sizes, doc_starts: Tensor | None
     ) -> tuple[Memory, Tensor]:
         """Both memories after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``doc_starts
         [S, B]``; and the loss of what was compressed, a scalar."""
@@ -155,7 +151,7 @@ class CompressiveTransformer(MemoryStack):
         each = zip(self.own_losses, layers, inputs, strict=True)
         return memory, summed([partial(own_loss, *of_layer) for of_layer in each], f_cs, *both)
 
-    def recompute_slots(self, memory: Memory, sizes: Sequence[MemorySizes]) -> Memory:
+    def recompute_slots(self, memory: Memory, sizes: Sizes) -> Memory:
         """``memory`` whose newest slots ``[m, B, D]`` each layer's f_c computes again from ``slot_inputs
         [m·c, B, D]``, in training: so the language model's loss reaches f_c through slots of earlier steps
         (section 3.2.1, backpropagation through time)."""

@@ -13,7 +13,7 @@ from memformers.models.config import ModelConfig, NetworkConfig
 from memformers.models.documents import EVERYTHING, valid_afterwards
 from memformers.models.layers import MemoryLayer
 from memformers.models.memory import Memory
-from memformers.models.memory_sizes import MemorySizes
+from memformers.models.memory_sizes import Sizes
 from memformers.models.parts import check_returned
 
 MAY_USE = ("mem_len", "c_mem_len", "compression_rate", "tbptt")
@@ -114,11 +114,7 @@ class CustomMemory(MemoryStack):
         raise NotImplementedError(f"{type(self).__qualname__} defines neither grow nor update_memory.")
 
     def update_memory(
-        self,
-        memory: Memory,
-        inputs: Sequence[Tensor],
-        sizes: Sequence[MemorySizes],
-        doc_starts: Tensor | None,
+        self, memory: Memory, inputs: Sequence[Tensor], sizes: Sizes, doc_starts: Tensor | None
     ) -> tuple[Memory, Tensor]:
         """The memory after a segment whose ``forward`` returned ``inputs``, ``[S, B, D]`` a layer, and a loss
         of its own to be added to the language model's, a scalar."""

@@ -9,7 +9,7 @@ from memformers.models.base import MemoryStack
 from memformers.models.config import NetworkConfig
 from memformers.models.layers import TransformerXLLayer
 from memformers.models.memory import Memory
-from memformers.models.memory_sizes import MemorySizes
+from memformers.models.memory_sizes import MemorySizes, Sizes
 from memformers.models.memory_update import truncate_memory
 from memformers.models.registry import REGISTRY
 
@@ -43,7 +43,7 @@ class TransformerXL(MemoryStack):
     """
 
     @classmethod
-    def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
+    def memory_sizes(cls, config: NetworkConfig) -> Sizes:
         """The newest ``mem_len`` positions."""
         return [MemorySizes(M, window=M if config.same_length else None) for M in config.of_layers("mem_len")]
 
@@ -53,11 +53,7 @@ class TransformerXL(MemoryStack):
         return cls(TransformerXLLayer(**parts), config.n_layers)
 
     def update_memory(
-        self,
-        memory: Memory,
-        inputs: Sequence[Tensor],
-        sizes: Sequence[MemorySizes],
-        doc_starts: Tensor | None,
+        self, memory: Memory, inputs: Sequence[Tensor], sizes: Sizes, doc_starts: Tensor | None
     ) -> tuple[Memory, Tensor]:
         """The newest positions of ``memory`` and ``inputs [S, B, D]``, wherever documents start; no loss."""
         return truncate_memory(memory, inputs, sizes), inputs[0].new_zeros(())
@@ -67,7 +63,7 @@ class WithoutMemory(TransformerXL):
     """A transformer with no memory: a Transformer-XL that is never given one."""
 
     @classmethod
-    def memory_sizes(cls, config: NetworkConfig) -> Sequence[MemorySizes]:
+    def memory_sizes(cls, config: NetworkConfig) -> Sizes:
         """Nothing."""
         return [MemorySizes(0)] * config.n_layers
 
