@@ -9,7 +9,7 @@ from docs.building.marks import BESIDE, MARKS, with_terms
 from docs.building.maths import with_mathml
 from docs.building.source import ROOT
 
-NEWEST = "!source memformers.models.memory_update.newest"
+SEEN = "!source memformers.models.documents.seen_of_past"
 
 
 def beside(text, code):
@@ -19,23 +19,23 @@ def beside(text, code):
 
 def test_a_mark_is_a_comment_at_the_end_of_each_of_its_lines():
     page = expanded(
-        beside("a ① and b ②", f'{NEWEST}\n!mark ② "return cut("\n!mark ① "end = "\n!mark ① "end - length"')
+        beside("a ① and b ②", f'{SEEN}\n!mark ② "return valid"\n!mark ① "slots = "\n!mark ① "+ slots"')
     )
-    assert "    end = sum(map(len, parts))  # ①\n" in page
-    assert "    return cut(parts, max(end - length, 0), end)  # ②①\n```" in page
+    assert '    slots = (valid - mem_len).div(rate, rounding_mode="floor")  # ①\n' in page
+    assert "    return valid.clamp(0, mem_len) + slots.clamp(0, c_mem_len)  # ②①\n```" in page
     assert "!mark" not in page
 
 
 @pytest.mark.parametrize(
     ("page", "reason"),
     [
-        (beside("a ①", f'{NEWEST}\n!mark ① "gone"'), "no line with 'gone'; change !mark ① to a text"),
-        (beside("a ①", f'{NEWEST}\n!mark ① "end"'), "shows 2 lines with 'end'; change !mark ① to a text"),
-        (beside("a ①", NEWEST), f"① has no line; below '{NEWEST}', add a line: !mark ①"),
-        (beside("a", f'{NEWEST}\n!mark ① "end ="'), f"① has no text; put it .*, beside '{NEWEST}'"),
-        (beside("a", f'{NEWEST}\n!mark 1 "end ="'), "'!mark 1 .*' is not understood; write !mark ①"),
-        (beside("a ①", f'{NEWEST}\n\n!mark ① "end ="'), "'!mark ① .*' has no code; put it directly below"),
-        (f'① {NEWEST}\n\n{NEWEST}\n!mark ① "end ="', 'has no text beside it; put both in a <div class="be'),
+        (beside("a ①", f'{SEEN}\n!mark ① "gone"'), "no line with 'gone'; change !mark ① to a text"),
+        (beside("a ①", f'{SEEN}\n!mark ① "slots"'), "shows 2 lines with 'slots'; change !mark ① to a text"),
+        (beside("a ①", SEEN), f"① has no line; below '{SEEN}', add a line: !mark ①"),
+        (beside("a", f'{SEEN}\n!mark ① "slots ="'), f"① has no text; put it .*, beside '{SEEN}'"),
+        (beside("a", f'{SEEN}\n!mark 1 "slots ="'), "'!mark 1 .*' is not understood; write !mark ①"),
+        (beside("a ①", f'{SEEN}\n\n!mark ① "slots ="'), "'!mark ① .*' has no code; put it directly below"),
+        (f'① {SEEN}\n\n{SEEN}\n!mark ① "slots ="', 'has no text beside it; put both in a <div class="be'),
     ],
 )  # fmt: skip
 def test_a_mark_without_a_line_or_without_a_text_is_an_error_of_one_line(page, reason):

@@ -8,17 +8,13 @@ from docs.building.source import ROOT, excerpt
 
 
 def test_an_excerpt_is_the_lines_as_they_stand_without_the_docstring():
-    found = excerpt("memformers.models.memory_update.newest")
+    found = excerpt("memformers.models.memory_update.followed_by")
     lines = (ROOT / found.path).read_text(encoding="utf-8").splitlines()
     head, *body = found.code.splitlines()
-    assert found.path == "memformers/models/remembering.py"
-    assert (
-        lines[found.first_line - 1] == head == "def newest(parts: Sequence[Tensor], length: int) -> Tensor:"
-    )
-    assert body == [
-        "    end = sum(map(len, parts))",
-        "    return cut(parts, max(end - length, 0), end)",
-    ]
+    assert found.path == "memformers/models/memory_update.py"
+    assert lines[found.first_line - 1] == head
+    assert head.startswith("def followed_by(past: Sequence[Tensor]")
+    assert body == ["    return list(zip(past, new, strict=True)) if past else [(x,) for x in new]"]
 
 
 def test_an_excerpt_may_be_some_lines_of_a_method():
@@ -33,10 +29,10 @@ def test_an_excerpt_may_be_some_lines_of_a_method():
 @pytest.mark.parametrize(
     ("line", "reason"),
     [("!source memformers.models.memory.gone", "there is no 'gone'"),
-     ("!source memformers.gone.newest", "there is no 'gone'"),
+     ("!source memformers.gone.followed_by", "there is no 'gone'"),
      ("!source memformers.models.memory", "is a module"),
-     ('!source memformers.models.memory_update.newest from "gone"', "no line with 'gone'"),
-     ('!source memformers.models.memory_update.newest from "return" to "def"', "no line with 'def'")],
+     ('!source memformers.models.memory_update.followed_by from "gone"', "no line with 'gone'"),
+     ('!source memformers.models.memory_update.followed_by from "return" to "def"', "no line with 'def'")],
 )  # fmt: skip
 def test_a_page_can_not_outlive_what_it_shows(line, reason):
     with pytest.raises(ValueError, match=reason):
@@ -44,10 +40,10 @@ def test_a_page_can_not_outlive_what_it_shows(line, reason):
 
 
 def test_a_page_shows_lines_with_their_file_and_number():
-    found = excerpt("memformers.models.memory_update.newest")
-    page = expanded("before\n\n!source memformers.models.memory_update.newest\n\nafter")
+    found = excerpt("memformers.models.memory_update.followed_by")
+    page = expanded("before\n\n!source memformers.models.memory_update.followed_by\n\nafter")
     lines = f"lines {found.first_line} to {found.last_line}"
-    fence = f'```python title="memformers/models/remembering.py, {lines}"'
+    fence = f'```python title="memformers/models/memory_update.py, {lines}"'
     assert page == f"before\n\n{fence}\n{found.code}\n```\n\nafter"
 
 
