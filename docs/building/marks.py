@@ -3,8 +3,8 @@
 The text and the formulas of a page contain a mark where they explain something. Below the line that asks
 for the source, a line says which of the shown lines computes it, by a part of that line:
 
-!source memformers.models.memory_update.newest
-!mark ① "return cut("
+!source memformers.models.memory_update.cut
+!mark ① "return torch.cat("
 
 A mark may have several lines, and a line several marks. The text and its lines are in one
 ``<div class="beside" markdown>``; each of these counts from ① again.
