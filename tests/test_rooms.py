@@ -26,29 +26,24 @@ MAY_IMPORT = {
     "__main__": {"cli"},
 }
 """Which rooms each room may import."""
-WHEN_CALLED = {("models", "generation")}
-"""Rooms that :class:`memformers.MemoryLM` and :class:`memformers.MemoryCore` import inside of methods such as
-``generate`` and ``stepper``, so that they are there for people who have a model."""
 OF_KERNELS = {"torch", "triton"}
 
 
 def imports(path):
-    """Every module that a file imports anywhere, and whether it does so when it is imported itself."""
+    """Every module that a file imports, inside of functions too; not what it only names in annotations."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    later = [
+    for_types = [
         node
         for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef)
-        or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     ]
-    inside = {id(n) for node in later for n in ast.walk(node)}
+    left_out = {id(n) for node in for_types for n in ast.walk(node)}
     for node in ast.walk(tree):
-        at_once = id(node) not in inside
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, at_once) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.Import) and id(node) not in left_out:
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and id(node) not in left_out:
             assert node.level == 0, f"{path}: imports here name the whole module"
-            yield from ((f"{node.module}.{alias.name}", at_once) for alias in node.names)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def files():
@@ -61,11 +56,10 @@ def files():
 def test_each_room_imports_only_those_below_it():
     wrong = []
     for path, room in files():
-        for module, at_once in imports(path):
+        for module in imports(path):
             root, _, rest = module.partition(".")
             other = rest.partition(".")[0]
-            allowed = other in MAY_IMPORT[room] | {room} or (not at_once and (room, other) in WHEN_CALLED)
-            if root == "memformers" and other in MAY_IMPORT and not allowed:
+            if root == "memformers" and other in MAY_IMPORT and other not in MAY_IMPORT[room] | {room}:
                 wrong.append(f"{path.relative_to(PACKAGE)} imports {module}")
     assert wrong == []
 
@@ -78,13 +72,12 @@ def test_no_room_is_reached_from_one_that_it_imports():
         assert room not in reached
 
 
-def test_no_file_is_imported_at_once_by_one_that_it_imports_at_once():
+def test_no_file_is_imported_by_one_that_it_imports():
     names = {path: ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path, _ in files()}
     names = {path: name.removesuffix(".__init__") for path, name in names.items()}
     modules = set(names.values())
     graph = {
-        name: {m if m in modules else m.rpartition(".")[0] for m, at_once in imports(path) if at_once}
-        & modules
+        name: {m if m in modules else m.rpartition(".")[0] for m in imports(path)} & modules - {name}
         for path, name in names.items()
     }
     assert sum(map(len, graph.values())) > 200
@@ -92,5 +85,5 @@ def test_no_file_is_imported_at_once_by_one_that_it_imports_at_once():
 
 
 def test_kernels_need_nothing_but_torch_and_triton():
-    roots = {m.partition(".")[0] for p, room in files() if room == "kernels" for m, _ in imports(p)}
+    roots = {m.partition(".")[0] for p, room in files() if room == "kernels" for m in imports(p)}
     assert roots - sys.stdlib_module_names - {"memformers"} == OF_KERNELS

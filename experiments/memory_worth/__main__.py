@@ -41,7 +41,7 @@ from memformers.comparison.several import run_experiments
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.convert.load import load_checkpoint
 from memformers.data.streams import Reading, streams_and_places
-from memformers.data.tokenizers import Tokenizer
+from memformers.data.tokenizer import Tokenizer
 from memformers.evaluation.evaluate import with_lengths
 from memformers.evaluation.memory_ablation import (
     UNTOUCHED,

@@ -24,7 +24,8 @@ from memformers.data.gathering import Recipe, gather
 from memformers.data.preparing import BIG, prepare
 from memformers.data.store import TEST, VALIDATION, TokenStore, is_store, open_store
 from memformers.data.streams import Tokens
-from memformers.data.tokenizers import OWN, Tokenizer
+from memformers.data.tokenizer import Tokenizer
+from memformers.data.tokenizers import OWN
 from memformers.evaluation.evaluate import evaluate, summary, with_lengths
 from memformers.evaluation.probe import ProbeConfig, probe
 from memformers.evaluation.units import Units, encoded_with_units, units

@@ -14,7 +14,7 @@ from memformers.common.progress import Progress
 from memformers.runs.folder import CONFIG, RUNS, new_folder
 
 if TYPE_CHECKING:
-    from memformers.data.tokenizers import Tokenizer
+    from memformers.data.tokenizer import Tokenizer
     from memformers.models.config import ModelConfig
     from memformers.models.language_model import MemoryLM
 

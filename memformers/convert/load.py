@@ -8,7 +8,8 @@ from memformers.common.atomic_dir import check_manifest, has_manifest, newest_th
 from memformers.common.errors import UserError
 from memformers.convert.hf_files import is_hugging_faces, vocabulary_of
 from memformers.convert.transfo_xl import from_transfo_xl
-from memformers.data.tokenizers import TOKENIZER, Tokenizer, load_tokenizer
+from memformers.data.tokenizer import Tokenizer
+from memformers.data.tokenizers import TOKENIZER, load_tokenizer
 from memformers.models.io import WEIGHTS, packaged
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS

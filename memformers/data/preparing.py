@@ -51,14 +51,8 @@ from memformers.data.store import (
     write_card,
 )
 from memformers.data.subwords import PIECE, pieces
-from memformers.data.tokenizers import (
-    OWN,
-    Numbers,
-    Tokenizer,
-    learn,
-    load_tokenizer,
-    save_tokenizer,
-)
+from memformers.data.tokenizer import Numbers, Tokenizer
+from memformers.data.tokenizers import OWN, learn, load_tokenizer, save_tokenizer
 
 BIG = 32 << 20
 """Bytes of a text from which on it isn't read into memory, but prepared on the disk."""

@@ -19,7 +19,8 @@ import numpy.typing as npt
 from memformers.common.atomic_dir import MANIFEST, check_manifest
 from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict, read_json, write_json
-from memformers.data.tokenizers import TOKENIZER, Tokenizer, load_tokenizer
+from memformers.data.tokenizer import Tokenizer
+from memformers.data.tokenizers import TOKENIZER, load_tokenizer
 
 CARD, FORMAT = "card.json", 1
 TRAIN, VALIDATION, TEST = "train", "validation", "test"

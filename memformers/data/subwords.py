@@ -12,7 +12,7 @@ import numpy as np
 
 from memformers.common.errors import UserError
 from memformers.data.texts import NOT_UTF8, bytes_of, check_utf8
-from memformers.data.tokenizers import Numbers, Tokenizer
+from memformers.data.tokenizer import Numbers, Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers

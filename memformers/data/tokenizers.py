@@ -2,7 +2,6 @@
 ([`memformers.data.subwords`][])."""
 
 import codecs
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,13 +12,13 @@ import numpy.typing as npt
 
 from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json
+from memformers.data.subwords import SubwordTokenizer, learn_bpe
 from memformers.data.texts import bytes_of, check_utf8
+from memformers.data.tokenizer import Numbers, Tokenizer
 
 if TYPE_CHECKING:  # processes that only tokenize do without PyTorch
     from torch import Tensor
 
-Numbers = npt.NDArray[Any]
-"""Tokens ``[n]``, of an integer type."""
 OWN = ("character", "frequency", "byte", "word", "bpe")
 """The tokenizers that are made for a text."""
 TOKENIZER = "tokenizer.json"
@@ -28,57 +27,6 @@ BY_FREQUENCY = ("frequency", "word")
 EOS, UNKNOWN = "<eos>", "<unk>"
 COUNTED = 1 << 20
 """Different words that are counted at once, beside those of the vocabulary."""
-
-
-class Tokenizer(ABC):
-    """Text to token numbers and back."""
-
-    name: str
-    vocab_size: int
-
-    @abstractmethod
-    def numbers(self, text: str) -> Numbers:
-        """The tokens of ``text``, ``[n]``; UserError where it has what the vocabulary doesn't have."""
-
-    @abstractmethod
-    def decode(self, tokens: "Tensor") -> str:
-        """The text of tokens ``[n]``."""
-
-    @abstractmethod
-    def decoder(self) -> Callable[[int], str]:
-        """A function from each next token to the text that it completes; in a character of several tokens,
-        only the last one gives text."""
-
-    @abstractmethod
-    def saved(self) -> Any:
-        """What ``tokenizer.json`` holds."""
-
-    def encode(self, text: str) -> "Tensor":
-        """The tokens of ``text``, int64 ``[n]``; UserError as in [`numbers`][]."""
-        import torch
-
-        return torch.from_numpy(self.numbers(text).astype(np.int64))
-
-    def encode_all(self, texts: "Sequence[str]") -> "tuple[Tensor, tuple[int, ...]]":
-        """The tokens of whole ``texts`` behind each other, int64 ``[n]``, and how many each of them has;
-        UserError as in [`numbers`][]."""
-        import torch
-
-        parts = [self.encode(self.ended(text)) for text in texts]
-        return torch.cat(parts), tuple(map(len, parts))
-
-    def bytes_of(self, tokens: "Tensor") -> bytes:
-        """The bytes that tokens ``[n]`` stand for."""
-        return bytes_of(self.decode(tokens))
-
-    def ended(self, text: str) -> str:
-        """The end of a text as this tokenizer needs it."""
-        return text
-
-    @property
-    def line_break(self) -> str:
-        """The line break that the vocabulary has, or any other of its characters if it has none."""
-        return "\n"
 
 
 class CharacterTokenizer(Tokenizer):
@@ -225,8 +173,6 @@ def learn(name: str, vocab_size: int | None, pieces: Iterable[str]) -> Tokenizer
     if name == "byte":
         return ByteTokenizer()
     if name == "bpe":
-        from memformers.data.subwords import learn_bpe
-
         return learn_bpe(pieces, vocab_size)
     if name == "word":
         return word_tokenizer(count_words(pieces, vocab_size), vocab_size)
@@ -312,8 +258,6 @@ def load_tokenizer(path: Path) -> Tokenizer:
     if name == "word" and isinstance(vocabulary, list) and all(isinstance(word, str) for word in vocabulary):
         return WordTokenizer(vocabulary)
     if "model" in data:
-        from memformers.data.subwords import SubwordTokenizer
-
         return SubwordTokenizer(path.read_text(encoding="utf-8"), str(path))
     shown = str(data)[:200]
     raise UserError(

@@ -18,7 +18,7 @@ from memformers.data.corpora import Corpus, load_corpus
 from memformers.data.preparing import open_prepared
 from memformers.data.store import TRAIN, VALIDATION, TokenStore
 from memformers.data.streams import streams_and_places
-from memformers.data.tokenizers import Tokenizer
+from memformers.data.tokenizer import Tokenizer
 from memformers.evaluation.attention_mass import attention_mass, check_long_enough
 from memformers.evaluation.context import effective_context
 from memformers.evaluation.memory_ablation import memory_ablation

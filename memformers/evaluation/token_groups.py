@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from memformers.data.texts import bytes_of
-from memformers.data.tokenizers import Tokenizer
+from memformers.data.tokenizer import Tokenizer
 from memformers.evaluation.units import by_character
 
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")

@@ -20,7 +20,7 @@ from memformers.common.errors import UserError
 from memformers.data.store import Counts
 from memformers.data.streams import Tokens, taken
 from memformers.data.texts import bytes_of
-from memformers.data.tokenizers import Tokenizer
+from memformers.data.tokenizer import Tokenizer
 
 REST_OF_ONE = "[\udc80-\udcbf]{1,3}"
 """Bytes that can only go on with a character, as [`memformers.data.texts.text_of`][] reads them where the

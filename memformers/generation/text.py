@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from memformers.data.tokenizers import Tokenizer
+from memformers.data.tokenizer import Tokenizer
 from memformers.generation.decoding import Decoder
 from memformers.generation.generate import write
 from memformers.generation.sampling import Sampling, seeded

@@ -7,7 +7,7 @@ from typing import Any
 
 from memformers.common.machine import choose_device
 from memformers.convert.load import load_checkpoint
-from memformers.data.tokenizers import Tokenizer
+from memformers.data.tokenizer import Tokenizer
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.evaluation.evaluate import summary
 from memformers.evaluation.units import encoded_with_units

@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from memformers.common.atomic_dir import LEFTOVER, atomic_dir, check_manifest, numbered, remove
 from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict, read_json, write_json
-from memformers.data.tokenizers import Tokenizer, save_tokenizer
+from memformers.data.tokenizer import Tokenizer
+from memformers.data.tokenizers import save_tokenizer
 from memformers.models.config import ModelConfig
 from memformers.models.io import read_config
 from memformers.models.language_model import MemoryLM

@@ -14,7 +14,8 @@ from memformers.data.corpora import Corpus, load_corpus
 from memformers.data.preparing import open_prepared
 from memformers.data.store import TRAIN, VALIDATION, Card, TokenStore
 from memformers.data.streams import Tokens, check_length, documents_reading, plain_reading, taken
-from memformers.data.tokenizers import Tokenizer, build_tokenizer, check_order
+from memformers.data.tokenizer import Tokenizer
+from memformers.data.tokenizers import build_tokenizer, check_order
 from memformers.evaluation.evaluate import Evaluation, evaluate_reading
 from memformers.evaluation.units import counts_of, slice_of, units, word_perplexity
 from memformers.models.config import ModelConfig
