@@ -119,8 +119,12 @@ class Memory:
             return self  # nothing is remembered of any stream
         check_streams("done", done, torch.bool, one.shape[1:2], one.device)
         valid = torch.full_like(done, EVERYTHING, dtype=torch.int64) if self.valid is None else self.valid
-        kept = self.map(lambda x: without_hidden(x, done.expand(len(x), -1)) if x.dim() == 3 else x)
-        return replace(kept, valid=valid.masked_fill(done, 0))
+        return replace(self.hidden_from(done), valid=valid.masked_fill(done, 0))
+
+    def hidden_from(self, streams: Tensor) -> "Memory":
+        """The memory without numbers that are not finite in these ``streams``, boolean ``[B]``, of which no
+        query sees it."""
+        return self.map(lambda x: without_hidden(x, streams.expand(len(x), -1)) if x.dim() == 3 else x)
 
     @property
     def mem_len(self) -> int:
@@ -174,9 +178,8 @@ def check_memory(
             "slot_inputs": [own.slot_input_positions for own in sizes],
         }
     )
-    first = [
-        0 if sizes is None else sizes.index(sizes[i]) for i in layers
-    ]  # the first layer of the same sizes
+    # The first layer of the same sizes; not by index(), of which torch.compile makes no graph.
+    first = [next(j for j in layers if sizes is None or sizes[j] == sizes[i]) for i in layers]
     for name, tensors in memory.parts.items():
         if tensors and len(tensors) != n_layers:
             raise UserError(

@@ -21,15 +21,17 @@ def sinusoid_table(
     distances: int, features: int, clamp_len: int | None, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """[`sinusoids`][] of this ``dtype`` on this ``device``, ``[distances, features]``, computed once in a
-    process. A graph of ``torch.compile`` has it as a constant; one of ``torch.export`` computes it."""
+    process; only a graph of ``torch.export`` computes it anew."""
     if torch.compiler.is_exporting():
         return sinusoids(distances, features, clamp_len).to(device, dtype)
-    return _table(distances, features, clamp_len, dtype, device)
+    table = copied_table if torch.compiler.is_compiling() else shared_table
+    return table(distances, features, clamp_len, dtype, device)
 
 
-def _table(
+def shared_table(
     distances: int, features: int, clamp_len: int | None, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
+    """A view of the table, ``[distances, features]``."""
     kind = (features, clamp_len, dtype, device)
     if kind not in _TABLES or len(_TABLES[kind]) < distances:
         with torch.inference_mode(False):  # a tensor of inference mode can't be used in training
@@ -37,5 +39,17 @@ def _table(
     return _TABLES[kind][:distances]
 
 
-# As torch.compiler.assume_constant_result does, which would import the compiler, half a second.
-_table._dynamo_marked_constant = True  # type: ignore[attr-defined]
+@torch.library.custom_op("memformers::sinusoid_table", mutates_args=())
+def copied_table(
+    distances: int, features: int, clamp_len: int | None, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """A copy of it, ``[distances, features]``, as an operator, since a graph of ``torch.compile`` takes a
+    constant of one function only once."""
+    return shared_table(distances, features, clamp_len, dtype, device).clone()
+
+
+@copied_table.register_fake
+def _(
+    distances: int, features: int, clamp_len: int | None, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    return torch.empty(distances, features, dtype=dtype, device=device)
