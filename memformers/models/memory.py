@@ -187,6 +187,8 @@ def check_memory(
                 f"this model."
             )
         for i, tensor in enumerate(tensors):
+            if not isinstance(tensor, Tensor):
+                raise UserError(f"expected {name} of layer {i} as a tensor, got a {type(tensor).__name__}.")
             if tensor.dim() != 3 or tensor.shape[1:] != x.shape[1:]:
                 raise UserError(
                     f"expected {name} of layer {i} as [length, batch, d_model] = [·, {x.shape[1]}, "
