@@ -73,6 +73,8 @@ def name_of(value: "str | type", setting: str = "model") -> str:
         if ":" not in value or (setting, value) in REGISTRY or IS_READ.get():
             return value
         value = import_class(value)
+    if not isinstance(value, type):
+        return value  # which the config refuses
     if setting == "model" and not hasattr(value, "memory_sizes"):
         raise UserError(f"{place_of(value)} is not a memory; derive it from memformers.CustomMemory.")
     name = Path(place_of(value)).name
