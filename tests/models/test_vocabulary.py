@@ -127,7 +127,7 @@ def test_the_whole_vocabulary_is_never_computed_for_all_targets(reading):
 def test_cutoffs_beyond_the_vocabulary_are_an_error_once_it_is_known():
     # A training's text may have more tokens.
     config = ModelConfig(embedding="adaptive", adaptive=AdaptiveConfig((300,)))
-    with pytest.raises(ValueError, match=r"cutoffs=\(300,\) .* vocab_size=256"):
+    with pytest.raises(ValueError, match="vocab_size=256"):
         MemoryLM(config)
 
 
