@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 
-from memformers import CoreConfig, MemoryCore, RelativeMultiHeadAttention, TransformerXL, TransformerXLLayer
+from memformers import RelativeMultiHeadAttention, TransformerXL, TransformerXLLayer
 from memformers.kernels.naive import causal_mask
 from memformers.models import positions as positions_module
-from memformers.models.attention import checked
 from memformers.models.positions import sinusoids
 from tests.builders import fill_zeros, layer_parts, small_lm, small_xl
 from tests.texts import EXACT, tokens
@@ -63,7 +62,8 @@ MASK, FIRST = causal_mask(3, 7, torch.device("cpu"))[:, :, None], torch.zeros(2,
     [({"mask": MASK.float()}, "boolean mask"), ({"mask": MASK[:, :-1]}, r"\[3, 7, 1\]"),
      ({"mask": MASK | True}, "future"), ({"mask": MASK & False}, "hides every key"),
      *(({"key_start": start}, "key_start") for start in (FIRST[:, :-1], FIRST.int(), FIRST[0])),
-     ({"key_start": FIRST + 5}, "own key"), ({"key_start": FIRST + 4, "mask": MASK & (MASK.cumsum(1) < 4)}, "hides"),
+     ({"key_start": FIRST + 5}, "own key"),
+     ({"key_start": FIRST + 4, "mask": MASK & (MASK.cumsum(1) < 4)}, "hides"),
      ({"query": torch.zeros(3, 2, 6)}, "expected query"), ({"value": torch.zeros(6, 2, 8)}, "expected query"),
      ({"query": torch.zeros(3, 8)}, "expected query"),
      (dict.fromkeys(("key", "value"), torch.zeros(2, 2, 8)), "at least 3 keys"),
@@ -75,10 +75,6 @@ def test_what_attention_can_not_be_called_with_is_an_error(arguments, word):
         RelativeMultiHeadAttention(2, 8, max_positions=8)(
             **({"query": x[-3:], "key": x, "value": x} | arguments)
         )
-
-
-def test_a_mask_off_the_cpu_is_not_waited_for():
-    assert checked(torch.ones(3, 7, 1, dtype=torch.bool, device="meta"), None, 3, 7, 2)[0].is_meta
 
 
 @pytest.mark.usefixtures("float64")
@@ -126,21 +122,6 @@ def test_the_table_of_sinusoids_is_computed_once_for_all_layers_calls_and_modes(
     assert not list(lm.buffers())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_a_table_holds_the_papers_sinusoids_though_it_grew(dtype):
-    for distances in (3, 7, 5):
-        found = positions_module.sinusoid_table(distances, 8, 6, dtype, torch.device("cpu"))
-        assert torch.equal(found, sinusoids(distances, 8, 6).to(dtype))
-
-
-def test_dropout_acts_in_training_only_and_layers_start_from_different_weights():
-    layers, x = small_lm("transformer-xl", dropout=0.5).transformer.layers, torch.randn(5, 2, 12)
-    assert not torch.equal(layers[0](x=x), layers[0](x=x))
-    layers.eval()
-    assert torch.equal(layers[0](x=x), layers[0](x=x))
-    assert not torch.equal(*(layer.feed_forward.layer1.weight for layer in layers))
-
-
 @pytest.mark.parametrize(
     ("build", "word"),
     [(lambda: small_xl(norm="between"), "between"), (lambda: small_xl(n_layers=0), "n_layers=0"),
@@ -154,7 +135,7 @@ def test_layers_that_cannot_be_are_an_error(build, word):
 
 
 @pytest.mark.usefixtures("float64")
-def test_the_gate_is_that_of_the_paper_and_first_lets_little_through():
+def test_the_gate_is_that_of_the_paper():
     from memformers import GRUGate
 
     gate, (x, y) = GRUGate(4), torch.randn(2, 3, 4)
@@ -163,8 +144,3 @@ def test_the_gate_is_that_of_the_paper_and_first_lets_little_through():
     r, z = torch.sigmoid(y @ w_r.T + x @ u_r.T), torch.sigmoid(y @ w_z.T + x @ u_z.T - 2)
     h = torch.tanh(y @ w_g.T + (r * x) @ gate.of_reset.weight.T)
     torch.testing.assert_close(gate(x, y), (1 - z) * x + z * h, **EXACT)
-    changes, x = {}, torch.randn(5, 16, 64)
-    for name in ("residual", "gru"):
-        layer = MemoryCore(CoreConfig(d_model=64, d_ff=128, gate=name)).transformer.layers[0]
-        changes[name] = ((layer(x=x) - x).norm() / x.norm()).item()
-    assert changes["gru"] < min(0.3, changes["residual"])

@@ -1,6 +1,7 @@
 """What every model keeps, whatever it is built of: each test runs over the configurations below."""
 
 import io
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from memformers import AdaptiveConfig, CoreConfig, Memory, MemoryCore, MemoryLM, ModelConfig, Stepper
 from memformers.evaluation.conformance import SMALL, assert_conforms
-from memformers.models.config import is_used
 from memformers.models.registry import import_class
 from tests.builders import fill_zeros
-from tests.texts import EXACT, gradients, kept, read, same, tokens
+from tests.texts import gradients, kept, read, same, tokens
 
 MEMORIES = Path(__file__).parents[2] / "experiments" / "memories"
 Averages = import_class(f"{MEMORIES}/averages.py:Averages")
@@ -26,6 +26,9 @@ class ReadsAgain(Averages):
 
 
 XL, COMPRESSIVE = {"model": "transformer-xl"}, {"model": "compressive"}
+WAITS = {"positions": "learned", "mem_len": 1, "compression_rate": 4}
+BY_LAYER = {"mem_len": (6, 4), "c_mem_len": (0, 3), "compression_rate": (2, 3)}
+ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig((3, 6), 2, None, True, True)}
 CONFIGS = {
     "no memory": {"model": "transformer"},
     "xl": XL,
@@ -33,29 +36,21 @@ CONFIGS = {
     "xl, same length": XL | {"same_length": True, "mem_len": (3, 8), "norm": "pre-without-final"},
     "xl, by layer, gated": XL | {"mem_len": (0, 7), "gate": "gru", "clamp_len": 5, "position_features": 10},
     "conv": COMPRESSIVE,
-    "conv, learned, mem_len < rate": COMPRESSIVE
-    | {"positions": "learned", "mem_len": 1, "compression_rate": 4},
+    "conv, learned, mem_len < rate": COMPRESSIVE | WAITS,
     "dilated, mean": COMPRESSIVE | {"compression": "dilated", "compression_start": "mean"},
     "most-used, gated": COMPRESSIVE | {"compression": "most-used", "compression_rate": 3, "gate": "gru"},
     "max, no loss": COMPRESSIVE | {"compression": "max", "compression_loss": "none"},
-    "auto-encoding, by layer": COMPRESSIVE
-    | {
-        "compression_loss": "auto-encoding",
-        "mem_len": (6, 4),
-        "c_mem_len": (0, 3),
-        "compression_rate": (2, 3),
-    },
+    "auto-encoding, by layer": COMPRESSIVE | BY_LAYER | {"compression_loss": "auto-encoding"},
     "bptt": COMPRESSIVE | {"compression_loss": "none", "bptt": 2, "dropout": 0.3},
-    "adaptive, tied": COMPRESSIVE
-    | {"embedding": "adaptive", "adaptive": AdaptiveConfig((3, 6), 2, None, True, True), "norm": "post"},
+    "adaptive, tied": COMPRESSIVE | ADAPTIVE | {"norm": "post"},
     "averages": {"model": Averages, "mem_len": 3},
     "averages, read again": {"model": ReadsAgain, "own": {"decay": 0.5}, "positions": "learned"},
     "memory tokens": {"model": f"{MEMORIES}/memory_tokens.py:MemoryTokens", "own": {"tokens_of_memory": 3}},
     "infini": {"model": f"{MEMORIES}/infini.py:InfiniAttention"},
 }
 each = pytest.mark.parametrize("name", CONFIGS)
+long = partial(pytest.param, marks=pytest.mark.long)
 WITHOUT_MEM_LEN = ("no memory", "memory tokens", "infini")
-COMPILED = ("conv", "xl, learned, post-norm", "bptt", "adaptive, tied", "averages")
 
 
 def lm_of(name, **changes):
@@ -204,11 +199,7 @@ def test_a_core_reads_steps_of_any_number_as_segments_where_documents_begin(name
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in ("bptt", "averages") else pytest.mark.long)
-     for name in CONFIGS if "<" not in name],
-)  # fmt: skip
+@pytest.mark.parametrize("name", [n if n == "bptt" else long(n) for n in CONFIGS if "<" not in n])
 def test_an_exported_model_reads_segment_after_segment_as_the_model_does(name):
     lm = lm_of(name)
     _, _, memory = read(lm, tokens(48), torch.zeros(48, 2, dtype=torch.bool))
@@ -228,9 +219,8 @@ def test_an_exported_model_reads_segment_after_segment_as_the_model_does(name):
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("bounded", [False, True])
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "conv" else pytest.mark.long) for n in COMPILED]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["conv", "xl, learned, post-norm", "bptt", "adaptive, tied", "averages"])
 def test_a_compiled_model_is_one_graph_with_the_same_results(name, bounded):
     """And the same graph for every segment where the memory has its length from the beginning."""
     torch.compiler.reset()
@@ -239,8 +229,3 @@ def test_a_compiled_model_is_one_graph_with_the_same_results(name, bounded):
     given = (starts_of(18), Memory.empty(lm.config, 2)) if bounded else (None, None)
     same(results(lm, compiled, text, *given), results(lm, lm, text, *given))
     assert backend.frame_count == 1 or not bounded
-
-
-def test_settings_of_the_list_above_are_used():
-    assert all(is_used(k, lm_of(n).config.model) for n, own in CONFIGS.items() for k in own if k != "own")
-    assert EXACT["atol"] <= 1e-10

@@ -96,24 +96,6 @@ def test_one_loss_reaches_the_compression_with_its_decoder_and_the_other_all_els
         assert bool(grad.any()) == ((".compress." in name) == auxiliary), name
 
 
-@kinds
-def test_a_loss_learns_to_compress_a_fixed_batch_and_changes_nothing_else(kind):
-    loss, stack = a_loss(kind, 4)
-    # 3 positions of 4 numbers each fit into a slot of 12.
-    mem = [(torch.randn(9, 4, 4) @ torch.randn(4, 12)).requires_grad_() for _ in range(2)]
-    before = {name: p.detach().clone() for name, p in stack.named_parameters()}
-    optimizer, first = torch.optim.Adam(stack.parameters(), lr=1e-2), loss(mem).item()
-    for _ in range(200):
-        optimizer.zero_grad()
-        loss(mem).backward()
-        optimizer.step()
-    assert loss(mem).item() < 0.5 * first
-    assert all(old.grad is None for old in mem)
-    for name, parameter in stack.named_parameters():
-        learns = ".compress." in name or kind == "auto-encoding"
-        assert torch.equal(parameter, before[name]) != learns, name
-
-
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_attention_loss_compares_content_attention_over_memories_and_slots(norm):
     layer = small_compressive(norm=norm).layers[0]
@@ -126,18 +108,6 @@ def test_the_attention_loss_compares_content_attention_over_memories_and_slots(n
 
     wanted = (content_attention(mem) - content_attention(layer.compress(mem))).square().mean()
     torch.testing.assert_close(AttentionReconstructionLoss([layer])([h], [mem]), wanted)
-
-
-@kinds
-def test_given_compressions_are_used_and_not_made_again(kind):
-    (loss, stack), mem = a_loss(kind), memories()
-    f_cs = [layer.compress for layer in stack.layers] if kind == "attention" else stack
-    c_mem = [f_c(old) for f_c, old in zip(f_cs, mem, strict=True)]
-    torch.testing.assert_close(loss(mem, c_mem), loss(mem))
-    assert loss(mem, [torch.zeros_like(c) for c in c_mem]) != loss(mem)
-    if kind == "auto-encoding":
-        errors = [(old - f_c.decode(c)).square().mean() for f_c, old, c in zip(f_cs, mem, c_mem, strict=True)]
-        torch.testing.assert_close(loss(mem), sum(errors))
 
 
 @pytest.mark.usefixtures("float64")
@@ -184,30 +154,6 @@ def test_a_decoder_is_a_transposed_convolution_whose_kernel_and_stride_are_the_r
     bias = f_c.decoder.bias.unflatten(0, (3, 12)).T  # [D, c], one for each position of a slot
     wanted = F.conv_transpose1d(slots.permute(1, 2, 0), kernel, stride=3) + bias.repeat(1, 4)
     torch.testing.assert_close(f_c.decode(slots), wanted.permute(2, 0, 1))
-
-
-def test_without_a_loss_memories_are_the_same_and_the_auxiliary_loss_is_0():
-    measured, silent = (
-        small_lm("compressive", compression="mean", compression_loss=loss) for loss in ("attention", "none")
-    )
-    silent.load_state_dict(measured.state_dict())
-    text = tokens(28)
-    (_, losses, memory), (_, nothing, others) = (read(lm, text) for lm in (measured, silent))
-    assert memory == others
-    assert not any(nothing)
-    assert losses[-1] > 0
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_a_compression_of_a_users_own_works_and_learns_in_a_stack(wrapped):
-    own = CompressionAutoEncoder(Newest(), 12) if wrapped else Newest()
-    stack = stack_of(own, "auto-encoding" if wrapped else "attention")
-    for begins in (None, documents(7, 2, (6, 1))):
-        stack.zero_grad()
-        output, memory, auxiliary_loss = read_stack(stack, doc_starts=begins)
-        auxiliary_loss.backward()
-        assert (output.shape, memory.c_mem_len) == ((7, 2, 12), 4)
-        assert all(p.grad.any() for f_c in stack.compressions for p in f_c.parameters())
 
 
 def test_a_loss_of_ones_own_leaves_out_what_the_packages_does():

@@ -190,7 +190,9 @@ def test_layers_that_are_computed_again_keep_only_tensors_that_are_given_by_posi
     for recompute in (False, True):
         core.transformer.recompute, stashed = recompute, []
         torch.manual_seed(3)
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: stashed.append(t.numel()) or t, lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, n=stashed: n.append(t.numel()) or t, lambda t: t
+        ):
             output = read(core, x, 6)[0]
         found.append((sum(stashed), output.detach(), gradients(core, output.square().sum())))
     (before, *plain), (after, *again) = found
