@@ -65,7 +65,7 @@ def lookup(setting: str, name: str) -> Any:
     )
 
 
-def name_of(value: "str | type", setting: str = "model") -> str:
+def name_of(value: Any, setting: str = "model") -> str:
     """The name that configs have for the ``value`` of a ``setting``: a built-in name; a class, which becomes
     known; or the place of one, ``FILE.py:Class`` or ``package.module:Class``, which is imported unless a
     config is being read from a file."""
