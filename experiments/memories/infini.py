@@ -50,8 +50,9 @@ class InfiniLayer(TransformerXLLayer):
         A = (1 - share) * A  # [B, H, S, E]
         for slots in past:
             A_mem = retrieved(feature(Q), *matrix_of(slots, own))
-            seen = 1 if key_start is None else (key_start == 0)[:, None, :, None]
-            A = A + share * A_mem * seen
+            if key_start is not None:
+                A_mem = A_mem.where((key_start == 0)[:, None, :, None], 0.0)
+            A = A + share * A_mem
         return own.output(rearrange(A, "b h s e -> s b (h e)"))
 
 

@@ -119,6 +119,9 @@ class MemoryStack(nn.Module):
     ) -> tuple[Tensor, Memory, Tensor]:
         """[`forward`][] and [`remember`][]: a segment ``x [S, B, D]``, with ``doc_starts [S, B]``, to the
         output ``[S, B, D]``, the next memory and the loss of compressing it, a scalar."""
+        if doc_starts is not None:
+            documents.check_starts(doc_starts, x)
+            memory = check_memory(memory, x, len(self.layers), sizes).hidden_from(doc_starts[0])
         output, inputs = self(x, memory, doc_starts=doc_starts, sizes=sizes, through_memory=through_memory)
         return output, *self.remember(memory, inputs, sizes, doc_starts, len(x), through_memory)
 
@@ -173,13 +176,16 @@ class MemoryStack(nn.Module):
         """``memory`` without numbers that are not finite before each stream's running document."""
         if memory.valid is None:
             return memory
-        mem, c_mem = list(memory.mem), list(memory.c_mem)
+        mem, c_mem, behind = list(memory.mem), list(memory.c_mem), list(memory.slot_inputs)
         for i, ((M, C), own) in enumerate(zip(memory.lengths(len(sizes)), sizes, strict=True)):
             seen = self.keys_seen(memory.valid, M, C, own.compression_rate)  # [B]
             hidden = torch.arange(C + M, device=seen.device)[:, None] < C + M - seen  # [C + M, B]
             mem[i : i + 1] = [documents.without_hidden(x, hidden[C:]) for x in mem[i : i + 1]]
             c_mem[i : i + 1] = [documents.without_hidden(x, hidden[:C]) for x in c_mem[i : i + 1]]
-        return replace(memory, mem=tuple(mem), c_mem=tuple(c_mem))
+            for x in behind[i : i + 1]:
+                slots = hidden[C - len(x) // own.compression_rate : C]
+                behind[i] = documents.without_hidden(x, slots.repeat_interleave(own.compression_rate, dim=0))
+        return replace(memory, mem=tuple(mem), c_mem=tuple(c_mem), slot_inputs=tuple(behind))
 
     def update_memory(
         self, memory: Memory, inputs: Sequence[Tensor], sizes: Sizes, doc_starts: Tensor | None

@@ -113,8 +113,12 @@ class Memory:
             return self  # nothing is remembered of any stream
         check_streams("done", done, torch.bool, one.shape[1:2], one.device)
         valid = torch.full_like(done, EVERYTHING, dtype=torch.int64) if self.valid is None else self.valid
-        kept = self.map(lambda x: without_hidden(x, done.expand(len(x), -1)) if x.dim() == 3 else x)
-        return replace(kept, valid=valid.masked_fill(done, 0))
+        return replace(self.hidden_from(done), valid=valid.masked_fill(done, 0))
+
+    def hidden_from(self, streams: Tensor) -> "Memory":
+        """The memory without numbers that are not finite in these ``streams``, boolean ``[B]``, of which no
+        query sees it."""
+        return self.map(lambda x: without_hidden(x, streams.expand(len(x), -1)) if x.dim() == 3 else x)
 
     @property
     def mem_len(self) -> int:
@@ -160,6 +164,8 @@ def check_memory(
                 f"this model."
             )
         for i, tensor in enumerate(tensors):
+            if not isinstance(tensor, Tensor):
+                raise UserError(f"expected {name} of layer {i} as a tensor, got a {type(tensor).__name__}.")
             if tensor.dim() != 3 or tensor.shape[1:] != x.shape[1:]:
                 raise UserError(
                     f"expected {name} of layer {i} as [length, batch, d_model] = [·, {x.shape[1]}, "

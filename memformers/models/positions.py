@@ -17,25 +17,31 @@ def sinusoids(distances: int, features: int, clamp_len: int | None = None) -> Te
     return torch.cat((angles.sin(), angles.cos()), dim=-1)[:, :features]
 
 
-def sinusoid_table(distances: int, usual: int, features: int, clamp_len: int | None, like: Tensor) -> Tensor:
+def sinusoid_table(distances: int, features: int, clamp_len: int | None, like: Tensor) -> Tensor:
     """[`sinusoids`][] in the dtype and on the device of ``like``, a tensor of any shape: ``[distances,
-    features]`` of a table that is computed once in a process, for the ``usual`` number of distances or more.
-    A graph of ``torch.compile`` has the usual one as a constant; other graphs compute it."""
-    kind = features, clamp_len, like.dtype, like.device
-    if torch.compiler.is_exporting() or (torch.compiler.is_compiling() and distances > usual):
+    features]`` of a table that is computed once in a process; a graph of ``torch.export`` computes it."""
+    if torch.compiler.is_exporting():
         return sinusoids(distances, features, clamp_len).to(like)
-    return _table(usual if distances <= usual else distances, *kind)[:distances]
+    table = copied_table if torch.compiler.is_compiling() else shared_table
+    return table(distances, features, clamp_len, like)
 
 
-def _table(
-    distances: int, features: int, clamp_len: int | None, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    kind = features, clamp_len, dtype, device
+def shared_table(distances: int, features: int, clamp_len: int | None, like: Tensor) -> Tensor:
+    """A view of the table, ``[distances, features]``."""
+    kind = features, clamp_len, like.dtype, like.device
     if kind not in _TABLES or len(_TABLES[kind]) < distances:
         with torch.inference_mode(False):  # a tensor of inference mode can't be used in training
-            _TABLES[kind] = sinusoids(distances, features, clamp_len).to(device, dtype)
-    return _TABLES[kind]
+            _TABLES[kind] = sinusoids(distances, features, clamp_len).to(like.device, like.dtype)
+    return _TABLES[kind][:distances]
 
 
-# As torch.compiler.assume_constant_result does, which would import the compiler, half a second.
-_table._dynamo_marked_constant = True  # type: ignore[attr-defined]
+@torch.library.custom_op("memformers::sinusoid_table", mutates_args=())
+def copied_table(distances: int, features: int, clamp_len: int | None, like: Tensor) -> Tensor:
+    """A copy of it, ``[distances, features]``, as an operator: a graph of ``torch.compile`` takes a constant
+    of one function only once."""
+    return shared_table(distances, features, clamp_len, like).clone()
+
+
+@copied_table.register_fake
+def _(distances: int, features: int, clamp_len: int | None, like: Tensor) -> Tensor:
+    return like.new_empty(distances, features)

@@ -63,13 +63,15 @@ def lookup(setting: str, name: str) -> Any:
     )
 
 
-def name_of(value: "str | type", setting: str = "model") -> str:
+def name_of(value: Any, setting: str = "model") -> str:
     """The name that configs have for the ``value`` of a ``setting``: a built-in name; a class, which becomes
     known; or the place of one, which is imported unless a config is being read from a file."""
     if isinstance(value, str):
         if ":" not in value or (setting, value) in REGISTRY or IS_READ.get():
             return value
         value = import_class(value)
+    if not isinstance(value, type):
+        return value  # which the config refuses
     place = place_of(value)
     if setting == "model" and not hasattr(value, "memory_sizes"):
         raise UserError(f"{place} is not a memory; derive it from memformers.CustomMemory.")

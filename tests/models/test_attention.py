@@ -1,113 +1,146 @@
-from itertools import product
+"""Attention, positions and layers, against the formulas."""
+
+import math
 
 import pytest
 import torch
 
-from memformers import RelativeMultiHeadAttention
-from memformers.kernels import absorbed
+from memformers import RelativeMultiHeadAttention, TransformerXL, TransformerXLLayer
 from memformers.kernels.naive import causal_mask
-from memformers.models.attention import check_mask
-from tests.builders import fill_zeros
-from tests.kernels.against_naive import first_keys
+from memformers.models import positions as positions_module
+from memformers.models.positions import sinusoids
+from tests.builders import fill_zeros, layer_parts, small_lm, small_xl
+from tests.texts import EXACT, tokens
 
-SCHEMES = ["learned", "sinusoidal"]
-SINUSOIDAL = {"heads": 2, "d_model": 8, "positions": "sinusoidal"}
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+@pytest.mark.parametrize("kernel", ["auto", "naive", "blocked"])
+def test_a_query_looks_at_each_key_by_the_score_formula(positions, kernel):
+    """One row at a time: (q + u)·k + (q + v)·r_d + s_d over √E, from each query's first key on."""
+    H, E, S, K, B = 3, 4, 3, 7, 2
+    own = fill_zeros(RelativeMultiHeadAttention(H, H * E, 0.0, positions=positions, kernel=kernel))
+    x, key_start = torch.randn(K, B, H * E), torch.tensor([[0, 2, 2], [4, 0, 6]])
+    found = own(query=x[-S:], key=x, value=x, key_start=key_start)
+    looks = own.probabilities(query=x[-S:], key=x, key_start=key_start)
+    terms, q, k, value = own.distance_terms(K), own.query(x), own.key(x), own.value(x)
+    for b in range(B):
+        for i in range(S):
+            heads = []
+            for h in range(H):
+                own_head, keys = slice(h * E, (h + 1) * E), range(int(key_start[b, i]), K - S + i + 1)
+                query = q[K - S + i, b, own_head]
+                row = torch.zeros(K)
+                for j in keys:
+                    d = K - S + i - j
+                    v = terms["v"][h] if "v" in terms else 0.0
+                    score = (query + terms["u"][h]) @ k[j, b, own_head] + (query + v) @ terms["r"][h, d]
+                    row[j] = ((score + (terms["s"][h, d] if "s" in terms else 0.0)) / math.sqrt(E)).exp()
+                row = row / row.sum()
+                torch.testing.assert_close(looks[b, h, i], row, **EXACT)
+                heads.append(row @ value[:, b, own_head])
+            torch.testing.assert_close(found[i, b], own.output(torch.cat(heads)), **EXACT)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"heads": 8, "d_model": 100}, r"d_model=100 is not divisible by heads=8; .* 96 or 104"),
-     ({"heads": 8, "d_model": 4}, r"multiple of 8, such as 8"),
-     ({"heads": 0, "d_model": 8}, "heads=0"),
-     ({"heads": 2, "d_model": 8, "dropout_prob": 1.0}, "dropout_prob=1.0"),
-     ({"heads": 2, "d_model": 8, "positions": "rotary"}, "positions='rotary'"),
-     ({"heads": 2, "d_model": 8, "max_positions": 0}, "max_positions=0"),
-     ({"heads": 2, "d_model": 8, "clamp_len": 5, "positions": "learned"}, "clamp_len=5 is for sinusoids"),
-     (SINUSOIDAL | {"clamp_len": 0}, "clamp_len=0"),
-     (SINUSOIDAL | {"position_features": -1}, "position_features=-1"),
-     ({"heads": 2, "d_model": 8, "position_features": 4}, "position_features=4 is for sinusoids")],
+    ("arguments", "word"),
+    [({"d_model": 100, "heads": 8}, "96 or 104"), ({"d_model": 4, "heads": 8}, "such as 8"),
+     ({"heads": 0}, "heads=0"), ({"dropout_prob": 1.0}, "dropout_prob"), ({"positions": "rotary"}, "rotary"),
+     ({"max_positions": 0}, "max_positions"), ({"clamp_len": 5}, "clamp_len=5"),
+     ({"positions": "sinusoidal", "clamp_len": 0}, "clamp_len=0"), ({"position_features": 4}, "position_fe")],
 )  # fmt: skip
-def test_a_config_that_cannot_work_is_an_error(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        RelativeMultiHeadAttention(**arguments)
+def test_attention_that_cannot_be_built_is_an_error(arguments, word):
+    with pytest.raises(ValueError, match=word):
+        RelativeMultiHeadAttention(**({"heads": 2, "d_model": 8} | arguments))
 
 
 MASK, FIRST = causal_mask(3, 7, torch.device("cpu"))[:, :, None], torch.zeros(2, 3, dtype=torch.int64)
-IN_SHAPE, KEY_START = r"query \[S, B, 8\] and key, value \[K, B, 8\]", r"key_start as int64 \[2, 3\]"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"mask": MASK.float()}, "boolean mask"),
-     ({"mask": MASK[:, :-1]}, r"\[3, 7, 2\] or \[3, 7, 1\]"),
-     ({"mask": MASK | True}, "query 0 of stream 0 see key 5, which lies in its future"),
-     ({"mask": MASK & False}, "hides every key from query 0 of stream 0"),
-     *(({"key_start": start}, KEY_START) for start in (FIRST[:, :-1], FIRST.int(), FIRST[0])),
-     ({"query": torch.zeros(3, 2, 6), **dict.fromkeys(("key", "value"), torch.zeros(7, 2, 6))}, IN_SHAPE),
-     (dict.fromkeys(("key", "value"), torch.zeros(7, 4, 8)), IN_SHAPE),
-     ({"value": torch.zeros(6, 2, 8)}, IN_SHAPE),
-     ({"query": torch.zeros(3, 8), **dict.fromkeys(("key", "value"), torch.zeros(7, 8))}, IN_SHAPE),
-     (dict.fromkeys(("key", "value"), torch.zeros(9, 2, 8)), r"max_positions=8.*got 9.*sinusoidal")],
+    ("arguments", "word"),
+    [({"mask": MASK.float()}, "boolean mask"), ({"mask": MASK[:, :-1]}, r"\[3, 7, 1\]"),
+     ({"mask": MASK | True}, "future"), ({"mask": MASK & False}, "hides every key"),
+     *(({"key_start": start}, "key_start") for start in (FIRST[:, :-1], FIRST.int(), FIRST[0])),
+     ({"key_start": FIRST + 5}, "own key"),
+     ({"key_start": FIRST + 4, "mask": MASK & (MASK.cumsum(1) < 4)}, "hides"),
+     ({"query": torch.zeros(3, 2, 6)}, "expected query"), ({"value": torch.zeros(6, 2, 8)}, "expected query"),
+     ({"query": torch.zeros(3, 8)}, "expected query"),
+     (dict.fromkeys(("key", "value"), torch.zeros(2, 2, 8)), "at least 3 keys"),
+     (dict.fromkeys(("key", "value"), torch.zeros(9, 2, 8)), "max_positions=8")],
 )  # fmt: skip
-def test_what_attention_can_not_be_called_with_is_an_error(arguments, message):
+def test_what_attention_can_not_be_called_with_is_an_error(arguments, word):
     x = torch.randn(7, 2, 8)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=word):
         RelativeMultiHeadAttention(2, 8, max_positions=8)(
             **({"query": x[-3:], "key": x, "value": x} | arguments)
         )
 
 
-def over_memory_and_plainly(attention, S, M, mask=None, key_start=None):
-    """The same attention over a memory twice: as layers ask for it, and as defined; with gradients."""
-    norm = torch.nn.LayerNorm(12)
-    torch.nn.init.normal_(norm.weight)
-    torch.nn.init.normal_(norm.bias)
-    x, past = torch.randn(S, 2, 12, requires_grad=True), torch.randn(M, 2, 12)
-    context = norm(torch.cat((past, x)))
-    plain = attention(query=norm(x), key=context, value=context, mask=mask, key_start=key_start)
-    learning = [x, *attention.parameters(), *norm.parameters()]
-    weight = torch.randn_like(plain)
-    results = []
-    for output in (attention.forward_with_memory(x, past, norm, mask, key_start), plain):
-        results.append([output, *torch.autograd.grad(output, learning, weight)])
-    return results
+@pytest.mark.usefixtures("float64")
+def test_a_mask_hides_beside_what_a_document_and_a_window_do():
+    from memformers import Memory, MemorySizes
+
+    stack, x, past = small_xl(), torch.randn(4, 2, 12), (torch.randn(3, 2, 12),) * 2
+    doc_starts = torch.zeros(4, 2, dtype=torch.bool)
+    doc_starts[2, 0] = True
+    memory, sizes = Memory(past, valid=torch.tensor([3, 1])), [MemorySizes(3, window=3)] * 2
+    mask = torch.ones(4, 7, dtype=torch.bool).tril(3)[..., None].repeat(1, 1, 2)
+    mask[3, 5] = False
+    wanted = mask & torch.ones(4, 7, dtype=torch.bool).triu(1)[..., None]  # 3 keys each
+    wanted[2:, :5, 0] = False
+    wanted[:, :2, 1] = False
+    found, _ = stack(x, memory, mask, doc_starts=doc_starts, sizes=sizes)
+    torch.testing.assert_close(found, stack(x, past, wanted)[0], **EXACT)
+
+
+def test_sinusoids_are_the_papers():
+    features = sinusoids(6, 8, clamp_len=4)
+    for d in range(6):
+        for i in range(4):
+            angle = min(d, 4) / 10_000 ** (2 * i / 8)
+            assert features[d, i].item() == pytest.approx(math.sin(angle), abs=1e-15)
+            assert features[d, 4 + i].item() == pytest.approx(math.cos(angle), abs=1e-15)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_table_of_sinusoids_is_computed_once_for_all_layers_calls_and_modes(compiled, monkeypatch):
+    calls = []
+    monkeypatch.setattr(positions_module, "_TABLES", {})
+    monkeypatch.setattr(positions_module, "sinusoids", lambda *a: calls.append(a) or sinusoids(*a))
+    lm = small_lm("transformer-xl", segment_len=5, position_features=6)
+    torch.compiler.reset()
+    forward = torch.compile(lm, backend="eager", fullgraph=True) if compiled else lm
+    memory = None
+    with torch.inference_mode():
+        lm(tokens(5), lm(tokens(5)).memory)
+    for _ in range(3):
+        logits, memory, _ = forward(tokens(5), memory)
+        logits.sum().backward()
+    lm.double()(tokens(5))
+    assert [length for length, *_ in calls] == [5, 10, 5]  # growing, and of another dtype
+    assert not list(lm.buffers())
+
+
+@pytest.mark.parametrize(
+    ("build", "word"),
+    [(lambda: small_xl(norm="between"), "between"), (lambda: small_xl(n_layers=0), "n_layers=0"),
+     (lambda: TransformerXLLayer(**(layer_parts() | {"d_model": 16})), "built for 12"),
+     (lambda: TransformerXLLayer(**layer_parts("post"), gate="gru"), "post"),
+     (lambda: TransformerXL(small_xl().layers, 3), "3 layers")],
+)  # fmt: skip
+def test_layers_that_cannot_be_are_an_error(build, word):
+    with pytest.raises(ValueError, match=word):
+        build()
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("positions", SCHEMES)
-@pytest.mark.parametrize(("S", "M"), [(3, 4), (1, 1), (2, 7), (1, 9), (2, 8)])
-@pytest.mark.parametrize(
-    ("kernel", "hidden"),
-    [*product(("auto", "naive", "blocked"), ("nothing", "keys before a start")),
-     *product(("auto", "naive"), ("keys of a mask",))],
-)  # fmt: skip
-def test_attention_over_a_memory_is_attention_over_memory_and_segment(positions, S, M, kernel, hidden):
-    attention = RelativeMultiHeadAttention(
-        3, 12, 0.0, positions=positions, max_positions=M + S, kernel=kernel
-    )
-    key_start = first_keys(2, S, M + S) if hidden == "keys before a start" else None
-    mask = None
-    if hidden == "keys of a mask":
-        mask = causal_mask(S, M + S, torch.device("cpu"))[:, :, None].clone()
-        mask[0, M // 2] = False
-    results = over_memory_and_plainly(fill_zeros(attention), S, M, mask, key_start)
-    for got, wanted in zip(*results, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-11)
+def test_the_gate_is_that_of_the_paper():
+    from memformers import GRUGate
 
-
-def test_short_segments_over_long_memories_need_no_keys(monkeypatch):
-    calls, real = [], absorbed.relative_attention
-    monkeypatch.setattr(absorbed, "relative_attention", lambda *a, **k: calls.append(1) or real(*a, **k))
-    attention, norm = RelativeMultiHeadAttention(3, 12, 0.5), torch.nn.LayerNorm(12)
-    # In training it can't drop probabilities.
-    for training, S, M, absorbs in (False, 2, 8, 1), (False, 3, 8, 0), (False, 2, 7, 0), (True, 2, 8, 0):
-        calls.clear()
-        attention.train(training).forward_with_memory(torch.randn(S, 2, 12), torch.randn(M, 2, 12), norm)
-        assert len(calls) == absorbs
-
-
-def test_a_mask_off_the_cpu_is_not_waited_for_and_its_future_is_hidden():
-    """A meta tensor has no values to read, as those of a GPU are not there yet."""
-    assert check_mask(torch.ones(3, 7, 1, dtype=torch.bool, device="meta"), 3, 7, 2).is_meta
-    with pytest.raises(ValueError, match=r"\[3, 7, 2\] or \[3, 7, 1\]"):
-        check_mask(torch.ones(3, 6, 1, dtype=torch.bool, device="meta"), 3, 7, 2)
+    gate, (x, y) = GRUGate(4), torch.randn(2, 3, 4)
+    w_r, w_z, w_g = gate.of_output.weight.chunk(3)
+    u_r, u_z = gate.of_input.weight.chunk(2)
+    r, z = torch.sigmoid(y @ w_r.T + x @ u_r.T), torch.sigmoid(y @ w_z.T + x @ u_z.T - 2)
+    h = torch.tanh(y @ w_g.T + (r * x) @ gate.of_reset.weight.T)
+    torch.testing.assert_close(gate(x, y), (1 - z) * x + z * h, **EXACT)

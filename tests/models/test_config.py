@@ -1,129 +1,108 @@
 """Settings that no model can be built from, and what a model can't be called with."""
 
-import inspect
-import re
-from dataclasses import fields
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
-from memformers import AdaptiveConfig, ModelConfig
+from memformers import AdaptiveConfig, CoreConfig, MemoryCore, ModelConfig, Stepper
+from memformers.models.base import memory_facts, operations
 from memformers.models.config import OF_MODELS, ModelName
-from memformers.training.config import TrainConfig
-from tests.builders import small_lm
+from tests.builders import MODELS, SMALL, small_lm
 from tests.texts import tokens
 
-NOT_LEARNED = "which has nothing to learn"
+NUMBERS = ("n_layers", "d_ff", "vocab_size", "segment_len", "position_features", "clamp_len")
+NAMES = ("norm", "kernel", "positions", "embedding", "gate")
+NAMES += ("compression", "compression_start", "compression_loss")
+BAD = {
+    **dict.fromkeys(NUMBERS, (0,)), **dict.fromkeys(NAMES, ("both", None)), "model": ("lstm", None),
+    "d_model": ("128", 1.5, 0), "heads": (np.int64(4), 0), "dropout": (-0.1, 1.0, float("nan")),
+    "mem_len": (-1, True, (1, 2.0, 3, 4), [1, 2, 3, 4], 10**99), "c_mem_len": (-1, (1, -1, 0, 1)),
+    "compression_rate": (0, (1, 1, 0, 1)), "bptt": (-1,),
+}  # fmt: skip
+UNUSED = {"same_length": True, "compression": "mean", "compression_start": "mean", "bptt": 1,
+          "compression_loss": "auto-encoding"}  # fmt: skip
+COMPRESSIVE = [
+    ({"compression": "mean", "compression_start": "mean"}, "nothing to learn"),
+    ({"compression": "max", "compression_loss": "auto-encoding"}, "nothing to learn"),
+    ({"compression": "most-used", "bptt": 1}, "nothing to learn"),
+    ({"compression_loss": "none"}, "bptt=1"),
+    ({"compression": "dilated", "compression_loss": "none"}, "untrained"),
+    ({"compression": "dilated", "bptt": 1, "compression_rate": (4, 4, 4, 7)}, "rate=7"),
+]
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        *(
-            ({name: value}, f"expected {name} to be .*got {name}=")
-            for name, values in {
-                "model": ("lstm", None),
-                "d_model": ("128", 1.5, 0),
-                "heads": (np.int64(4), 0),
-                "n_layers": (0, 10_001),
-                "d_ff": (0,),
-                "vocab_size": (0,),
-                "segment_len": (0,),
-                "bptt": (-1,),
-                "dropout": (-0.1, 1.0, float("nan")),
-                "norm": ("both",),
-                "kernel": ("fast",),
-                "positions": ("rotary",),
-                "position_features": (0,),
-                "clamp_len": (0,),
-                "embedding": ("wide",),
-                "compression": ("min",),
-                "compression_start": ("zero",),
-                "compression_loss": ("l2",),
-                "mem_len": (-1, True, (1, 2.0, 3, 4), [1, 2, 3, 4], 10**99),
-                "c_mem_len": (-1, (1, -1, 0, 1)),
-                "compression_rate": (0, (1, 1, 0, 1)),
-            }.items()
-            for value in values
-        ),
-        ({"d_model": 100, "heads": 8}, "d_model=100 is not divisible by heads=8; .* 96 or 104"),
-        ({"mem_len": (3, 4)}, r"mem_len=\(3, 4\) is for 2 layers, but n_layers=4; give one number for each"),
-        ({"c_mem_len": (3,)}, r"c_mem_len=\(3,\) is for 1 layers, but n_layers=4"),
-        ({"same_length": True, "mem_len": 0}, "same_length=True needs a memory, got mem_len=0"),
-        ({"same_length": True, "mem_len": (1, 2, 0, 4)}, "same_length=True needs a memory"),
-        *(
-            ({"model": "compressive"} | settings, message)
-            for settings, message in (
-                ({"compression": "mean", "compression_start": "mean"}, f"'mean', {NOT_LEARNED}"),
-                ({"compression": "max", "compression_loss": "auto-encoding"}, f"'max', {NOT_LEARNED}"),
-                ({"compression": "most-used", "bptt": 1}, f"bptt=1 .*'most-used', {NOT_LEARNED}"),
-                ({"compression_loss": "none"}, "would leave compression='conv' untrained; .* bptt=1 or more"),
-                ({"compression": "dilated", "compression_loss": "none"}, "compression='dilated' untrained"),
-                (
-                    {"compression": "dilated", "bptt": 1, "compression_rate": (4, 4, 4, 7)},
-                    "segment_len=64 .*compression_rate=7",
-                ),
-            )
-        ),
-        *(
-            ({"model": model, name: value}, f"{name}={value!r} is for model=.*, got model='{model}'")
-            for name, value in {
-                "same_length": True,
-                "compression": "mean",
-                "compression_start": "mean",
-                "compression_loss": "auto-encoding",
-                "bptt": 1,
-            }.items()
-            for model in get_args(ModelName)
-            if model not in OF_MODELS[name]
-        ),
-    ],
-)
-def test_settings_that_no_model_can_be_built_from_are_an_error(settings, message):
-    with pytest.raises(ValueError, match=message):
+    ("settings", "word"),
+    [({"d_model": 100, "heads": 8}, "96 or 104"), ({"mem_len": (3, 4)}, "2 layers"),
+     ({"c_mem_len": (3,)}, "1 layers"), ({"same_length": True, "mem_len": (1, 2, 0, 4)}, "needs a memory"),
+     ({"gate": "gru", "norm": "post"}, "norm='pre'"), ({"own": 3}, "own=3"),
+     ({"n_layers": 10_001}, "n_layers"),
+     *(({"model": "compressive"} | settings, word) for settings, word in COMPRESSIVE),
+     *(({name: value}, f"expected {name}") for name, values in BAD.items() for value in values),
+     *(({"model": model, name: value}, f"{name}={value!r} is for") for name, value in UNUSED.items()
+       for model in get_args(ModelName) if model not in OF_MODELS[name])],
+)  # fmt: skip
+def test_settings_that_no_model_can_be_built_from_are_an_error(settings, word):
+    with pytest.raises(ValueError, match=word):
         ModelConfig(**settings)
 
 
-@pytest.mark.parametrize("config", [ModelConfig, TrainConfig])
-def test_the_help_of_a_setting_names_the_models_that_use_it(config):
-    source = "\n".join(inspect.getsource(kind) for kind in config.__mro__[:-1])
-    for name in (field.name for field in fields(config)):
-        (said,) = re.findall(
-            rf'^    {name}: [^"]*?=[^\n]*\n    """(.*?)"""', source, re.DOTALL | re.MULTILINE
-        )
-        models = re.findall(r"\(((?:transformer-xl|compressive)[^()]*)\)", " ".join(said.split()))
-        assert models == ([", ".join(OF_MODELS[name])] if name in OF_MODELS else []), name
-
-
 @pytest.mark.parametrize(
-    ("embedding", "settings", "message"),
-    [("plain", {"cutoffs": (3,)}, r"cutoffs=\(3,\) is for an adaptive embedding"),
-     ("plain", {"tie_weights": True}, "tie_weights=True is for an adaptive embedding"),
-     ("adaptive", {"cutoffs": (7, 3)}, r"ascending order, each once, got cutoffs=\(7, 3\)"),
-     ("adaptive", {"cutoffs": (0,)}, r"at least 1, got cutoffs=\(0,\)"),
-     ("adaptive", {"div_val": 0}, "div_val=0"),
-     ("adaptive", {"d_embed": 0}, "d_embed=0"),
-     ("adaptive", {"cutoffs": (3, 7), "div_val": 4, "d_embed": 8}, "cluster 3, .* use d_embed=16 or more")],
+    ("embedding", "settings", "word"),
+    [("plain", {"cutoffs": (3,)}, "adaptive"), ("plain", {"tie_weights": True}, "adaptive"),
+     ("adaptive", {"cutoffs": (7, 3)}, "ascending"), ("adaptive", {"cutoffs": (0,)}, "at least 1"),
+     ("adaptive", {"div_val": 0}, "div_val"), ("adaptive", {"d_embed": 0}, "d_embed"),
+     ("adaptive", {"cutoffs": (3, 7), "div_val": 4, "d_embed": 8}, "d_embed=16")],
 )  # fmt: skip
-def test_an_embedding_that_cannot_be_is_an_error(embedding, settings, message):
-    with pytest.raises(ValueError, match=message):
+def test_an_embedding_that_cannot_be_is_an_error(embedding, settings, word):
+    with pytest.raises(ValueError, match=word):
         ModelConfig(embedding=embedding, adaptive=AdaptiveConfig(**settings))
 
 
-SHAPE = r"integers \[segment, batch\]"
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [*(((bad,), "integers") for bad in (torch.zeros(3), torch.zeros(3, 2), tokens(0), tokens(3, 0))),
+     ((np.zeros((3, 2), dtype=int),), "ndarray"), ((torch.tensor([[3], [11]]),), "from 3 to 11"),
+     ((torch.tensor([[3], [-1]]),), "from -1 to 3"), ((tokens(7).to("meta"),), "meta"),
+     ((tokens(7), ((torch.zeros(5, 2, 12),) * 2,)), "mem"), ((tokens(7), 5), "int"),
+     ((tokens(7), None, tokens(6)), "targets"), ((tokens(7), None, np.zeros((7, 2))), "ndarray"),
+     ((tokens(7), None, None, torch.zeros(6, 2).bool()), "doc_starts")],
+)  # fmt: skip
+def test_what_a_model_can_not_be_called_with_is_an_error(arguments, word):
+    with pytest.raises(ValueError, match=word):
+        small_lm("transformer-xl")(*arguments)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [*(((bad,), SHAPE) for bad in (torch.zeros(3), torch.zeros(3, 2), tokens(0), tokens(3, 0))),
-     ((torch.tensor([[3], [11]]),), "from 0 to 10, of vocab_size=11, got tokens from 3 to 11"),
-     ((tokens(7).to("meta"),), "tokens are on meta, but the model is on cpu; move them"),
-     ((tokens(7), ((torch.zeros(5, 2, 12),) * 2,)), "a Memory or None, got a tuple"),
-     ((tokens(7), None, tokens(6)), r"targets.* \[7, 2\] on cpu, got .* \[6, 2\] on cpu"),
-     ((tokens(7), None, None, torch.zeros(6, 2).bool()), r"doc_starts, .* \[7, 2\] on cpu")],
+    ("given", "word"),
+    [({"x": torch.zeros(5, 2, 2)}, r"\[5, 2, 2\]"), ({"x": torch.zeros(5, 3)}, r"\[5, 3\]"),
+     ({"x": torch.zeros(0, 2, 3)}, r"\[0, 2, 3\]"), ({"x": torch.zeros(5, 2, 3).double()}, "float64"),
+     ({"x": np.zeros((5, 2, 3))}, "ndarray"), ({"memory": 5}, "int"),
+     ({"doc_starts": torch.zeros(5, 1, dtype=torch.bool)}, "doc_starts")],
 )  # fmt: skip
-def test_what_a_model_can_not_be_called_with_is_an_error(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        small_lm("transformer-xl")(*arguments)
+def test_what_a_core_can_not_read_is_an_error(given, word):
+    core = MemoryCore(CoreConfig(d_input=3, d_model=8))
+    with pytest.raises(ValueError, match=word):
+        core(**({"x": torch.zeros(5, 2, 3)} | given))
+    with pytest.raises(ValueError, match="steps"):
+        Stepper(core, 2).read(torch.zeros(5, 3, 3))
+
+
+def test_what_is_measured_of_a_model_knows_each_layers_lengths():
+    lengths = {"mem_len": (2, 9, 0), "c_mem_len": (5, 0, 3), "compression_rate": (3, 2, 4)}
+    config = replace(SMALL, model="compressive", n_layers=3, **lengths)
+    assert config.positions_of_layers == [2 + 15, 9, 12]
+    assert config.longest_attention == 7 + 9  # the second layer's
+    facts = memory_facts(config)
+    assert facts["memory"] == {"one_layer": 17, "all_layers": 38}
+    assert facts["keys"] == pytest.approx((7 + 9 + 3) / 3)
+    assert facts["attention_operations"] == sum(operations(12, 7, 7 + keys) // 7 for keys in (7, 9, 3))
+    assert operations(5, 2, 3) == 6 * 2 * 3 * 5 + 4 * (2 + 3) * 25
+    stored = {
+        model: small_lm(model, positions="learned").transformer.layers[0].self_attn.max_positions
+        for model in MODELS
+    }
+    assert stored == {"transformer": 7, "transformer-xl": 5 + 7, "compressive": 4 + 5 + 7}

@@ -1,83 +1,237 @@
-"""Memory's promise: every past position is in exactly one place, in order, within bounds."""
+"""Memory's promise: every past position is in exactly one place, in order, within bounds; and what of it is
+seen where documents begin, against a list of which position is where."""
+
+import gc
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memformers.models.memory import Memory
-from memformers.models.memory_sizes import MemorySizes
+from memformers import AttentionReconstructionLoss, Memory, MemorySizes
+from memformers.models.documents import EVERYTHING, first_seen, n_masked_slots, seen_of_past, valid_afterwards
+from memformers.models.memory import memory_from_tensors, memory_tensors
 from memformers.models.memory_update import compress_memory, truncate_memory
+from tests.builders import small_compressive, small_lm, small_xl
+from tests.texts import BY_LAYER, kept, read, tokens
 
 LENGTHS = st.integers(0, 13)
 SEGMENTS = st.lists(st.integers(1, 11), min_size=1, max_size=12)
 
 
-def positions(start: int, length: int, layers: int = 2) -> list[torch.Tensor]:
-    """Layer inputs ``[length, 1, 1]`` whose value is their position in the text."""
-    return [torch.arange(start, start + length, dtype=torch.float64)[:, None, None]] * layers
+def positions(start, length, layers=2, B=1):
+    """Layer inputs ``[length, B, 1]`` whose value is their position in the text."""
+    return [torch.arange(start, start + length, dtype=torch.float64)[:, None, None].expand(-1, B, 1)] * layers
+
+
+def held(memory, layer, c):
+    """The positions that each key of a layer stands for, where f_c keeps the first of c."""
+    slots = memory.c_mem[layer][:, 0, 0].tolist() if memory.c_mem else []
+    mem = memory.mem[layer][:, 0, 0].tolist() if memory.mem else []
+    return [[int(p) + i for i in range(c)] for p in slots], [[int(p)] for p in mem]
 
 
 @settings(max_examples=300)
-@given(segments=SEGMENTS, mem_len=LENGTHS)
-def test_transformer_xl_remembers_the_newest_positions_in_order(segments, mem_len):
-    memory, seen = Memory(()), 0
+@given(segments=SEGMENTS, mem_len=LENGTHS, c_mem_len=LENGTHS, c=st.integers(1, 7), compresses=st.booleans())
+def test_every_position_is_in_exactly_one_place(segments, mem_len, c_mem_len, c, compresses):
+    memory, seen, sizes = Memory(), 0, [MemorySizes(mem_len, c_mem_len, c), MemorySizes(2, 1, 3)]
     for S in segments:
-        memory = truncate_memory(memory, positions(seen, S), [MemorySizes(mem_len)] * 2)
+        if compresses:
+            f_cs = [lambda old: old[::c], lambda old: old[::3]]
+            memory, _ = compress_memory(memory, positions(seen, S), f_cs, sizes)
+        else:
+            memory = truncate_memory(memory, positions(seen, S), [MemorySizes(mem_len)] * 2)
         seen += S
-        for mem in memory.mem:
-            assert mem.flatten().tolist() == list(range(max(seen - mem_len, 0), seen))
-
-
-@settings(max_examples=500)
-@given(segments=SEGMENTS, mem_len=LENGTHS, c_mem_len=LENGTHS, c=st.integers(1, 7))
-def test_every_position_is_in_exactly_one_place(segments, mem_len, c_mem_len, c):
-    """f_c here keeps a slot's first position, so each slot tells which c positions it stands for."""
-    memory, seen = Memory(()), 0
-    for S in segments:
-        memory, _ = compress_memory(
-            memory, positions(seen, S), [lambda old: old[::c]] * 2, [MemorySizes(mem_len, c_mem_len, c)] * 2
-        )
-        seen += S
-        for layer in range(2):
-            mem = memory.mem[layer].flatten().tolist()
-            slots = memory.c_mem[layer].flatten().tolist() if memory.c_mem else []
-            held = [p for slot in slots for p in range(int(slot), int(slot) + c)] + mem
-            forgotten = seen - len(held)
-            assert held == list(range(forgotten, seen))  # in order, none twice, none missing
-            assert forgotten % c == 0
-            assert forgotten == 0 or len(slots) == c_mem_len  # only a full memory forgets
-            assert len(slots) <= c_mem_len
-            assert len(mem) <= max(mem_len, c - 1)
+        slots, mem = held(memory, 0, c)
+        found = [p for places in slots + mem for p in places]
+        forgotten = seen - len(found)
+        assert found == list(range(forgotten, seen))  # in order, none twice, none missing
+        if not compresses:
+            assert len(mem) == min(mem_len, seen)
+            continue
+        assert forgotten % c == 0
+        assert forgotten == 0 or len(slots) == c_mem_len  # only a full memory forgets
+        assert len(slots) <= c_mem_len
+        assert len(mem) <= max(mem_len, c - 1) == sizes[0].longest_memory
 
 
 @given(length=st.integers(0, 100), mem_len=LENGTHS, c=st.integers(1, 9))
-def test_as_many_slots_as_needed_and_never_more_than_there_is(length, mem_len, c):
-    leaving = MemorySizes(mem_len, compression_rate=c).leaving(length)
-    assert 0 <= leaving <= length
-    assert leaving % c == 0
-    assert length - leaving <= mem_len or length - leaving < c  # back within bounds, or less than a slot
-    assert leaving == 0 or length - leaving + c > mem_len  # one slot less would not do
+def test_as_many_positions_leave_as_needed_and_never_more_than_there_are(length, mem_len, c):
+    n = MemorySizes(mem_len, compression_rate=c).n_evicted(length)
+    fits = [k * c for k in range(length // c + 1) if length - k * c <= mem_len]
+    assert n == (min(fits) if fits else length // c * c)
 
 
-def test_compressed_slots_are_remembered_without_gradient_and_returned_with_it():
-    scale = torch.ones((), dtype=torch.float64, requires_grad=True)
-    memory, compressed = compress_memory(
-        Memory(()), positions(0, 6, layers=1), [lambda old: scale * old[::2]], [MemorySizes(2, 4, 2)]
+@settings(max_examples=100)
+@given(
+    segments=st.lists(st.integers(1, 7), min_size=1, max_size=7), mem_len=st.integers(0, 9),
+    c_mem_len=st.integers(0, 4), c=st.integers(1, 4), window=st.none() | st.integers(1, 6), data=st.data(),
+)  # fmt: skip
+def test_a_query_sees_every_key_of_its_document_and_no_other(segments, mem_len, c_mem_len, c, window, data):
+    T, B, memory, at, sizes = sum(segments), 2, Memory(), 0, [MemorySizes(mem_len, c_mem_len, c)]
+    doc_starts = torch.tensor([[data.draw(st.integers(0, 3)) == 0 for _ in range(B)] for _ in range(T)])
+    given = [data.draw(st.booleans()) for _ in segments]
+    for part, is_given in zip(doc_starts.split(segments), given, strict=True):
+        part &= is_given
+    document = doc_starts.cumsum(0)  # [T, B]
+    for S, is_given in zip(segments, given, strict=True):
+        starts, x = doc_starts[at : at + S] if is_given else None, positions(at, S, 1, B)
+        M, C, valid = memory.mem_len, memory.c_mem_len, memory.valid
+        seen_now = None if valid is None else seen_of_past(valid, M, C, c)
+        first = first_seen(starts, seen_now, window, x[0], M + C)
+        slots, mem = held(memory, 0, c)
+        keys = slots + mem + [[at + i] for i in range(S)]
+        for b, i in ((b, i) for b in range(B) for i in range(S)):
+            own = M + C + i
+            wanted = [(document[key, b] == document[at + i, b]).all() for key in keys[: own + 1]]
+            wanted = [w and (window is None or own - j < window) for j, w in enumerate(wanted)]
+            begin = 0 if first is None else int(first[b, i])
+            assert [j >= begin for j in range(own + 1)] == wanted
+        before = memory.positions(sizes)
+        memory, compressed = compress_memory(memory, x, [lambda old: old[::c]], sizes, starts)
+        n = 0 if compressed is None else len(compressed.new[0])
+        if valid is not None or starts is not None:
+            oldest = ([p for (p,) in mem] + list(range(at, at + S)))[: n * c]
+            masked = n_masked_slots(valid, starts, M, n, c).expand(B)
+            for b in range(B):
+                now, within = document[at, b], document[at, b] != document[at + S - 1, b]
+                hidden = [p for p in oldest if document[p, b] != now]
+                assert masked[b] == (n if within else -(-len(hidden) // c))
+        at += S
+        valid = valid_afterwards(valid, starts, S, before, memory.positions(sizes))
+        memory = Memory(memory.mem, memory.c_mem, valid)
+        if valid is not None:
+            remembered = document[:at][at - memory.positions(sizes) :]
+            assert valid.tolist() == (remembered == document[at - 1]).sum(0).tolist()
+
+
+@pytest.mark.parametrize(("mem_len", "shared"), [(0, False), (8, False), (511, False), (512, True)])
+def test_a_memory_keeps_no_segment_alive_of_which_it_is_less_than_half(mem_len, shared):
+    inputs = positions(5, 1_024)
+    inputs = [x.clone() for x in inputs]
+    for lm in (None, small_lm("transformer-xl", mem_len=mem_len)):
+        if lm is None:
+            mem = truncate_memory(Memory(), inputs, [MemorySizes(mem_len)] * 2).mem
+        else:
+            mem = lm(tokens(1_024)).memory.mem
+        gc.collect()
+        assert [len(x) for x in mem] == [mem_len] * 2
+        assert [x.untyped_storage().nbytes() == x.nbytes for x in mem] == [not shared] * 2
+
+
+def test_streams_are_chosen_joined_and_reset():
+    memory, done = Memory(tuple(positions(0, 5, B=3)), valid=torch.tensor([1, 4, 5])), torch.tensor([1, 0, 1])
+    memory = Memory(tuple(x + torch.arange(3.0)[:, None] for x in memory.mem), valid=memory.valid)
+    assert memory.reset(done.bool()).valid.tolist() == [0, 4, 0]
+    assert memory.valid.tolist() == [1, 4, 5]
+    assert Memory(memory.mem).reset(done.bool()).valid.tolist() == [0, EVERYTHING, 0]
+    assert Memory().reset(done.bool()) == Memory()
+    for chosen in (slice(1), [2, 0], torch.tensor([2, 0]), done.bool()):
+        part = memory.streams(chosen)
+        assert torch.equal(part.mem[1], memory.mem[1][:, chosen])
+        assert torch.equal(part.valid, memory.valid[chosen])
+    assert Memory.join([memory.streams([i]) for i in range(3)]) == memory
+    wrong = torch.zeros(2).bool(), torch.zeros(3), torch.zeros(3, 1).bool()
+    for one in wrong:
+        with pytest.raises(ValueError, match="done"):
+            memory.reset(one)
+
+
+def test_memories_are_equal_if_all_their_numbers_are():
+    memory = read(small_lm("compressive"), tokens(28))[2]
+    same = memory.map(torch.clone)
+    assert memory == same
+    assert memory != Memory(memory.mem)
+    assert memory != Memory(memory.mem, memory.c_mem, torch.zeros(2).long())
+    same.c_mem[1][0, 0, 0] += 1
+    assert memory != same
+    assert memory != 3
+    assert memory_from_tensors(memory_tensors(memory), 2) == memory
+    with pytest.raises(ValueError, match=r"mem\.1"):
+        memory_from_tensors(memory_tensors(memory), 1)
+    with pytest.raises(TypeError):
+        hash(memory)
+
+
+def test_a_memory_through_which_gradients_go_is_detached_in_one_place():
+    lm, memory = small_lm("compressive"), None
+    for _ in range(3):
+        memory = lm(tokens(7), memory, doc_starts=torch.rand(7, 2) < 0.3, through_memory=True).memory
+    assert all(x.requires_grad for x in memory.mem)
+    assert not any(x.requires_grad for x in (*memory.c_mem, *kept(memory.detach())))
+    assert memory.detach() == memory
+
+
+def test_an_empty_memory_has_the_lengths_of_a_full_one():
+    lm = small_lm("compressive", **(BY_LAYER | {"segment_len": 6, "mem_len": (7, 4), "bptt": 1}))
+    empty = Memory.empty(lm.config, 3, dtype=torch.float64)
+    assert [x.shape for x in empty.mem + empty.c_mem] == [(n, 3, 12) for n in (6, 4, 4, 3)]
+    assert [len(x) for x in empty.slot_inputs] == [6, 6]
+    assert {x.dtype for x in kept(empty)} == {torch.float64}
+    assert empty.valid.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("mem", [None, [], [torch.zeros(0, 2, 12)] * 2, Memory()])
+def test_no_memory_can_be_said_in_several_ways(mem):
+    model, x = small_xl(), torch.randn(5, 2, 12, requires_grad=True)
+    output, inputs = model(x, mem)
+    torch.testing.assert_close(output, model(x)[0])
+    torch.testing.assert_close(inputs, [x.detach(), model.layers[0](x=x).detach()])
+    assert not any(y.requires_grad for y in inputs)
+
+
+ONE, X = torch.zeros(3, 2, 12), torch.randn(7, 2, 12)
+SIZES = [MemorySizes(5)] * 2
+
+
+@pytest.mark.parametrize(
+    ("memory", "word"),
+    [(Memory((ONE,)), "2 layers"), (Memory((torch.zeros(3, 4, 12),) * 2), "batch"), (5, "int"),
+     (((ONE,) * 2, ()), "tuple|length"), (Memory((torch.zeros(3, 2, 8),) * 2), r"\[3, 2, 8\]"),
+     (Memory((ONE.double(),) * 2), "float64"), (Memory((ONE.to("meta"),) * 2), "on meta"),
+     (Memory((ONE, torch.tensor(3.0))), r"got \[\]"), (Memory((ONE, torch.zeros(4, 2, 12))), "layer 1"),
+     (Memory((ONE,) * 2, (ONE,) * 2), "c_mem"), (Memory((ONE,) * 2, valid=torch.zeros(3).long()), "valid"),
+     (Memory((ONE,) * 2, valid=torch.zeros(2)), "valid"),
+     (Memory((ONE,) * 2, slot_inputs=(ONE,) * 2), "slot_inputs"),
+     (Memory((ONE,) * 2, valid=torch.zeros(2, 1).long()), "valid")],
+)  # fmt: skip
+def test_a_memory_that_does_not_fit_is_an_error(memory, word):
+    with pytest.raises(ValueError, match=word):
+        small_xl().step(X, memory, SIZES)
+    with pytest.raises(ValueError, match="at most 5"):
+        small_lm("transformer-xl").check_memory(Memory((torch.zeros(6, 2, 12),) * 2), 2)
+
+
+@pytest.mark.parametrize(
+    "doc_starts",
+    [*(torch.zeros(7, *more).bool() for more in ((3,), (1,), ())), torch.zeros(7, 2), [True]],
+)  # fmt: skip
+def test_starts_that_do_not_fit_the_streams_are_an_error(doc_starts):
+    for call in (
+        lambda: small_xl()(X, doc_starts=doc_starts),
+        lambda: small_compressive()(X, doc_starts=doc_starts),
+        lambda: small_lm("transformer-xl")(tokens(7), doc_starts=doc_starts),
+    ):
+        with pytest.raises(ValueError, match="doc_starts"):
+            call()
+
+
+@pytest.mark.parametrize("wrong", [{"mem_len": -1}, {"c_mem_len": -1}, {"compression_rate": 0}, {"bptt": -1}])
+def test_sizes_below_nothing_are_an_error(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        MemorySizes(**({"mem_len": 3} | wrong))
+    sizes = MemorySizes(2, 5, 3, bptt=2, segment_len=7)
+    found = (
+        sizes.keys,
+        sizes.positions,
+        sizes.longest_memory,
+        sizes.slots_a_segment,
+        sizes.slot_input_positions,
     )
-    assert compressed is not None
-    assert compressed.new[0].requires_grad
-    assert not memory.c_mem[0].requires_grad
+    assert found == (7, 17, 2, 3, 15)
 
 
-def test_a_memory_no_longer_than_a_segment_is_that_segments_inputs_without_a_copy():
-    inputs = positions(5, 5)
-    memory = truncate_memory(Memory(tuple(positions(0, 5))), inputs, [MemorySizes(4)] * 2)
-    assert [m.flatten().tolist() for m in memory.mem] == [[6, 7, 8, 9]] * 2
-    assert memory.mem[0].untyped_storage().data_ptr() == inputs[0].untyped_storage().data_ptr()
-
-
-@pytest.mark.parametrize("mem_len", [0, 7])
-def test_any_other_memory_holds_no_more_than_it_shows(mem_len):
-    memory = truncate_memory(Memory(tuple(positions(0, 6))), positions(6, 5), [MemorySizes(mem_len)] * 2)
-    assert [m.untyped_storage().nbytes() for m in memory.mem] == [m.nbytes for m in memory.mem]
+def test_the_loss_of_a_segment_that_compresses_nothing_is_0():
+    stack, nothing = small_compressive(), [X[:0]] * 2
+    assert AttentionReconstructionLoss(stack.layers)([X] * 2, nothing) == 0
+    assert stack.step(X[:3], None, [MemorySizes(5, 4, 3)] * 2)[2] == 0

@@ -5,13 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from memformers import AdaptiveConfig, MemoryLM, ModelConfig
-from memformers.data.streams import IGNORED, Segment
-from memformers.evaluation.evaluate import evaluate
-from memformers.models.memory import Memory
+from memformers.data.streams import IGNORED
 from memformers.models.vocabulary import (
     AdaptiveEmbedding,
     AdaptiveSoftmax,
@@ -19,9 +15,7 @@ from memformers.models.vocabulary import (
     adaptive_losses,
     token_losses,
 )
-from memformers.training.distributed import Distributed
-from memformers.training.gradients import InTurn, backward
-from tests.builders import MODELS, fill_zeros, small_lm, small_training
+from tests.builders import fill_zeros
 
 D, V = 13, 37
 CUTOFFS = [(), (1,), (5, 11, 29), (5, 6, 36)]
@@ -94,40 +88,10 @@ def test_a_cluster_without_targets_has_gradients_that_are_zero(tied):
     assert [bool(table.weight.grad.any()) for table in tables] == [True, True, False, False]
 
 
-class LargestTensor(TorchDispatchMode):
-    """Of all that is computed within."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        sizes = [t.numel() for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
-        self.numbers = max([self.numbers, *sizes])
-        return result
-
-
-ADAPTIVE = {"vocab_size": 4001, "embedding": "adaptive", "norm": "post",
-            "adaptive": AdaptiveConfig((40, 400), 2, None, True, True)}  # fmt: skip
-
-
-@pytest.mark.parametrize("reading", ["training", "evaluation"])
-def test_the_whole_vocabulary_is_never_computed_for_all_targets(reading):
-    lm = small_lm("transformer-xl", **ADAPTIVE)
-    text = torch.randint(0, 40, (7, 41))
-    text[3, 5] = 2000  # the one target of the rarest cluster
-    with LargestTensor() as largest:
-        if reading == "training":
-            config = small_training(batch_size=41)
-            backward(InTurn(lm), [Segment(text, text)], Memory(()), config, Distributed())
-        else:
-            evaluate(lm, text.flatten(), 41)
-    assert largest.numbers < 100_000  # of all words for all targets there are 7 · 41 · 4001 = 1,148,287
-
-
 def test_cutoffs_beyond_the_vocabulary_are_an_error_once_it_is_known():
     # A training's text may have more tokens.
     config = ModelConfig(embedding="adaptive", adaptive=AdaptiveConfig((300,)))
-    with pytest.raises(ValueError, match=r"cutoffs=\(300,\) .* vocab_size=256"):
+    with pytest.raises(ValueError, match="vocab_size=256"):
         MemoryLM(config)
 
 
@@ -144,14 +108,3 @@ def test_the_loss_of_logits_and_its_gradient_are_those_of_cross_entropy_to_the_b
     assert torch.equal(*grads)
     assert torch.equal(scores.losses[3:5], torch.zeros(2, 5, dtype=scores.losses.dtype))
     assert torch.equal(scores.correct, logits.argmax(-1) == targets)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_a_model_with_targets_gives_the_losses_of_its_logits_and_the_same_memory(model):
-    lm = small_lm(model)
-    tokens, targets = torch.randint(0, 11, (2, 7, 3))
-    output = lm(tokens, lm(tokens).memory)
-    scores, memory, auxiliary_loss = lm(tokens, lm(tokens).memory, targets)
-    assert torch.equal(scores.loss, F.cross_entropy(output.logits.flatten(0, 1), targets.flatten()))
-    assert all(map(torch.equal, memory.mem + memory.c_mem, output.memory.mem + output.memory.c_mem))
-    assert torch.equal(auxiliary_loss, output.auxiliary_loss)

@@ -1,0 +1,231 @@
+"""What every model keeps, whatever it is built of: each test runs over the configurations below."""
+
+import io
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from memformers import AdaptiveConfig, CoreConfig, Memory, MemoryCore, MemoryLM, ModelConfig, Stepper
+from memformers.evaluation.conformance import SMALL, assert_conforms
+from memformers.models.registry import import_class
+from tests.builders import fill_zeros
+from tests.texts import gradients, kept, read, same, tokens
+
+MEMORIES = Path(__file__).parents[2] / "experiments" / "memories"
+Averages = import_class(f"{MEMORIES}/averages.py:Averages")
+
+
+class ReadsAgain(Averages):
+    """The same memory, without keys that are kept."""
+
+    keeps_keys = False
+
+
+XL, COMPRESSIVE = {"model": "transformer-xl"}, {"model": "compressive"}
+WAITS = {"positions": "learned", "mem_len": 1, "compression_rate": 4}
+BY_LAYER = {"mem_len": (6, 4), "c_mem_len": (0, 3), "compression_rate": (2, 3)}
+ADAPTIVE = {"embedding": "adaptive", "adaptive": AdaptiveConfig((3, 6), 2, None, True, True)}
+CONFIGS = {
+    "no memory": {"model": "transformer"},
+    "xl": XL,
+    "xl, learned, post-norm": XL | {"positions": "learned", "norm": "post"},
+    "xl, same length": XL | {"same_length": True, "mem_len": (3, 8), "norm": "pre-without-final"},
+    "xl, by layer, gated": XL | {"mem_len": (0, 7), "gate": "gru", "clamp_len": 5, "position_features": 10},
+    "conv": COMPRESSIVE,
+    "conv, learned, mem_len < rate": COMPRESSIVE | WAITS,
+    "dilated, mean": COMPRESSIVE | {"compression": "dilated", "compression_start": "mean"},
+    "most-used, gated": COMPRESSIVE | {"compression": "most-used", "compression_rate": 3, "gate": "gru"},
+    "max, no loss": COMPRESSIVE | {"compression": "max", "compression_loss": "none"},
+    "auto-encoding, by layer": COMPRESSIVE | BY_LAYER | {"compression_loss": "auto-encoding"},
+    "bptt": COMPRESSIVE | {"compression_loss": "none", "bptt": 2, "dropout": 0.3},
+    "adaptive, tied": COMPRESSIVE | ADAPTIVE | {"norm": "post"},
+    "averages": {"model": Averages, "mem_len": 3},
+    "averages, read again": {"model": ReadsAgain, "own": {"decay": 0.5}, "positions": "learned"},
+    "memory tokens": {"model": f"{MEMORIES}/memory_tokens.py:MemoryTokens", "own": {"tokens_of_memory": 3}},
+    "infini": {"model": f"{MEMORIES}/infini.py:InfiniAttention"},
+}
+each = pytest.mark.parametrize("name", CONFIGS)
+long = partial(pytest.param, marks=pytest.mark.long)
+WITHOUT_MEM_LEN = ("no memory", "memory tokens", "infini")
+
+
+def lm_of(name, **changes):
+    """In which no weight is zero; in eval mode."""
+    return fill_zeros(MemoryLM(ModelConfig(**{**SMALL, **CONFIGS[name], **changes}))).eval()
+
+
+def starts_of(T, B=2):
+    return torch.rand(T, B) < 0.15
+
+
+def results(lm, forward, text, doc_starts=None, memory=None):
+    """Losses, memories and gradients of a text in segments, as it is trained on."""
+    found, S = [], lm.config.segment_len
+    starts = [None] * len(text) if doc_starts is None else doc_starts.split(S)
+    for part, start in zip(text.split(S), starts, strict=False):
+        output = forward(part, memory, part.flip(0), doc_starts=start)
+        memory = output.memory
+        loss = output.scores.loss + output.auxiliary_loss
+        grads = torch.autograd.grad(loss, list(lm.parameters()), allow_unused=True, materialize_grads=True)
+        found += [output.scores.losses, output.auxiliary_loss, *kept(memory), *grads]
+    return found
+
+
+@each
+def test_a_model_passes_every_check_of_the_conformance_suite(name):
+    assert_conforms(**CONFIGS[name])
+
+
+@pytest.mark.usefixtures("float64")
+@each
+def test_a_model_computes_the_same_with_every_kernel_where_documents_begin(name):
+    """Losses, memories and every gradient."""
+    lm, text, doc_starts = lm_of(name, kernel="naive", dropout=0.0).train(), tokens(30), starts_of(30)
+    blocked = lm_of(name, kernel="blocked", dropout=0.0).train()
+    blocked.load_state_dict(lm.state_dict())
+    same(results(blocked, blocked, text, doc_starts), results(lm, lm, text, doc_starts))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in WITHOUT_MEM_LEN])
+def test_segments_through_memory_have_the_gradient_of_one_pass_over_the_joined_text(name, bounded, recompute):
+    lm, text = lm_of(name, mem_len=20, segment_len=20, dropout=0.0).train(), tokens(20)
+    doc_starts = starts_of(20) if bounded else torch.zeros(20, 2, dtype=torch.bool)
+
+    def loss(lengths, through):
+        memory, losses = None, []
+        for x, begins in zip(text.split(lengths), doc_starts.split(lengths), strict=True):
+            given = {"doc_starts": begins} if bounded else {}
+            logits, memory, _ = lm(x, memory, **given, through_memory=through)
+            losses.append(F.cross_entropy(logits.flatten(0, 1), x.flip(1).flatten(), reduction="none"))
+        return torch.cat(losses).mean()
+
+    wanted = gradients(lm, loss([20], False))
+    lm.transformer.recompute = recompute
+    same(gradients(lm, loss([5, 1, 3, 7, 4], True)), wanted)
+    cut = gradients(lm, loss([5, 1, 3, 7, 4], False))
+    assert not all(map(torch.allclose, cut, wanted))
+
+
+@pytest.mark.usefixtures("float64")
+@each
+def test_nothing_of_an_old_document_reaches_a_new_one(name):
+    """Nor where a slot straddles the start; neither the outputs nor the losses nor the gradients."""
+    lm = lm_of(name, dropout=0.0).train()
+    for begin in (9, 10, 11):
+        doc_starts, (text, other) = torch.zeros(36, 1, dtype=torch.bool), (tokens(36, 1) for _ in range(2))
+        doc_starts[begin] = True
+        other[begin:] = text[begin:]
+        found, wanted = ([], [])
+        for results, given in ((found, text), (wanted, other)):
+            logits, losses, memory = read(lm, given, doc_starts)
+            results += [logits[begin:], *losses[2:], memory.valid]
+            results += gradients(lm, logits[begin:].square().sum() + torch.stack(losses[2:]).sum())
+        same(found, wanted)
+        assert not torch.equal(text, other)
+
+
+@pytest.mark.usefixtures("float64")
+@each
+@pytest.mark.parametrize("how", ["a start", "a start within", "a reset"])
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_reach_nothing_from_where_they_are_hidden(name, how, number):
+    """Neither outputs nor gradients of a later document, nor those of another stream."""
+    lm, S = lm_of(name, dropout=0.0).train(), SMALL["segment_len"]
+    sizes, step, found = lm.config.memory_sizes, lm.transformer.step, []
+    x, none = torch.randn(7 * S, 2, 12), torch.zeros(S, 2, dtype=torch.bool)
+    for bad in (0.5, number):
+        x[: 2 * S, 0] = bad
+        memory, first, results = None, none.clone(), []
+        for i, part in enumerate(x.split(S)):
+            starts = none if i > 1 else None
+            if i == 2 and how == "a reset":
+                memory, starts = memory.reset(torch.tensor([True, False])), None
+            elif i == 2:
+                at = 3 if how == "a start within" else 0
+                part, starts = part.clone(), first.clone()
+                part[:at, 0], starts[at, 0] = bad, True
+            output, memory, loss = step(part, memory, sizes, starts)
+            if i > (2 if how == "a start within" else 1):
+                results += [output, loss, *gradients(lm.transformer, output.square().sum() + loss)]
+            results.append(output[:, 1])
+        found.append(results)
+    same(*found)
+    assert all(bool(result.isfinite().all()) for result in found[1])
+
+
+@pytest.mark.usefixtures("float64")
+@each
+def test_later_positions_that_are_not_finite_reach_no_earlier_one(name):
+    lm, x = lm_of(name), torch.randn(6, 2, 12)
+    wanted = lm.transformer(x, None, sizes=lm.config.memory_sizes)[0]
+    x[5:, 1] = float("nan")
+    found = lm.transformer(x, None, sizes=lm.config.memory_sizes)[0]
+    same([found[:5], found[:, 0]], [wanted[:5], wanted[:, 0]])
+
+
+@pytest.mark.usefixtures("float64")
+@each
+def test_after_an_empty_memory_of_full_length_all_is_as_after_none(name):
+    lm, text = lm_of(name, dropout=0.0).train(), tokens(30)
+    found = [
+        [logits, *losses, *gradients(lm, logits.square().sum() + torch.stack(losses).sum())]
+        for logits, losses, _ in (read(lm, text, memory=m) for m in (Memory.empty(lm.config, 2), None))
+    ]
+    same(*found)
+
+
+@pytest.mark.usefixtures("float64")
+@each
+def test_a_core_reads_steps_of_any_number_as_segments_where_documents_begin(name):
+    settings = {k: x for k, x in {**SMALL, **CONFIGS[name]}.items() if k in CoreConfig.__dataclass_fields__}
+    core = fill_zeros(MemoryCore(CoreConfig(**settings, d_input=3))).eval()
+    x, doc_starts, S = torch.randn(36, 2, 3), starts_of(36), SMALL["segment_len"]
+    for memory in (None, core.initial(2)):
+        stepper, after, wanted = Stepper(core, 2, memory), memory, []
+        for part, starts in zip(x.split(S), doc_starts.split(S), strict=True):
+            output, after, _ = core(part, after, starts)
+            wanted.append(output)
+        portions = [1, 1, 9, 2, 1, 13, 1, 7, 1]
+        parts = zip(x.split(portions), doc_starts.split(portions), strict=True)
+        found = [stepper.read(part, starts) for part, starts in parts]
+        same([torch.cat(found), *kept(stepper.memory())], [torch.cat(wanted), *kept(after)])
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", [n if n == "bptt" else long(n) for n in CONFIGS if "<" not in n])
+def test_an_exported_model_reads_segment_after_segment_as_the_model_does(name):
+    lm = lm_of(name)
+    _, _, memory = read(lm, tokens(48), torch.zeros(48, 2, dtype=torch.bool))
+    file, given = io.BytesIO(), {"doc_starts": starts_of(6)}
+    torch.export.save(torch.export.export(lm, (tokens(6), memory), given), file)
+    exported, got = torch.export.load(io.BytesIO(file.getvalue())).module(), memory
+    for _ in range(3):
+        text, given = tokens(6), {"doc_starts": starts_of(6)}
+        ours, theirs = lm(text, memory, **given), exported(text, got, **given)
+        memory, got = ours.memory, theirs.memory
+        same(
+            [theirs.logits, theirs.auxiliary_loss, *kept(got)],
+            [ours.logits, ours.auxiliary_loss, *kept(memory)],
+        )
+        assert torch.equal(got.valid, memory.valid)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["conv", "xl, learned, post-norm", "bptt", "adaptive, tied", "averages"])
+def test_a_compiled_model_is_one_graph_with_the_same_results(name, bounded):
+    """And the same graph for every segment where the memory has its length from the beginning."""
+    torch.compiler.reset()
+    lm, text, backend = lm_of(name, dropout=0.0).train(), tokens(18), CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lm, fullgraph=True, backend=backend)
+    given = (starts_of(18), Memory.empty(lm.config, 2)) if bounded else (None, None)
+    same(results(lm, compiled, text, *given), results(lm, lm, text, *given))
+    assert backend.frame_count == 1 or not bounded

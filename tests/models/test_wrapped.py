@@ -1,0 +1,206 @@
+"""Linear maps that somebody wrapped, hooked, pruned, parametrized or quantized are called, not read."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune, weight_norm
+
+from memformers import CoreConfig, MemoryCore, RelativeMultiHeadAttention
+from memformers.evaluation.conformance import SMALL
+from tests.builders import fill_zeros, layer_parts
+from tests.texts import gradients, same
+
+PLACES = (
+    *(f"transformer.layers.0.self_attn.{name}" for name in ("query", "key", "value", "output", "position")),
+    "transformer.layers.0.feed_forward.layer1", "transformer.layers.1.feed_forward.layer2", "encode",
+)  # fmt: skip
+F_C = "transformer.layers.0.compress.conv"
+
+
+@pytest.fixture(autouse=True)
+def _what_pytorch_says_of_its_own_tools_is_ignored():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class LoRA(nn.Module):
+    """A linear map and a narrow one beside it, which counts its calls."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.calls = inner, 0
+        self.down = nn.Linear(inner.in_features, 2, bias=False)
+        self.up = nn.Linear(2, inner.out_features, bias=False)
+
+    def forward(self, x):
+        self.calls += 1
+        return self.inner(x) + self.up(self.down(x))
+
+
+def core_of(model="transformer-xl", **changes):
+    settings = {name: x for name, x in SMALL.items() if name != "vocab_size"}
+    return fill_zeros(MemoryCore(CoreConfig(**{**settings, "model": model, "d_input": 5, **changes})))
+
+
+def replaced(core, place, build):
+    """``build`` takes the place of a module, if it returns one."""
+    owner, _, name = place.rpartition(".")
+    made = build(core.get_submodule(place))
+    if isinstance(made, nn.Module):
+        setattr(core.get_submodule(owner), name, made)
+    return core.get_submodule(place)
+
+
+def read(core, x, lengths):
+    memory, outputs, losses = None, [], 0.0
+    for part in x.split(lengths):
+        output, memory, loss = core(part, memory, through_memory=True)
+        outputs.append(output)
+        losses = losses + loss
+    return torch.cat(outputs), losses
+
+
+def hooked(module):
+    module.register_forward_hook(lambda _, __, output: 2 * output)
+
+
+def pruned(module):
+    prune.random_unstructured(module, "weight", 0.5)
+
+
+def halved(module):
+    class Half(nn.Module):
+        def forward(self, weight):
+            return weight / 2
+
+    nn.utils.parametrize.register_parametrization(module, "weight", Half())
+
+
+CHANGES = {
+    "LoRA": LoRA, "forward hook": hooked, "pruned": pruned, "old weight norm": weight_norm,
+    "weight norm": parametrizations.weight_norm, "parametrized": halved,
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_map_is_called_in_every_segment_and_its_gradient_is_that_of_one_pass(place, change):
+    core, x = core_of(mem_len=18, segment_len=18), torch.randn(18, 2, 5)
+    plain = read(core, x, 6)[0]
+    changed = replaced(core, place, CHANGES[change])
+    found, wanted = read(core, x, 6)[0], core(x).output
+    same([found, *gradients(core, found.sin().sum())], [wanted, *gradients(core, wanted.sin().sum())])
+    assert torch.allclose(found, plain) == (change in ("old weight norm", "weight norm"))
+    assert all(grad.any() for grad in gradients(list(changed.parameters()), found.sin().sum()))
+    assert change != "LoRA" or changed.calls == 3 + 1
+    memory = None
+    for part in x.split(6):  # a training without gradient through memory, in which no graph is used twice
+        output, memory, _ = core(part, memory)
+        output.sin().sum().backward()
+
+
+@pytest.mark.parametrize("place", [*PLACES, F_C])
+def test_hooks_of_the_backward_pass_are_called_once_a_segment(place):
+    core, calls, memory = core_of("compressive" if place == F_C else "transformer-xl"), [], None
+    core.get_submodule(place).register_full_backward_hook(lambda *_: calls.append(1))
+    for part in torch.randn(24, 2, 5).split(6):
+        output, memory, loss = core(part, memory)
+        (output.square().sum() + loss).backward()
+    assert len(calls) == (3 if place == F_C else 4)  # the first segment compresses nothing
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("compression", ["conv", "dilated"])
+@pytest.mark.parametrize("change", [name for name in CHANGES if name != "LoRA"])
+def test_a_changed_convolution_of_a_compression_is_called_and_learns(compression, change):
+    core, x = core_of("compressive", compression=compression), torch.randn(24, 2, 5)
+    plain, _ = read(core, x, 6)
+    place = F_C if compression == "conv" else "transformer.layers.0.compress.dilated.1"
+    changed = replaced(core, place, CHANGES[change])
+    found, loss = read(core, x, 6)
+    assert torch.allclose(found, plain) == (change in ("old weight norm", "weight norm"))
+    assert all(grad.any() for grad in gradients(list(changed.parameters()), loss))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_quantized_map_reads_segment_after_segment_what_it_computes(place):
+    core, x = core_of(mem_len=18, segment_len=18).eval(), torch.randn(18, 2, 5)
+    plain = read(core, x, 6)[0]
+    quantized = torch.ao.quantization.quantize_dynamic(copy.deepcopy(core), {place})
+    assert type(quantized.get_submodule(place)) is not nn.Linear
+    with torch.no_grad():
+        found = read(quantized, x, 6)[0]
+    assert not torch.equal(found, plain)
+    torch.testing.assert_close(found, plain, rtol=0, atol=0.3)
+
+
+@torch.no_grad()
+def test_a_model_whose_linear_maps_are_all_quantized_reads_and_compresses():
+    core, x = core_of("compressive").eval(), torch.randn(24, 2, 5)
+    quantized = torch.ao.quantization.quantize_dynamic(copy.deepcopy(core), {nn.Linear})
+    replaced(quantized, F_C, lambda conv: nn.Sequential(conv))
+    found, plain = read(quantized, x, 6), read(core, x, 6)
+    torch.testing.assert_close(found, plain, rtol=0, atol=0.5)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("S", "M"), [(3, 4), (1, 1), (2, 9)])
+def test_maps_that_are_folded_into_a_norm_give_what_the_modules_give(norm, positions, bias, S, M):
+    """The output and every gradient, with keys that some queries don't see."""
+    attention = fill_zeros(RelativeMultiHeadAttention(3, 12, 0.0, positions=positions))
+    attention.query = nn.Linear(12, 12, bias=bias)
+    norm = fill_zeros(nn.LayerNorm(12)) if norm else None
+    assert attention.can_fold(norm)
+    x, past = torch.randn(S, 2, 12, requires_grad=True), torch.randn(M, 2, 12, requires_grad=True)
+    key_start = torch.randint(0, M + 1, (2, S))
+    context = torch.cat((past, x)) if norm is None else norm(torch.cat((past, x)))
+    plain = attention(query=context[M:], key=context, value=context, key_start=key_start)
+    folded = attention.forward_with_memory(x, past, norm, None, key_start)
+    learning = [x, past, *attention.parameters(), *(norm.parameters() if norm else ())]
+    weight = torch.randn_like(plain)
+    same(*([y, *gradients(learning, (y * weight).sum())] for y in (plain, folded)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda a: setattr(a, "key", LoRA(a.key)), lambda a: hooked(a.value), lambda a: weight_norm(a.query),
+     hooked, lambda a: setattr(a, "value", torch.nn.modules.linear.NonDynamicallyQuantizableLinear(12, 12))],
+)  # fmt: skip
+def test_what_is_not_plain_is_not_folded(change):
+    attention = layer_parts()["self_attn"]
+    assert attention.can_fold(nn.LayerNorm(12))
+    assert not attention.can_fold(nn.LayerNorm(12, bias=False))
+    change(attention)
+    assert not attention.can_fold(nn.LayerNorm(12))
+
+
+@pytest.mark.parametrize("model", ["transformer-xl", "compressive"])
+def test_layers_that_are_computed_again_keep_only_tensors_that_are_given_by_position(model, monkeypatch):
+    from memformers.models import base
+
+    calls, real = [], base.checkpoint
+    monkeypatch.setattr(base, "checkpoint", lambda *a, **k: calls.append((a, k)) or real(*a, **k))
+    core, x, found = core_of(model, dropout=0.5).train(), torch.randn(18, 2, 5), []
+    for recompute in (False, True):
+        core.transformer.recompute, stashed = recompute, []
+        torch.manual_seed(3)
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, n=stashed: n.append(t.numel()) or t, lambda t: t
+        ):
+            output = read(core, x, 6)[0]
+        found.append((sum(stashed), output.detach(), gradients(core, output.square().sum())))
+    (before, *plain), (after, *again) = found
+    assert after < before / 2
+    torch.testing.assert_close(again, plain)
+    assert len(calls) == 3 * 2
+    for (_, *given), named in calls:
+        assert isinstance(given[0], torch.Tensor)
+        assert not any(isinstance(x, torch.Tensor) for x in named.values())
