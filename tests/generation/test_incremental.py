@@ -246,12 +246,12 @@ def test_a_stepper_keeps_each_modules_mode_and_gives_copies():
     ).train()
     core.transformer.layers[0].eval()
     modes = [module.training for module in core.modules()]
-    stepper, x = core.stepper(2), torch.randn(8, 2, 3)
+    stepper, x = Stepper(core, 2), torch.randn(8, 2, 3)
     first = stepper.read(x)
     assert [module.training for module in core.modules()] == modes
     assert not first.requires_grad
     stepper.memory().mem[0].zero_()
-    again = core.stepper(2)
+    again = Stepper(core, 2)
     assert torch.equal(again.read(x), first)
     assert torch.equal(again.step(x[0]), stepper.step(x[0]))
 
