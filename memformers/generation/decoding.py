@@ -12,12 +12,7 @@ class Decoder:
     of the next token. A model without memory reads its newest ``segment_len`` tokens again for each new one.
 
     Args:
-        model: The model, which must not be trained at the same time.
-        batch: The number of streams, B.
-        memory: Where to start from, as the forward pass returns it; None for an empty memory.
-
-    Raises:
-        ValueError: For a memory of another model or batch.
+        model, batch, memory: Those of the Stepper, which raises a ValueError for what it can't start from.
 
     Examples:
         >>> import torch

@@ -8,7 +8,7 @@ and prompts end at most one such multiple apart: there, some streams generate wh
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +21,7 @@ from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 
 
-@dataclass(frozen=True)
-class Prompts:
+class Prompts(NamedTuple):
     """The prompts of B streams in one text of T tokens."""
 
     tokens: Tensor
@@ -39,14 +38,12 @@ def side_by_side(prompts: Sequence[Tensor], config: ModelConfig) -> Prompts:
     if not prompts:
         raise UserError("there are no prompts; give at least one, as a tensor of its tokens.")
     for i, prompt in enumerate(prompts):
-        which, kind = f"prompt {i} of {len(prompts)} (counted from 0)", type(prompt).__name__
+        which = f"prompt {i} of {len(prompts)} (counted from 0)"
         if not isinstance(prompt, Tensor):
-            raise UserError(f"{which} is a {kind}; give a tensor of its tokens.")
-        if prompt.shape == (0,):
-            raise UserError(f"{which} has no tokens; give it at least one, such as a line break.")
-        if prompt.dim() != 1 or prompt.dtype not in (torch.int64, torch.int32):
+            raise UserError(f"{which} is a {type(prompt).__name__}; give a tensor of its tokens.")
+        if prompt.dim() != 1 or not len(prompt) or prompt.dtype not in (torch.int64, torch.int32):
             raise UserError(
-                f"expected {which} as int64 or int32 integers [tokens], got {prompt.dtype} "
+                f"expected {which} as int64 or int32 integers [tokens], at least one, got {prompt.dtype} "
                 f"{list(prompt.shape)}; give one dimension, or all prompts as one tensor."
             )
     step = math.lcm(config.segment_len, *(own.compression_rate for own in config.memory_sizes))
@@ -108,6 +105,7 @@ def generate(
         raise UserError(f"batch={batch} repeats a single prompt, got {len(prompt)} prompts; leave batch out.")
     prompts = side_by_side(list(prompt) * batch, model.config)
     model.check_tokens(prompts.tokens)
+    check_value("max_new_tokens", max_new_tokens, NonNegativeInt)
     decoder, together, starts = Decoder(model, len(prompts.ends)), min(prompts.ends), prompts.doc_starts
     decoder.read(prompts.tokens[:together], None if starts is None else starts[:together])
     return write(decoder, max_new_tokens, sampling, seeded(seed, model.device), stop, prompts)
@@ -124,27 +122,22 @@ def write(
     """Continue what ``decoder`` has read: draw the next token ``[B]``, read it and yield it, until
     ``max_new_tokens`` are generated or every stream has generated ``stop``. Of ``prompts`` it has read what
     all streams read together; the rest is read here, and each text begins after its own prompt. Raises
-    ValueError, when called, if nothing was read yet, and for a negative ``max_new_tokens``."""
+    ValueError if nothing was read yet, and for a negative ``max_new_tokens``."""
     if decoder.logits is None:
         raise UserError("the prompt is empty; give the text to continue, at least one token.")
     check_value("max_new_tokens", max_new_tokens, NonNegativeInt)
-
-    def tokens() -> Iterator[Tensor]:
-        assert decoder.logits is not None
-        ends = torch.tensor(prompts.ends if prompts else [0] * decoder.batch, device=decoder.logits.device)
-        together, longest = int(ends.min()), int(ends.max())
-        stopped, newest = ends < 0, deque[Tensor](maxlen=longest - together + 1)  # none yet
-        for i in range(together, longest + max_new_tokens):
-            token, starts = sampling.draw(decoder.logits.float(), generator), None
-            if prompts and i < longest:
-                token = torch.where(i < ends, prompts.tokens[i], token)
-                starts = None if prompts.doc_starts is None else prompts.doc_starts[i, None]
-            decoder.read(token[None], starts)
-            newest.append(token)
-            if i >= longest:
-                text = torch.stack(tuple(newest)).gather(0, ends[None] - together)[0]
-                yield text
-                if stop is not None and (stopped := stopped | (text == stop)).all():
-                    return
-
-    return tokens()
+    ends = torch.tensor(prompts.ends if prompts else [0] * decoder.batch, device=decoder.logits.device)
+    together, longest = int(ends.min()), int(ends.max())
+    stopped, newest = ends < 0, deque[Tensor](maxlen=longest - together + 1)  # none yet
+    for i in range(together, longest + max_new_tokens):
+        token, starts = sampling.draw(decoder.logits.float(), generator), None
+        if prompts and i < longest:
+            token = torch.where(i < ends, prompts.tokens[i], token)
+            starts = None if prompts.doc_starts is None else prompts.doc_starts[i, None]
+        decoder.read(token[None], starts)
+        newest.append(token)
+        if i >= longest:
+            text = torch.stack(tuple(newest)).gather(0, ends[None] - together)[0]
+            yield text
+            if stop is not None and (stopped := stopped | (text == stop)).all():
+                return

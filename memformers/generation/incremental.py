@@ -157,6 +157,7 @@ class Stepper:
                 terms["r"] = terms["r"].mT.contiguous()
                 none = layer.self_attn.by_head(like[:0])
                 self.caches.append(LayerCache(layer, own.window, terms, none.mT, none))
+            self.past = memory
             self.begin(memory, nothing)
 
     def begin(self, memory: Memory, nothing: Tensor, inputs: Sequence[Tensor] = ()) -> None:
@@ -175,7 +176,8 @@ class Stepper:
                 new = torch.cat([new, *(parts[i] for parts in (memory.c_mem, memory.mem) if parts)])
             caches.append(cache.followed(slots, new, recent, S))
         # Of the caches and not of the memory, which has lost what is hidden and not finite.
-        finite = like.device.type == "cpu" and all(is_finite(x) for c in caches for x in (c.key, c.value))
+        kept = [x for cache in caches for x in (cache.key, cache.value)]
+        finite = like.device.type == "cpu" and all(x.sum().isfinite() for x in kept)
         self.past, self.caches, self.inputs, self.finite = memory, caches, room, finite
         self.running = nothing
         self.doc_starts: Tensor | None = None
@@ -232,7 +234,7 @@ class Stepper:
                 attend = partial(cache.attend, begin=begin, key_start=key_start, alone=alone)
                 output = cache.layer(x=output, cached=attend)
             output = self.transformer.norm(output)
-            finite = finite and is_finite(self.inputs[:, end - t : end])
+            finite = finite and bool(self.inputs[:, end - t : end].sum().isfinite())
         else:
             how = {"doc_starts": doc_starts, "sizes": self.sizes}
             output, inputs = self.transformer(self.encode(running), self.past, **how)
@@ -243,8 +245,3 @@ class Stepper:
         else:
             self.running, self.doc_starts, self.finite = running, doc_starts, finite
         return result
-
-
-def is_finite(x: Tensor) -> bool:
-    """Whether all numbers of ``x``, of any shape, are finite."""
-    return not x.numel() or all(map(math.isfinite, x.aminmax()))

@@ -23,7 +23,7 @@ MODEL = "model"
 
 def check_target(model: MemoryLM, path: Path) -> None:
     """Raise UserError if [`save_memory`][] could not write to ``path``, or would replace a file that is not a
-    saved memory. It is called before a long text is read."""
+    saved memory."""
     if model.config.model == "transformer":
         raise UserError("model='transformer' has no memory to save; leave save_memory out.")
     target = Path(os.path.realpath(path))
@@ -49,12 +49,12 @@ def save_memory(decoder: Decoder, path: Path) -> None:
     check_target(decoder.model, path)
     if decoder.logits is None:
         raise UserError("nothing was read yet, so there is no memory to save.")
-    stepper = decoder.stepper
-    running = {"running": stepper.running, "logits": decoder.logits, "doc_starts": stepper.doc_starts}
-    tensors = {name: x.contiguous() for name, x in running.items() if x is not None}
+    tensors = memory_tensors(decoder.memory())
+    tensors |= {"running": decoder.stepper.running, "logits": decoder.logits}
+    if decoder.stepper.doc_starts is not None:
+        tensors["doc_starts"] = decoder.stepper.doc_starts
     with replacing(path) as temporary:
-        metadata = {MODEL: fingerprint(decoder.model)}
-        save_file(memory_tensors(decoder.memory()) | tensors, temporary, metadata=metadata)
+        save_file(tensors, temporary, metadata={MODEL: fingerprint(decoder.model)})
 
 
 def load_memory(model: MemoryLM, path: Path) -> Decoder:
@@ -65,13 +65,11 @@ def load_memory(model: MemoryLM, path: Path) -> Decoder:
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} can't be read as a saved memory: {error}") from None
     if read_metadata(path).get(MODEL) != fingerprint(model):
-        raise UserError(
-            f"{path} is the memory of another model, or of other weights; use it with its own model."
-        )
+        raise UserError(f"{path} is of another model, or of other weights; use it with its own model.")
     V, S, nothing = model.config.vocab_size, model.config.segment_len, torch.empty(0)
     try:
-        if broken := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
-            raise UserError(f"{broken[0]} holds numbers that are NaN or infinite.")
+        if not all(tensor.isfinite().all() for tensor in tensors.values()):
+            raise UserError("it holds numbers that are NaN or infinite.")
         logits, running = tensors.pop("logits", nothing), tensors.pop("running", nothing)
         starts = tensors.pop("doc_starts", None)
         if logits.shape != (1, V) or running.dim() != 2 or len(running) >= S:

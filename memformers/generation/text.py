@@ -48,9 +48,15 @@ class TextStream:
 
 
 def continue_text(
-    model: MemoryLM, tokenizer: Tokenizer, prompt: str, max_new_tokens: int, sampling: Sampling, *,
-    seed: int | None = None, stop: str = "",
-) -> str:  # fmt: skip
+    model: MemoryLM,
+    tokenizer: Tokenizer,
+    prompt: str,
+    max_new_tokens: int,
+    sampling: Sampling,
+    *,
+    seed: int | None = None,
+    stop: str = "",
+) -> str:
     """The ``max_new_tokens`` tokens that the model generates after ``prompt``, or fewer if it generates
     ``stop``. Raises ValueError for an empty prompt and for characters outside the vocabulary."""
     stream = TextStream(model, tokenizer)
