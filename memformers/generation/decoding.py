@@ -3,24 +3,16 @@
 from torch import Tensor
 
 from memformers.generation.incremental import Stepper
-from memformers.models.documents import check_starts
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 
 
 class Decoder:
-    """A language model that reads B streams of text: it takes any number of tokens at a time, and returns
-    logits. Keys and values are kept, as a [`Stepper`][memformers.generation.incremental.Stepper] keeps them;
-    a model without memory reads its newest ``segment_len`` tokens again for each new one. The model must not
-    be trained at the same time.
+    """A [`Stepper`][memformers.generation.incremental.Stepper] of a language model that remembers the logits
+    of the next token. A model without memory reads its newest ``segment_len`` tokens again for each new one.
 
     Args:
-        model: The model.
-        batch: The number of streams, B.
-        memory: Where to start from, as the forward pass returns it; None for an empty memory.
-
-    Raises:
-        ValueError: For a memory of another model or batch.
+        model, batch, memory: Those of the Stepper, which raises a ValueError for what it can't start from.
 
     Examples:
         >>> import torch
@@ -38,15 +30,9 @@ class Decoder:
         """Of the next token, ``[B, vocab_size]``; None before the first was read."""
 
     def read(self, tokens: Tensor, doc_starts: Tensor | None = None) -> Tensor:
-        """Read ``tokens [T, B]``, T ≥ 1, to the logits ``[B, vocab_size]`` of the token after the last.
-
-        ``doc_starts``, boolean ``[T, B]``, is true where a stream's new document begins: its tokens see
-        nothing of what came before. The segments end at the same places with and without starts. Raises
-        ValueError for tokens of another shape, or outside the vocabulary, and for starts of another shape,
-        dtype or device.
-        """
-        self.model.check_tokens(tokens, self.batch)
-        check_starts(doc_starts, tokens)
+        """Read ``tokens [T, B]``, T ≥ 1, with ``doc_starts [T, B]``, as [`Stepper.read`][
+        memformers.generation.incremental.Stepper.read] does, to the logits ``[B, vocab_size]`` of the token
+        after the last."""
         self.logits = self.stepper.read(tokens, doc_starts)[-1]
         return self.logits
 

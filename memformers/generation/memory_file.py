@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from memformers.common.errors import UserError
 from memformers.common.files import check_utf8_name, replacing
@@ -23,7 +23,7 @@ MODEL = "model"
 
 def check_target(model: MemoryLM, path: Path) -> None:
     """Raise UserError if [`save_memory`][] could not write to ``path``, or would replace a file that is not a
-    saved memory. It is called before a long text is read."""
+    saved memory."""
     if model.config.model == "transformer":
         raise UserError("model='transformer' has no memory to save; leave save_memory out.")
     target = Path(os.path.realpath(path))
@@ -44,44 +44,35 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def save_memory(decoder: Decoder, path: Path) -> None:
-    """Write the memory of ``decoder``'s single stream, atomically. Raises UserError for a model without
-    memory, before anything was read, and for a bad target."""
+    """Write the memory of ``decoder``'s single stream, atomically. Raises UserError before anything was read,
+    and as [`check_target`][] does."""
     check_target(decoder.model, path)
     if decoder.logits is None:
         raise UserError("nothing was read yet, so there is no memory to save.")
-    stepper, tensors = decoder.stepper, memory_tensors(decoder.memory())
-    tensors |= {"running": stepper.running.contiguous(), "logits": decoder.logits.contiguous()}
-    if stepper.doc_starts is not None:
-        tensors["doc_starts"] = stepper.doc_starts.contiguous()
+    tensors = memory_tensors(decoder.memory())
+    tensors |= {"running": decoder.stepper.running, "logits": decoder.logits}
+    if decoder.stepper.doc_starts is not None:
+        tensors["doc_starts"] = decoder.stepper.doc_starts
     with replacing(path) as temporary:
         save_file(tensors, temporary, metadata={MODEL: fingerprint(decoder.model)})
 
 
 def load_memory(model: MemoryLM, path: Path) -> Decoder:
     """A decoder that continues the text of a memory that [`save_memory`][] wrote. Raises UserError for a file
-    that is missing, broken or another model's, and where its tensors can't be this model's."""
+    that is missing, broken or another model's."""
     try:
-        with safe_open(path, framework="pt", device=str(model.device)) as file:
-            said = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors = load_file(path, device=str(model.device))
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} can't be read as a saved memory: {error}") from None
-    if said.get(MODEL) != fingerprint(model):
-        raise UserError(
-            f"{path} is the memory of another model, or of other weights; use it with its own model."
-        )
+    if read_metadata(path).get(MODEL) != fingerprint(model):
+        raise UserError(f"{path} is of another model, or of other weights; use it with its own model.")
+    V, S, nothing = model.config.vocab_size, model.config.segment_len, torch.empty(0)
     try:
-        if broken := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
-            raise UserError(f"{broken[0]} holds numbers that are NaN or infinite.")
-        logits, running = tensors.pop("logits", None), tensors.pop("running", None)
-        starts, V, S = tensors.pop("doc_starts", None), model.config.vocab_size, model.config.segment_len
-        if (
-            logits is None
-            or logits.shape != (1, V)
-            or running is None
-            or len(running.shape) != 2
-            or len(running) >= S
-        ):
+        if not all(tensor.isfinite().all() for tensor in tensors.values()):
+            raise UserError("it holds numbers that are NaN or infinite.")
+        logits, running = tensors.pop("logits", nothing), tensors.pop("running", nothing)
+        starts = tensors.pop("doc_starts", None)
+        if logits.shape != (1, V) or running.dim() != 2 or len(running) >= S:
             raise UserError(f"expected logits as [1, {V}] and running as [t, 1], less than a segment of {S}.")
         decoder = Decoder(model, 1, memory_from_tensors(tensors, model.config.n_layers))
         if running.shape != (0, 1):

@@ -12,32 +12,29 @@ from memformers.models.language_model import MemoryLM
 
 
 class TextStream:
-    """A model that reads a text and continues it. What it has read and generated stays in the model's memory,
-    as far as the memory reaches."""
+    """A model that reads a text and continues it; its memory keeps both."""
 
     def __init__(self, model: MemoryLM, tokenizer: Tokenizer):
-        self.model, self.tokenizer = model, tokenizer
-        self.device = model.device
+        self.model, self.tokenizer, self.device = model, tokenizer, model.device
         self.reader = Decoder(model, batch=1)
         self.last: list[int] = []
         """The last token, on which depends how the next one is written: a word follows a space."""
 
     def read(self, text: str, progress: Callable[[int], object] = lambda tokens: None) -> None:
-        """Read ``text``; ``progress`` is called from time to time with the number of further tokens that were
-        read. Raises ValueError for characters outside the vocabulary, before anything is read."""
+        """Read ``text``; ``progress`` is called now and then with how many tokens were read since. Raises
+        ValueError for characters outside the vocabulary, before anything is read."""
         tokens = self.tokenizer.encode(text).to(self.device)[:, None]  # [T, 1]
-        if not len(tokens):
-            return
-        self.last = [int(tokens[-1])]
-        for part in tokens.split(16 * self.model.config.segment_len):
-            self.reader.read(part)
-            progress(len(part))
+        if len(tokens):
+            self.last = [int(tokens[-1])]
+            for part in tokens.split(16 * self.model.config.segment_len):
+                self.reader.read(part)
+                progress(len(part))
 
     def write(
         self, max_new_tokens: int, sampling: Sampling, generator: torch.Generator, stop: str = ""
     ) -> Iterator[str]:
         """Yield the text that follows, character by character, until ``max_new_tokens`` tokens are generated
-        or the text ends with ``stop``. Raises ValueError if nothing was read yet."""
+        or it ends with ``stop``. Raises ValueError if nothing was read yet."""
         decode, written = self.tokenizer.decoder(), ""
         for last in self.last:
             decode(last)
@@ -60,7 +57,7 @@ def continue_text(
     seed: int | None = None,
     stop: str = "",
 ) -> str:
-    """The text that the model generates after ``prompt``: ``max_new_tokens`` tokens, or fewer if it generates
+    """The ``max_new_tokens`` tokens that the model generates after ``prompt``, or fewer if it generates
     ``stop``. Raises ValueError for an empty prompt and for characters outside the vocabulary."""
     stream = TextStream(model, tokenizer)
     stream.read(prompt)

@@ -52,16 +52,12 @@ def check_each_is_as_alone(lm, prompts, n):
 @given(
     model=st.sampled_from(MODELS),
     positions=st.sampled_from(["learned", "sinusoidal"]),
-    shape=st.fixed_dictionaries(
-        {
-            "segment_len": st.integers(1, 6),
-            "mem_len": st.integers(0, 7),
-            "c_mem_len": st.integers(0, 3),
-            "compression_rate": st.integers(1, 4),
-        }
-    ),
+    shape=st.fixed_dictionaries({
+        "segment_len": st.integers(1, 6), "mem_len": st.integers(0, 7), "c_mem_len": st.integers(0, 3),
+        "compression_rate": st.integers(1, 4),
+    }),
     lengths=st.lists(st.integers(1, 33), min_size=1, max_size=4),
-)
+)  # fmt: skip
 @example("compressive", "learned", {"segment_len": 5, "mem_len": 7, "compression_rate": 4}, [44, 1, 23, 24])
 @example("transformer-xl", "sinusoidal", {"segment_len": 4, "mem_len": 7}, [5, 30, 13])
 def test_each_stream_is_read_and_written_as_alone(model, positions, shape, lengths):
@@ -88,11 +84,8 @@ def test_prompts_of_one_length_are_those_of_a_tensor():
     lm, prompts = small_lm("compressive"), prompts_of(9, 9)
     assert side_by_side(prompts, lm.config).doc_starts is None
     for some in (prompts, prompts[:1]):
-        texts = [
-            torch.stack(list(generate(lm, p, 30, seed=1))) for p in (some, torch.stack(some, 1), tuple(some))
-        ]
-        assert torch.equal(texts[0], texts[1])
-        assert torch.equal(texts[0], texts[2])
+        one, *others = [list(generate(lm, p, 30, seed=1)) for p in (some, torch.stack(some, 1), tuple(some))]
+        assert all(torch.equal(torch.stack(one), torch.stack(other)) for other in others)
     assert len(next(generate(lm, prompts[:1], 1, batch=3))) == 3
 
 
@@ -102,37 +95,27 @@ def test_the_same_seed_writes_the_same_and_all_end_when_the_last_comes_to_stop(p
     text, again, other = (torch.stack(list(generate(lm, prompts, 300, seed=seed))) for seed in (1, 1, 2))
     assert torch.equal(text, again)
     assert not torch.equal(text, other)
-    stop = 4
-    ends = [int((stream == stop).nonzero()[0]) for stream in text.T]
-    stopped = torch.stack(list(generate(lm, prompts, 300, seed=1, stop=stop)))
+    ends = [int((stream == 4).nonzero()[0]) for stream in text.T]
+    stopped = torch.stack(list(generate(lm, prompts, 300, seed=1, stop=4)))
     assert len(stopped) == max(ends) + 1 < 300
     assert torch.equal(stopped, text[: len(stopped)])
     assert list(generate(lm, prompts, 0)) == []
 
 
 @pytest.mark.parametrize(
-    ("prompts", "message"),
-    [([], "no prompts"),
-     ([torch.ones(3).long(), torch.tensor([])], "prompt 1 of 2"),
-     ([torch.ones(3).long(), torch.ones(3)], "prompt 1 of 2"),
-     ([torch.ones(3, 1).long()], "prompt 0 of 1"),
-     ([[1, 2], [3]], "prompt 0 of 2"),
-     ([torch.tensor([1]), torch.tensor([11, 2])], "vocab_size=11")],
+    ("prompt", "options", "message"),
+    [([], {}, "no prompts"),
+     ([torch.ones(3).long(), torch.tensor([])], {}, "prompt 1 of 2"),
+     ([torch.ones(3).long(), torch.ones(3)], {}, "prompt 1 of 2"),
+     ([torch.ones(3, 1).long()], {}, "prompt 0 of 1"),
+     ([[1, 2], [3]], {}, "prompt 0 of 2"),
+     ([torch.tensor([1]), torch.tensor([11, 2])], {}, "vocab_size=11"),
+     (tokens(0, 1), {}, "at least one"),
+     (tokens(3), {"max_new_tokens": -1}, "max_new_tokens=-1"),
+     (tokens(3), {"temperature": -1}, "temperature=-1"),
+     (tokens(3), {"batch": 2}, "batch=2"),
+     (prompts_of(3, 4, 5), {"batch": 2}, "batch=2")],
 )  # fmt: skip
-@pytest.mark.parametrize("model", MODELS)
-def test_what_is_no_prompt_is_said_at_once(model, prompts, message):
+def test_what_can_not_be_continued_is_an_error_at_once(prompt, options, message):
     with pytest.raises(ValueError, match=message):
-        generate(small_lm(model), prompts, 3)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "n", "options", "message"),
-    [(tokens(0, 1), 3, {}, "at least one"),
-     (tokens(3), -1, {}, "max_new_tokens=-1"),
-     (tokens(3), 1, {"temperature": -1}, "temperature=-1"),
-     (tokens(3), 1, {"batch": 2}, "batch=2"),
-     (prompts_of(3, 4, 5), 1, {"batch": 2}, "batch=2")],
-)  # fmt: skip
-def test_what_can_not_be_continued_is_an_error_at_once(prompt, n, options, message):
-    with pytest.raises(ValueError, match=message):
-        generate(small_lm("transformer-xl"), prompt, n, **options)
+        generate(small_lm("transformer-xl"), prompt, **({"max_new_tokens": 3} | options))

@@ -1,17 +1,12 @@
+"""How often tokens are drawn, and what nothing is drawn from."""
+
+import math
+
 import pytest
 import torch
 
 from memformers.common.errors import UserError
 from memformers.generation.sampling import Sampling, seeded
-
-LOGITS = torch.tensor([[0.1, 0.5, 0.3, 0.06, 0.04]]).log()
-
-
-def frequencies(sampling: Sampling, draws: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    drawn = sampling.draw(LOGITS.expand(draws, -1), generator)
-    return torch.bincount(drawn, minlength=5) / draws
-
 
 OWN, TWO, FIRST = [0.1, 0.5, 0.3, 0.06, 0.04], [0.0, 0.625, 0.375, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0, 0.0]
 SHARP = [p**2 / sum(q**2 for q in OWN) for p in OWN]
@@ -19,36 +14,28 @@ SHARP = [p**2 / sum(q**2 for q in OWN) for p in OWN]
 
 @pytest.mark.parametrize(
     ("settings", "wanted"),
-    [
-        ({}, OWN),
-        ({"temperature": 0.0}, FIRST),
-        ({"temperature": 0.5}, SHARP),
-        ({"temperature": 1e-30}, FIRST),
-        ({"top_k": 2}, TWO),
-        ({"top_k": 99}, OWN),
-        ({"top_p": 0.79}, TWO),  # those that reach it, and the one that crosses
-        ({"top_p": 0.81}, [1 / 9, 5 / 9, 3 / 9, 0.0, 0.0]),
-        ({"top_p": 1.0}, OWN),
-        # Beyond the numbers of float32:
-        ({"temperature": 5e-324}, FIRST),
-        ({"top_p": 5e-324}, FIRST),
-        ({"temperature": 1e308}, [0.2] * 5),
-    ],
-)
+    [({}, OWN), ({"temperature": 0.0}, FIRST), ({"temperature": 0.5}, SHARP), ({"temperature": 1e-30}, FIRST),
+     ({"top_k": 2}, TWO), ({"top_k": 99}, OWN), ({"top_p": 1.0}, OWN),
+     ({"top_p": 0.79}, TWO),  # those that reach it, and the one that crosses
+     ({"top_p": 0.81}, [1 / 9, 5 / 9, 3 / 9, 0.0, 0.0]),
+     # Beyond the numbers of float32:
+     ({"temperature": 5e-324}, FIRST), ({"top_p": 5e-324}, FIRST), ({"temperature": 1e308}, [0.2] * 5)],
+)  # fmt: skip
 def test_tokens_are_drawn_as_often_as_the_settings_say(settings, wanted):
-    found = frequencies(Sampling(**settings), 40_000)
+    logits, generator = torch.tensor([OWN]).log().expand(40_000, -1), seeded(0, torch.device("cpu"))
+    found = torch.bincount(Sampling(**settings).draw(logits, generator), minlength=5) / 40_000
     torch.testing.assert_close(found, torch.tensor(wanted), rtol=0, atol=0.015)
 
 
-def test_logits_that_are_no_numbers_draw_no_token():
-    infinite = [float("inf"), 0.0], [-float("inf"), -float("inf")]
-    for row, reason in ((infinite[0], "infinite"), (infinite[1], "infinite"), ([float("nan"), 0.0], "NaN")):
-        for temperature in (0.0, 1.0):
-            with pytest.raises(UserError, match=f"logits are {reason}"):
-                Sampling(temperature).draw(torch.tensor([row]))
-    assert Sampling().draw(torch.tensor([[-float("inf"), 0.0]])).tolist() == [1], (
-        "one that is ruled out may be"
-    )
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [([math.inf, 0.0], "infinite"), ([-math.inf, -math.inf], "infinite"), ([math.nan, 0.0], "NaN")],
+)
+def test_logits_that_are_no_numbers_draw_no_token(row, reason):
+    for temperature in (0.0, 1.0):
+        with pytest.raises(UserError, match=f"logits are {reason}"):
+            Sampling(temperature).draw(torch.tensor([row]))
+    assert Sampling().draw(torch.tensor([[-math.inf, 0.0]])).tolist() == [1]  # one may be ruled out
 
 
 def test_a_seed_of_more_than_64_bits_is_an_error():
@@ -60,11 +47,8 @@ def test_a_seed_of_more_than_64_bits_is_an_error():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"temperature": -0.5}, "temperature=-0.5"),
-     ({"temperature": float("nan")}, "temperature=nan"),
-     ({"top_k": 0}, "top_k=0"),
-     ({"top_p": 0.0}, "top_p=0.0"),
-     ({"top_p": 1.5}, "top_p=1.5")],
+    [({"temperature": -0.5}, "temperature=-0.5"), ({"temperature": math.nan}, "temperature=nan"),
+     ({"top_k": 0}, "top_k=0"), ({"top_p": 0.0}, "top_p=0.0"), ({"top_p": 1.5}, "top_p=1.5")],
 )  # fmt: skip
 def test_what_cannot_be_drawn_from_is_an_error(arguments, message):
     with pytest.raises(ValueError, match=message):
