@@ -189,7 +189,7 @@ class RelativeMultiHeadAttention(nn.Module):
             )
         if self.positions == "learned":
             return {"r": self.r[:, :K], "s": self.s[:, :K], "u": self.u}
-        table = sinusoid_table(K, self.position_features, self.clamp_len, self.u)
+        table = sinusoid_table(K, self.position_features, self.clamp_len, self.u.detach())
         r = rearrange(self.position(table), "k (h e) -> h k e", h=self.heads)
         return {"r": r, "u": self.u, "v": self.v}
 
