@@ -171,7 +171,7 @@ class Stepper:
             caches.append(cache.followed(slots, new, recent, S))
         # Of the caches and not of the memory, which has lost what is hidden and not finite.
         kept = [x for cache in caches for x in (cache.key, cache.value)]
-        finite = like.device.type == "cpu" and all(x.sum().isfinite() for x in kept)
+        finite = like.device.type == "cpu" and all(math.isfinite(x.sum()) for x in kept)
         self.past, self.caches, self.inputs, self.finite = memory, caches, room, finite
         self.running = nothing
         self.doc_starts: Tensor | None = None
@@ -224,7 +224,7 @@ class Stepper:
                 attend = partial(cache.attend, begin=begin, key_start=key_start, alone=alone)
                 output = cache.layer(x=output, cached=attend)
             output = self.transformer.norm(output)
-            finite = finite and bool(self.inputs[:, end - t : end].sum().isfinite())
+            finite = finite and math.isfinite(self.inputs[:, end - t : end].sum())
         else:
             how = {"doc_starts": doc_starts, "sizes": self.sizes}
             output, inputs = self.transformer(self.encode(running), self.past, **how)
