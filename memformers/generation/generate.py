@@ -22,14 +22,12 @@ from memformers.models.language_model import MemoryLM
 
 
 class Prompts(NamedTuple):
-    """The prompts of B streams in one text of T tokens."""
+    """B prompts as ``tokens [T, B]``, with zeros around each; boolean ``doc_starts [T, B]``, true where one
+    begins after padding, None where none does; and how many tokens lie before the end of each."""
 
     tokens: Tensor
-    """``[T, B]``, with zeros before a prompt and after it."""
     doc_starts: Tensor | None
-    """Boolean ``[T, B]``, true where a prompt begins after padding; None where none does."""
     ends: tuple[int, ...]
-    """The end of each prompt: the number of tokens before it, including its padding."""
 
 
 def side_by_side(prompts: Sequence[Tensor], config: ModelConfig) -> Prompts:
@@ -86,8 +84,7 @@ def generate(
         int64 ``[B]``, the next token of each stream, as it comes.
 
     Raises:
-        ValueError: For what can't be sampled with, a prompt without tokens, a negative ``max_new_tokens``,
-            and a ``batch`` of several prompts.
+        ValueError: For arguments out of their range, bad prompts, and a ``batch`` of several.
 
     Examples:
         >>> import torch

@@ -26,8 +26,7 @@ from memformers.models.layers import MemoryLayer
 from memformers.models.linear import linear
 from memformers.models.memory import Memory, check_memory
 
-BY_DISTANCE = ("r", "s")
-"""The kernel's terms that have a column for each distance."""
+BY_DISTANCE = ("r", "s")  # the kernel's terms that have a column for each distance
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,7 @@ class LayerCache:
     window: int | None
     """How many of the newest keys a position sees, its own included; None for all."""
     terms: dict[str, Tensor]
-    """The kernel's terms, but r ``[H, E, K]`` and s ``[H, K]`` by descending distance: a shorter past takes
-    the end of them."""
+    """The kernel's, but r ``[H, E, K]`` and s ``[H, K]`` by falling distance: a shorter past is their end."""
     key: Tensor
     """``[B, H, E, C + M + S]``."""
     value: Tensor
@@ -64,9 +62,8 @@ class LayerCache:
         return replace(self, key=F.pad(key, (0, room)), value=F.pad(value, (0, 0, 0, room)))
 
     def attend(self, x: Tensor, begin: int, key_start: Tensor | None, alone: bool) -> Tensor:
-        """Attention of the layer's next inputs ``x [t, B, D]``, which become the keys from ``begin`` on, to
-        the keys from ``key_start [B, t]`` on, None for all: ``[t, B, D]``; ``alone`` says that t is 1 and
-        that all keys are finite."""
+        """Attention of the next inputs ``x [t, B, D]``, whose keys begin at ``begin``, to those from
+        ``key_start [B, t]`` on, None for all: ``[t, B, D]``. ``alone``: t is 1, and all keys are finite."""
         attention, z, end = self.layer.self_attn, self.layer.attention_input(x), begin + len(x)
         self.key[..., begin:end], self.value[:, :, begin:end] = self.project(z)
         query = attention.by_head(linear(attention.query, z))
@@ -143,19 +140,16 @@ class Stepper:
             self.encode, self.decode = model.encoded, lambda output: output
             nothing = like.new_empty(0, batch, model.config.d_input or model.config.d_model)
         self.slides = isinstance(model, MemoryLM) and self.config.model == "transformer"
-        """Whether it reads the newest S tokens again for each one, since without a memory, a token would
-        otherwise see less at the beginning of a segment."""
+        """Whether it reads the newest S tokens again for each, so that each sees as many without a memory."""
         self.caches: list[LayerCache] = []
-        """Of each layer; none where the running segment is read again with each step."""
+        """Of each layer; none where the segment is read again with each step."""
         with eval_mode(model):
-            for layer, own in zip(layers, self.sizes, strict=True):
-                if self.slides or not self.transformer.keeps_keys:
-                    break
+            keeps_keys = self.transformer.keeps_keys and not self.slides
+            for layer, own in zip(layers if keeps_keys else (), self.sizes, strict=keeps_keys):
                 longest = own.c_mem_len + own.longest_memory + self.config.segment_len
-                terms = dict(layer.self_attn.distance_terms(longest))
-                terms |= {name: terms[name].flip(1) for name in BY_DISTANCE if name in terms}
-                terms["r"] = terms["r"].mT.contiguous()
-                none = layer.self_attn.by_head(like[:0])
+                terms = layer.self_attn.distance_terms(longest)
+                terms = {n: term.flip(1) if n in BY_DISTANCE else term for n, term in terms.items()}
+                terms["r"], none = terms["r"].mT.contiguous(), layer.self_attn.by_head(like[:0])
                 self.caches.append(LayerCache(layer, own.window, terms, none.mT, none))
             self.past = memory
             self.begin(memory, nothing)
@@ -177,7 +171,7 @@ class Stepper:
             caches.append(cache.followed(slots, new, recent, S))
         # Of the caches and not of the memory, which has lost what is hidden and not finite.
         kept = [x for cache in caches for x in (cache.key, cache.value)]
-        finite = like.device.type == "cpu" and all(x.sum().isfinite() for x in kept)
+        finite = like.device.type == "cpu" and all(math.isfinite(x.sum()) for x in kept)
         self.past, self.caches, self.inputs, self.finite = memory, caches, room, finite
         self.running = nothing
         self.doc_starts: Tensor | None = None
@@ -187,23 +181,19 @@ class Stepper:
         return self.past.map(torch.clone)
 
     def step(self, x: Tensor, doc_starts: Tensor | None = None) -> Tensor:
-        """One step ``[B, …]`` of each stream to its result ``[B, …]``, with ``doc_starts [B]``, as
-        [`read`][] does."""
+        """One step ``[B, …]`` to its result ``[B, …]``, with ``doc_starts [B]``, as [`read`][] does."""
         return self.read(x[None], None if doc_starts is None else doc_starts[None])[0]
 
     @torch.no_grad()
     def read(self, x: Tensor, doc_starts: Tensor | None = None) -> Tensor:
-        """``x [T, B, …]``, T ≥ 1, to its results, one after the other.
-
-        ``doc_starts``, boolean ``[T, B]``, is true where a stream's new document begins: it sees nothing of
-        what came before. The segments end at the same places with and without starts. Raises UserError for x
-        of another shape, dtype or device, tokens outside the vocabulary, and starts that are not these.
-        """
-        B, *features = self.running.shape[1:]
+        """``x [T, B, …]``, T ≥ 1, to its results, one after the other; boolean ``doc_starts [T, B]`` is true
+        where a stream's new document begins, which sees nothing of what came before. Segments end at the same
+        places with and without starts. Raises UserError for other shapes, dtypes, devices and tokens."""
+        wanted = list(self.running.shape[1:])
         if isinstance(self.model, MemoryLM):
-            self.model.check_tokens(x, B)
-        elif x.shape[1:] != self.running.shape[1:] or not len(x):
-            raise UserError(f"expected [steps, {B}, {features[0]}], at least one step, got {list(x.shape)}.")
+            self.model.check_tokens(x, wanted[0])
+        elif list(x.shape[1:]) != wanted or not len(x):
+            raise UserError(f"expected [steps, {str(wanted)[1:]}, at least one step, got {list(x.shape)}.")
         check_starts(doc_starts, x)
         results, begin, S = [], 0, self.config.segment_len
         with eval_mode(self.model):
@@ -234,7 +224,7 @@ class Stepper:
                 attend = partial(cache.attend, begin=begin, key_start=key_start, alone=alone)
                 output = cache.layer(x=output, cached=attend)
             output = self.transformer.norm(output)
-            finite = finite and bool(self.inputs[:, end - t : end].sum().isfinite())
+            finite = finite and math.isfinite(self.inputs[:, end - t : end].sum())
         else:
             how = {"doc_starts": doc_starts, "sizes": self.sizes}
             output, inputs = self.transformer(self.encode(running), self.past, **how)

@@ -21,8 +21,8 @@ class TextStream:
         """The last token, on which depends how the next one is written: a word follows a space."""
 
     def read(self, text: str, progress: Callable[[int], object] = lambda tokens: None) -> None:
-        """Read ``text``; ``progress`` is called now and then with how many tokens were read since. Raises
-        ValueError for characters outside the vocabulary, before anything is read."""
+        """Read ``text``, and tell ``progress`` now and then how many more tokens were read. Raises ValueError
+        for characters outside the vocabulary, before anything is read."""
         tokens = self.tokenizer.encode(text).to(self.device)[:, None]  # [T, 1]
         if len(tokens):
             self.last = [int(tokens[-1])]

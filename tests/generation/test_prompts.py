@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memformers.generation.generate import generate, side_by_side
 from memformers.generation.sampling import Sampling
 from tests.builders import MODELS, SMALL, small_lm
-from tests.texts import tokens
+from tests.texts import same, tokens
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -37,15 +37,13 @@ def watched(lm, prompt, n):
 
 
 def check_each_is_as_alone(lm, prompts, n):
-    text, logits = watched(lm, prompts, n)
+    (text, logits), ends = watched(lm, prompts, n), side_by_side(prompts, lm.config).ends
     assert text.shape == (n, len(prompts))
-    laid_out = side_by_side(prompts, lm.config)
     for stream, prompt in enumerate(prompts):
         wanted, wanted_logits = watched(lm, prompt[:, None], n)
+        begin = ends[stream] - min(ends)
         assert torch.equal(text[:, stream], wanted[:, 0])
-        begin = laid_out.ends[stream] - min(laid_out.ends)
-        got = logits[begin : begin + n, stream]
-        torch.testing.assert_close(got, wanted_logits[:, 0], rtol=0, atol=1e-10)
+        same([logits[begin : begin + n, stream]], [wanted_logits[:, 0]])
 
 
 @settings(max_examples=25)

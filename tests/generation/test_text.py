@@ -57,9 +57,13 @@ def test_a_memory_of_another_model_or_a_broken_one_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="another model"):
         load_memory(small_lm("transformer-xl"), path)  # the same shape, but other weights
     path.write_bytes(path.read_bytes()[:50])
-    for broken in (path, tmp_path / "gone"):
+    for broken in (path, tmp_path / "gone", tmp_path):
         with pytest.raises(ValueError, match="can't be read"):
             load_memory(lm, broken)
+    with pytest.raises(ValueError, match="exists already and is not a saved memory"):
+        save_memory(decoder, path)
+    with pytest.raises(ValueError, match="is not a folder"):
+        save_memory(decoder, tmp_path / "gone" / "memory")
     with pytest.raises(ValueError, match="no memory to save"):
         save_memory(Decoder(small_lm("transformer"), 1), path)
 
