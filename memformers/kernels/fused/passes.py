@@ -3,16 +3,14 @@
 
 The forward pass iterates over the keys with a running softmax. It keeps the output and, for each query, the
 logarithm of the softmax's denominator, from which the backward pass computes probabilities again
-(FlashAttention, Dao et al. 2022, arXiv 2205.14135). The distances are added here.
+(FlashAttention, Dao et al. 2022, arXiv 2205.14135). The distances are added here:
 
-u and v are not added to queries: (q + u)·k_j + (q + v)·r_d + s_d = q·k_j + q·r_d + a_j + b_d, where
-a_j = u·k_j of each key and b_d = v·r_d + s_d of each distance are computed beforehand.
+(q + u)·k_j + (q + v)·r_d + s_d = q·k_j + q·r_d + a_j + b_d, where a_j = u·k_j of each key and
+b_d = v·r_d + s_d of each distance are computed beforehand.
 
-The far distances of some keys are the near distances of the next N keys, so a program that iterates over
-keys multiplies each query with each distance once. The backward pass has three kernels, one by query, one
-by key and one by distance. The last one multiplies queries with one tile of distances, and folds the products
-with two tiles of keys. Every number is summed by one program in a fixed order, so the same inputs give the
-same bits.
+The near distances of some keys are the far ones of the next N, so a program that iterates over keys multiplies
+each query with each distance once. Every number is summed by one program in a fixed order, so the same inputs
+give the same bits.
 """
 
 import math
@@ -20,18 +18,7 @@ import math
 import triton
 import triton.language as tl
 
-from memformers.kernels.fused.tiles import (
-    dot,
-    fold,
-    kept,
-    load,
-    load_numbers,
-    load_statistics,
-    place,
-    skew,
-    store,
-    store_numbers,
-)
+from memformers.kernels.fused.tiles import dot, fold, kept, load, load_numbers, place, skew, store, store_numbers
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
@@ -116,7 +103,7 @@ def gradient_by_query(
     first_distance = K - S + i
     q = load(query, stream, head, i, E, W, N)
     g = load(grad, stream, head, i, E, W, N).to(q.dtype)
-    lse_i, delta_i = load_statistics(lse, delta, stream * H + head, S, i, N)
+    lse_i, delta_i = statistics(lse, delta, stream * H + head, S, i, N)
     begin = first_tile(key_start, stream, S, i, N)
     far = distance_scores(q, r, b, head, first_distance - begin + 1, E, W, N)
     ds_before = tl.zeros([N, N], q.dtype)
@@ -161,7 +148,7 @@ def gradient_by_key(
         first_distance = K - S + i - j
         q = load(query, stream, head, i, E, W, N)
         g = load(grad, stream, head, i, E, W, N).to(q.dtype)
-        lse_i, delta_i = load_statistics(lse, delta, stream * H + head, S, i, N)
+        lse_i, delta_i = statistics(lse, delta, stream * H + head, S, i, N)
         near = distance_scores(q, r, b, head, first_distance - N + 1, E, W, N)
         far = distance_scores(q, r, b, head, first_distance + 1, E, W, N)
         x = key_scores(q, k.to(q.dtype), a_j, fold(near, far, N), first_distance, scale, N)
@@ -199,7 +186,7 @@ def gradient_by_distance(
         stream, i = part + step // steps * parts, begin + step % steps * N
         q = load(query, stream, head, i, E, W, N)
         g = load(grad, stream, head, i, E, W, N).to(q.dtype)
-        lse_i, delta_i = load_statistics(lse, delta, stream * H + head, S, i, N)
+        lse_i, delta_i = statistics(lse, delta, stream * H + head, S, i, N)
         # The keys to which these distances are the near ones, and those to which they are far.
         j = K - S + i - d - N + 1
         content, dp = key_products(q, g, key, value, a, stream, head, H, j, E, W, N)
