@@ -44,19 +44,10 @@ SUPPORT: dict[KernelName, Support] = {
 
 
 def relative_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    r: Tensor,
-    *,
-    u: Tensor,
-    v: Tensor | None = None,
-    s: Tensor | None = None,
-    mask: Tensor | None = None,
-    key_start: Tensor | None = None,
-    dropout_prob: float = 0.0,
-    kernel: KernelName = "auto",
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, r: Tensor, *, u: Tensor, v: Tensor | None = None,
+    s: Tensor | None = None, mask: Tensor | None = None, key_start: Tensor | None = None,
+    dropout_prob: float = 0.0, kernel: KernelName = "auto",
+) -> Tensor:  # fmt: skip
     """[`memformers.kernels.naive.relative_attention`][], ``[B, H, S, E]``, computed by ``kernel``, which must
     have no [`unsupported_reason`][]; ``"auto"`` is the [`fastest`][]."""
     if kernel == "auto":

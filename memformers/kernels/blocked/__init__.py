@@ -8,7 +8,7 @@ costs nothing ([`memformers.kernels.blocked.tiling`][]).
 import torch
 from torch import Tensor
 
-from memformers.kernels.blocked.terms import Terms, exact
+from memformers.kernels.blocked.terms import Terms
 from memformers.kernels.blocked.tiling import blocks
 from memformers.kernels.operators import finite_part, no_second_derivative, sequence_first
 
@@ -18,17 +18,9 @@ block's are computed again, and memory does not grow with the number of scores."
 
 
 def relative_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    r: Tensor,
-    *,
-    u: Tensor,
-    v: Tensor | None = None,
-    s: Tensor | None = None,
-    key_start: Tensor | None = None,
-    dropout_prob: float = 0.0,
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, r: Tensor, *, u: Tensor, v: Tensor | None = None,
+    s: Tensor | None = None, key_start: Tensor | None = None, dropout_prob: float = 0.0,
+) -> Tensor:  # fmt: skip
     """[`memformers.kernels.naive.relative_attention`][], causal: the same arguments, result ``[B, H, S, E]``
     and gradients. Dropout draws other random numbers, by a seed from torch's generator."""
     inputs = [x for x in (query, key, value, r, u, v, s) if x is not None]
@@ -141,23 +133,21 @@ def blocked_attention_backward(
 
 @blocked_attention.register_fake
 def _(query, key, value, r, u, v, s, key_start, seed, dropout_prob, keep):  # type: ignore[no-untyped-def]
-    kept = [query.new_empty(block.room, dtype=exact(query)) for block in blocks(query, key)] if keep else []
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    kept = [query.new_empty(block.room, dtype=dtype) for block in blocks(query, key)] if keep else []
     return sequence_first(query), kept
 
 
 @blocked_attention_backward.register_fake
 def _(grad, kept, query, key, value, r, u, v, s, *_):  # type: ignore[no-untyped-def]
-    def fresh(x: Tensor | None) -> Tensor:
-        return u.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
-
-    return sequence_first(query), *map(fresh, (key, value, r, u, v, s))
+    rest = (u.new_empty(0) if x is None else x.new_empty(x.shape) for x in (key, value, r, u, v, s))
+    return sequence_first(query), *rest
 
 
 def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     *tensors, ctx.dropout_prob, _ = inputs
-    _, kept = output
     ctx.set_materialize_grads(False)  # or autograd makes zeros as large as all scores
-    ctx.save_for_backward(*tensors, *kept)
+    ctx.save_for_backward(*tensors, *output[1])
 
 
 def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]

@@ -14,20 +14,11 @@ class Terms:
     float32 for half precision: a score is an exponent, and 8 bits of it would be too few."""
 
     def __init__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        r: Tensor,
-        u: Tensor,
-        v: Tensor | None,
-        s: Tensor | None,
-        key_start: Tensor | None,
-        seed: Tensor | None,
-        dropout_prob: float,
-        poison: Tensor | None,
-    ):
+        self, query: Tensor, key: Tensor, r: Tensor, u: Tensor, v: Tensor | None, s: Tensor | None,
+        key_start: Tensor | None, seed: Tensor | None, dropout_prob: float, poison: Tensor | None,
+    ):  # fmt: skip
         self.scale = 1.0 / math.sqrt(query.shape[-1])
-        self.dtype = exact(query)
+        self.dtype = torch.promote_types(query.dtype, torch.float32)
         self.query, self.key, self.key_start, self.poison = query, key, key_start, poison
         self.u = u.to(self.dtype) * self.scale
         self.v = None if v is None else v.to(self.dtype) * self.scale
@@ -91,8 +82,3 @@ class Terms:
     def not_dropped(self, probabilities: Tensor) -> Tensor:
         """The probabilities ``[n, s, k]`` with 0 for those that were dropped, not scaled up yet."""
         return probabilities if self.generator is None else probabilities.relu()
-
-
-def exact(x: Tensor) -> torch.dtype:
-    """The dtype of scores and of sums over blocks for ``x``, of any shape: float32 for half precision."""
-    return torch.promote_types(x.dtype, torch.float32)

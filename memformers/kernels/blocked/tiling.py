@@ -31,10 +31,8 @@ class Block:
     streams: slice
     queries: slice
     keys: slice
-    distances: slice
-    """Their columns in a table by descending distance."""
-    last: bool
-    """Whether these are the segment's last queries, which see every key."""
+    distances: slice  # their columns in a table by descending distance
+    last: bool  # whether these are the segment's last queries
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:

@@ -18,17 +18,9 @@ PROGRAMS = 512
 
 
 def relative_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    r: Tensor,
-    *,
-    u: Tensor,
-    v: Tensor | None = None,
-    s: Tensor | None = None,
-    key_start: Tensor | None = None,
-    dropout_prob: float = 0.0,
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, r: Tensor, *, u: Tensor, v: Tensor | None = None,
+    s: Tensor | None = None, key_start: Tensor | None = None, dropout_prob: float = 0.0,
+) -> Tensor:  # fmt: skip
     """[`memformers.kernels.naive.relative_attention`][], causal: the same arguments, result ``[B, H, S, E]``
     and gradients, for its [`memformers.kernels.dispatch.SUPPORT`][]. By a seed from PyTorch's generator, all
     passes compute which probabilities are dropped."""
@@ -75,11 +67,12 @@ def fused_attention_backward(
     d_r = r.new_empty((parts, H, K, E), dtype=torch.float32)
     d_b = s.new_empty((parts, H, K), dtype=torch.float32)
     with torch.cuda.device_of(query):
-        inputs = rows(query), *terms(key, value, r, u, v, s, key_start), key_start, seed, dropout_prob
-        inputs = *inputs, rows(grad), lse, row_dots(grad, out)
+        of_keys = terms(key, value, r, u, v, s, key_start)
+        of_queries = rows(grad), lse, row_dots(grad, out)
+        inputs = rows(query), *of_keys, key_start, seed, dropout_prob, *of_queries
         passes.gradient_by_query[(B * H * query_tiles,)](*inputs, rows(d_query), H, scale, **by_query)
-        of_keys = rows(d_key), rows(d_value), u.contiguous(), d_u
-        passes.gradient_by_key[(B * H * key_tiles,)](*inputs, *of_keys, H, scale, **by_key)
+        outputs = rows(d_key), rows(d_value), u.contiguous(), d_u
+        passes.gradient_by_key[(B * H * key_tiles,)](*inputs, *outputs, H, scale, **by_key)
         passes.gradient_by_distance[(parts * H * key_tiles,)](
             *inputs, rows(d_r), d_b, B, parts, H, scale, **by_distance
         )
@@ -102,8 +95,7 @@ def _(query, key, value, r, u, v, s, key_start, seed, dropout_prob):
 
 @fused_attention_backward.register_fake
 def _(grad, out, lse, query, key, value, r, u, v, s, key_start, seed, dropout_prob):
-    rest = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (r, u, v, s))
-    return *(sequence_first(x) for x in (query, key, value)), *rest
+    return *map(sequence_first, (query, key, value)), *(x.new_empty(x.shape) for x in (r, u, v, s))
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -124,8 +116,8 @@ fused_attention_backward.register_autograd(no_second_derivative("fused"))
 def choose_tiling(
     query: Tensor, kernel: Literal["attend", "query", "key", "distance"], *, dropping: bool
 ) -> dict[str, Any]:
-    """How a kernel, the forward pass or a gradient, is compiled for ``query [B, H, S, E]``: E, its padded width
-    W, the tile's side N, and the numbers of warps and of pipeline stages.
+    """How a kernel, the forward pass or a gradient, is compiled for ``query [B, H, S, E]``: E, its padded
+    width W, the tile's side N, and the numbers of warps and of pipeline stages.
 
     They are not yet measured, but chosen so that in half precision no kernel spills registers on Hopper, by
     ``python -m experiments.benchmarks.compiled``. In float32 a product keeps its operands in registers, so

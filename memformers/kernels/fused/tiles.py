@@ -43,9 +43,9 @@ def skew(x, N: tl.constexpr):
 
 @triton.jit
 def kept(seed, dropout, line, i, at, N: tl.constexpr):
-    """By what dropout multiplies the probabilities of N queries from ``i`` on for the keys ``at``, ``[N, N]`` or
-    ``[1, N]``: 0, or 1 / (1 − dropout), by the seed, the ``line`` (a stream and head), the query and the key
-    alone (Philox: Salmon et al. 2011), so that all passes drop the same."""
+    """By what dropout multiplies the probabilities of N queries from ``i`` on for the keys ``at``, ``[N, N]``
+    or ``[1, N]``: 0, or 1 / (1 − dropout), by the seed, the ``line`` (a stream and head), the query and the
+    key alone (Philox: Salmon et al. 2011), so that all passes drop the same."""
     share = 1.0
     if seed is not None:
         zero = tl.zeros([N, N], tl.int32)
