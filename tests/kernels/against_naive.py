@@ -23,7 +23,7 @@ def kernel_named(name: str) -> tuple[Kernel, str]:
 
 
 def first_keys(B: int, S: int, K: int, device: str = "cpu") -> Tensor:
-    """Random ``key_start [B, S]`` by stream: all keys, a document for all queries, some keys, the own alone."""
+    """Random ``key_start [B, S]`` by stream: all keys, one document, some keys, a query's own alone."""
     generator = torch.Generator().manual_seed(2)
     own = torch.arange(K - S, K).expand(B, S)
     some = (torch.rand(B, S, generator=generator) * (own + 1)).long()

@@ -39,8 +39,7 @@ def test_any_memory_order_of_the_inputs_works(order):
 def test_a_gradient_of_one_number_expanded_works():
     inputs = tensors(1, 1, 5, 11, 7)
     out = fused.relative_attention(**inputs)
-    ones = torch.ones(out.shape, device=DEVICE)
-    grads = ones, ones[:1, :1, :1, :1].expand_as(out)
+    grads = torch.ones_like(out), torch.ones(1, device=DEVICE).expand_as(out)
     (got,), (wanted,) = (torch.autograd.grad(out, inputs["value"], g, retain_graph=True) for g in grads)
     assert torch.equal(got, wanted)
 
@@ -68,9 +67,8 @@ def test_nothing_as_large_as_queries_times_keys_is_kept():
 def test_each_stream_head_and_query_drops_other_keys():
     """With one-hot values, the output shows which probabilities are left."""
     torch.manual_seed(5)
-    B, H, S, K = 2, 2, 67, 67
-    inputs = {name: torch.zeros_like(t) for name, t in tensors(B, H, S, K, K).items()}
-    inputs["value"] = torch.eye(K, device=DEVICE).expand(B, H, K, K)
+    inputs = {name: torch.zeros_like(t) for name, t in tensors(2, 2, 67, 67, 67).items()}
+    inputs["value"] = torch.eye(67, device=DEVICE).expand(2, 2, 67, 67)
     twice = [fused.relative_attention(**inputs, dropout_prob=0.5) > 0 for _ in range(2)]
     left = torch.stack(twice)[..., -3:, :-2].flatten(0, 3) * 2.0 - 1  # of three queries that see these keys
     likeness = (left @ left.T / left.shape[1]).fill_diagonal_(0)

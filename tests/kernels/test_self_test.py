@@ -65,8 +65,7 @@ def test_auto_takes_a_proven_kernel_also_when_it_is_compiled(monkeypatch):
     assert torch.equal(torch.random.get_rng_state(), before), "the proof's dropout takes no one's numbers"
     proof_and_use = len(used)
     module(**inputs)
-    assert proof_and_use > 1
-    assert len(used) == proof_and_use + 1, "the proof is given once"
+    assert len(used) == proof_and_use + 1 > 2, "the proof is given once"
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(**inputs), wanted(**inputs), rtol=1e-4, atol=1e-5)
 
