@@ -15,13 +15,12 @@ from memformers.kernels.self_test import is_proven
 KernelName = Literal["auto", "naive", "blocked", "fused"]
 
 WORTH_BLOCKING = 1 << 19
-"""The number of scores, over all heads and streams, from which the blocked kernel is faster in whole
-training steps: 2 MiB in float32. With fewer, the naive kernel's temporaries fit into the cache, and it needs
-fewer calls."""
+"""The number of scores, over all heads and streams, from which the blocked kernel is faster in whole training
+steps: with fewer, less than 2 MiB in float32, the naive kernel's temporaries fit into the cache."""
 
 
 class Support(NamedTuple):
-    """What a kernel can compute; None and ∞ stand for no limit."""
+    """What a kernel can compute; None and ∞: no limit."""
 
     mask: bool = True  # an explicit one
     transforms: bool = True  # torch.func (vmap, grad, jvp) and forward mode
@@ -41,27 +40,16 @@ SUPPORT: dict[KernelName, Support] = {
     "blocked": Support(mask=False, transforms=False, device="cpu"),
     "fused": Support(False, False, device="cuda", dtypes=HALF_OR_SINGLE, d_head=256, package="triton"),
 }
-"""Every kernel and what it can compute. All of them take ``key_start``, dropout, both forms of positions, and
-tensors of any order in memory."""
+"""Every kernel; all take ``key_start``, dropout, both forms of positions, and tensors of any memory order."""
 
 
 def relative_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    r: Tensor,
-    *,
-    u: Tensor,
-    v: Tensor | None = None,
-    s: Tensor | None = None,
-    mask: Tensor | None = None,
-    key_start: Tensor | None = None,
-    dropout_prob: float = 0.0,
-    kernel: KernelName = "auto",
-) -> Tensor:
-    """[`memformers.kernels.naive.relative_attention`][] computed by ``kernel``; ``"auto"`` chooses one by
-    device, size and arguments. Its arguments and its result, ``[B, H, S, E]``, are the same. A named kernel
-    must have no [`unsupported_reason`][]; the attention module checks that."""
+    query: Tensor, key: Tensor, value: Tensor, r: Tensor, *, u: Tensor, v: Tensor | None = None,
+    s: Tensor | None = None, mask: Tensor | None = None, key_start: Tensor | None = None,
+    dropout_prob: float = 0.0, kernel: KernelName = "auto",
+) -> Tensor:  # fmt: skip
+    """[`memformers.kernels.naive.relative_attention`][], ``[B, H, S, E]``, computed by ``kernel``, which must
+    have no [`unsupported_reason`][]; ``"auto"`` is the [`fastest`][]."""
     if kernel == "auto":
         kernel = fastest(mask, query, key, value, r, u, v, s)
     options: dict[str, Any] = {"u": u, "v": v, "s": s, "key_start": key_start, "dropout_prob": dropout_prob}
@@ -75,21 +63,19 @@ def relative_attention(
 
 
 def fastest(mask: Tensor | None, query: Tensor, key: Tensor, *others: Tensor | None) -> KernelName:
-    """The kernel that is fastest for attention of ``query [B, H, S, E]`` to ``key [B, H, K, E]``, among those
-    that can compute it: on a GPU the fused one, if it has been proven there ([`is_proven`][])."""
+    """The fastest kernel for attention of ``query [B, H, S, E]`` to ``key [B, H, K, E]`` that can compute it:
+    on a GPU the fused one, if it has been proven there ([`is_proven`][])."""
     large = query.shape[:3].numel() * key.shape[2] >= WORTH_BLOCKING
     if large and not unsupported_reason("blocked", mask, query, key, *others):
         return "blocked"
-    if query.device.type == SUPPORT["fused"].device and not unsupported_reason(
-        "fused", mask, query, key, *others
-    ):
+    on_gpu = query.device.type == SUPPORT["fused"].device
+    if on_gpu and not unsupported_reason("fused", mask, query, key, *others):
         return "fused" if is_proven(query.device, query.dtype, query.shape[-1]) else "naive"
     return "naive"
 
 
 def unsupported_reason(kernel: KernelName, mask: Tensor | None, query: Tensor, *others: Tensor | None) -> str:
-    """Why ``kernel`` can't compute attention of ``query [B, H, S, E]`` and the ``others``, in words, or an
-    empty string, by [`SUPPORT`][]."""
+    """Why ``kernel`` can't compute attention of ``query [B, H, S, E]``, in words; empty if it can."""
     can = SUPPORT[kernel]
     if mask is not None and not can.mask:
         return "is causal and takes no explicit mask"

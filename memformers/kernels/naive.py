@@ -32,18 +32,15 @@ def relative_attention(
     Shapes: ``query [B, H, S, E]``; ``key``, ``value [B, H, K, E]`` with K ≥ S; ``r [H, K, E]``, the
     vector of each distance 0 … K−1; ``u``, ``v [H, E]``; ``s [H, K]``, the scalar of each distance;
     ``mask`` boolean, broadcastable to ``[B, H, S, K]``, true where a query may look (default: causal,
-    d ≥ 0; a mask may hide more keys, but must not show one with d < 0, since such distances don't exist
-    here); ``key_start [B, S]``, int64, the index of the first key that each query may see, from 0 to that of
-    its own key, K − S + i (default: 0); the mask may hide more. ``dropout_prob`` drops attention
-    probabilities. Returns ``[B, H, S, E]``.
+    d ≥ 0; no mask may show a key with d < 0, since such distances don't exist); ``key_start [B, S]``, int64,
+    the index of the first key that each query may see, from 0 (default) to that of its own key, K − S + i.
+    ``dropout_prob`` drops attention probabilities. Returns ``[B, H, S, E]``.
 
-    A key that is hidden reaches nothing, also if it or its value is not finite; the result is NaN for a query
-    that sees one.
+    A hidden key reaches nothing, even if it or its value is not finite; a query that sees one gets NaN.
     """
     key, value, poison = finite_part(key, value)
-    probabilities = attention_probabilities(
-        query, key, r, u=u, v=v, s=s, mask=mask, key_start=key_start, poison=poison
-    )
+    bounds = {"mask": mask, "key_start": key_start, "poison": poison}
+    probabilities = attention_probabilities(query, key, r, u=u, v=v, s=s, **bounds)
     probabilities = F.dropout(probabilities, dropout_prob) if dropout_prob else probabilities
     return torch.einsum("bhij,bhje->bhie", probabilities.to(value.dtype), value)
 
@@ -60,10 +57,8 @@ def attention_probabilities(
     key_start: Tensor | None = None,
     poison: Tensor | None = None,
 ) -> Tensor:
-    """The attention of each query to each key, ``[B, H, S, K]``: the softmax of the scores above, in float32
-    if the inputs are in half precision, under autocast too. ``poison [B, H, K]`` is added to all scores of a
-    key: NaN for one that is not finite ([`memformers.kernels.operators.finite_part`][]).
-    """
+    """The softmax of the scores above, ``[B, H, S, K]``, in float32 for half precision, under autocast too.
+    ``poison [B, H, K]`` is added to a key's scores ([`memformers.kernels.operators.finite_part`][])."""
     S, K, E = query.shape[2], key.shape[2], query.shape[3]
 
     # A score is an exponent: rounding it to 8 bits would lose more than all other steps together.
@@ -88,9 +83,8 @@ def relative_shift(position: Tensor) -> Tensor:
     """Re-index ``[..., S, K]`` from descending distances d = K−1 … 0 to keys j = K − S + i − d;
     entries of the future, j > K − S + i, contain values of other rows, and the mask must hide them.
 
-    Distances are already in the order of keys, but each row is one column further to the right than the
-    previous row. Padding the rows with one column and then reading them with the old length undoes this
-    shift (Transformer-XL, appendix B).
+    Each row is one column further to the right than the previous row. Padding the rows with one column and
+    reading them with the old length undoes this shift (Transformer-XL, appendix B).
     """
     S, K = position.shape[-2:]
     return F.pad(position, (1, 0)).flatten(-2)[..., S:].unflatten(-1, (S, K))

@@ -1,4 +1,4 @@
-"""The self-test of a kernel, on the machine where it runs: it computes what the naive one does."""
+"""The self-test of a kernel on the machine where it runs: it must compute what the naive one does."""
 
 import warnings
 from collections.abc import Callable
@@ -14,22 +14,16 @@ from memformers.kernels import naive
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 5e-3}
 """The greatest RMS error of a kernel, relative to the RMS value, by dtype."""
 B, H, LENGTHS = 2, 2, ((70, 150), (80, 144))
-"""Streams, heads, and queries and keys: several tiles of a kernel, with parts of others and without, since a
-compiler makes another program for lengths that 16 divides."""
+"""Streams, heads, and queries and keys: several tiles, also ragged; compilers treat multiples of 16 apart."""
 DROPOUT = 0.3
-
 Kernel = Callable[..., Tensor]
 
 
 def errors(
-    kernel: Kernel,
-    inputs: dict[str, Tensor],
-    key_start: Tensor | None = None,
-    reference: Kernel = naive.relative_attention,
+    kernel: Kernel, inputs: dict[str, Tensor], key_start: Tensor | None, reference: Kernel
 ) -> dict[str, float]:
-    """The RMS errors of the output of ``kernel`` and of the gradient of each of the ``inputs``, relative to
-    the RMS values of the ``reference`` in float64. Inputs are a kernel's arguments by name, and take
-    gradients; queries see the keys from ``key_start [B, S]`` on."""
+    """The RMS errors of the output of ``kernel`` and of the gradients of its ``inputs``, relative to the RMS
+    values of the ``reference`` in float64; queries see the keys from ``key_start [B, S]`` on."""
     exact = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
     wanted, got = reference(**exact, key_start=key_start), kernel(**inputs, key_start=key_start)
     weight = torch.randn(got.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -46,8 +40,7 @@ def with_dropout(
     kernel: Kernel, inputs: dict[str, Tensor], key_start: Tensor | None
 ) -> tuple[Kernel, Kernel, Tensor]:
     """``kernel`` with dropout, the same in every call; the naive kernel that drops the same probabilities;
-    and which are kept, ``[B, H, S, K]``: with one-hot values, the outputs of ``kernel`` are probabilities.
-    Gradients equal those of this reference only if the backward pass drops the same ones too."""
+    and which are kept, ``[B, H, S, K]``: with one-hot values, the outputs of ``kernel`` are probabilities."""
     value = inputs["value"]
     (K, E), cuda = value.shape[2:], [value.device] if value.is_cuda else []
 
@@ -69,40 +62,33 @@ def with_dropout(
 def random_inputs(
     B: int, H: int, S: int, K: int, E: int, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> dict[str, Tensor]:
-    """A kernel's arguments by name, for both forms of positions at once; their memory has the order that the
-    attention module gives it."""
-    draw = torch.Generator().manual_seed(1)
+    """A kernel's arguments by name, for both forms of positions, in the attention module's memory order."""
+    draw, inputs = torch.Generator().manual_seed(1), {}
     shapes = {"query": (S, B, H, E), "key": (K, B, H, E), "value": (K, B, H, E), "r": (K, H, E)}
-    shapes |= {"u": (H, E), "v": (H, E), "s": (H, K)}
-    drawn = {
-        name: torch.randn(shape, generator=draw, dtype=torch.float64).to(device, dtype)
-        for name, shape in shapes.items()
-    }
-    by_head = {name: drawn[name].permute(1, 2, 0, 3) for name in ("query", "key", "value")}
-    inputs = drawn | by_head | {"r": drawn["r"].transpose(0, 1)}
-    return {name: x.requires_grad_() for name, x in inputs.items()}
+    for name, shape in (shapes | {"u": (H, E), "v": (H, E), "s": (H, K)}).items():
+        drawn = torch.randn(shape, generator=draw, dtype=torch.float64).to(device, dtype)
+        inputs[name] = drawn.movedim(0, -2).requires_grad_()
+    return inputs
 
 
 @cache
 def find_mismatch(kernel: Kernel, device: torch.device, dtype: torch.dtype, d_head: int) -> str:
-    """Why ``kernel`` can't be trusted on a ``device``, in words; empty if it agrees with the naive kernel, in
-    output ``[B, H, S, E]`` and all gradients, on small problems of two lengths, with and without documents
-    and dropout. It is computed once per process."""
+    """Why ``kernel`` can't be trusted on a ``device``, in words; empty if it agrees with the naive kernel on
+    small problems, with and without documents and dropout. It is computed once per process."""
     for (S, K), documents, drops in product(LENGTHS, (False, True), (False, True)):
-        case = f"with S={S}, K={K}" + ", documents" * documents + ", dropout" * drops
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
-            inputs = random_inputs(B, H, S, K, d_head, dtype, device)
-            begins = torch.tensor([[K - S // 2], [K // 3]])  # a document in the segment, one in the memory
-            key_start = begins.where(begins <= torch.arange(K - S, K), 0).to(device)
-            bound = key_start if documents else None
+            inputs, key_start = random_inputs(B, H, S, K, d_head, dtype, device), None
+            if documents:  # one that begins in the segment, and one in the memory
+                begins = torch.tensor([[K - S // 2], [K // 3]])
+                key_start = begins.where(begins <= torch.arange(K - S, K), 0).to(device)
+            compared, reference = kernel, naive.relative_attention
             try:
-                compared, reference = kernel, naive.relative_attention
                 if drops:
-                    compared, reference, _ = with_dropout(kernel, inputs, bound)
-                found = errors(compared, inputs, bound, reference)
+                    compared, reference, _ = with_dropout(kernel, inputs, key_start)
+                found = errors(compared, inputs, key_start, reference)
             except Exception as error:  # any error of a compiler or a driver
-                said = " ".join(str(error).split())[:300]
-                return f"can't run here: {type(error).__name__}: {said}"
+                return f"can't run here: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        case = f"with S={S}, K={K}" + ", documents" * documents + ", dropout" * drops
         for name, apart in found.items():
             if not apart <= TOLERANCE[dtype]:  # NaN too
                 more = f"by {apart:.1e} from the naive kernel, more than {TOLERANCE[dtype]}"
@@ -111,7 +97,7 @@ def find_mismatch(kernel: Kernel, device: torch.device, dtype: torch.dtype, d_he
 
 
 def is_proven(device: torch.device, dtype: torch.dtype, d_head: int) -> bool:
-    """Whether the fused kernel has no mismatch by [`find_mismatch`][]; else the first call warns."""
+    """Whether the fused kernel has no mismatch by [`find_mismatch`][]; the first call warns if it has."""
     return trust(device, dtype, d_head)  # torch.compile would look into a function that is cached itself
 
 
@@ -124,11 +110,7 @@ def trust(device: torch.device, dtype: torch.dtype, d_head: int) -> bool:
     """[`is_proven`][], computed and warned of once per process."""
     from memformers.kernels import fused  # here, since not every machine has Triton
 
-    said = find_mismatch(fused.relative_attention, device, dtype, d_head)
-    if said:
-        warnings.warn(
-            f"kernel='fused' {said}. The naive kernel is used on {device} for {dtype} and d_head={d_head}.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    if said := find_mismatch(fused.relative_attention, device, dtype, d_head):
+        instead = f"The naive kernel is used on {device} for {dtype} and d_head={d_head}."
+        warnings.warn(f"kernel='fused' {said}. {instead}", RuntimeWarning, stacklevel=2)
     return not said

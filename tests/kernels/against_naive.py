@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from memformers.kernels import naive
-from memformers.kernels.self_test import DROPOUT, TOLERANCE, errors, with_dropout
+from memformers.kernels.self_test import DROPOUT, TOLERANCE, Kernel, errors, with_dropout
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """Of the fused kernel: without a GPU, Triton's interpreter runs it on CPU."""
 
 
-def kernel_named(name: str) -> tuple[Callable[..., Tensor], str]:
+def kernel_named(name: str) -> tuple[Kernel, str]:
     """A kernel, and the device for its tests."""
     if name == "fused":
         pytest.importorskip("triton", reason="Triton is not installed")
@@ -23,8 +23,7 @@ def kernel_named(name: str) -> tuple[Callable[..., Tensor], str]:
 
 
 def first_keys(B: int, S: int, K: int, device: str = "cpu") -> Tensor:
-    """Random ``key_start [B, S]`` of every kind: all keys, a document that begins somewhere for all queries,
-    some keys of each query's own, and the query's own key alone."""
+    """Random ``key_start [B, S]`` by stream: all keys, one document, some keys, a query's own alone."""
     generator = torch.Generator().manual_seed(2)
     own = torch.arange(K - S, K).expand(B, S)
     some = (torch.rand(B, S, generator=generator) * (own + 1)).long()
@@ -33,24 +32,17 @@ def first_keys(B: int, S: int, K: int, device: str = "cpu") -> Tensor:
 
 
 def compare(
-    kernel: Callable[..., Tensor],
-    inputs: dict[str, Tensor],
-    dtype: torch.dtype,
-    key_start: Tensor | None = None,
-    reference: Callable[..., Tensor] = naive.relative_attention,
-) -> None:
-    """Whether ``kernel`` agrees with the ``reference`` on ``inputs``, in output and every gradient, where
-    queries see the keys from ``key_start [B, S]`` on."""
+    kernel: Kernel, inputs: dict[str, Tensor], dtype: torch.dtype, key_start: Tensor | None = None,
+    reference: Kernel = naive.relative_attention,
+) -> None:  # fmt: skip
+    """Whether ``kernel`` agrees with the ``reference`` in output and every gradient."""
     assert kernel(**inputs, key_start=key_start).dtype == dtype
     found = errors(kernel, inputs, key_start, reference)
     assert all(error <= TOLERANCE[dtype] for error in found.values()), found
 
 
-def compare_dropout(
-    kernel: Callable[..., Tensor], inputs: dict[str, Tensor], dtype: torch.dtype, bounded: bool
-) -> None:
-    """Whether ``kernel`` drops probabilities, as many as it must, and computes from the others what the naive
-    one does."""
+def compare_dropout(kernel: Kernel, inputs: dict[str, Tensor], dtype: torch.dtype, bounded: bool) -> None:
+    """Whether ``kernel`` drops as many as it must, and computes from the others what the naive one does."""
     (B, _, S, _), K = inputs["query"].shape, inputs["key"].shape[2]
     key_start = first_keys(B, S, K, inputs["key"].device.type) if bounded else None
     dropping, reference, kept = with_dropout(kernel, inputs, key_start)

@@ -8,8 +8,7 @@ from tests.kernels.against_naive import DEVICE
 
 @pytest.fixture
 def bfloat16_as_on_the_gpu(monkeypatch):
-    """The interpreter cuts float32 to bfloat16 instead of rounding, and multiplies bfloat16's bits as
-    if they were whole numbers."""
+    """The interpreter cuts float32 to bfloat16 without rounding, and multiplies bits as whole numbers."""
     if DEVICE == "cuda" or find_spec("triton") is None:
         return
     import numpy as np

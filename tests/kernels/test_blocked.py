@@ -58,9 +58,8 @@ def test_nothing_is_kept_where_nothing_will_learn():
 def test_blocks_drop_the_same_probabilities_in_both_passes(kept, bounded, monkeypatch):
     monkeypatch.setattr(blocked, "KEPT", kept)
     monkeypatch.setattr(tiling, "QUERIES", 3)
-    compare_dropout(
-        blocked.relative_attention, tensors(2, 3, 7, 11, 5, torch.float64), torch.float64, bounded
-    )
+    inputs = tensors(2, 3, 7, 11, 5, torch.float64)
+    compare_dropout(blocked.relative_attention, inputs, torch.float64, bounded)
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -15,7 +15,6 @@ def tensors(*size):
 
 
 def test_documents_in_a_long_segment_begin_at_any_key():
-    """Of several tiles of keys, some are seen by no query, and some by a few."""
     size, doc_starts = (2, 1, 67, 131, 3), torch.tensor([[0, 20, 65], [33, 40, 66]])
     documents = (torch.arange(67)[:, None] >= doc_starts[:, None]).sum(-1)  # [B, S]
     begins = torch.cat((torch.tensor([[0], [50]]), 64 + doc_starts), dim=1)
@@ -32,7 +31,6 @@ ORDERS = {
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_any_memory_order_of_the_inputs_works(order):
-    """Other tests have the attention module's."""
     inputs = tensors(2, 3, 5, 11, 7)
     inputs = {name: ORDERS[order](t.detach()).requires_grad_() for name, t in inputs.items()}
     compare(fused.relative_attention, inputs, torch.float32)
@@ -41,8 +39,7 @@ def test_any_memory_order_of_the_inputs_works(order):
 def test_a_gradient_of_one_number_expanded_works():
     inputs = tensors(1, 1, 5, 11, 7)
     out = fused.relative_attention(**inputs)
-    ones = torch.ones(out.shape, device=DEVICE)
-    grads = ones, ones[:1, :1, :1, :1].expand_as(out)
+    grads = torch.ones_like(out), torch.ones(1, device=DEVICE).expand_as(out)
     (got,), (wanted,) = (torch.autograd.grad(out, inputs["value"], g, retain_graph=True) for g in grads)
     assert torch.equal(got, wanted)
 
@@ -59,8 +56,7 @@ def test_the_same_inputs_give_the_same_bits_and_torch_compile_takes_them_in_one_
     for kernel in (*[fused.relative_attention] * 2, compiled):
         out = kernel(**inputs)
         found.append([out, *torch.autograd.grad(out.square().sum(), list(inputs.values()))])
-    assert all(map(torch.equal, found[0], found[1]))
-    assert all(map(torch.equal, found[0], found[2]))
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
 def test_nothing_as_large_as_queries_times_keys_is_kept():
@@ -71,9 +67,8 @@ def test_nothing_as_large_as_queries_times_keys_is_kept():
 def test_each_stream_head_and_query_drops_other_keys():
     """With one-hot values, the output shows which probabilities are left."""
     torch.manual_seed(5)
-    B, H, S, K = 2, 2, 67, 67
-    inputs = {name: torch.zeros_like(t) for name, t in tensors(B, H, S, K, K).items()}
-    inputs["value"] = torch.eye(K, device=DEVICE).expand(B, H, K, K)
+    inputs = {name: torch.zeros_like(t) for name, t in tensors(2, 2, 67, 67, 67).items()}
+    inputs["value"] = torch.eye(67, device=DEVICE).expand(2, 2, 67, 67)
     twice = [fused.relative_attention(**inputs, dropout_prob=0.5) > 0 for _ in range(2)]
     left = torch.stack(twice)[..., -3:, :-2].flatten(0, 3) * 2.0 - 1  # of three queries that see these keys
     likeness = (left @ left.T / left.shape[1]).fill_diagonal_(0)

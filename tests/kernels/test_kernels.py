@@ -1,6 +1,7 @@
 """Every kernel against the naive one, and the naive one against the definition, one score at a time."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -12,13 +13,8 @@ from tests.kernels.against_naive import compare, compare_dropout, first_keys, ke
 
 # (B, H, S, K, E): prime and different, and the edges: one query, one of everything, no memory.
 EDGES = [(2, 3, 5, 11, 7), (5, 3, 1, 13, 2), (1, 1, 1, 1, 1), (3, 2, 7, 7, 5)]
-BLOCKS = [
-    (2, 3, 293, 431, 5),
-    (1, 2, 521, 1031, 3),
-    (7, 5, 17, 23, 11),
-    (2, 3, 16, 32, 5),
-    (1, 2, 300, 310, 3),
-]
+BLOCKS = [(2, 3, 293, 431, 5), (1, 2, 521, 1031, 3), (7, 5, 17, 23, 11)]
+BLOCKS += [(2, 3, 16, 32, 5), (1, 2, 300, 310, 3)]
 """Several blocks of queries, and blocks of several heads."""
 TILES = [(1, 2, 37, 83, 7), (2, 1, 67, 67, 32), (1, 1, 41, 97, 64), (1, 1, 19, 43, 128)]
 """Several tiles of queries and of keys with ragged ends, and heads of all widths."""
@@ -33,37 +29,38 @@ SIZES = {
 }
 QUICK = {(torch.float32, size) for size in (*EDGES[:3], TILES[0])} | {(torch.bfloat16, EDGES[0])}
 """What the fused kernel's interpreter does in a few seconds."""
+CASES = [
+    pytest.param(
+        name, dtype, size, marks=[pytest.mark.long] * (name == "fused" and (dtype, size) not in QUICK)
+    )
+    for name, of_kernel in SIZES.items()
+    for dtype, sizes in of_kernel.items()
+    for size in sizes
+]
 
 
 def one_score_at_a_time(query, key, value, r, u, v=None, s=None, mask=None, key_start=None):
     """The definition."""
     (B, H, S, E), K = query.shape, key.shape[2]
     out = torch.zeros_like(query)
-    for b in range(B):
-        for h in range(H):
-            for i in range(S):
-                scores = {}
-                for j in range(0 if key_start is None else key_start[b, i], K):
-                    d = K - S + i - j
-                    if d >= 0 and (mask is None or mask.expand(B, H, S, K)[b, h, i, j]):
-                        score = (query[b, h, i] + u[h]) @ key[b, h, j]
-                        score = score + (query[b, h, i] + (v[h] if v is not None else 0)) @ r[h, d]
-                        score = score + (s[h, d] if s is not None else 0)
-                        scores[j] = score / math.sqrt(E)
-                weights = torch.stack(list(scores.values())).softmax(0)
-                out[b, h, i] = weights @ value[b, h, list(scores)]
+    for b, h, i in product(range(B), range(H), range(S)):
+        scores = {}
+        for j in range(0 if key_start is None else key_start[b, i], K - S + i + 1):
+            d = K - S + i - j
+            if mask is None or mask.expand(B, H, S, K)[b, h, i, j]:
+                score = (query[b, h, i] + u[h]) @ key[b, h, j]
+                score = score + (query[b, h, i] + (v[h] if v is not None else 0)) @ r[h, d]
+                scores[j] = (score + (s[h, d] if s is not None else 0)) / math.sqrt(E)
+        out[b, h, i] = torch.stack(list(scores.values())).softmax(0) @ value[b, h, list(scores)]
     return out
 
 
 def check(name, dtype, size, bounded=False, without="", autocast=False):
     """Compare the kernel of this name with what it must equal, where queries see all keys or, ``bounded``,
     those from another one on; with ``autocast``, where the terms of distances stay in float32."""
-    kernel, device = kernel_named(name)
-    (B, _, S, K, _), reference = size, naive.relative_attention
-    inputs = random_inputs(*size, dtype, device)
-    if name == "naive":
-        reference = one_score_at_a_time
-    inputs = {name: t for name, t in inputs.items() if name not in without}
+    (kernel, device), (B, _, S, K, _) = kernel_named(name), size
+    reference = one_score_at_a_time if name == "naive" else naive.relative_attention
+    inputs = {n: t for n, t in random_inputs(*size, dtype, device).items() if n not in without}
     if autocast:
         terms = {name: inputs[name].detach().float().requires_grad_() for name in "rsuv"}
         inputs, kernel = inputs | terms, torch.autocast(device, dtype)(kernel)
@@ -72,18 +69,7 @@ def check(name, dtype, size, bounded=False, without="", autocast=False):
 
 @pytest.mark.usefixtures("bfloat16_as_on_the_gpu")
 @pytest.mark.parametrize("bounded", [False, True])
-@pytest.mark.parametrize(
-    ("name", "dtype", "size"),
-    [
-        pytest.param(
-            *(name, dtype, size),
-            marks=[pytest.mark.long] if name == "fused" and (dtype, size) not in QUICK else [],
-        )
-        for name, of_kernel in SIZES.items()
-        for dtype, sizes in of_kernel.items()
-        for size in sizes
-    ],
-)
+@pytest.mark.parametrize(("name", "dtype", "size"), CASES)
 def test_a_kernel_equals_the_reference_in_output_and_every_gradient(name, dtype, size, bounded):
     check(name, dtype, size, bounded)
 

@@ -1,6 +1,7 @@
 """NaN and infinity reach what sees them, and nothing else."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -29,13 +30,11 @@ def kernel(request, monkeypatch):
 
 
 def gradients(kernel, inputs, grad, **options):
-    """The output and the gradients of all inputs."""
     out = kernel(**inputs, **options)
     return [out, *torch.autograd.grad(out, list(inputs.values()), grad)]
 
 
 def with_numbers(inputs, number, *places):
-    """The inputs with this number at these places, each a name and an index."""
     changed = {name: t.detach().clone() for name, t in inputs.items()}
     for name, index in places:
         changed[name][index] = number
@@ -45,13 +44,11 @@ def with_numbers(inputs, number, *places):
 @pytest.mark.parametrize("at", [3, 8])
 @pytest.mark.parametrize(
     ("kernel", "hiding"),
-    [(k, hiding) for k in KERNELS for hiding in ("causal", "key_start")]
-    + [(k, "mask") for k in ("naive", "compiled")],
+    [*product(KERNELS, ("causal", "key_start")), ("naive", "mask"), ("compiled", "mask")],
     indirect=["kernel"],
 )
 def test_a_key_that_is_not_finite_reaches_only_the_queries_that_see_it(kernel, hiding, at):
-    """In the first stream, it is of the memory, or a query's own. Others don't see it if it lies in their
-    future, or by the first key or the mask."""
+    """It is of the first stream's memory, or a query's own."""
     compute, device = kernel
     inputs, own = random_inputs(B, H, S, K, E, torch.float32, device), torch.arange(K - S, K)
     visible, options = causal_mask(S, K, "cpu").repeat(B, 1, 1, 1), {}
@@ -81,14 +78,11 @@ def test_what_a_stream_sees_changes_no_bit_of_the_others(kernel):
     start, later = (torch.tensor([[0] * S, [begin] * S, [11] * S]).to(device) for begin in (0, 7))
     broken = with_numbers(inputs, math.nan, *((name, 1) for name in ("query", "key", "value")))
     worse = grad.index_fill(0, torch.tensor(1), math.nan)
-    first, *others = (
-        gradients(compute, numbers, g.to(device), key_start=start)[:4]  # of query, key and value
-        for numbers, g, start in (
-            *((inputs, grad, start), (inputs, grad, later)),
-            *((broken, grad, start), (inputs, worse, start)),
-        )
+    changed = (inputs, grad, later), (broken, grad, start), (inputs, worse, start)
+    first, *others = (  # the output, and the gradients of query, key and value
+        gradients(compute, numbers, g.to(device), key_start=begin)[:4]
+        for numbers, g, begin in ((inputs, grad, start), *changed)
     )
     for other in others:
-        for a, b in zip(first, other, strict=True):
-            assert torch.equal(a[::2], b[::2])
+        assert all(torch.equal(a[::2], b[::2]) for a, b in zip(first, other, strict=True))
         assert not torch.equal(first[1][1], other[1][1])

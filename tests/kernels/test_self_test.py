@@ -1,7 +1,7 @@
 """The fused kernel proves itself before ``auto`` takes it. Without a GPU, Triton's interpreter runs it."""
 
 import warnings
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ pytest.importorskip("triton")
 
 from memformers import RelativeMultiHeadAttention
 from memformers.kernels import blocked, dispatch, fused, naive, self_test
-from memformers.kernels.self_test import find_mismatch, trust
 from tests.kernels.against_naive import DEVICE
 
 ON = torch.device(DEVICE)
@@ -24,11 +23,8 @@ def _nothing_is_proven_yet(monkeypatch):
     monkeypatch.setattr(dispatch, "SUPPORT", dispatch.SUPPORT | changed)
     if DEVICE == "cpu":
         monkeypatch.setattr(self_test, "LENGTHS", ((3, 7),))
-    for known in (trust, find_mismatch):
-        known.cache_clear()
-    yield
-    for known in (trust, find_mismatch):
-        known.cache_clear()
+    monkeypatch.setattr(self_test, "trust", cache(self_test.trust.__wrapped__))
+    monkeypatch.setattr(self_test, "find_mismatch", cache(self_test.find_mismatch.__wrapped__))
 
 
 def attend(kernel="auto"):
@@ -43,26 +39,21 @@ def attend(kernel="auto"):
 @pytest.mark.usefixtures("bfloat16_as_on_the_gpu")
 def test_the_fused_kernel_is_proven_on_small_problems(dtype, monkeypatch):
     monkeypatch.setattr(self_test, "LENGTHS", TWO_LENGTHS)
-    assert find_mismatch(fused.relative_attention, ON, dtype, 16) == ""
+    assert self_test.find_mismatch(fused.relative_attention, ON, dtype, 16) == ""
 
 
 @pytest.mark.parametrize("fault", ["documents", "dropout", "S=16"])
 def test_each_case_is_proven(fault, monkeypatch):
-    """A kernel that is wrong with documents, in the dropout of its backward pass, or at lengths that 16
-    divides."""
-
     def broken(query, key_start=None, dropout_prob=0.0, **others):
         query = query * 1.01 if fault == "S=16" and query.shape[2] == 16 else query
         key_start = None if fault == "documents" else key_start
         kernel = partial(blocked.relative_attention, query, key_start=key_start, dropout_prob=dropout_prob)
         out = kernel(**others)
-        if fault == "dropout" and dropout_prob:
-            other = kernel(**others)  # which drops others
-            out = other + (out - other).detach()
-        return out
+        other = kernel(**others) if fault == "dropout" else out  # which drops others in its backward pass
+        return other + (out - other).detach()
 
     monkeypatch.setattr(self_test, "LENGTHS", TWO_LENGTHS)
-    assert fault in find_mismatch(broken, torch.device("cpu"), torch.float32, 16)
+    assert fault in self_test.find_mismatch(broken, torch.device("cpu"), torch.float32, 16)
 
 
 def test_auto_takes_a_proven_kernel_also_when_it_is_compiled(monkeypatch):
@@ -74,8 +65,7 @@ def test_auto_takes_a_proven_kernel_also_when_it_is_compiled(monkeypatch):
     assert torch.equal(torch.random.get_rng_state(), before), "the proof's dropout takes no one's numbers"
     proof_and_use = len(used)
     module(**inputs)
-    assert proof_and_use > 1
-    assert len(used) == proof_and_use + 1, "the proof is given once"
+    assert len(used) == proof_and_use + 1 > 2, "the proof is given once"
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(**inputs), wanted(**inputs), rtol=1e-4, atol=1e-5)
 

@@ -1,40 +1,28 @@
 """Relative attention on CPU, block by block, with small temporaries that are read and written few times.
 
-The naive kernel's large temporaries cost more than its arithmetic, because each of them is newly allocated
-memory. Here a block has some heads of some streams and uses a few workspaces of 8 MiB, and matrix products
-read queries, keys and values without copies. The forward pass keeps the probabilities if there are not too
-many; otherwise the backward pass computes them again, block by block.
-
-The relative shift costs nothing: see [`memformers.kernels.blocked.tiling`][].
+The naive kernel's large temporaries, each newly allocated, cost more than its arithmetic. Here a block uses a
+few workspaces of 8 MiB, matrix products read queries, keys and values without copies, and the relative shift
+costs nothing ([`memformers.kernels.blocked.tiling`][]).
 """
 
 import torch
 from torch import Tensor
 
-from memformers.kernels.blocked.terms import Terms, ascending, exact
+from memformers.kernels.blocked.terms import Terms
 from memformers.kernels.blocked.tiling import blocks
 from memformers.kernels.operators import finite_part, no_second_derivative, sequence_first
 
 KEPT = 1 << 24
-"""The most probabilities that are kept for the backward pass: 64 MiB in float32. If there are more, those of
-each block are computed twice, and memory does not grow with the number of scores."""
+"""The most probabilities that are kept for the backward pass: 64 MiB in float32. If there are more, each
+block's are computed again, and memory does not grow with the number of scores."""
 
 
 def relative_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    r: Tensor,
-    *,
-    u: Tensor,
-    v: Tensor | None = None,
-    s: Tensor | None = None,
-    key_start: Tensor | None = None,
-    dropout_prob: float = 0.0,
-) -> Tensor:
-    """[`memformers.kernels.naive.relative_attention`][], causal: the same arguments and shapes, the same
-    result ``[B, H, S, E]``, and the same gradients. Dropout draws other random numbers; it takes one seed
-    from torch's generator."""
+    query: Tensor, key: Tensor, value: Tensor, r: Tensor, *, u: Tensor, v: Tensor | None = None,
+    s: Tensor | None = None, key_start: Tensor | None = None, dropout_prob: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """[`memformers.kernels.naive.relative_attention`][], causal: the same arguments, result ``[B, H, S, E]``
+    and gradients. Dropout draws other random numbers, by a seed from torch's generator."""
     inputs = [x for x in (query, key, value, r, u, v, s) if x is not None]
     will_learn = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     keep = will_learn and query.shape[:3].numel() * key.shape[2] <= KEPT
@@ -44,35 +32,24 @@ def relative_attention(
 
 @torch.library.custom_op("memformers::blocked_attention", mutates_args=(), device_types="cpu")
 def blocked_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    r: Tensor,
-    u: Tensor,
-    v: Tensor | None,
-    s: Tensor | None,
-    key_start: Tensor | None,
-    seed: Tensor | None,
-    dropout_prob: float,
-    keep: bool,
-) -> tuple[Tensor, list[Tensor]]:
-    """The output ``[B, H, S, E]`` and, if ``keep``, each block's probabilities ``[n, s, k]``. Those that
-    were dropped have a minus sign. They are in a tensor ``[·]`` as long as it would be without
-    ``key_start``."""
+    query: Tensor, key: Tensor, value: Tensor, r: Tensor, u: Tensor, v: Tensor | None, s: Tensor | None,
+    key_start: Tensor | None, seed: Tensor | None, dropout_prob: float, keep: bool,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """The output ``[B, H, S, E]`` and, if ``keep``, each block's probabilities ``[n, s, k]``, with a minus
+    sign if dropped, in a tensor ``[·]`` as long as it would be without ``key_start``."""
     out = sequence_first(query)
     key, value, poison = finite_part(key, value, query)
     terms = Terms(query, key, r, u, v, s, key_start, seed, dropout_prob, poison)
     kept = []
-    # One tensor is kept for each block: the allocator reuses freed memory for this size. A single large
-    # tensor would be new memory of the system, whose first use takes longer than the arithmetic.
-    scores = None if keep else torch.empty_like(terms.workspace)
+    scores = terms.workspace.new_empty(0 if keep else len(terms.workspace))
     for block in blocks(query, key, key_start):
-        if scores is None:
-            kept.append(terms.workspace.new_empty(block.room))
-        room = block.scores(kept[-1] if scores is None else scores)
-        probabilities = terms.probabilities(block, room)  # [n, s, k]
+        if (
+            keep
+        ):  # for each block, since a single large tensor would be new memory of the system, which is slow
+            kept.append(scores.new_empty(block.room))
+        probabilities = terms.probabilities(block, block.scores(kept[-1] if keep else scores))  # [n, s, k]
         used = terms.not_dropped(probabilities).to(query.dtype)
-        context = torch.bmm(used, block.columns(value).transpose(1, 2))  # [n, s, E]
+        context = torch.bmm(used, block.columns(value).mT)  # [n, s, E]
         block.rows(out).copy_(block.unpair(context))
     if dropout_prob:
         out.mul_(terms.scale_up)
@@ -81,24 +58,15 @@ def blocked_attention(
 
 @torch.library.custom_op("memformers::blocked_attention_backward", mutates_args=(), device_types="cpu")
 def blocked_attention_backward(
-    grad: Tensor,
-    kept: list[Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    r: Tensor,
-    u: Tensor,
-    v: Tensor | None,
-    s: Tensor | None,
-    key_start: Tensor | None,
-    seed: Tensor | None,
-    dropout_prob: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    grad: Tensor, kept: list[Tensor],
+    query: Tensor, key: Tensor, value: Tensor, r: Tensor, u: Tensor, v: Tensor | None, s: Tensor | None,
+    key_start: Tensor | None, seed: Tensor | None, dropout_prob: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of query, key, value, r, u, v and s, in their shapes, from the gradient of the output,
     ``[B, H, S, E]``; empty tensors where v or s is None."""
     key, value, poison = finite_part(key, value, query, grad)
     terms = Terms(query, key, r, u, v, s, key_start, seed, dropout_prob, poison)
-    E = query.shape[-1]
+    K, E = key.shape[2:]
     d_query = sequence_first(query)
     fresh = torch.empty_like if key_start is None else torch.zeros_like  # for keys that no query sees
     d_key, d_value = (fresh(x, memory_format=torch.contiguous_format) for x in (key, value))
@@ -108,16 +76,16 @@ def blocked_attention_backward(
     grad = grad * terms.scale_up if dropout_prob else grad
     gradients = torch.empty_like(terms.workspace)
     workspace = torch.empty_like(terms.workspace, dtype=query.dtype)
-    scores = None if kept else torch.empty_like(terms.workspace)
+    scores = terms.workspace.new_empty(0 if kept else len(terms.workspace))
     before = None
     for i, block in enumerate(blocks(query, key, key_start)):
         content, position = (x.to(query.dtype) for x in terms.biased_queries(block))  # [n, s, E], [h, s·b, E]
-        if scores is None:
-            probabilities = block.scores(kept[i])
-        else:
-            probabilities = terms.probabilities(block, block.scores(scores))
+        h, b, queries, _, w = block.shape
+        probabilities = block.scores(kept[i] if kept else scores)
+        if not kept:
+            terms.probabilities(block, probabilities)
         # Contiguous, since the transposed products below are a fifth slower if rows are far apart.
-        d_context = block.pairs(grad).contiguous()  # [n, s, E]
+        d_context = block.rows(grad).flatten(0, 1).contiguous()  # [n, s, E]
         block.accumulate(d_value, terms.not_dropped(probabilities).to(query.dtype), d_context)
 
         # Softmax: dS = P ∘ (dP − rowsum(dP ∘ P)).
@@ -129,7 +97,7 @@ def blocked_attention_backward(
         torch._softmax_backward_data(d_scores, probabilities, -1, terms.dtype, grad_input=d_scores)
         if poison is not None:
             terms.hide(block, d_scores, 0.0)
-        by_distance, by_key = block.split(workspace)  # [h, s·b, w], [b, h, s, k]
+        by_distance, by_key = block.split(workspace, b)  # [h, s·b, w], [b, h, s, k]
         if block.shape != before:  # entries outside of the view by key stay 0
             by_distance.zero_()
             before = block.shape
@@ -138,49 +106,48 @@ def blocked_attention_backward(
         # u, v and s are added to the scores of every query, so their gradients are sums over all queries,
         # for which half precision is not exact enough.
         at_keys, keys = d_scores.sum(1, keepdim=True), block.columns(key).to(terms.dtype)
-        d_u[block.heads] += block.unpair(torch.bmm(at_keys, keys.transpose(1, 2))).sum((0, 2))
-        d_s[block.heads, block.distances] += block.by_distance(block.unpair(d_scores).sum(0)).sum(1)
+        d_u[block.heads] += block.unpair(torch.bmm(at_keys, keys.mT)).sum((0, 2))
+        of_all, of_all_by_key = block.split(d_scores.new_zeros(h * queries * w), 1)  # [h, s, w], [1, h, s, k]
+        of_all_by_key[0] = block.unpair(d_scores).sum(0)
+        d_s[block.heads, block.distances] += of_all.sum(1)
 
         d_scores = d_scores.to(query.dtype)
         block.accumulate(d_key, d_scores, content)
-        d_vectors[block.heads, :, block.distances] += torch.bmm(
-            position[..., :E].transpose(1, 2), by_distance
-        )
-        d_content = block.unpair(torch.bmm(d_scores, block.columns(key).transpose(1, 2)))
-        r_of_block = rounded[block.heads, :, block.distances].transpose(1, 2)
-        d_position = block.unrow(torch.bmm(by_distance, r_of_block))  # [b, h, s, E]
+        d_vectors[block.heads, :, block.distances] += torch.bmm(position[..., :E].mT, by_distance)
+        d_content = block.unpair(torch.bmm(d_scores, block.columns(key).mT))
+        d_position = torch.bmm(by_distance, rounded[block.heads, :, block.distances].mT)  # [h, s·b, E]
+        d_position = d_position.unflatten(1, (queries, b)).permute(2, 0, 1, 3)  # [b, h, s, E]
         block.rows(d_query).copy_(d_content.add_(d_position))
-    d_v, K = torch.einsum("hd,hed->he", d_s, vectors), key.shape[2]
+    d_v = torch.einsum("hd,hed->he", d_s, vectors)
+    d_r, d_s = (x[..., -K:].flip(-1) for x in (d_vectors, d_s * terms.scale))  # by ascending distance
     return (
         d_query.mul_(terms.scale),
         d_key,
         d_value,
-        ascending(d_vectors, K).transpose(1, 2).to(r.dtype).contiguous(),
+        d_r.mT.to(r.dtype).contiguous(),
         (d_u * terms.scale).to(u.dtype),
         u.new_empty(0) if v is None else (d_v * terms.scale).to(v.dtype),
-        r.new_empty(0) if s is None else ascending(d_s * terms.scale, K).to(s.dtype),
+        r.new_empty(0) if s is None else d_s.to(s.dtype),
     )
 
 
 @blocked_attention.register_fake
 def _(query, key, value, r, u, v, s, key_start, seed, dropout_prob, keep):  # type: ignore[no-untyped-def]
-    kept = [query.new_empty(block.room, dtype=exact(query)) for block in blocks(query, key)] if keep else []
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    kept = [query.new_empty(block.room, dtype=dtype) for block in blocks(query, key)] if keep else []
     return sequence_first(query), kept
 
 
 @blocked_attention_backward.register_fake
 def _(grad, kept, query, key, value, r, u, v, s, *_):  # type: ignore[no-untyped-def]
-    def fresh(x: Tensor | None) -> Tensor:
-        return u.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
-
-    return sequence_first(query), *map(fresh, (key, value, r, u, v, s))
+    rest = (u.new_empty(0) if x is None else x.new_empty(x.shape) for x in (key, value, r, u, v, s))
+    return sequence_first(query), *rest
 
 
 def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     *tensors, ctx.dropout_prob, _ = inputs
-    _, kept = output
     ctx.set_materialize_grads(False)  # or autograd makes zeros as large as all scores
-    ctx.save_for_backward(*tensors, *kept)
+    ctx.save_for_backward(*tensors, *output[1])
 
 
 def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]

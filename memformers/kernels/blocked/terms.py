@@ -10,42 +10,35 @@ from memformers.kernels.blocked.tiling import Block, blocks, unused
 
 
 class Terms:
-    """The terms of scores: u, v and s over √E, and a table of r and s with distances along its rows.
-
-    They are in float32 if the inputs are in half precision: a score is an exponent, and rounding it to 8
-    bits would lose more precision than all other steps together.
-    """
+    """The terms of scores: u, v and s over √E, and a table of r and s with distances along its rows; in
+    float32 for half precision: a score is an exponent, and 8 bits of it would be too few."""
 
     def __init__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        r: Tensor,
-        u: Tensor,
-        v: Tensor | None,
-        s: Tensor | None,
-        key_start: Tensor | None,
-        seed: Tensor | None,
-        dropout_prob: float,
-        poison: Tensor | None,
-    ):
+        self, query: Tensor, key: Tensor, r: Tensor, u: Tensor, v: Tensor | None, s: Tensor | None,
+        key_start: Tensor | None, seed: Tensor | None, dropout_prob: float, poison: Tensor | None,
+    ):  # fmt: skip
         self.scale = 1.0 / math.sqrt(query.shape[-1])
-        self.dtype = exact(query)
+        self.dtype = torch.promote_types(query.dtype, torch.float32)
         self.query, self.key, self.key_start, self.poison = query, key, key_start, poison
         self.u = u.to(self.dtype) * self.scale
         self.v = None if v is None else v.to(self.dtype) * self.scale
-        self.table = descending(r.to(self.dtype), None if s is None else s.to(self.dtype) * self.scale)
+        (H, K, E), start = r.shape, unused(r.shape[1])
+        self.table = self.u.new_zeros(H, E if s is None else E + 1, start + K)
+        """r and, as the last of E + 1 rows, s by descending distance; longer distances have zeros."""
+        self.table[:, :E, start:] = r.flip(1).mT
+        if s is not None:
+            self.table[:, E, start:] = s.to(self.dtype).flip(1) * self.scale
         largest = next(blocks(query, key))
-        h, b, queries, _ = largest.shape
+        h, b, queries, _, w = largest.shape
         self.future = self.u.new_full((queries, queries), -math.inf).triu_(1)
-        self.workspace = self.u.new_empty(h * b * queries * largest.row)
+        self.workspace = self.u.new_empty(h * b * queries * w)
         self.generator = None if seed is None else torch.Generator().manual_seed(int(seed))
         self.dropped_below = int(dropout_prob * (1 << 31))
         self.scale_up = 1.0 / (1.0 - dropout_prob)
 
     def biased_queries(self, block: Block) -> tuple[Tensor, Tensor]:
-        """(q + u) / √E as ``[n, s, E]`` and (q + v) / √E as ``[h, s·b, E]``; if there is an s, the latter
-        ends with a 1 for it, ``[h, s·b, E + 1]``."""
+        """(q + u) / √E as ``[n, s, E]`` and (q + v) / √E as ``[h, s·b, E]``, or with a 1 for s,
+        ``[h, s·b, E + 1]``."""
         q = block.rows(self.query).permute(2, 0, 1, 3).to(self.dtype)  # [s, b, h, E]
         content = torch.add(self.u[block.heads], q, alpha=self.scale)
         position = q * self.scale if self.v is None else torch.add(self.v[block.heads], q, alpha=self.scale)
@@ -58,7 +51,7 @@ class Terms:
         """The block's probabilities ``[n, s, k]``, written to ``out``; those to drop have a minus sign.
         With dropout, this must be called for the blocks in their order."""
         content, position = self.biased_queries(block)
-        by_distance, by_key = block.split(self.workspace)
+        by_distance, by_key = block.split(self.workspace, block.shape[1])
         torch.bmm(position, self.table[block.heads, :, block.distances], out=by_distance)
         torch.bmm(content, block.columns(self.key).to(self.dtype), out=out)
         block.unpair(out).add_(by_key)
@@ -72,9 +65,8 @@ class Terms:
         return out
 
     def hide(self, block: Block, scores: Tensor, by: float = -math.inf) -> None:
-        """Write ``by`` to the block's scores ``[n, s, k]`` of the keys that a query does not see: those after
-        its own, and those before its first key."""
-        _, _, s, k = block.shape
+        """Write ``by`` to the block's scores ``[n, s, k]`` of the keys that a query does not see."""
+        _, _, s, k, _ = block.shape
         by_stream = block.unpair(scores)  # [b, h, s, k]
         hidden = [(by_stream[..., k - s :], self.future[:s, :s])]
         if self.key_start is not None:
@@ -90,26 +82,3 @@ class Terms:
     def not_dropped(self, probabilities: Tensor) -> Tensor:
         """The probabilities ``[n, s, k]`` with 0 for those that were dropped, not scaled up yet."""
         return probabilities if self.generator is None else probabilities.relu()
-
-
-def exact(x: Tensor) -> torch.dtype:
-    """The dtype of scores, probabilities and sums over many blocks for inputs like ``x``, of any shape:
-    float32 for half precision."""
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-def descending(r: Tensor, s: Tensor | None) -> Tensor:
-    """The terms of distances 0 … K−1, ``r [H, K, E]`` and ``s [H, K]``, as one table by descending distance:
-    ``[H, E or E + 1, K + unused]``. s is the last of E + 1 rows, and longer distances have zeros."""
-    H, K, E = r.shape
-    table = r.new_zeros(H, E if s is None else E + 1, K + unused(K))
-    table[:, :E, unused(K) :] = r.flip(1).transpose(1, 2)
-    if s is not None:
-        table[:, E, unused(K) :] = s.flip(1)
-    return table
-
-
-def ascending(gradient: Tensor, K: int) -> Tensor:
-    """The part of the distances 0 … K−1, ``[H, …, K]``, in ascending order, of a table by descending
-    distance, ``[H, …, K + unused]``."""
-    return gradient[..., unused(K) :].flip(-1)

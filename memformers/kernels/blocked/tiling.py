@@ -3,11 +3,10 @@
 The relative shift costs nothing. A block's position scores are one matrix product for each head, W
 ``[h, s·b, w]``: rows by query and stream, columns by descending distance w−1 … 0, with w > k. Query i's
 score for key j, at distance d = k − s + i − j, is in column w − 1 − d = w − 1 − k + s − i + j of its
-row. The row of the next query begins b·w elements later, and its column is one less. So the same memory,
-read from element w − 1 − k + s with a stride of b·w − 1 elements between queries, *is* the position score
-by key. The gradient of the scores, written through this view, is the gradient of W. (Where the view shows a
-score of the future, it reads entries that no distance uses: distances of k or more, and distances longer
-than those of query i.)
+row. The next query's row begins b·w elements later, and its column is one less. So the same memory, read from
+element w − 1 − k + s with a stride of b·w − 1 elements between queries, *is* the position score by key, and
+the gradient of the scores, written through this view, is that of W. (In the future, the view reads entries
+that no distance uses.)
 """
 
 from collections.abc import Iterator
@@ -19,9 +18,9 @@ from torch import Tensor
 WORKSPACE = 1 << 21
 """The most numbers in W: 8 MiB in float32; more only if two pairs of head and stream need more."""
 QUERIES = 256
-"""The most queries in a block. It is small, so that few scores that the causal mask hides are computed."""
+"""The most queries in a block: few, so that few scores that the causal mask hides are computed."""
 ALIGNED = 16
-"""The length of W's rows is a multiple of this: matrix products write such rows faster."""
+"""What divides the length of W's rows: matrix products write such rows faster."""
 
 
 @dataclass(frozen=True)
@@ -32,91 +31,64 @@ class Block:
     streams: slice
     queries: slice
     keys: slice
-    distances: slice
-    """Their columns in a table by descending distance."""
-    last: bool
-    """Whether these are the segment's last queries, which see every key."""
+    distances: slice  # their columns in a table by descending distance
+    last: bool  # whether these are the segment's last queries
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """How many heads h, streams b, queries s and keys k it has."""
+    def shape(self) -> tuple[int, int, int, int, int]:
+        """How many heads h, streams b, queries s and keys k it has, and w, the length of W's rows."""
         h, b, s, k = (p.stop - p.start for p in (self.heads, self.streams, self.queries, self.keys))
-        return h, b, s, k
-
-    @property
-    def row(self) -> int:
-        """w, the number of distances in a row of W."""
-        return self.distances.stop - self.distances.start
+        return h, b, s, k, k + unused(k)
 
     def rows(self, x: Tensor) -> Tensor:
         """Its queries' part ``[b, h, s, E]`` of ``x [B, H, S, E]``."""
         return x[self.streams, self.heads, self.queries]
 
-    def pairs(self, x: Tensor) -> Tensor:
-        """The same part by pairs of stream and head, ``[n, s, E]`` with n = b·h. It is a view if the memory
-        of ``x`` is sequence first, since a block has all heads or one stream."""
-        return self.rows(x).permute(2, 0, 1, 3).flatten(1, 2).transpose(0, 1)
-
     def columns(self, x: Tensor) -> Tensor:
-        """Its keys' part ``[n, E, k]`` of ``x [B, H, K, E]``, also a view."""
+        """Its keys' part ``[n, E, k]`` of ``x [B, H, K, E]``, by pairs of stream and head, n = b·h: a view if
+        the memory of ``x`` is sequence first, since a block has all heads or one stream."""
         return x[self.streams, self.heads, self.keys].transpose(2, 3).flatten(0, 1)
 
     def unpair(self, x: Tensor) -> Tensor:
         """``[n, s, ·]`` separated into streams and heads, ``[b, h, s, ·]``."""
-        h, b, _, _ = self.shape
+        h, b, *_ = self.shape
         return x.unflatten(0, (b, h))
-
-    def unrow(self, x: Tensor) -> Tensor:
-        """``[h, s·b, E]`` as ``[b, h, s, E]``."""
-        _, b, s, _ = self.shape
-        return x.unflatten(1, (s, b)).permute(2, 0, 1, 3)
 
     @property
     def room(self) -> int:
         """The number of scores that it would have if its queries saw all keys of the past."""
-        h, b, s, _ = self.shape
+        h, b, s, *_ = self.shape
         return b * h * s * self.keys.stop
 
     def scores(self, workspace: Tensor) -> Tensor:
         """Space for the block's scores ``[n, s, k]``, in a workspace ``[·]`` that is large enough."""
-        h, b, s, k = self.shape
+        h, b, s, k, _ = self.shape
         return workspace[: b * h * s * k].view(b * h, s, k)
 
-    def split(self, workspace: Tensor) -> tuple[Tensor, Tensor]:
-        """The same memory read by descending distance, ``[h, s·b, w]``, and by key, ``[b, h, s, k]``."""
-        h, b, s, k = self.shape
-        w = self.row
+    def split(self, workspace: Tensor, b: int) -> tuple[Tensor, Tensor]:
+        """The same memory ``[·]`` read by descending distance, ``[h, s·b, w]``, and by key, ``[b, h, s, k]``,
+        for ``b`` streams."""
+        h, _, s, k, w = self.shape
         by_distance = workspace[: h * s * b * w].view(h, s * b, w)
         by_key = workspace.as_strided((b, h, s, k), (w, s * b * w, b * w - 1, 1), w - 1 - k + s)
         return by_distance, by_key
 
-    def by_distance(self, x: Tensor) -> Tensor:
-        """``x [h, s, k]``, by query and key, as ``[h, s, w]``, by query and descending distance."""
-        h, _, s, k = self.shape
-        w = self.row
-        out = x.new_zeros(h, s, w)
-        out.as_strided((h, s, k), (s * w, w - 1, 1), w - 1 - k + s).copy_(x)
-        return out
-
     def accumulate(self, gradient: Tensor, scores: Tensor, x: Tensor) -> None:
         """Add the product of ``scores [n, s, k]`` and ``x [n, s, E]`` over queries to ``gradient
-        [B, H, K, E]``. The segment's last queries come first and write it; the others add to it. Keys that
-        the last queries don't see begin with zeros."""
+        [B, H, K, E]``; the segment's last queries come first and write it."""
         target = gradient[self.streams, self.heads, self.keys].view(len(scores), -1, x.shape[-1])  # [n, k, E]
         if self.last:
-            torch.bmm(scores.transpose(1, 2), x, out=target)
+            torch.bmm(scores.mT, x, out=target)
         else:  # baddbmm_ into pairs that aren't adjacent would compute one product for each pair
-            target += torch.bmm(scores.transpose(1, 2), x)
+            target += torch.bmm(scores.mT, x)
 
 
 def blocks(query: Tensor, key: Tensor, key_start: Tensor | None = None) -> Iterator[Block]:
-    """Blocks that cover all of ``query [B, H, S, E]`` over ``key [B, H, K, E]``: all heads of some streams
-    if they are small, or some heads of one stream; the last queries come first. A block has 2, 4, 8 … pairs
-    of head and stream, because the matrix products distribute them over threads, and 3 pairs on 2 threads
-    take as long as 4.
+    """Blocks that cover all of ``query [B, H, S, E]`` over ``key [B, H, K, E]``, the last queries first: all
+    heads of some streams, or some heads of one; of 2, 4, 8 … pairs, which threads share evenly.
 
-    A block of one stream begins with the first key that any of its queries sees, by ``key_start [B, S]``.
-    Blocks of several streams have all keys, so that the computation of a stream doesn't depend on the others.
+    A block of one stream begins with the first key that any of its queries sees, by ``key_start [B, S]``;
+    blocks of several have all keys, so that no stream's computation depends on another's.
     """
     (B, H, S, _), K = query.shape, key.shape[2]
     s = min(S, QUERIES)
@@ -126,16 +98,12 @@ def blocks(query: Tensor, key: Tensor, key_start: Tensor | None = None) -> Itera
         queries = slice(max(stop - s, 0), stop)
         for stream in range(0, B, b):
             begin = 0 if key_start is None or b > 1 else int(key_start[stream, queries].min())
-            k = K - S + stop - begin
+            streams, keys = slice(stream, min(stream + b, B)), slice(begin, K - S + stop)
+            k, columns = keys.stop - begin, K + unused(K)
+            distances = slice(columns - k - unused(k), columns)
             for head in range(0, H, h):
-                yield Block(
-                    heads=slice(head, min(head + h, H)),
-                    streams=slice(stream, min(stream + b, B)),
-                    queries=queries,
-                    keys=slice(begin, begin + k),
-                    distances=slice(K - k + unused(K) - unused(k), K + unused(K)),
-                    last=stop == S,
-                )
+                heads = slice(head, min(head + h, H))
+                yield Block(heads, streams, queries, keys, distances, last=stop == S)
 
 
 def unused(k: int) -> int:

@@ -1,9 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Relative attention on GPU, tile by tile in fast memory: no S × K matrix is ever stored.
-
-This file defines PyTorch's operator and launches its kernels. The kernels are in
-[`memformers.kernels.fused.passes`][] and use the tiles of [`memformers.kernels.fused.tiles`][].
-"""
+"""Relative attention on GPU, tile by tile in fast memory: no S × K matrix is ever stored. Here are PyTorch's
+operators; they launch the kernels of [`memformers.kernels.fused.passes`][]."""
 
 import math
 from typing import Any, Literal
@@ -17,26 +14,16 @@ from memformers.kernels.fused.tiles import Rows
 from memformers.kernels.operators import no_second_derivative, sequence_first
 
 PROGRAMS = 512
-"""The number of programs that the kernel by distance divides the streams among, if there are enough
-streams: a few programs for each multiprocessor of a large GPU."""
+"""The most programs among which the kernel by distance divides the streams: a few per multiprocessor."""
 
 
 def relative_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    r: Tensor,
-    *,
-    u: Tensor,
-    v: Tensor | None = None,
-    s: Tensor | None = None,
-    key_start: Tensor | None = None,
-    dropout_prob: float = 0.0,
-) -> Tensor:
-    """[`memformers.kernels.naive.relative_attention`][], causal: the same arguments and shapes, the same
-    result ``[B, H, S, E]``, and the same gradients; for heads and dtypes of its
-    [`memformers.kernels.dispatch.SUPPORT`][]. PyTorch's generator draws a seed, from which both passes
-    compute which probabilities are dropped."""
+    query: Tensor, key: Tensor, value: Tensor, r: Tensor, *, u: Tensor, v: Tensor | None = None,
+    s: Tensor | None = None, key_start: Tensor | None = None, dropout_prob: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """[`memformers.kernels.naive.relative_attention`][], causal: the same arguments, result ``[B, H, S, E]``
+    and gradients, for its [`memformers.kernels.dispatch.SUPPORT`][]. By a seed from PyTorch's generator, all
+    passes compute which probabilities are dropped."""
     v = torch.zeros_like(u) if v is None else v
     s = r.new_zeros(r.shape[:2]) if s is None else s
     key_start = None if key_start is None else key_start.to(torch.int32).contiguous()
@@ -46,24 +33,15 @@ def relative_attention(
 
 @torch.library.custom_op("memformers::fused_attention", mutates_args=())
 def fused_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    r: Tensor,
-    u: Tensor,
-    v: Tensor,
-    s: Tensor,
-    key_start: Tensor | None,
-    seed: Tensor | None,
-    dropout_prob: float,
-) -> tuple[Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, r: Tensor, u: Tensor, v: Tensor, s: Tensor,
+    key_start: Tensor | None, seed: Tensor | None, dropout_prob: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The output ``[B, H, S, E]``, and each query's base-2 logarithm of the sum of e^score, ``[B, H, S]``."""
     B, H, S, E = query.shape
     tiling = choose_tiling(query, "attend", dropping=seed is not None)
     out, lse = sequence_first(query), query.new_empty((B, H, S), dtype=torch.float32)
     with torch.cuda.device_of(query):
-        (key, value, a), b = finite_part(key, value, u, key_start), distance_biases(r, v, s)
-        inputs = rows(query), rows(key), rows(value), rows(r[None]), a, b, key_start, seed, dropout_prob
+        inputs = rows(query), *terms(key, value, r, u, v, s, key_start), key_start, seed, dropout_prob
         programs = B * H * triton.cdiv(S, tiling["N"])
         passes.attend[(programs,)](*inputs, rows(out), lse, H, 1 / math.sqrt(E), **tiling)
     return out, lse
@@ -71,20 +49,10 @@ def fused_attention(
 
 @torch.library.custom_op("memformers::fused_attention_backward", mutates_args=())
 def fused_attention_backward(
-    grad: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    r: Tensor,
-    u: Tensor,
-    v: Tensor,
-    s: Tensor,
-    key_start: Tensor | None,
-    seed: Tensor | None,
-    dropout_prob: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    grad: Tensor, out: Tensor, lse: Tensor,
+    query: Tensor, key: Tensor, value: Tensor, r: Tensor, u: Tensor, v: Tensor, s: Tensor,
+    key_start: Tensor | None, seed: Tensor | None, dropout_prob: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of query, key, value, r, u, v and s, in their shapes, from ``grad [B, H, S, E]``, the
     gradient of the output."""
     (B, H, S, E), K = query.shape, key.shape[2]
@@ -99,13 +67,12 @@ def fused_attention_backward(
     d_r = r.new_empty((parts, H, K, E), dtype=torch.float32)
     d_b = s.new_empty((parts, H, K), dtype=torch.float32)
     with torch.cuda.device_of(query):
-        (key, value, a), b = finite_part(key, value, u, key_start), distance_biases(r, v, s)
-        delta = row_dots(grad, out)
-        vectors = rows(query), rows(key), rows(value), rows(r[None])
-        inputs = *vectors, a, b, key_start, seed, dropout_prob, rows(grad), lse, delta
+        of_keys = terms(key, value, r, u, v, s, key_start)
+        of_queries = rows(grad), lse, row_dots(grad, out)
+        inputs = rows(query), *of_keys, key_start, seed, dropout_prob, *of_queries
         passes.gradient_by_query[(B * H * query_tiles,)](*inputs, rows(d_query), H, scale, **by_query)
-        of_keys = rows(d_key), rows(d_value), u.contiguous(), d_u
-        passes.gradient_by_key[(B * H * key_tiles,)](*inputs, *of_keys, H, scale, **by_key)
+        outputs = rows(d_key), rows(d_value), u.contiguous(), d_u
+        passes.gradient_by_key[(B * H * key_tiles,)](*inputs, *outputs, H, scale, **by_key)
         passes.gradient_by_distance[(parts * H * key_tiles,)](
             *inputs, rows(d_r), d_b, B, parts, H, scale, **by_distance
         )
@@ -128,8 +95,7 @@ def _(query, key, value, r, u, v, s, key_start, seed, dropout_prob):
 
 @fused_attention_backward.register_fake
 def _(grad, out, lse, query, key, value, r, u, v, s, key_start, seed, dropout_prob):
-    rest = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (r, u, v, s))
-    return *(sequence_first(x) for x in (query, key, value)), *rest
+    return *map(sequence_first, (query, key, value)), *(x.new_empty(x.shape) for x in (r, u, v, s))
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -150,13 +116,12 @@ fused_attention_backward.register_autograd(no_second_derivative("fused"))
 def choose_tiling(
     query: Tensor, kernel: Literal["attend", "query", "key", "distance"], *, dropping: bool
 ) -> dict[str, Any]:
-    """How a kernel, the forward pass or the gradient by one of three, is compiled for ``query [B, H, S, E]``,
-    with dropout or without: E, its padded width W, the tile's side N, and the numbers of warps and of
-    pipeline stages.
+    """How a kernel, the forward pass or a gradient, is compiled for ``query [B, H, S, E]``: E, its padded
+    width W, the tile's side N, and the numbers of warps and of pipeline stages.
 
-    The values were chosen from the compiler's report (``python -m experiments.benchmarks.compiled``), so that
-    no kernel in half precision spills registers on Hopper, and not yet by measurement. In float32 a product
-    keeps its operands in registers, so tiles are small.
+    They are not yet measured, but chosen so that in half precision no kernel spills registers on Hopper, by
+    ``python -m experiments.benchmarks.compiled``. In float32 a product keeps its operands in registers, so
+    tiles are small.
     """
     E = query.shape[-1]
     W = max(16, triton.next_power_of_2(E))  # a product needs 16
@@ -190,28 +155,21 @@ def rows(x: Tensor) -> Rows:
     return Rows(x, x.stride(0), x.stride(1), x.stride(2), x.shape[2])
 
 
-def finite_part(
-    key: Tensor, value: Tensor, u: Tensor, key_start: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """[`memformers.kernels.operators.finite_part`][] of ``key`` and ``value [B, H, K, E]``, and a = u·k of
-    each key that a query sees, ``[B, H, K]`` in float32, which is NaN where it or its value is not finite.
-
-    These are copies, so that the other kernels' products read tiles straight from memory.
-    """
+def terms(
+    key: Tensor, value: Tensor, r: Tensor, u: Tensor, v: Tensor, s: Tensor, key_start: Tensor | None
+) -> tuple[Rows, Rows, Rows, Tensor, Tensor]:
+    """Copies of ``key`` and ``value [B, H, K, E]`` with 0 in place of numbers that are not finite; r;
+    a = u·k of each key that a query sees, ``[B, H, K]``, NaN where it or its value is not finite; and
+    b = v·r + s of each distance, ``[H, K]``; a and b in float32."""
     B, H, K, E = key.shape
-    finite_key, finite_value = sequence_first(key), sequence_first(value)
+    finite_key, finite_value = rows(sequence_first(key)), rows(sequence_first(value))
     a = key.new_empty((B, H, K), dtype=torch.float32)
     first = None if key_start is None else key_start.amin(1)  # [B]
-    copies = rows(finite_key), rows(finite_value), a
     passes.split_keys[(B * H * triton.cdiv(K, 64),)](
-        rows(key), rows(value), u.contiguous(), first, *copies, H, **row_tiling(E)
+        rows(key), rows(value), u.contiguous(), first, finite_key, finite_value, a, H, **row_tiling(E)
     )
-    return finite_key, finite_value, a
-
-
-def distance_biases(r: Tensor, v: Tensor, s: Tensor) -> Tensor:
-    """b = v·r + s of each distance, ``[H, K]`` in float32."""
-    return row_dots(r[None], v.contiguous()[None, :, None].expand_as(r[None]))[0] + s
+    b = row_dots(r[None], v.contiguous()[None, :, None].expand_as(r[None]))[0] + s
+    return finite_key, finite_value, rows(r[None]), a, b
 
 
 def row_dots(x: Tensor, y: Tensor) -> Tensor:

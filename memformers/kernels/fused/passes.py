@@ -1,18 +1,14 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """The kernels of the fused attention: its forward pass and three backward passes.
 
-The forward pass iterates over the keys with a running softmax. It keeps the output and, for each query, the
-logarithm of the softmax's denominator, from which the backward pass computes probabilities again
-(FlashAttention, Dao et al. 2022, arXiv 2205.14135). The distances are added here.
+The forward pass has a running softmax over the keys, and keeps the logarithm of its denominator, from which
+the backward pass computes probabilities again (FlashAttention, Dao et al. 2022, arXiv 2205.14135).
 
-u and v are not added to queries: (q + u)·k_j + (q + v)·r_d + s_d = q·k_j + q·r_d + a_j + b_d, where
-a_j = u·k_j of each key and b_d = v·r_d + s_d of each distance are computed beforehand.
+(q + u)·k_j + (q + v)·r_d + s_d = q·k_j + q·r_d + a_j + b_d: a_j = u·k_j and b_d = v·r_d + s_d come ready.
 
-The far distances of some keys are the near distances of the next N keys, so a program that iterates over
-keys multiplies each query with each distance once. The backward pass has three kernels, one by query, one
-by key and one by distance. The last one multiplies queries with one tile of distances, and folds the products
-with two tiles of keys. Every number is summed by one program in a fixed order, so the same inputs give the
-same bits.
+The near distances of some keys are the far ones of the next N, so a program that iterates over keys
+multiplies each query with each distance once. Every number is summed by one program in a fixed order, so the
+same inputs give the same bits.
 """
 
 import math
@@ -26,7 +22,6 @@ from memformers.kernels.fused.tiles import (
     kept,
     load,
     load_numbers,
-    load_statistics,
     place,
     skew,
     store,
@@ -50,9 +45,8 @@ def split_keys(
     key, value, u, first, finite_key, finite_value, a,
     H, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
-    """N keys and values with 0 in place of numbers that are not finite, and a_j = u·k_j, which is NaN where
-    there were such numbers, except for keys before the ``first`` that any query of the stream sees: the rows
-    of a tile that have no query see all keys."""
+    """N keys and values with 0 in place of numbers that are not finite, and a_j = u·k_j, NaN where there were
+    such numbers, except before the ``first`` key that any query sees: rows of no query see all keys."""
     stream, head, j = place(key.length, H, N)
     k, values = load(key, stream, head, j, E, W, N), load(value, stream, head, j, E, W, N)
     e = tl.arange(0, W)
@@ -80,15 +74,15 @@ def attend(
     q = load(query, stream, head, i, E, W, N)
     begin = first_tile(key_start, stream, S, i, N)
     far = distance_scores(q, r, b, head, first_distance - begin + 1, E, W, N)
-    highest = tl.full([N], float("-inf"), tl.float32)
-    total = tl.zeros([N], tl.float32)
+    highest, total = tl.full([N], float("-inf"), tl.float32), tl.zeros([N], tl.float32)
     context = tl.zeros([N, W], tl.float32)
     for j in range(begin, tl.minimum(K, first_distance + N), N):
         near = distance_scores(q, r, b, head, first_distance - j - N + 1, E, W, N)
         k = load(key, stream, head, j, E, W, N).to(q.dtype)
         a_j = load_numbers(a, stream * H + head, K, j, 0.0, N)
-        x = key_scores(q, k, a_j, fold(near, far, N), first_distance - j, scale, N)
-        x = from_key_start(x, key_start, stream, S, i, j + tl.arange(0, N)[None, :], N)
+        x = key_scores(
+            q, k, a_j, fold(near, far, N), first_distance - j, scale, key_start, stream, S, i, j, N
+        )
         far = near
 
         higher = tl.maximum(highest, tl.max(x, axis=1))
@@ -114,20 +108,18 @@ def gradient_by_query(
     S, K = query.length, key.length
     stream, head, i = place(S, H, N)
     first_distance = K - S + i
-    q = load(query, stream, head, i, E, W, N)
-    g = load(grad, stream, head, i, E, W, N).to(q.dtype)
-    lse_i, delta_i = load_statistics(lse, delta, stream * H + head, S, i, N)
+    q, g, lse_i, delta_i = load_queries(query, grad, lse, delta, stream, head, H, i, E, W, N)
     begin = first_tile(key_start, stream, S, i, N)
     far = distance_scores(q, r, b, head, first_distance - begin + 1, E, W, N)
-    ds_before = tl.zeros([N, N], q.dtype)
-    dq = tl.zeros([N, W], tl.float32)
+    ds_before, dq = tl.zeros([N, N], q.dtype), tl.zeros([N, W], tl.float32)
     keys = tl.minimum(K, first_distance + N)
     for j in range(begin, keys, N):
         near = distance_scores(q, r, b, head, first_distance - j - N + 1, E, W, N)
         k = load(key, stream, head, j, E, W, N).to(q.dtype)
         a_j = load_numbers(a, stream * H + head, K, j, 0.0, N)
-        x = key_scores(q, k, a_j, fold(near, far, N), first_distance - j, scale, N)
-        x = from_key_start(x, key_start, stream, S, i, j + tl.arange(0, N)[None, :], N)
+        x = key_scores(
+            q, k, a_j, fold(near, far, N), first_distance - j, scale, key_start, stream, S, i, j, N
+        )
         far = near
 
         dp = dot(g, tl.trans(load(value, stream, head, j, E, W, N).to(q.dtype)), None)
@@ -135,7 +127,7 @@ def gradient_by_query(
         # Softmax: dS = P ∘ (dP − rowsum(dO ∘ O)).
         ds = (tl.exp2(x - lse_i[:, None]) * (dp - delta_i[:, None])).to(q.dtype)
         dq = dot(ds, k, dq)
-        # These keys' far distances were the previous keys' near ones: now their gradient is complete.
+        # The gradient of these keys' far distances, the previous keys' near ones, is complete now.
         r_far = load(r, 0, head, first_distance - j + 1, E, W, N).to(q.dtype)
         dq = dot(skew(fold(ds_before, ds, N), N), r_far, dq)
         ds_before = ds
@@ -152,20 +144,17 @@ def gradient_by_key(
     """The gradients of N keys and values, and these keys' part of the gradient of u."""
     S, K = query.length, key.length
     stream, head, j = place(K, H, N)
-    k = load(key, stream, head, j, E, W, N)
-    values = load(value, stream, head, j, E, W, N)
+    k, values = load(key, stream, head, j, E, W, N), load(value, stream, head, j, E, W, N)
     a_j = load_numbers(a, stream * H + head, K, j, 0.0, N)
-    dk, dv = tl.zeros([N, W], tl.float32), tl.zeros([N, W], tl.float32)
-    da = tl.zeros([N], tl.float32)
+    dk, dv, da = tl.zeros([N, W], tl.float32), tl.zeros([N, W], tl.float32), tl.zeros([N], tl.float32)
     for i in range(tl.maximum(j - (K - S), 0) // N * N, S, N):
         first_distance = K - S + i - j
-        q = load(query, stream, head, i, E, W, N)
-        g = load(grad, stream, head, i, E, W, N).to(q.dtype)
-        lse_i, delta_i = load_statistics(lse, delta, stream * H + head, S, i, N)
+        q, g, lse_i, delta_i = load_queries(query, grad, lse, delta, stream, head, H, i, E, W, N)
         near = distance_scores(q, r, b, head, first_distance - N + 1, E, W, N)
         far = distance_scores(q, r, b, head, first_distance + 1, E, W, N)
-        x = key_scores(q, k.to(q.dtype), a_j, fold(near, far, N), first_distance, scale, N)
-        x = from_key_start(x, key_start, stream, S, i, j + tl.arange(0, N)[None, :], N)
+        x = key_scores(
+            q, k.to(q.dtype), a_j, fold(near, far, N), first_distance, scale, key_start, stream, S, i, j, N
+        )
 
         p = tl.exp2(x - lse_i[:, None])
         share = kept(seed, dropout, stream * H + head, i, j + tl.arange(0, N)[None, :], N)
@@ -197,11 +186,10 @@ def gradient_by_distance(
     steps = tl.cdiv(S - begin, N)
     for step in range(0, tl.cdiv(B - part, parts) * steps):
         stream, i = part + step // steps * parts, begin + step % steps * N
-        q = load(query, stream, head, i, E, W, N)
-        g = load(grad, stream, head, i, E, W, N).to(q.dtype)
-        lse_i, delta_i = load_statistics(lse, delta, stream * H + head, S, i, N)
-        # The keys to which these distances are the near ones, and those to which they are far.
-        j = K - S + i - d - N + 1
+        q, g, lse_i, delta_i = load_queries(query, grad, lse, delta, stream, head, H, i, E, W, N)
+        j = (
+            K - S + i - d - N + 1
+        )  # the first key to which these distances are near; to the next N they are far
         content, dp = key_products(q, g, key, value, a, stream, head, H, j, E, W, N)
         far_content, far_dp = key_products(q, g, key, value, a, stream, head, H, j + N, E, W, N)
         position = dot(q, tl.trans(r_d.to(q.dtype)), None) + b_d
@@ -219,6 +207,17 @@ def gradient_by_distance(
 
 
 @triton.jit
+def load_queries(
+    query, grad, lse, delta, stream, head, H, i, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr
+):
+    """N queries, their outputs' gradients, log-sum-exps and deltas; one that doesn't exist sees nothing."""
+    q = load(query, stream, head, i, E, W, N)
+    g = load(grad, stream, head, i, E, W, N).to(q.dtype)
+    lse_i = load_numbers(lse, stream * H + head, query.length, i, float("inf"), N)
+    return q, g, lse_i, load_numbers(delta, stream * H + head, query.length, i, 0.0, N)
+
+
+@triton.jit
 def distance_scores(q, r, b, head, first, E: tl.constexpr, W: tl.constexpr, N: tl.constexpr):
     """q_i·r_d + b_d for N distances, beginning with ``first``, by distance."""
     r_d = load(r, 0, head, first, E, W, N).to(q.dtype)
@@ -226,28 +225,27 @@ def distance_scores(q, r, b, head, first, E: tl.constexpr, W: tl.constexpr, N: t
 
 
 @triton.jit
-def key_scores(q, k, a_j, band, first_distance, scale, N: tl.constexpr):
-    """The scores by key, times log2(e), of a tile whose first query and key are ``first_distance``
-    apart, from the folded scores by distance; −∞ for keys in the future."""
+def key_scores(q, k, a_j, band, first_distance, scale, key_start, stream, S, i, j, N: tl.constexpr):
+    """The scores by key, times log2(e), of a tile whose first query and key are ``first_distance`` apart,
+    from the folded scores by distance; −∞ for hidden keys."""
     x = dot(q, tl.trans(k), skew(band, N) + a_j) * (scale * LOG2E)
     row, column = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
-    return tl.where(first_distance + row - column >= 0, x, float("-inf"))
+    x = tl.where(first_distance + row - column >= 0, x, float("-inf"))
+    return from_key_start(x, key_start, stream, S, i, j + column, N)
 
 
 @triton.jit
 def first_tile(key_start, stream, S, i, N: tl.constexpr):
-    """The first key of the first tile of N keys that any of the N queries from ``i`` on sees."""
+    """The first tile of N keys, from a multiple of N on, that any of the N queries from ``i`` on sees."""
     begin = 0
-    if key_start is not None:
-        # Tiles begin at multiples of N, as without key_start. Rows after the last query see no key.
+    if key_start is not None:  # rows after the last query see no key
         begin = tl.min(load_numbers(key_start, stream, S, i, 2147483647, N), axis=0) // N * N
     return begin
 
 
 @triton.jit
 def from_key_start(x, key_start, stream, S, i, at, N: tl.constexpr):
-    """The scores of the queries from ``i`` on for the keys ``at``, ``[N, N]`` or ``[1, N]``; −∞ for keys
-    before the first key of a query."""
+    """The scores of queries from ``i`` on for keys ``at``, ``[N, N]`` or ``[1, N]``; −∞ before the first."""
     if key_start is not None:
         i_first = load_numbers(key_start, stream, S, i, 0, N)
         x = tl.where(at >= i_first[:, None], x, float("-inf"))

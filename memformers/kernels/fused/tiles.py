@@ -1,14 +1,13 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Functions of the fused kernels: they read and write tiles, and arrange the distances in them.
 
-The band. N queries and N keys, row i and column j of a tile, are at 2N − 1 different distances,
-first + N − 1 + i − j. They are in two tiles of N distances, a near one that begins with ``first`` and
-a far one after it. Row i needs each column c from exactly one of them: from the near one if c ≥ i, otherwise
-from the far one ([`fold`][]).
+The band. N queries and N keys, row i and column j of a tile, are at 2N − 1 distances, first + N − 1 + i − j,
+in two tiles of N: a near one from ``first`` on, and a far one after it. Row i needs each column c from one of
+them: the near one if c ≥ i, otherwise the far one ([`fold`][]).
 
-The skew. Column c, the distance first + c or first + N + c, belongs to key column j = (i − c − 1) mod N:
-a permutation of each row that is its own inverse ([`skew`][]), so the same function
-serves the gradient. c ≥ i exactly where j ≥ i, so the order of folding and skewing doesn't matter.
+The skew. Column c, the distance first + c or first + N + c, belongs to key column j = (i − c − 1) mod N: a
+permutation of each row that is its own inverse ([`skew`][]), so it serves the gradient too. c ≥ i exactly
+where j ≥ i, so folding and skewing may be swapped.
 """
 
 from typing import NamedTuple
@@ -44,15 +43,14 @@ def skew(x, N: tl.constexpr):
 
 @triton.jit
 def kept(seed, dropout, line, i, at, N: tl.constexpr):
-    """By what dropout multiplies the probabilities of N queries, the first of which is ``i``, for the keys
-    ``at``, ``[N, N]`` or ``[1, N]``: 0, or 1 / (1 − dropout). It is a function of the seed, the ``line``,
-    which is a stream and head, the query and the key alone (Philox: Salmon et al. 2011), so that all passes
-    drop the same."""
+    """By what dropout multiplies the probabilities of N queries from ``i`` on for the keys ``at``, ``[N, N]``
+    or ``[1, N]``: 0, or 1 / (1 − dropout), by the seed, the ``line`` (a stream and head), the query and the
+    key alone (Philox: Salmon et al. 2011), so that all passes drop the same."""
     share = 1.0
     if seed is not None:
-        query, at = i + tl.arange(0, N)[:, None], at + tl.zeros([N, N], tl.int32)
-        query = query + tl.zeros_like(at)
-        drawn, _, _, _ = tl.philox(tl.load(seed), at, query, line + tl.zeros_like(at), tl.zeros_like(at))
+        zero = tl.zeros([N, N], tl.int32)
+        query = i + tl.arange(0, N)[:, None] + zero
+        drawn, _, _, _ = tl.philox(tl.load(seed), at + zero, query, line + zero, zero)
         uniform = (drawn >> 8).to(tl.float32) * (1.0 / (1 << 24))
         share = tl.where(uniform >= dropout, 1 / (1 - dropout), 0.0)
     return share
@@ -99,12 +97,6 @@ def load_numbers(x, line, length, first, other: tl.constexpr, N: tl.constexpr):
     column = first + tl.arange(0, N)
     start = x + tl.cast(line, tl.int64) * length
     return tl.load(start + column, mask=(column >= 0) & (column < length), other=other)
-
-
-@triton.jit
-def load_statistics(lse, delta, line, S, first, N: tl.constexpr):
-    """The log-sum-exp and delta of N queries; a query that doesn't exist has no probabilities."""
-    return load_numbers(lse, line, S, first, float("inf"), N), load_numbers(delta, line, S, first, 0.0, N)
 
 
 @triton.jit
