@@ -141,11 +141,11 @@ def kept_by(lm: MemoryLM, compute: Callable[[], Tensor]) -> int:
         kept.append(tensor)
         return tensor
 
-    def keep_input(layer: Any, args: Any, inputs: dict[str, Any]) -> None:
+    def keep_input(layer: Any, inputs: tuple[Any, ...]) -> None:
         if lm.transformer.recompute:  # then no operation keeps it
-            keep(inputs["x"])
+            keep(inputs[0])
 
-    hooks = [x.register_forward_pre_hook(keep_input, with_kwargs=True) for x in lm.transformer.layers]
+    hooks = [x.register_forward_pre_hook(keep_input) for x in lm.transformer.layers]
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         compute()
     for hook in hooks:
@@ -204,6 +204,6 @@ def full_inputs(lm: MemoryLM, streams: int) -> tuple[Tensor, Memory]:
 
 def loss(lm: MemoryLM, tokens: Tensor, memory: Memory) -> Tensor:
     """A step's loss, a scalar: the model's own forward pass without the check of the tokens' values, which
-    fake tensors don't have. The targets are another tensor."""
-    hidden, _, auxiliary_loss = lm.transformer.step(lm.embed(tokens), memory, lm.config.memory_sizes)
-    return F.cross_entropy(lm.predict(hidden).flatten(0, 1), tokens.clone().flatten()) + auxiliary_loss
+    fake tensors don't have. The targets are another tensor.""" hidden, _, auxiliary_loss =
+    lm.transformer.step(lm.dropout(lm.embed(tokens)), memory, lm.config.memory_sizes) return
+    F.cross_entropy(lm.predict(hidden).flatten(0, 1), tokens.clone().flatten()) + auxiliary_loss

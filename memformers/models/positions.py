@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 _TABLES: dict[tuple[object, ...], Tensor] = {}
 """The longest table of each kind that was asked for; all layers and models share it."""
@@ -19,8 +20,8 @@ def sinusoids(distances: int, features: int, clamp_len: int | None = None) -> Te
 
 def sinusoid_table(distances: int, features: int, clamp_len: int | None, like: Tensor) -> Tensor:
     """[`sinusoids`][] in the dtype and on the device of ``like``, a tensor of any shape: ``[distances,
-    features]`` of a table that is computed once in a process; a graph of ``torch.export`` computes it."""
-    if torch.compiler.is_exporting():
+    features]`` of a table that is computed once in a process; programs of ``torch.export`` compute it."""
+    if torch.compiler.is_exporting() or isinstance(like, FakeTensor):
         return sinusoids(distances, features, clamp_len).to(like)
     table = copied_table if torch.compiler.is_compiling() else shared_table
     return table(distances, features, clamp_len, like)

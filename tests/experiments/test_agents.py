@@ -18,7 +18,6 @@ from experiments.agents.t_maze import FORWARD, TMaze
 from memformers.common.files import read_json, write_json
 from memformers.comparison import experiment
 from memformers.comparison.arms import read_arms, settings_of
-from memformers.models.memory import with_streams
 from memformers.runs.folder import read_metrics
 from memformers.tracking import relay
 from tests.processes import run_module
@@ -142,7 +141,7 @@ def test_learning_from_another_memory_than_acted_is_noticed():
     agent, run, optimizer, place = fresh(mazes)
     for _ in range(3):
         window, place = act(agent, mazes, place, 5)
-    others = with_streams(window.memory, torch.neg)
+    others = window.memory.map(torch.neg)
     with pytest.raises(AssertionError, match="acting and learning differ"):
         learn(agent, optimizer, window._replace(memory=others), run)
 

@@ -15,7 +15,7 @@ from experiments.scaling.counting import flops
 from memformers import MemoryLM, ModelConfig
 from memformers.common.files import read_json
 from memformers.kernels import naive
-from memformers.models.compression import WITHOUT_PARAMETERS, CompressionName
+from memformers.models.config import WITHOUT_PARAMETERS, CompressionName
 from memformers.training.config import TrainConfig
 
 OWN = ("training", "starts", "compressions")
