@@ -95,11 +95,11 @@ class RelativeMultiHeadAttention(nn.Module):
         mask: Tensor | None = None,
         key_start: Tensor | None = None,
     ) -> Tensor:
-        """Attend from ``query [S, B, D]`` to ``key`` and ``value [K, B, D]``, in order of time: ``[S, B, D]``.
+        """Attend from ``query [S, B, D]`` to ``key`` and ``value [K, B, D]``, oldest first: ``[S, B, D]``.
 
         ``mask`` is boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look, None for causal;
         ``key_start`` int64 ``[B, S]``, the first key that each may see, at most its own, K − S + i. Raises
-        ValueError for what doesn't fit, too many keys, and a mask that shows the future or hides everything.
+        ValueError for what doesn't fit, too many keys, and a mask that shows the future or hides all.
         """
         self._check_shapes(query, key, value)
         return self.attend(self.query(query), self.key(key), self.value(value), mask, key_start)
@@ -109,12 +109,12 @@ class RelativeMultiHeadAttention(nn.Module):
         x: Tensor,
         past: Tensor,
         norm: nn.LayerNorm | None,
-        mask: Tensor | None = None,
-        key_start: Tensor | None = None,
+        mask: Tensor | None,
+        key_start: Tensor | None,
     ) -> Tensor:
         """``forward`` for ``query=norm(x)`` and ``key=value=norm([past; x])``, of ``x [S, B, D]`` and ``past
-        [M, B, D]``: ``[S, B, D]``, for a norm that [`can_fold`][]. With its scale and shift folded into the maps
-        no remembered position needs their gradient: a training step with M > S takes 4 to 8 % less time."""
+        [M, B, D]``: ``[S, B, D]``, for a norm that [`can_fold`][]. With its scale and shift in the maps, no
+        remembered position needs their gradient: a training step with M > S takes 4 to 8 % less time."""
         x, past = layer_norm_no_affine(norm, x), layer_norm_no_affine(norm, past)  # x̂
         query = F.linear(x, *fold(norm, self.query))  # [S, B, D]
         key_map, value_map = fold(norm, self.key), fold(norm, self.value)
@@ -123,7 +123,7 @@ class RelativeMultiHeadAttention(nn.Module):
         return self.attend(query, key, value, mask, key_start)
 
     def can_fold(self, norm: nn.Module | None) -> bool:
-        """Whether the maps may be read with ``norm``: nobody has wrapped, hooked or replaced them, or this."""
+        """Whether the maps may be read with ``norm``: nobody wrapped, hooked or replaced them, or this."""
         maps_are_plain = all(is_plain(each, nn.Linear) for each in (self.query, self.key, self.value))
         norm_is_plain = norm is None or (is_plain(norm, nn.LayerNorm) and norm.bias is not None)
         return maps_are_plain and norm_is_plain and is_plain(self, RelativeMultiHeadAttention)
@@ -151,7 +151,7 @@ class RelativeMultiHeadAttention(nn.Module):
     def probabilities(
         self, *, query: Tensor, key: Tensor, mask: Tensor | None = None, key_start: Tensor | None = None
     ) -> Tensor:
-        """Attention ``[B, H, S, K]`` of ``query [S, B, D]`` to ``key [K, B, D]``, by head, without gradient."""
+        """Attention ``[B, H, S, K]`` of ``query [S, B, D]`` to ``key [K, B, D]``, each head's, no gradient."""
         self._check_shapes(query, key, key)
         mask, key_start = checked(mask, key_start, len(query), len(key), query.shape[1])
         query, key = self.by_head(self.query(query)), self.by_head(self.key(key))
@@ -162,8 +162,8 @@ class RelativeMultiHeadAttention(nn.Module):
         """The kernel's r ``[H, K, E]``, u, and the scheme's s ``[H, K]`` or v, for K distances."""
         if self.positions == "learned" and self.max_positions < K:
             raise UserError(
-                f"expected memory and segment of at most max_positions={self.max_positions}, got {K}; build "
-                f"with max_positions={K} or positions='sinusoidal', or shorten segment or memory."
+                f"expected at most max_positions={self.max_positions}, got {K} positions of memory and segment; "
+                f"build with max_positions={K} or positions='sinusoidal', or shorten segment or memory."
             )
         if self.positions == "learned":
             return {"r": self.r[:, :K], "s": self.s[:, :K], "u": self.u}
@@ -183,7 +183,7 @@ class RelativeMultiHeadAttention(nn.Module):
 def checked(
     mask: Tensor | None, key_start: Tensor | None, S: int, K: int, B: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """``mask [S, K, B or 1]`` and ``key_start [B, S]`` as kernels take them: a mask ``[B or 1, 1, S, K]``, with
+    """``mask [S, K, B or 1]`` and ``key_start [B, S]`` as kernels take them: a mask ``[B or 1, 1, S, K]`` with
     what the other and causality hide. UserError for those that can't be, as far as values may be read."""
     if key_start is not None:
         if key_start.dtype != torch.int64 or key_start.shape != (B, S):

@@ -23,7 +23,7 @@ from memformers.models.registry import NoSettings, lookup
 
 
 class MemoryStack(nn.Module):
-    """``n_layers`` layers like ``layer``, or like those given, with fresh weights, and in pre-norm a final norm.
+    """``n_layers`` layers like ``layer``, or like those given, with fresh weights; in pre-norm a final norm.
     A model defines [`update_memory`][], and [`recompute_slots`][] if its slots learn from a later loss."""
 
     Config: ClassVar[type] = NoSettings
@@ -76,12 +76,12 @@ class MemoryStack(nn.Module):
         sizes: Sizes | None = None,
         through_memory: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Read a segment ``x [S, B, D]``: the output ``[S, B, D]`` and each layer's input ``[S, B, D]``, which
-        [`remember`][] takes, with gradient only ``through_memory``. Raises ValueError for what doesn't fit.
+        """Read a segment ``x [S, B, D]``: the output ``[S, B, D]`` and each layer's input, ``[S, B, D]``, for
+        [`remember`][], with gradient only ``through_memory``. Raises ValueError for what doesn't fit.
 
-        ``memory`` may be its positions alone, ``[M, B, D]`` per layer. ``mask``, ``[S, K, B]`` or ``[S, K, 1]``,
-        is true where a query may look, None for causal; ``doc_starts [S, B]`` where a document begins, of which
-        alone its queries see keys. ``sizes`` are each layer's window, and what the memory is checked against.
+        ``memory`` may be its positions alone, ``[M, B, D]`` each. ``mask``, ``[S, K, B]`` or ``[S, K, 1]``,
+        is true where a query may look, None for causal; ``doc_starts [S, B]`` where a document begins, of
+        which alone its queries see keys. ``sizes`` give the windows, and what the memory is checked against.
         """
         memory = Memory(tuple(memory)) if isinstance(memory, list | tuple) else memory
         memory = check_memory(memory, x, len(self.layers), sizes)
@@ -177,7 +177,7 @@ class MemoryStack(nn.Module):
     def update_memory(
         self, memory: Memory, inputs: Sequence[Tensor], sizes: Sizes, doc_starts: Tensor | None
     ) -> tuple[Memory, Tensor]:
-        """[`remember`][] but for ``valid``, of ``inputs [S, B, D]`` and ``doc_starts [S, B]``; defined by a model."""
+        """A model's [`remember`][], of ``inputs [S, B, D]`` and ``doc_starts [S, B]``, but for ``valid``."""
         raise NotImplementedError
 
     def recompute_slots(self, memory: Memory, sizes: Sizes) -> Memory:
@@ -237,14 +237,14 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def operations(D: int, Q: int, K: int) -> int:
-    """Operations of one stream's attention of Q queries over K keys, hidden ones too: 2·Q·K·D each for scores by
-    content and position and weighted values, 4·(K + Q)·D² for the maps, but not those of shared positions."""
+    """Operations of one stream's attention of Q queries over K keys, hidden ones too: 2·Q·K·D each for scores
+    by content and position and weighted values, 4·(K + Q)·D² for the maps, none for shared positions."""
     return 6 * Q * K * D + 4 * (K + Q) * D * D
 
 
 def memory_facts(config: NetworkConfig) -> dict[str, Any]:
-    """What ``run.json`` says of a full memory: the positions that one layer and all together see, a layer's mean
-    keys M + C, and operations per token."""
+    """What ``run.json`` says of a full memory: the positions that one layer and all together see, a layer's
+    mean keys M + C, and operations per token."""
     kind, S = lookup("model", config.model), config.segment_len
     sizes = kind.attention_sizes(config)
     keys = max(sum(K for _, K in sizes) / config.n_layers - S, 0.0)

@@ -93,7 +93,7 @@ class NetworkConfig:
     position_features: Count | None = None
     """Numbers in a sinusoid, P (sinusoidal positions); d_model if not given."""
     clamp_len: Count | None = None
-    """Distances beyond it look alike, for memories longer than in training; none if not given (sinusoidal)."""
+    """Distances beyond it look alike, for memories longer than in training; else all differ (sinusoidal)."""
     segment_len: Count = 64
     """Segment length S the model is trained with, in tokens; the longest with learned positions."""
     mem_len: ByLayer = 64
@@ -105,13 +105,13 @@ class NetworkConfig:
     compression_rate: Rate | tuple[Rate, ...] = 4
     """Positions a compressed slot stands for, c; one for all layers, or one for each (compressive)."""
     compression: CompressionName | str = "conv"
-    """What makes a slot: a convolution that learns (conv), several that see later slots too (dilated), a mean,
+    """What makes a slot: a learned convolution (conv), several that see later slots too (dilated), the mean,
     each feature's maximum (max), the most attended (most-used), or your own, my.py:Gated (compressive)."""
     compression_start: CompressionStart = "random"
     """What the convolutions are before they learn: drawn (random), or the mean (compressive)."""
     compression_loss: CompressionLossName | str = "attention"
-    """What the convolutions learn from: how slots change attention (attention), how well a decoder restores the
-    memories (auto-encoding), your own, my.py:Loss, or none, with mean, max, most-used or bptt (compressive)."""
+    """What convolutions learn from: how slots change attention (attention), how well a decoder restores what
+    they stand for (auto-encoding), your own, my.py:Loss, or none, with bptt or the others (compressive)."""
     bptt: Length = 0
     """How many compressions back the language model's loss reaches the convolutions, beside their own loss;
     the memory then keeps the positions of those slots. 0: it never reaches them (compressive)."""
@@ -147,7 +147,7 @@ class NetworkConfig:
         fits = isinstance(sizes, list | tuple) and all(isinstance(each, MemorySizes) for each in sizes)
         if not fits or len(sizes) != self.n_layers:
             raise UserError(
-                f"expected {kind.__qualname__}.memory_sizes to give {self.n_layers} MemorySizes, got {sizes!r}."
+                f"expected {kind.__qualname__}.memory_sizes to give {self.n_layers} MemorySizes, got {sizes}."
             )
         object.__setattr__(self, "memory_sizes", tuple(sizes))
 
@@ -169,8 +169,7 @@ class NetworkConfig:
             raise UserError(
                 f"compression_loss='none' leaves compression={f_c!r} untrained; use another, or bptt=1."
             )
-        # A slot of a dilated convolution, or of your own, may depend on those that follow in its compression,
-        # so the same slots must be computed together again.
+        # These slots may depend on those that follow, so the same ones must be computed together again.
         rates = self.of_layers("compression_rate") if f_c == "dilated" or is_own else ()
         if self.bptt and (rate := next((c for c in rates if self.segment_len % c), 0)):
             raise UserError(
@@ -207,7 +206,7 @@ class NetworkConfig:
 
 @dataclass(frozen=True)
 class CoreConfig(NetworkConfig):
-    """What a [`memformers.MemoryCore`][] is built from. Raises ValueError as [`memformers.ModelConfig`][] does.
+    """What a [`memformers.MemoryCore`][] is built from. Raises ValueError as [`ModelConfig`][] does.
 
     Examples:
         >>> from memformers import CoreConfig
@@ -221,7 +220,7 @@ class CoreConfig(NetworkConfig):
 
 @dataclass(frozen=True)
 class ModelConfig(NetworkConfig):
-    """What a language model is built from. Raises ValueError for a value out of range, or of no effect on it.
+    """What a language model is built from. Raises ValueError for values out of range, or of no effect on it.
 
     Examples:
         >>> from memformers import ModelConfig
@@ -250,7 +249,7 @@ class ModelConfig(NetworkConfig):
                     )
         elif any(low >= high for low, high in pairwise(cutoffs)):
             raise UserError(f"expected cutoffs in ascending order, each once, got cutoffs={cutoffs}.")
-        elif self.d_embed < (least := adaptive.div_val ** len(cutoffs)):
+        if self.d_embed < (least := adaptive.div_val ** len(cutoffs)):
             raise UserError(
                 f"div_val={adaptive.div_val} leaves the last cluster no width of d_embed={self.d_embed}; use "
                 f"d_embed={least} or more, a smaller div_val, or fewer cutoffs."
@@ -274,8 +273,8 @@ def check_heads(heads: int, d_model: int) -> None:
     """Raise UserError, naming widths that fit, unless ``heads`` divides ``d_model``."""
     if d_model % heads:
         below = d_model // heads * heads
-        such = f"{below} or {below + heads}" if below else heads
-        raise UserError(f"d_model={d_model} is no multiple of heads={heads}; use one, such as {such}.")
+        such = f"such as {below} or {below + heads}" if below else f"such as {heads}"
+        raise UserError(f"d_model={d_model} is not divisible by heads={heads}; use a multiple, {such}.")
 
 
 def check_positions(positions: Positions, features: int | None, clamp_len: int | None) -> None:
