@@ -151,7 +151,7 @@ class RelativeMultiHeadAttention(nn.Module):
     def probabilities(
         self, *, query: Tensor, key: Tensor, mask: Tensor | None = None, key_start: Tensor | None = None
     ) -> Tensor:
-        """Attention ``[B, H, S, K]`` of ``query [S, B, D]`` to ``key [K, B, D]``, each head's, no gradient."""
+        """Attention ``[B, H, S, K]`` of ``query [S, B, D]`` to ``key [K, B, D]``, by head, no gradient."""
         self._check_shapes(query, key, key)
         mask, key_start = checked(mask, key_start, len(query), len(key), query.shape[1])
         query, key = self.by_head(self.query(query)), self.by_head(self.key(key))
@@ -162,8 +162,8 @@ class RelativeMultiHeadAttention(nn.Module):
         """The kernel's r ``[H, K, E]``, u, and the scheme's s ``[H, K]`` or v, for K distances."""
         if self.positions == "learned" and self.max_positions < K:
             raise UserError(
-                f"expected at most max_positions={self.max_positions}, got {K} positions of memory and segment; "
-                f"build with max_positions={K} or positions='sinusoidal', or shorten segment or memory."
+                f"expected at most max_positions={self.max_positions}, got {K} positions of memory and "
+                f"segment; build with max_positions={K}, use positions='sinusoidal', or shorten either."
             )
         if self.positions == "learned":
             return {"r": self.r[:, :K], "s": self.s[:, :K], "u": self.u}
@@ -183,8 +183,8 @@ class RelativeMultiHeadAttention(nn.Module):
 def checked(
     mask: Tensor | None, key_start: Tensor | None, S: int, K: int, B: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """``mask [S, K, B or 1]`` and ``key_start [B, S]`` as kernels take them: a mask ``[B or 1, 1, S, K]`` with
-    what the other and causality hide. UserError for those that can't be, as far as values may be read."""
+    """``mask [S, K, B or 1]`` and ``key_start [B, S]`` as kernels take them: a mask ``[B or 1, 1, S, K]``,
+    with what the other and causality hide. UserError for what can't be, as far as values may be read."""
     if key_start is not None:
         if key_start.dtype != torch.int64 or key_start.shape != (B, S):
             came = f"{key_start.dtype} {list(key_start.shape)}"

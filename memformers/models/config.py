@@ -241,13 +241,10 @@ class ModelConfig(NetworkConfig):
         """Raise UserError, saying what doesn't fit. Cutoffs meet the vocabulary when a model is built."""
         super().__post_init__()
         adaptive, cutoffs = self.adaptive, self.adaptive.cutoffs
-        if self.embedding != "adaptive":
-            for each in fields(adaptive):
-                if (value := getattr(adaptive, each.name)) != each.default:
-                    raise UserError(
-                        f"{each.name}={value} needs embedding='adaptive'; set it, or leave this out."
-                    )
-        elif any(low >= high for low, high in pairwise(cutoffs)):
+        given = [f"{name}={x}" for name, x in vars(adaptive).items() if x != getattr(AdaptiveConfig, name)]
+        if given and self.embedding != "adaptive":
+            raise UserError(f"{given[0]} needs embedding='adaptive', got {self.embedding!r}; leave it out.")
+        if any(low >= high for low, high in pairwise(cutoffs)):
             raise UserError(f"expected cutoffs in ascending order, each once, got cutoffs={cutoffs}.")
         if self.d_embed < (least := adaptive.div_val ** len(cutoffs)):
             raise UserError(

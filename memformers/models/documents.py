@@ -1,4 +1,4 @@
-"""What a query may see: ``doc_starts [S, B]`` is true where a document begins, and ``valid [B]`` of the newest
+"""What a query may see: ``doc_starts [S, B]`` is true where a document begins, ``valid [B]`` of the newest
 positions, ``rate`` (c) in a slot, are of the running one. All before, its slots too, is kept but hidden."""
 
 import torch
@@ -46,7 +46,7 @@ def seen_of_past(valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tens
 def first_seen(
     doc_starts: Tensor | None, seen: Tensor | None, window: int | None, x: Tensor, past: int
 ) -> Tensor | None:
-    """The first key that each query of ``x [S, B, ·]`` may see, int64 ``[B, S]``, None for 0: of its document,
+    """The first key each query of ``x [S, B, ·]`` may see, int64 ``[B, S]``, None for 0: of its document,
     by ``doc_starts [S, B]`` and ``seen [B]`` of ``past`` keys, and of the ``window`` newest, its own too."""
     (S, B), device = x.shape[:2], x.device
     found = None if seen is None else (past - seen)[:, None].expand(-1, S)

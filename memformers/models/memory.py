@@ -143,8 +143,8 @@ torch.serialization.add_safe_globals([Memory])
 def check_memory(
     memory: Any, x: Tensor, n_layers: int, sizes: Sizes | None = None, *, complete: bool = False
 ) -> Memory:
-    """``memory``, or for None an empty one. UserError unless it fits ``n_layers`` layers of input ``x
-    [S, B, D]`` and ``sizes``, layers of one size alike; with ``complete``, also if it is longer than they can make it."""
+    """``memory``, or for None an empty one. UserError unless it fits ``n_layers`` layers of input ``x [S, B,
+    D]`` and ``sizes``, layers of one size alike; with ``complete``, also if longer than they can make it."""
     memory = Memory() if memory is None else memory
     if not isinstance(memory, Memory):
         raise UserError(f"expected memory to be a Memory or None, got a {type(memory).__name__}.")

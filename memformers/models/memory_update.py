@@ -21,7 +21,7 @@ def truncate_memory(memory: Memory, inputs: Sequence[Tensor], sizes: Sizes) -> M
 
 @dataclass(frozen=True)
 class Compressed:
-    """A compression of ``old [n·c, B, D]``, n ≥ 0, to ``new [n, B, D]`` with f_c's gradient, in each layer."""
+    """Compression of ``old [n·c, B, D]``, n ≥ 0, to ``new [n, B, D]`` with f_c's gradient, in each layer."""
 
     old: tuple[Tensor, ...]
     new: tuple[Tensor, ...]

@@ -8,7 +8,7 @@ _TABLES: dict[tuple[object, ...], Tensor] = {}
 
 
 def sinusoids(distances: int, features: int, clamp_len: int | None = None) -> Tensor:
-    """Features of 0 … distances−1, at most ``clamp_len``: ``[distances, features]`` in float64, of which first
+    """Features of 0 … distances−1, at most ``clamp_len``: ``[distances, features]`` in float64, first
     sines, then cosines, of wavelengths from 2π to 10,000·2π (Vaswani et al. 2017, section 3.5)."""
     rates = 10_000.0 ** -(torch.arange(0, features, 2, dtype=torch.float64) / features)
     at = torch.arange(distances, dtype=torch.float64).clamp(max=distances if clamp_len is None else clamp_len)

@@ -50,9 +50,9 @@ def lookup(setting: str, name: str) -> Any:
     if (setting, name) in REGISTRY:
         return REGISTRY[setting, name]
     if ":" in name:
-        option = f"--{setting.replace('_', '-')} {name}"
         raise UserError(
-            f"{setting}={name!r} is code that runs only if you name it: give {option}, or its class in Python."
+            f"{setting}={name!r} is code that runs only if you name it; give --{setting.replace('_', '-')} "
+            f"{name} with the path of its file, or in Python the class itself as {setting}."
         )
     known = ", ".join(repr(n) for of, n in REGISTRY if of == setting and ":" not in n)
     raise UserError(
