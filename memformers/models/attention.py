@@ -22,6 +22,7 @@ FORCED = "MEMFORMERS_KERNEL"
 class RelativeMultiHeadAttention(nn.Module):
     """Causal attention with relative positions over K keys, of which the last S are the queries' own and all
     before are memory (Dai et al. 2019, [arXiv 1901.02860](https://arxiv.org/abs/1901.02860), section 3.3).
+    Raises ValueError for arguments out of their range.
 
     Args:
         heads: The number of heads, H, which must divide ``d_model``.
@@ -29,15 +30,10 @@ class RelativeMultiHeadAttention(nn.Module):
         dropout_prob: Probability of dropping an attention probability while training.
         positions: ``"learned"``, a vector r_d and a scalar s_d for each head and distance d; or
             ``"sinusoidal"``, r_d = W_R · sinusoid(d) and learned u and v for each head, as in the paper.
-        max_positions: The number of distances 0 … max_positions−1 that the learned scheme stores, at least
-            the largest K = C + M + S; the sinusoidal scheme has no limit.
+        max_positions: How many distances the learned scheme stores, at least the largest K = C + M + S.
         position_features: Numbers in a sinusoid, P; ``d_model`` if not given (sinusoidal).
         clamp_len: Distances beyond this have the same sinusoid (sinusoidal); all differ if not given.
-        kernel: What computes the attention; ``"auto"`` chooses the fastest, or the one that the environment
-            variable ``MEMFORMERS_KERNEL`` names.
-
-    Raises:
-        ValueError: For heads that don't divide ``d_model``, and for an argument out of its range.
+        kernel: What computes it; ``"auto"``: the fastest, or what the variable ``MEMFORMERS_KERNEL`` names.
 
     Examples:
         >>> import torch
@@ -99,22 +95,11 @@ class RelativeMultiHeadAttention(nn.Module):
         mask: Tensor | None = None,
         key_start: Tensor | None = None,
     ) -> Tensor:
-        """Attend from the segment to memory and segment.
+        """Attend from ``query [S, B, D]`` to ``key`` and ``value [K, B, D]``, oldest first: ``[S, B, D]``.
 
-        Args:
-            query: ``[S, B, D]``.
-            key: ``[K, B, D]``, in order of time.
-            value: ``[K, B, D]``.
-            mask: Boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None for causal.
-            key_start: int64 ``[B, S]``, the first key that each query may see, at most its own, K − S + i;
-                None for 0.
-
-        Returns:
-            ``[S, B, D]``.
-
-        Raises:
-            ValueError: For shapes that don't fit, more keys than learned positions, and a mask that shows the
-                future or hides everything.
+        ``mask`` is boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look, None for causal;
+        ``key_start`` int64 ``[B, S]``, the first key that each may see, at most its own, K − S + i. Raises
+        ValueError for what doesn't fit, too many keys, and a mask that shows the future or hides all.
         """
         self._check_shapes(query, key, value)
         return self.attend(self.query(query), self.key(key), self.value(value), mask, key_start)
@@ -124,15 +109,12 @@ class RelativeMultiHeadAttention(nn.Module):
         x: Tensor,
         past: Tensor,
         norm: nn.LayerNorm | None,
-        mask: Tensor | None = None,
-        key_start: Tensor | None = None,
+        mask: Tensor | None,
+        key_start: Tensor | None,
     ) -> Tensor:
         """``forward`` for ``query=norm(x)`` and ``key=value=norm([past; x])``, of ``x [S, B, D]`` and ``past
-        [M, B, D]``: ``[S, B, D]``. The norm, which may be None, must be one that [`can_fold`][].
-
-        Its scale and shift are folded into the maps ([`fold`][memformers.models.linear.fold]) and so need no
-        gradient for each remembered position: a training step with M > S takes 4 to 8 % less time.
-        """
+        [M, B, D]``: ``[S, B, D]``, for a norm that [`can_fold`][]. With its scale and shift in the maps, no
+        remembered position needs their gradient: a training step with M > S takes 4 to 8 % less time."""
         x, past = layer_norm_no_affine(norm, x), layer_norm_no_affine(norm, past)  # x̂
         query = F.linear(x, *fold(norm, self.query))  # [S, B, D]
         key_map, value_map = fold(norm, self.key), fold(norm, self.value)
@@ -141,8 +123,7 @@ class RelativeMultiHeadAttention(nn.Module):
         return self.attend(query, key, value, mask, key_start)
 
     def can_fold(self, norm: nn.Module | None) -> bool:
-        """Whether the maps may be read together with ``norm``, since nobody has wrapped, hooked or replaced
-        them, nor this module."""
+        """Whether the maps may be read with ``norm``: nobody wrapped, hooked or replaced them, or this."""
         maps_are_plain = all(is_plain(each, nn.Linear) for each in (self.query, self.key, self.value))
         norm_is_plain = norm is None or (is_plain(norm, nn.LayerNorm) and norm.bias is not None)
         return maps_are_plain and norm_is_plain and is_plain(self, RelativeMultiHeadAttention)
@@ -150,8 +131,7 @@ class RelativeMultiHeadAttention(nn.Module):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, key_start: Tensor | None
     ) -> Tensor:
-        """``forward`` of ``query [S, B, D]`` and ``key``, ``value [K, B, D]`` that are projected already:
-        ``[S, B, D]``, after the output map."""
+        """``forward`` of a projected ``query [S, B, D]``, ``key`` and ``value [K, B, D]``: ``[S, B, D]``."""
         mask, key_start = checked(mask, key_start, len(query), len(key), query.shape[1])
         query, key, value = map(self.by_head, (query, key, value))
         terms, kernel = self.distance_terms(key.shape[2]), self.kernel
@@ -171,8 +151,7 @@ class RelativeMultiHeadAttention(nn.Module):
     def probabilities(
         self, *, query: Tensor, key: Tensor, mask: Tensor | None = None, key_start: Tensor | None = None
     ) -> Tensor:
-        """The attention of each position of ``query [S, B, D]`` to those of ``key [K, B, D]``, by head and
-        without gradient: ``[B, H, S, K]``, where each row sums to 1. The rest is as in ``forward``."""
+        """Attention ``[B, H, S, K]`` of ``query [S, B, D]`` to ``key [K, B, D]``, by head, no gradient."""
         self._check_shapes(query, key, key)
         mask, key_start = checked(mask, key_start, len(query), len(key), query.shape[1])
         query, key = self.by_head(self.query(query)), self.by_head(self.key(key))
@@ -183,9 +162,8 @@ class RelativeMultiHeadAttention(nn.Module):
         """The kernel's r ``[H, K, E]``, u, and the scheme's s ``[H, K]`` or v, for K distances."""
         if self.positions == "learned" and self.max_positions < K:
             raise UserError(
-                f"expected attention over at most max_positions={self.max_positions}, whose distances are "
-                f"stored, got {K} positions of memory and segment; build with max_positions={K} or more, "
-                f"use positions='sinusoidal', or shorten the segment or the memory."
+                f"expected at most max_positions={self.max_positions}, got {K} positions of memory and "
+                f"segment; build with max_positions={K}, use positions='sinusoidal', or shorten either."
             )
         if self.positions == "learned":
             return {"r": self.r[:, :K], "s": self.s[:, :K], "u": self.u}
@@ -196,45 +174,35 @@ class RelativeMultiHeadAttention(nn.Module):
     def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         B, D = query.shape[1:] if query.dim() == 3 else (0, 0)
         if self.d_model != D or key.shape[1:] != (B, D) or key.shape != value.shape:
-            raise UserError(
-                f"expected query [S, B, {self.d_model}] and key, value [K, B, {self.d_model}], got "
-                f"{list(query.shape)}, {list(key.shape)} and {list(value.shape)}."
-            )
+            came = [list(each.shape) for each in (query, key, value)]
+            raise UserError(f"expected query [S, B, D], key, value [K, B, D], D={self.d_model}, got {came}.")
         if len(key) < len(query):
-            raise UserError(f"expected a key for each of the {len(query)} queries, got {len(key)} keys.")
+            raise UserError(f"expected at least {len(query)} keys, one for each query, got {len(key)}.")
 
 
 def checked(
     mask: Tensor | None, key_start: Tensor | None, S: int, K: int, B: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """A boolean ``mask [S, K, B]`` or ``[S, K, 1]`` and ``key_start [B, S]`` as kernels take them: a mask as
-    ``[B, 1, S, K]`` or ``[1, 1, S, K]``, with what ``key_start`` and causality hide. UserError for those
-    that can't be, as far as their values may be read."""
+    """``mask [S, K, B or 1]`` and ``key_start [B, S]`` as kernels take them: a mask ``[B or 1, 1, S, K]``,
+    with what the other and causality hide. UserError for what can't be, as far as values may be read."""
     if key_start is not None:
         if key_start.dtype != torch.int64 or key_start.shape != (B, S):
-            raise UserError(
-                f"expected key_start as int64 [{B}, {S}], the first key that each query may see, got "
-                f"{key_start.dtype} {list(key_start.shape)}."
-            )
+            came = f"{key_start.dtype} {list(key_start.shape)}"
+            raise UserError(f"expected key_start as int64 [{B}, {S}], each query's first key, got {came}.")
         if has_values(key_start) and bool((key_start > torch.arange(K - S, K)).any()):
             raise UserError(f"key_start hides a query's own key, {K - S} + i; show it that one at least.")
     if mask is None:
         return None, key_start
     if mask.dtype != torch.bool or tuple(mask.shape) not in {(S, K, B), (S, K, 1)}:
-        raise UserError(
-            f"expected a boolean mask [{S}, {K}, {B}] or [{S}, {K}, 1] (segment, keys, batch), got "
-            f"{mask.dtype} {list(mask.shape)}."
-        )
+        came = f"{mask.dtype} {list(mask.shape)}"
+        raise UserError(f"expected a boolean mask [{S}, {K}, {B}] or [{S}, {K}, 1], got {came}.")
     past = causal_mask(S, K, mask.device)[:, :, None]
     visible = mask & past
     if key_start is not None:
         visible = visible & rearrange(from_key_start(key_start, K), "b 1 s k -> s k b")
     if has_values(mask) and bool((future := mask & ~past).any()):
         i, j, b = future.nonzero()[0].tolist()
-        raise UserError(
-            f"the mask lets query {i} of stream {b} see key {j}, which lies in its future (its own key is "
-            f"{K - S + i}); hide those keys."
-        )
+        raise UserError(f"the mask shows query {i} of stream {b} key {j}, in its future; hide such keys.")
     if has_values(mask) and bool((blind := ~visible.any(dim=1)).any()):
         i, b = blind.nonzero()[0].tolist()
         raise UserError(f"the mask hides every key from query {i} of stream {b}; show it one.")

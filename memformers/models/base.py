@@ -23,17 +23,15 @@ from memformers.models.registry import NoSettings, lookup
 
 
 class MemoryStack(nn.Module):
-    """``n_layers`` layers like ``layer``, or like those given one by one, with fresh weights, and in pre-norm
-    a final norm. A model defines [`update_memory`][], and [`recompute_slots`][] if its slots learn from a
-    later loss."""
+    """``n_layers`` layers like ``layer``, or like those given, with fresh weights; in pre-norm a final norm.
+    A model defines [`update_memory`][], and [`recompute_slots`][] if its slots learn from a later loss."""
 
     Config: ClassVar[type] = NoSettings
     """The frozen dataclass of settings that no other model has."""
     uses: ClassVar[tuple[str, ...]] = ()
     """The settings of other models that a memory of your own uses too."""
     keeps_keys: ClassVar[bool] = True
-    """Whether its layers attend to compressed memory, memory and segment alone, so that generation may keep
-    their keys and values."""
+    """Whether layers attend to memories and segment alone, so that generation may keep keys and values."""
 
     @classmethod
     def memory_sizes(cls, config: NetworkConfig) -> Sizes:
@@ -52,8 +50,7 @@ class MemoryStack(nn.Module):
 
     @classmethod
     def more_operations(cls, config: NetworkConfig) -> int:
-        """Operations of a token, in all layers, in the memory's matrix products beside that attention; a
-        multiply-add is two."""
+        """Operations of a token in the memory's other matrix products, all layers'; a multiply-add is two."""
         return 0
 
     @check_arguments
@@ -79,21 +76,12 @@ class MemoryStack(nn.Module):
         sizes: Sizes | None = None,
         through_memory: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Read a segment.
+        """Read a segment ``x [S, B, D]``: the output ``[S, B, D]`` and each layer's input, ``[S, B, D]``, for
+        [`remember`][], with gradient only ``through_memory``. Raises ValueError for what doesn't fit.
 
-        Args:
-            x: ``[S, B, D]``.
-            memory: None for nothing; or its positions alone, ``[M, B, D]`` per layer.
-            mask: ``[S, K, B]`` or ``[S, K, 1]``, K = C + M + S, true where a query may look, None for causal.
-            doc_starts: ``[S, B]``, true where a new document begins; a query sees no other document.
-            sizes: How much each layer remembers, against which the memory is checked; and its window.
-            through_memory: Whether the inputs that are returned keep their gradient.
-
-        Returns:
-            The output ``[S, B, D]``, and each layer's input ``[S, B, D]``, which [`remember`][] takes.
-
-        Raises:
-            ValueError: For a memory or starts of another depth, shape, dtype or device.
+        ``memory`` may be its positions alone, ``[M, B, D]`` each. ``mask``, ``[S, K, B]`` or ``[S, K, 1]``,
+        is true where a query may look, None for causal; ``doc_starts [S, B]`` where a document begins, of
+        which alone its queries see keys. ``sizes`` give the windows, and what the memory is checked against.
         """
         memory = Memory(tuple(memory)) if isinstance(memory, list | tuple) else memory
         memory = check_memory(memory, x, len(self.layers), sizes)
@@ -157,9 +145,8 @@ class MemoryStack(nn.Module):
         segment_len: int | None = None,
         through_memory: bool = False,
     ) -> tuple[Memory, Tensor]:
-        """The memory after a segment of ``inputs [S, B, D]`` and ``doc_starts [S, B]``, and the loss of
-        compressing it, a scalar: 0 where nothing was compressed. ``segment_len`` is S where ``inputs`` are
-        of another length; without ``through_memory`` no gradient is kept."""
+        """The memory after a segment of ``inputs [S, B, D]`` and ``doc_starts [S, B]``, with gradient only
+        ``through_memory``, and the loss of compressing it, a scalar. ``segment_len``: S if not theirs."""
         memory, S = memory or Memory(), len(inputs[0]) if segment_len is None else segment_len
         after, loss = self.update_memory(memory, inputs, sizes, doc_starts)
         try:
@@ -176,22 +163,21 @@ class MemoryStack(nn.Module):
         """``memory`` without numbers that are not finite before each stream's running document."""
         if memory.valid is None:
             return memory
-        mem, c_mem, behind = list(memory.mem), list(memory.c_mem), list(memory.slot_inputs)
+        mem, c_mem, behind, without = [], [], [], documents.without_hidden
         for i, ((M, C), own) in enumerate(zip(memory.lengths(len(sizes)), sizes, strict=True)):
-            seen = self.keys_seen(memory.valid, M, C, own.compression_rate)  # [B]
+            c = own.compression_rate
+            seen = self.keys_seen(memory.valid, M, C, c)  # [B]
             hidden = torch.arange(C + M, device=seen.device)[:, None] < C + M - seen  # [C + M, B]
-            mem[i : i + 1] = [documents.without_hidden(x, hidden[C:]) for x in mem[i : i + 1]]
-            c_mem[i : i + 1] = [documents.without_hidden(x, hidden[:C]) for x in c_mem[i : i + 1]]
-            for x in behind[i : i + 1]:
-                slots = hidden[C - len(x) // own.compression_rate : C]
-                behind[i] = documents.without_hidden(x, slots.repeat_interleave(own.compression_rate, dim=0))
+            mem += [without(x, hidden[C:]) for x in memory.mem[i : i + 1]]
+            c_mem += [without(x, hidden[:C]) for x in memory.c_mem[i : i + 1]]
+            slots = [(x, hidden[C - len(x) // c : C]) for x in memory.slot_inputs[i : i + 1]]
+            behind += [without(x, each.repeat_interleave(c, dim=0)) for x, each in slots]
         return replace(memory, mem=tuple(mem), c_mem=tuple(c_mem), slot_inputs=tuple(behind))
 
     def update_memory(
         self, memory: Memory, inputs: Sequence[Tensor], sizes: Sizes, doc_starts: Tensor | None
     ) -> tuple[Memory, Tensor]:
-        """What a model does for [`remember`][], of ``inputs [S, B, D]`` and ``doc_starts [S, B]``, which adds
-        the memory's ``valid`` afterwards."""
+        """A model's [`remember`][], of ``inputs [S, B, D]`` and ``doc_starts [S, B]``, but for ``valid``."""
         raise NotImplementedError
 
     def recompute_slots(self, memory: Memory, sizes: Sizes) -> Memory:
@@ -251,15 +237,14 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def operations(D: int, Q: int, K: int) -> int:
-    """Operations of an attention of Q queries over K keys of D features, for one stream: 2·Q·K·D each for
-    scores by content and by position and weighted values, hidden ones included; 4·K·D² for keys and values;
-    4·Q·D² for queries and output. Position vectors, which all streams share, don't count."""
+    """Operations of one stream's attention of Q queries over K keys, hidden ones too: 2·Q·K·D each for scores
+    by content and position and weighted values, 4·(K + Q)·D² for the maps, none for shared positions."""
     return 6 * Q * K * D + 4 * (K + Q) * D * D
 
 
 def memory_facts(config: NetworkConfig) -> dict[str, Any]:
-    """What ``run.json`` says of a memory: the positions before the segment that one layer sees, and all
-    together; a layer's mean keys M + C; and operations per token, with full memories."""
+    """What ``run.json`` says of a full memory: the positions that one layer and all together see, a layer's
+    mean keys M + C, and operations per token."""
     kind, S = lookup("model", config.model), config.segment_len
     sizes = kind.attention_sizes(config)
     keys = max(sum(K for _, K in sizes) / config.n_layers - S, 0.0)

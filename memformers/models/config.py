@@ -13,7 +13,6 @@ from memformers.models.memory_sizes import ByLayer, Length, MemorySizes, Rate
 from memformers.models.registry import NO_SETTINGS, NoSettings, lookup, name_of
 
 ModelName = Literal["transformer", "transformer-xl", "compressive"]
-EmbeddingName = Literal["plain", "adaptive"]
 Norm = Literal["pre", "pre-without-final", "post"]
 GateName = Literal["residual", "gru"]
 Positions = Literal["learned", "sinusoidal"]
@@ -38,8 +37,6 @@ BUILT_IN: dict[str, Any] = {
 """What is built in, by the setting that may also name a class of your own."""
 LENGTHS = ("mem_len", "c_mem_len", "compression_rate", "memory_warmup")
 """Those of them that a config may have without use, since the arms of an experiment share them."""
-MOST_LAYERS = 10_000
-"""The largest depth, far beyond any network."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class NetworkConfig:
     """Width D: features per position."""
     heads: Count = 4
     """Attention heads H; must divide d_model."""
-    n_layers: Annotated[int, Range(1, MOST_LAYERS)] = 4
+    n_layers: Annotated[int, Range(1, 10_000)] = 4
     """Depth, in layers."""
     d_ff: Count = 512
     """Width of the feed-forward network's hidden layer."""
@@ -96,29 +93,25 @@ class NetworkConfig:
     position_features: Count | None = None
     """Numbers in a sinusoid, P (sinusoidal positions); d_model if not given."""
     clamp_len: Count | None = None
-    """Distances beyond this look alike, for memories longer than in training; none if not given (sinusoidal
-    positions)."""
+    """Distances beyond it look alike, for memories longer than in training; else all differ (sinusoidal)."""
     segment_len: Count = 64
     """Segment length S the model is trained with, in tokens; the longest with learned positions."""
     mem_len: ByLayer = 64
     """Memory length M, in positions; one for all layers, or one for each (transformer-xl, compressive)."""
     same_length: bool = False
-    """Whether each query sees just the mem_len newest positions, its own among them, rather than the whole
-    memory (transformer-xl)."""
+    """Whether each query sees only the mem_len newest positions, its own among them (transformer-xl)."""
     c_mem_len: ByLayer = 64
     """Compressed memory length C, in slots; one for all layers, or one for each (compressive)."""
     compression_rate: Rate | tuple[Rate, ...] = 4
     """Positions a compressed slot stands for, c; one for all layers, or one for each (compressive)."""
     compression: CompressionName | str = "conv"
-    """What makes a slot of them: a convolution that learns (conv), several that also look at the slots that
-    follow (dilated), their mean, each feature's largest value (max), the one that received the most attention
-    (most-used), or a module of your own, such as my.py:Gated (compressive)."""
+    """What makes a slot: a learned convolution (conv), several that see later slots too (dilated), the mean,
+    each feature's maximum (max), the most attended (most-used), or your own, my.py:Gated (compressive)."""
     compression_start: CompressionStart = "random"
     """What the convolutions are before they learn: drawn (random), or the mean (compressive)."""
     compression_loss: CompressionLossName | str = "attention"
-    """What the convolutions learn from: how much attention changes when memories give way to their slots
-    (attention), how well a decoder restores the memories (auto-encoding), or a loss of your own, such as
-    my.py:Loss; or none, with the mean, max or most-used, or with bptt (compressive)."""
+    """What convolutions learn from: how slots change attention (attention), how well a decoder restores what
+    they stand for (auto-encoding), your own, my.py:Loss, or none, with bptt or the others (compressive)."""
     bptt: Length = 0
     """How many compressions back the language model's loss reaches the convolutions, beside their own loss;
     the memory then keeps the positions of those slots. 0: it never reaches them (compressive)."""
@@ -136,12 +129,9 @@ class NetworkConfig:
         kind, own = lookup("model", self.model), self.own
         if isinstance(own, Mapping):
             own = config_from_dict(kind.Config, own, f"the settings of {self.model}")
-        elif isinstance(own, NoSettings):
-            own = kind.Config()
+        own = kind.Config() if isinstance(own, NoSettings) else own
         if not isinstance(own, kind.Config):
-            raise UserError(
-                f"expected own={own!r} to be a {kind.Config.__qualname__}, of model={self.model!r}."
-            )
+            raise UserError(f"expected own={own!r} to be {kind.Config.__qualname__} of model={self.model!r}.")
         check_fields(own)
         object.__setattr__(self, "own", own)
         check_heads(self.heads, self.d_model)
@@ -157,8 +147,7 @@ class NetworkConfig:
         fits = isinstance(sizes, list | tuple) and all(isinstance(each, MemorySizes) for each in sizes)
         if not fits or len(sizes) != self.n_layers:
             raise UserError(
-                f"expected {kind.__qualname__}.memory_sizes to return a list of n_layers={self.n_layers} "
-                f"MemorySizes, got {sizes!r}."
+                f"expected {kind.__qualname__}.memory_sizes to give {self.n_layers} MemorySizes, got {sizes}."
             )
         object.__setattr__(self, "memory_sizes", tuple(sizes))
 
@@ -174,16 +163,13 @@ class NetworkConfig:
         ):
             if not fits:
                 raise UserError(
-                    f"{name}={getattr(self, name)!r} is for compression='conv' or 'dilated', got "
-                    f"compression={f_c!r}, which {why}; leave it out."
+                    f"{name}={getattr(self, name)!r} is given, but compression={f_c!r} {why}; leave it out."
                 )
         if learns and not is_own and self.compression_loss == "none" and not self.bptt:
             raise UserError(
-                f"compression_loss='none' would leave compression={f_c!r} untrained; use 'attention' or "
-                f"'auto-encoding', or bptt=1 or more, or compression='mean', 'max' or 'most-used'."
+                f"compression_loss='none' leaves compression={f_c!r} untrained; use another, or bptt=1."
             )
-        # A slot of a dilated convolution, or of your own, may depend on those that follow in its compression,
-        # so the same slots must be computed together again.
+        # These slots may depend on those that follow, so the same ones must be computed together again.
         rates = self.of_layers("compression_rate") if f_c == "dilated" or is_own else ()
         if self.bptt and (rate := next((c for c in rates if self.segment_len % c), 0)):
             raise UserError(
@@ -193,14 +179,11 @@ class NetworkConfig:
 
     def of_layers(self, name: str) -> tuple[int, ...]:
         """The length called ``name`` of each layer. Raises ValueError for a tuple of another length."""
-        value = getattr(self, name)
+        value, n = getattr(self, name), self.n_layers
         if not isinstance(value, tuple):
-            return (value,) * self.n_layers
-        if len(value) != self.n_layers:
-            raise UserError(
-                f"{name}={value} is for {len(value)} layers, but n_layers={self.n_layers}; give one number "
-                f"for each layer, or a single one for all."
-            )
+            return (value,) * n
+        if len(value) != n:
+            raise UserError(f"{name}={value} is for {len(value)} layers, not n_layers={n}; give one or {n}.")
         return value
 
     @property
@@ -223,8 +206,7 @@ class NetworkConfig:
 
 @dataclass(frozen=True)
 class CoreConfig(NetworkConfig):
-    """What a [`MemoryCore`][memformers.models.core.MemoryCore] is built from. Raises ValueError for a value
-    out of its range, and for a setting that has no effect on the model.
+    """What a [`memformers.MemoryCore`][] is built from. Raises ValueError as [`ModelConfig`][] does.
 
     Examples:
         >>> from memformers import CoreConfig
@@ -238,8 +220,7 @@ class CoreConfig(NetworkConfig):
 
 @dataclass(frozen=True)
 class ModelConfig(NetworkConfig):
-    """What a language model is built from. Raises ValueError for a value out of its range, and for a setting
-    that has no effect on the model.
+    """What a language model is built from. Raises ValueError for values out of range, or of no effect on it.
 
     Examples:
         >>> from memformers import ModelConfig
@@ -250,7 +231,7 @@ class ModelConfig(NetworkConfig):
 
     vocab_size: Count = 256
     """How many different tokens there are; a training takes the number from its text."""
-    embedding: EmbeddingName = "plain"
+    embedding: Literal["plain", "adaptive"] = "plain"
     """A vector for each token and a linear head (plain), or adaptive embedding and softmax with vectors
     scaled by √D, as in the original Transformer-XL (adaptive)."""
     adaptive: AdaptiveConfig = AdaptiveConfig()
@@ -260,20 +241,15 @@ class ModelConfig(NetworkConfig):
         """Raise UserError, saying what doesn't fit. Cutoffs meet the vocabulary when a model is built."""
         super().__post_init__()
         adaptive, cutoffs = self.adaptive, self.adaptive.cutoffs
-        if self.embedding != "adaptive":
-            for each in fields(adaptive):
-                if (value := getattr(adaptive, each.name)) != each.default:
-                    raise UserError(
-                        f"{each.name}={value} is for an adaptive embedding; use embedding='adaptive' with "
-                        f"it, or leave it out."
-                    )
-        elif any(low >= high for low, high in pairwise(cutoffs)):
+        given = [f"{name}={x}" for name, x in vars(adaptive).items() if x != getattr(AdaptiveConfig, name)]
+        if given and self.embedding != "adaptive":
+            raise UserError(f"{given[0]} needs embedding='adaptive', got {self.embedding!r}; leave it out.")
+        if any(low >= high for low, high in pairwise(cutoffs)):
             raise UserError(f"expected cutoffs in ascending order, each once, got cutoffs={cutoffs}.")
-        elif self.d_embed // adaptive.div_val ** len(cutoffs) < 1:
+        if self.d_embed < (least := adaptive.div_val ** len(cutoffs)):
             raise UserError(
-                f"div_val={adaptive.div_val} leaves cluster {1 + len(cutoffs)}, the last, no width of "
-                f"d_embed={self.d_embed}; use d_embed={adaptive.div_val ** len(cutoffs)} or more, a smaller "
-                f"div_val, or fewer cutoffs."
+                f"div_val={adaptive.div_val} leaves the last cluster no width of d_embed={self.d_embed}; use "
+                f"d_embed={least} or more, a smaller div_val, or fewer cutoffs."
             )
 
     @property
@@ -293,11 +269,9 @@ def check_choice(setting: str, value: object, built_in: Any, default: object) ->
 def check_heads(heads: int, d_model: int) -> None:
     """Raise UserError, naming widths that fit, unless ``heads`` divides ``d_model``."""
     if d_model % heads:
-        below, above = d_model // heads * heads, -(-d_model // heads) * heads
-        raise UserError(
-            f"d_model={d_model} is not divisible by heads={heads}; use a multiple of {heads}, such as "
-            + (f"{below} or {above}." if below else f"{above}.")
-        )
+        below = d_model // heads * heads
+        such = f"such as {below} or {below + heads}" if below else f"such as {heads}"
+        raise UserError(f"d_model={d_model} is not divisible by heads={heads}; use a multiple, {such}.")
 
 
 def check_positions(positions: Positions, features: int | None, clamp_len: int | None) -> None:
@@ -325,9 +299,7 @@ def check_used(config: Any, model: str, *, lengths: bool = False) -> None:
     """Raise UserError for a setting of the dataclass instance ``config`` that has no effect on ``model`` and
     is not its default; among the [`LENGTHS`][] only with ``lengths``."""
     for each in fields(config):
-        value, left_out = getattr(config, each.name), each.name in LENGTHS and not lengths
-        if not (left_out or value == each.default or is_used(each.name, model)):
-            models = " or ".join(map(repr, OF_MODELS[each.name]))
-            raise UserError(
-                f"{each.name}={value!r} is for model={models}, got model={model!r}; leave it out."
-            )
+        name, value = each.name, getattr(config, each.name)
+        if value != each.default and (lengths or name not in LENGTHS) and not is_used(name, model):
+            models = " or ".join(map(repr, OF_MODELS[name]))
+            raise UserError(f"{name}={value!r} is for model={models}, got model={model!r}; leave it out.")

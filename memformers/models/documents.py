@@ -1,9 +1,5 @@
-"""Where documents begin: what a query may see then, and how much of a memory belongs to its document.
-
-``doc_starts [S, B]`` is true where a stream's new document begins in a segment, and a memory's ``valid [B]``
-says how many of its newest positions belong to the running document, where a slot stands for ``rate`` (c) of
-them. What lies before is hidden but kept, so that shapes stay the same; so is a slot of any such position.
-"""
+"""What a query may see: ``doc_starts [S, B]`` is true where a document begins, ``valid [B]`` of the newest
+positions, ``rate`` (c) in a slot, are of the running one. All before, its slots too, is kept but hidden."""
 
 import torch
 from torch import Tensor
@@ -42,8 +38,7 @@ def newest_start(doc_starts: Tensor) -> Tensor:
 
 
 def seen_of_past(valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tensor:
-    """How many keys of a past of ``mem_len`` positions and ``c_mem_len`` slots belong to the running document
-    with ``valid [B]`` positions: int64 ``[B]``."""
+    """How many keys of a past of M and C belong to the running document, of ``valid [B]``: int64 ``[B]``."""
     slots = (valid - mem_len).div(rate, rounding_mode="floor")
     return valid.clamp(0, mem_len) + slots.clamp(0, c_mem_len)
 
@@ -51,9 +46,8 @@ def seen_of_past(valid: Tensor, mem_len: int, c_mem_len: int, rate: int) -> Tens
 def first_seen(
     doc_starts: Tensor | None, seen: Tensor | None, window: int | None, x: Tensor, past: int
 ) -> Tensor | None:
-    """The first key that each query of a segment ``x [S, B, ·]`` may see, int64 ``[B, S]``: the first of its
-    document, by ``doc_starts [S, B]`` and the newest ``seen [B]`` of ``past`` keys; with a ``window`` only so
-    many of the newest, its own among them. None for all up to its own."""
+    """The first key each query of ``x [S, B, ·]`` may see, int64 ``[B, S]``, None for 0: of its document,
+    by ``doc_starts [S, B]`` and ``seen [B]`` of ``past`` keys, and of the ``window`` newest, its own too."""
     (S, B), device = x.shape[:2], x.device
     found = None if seen is None else (past - seen)[:, None].expand(-1, S)
     if doc_starts is not None:
@@ -80,9 +74,9 @@ def valid_afterwards(
 def n_masked_slots(
     valid: Tensor | None, doc_starts: Tensor | None, mem_len: int, slots: int, rate: int
 ) -> Tensor:
-    """How many of the oldest of ``slots`` new slots their loss leaves out, int64 ``[B]``, for ``valid [B]``
-    and ``doc_starts [S, B]``, of which one may be None: those of any of the ``mem_len`` positions before the
-    running document; all if one begins within the segment, since some queries belong to that before it."""
+    """How many of the oldest of ``slots`` new slots their loss leaves out, int64 ``[B]``: those of positions
+    before the document of ``valid [B]``; all if one begins in the segment after ``doc_starts[0]``, since some
+    queries belong to that before it. One of ``valid`` and ``doc_starts [S, B]`` may be None."""
     hidden = torch.zeros((), dtype=torch.int64) if valid is None else mem_len - valid  # positions
     if doc_starts is not None:
         hidden = torch.where(doc_starts[0], mem_len, hidden)
@@ -91,8 +85,7 @@ def n_masked_slots(
 
 
 def without_hidden(x: Tensor, hidden: Tensor) -> Tensor:
-    """``x [t, B, D]`` with 0 for numbers that are not finite where ``hidden [t, B]``, which would otherwise
-    reach a gradient."""
+    """``x [t, B, D]`` with 0 for what is not finite where ``hidden [t, B]``: it would reach a gradient."""
     if has_values(x) and bool(x.sum().isfinite()):
         return x
     return x.masked_fill(hidden[..., None] & ~x.isfinite(), 0.0)

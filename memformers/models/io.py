@@ -1,8 +1,5 @@
-"""Our own format: a folder with ``config.json`` and ``model.safetensors``, which nothing unpickles.
-
-``python -m experiments.pretrained`` makes the models that come with the package, folders in ``weights``, in
-bfloat16, where ``recipe.json`` says how each was trained, and its loss on the held-out text.
-"""
+"""Our own format: a folder with ``config.json`` and ``model.safetensors``, which nothing unpickles. Those in
+``weights``, in bfloat16, are made by ``python -m experiments.pretrained``, which writes ``recipe.json``."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -36,15 +33,8 @@ class Pretrained(nn.Module):
     def save_pretrained(self, folder: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
         """Write ``config.json`` and ``model.safetensors``, each atomically. Tied weights, as after
         ``model.head.weight = model.embed.weight``, are written once, and tied again when they are loaded.
-
-        Args:
-            folder: Where to; it is made if need be.
-            weights: The whole weights, by name, where each process holds only a part of the model.
-
-        Raises:
-            ValueError: For the current folder, and for one where these files are of something else: a run, a
-                training's checkpoint, another library's model.
-        """
+        ``weights`` are the whole model's, by name, where each process holds only a part of them. Raises
+        ValueError for the current folder, and one where these files are not such a model's."""
         if (folder := Path(folder)) == Path():
             raise UserError("folder='' is the current folder; name a folder for the model.")
         if has_manifest(folder):
@@ -53,15 +43,12 @@ class Pretrained(nn.Module):
             try:
                 read_config(folder, type(self.config))
             except UserError as error:
-                raise UserError(
-                    f"{folder} has a {CONFIG} or {WEIGHTS} that save_pretrained didn't write and would "
-                    f"overwrite; name another folder ({error})"
-                ) from None
+                whose = f"{folder} has a {CONFIG} or {WEIGHTS} that save_pretrained didn't write"
+                raise UserError(f"{whose}; name another folder ({error})") from None
         names: dict[object, str] = {}  # of what is tied, the first name is kept, and the others refer to it
         ties, state = {}, dict(self.state_dict() if weights is None else weights)
         for name, x in list(state.items()):
-            first = names.setdefault((x.data_ptr(), x.shape, x.stride(), x.dtype), name)
-            if first != name:
+            if (first := names.setdefault((x.data_ptr(), x.shape, x.stride(), x.dtype), name)) != name:
                 ties[name] = first
                 del state[name]
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,22 +67,13 @@ class Pretrained(nn.Module):
         compression: str | type[nn.Module] = "",
         compression_loss: str | type[nn.Module] = "",
     ) -> Model:
-        """Load a model, in eval mode. Nothing is unpickled.
+        """Load a model, in eval mode, to ``device``; nothing is unpickled. Raises ValueError for a missing,
+        broken or mismatched file, and for one of a training's checkpoint that has changed since.
 
-        Args:
-            folder: What [`save_pretrained`][] wrote, or the checkpoint of a run. For a
-                [`memformers.MemoryLM`][] also the name of one that comes with the package, in float32:
-                ``"compressive-shakespeare"`` or ``"transformer-xl-shakespeare"``; a folder comes first.
-            device: Where the model is to be.
-            model: The memory of your own that the model has, as its class or as ``"my_memory.py:Averages"``:
-                a saved model names its file, and never runs it by itself.
-            gate: Its gate of your own, likewise.
-            compression: Its compression of your own.
-            compression_loss: Its compression loss of your own.
-
-        Raises:
-            ValueError: For a missing, broken or mismatched file, and for one of a training's checkpoint that
-                has changed since.
+        ``folder`` is what [`save_pretrained`][] wrote, or the checkpoint of a run; for a
+        [`memformers.MemoryLM`][] also the name of one that comes with the package, in float32:
+        ``"compressive-shakespeare"`` or ``"transformer-xl-shakespeare"``; a folder comes first. Parts of your
+        own are given again, as classes or as ``"my_memory.py:Averages"``: a model never runs them by itself.
         """
         own = {"model": model, "gate": gate, "compression": compression, "compression_loss": compression_loss}
         for setting, name in own.items():
@@ -139,6 +117,5 @@ def packaged_names() -> list[str]:
 def packaged(name: str) -> Path:
     """The folder of the package's model called ``name``; else UserError."""
     if name not in (names := packaged_names()):
-        known = ", ".join(names)
-        raise UserError(f"no pretrained model is called {name!r}; use one of {known}, or name a folder.")
+        raise UserError(f"no pretrained model is called {name!r}; use {', '.join(names)}, or name a folder.")
     return PACKAGED / name

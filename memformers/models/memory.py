@@ -39,9 +39,8 @@ class Memory:
     """For each layer ``[C, B, D]``: slots, each for ``compression_rate`` inputs older than all of ``mem``;
     empty for a model that doesn't compress."""
     valid: Tensor | None = None
-    """int64 ``[B]``: how many of each stream's newest positions belong to its running document, where a slot
-    counts as ``compression_rate`` positions; None for all. Queries don't see earlier ones
-    ([`memformers.models.documents`][])."""
+    """int64 ``[B]``: how many of each stream's newest positions its running document has, a slot counting as
+    ``compression_rate``; None for all. Queries don't see earlier ones ([`memformers.models.documents`][])."""
     slot_inputs: tuple[Tensor, ...] = ()
     """For each layer ``[m·c, B, D]``: the inputs of the newest m slots of ``c_mem``, from which these are
     computed again while f_c learns from the language model's loss; empty with ``bptt=0``."""
@@ -55,16 +54,12 @@ class Memory:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> "Memory":
-        """An empty memory with the shapes of a full one: zeros that no query sees, in torch's default
-        ``dtype`` and on its ``device`` if none is given. A model computes the same from it as from no memory.
-
-        Shapes then stay the same if ``segment_len`` is a multiple of ``compression_rate``. The Compressive
-        Transformer's M is rounded down to whole slots, at whose edge the first document begins.
-        """
+        """An empty memory with the shapes of a full one, the compressive M rounded down to whole slots: zeros
+        that no query sees, from which a model computes the same as from none. Shapes then stay the same if
+        ``segment_len`` is a multiple of ``compression_rate``."""
 
         def zeros(lengths: Sequence[int]) -> tuple[Tensor, ...]:
-            shapes = [(length, batch, config.d_model) for length in lengths]
-            return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
+            return tuple(torch.zeros(n, batch, config.d_model, dtype=dtype, device=device) for n in lengths)
 
         sizes, is_compressive = config.memory_sizes, config.model == "compressive"
         mem = zeros([own.mem_len - is_compressive * (own.mem_len % own.compression_rate) for own in sizes])
@@ -116,8 +111,7 @@ class Memory:
         return replace(self.hidden_from(done), valid=valid.masked_fill(done, 0))
 
     def hidden_from(self, streams: Tensor) -> "Memory":
-        """The memory without numbers that are not finite in these ``streams``, boolean ``[B]``, of which no
-        query sees it."""
+        """With 0 for what is not finite in these ``streams``, boolean ``[B]``, of which no query sees it."""
         return self.map(lambda x: without_hidden(x, streams.expand(len(x), -1)) if x.dim() == 3 else x)
 
     @property
@@ -149,9 +143,8 @@ torch.serialization.add_safe_globals([Memory])
 def check_memory(
     memory: Any, x: Tensor, n_layers: int, sizes: Sizes | None = None, *, complete: bool = False
 ) -> Memory:
-    """``memory``, or for None an empty one. Raise UserError unless it fits ``n_layers`` layers whose input is
-    ``x [S, B, D]``; with ``sizes``, also for a kind of memory that such layers don't keep, and for layers of
-    one size that remember differently; with ``complete``, for a memory longer than they can have made it."""
+    """``memory``, or for None an empty one. UserError unless it fits ``n_layers`` layers of input ``x [S, B,
+    D]`` and ``sizes``, layers of one size alike; with ``complete``, also if longer than they can make it."""
     memory = Memory() if memory is None else memory
     if not isinstance(memory, Memory):
         raise UserError(f"expected memory to be a Memory or None, got a {type(memory).__name__}.")
@@ -159,47 +152,41 @@ def check_memory(
     limits = [(own.longest_memory, own.c_mem_len, own.slot_input_positions) for own in sizes or ()]
     for part, (name, tensors) in enumerate(memory.parts.items()):
         if tensors and len(tensors) != n_layers:
-            raise UserError(
-                f"expected {name} of {n_layers} layers, one tensor each, got {len(tensors)}; use a memory of "
-                f"this model."
-            )
+            n = len(tensors)
+            raise UserError(f"expected {name} of {n_layers} layers, got {n}; use a memory of this model.")
         for i, tensor in enumerate(tensors):
             if not isinstance(tensor, Tensor):
                 raise UserError(f"expected {name} of layer {i} as a tensor, got a {type(tensor).__name__}.")
             if tensor.dim() != 3 or tensor.shape[1:] != x.shape[1:]:
                 raise UserError(
-                    f"expected {name} of layer {i} as [length, batch, d_model] = [·, {x.shape[1]}, "
-                    f"{x.shape[2]}], got {list(tensor.shape)}; start from no memory for another batch, and "
-                    f"use a memory with the model that made it."
+                    f"expected {name} of layer {i} as [length, {x.shape[1]}, {x.shape[2]}], got "
+                    f"{list(tensor.shape)}; use it with the batch and the model that made it."
                 )
             if tensor.dtype != x.dtype or tensor.device != x.device:
                 raise UserError(
-                    f"expected {name} of layer {i} as {x.dtype} on {x.device}, in which the model works, got "
+                    f"expected {name} of layer {i} as {x.dtype} on {x.device}, as the model is, got "
                     f"{tensor.dtype} on {tensor.device}; move it there, or start from no memory."
                 )
             if not limits:
                 continue
-            first, most = settings.index(settings[i]), limits[i][part]
-            other = len(tensors[first])
-            if len(tensor) != other or (complete and len(tensor) > most) or (len(tensor) and not most):
+            first, most, n = settings.index(settings[i]), limits[i][part], len(tensor)
+            if n != (other := len(tensors[first])) or (complete and n > most) or (n and not most):
                 raise UserError(
-                    f"{name} has {len(tensor)} positions or slots in layer {i}, where this model keeps at "
-                    f"most {most}, and {other} in layer {first}; use it with the model that made it."
+                    f"{name} has length {n} in layer {i}, where this model keeps at most {most}, and {other} "
+                    f"in layer {first}; use it with the model that made it."
                 )
     check_streams("a memory's valid", memory.valid, torch.int64, x.shape[1:2], x.device)
     for i, (inputs, own) in enumerate(zip(memory.slot_inputs, sizes or (), strict=False)):
-        slots, rate = len(memory.c_mem[i]) if memory.c_mem else 0, own.compression_rate
-        if len(inputs) % rate or len(inputs) > slots * rate:
+        slots, c, n = len(memory.c_mem[i]) if memory.c_mem else 0, own.compression_rate, len(inputs)
+        if n % c or n > slots * c:
             raise UserError(
-                f"expected slot_inputs of some of {slots} slots of compression_rate={rate}, got "
-                f"{len(inputs)} positions; use a memory as the model gives it."
+                f"expected slot_inputs of some of {slots} slots of {c}, got {n}; use it as a model gives it."
             )
     return memory
 
 
 def memory_tensors(memory: Memory) -> dict[str, Tensor]:
-    """The tensors that a memory has, by their names in files: ``mem.0``, ``c_mem.0``, ``slot_inputs.0`` and
-    so on, and ``valid``."""
+    """The tensors that a memory has, by their names in files: ``mem.0``, ``c_mem.0`` and so on, ``valid``."""
     tensors = {f"{kind}.{i}": x.contiguous() for kind, xs in memory.parts.items() for i, x in enumerate(xs)}
     return tensors if memory.valid is None else tensors | {"valid": memory.valid.contiguous()}
 

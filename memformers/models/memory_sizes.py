@@ -11,14 +11,12 @@ LONGEST = 2**31
 Length = Annotated[int, Range(0, LONGEST)]
 Rate = Annotated[int, Range(1, LONGEST)]
 ByLayer = Length | tuple[Length, ...]
-"""A length for all layers, or one for each, first that of the layer that reads the text. A few long memories
-may do, best in the layers far from it (Rae & Razavi 2020, arXiv 2007.03356)."""
+"""A length for all layers, or one for each from the first; few long ones, late, may do (arXiv 2007.03356)."""
 
 
 @dataclass(frozen=True)
 class MemorySizes(Checked):
-    """How much one layer remembers. Where nothing is compressed, C is 0 and c is 1. Raises ValueError for a
-    length below 0, or a rate below 1.
+    """How much one layer remembers; uncompressed, C is 0 and c is 1. Raises ValueError for what can't be.
 
     Examples:
         >>> from memformers import MemorySizes
@@ -41,9 +39,8 @@ class MemorySizes(Checked):
     """How many of the newest keys a query sees, its own among them; None for all."""
 
     def n_evicted(self, length: int) -> int:
-        """How many of a memory's ``length`` positions leave it after a segment, the oldest: n·c, which become
-        n slots or are forgotten, with n = ⌈(length − M) / c⌉ ≤ ⌊length / c⌋, as up to c − 1 may wait for a
-        whole slot."""
+        """How many of a memory's ``length`` positions leave it after a segment: n·c, as n slots or forgotten,
+        with n = ⌈(length − M) / c⌉ ≤ ⌊length / c⌋, as up to c − 1 may wait for a whole slot."""
         c, overflow = self.compression_rate, max(length - self.mem_len, 0)
         return min(-(-overflow // c), length // c) * c
 

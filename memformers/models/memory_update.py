@@ -14,16 +14,14 @@ from memformers.models.memory_sizes import Sizes
 
 
 def truncate_memory(memory: Memory, inputs: Sequence[Tensor], sizes: Sizes) -> Memory:
-    """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer: the newest positions of
-    both (Transformer-XL, section 3.2)."""
+    """The newest positions of memory and layer inputs, ``[S, B, D]`` each (Transformer-XL, section 3.2)."""
     past = zip(followed_by(memory.mem, inputs), sizes, strict=True)
     return Memory(tuple(cut(parts, own.n_evicted(sum(map(len, parts)))) for parts, own in past), memory.c_mem)
 
 
 @dataclass(frozen=True)
 class Compressed:
-    """One compression, of ``old [n·c, B, D]`` to ``new [n, B, D]`` in each layer, which carries the gradient
-    to f_c; n is 0 in a layer that compressed nothing."""
+    """Compression of ``old [n·c, B, D]``, n ≥ 0, to ``new [n, B, D]`` with f_c's gradient, in each layer."""
 
     old: tuple[Tensor, ...]
     new: tuple[Tensor, ...]
@@ -39,11 +37,10 @@ def compress_memory(
     doc_starts: Tensor | None = None,
     received: Callable[[int, int], Tensor | None] = lambda layer, positions: None,
 ) -> tuple[Memory, Compressed | None]:
-    """The memory after a segment with these layer inputs, ``[S, B, D]`` a layer, and ``doc_starts [S, B]``;
-    and what was compressed, or None if nothing overflowed. Each layer's own f_c compresses the positions that
-    overflow, ``[n·c, B, D]``, into slots ``[n, B, D]``, remembered without gradient (Rae et al. 2020, arXiv
-    1911.05507, section 3.1 and algorithm 1). ``received`` takes a layer and a number of its oldest positions
-    to the attention that they received, ``[n·c, B]``, for an f_c that needs it."""
+    """The memory after a segment with layer inputs ``[S, B, D]`` and ``doc_starts [S, B]``, and what was
+    compressed, if anything: each layer's f_c makes slots ``[n, B, D]``, remembered without gradient, of the
+    positions that overflow, ``[n·c, B, D]`` (Rae et al. 2020, arXiv 1911.05507, algorithm 1), if need be by
+    the attention that they received, ``[n·c, B]``, which ``received`` gives for a layer and their number."""
     past = followed_by(memory.mem, inputs)
     taken = [own.n_evicted(sum(map(len, parts))) for parts, own in zip(past, sizes, strict=True)]  # n·c
     mem = tuple(cut(parts, nc) for parts, nc in zip(past, taken, strict=True))
@@ -77,8 +74,8 @@ def followed_by(past: Sequence[Tensor], new: Sequence[Tensor]) -> list[tuple[Ten
 
 
 def cut(parts: Sequence[Tensor], start: int, stop: int | None = None) -> Tensor:
-    """The positions from ``start`` to before ``stop``, or to the end, of successive ``parts [·, B, D]``: a
-    copy if they are in several, or less than half of one, which a view would keep from being freed."""
+    """The positions from ``start`` to ``stop`` of successive ``parts [·, B, D]``: a copy if they are in
+    several, or less than half of one, which a view would keep from being freed."""
     stop, filled = sum(map(len, parts)) if stop is None else stop, []
     for part in parts:
         piece = part[max(start, 0) : max(stop, 0)]

@@ -9,9 +9,8 @@ _TABLES: dict[tuple[object, ...], Tensor] = {}
 
 
 def sinusoids(distances: int, features: int, clamp_len: int | None = None) -> Tensor:
-    """The paper's features of the distances 0 … distances−1, ``[distances, features]`` in float64:
-    sines, then cosines, of wavelengths from 2π to 10,000·2π (Vaswani et al. 2017, section 3.5). Those
-    beyond ``clamp_len`` are taken for it."""
+    """Features of 0 … distances−1, at most ``clamp_len``: ``[distances, features]`` in float64, first
+    sines, then cosines, of wavelengths from 2π to 10,000·2π (Vaswani et al. 2017, section 3.5)."""
     rates = 10_000.0 ** -(torch.arange(0, features, 2, dtype=torch.float64) / features)
     at = torch.arange(distances, dtype=torch.float64).clamp(max=distances if clamp_len is None else clamp_len)
     angles = at[:, None] * rates
@@ -38,8 +37,7 @@ def shared_table(distances: int, features: int, clamp_len: int | None, like: Ten
 
 @torch.library.custom_op("memformers::sinusoid_table", mutates_args=())
 def copied_table(distances: int, features: int, clamp_len: int | None, like: Tensor) -> Tensor:
-    """A copy of it, ``[distances, features]``, as an operator: a graph of ``torch.compile`` takes a constant
-    of one function only once."""
+    """A copy of it, ``[distances, features]``: ``torch.compile`` takes a function's constant only once."""
     return shared_table(distances, features, clamp_len, like).clone()
 
 

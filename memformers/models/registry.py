@@ -1,6 +1,5 @@
-"""Which class a name in a config stands for: a built-in model, or a class of your own as model, gate,
-compression or compression loss, ``my_memory.py:Averages`` or ``package.module:Class``. A checkpoint never
-imports code by itself: its class must be named in this process, by an option, an arm, or in Python."""
+"""Which class a name in a config stands for: built in, or your own, ``my_memory.py:Averages``. A checkpoint
+never imports code by itself: its class must be named in this process, by an option, an arm, or in Python."""
 
 import importlib.util
 import sys
@@ -29,9 +28,8 @@ NO_SETTINGS = NoSettings()
 
 
 def register_memory(kind: Kind) -> Kind:
-    """A decorator, after which ``ModelConfig(model=…)`` knows a memory of your own by its name,
-    ``my_memory.py:Averages`` or ``package.module:Averages``. Raises ValueError for a class that is not
-    derived from [`CustomMemory`][memformers.models.custom_memory.CustomMemory].
+    """A decorator, after which ``ModelConfig(model=…)`` knows a memory of yours as ``my_memory.py:Averages``
+    or ``package.module:Averages``. Raises ValueError if it is not derived from [`memformers.CustomMemory`][].
 
     Examples:
         >>> from memformers import CustomMemory, MemorySizes, ModelConfig, register_memory
@@ -58,8 +56,7 @@ def lookup(setting: str, name: str) -> Any:
         )
     known = ", ".join(repr(n) for of, n in REGISTRY if of == setting and ":" not in n)
     raise UserError(
-        f"expected {setting} to be one of {known}, or one of your own such as 'my_memory.py:Averages', got "
-        f"{setting}={name!r}."
+        f"expected {setting} to be one of {known}, or your own, my.py:Class, got {setting}={name!r}."
     )
 
 
@@ -84,8 +81,7 @@ def name_of(value: Any, setting: str = "model") -> str:
 
 
 def import_class(place: str) -> type:
-    """The class at a ``place``, whose module is imported unless it is already; UserError where there is none.
-    What else the module raises goes through."""
+    """The class at a ``place``, whose module is imported unless it is already; else UserError, or its own."""
     module_name, _, name = place.rpartition(":")
     path, is_file = Path(module_name).resolve(), module_name.endswith(".py")
     if is_file and not path.is_file():
