@@ -204,6 +204,7 @@ def full_inputs(lm: MemoryLM, streams: int) -> tuple[Tensor, Memory]:
 
 def loss(lm: MemoryLM, tokens: Tensor, memory: Memory) -> Tensor:
     """A step's loss, a scalar: the model's own forward pass without the check of the tokens' values, which
-    fake tensors don't have. The targets are another tensor.""" hidden, _, auxiliary_loss =
-    lm.transformer.step(lm.dropout(lm.embed(tokens)), memory, lm.config.memory_sizes) return
-    F.cross_entropy(lm.predict(hidden).flatten(0, 1), tokens.clone().flatten()) + auxiliary_loss
+    fake tensors don't have. The targets are another tensor."""
+    x = lm.dropout(lm.embed(tokens))  # [S, B, D]
+    hidden, _, auxiliary_loss = lm.transformer.step(x, memory, lm.config.memory_sizes)
+    return F.cross_entropy(lm.predict(hidden).flatten(0, 1), tokens.clone().flatten()) + auxiliary_loss
