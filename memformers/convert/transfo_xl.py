@@ -166,14 +166,16 @@ def config_of(state: State, config: Config, is_original: bool, ties: dict[str, b
     # Hugging Face's configs may leave it out, and the original's weights could then be of either form.
     pre_lnorm = config.get("pre_lnorm", None if is_original else False)
     if not isinstance(pre_lnorm, bool):
-        wanted = "pre_lnorm=True (norms before each sublayer) or False (after each sum) in config"
-        raise UserError(f"expected {wanted}, got pre_lnorm={pre_lnorm!r}; the weights don't show it.")
+        wanted = "expected pre_lnorm to be True (norms before each sublayer) or False (after each sum)"
+        raise UserError(
+            f"{wanted}, got pre_lnorm={pre_lnorm!r}; say it in config, the weights don't show it."
+        )
     defaults = ModelConfig()
     clamp_len = setting(config, "clamp_len", -1, int)
     dropout = setting(config, "dropout", defaults.dropout, float)
     if config.get("dropatt", dropout) != dropout:
-        said = f"dropatt={config['dropatt']} is not used: in training, dropout={dropout} applies to attention"
-        warnings.warn(f"{said} too.", stacklevel=3)
+        said = f"dropatt={config['dropatt']} is not used: in training dropout={dropout} applies to attention."
+        warnings.warn(said, stacklevel=3)
     return ModelConfig(
         model="transformer-xl",
         vocab_size=vocab_size,

@@ -27,8 +27,10 @@ class CompressiveTransformer(MemoryStack):
 
     Args:
         compression_loss: What each f_c learns from: [`AttentionReconstructionLoss`][] (attention); with a
-            [`CompressionAutoEncoder`][], [`AutoEncodingLoss`][] (auto-encoding); none; or FILE.py:Class.
-        bptt: With 1 or more, that of the [`MemorySizes`][], f_c learns from the language model's loss too.
+            [`CompressionAutoEncoder`][], [`AutoEncodingLoss`][] (auto-encoding); no loss (none); or one of
+            your own (FILE.py:Class).
+        bptt: With 1 or more, which must be that of the [`MemorySizes`][], f_c also learns from the language
+            model's loss ([`recompute_slots`][]), and then needs no other.
 
     Examples:
         >>> import torch
@@ -146,8 +148,11 @@ class CompressiveTransformer(MemoryStack):
 
 def build_compression(config: NetworkConfig, rate: int) -> nn.Module:
     """An f_c, ``[n·c, B, D]`` to ``[n, B, D]``, with a decoder where its loss needs one."""
-    pooling = {"mean": compression.MeanCompression, "max": compression.MaxCompression}
-    pooling["most-used"] = compression.MostUsedCompression
+    pooling = {
+        "mean": compression.MeanCompression,
+        "max": compression.MaxCompression,
+        "most-used": compression.MostUsedCompression,
+    }
     f_c: nn.Module
     if ":" in config.compression:
         f_c = build_part("compression", config.compression, rate, config.d_model)

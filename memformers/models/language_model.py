@@ -98,7 +98,8 @@ class MemoryLM(Pretrained):
             targets: ``[S, B]``, each token's next one, or −100 if there is none.
             doc_starts: Boolean ``[S, B]``, true where a stream's new document begins: its tokens see nothing
                 of what came before, neither in the segment nor in memory.
-            through_memory: Whether positions added to the memory, but no slots, keep their gradient.
+            through_memory: Whether positions that this segment adds to the memory keep their gradient, so
+                that a later segment's loss reaches it. Slots never do. [`Memory.detach`][] removes it.
 
         Raises:
             ValueError: For tokens, targets or starts of another shape or dtype, a memory of another model,
