@@ -1,8 +1,5 @@
-"""Files of weights and vocabularies that other programs wrote, such as Hugging Face's ``transformers`` 4.
-
-A pickle can run any code while it is loaded. Weights are read by PyTorch's weights-only reader, and
-vocabularies by one that builds plain containers; anything else is refused by name.
-"""
+"""Weights and vocabularies that other programs wrote, such as Hugging Face's ``transformers`` 4. As a pickle
+can run any code while it is loaded, all but tensors and plain containers is refused by name."""
 
 import collections
 import pickle
@@ -35,14 +32,8 @@ TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 
 
 def load_weights(path: str | Path) -> dict[str, Tensor]:
-    """Read a state dict from a file that another program wrote, without running code in it. A prefix that all
-    names share, such as ``module.``, is left out.
-
-    Args:
-        path: A file of safetensors, or what ``torch.save`` wrote of a plain state dict.
-
-    Raises:
-        ValueError: For any other pickle, and for a file that is missing or broken or contains something else.
+    """Read a state dict from a file of safetensors or ``torch.save``, without running code in it, and without
+    a prefix that all names share, such as ``module.``. Raises ValueError for any other, or a broken file.
 
     Examples:
         >>> import torch
@@ -58,12 +49,13 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
         state = load_file(path) if is_plain else torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a broken or hostile pickle may end in
         code = re.search(r"GLOBAL (\S+)", str(error))
-        raise UserError(
-            f"{path} is refused: loading it would run code ({code[1]}). Ask for safetensors, or if you trust "
-            f"it, load it elsewhere and save only its state_dict()."
-            if code
-            else f"{path} can't be read as weights; it is broken, or neither safetensors nor of torch.save."
-        ) from None
+        wrong = "can't be read as weights; it is broken, or neither safetensors nor of torch.save"
+        if code:
+            wrong = (
+                f"is refused: loading it would run code ({code[1]}); ask for safetensors, or if you trust it"
+            )
+            wrong += ", load it elsewhere and save only its state_dict()"
+        raise UserError(f"{path} {wrong}.") from None
     if not isinstance(state, dict) or not state:
         raise UserError(f"expected {path} to hold a state dict of tensors, got a {type(state).__name__}.")
     others = [str(name) for name, t in state.items() if not (isinstance(name, str) and isinstance(t, Tensor))]
@@ -95,10 +87,8 @@ def vocabulary_of(folder: Path) -> WordTokenizer:
     """The words in a ``folder`` of Hugging Face's, in their order; else UserError."""
     path = next((folder / name for name in VOCABULARIES if (folder / name).is_file()), None)
     if path is None:
-        raise UserError(
-            f"{folder} has no vocabulary, {' or '.join(VOCABULARIES)}; copy the one that was published with "
-            f"the weights to it. In Python, from_transfo_xl loads the model without one."
-        )
+        wanted = " or ".join(VOCABULARIES)
+        raise UserError(f"{folder} has no vocabulary, {wanted}; copy the one published with the weights.")
     try:
         found = load_plain(path)
     except OSError:
@@ -125,8 +115,7 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 def load_plain(path: Path) -> Any:
-    """What ``pickle`` or ``torch.save`` wrote to ``path``, without tensors; any error for what may be code
-    or is broken."""
+    """What ``pickle`` or ``torch.save`` wrote to ``path``, without tensors; an error if broken or code."""
     content = path.read_bytes()
     if is_zipfile(path):
         with ZipFile(path) as archive:

@@ -28,16 +28,10 @@ RENAMED = (
 def from_labml(
     state_dict: Mapping[str, Tensor], *, max_positions: Distances = LABML_DISTANCES
 ) -> dict[str, Tensor]:
-    """Convert a state dict of labml-nn 0.5.1 to ours, for ``load_state_dict`` of the model of the same shape.
-    Positions of the future are dropped: ``[2 · 4096, H, E]`` becomes ``[H, max_positions, E]``.
-
-    Args:
-        state_dict: That of labml-nn's ``TransformerXL`` or ``CompressiveTransformer``, or of the language
-            models of its two experiments (to [`memformers.MemoryLM`][]). A prefix of all names is left out.
-        max_positions: That of the attention to load into, with learned positions.
-
-    Raises:
-        ValueError: For a state dict of another model, and for more positions than labml-nn has.
+    """Convert a state dict of labml-nn 0.5.1's ``TransformerXL`` or ``CompressiveTransformer``, or of the
+    language models of its two experiments (to [`memformers.MemoryLM`][]), to ours of the same shape.
+    Positions of the future are dropped: ``[2 · 4096, H, E]`` becomes ``[H, max_positions, E]``, as in the
+    attention to load into. Raises ValueError for another model, and more positions than labml-nn has.
 
     Examples:
         >>> import torch
@@ -47,10 +41,8 @@ def from_labml(
         {'layers.0.self_attn.r': [4, 128, 16]}
     """
     if not any(name.endswith("self_attn.key_pos_embeddings") for name in state_dict):
-        raise UserError(
-            "expected a state dict of labml-nn's TransformerXL or CompressiveTransformer, with "
-            f"…self_attn.key_pos_embeddings, got one with {few(list(state_dict))}."
-        )
+        wanted = "labml-nn's TransformerXL or CompressiveTransformer, with …self_attn.key_pos_embeddings"
+        raise UserError(f"expected a state dict of {wanted}, got one with {few(list(state_dict))}.")
     ours = {}
     for name, tensor in without_prefix(state_dict).items():
         if name.endswith(("key_pos_embeddings", "key_pos_bias")):

@@ -16,9 +16,8 @@ from memformers.runs.folder import CHECKPOINTS
 
 
 def load_checkpoint(folder: Path, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
-    """The model, in eval mode on ``device``, and its tokenizer: from the ``folder`` of a run, whose newest
-    complete checkpoint is used, of a checkpoint, of ``save_pretrained`` with a ``tokenizer.json``, or of
-    Hugging Face's Transformer-XL; else ValueError."""
+    """The model, in eval mode on ``device``, and its tokenizer: from the ``folder`` of a run (its newest
+    checkpoint), a checkpoint, ``save_pretrained``, or Hugging Face's Transformer-XL; else ValueError."""
     if checkpoints := numbered(folder / CHECKPOINTS):
         return newest_that_loads(checkpoints, lambda path: load_with_tokenizer(path, device))[1]
     return load_with_tokenizer(folder, device)
@@ -36,15 +35,12 @@ def load_with_tokenizer(folder: Path, device: torch.device) -> tuple[MemoryLM, T
     else:
         raise UserError(f"{folder} holds no checkpoint; name the folder of a run or of a checkpoint.")
     if model.config.vocab_size != tokenizer.vocab_size:
-        raise UserError(
-            f"{folder} has a model of {model.config.vocab_size} tokens and a tokenizer of "
-            f"{tokenizer.vocab_size}; they belong to different trainings."
-        )
+        sizes = f"a model of {model.config.vocab_size} tokens and a tokenizer of {tokenizer.vocab_size}"
+        raise UserError(f"{folder} has {sizes}; they belong to different trainings.")
     return model, tokenizer
 
 
 def load_packaged(name: str, device: torch.device) -> tuple[MemoryLM, Tokenizer]:
-    """The package's model called ``name``, in float32 and eval mode on ``device``, and its tokenizer; else
-    UserError."""
+    """The package's model ``name``, in float32 and eval mode on ``device``, and its tokenizer."""
     model, tokenizer = load_with_tokenizer(packaged(name), device)
     return model.float(), tokenizer

@@ -1,9 +1,5 @@
-"""Conversion of the weights of the original Transformer-XL (Dai et al. 2019, arXiv 1901.02860; the repository
-kimiyoung/transformer-xl) and of Hugging Face's ``transfo-xl`` (the package transformers 4).
-
-Both are one model. In the latter, names have the prefix ``transformer.``, and the softmax's rows for rare
-clusters ascend, as in the TensorFlow code of the published weights; in the original's they descend.
-"""
+"""Weights of the original Transformer-XL (repository kimiyoung/transformer-xl) and Hugging Face's, in which
+names begin with ``transformer.`` and the softmax's rows for rare clusters are reversed."""
 
 import re
 import warnings
@@ -50,30 +46,22 @@ OURS_ALONE = ("self_attn.value.bias", "self_attn.output.bias")
 NO_CLUSTERS = torch.empty(0)
 
 
-def from_transfo_xl(
-    source: Mapping[str, Tensor] | str | Path, config: Mapping[str, Any] | None = None
-) -> MemoryLM:
+def from_transfo_xl(source: Mapping[str, Tensor] | str | Path, config: Config | None = None) -> MemoryLM:
     """The language model of a published Transformer-XL, in eval mode: same outputs, same memories (Dai et al.
-    2019, [arXiv 1901.02860](https://arxiv.org/abs/1901.02860)).
+    2019, [arXiv 1901.02860](https://arxiv.org/abs/1901.02860)). Hugging Face's begins with a memory of zeros,
+    which it attends to, as to such a [`memformers.Memory`][] here.
 
-    The weights alone don't show ``mem_len``, ``tgt_len`` (our ``segment_len``), ``clamp_len``,
-    ``same_length`` and ``dropout``, for which our defaults are used; nor ``pre_lnorm``, which is required
-    with the original's layout and is false by default in Hugging Face's; nor ``cutoffs`` if ``div_val`` is 1,
-    which are then required.
-
-    Outputs agree from an empty memory; Hugging Face's begins with zeros, which it attends to, and a
-    [`memformers.Memory`][] of zeros gives the same here. The guide to published models says what differs in
-    further training; a ``dropatt`` that would not be used causes a warning.
+    Not in the weights are ``mem_len``, ``tgt_len`` (our ``segment_len``), ``clamp_len``, ``same_length`` and
+    ``dropout``, with our defaults; ``pre_lnorm``, required with the original's layout and false by default in
+    Hugging Face's; ``cutoffs``, required if ``div_val`` is 1. An unused ``dropatt`` causes a warning.
 
     Args:
-        source: A folder with Hugging Face's ``config.json`` and weights; or a state dict, in the original
-            repository's layout or that of Hugging Face's ``TransfoXLLMHeadModel``, such as
-            [`memformers.load_weights`][] reads from a file. A prefix that all names share is left out.
+        source: A folder with Hugging Face's ``config.json`` and weights; or a state dict of the original or
+            ``TransfoXLLMHeadModel``, as of [`memformers.load_weights`][]; a prefix of all names is left out.
         config: The model's own, by the names in Hugging Face's ``config.json`` or the original's arguments.
 
     Raises:
-        ValueError: For weights of another model, and names what is missing, unexpected or of another shape;
-            also for a config that contradicts the weights or requires something that isn't implemented here.
+        ValueError: For weights of another model, or a config that contradicts them or isn't implemented here.
 
     Examples:
         >>> from memformers import from_transfo_xl
@@ -108,21 +96,16 @@ def from_transfo_xl(
 
 
 def plain_names(state_dict: Mapping[str, Tensor]) -> tuple[State, bool]:
-    """The state dict without prefixes and without the fixed sinusoids' rates, and whether it is of the
-    original repository. Raises ValueError for the weights of another model, or without a head."""
+    """The state dict without prefixes and the fixed sinusoids' rates, and whether it is the original's;
+    ValueError for the weights of another model, or without a head."""
     state = without_prefix(state_dict)
     is_original = not any(name.startswith("transformer.word_emb.") for name in state)
     state = {name if is_original else name.removeprefix("transformer."): t for name, t in state.items()}
     if not any(name.startswith("layers.") and ".dec_attn." in name for name in state):
-        raise UserError(
-            "expected a state dict of Transformer-XL, with layers.0.dec_attn.… or transformer.layers.0."
-            f"dec_attn.…, got one with {few(list(state_dict)) or 'nothing'}."
-        )
+        came = few(list(state_dict)) or "nothing"
+        raise UserError(f"expected a state dict of Transformer-XL, layers.0.dec_attn.…, got one with {came}.")
     if not any(name.startswith("crit.") for name in state):
-        raise UserError(
-            "the weights have no head, crit.…, like those of Hugging Face's TransfoXLModel; take those of a "
-            "whole language model, such as TransfoXLLMHeadModel."
-        )
+        raise UserError("the weights have no head, crit.…; take those of a TransfoXLLMHeadModel, say.")
     state.pop("pos_emb.inv_freq", None)
     if others := [f"{name} is {t.dtype}" for name, t in state.items() if not t.is_floating_point()]:
         raise UserError(f"expected weights of floating-point numbers, but {few(others)}.")
@@ -130,9 +113,8 @@ def plain_names(state_dict: Mapping[str, Tensor]) -> tuple[State, bool]:
 
 
 def ties_of(state: State, config: Config) -> dict[str, bool]:
-    """What embedding and softmax share, as [`memformers.AdaptiveConfig`][] has it: what is equal. In
-    ``state``, that then has the embedding's name alone: files that keep one of several names may have kept
-    another. A u and v of all layers become those of each layer."""
+    """What embedding and softmax share ([`memformers.AdaptiveConfig`][]): what is equal, and then has in
+    ``state`` the embedding's name alone, whichever a file kept. A u and v of all become each layer's."""
     clusters = range(1 + state.get("crit.cluster_bias", NO_CLUSTERS).numel())
     tables = [(f"word_emb.emb_layers.{i}.weight", f"crit.out_layers.{i}.weight") for i in clusters]
     tables = [pair for pair in tables if state.keys() & pair]
@@ -184,19 +166,16 @@ def config_of(state: State, config: Config, is_original: bool, ties: dict[str, b
     # Hugging Face's configs may leave it out, and the original's weights could then be of either form.
     pre_lnorm = config.get("pre_lnorm", None if is_original else False)
     if not isinstance(pre_lnorm, bool):
+        wanted = "expected pre_lnorm to be True (norms before each sublayer) or False (after each sum)"
         raise UserError(
-            f"expected pre_lnorm to be True (norms before each sublayer) or False (after each sum), got "
-            f"pre_lnorm={pre_lnorm!r}; the weights don't show it: give config={{'pre_lnorm': False}}, say."
+            f"{wanted}, got pre_lnorm={pre_lnorm!r}; say it in config, the weights don't show it."
         )
     defaults = ModelConfig()
     clamp_len = setting(config, "clamp_len", -1, int)
     dropout = setting(config, "dropout", defaults.dropout, float)
     if config.get("dropatt", dropout) != dropout:
-        warnings.warn(
-            f"dropatt={config['dropatt']} is not used: if the training continues, dropout={dropout} applies "
-            f"to attention probabilities too. Outputs in eval mode are those of the original.",
-            stacklevel=3,
-        )
+        said = f"dropatt={config['dropatt']} is not used: in training dropout={dropout} applies to attention."
+        warnings.warn(said, stacklevel=3)
     return ModelConfig(
         model="transformer-xl",
         vocab_size=vocab_size,
@@ -235,10 +214,8 @@ def clusters_of(state: State, config: Config, ties: dict[str, bool]) -> tuple[in
         square = "word_emb.emb_projs.0" in state and len(set(state["word_emb.emb_projs.0"].shape)) == 1
         cutoffs, div_val = given, 2 if square else 1
     if len(cutoffs) != (rare := state.get("crit.cluster_bias", NO_CLUSTERS).numel()):
-        raise UserError(
-            f"the weights have {rare} clusters of rare words, and cutoffs={list(cutoffs)} make "
-            f"{len(cutoffs)}; give those of the model, as in config={{'cutoffs': [20000, 40000]}}."
-        )
+        what = f"{rare} clusters of rare words, and cutoffs={list(cutoffs)} make {len(cutoffs)}"
+        raise UserError(f"the weights have {what}; give the model's, as config={{'cutoffs': [2000]}}.")
     if given and given != cutoffs:
         raise UserError(f"the config says cutoffs={list(given)}, but the weights have {list(cutoffs)}.")
     return vocab_size, AdaptiveConfig(cutoffs=cutoffs, div_val=div_val, d_embed=widths[0], **ties)
@@ -261,7 +238,7 @@ def shape(state: State, name: str, dims: int) -> tuple[int, ...]:
 
 def places_in(model: MemoryLM) -> dict[str, list[Tensor]]:
     """For each name of theirs, the tensors of ``model``, of any shape, or parts of them, that its rows fill
-    in this order. What ours alone has becomes 0."""
+    in order. What ours alone has becomes 0."""
     places: dict[str, list[Tensor]] = {}
     for name, tensor in model.state_dict().items():
         if name == "head.bias":

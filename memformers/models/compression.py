@@ -1,6 +1,5 @@
-"""Compression functions f_c (Rae et al. 2020, arXiv 1911.05507, section 3.2): each is a module that makes
-slots of past positions, ``[n·c, B, D]`` to ``[n, B, D]``, and has a ``compression_rate``, c. One with
-``needs_attention = True`` is also given how much attention each of them received, ``[n·c, B]``."""
+"""Compression functions f_c, ``[n·c, B, D]`` to ``[n, B, D]`` with a ``compression_rate``, c (Rae et al.
+2020, section 3.2). With ``needs_attention = True``, also given what attention each received, ``[n·c, B]``."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -23,13 +22,9 @@ QUERIES = 64
 
 
 class Conv1dCompression(nn.Module):
-    """f_c as a convolution whose kernel and stride are the compression rate (Rae et al. 2020, section 3.2).
-    Raises ValueError for a rate below 1, or a length that is no multiple of it.
-
-    Args:
-        compression_rate: The number of positions that become one slot, c.
-        d_model: The width of the model, D.
-        start: What it first is: drawn as PyTorch draws one (``"random"``), or the mean of a slot's positions.
+    """f_c as a convolution whose kernel and stride are ``compression_rate``, first drawn as PyTorch draws
+    one, or with ``start="mean"`` the mean (Rae et al. 2020, arXiv 1911.05507, section 3.2). Raises ValueError
+    for a rate below 1, or a length that is no multiple of it.
 
     Examples:
         >>> import torch
@@ -74,10 +69,9 @@ class MeanConv1d(nn.Conv1d):
 
 class DilatedConvCompression(nn.Module):
     """f_c as dilated convolutions, then a [`Conv1dCompression`][], whose arguments and errors it has (Rae et
-    al. 2020, section 3.2, which leaves layers and edges open). For each of ``dilations``, 1 or more, position
-    t becomes x_t + W₀·gelu(x_t) + W₁·gelu(x_{t + dilation}) + b, with zeros after the newest position. So a
-    slot depends on its own c positions and the next ``sum(dilations)``, never on an earlier one: nothing of a
-    document comes into the slots of the next.
+    al. 2020, section 3.2, which leaves layers and edges open). For each of ``dilations``, position t becomes
+    x_t + W₀·gelu(x_t) + W₁·gelu(x_{t + dilation}) + b, with zeros after the newest: a slot depends on its own
+    positions and the next ``sum(dilations)``, so nothing of a document comes into the slots of the next.
 
     Examples:
         >>> import torch
@@ -150,12 +144,9 @@ class MaxCompression(PoolingCompression):
 
 
 class MostUsedCompression(PoolingCompression):
-    """A [`PoolingCompression`][] that keeps what is used most: of every c positions, the one that received
-    the most attention, the oldest of equals. Raises ValueError also for attention of another shape.
-
-    The paper sorts all memories by their average attention and keeps the most-used. Here one of each c
-    successive positions is kept: so a slot stands for c known positions, slots stay in order of time, and
-    none mixes two documents. The queries, which the paper leaves open, are those of the newest segment.
+    """A [`PoolingCompression`][] that keeps of every c positions the one that received the most attention
+    from the newest segment, the oldest of equals, so no slot mixes documents; the paper keeps the most-used
+    of all, and leaves the queries open. Raises ValueError also for attention of another shape.
 
     Examples:
         >>> import torch
@@ -170,19 +161,15 @@ class MostUsedCompression(PoolingCompression):
         """``mem [n·c, B, D]``, oldest first, which ``received [n·c, B]`` attention, to ``[n, B, D]``."""
         positions = by_slot(mem, self.compression_rate)  # [n, c, B, D]
         if received is None or received.shape != mem.shape[:2]:
-            raise UserError(
-                f"expected how much attention each position received, {list(mem.shape[:2])}, beside the "
-                f"memories of a MostUsedCompression, got {'none' if received is None else [*received.shape]}"
-                f"; compute it with attention_received, or give a loss the slots that are made already."
-            )
+            wanted, came = [*mem.shape[:2]], "none" if received is None else [*received.shape]
+            raise UserError(f"expected received {wanted}, got {came}; compute it with attention_received.")
         most_used = rearrange(received, "(n c) b -> n c b", c=self.compression_rate).argmax(1)  # [n, B]
         return positions.gather(1, most_used[:, None, :, None].expand(-1, 1, -1, mem.shape[-1])).squeeze(1)
 
 
 class CompressionAutoEncoder(nn.Module):
-    """f_c, ``encode``, which alone makes the slots, beside a linear decoder g, ``[n, B, D]`` to ``[n·c, B,
-    D]``, which [`AutoEncodingLoss`][] trains with it (Rae et al. 2020, section 3.2.1). Raises ValueError for
-    an f_c that has no ``compression_rate``, or that needs attention.
+    """f_c, ``encode``, which makes the slots, and a linear decoder, for [`AutoEncodingLoss`][] (Rae et al.
+    2020, section 3.2.1). Raises ValueError for an f_c without ``compression_rate``, or that needs attention.
 
     Examples:
         >>> import torch
@@ -195,11 +182,8 @@ class CompressionAutoEncoder(nn.Module):
     def __init__(self, encode: nn.Module, d_model: int):
         super().__init__()
         if needs_attention(encode):
-            raise UserError(
-                f"expected an f_c that makes slots of memories alone beside a decoder, got "
-                f"{type(encode).__name__}, which needs attention too; leave the decoder out, and use "
-                f"compression_loss='attention' or 'none'."
-            )
+            name = type(encode).__name__
+            raise UserError(f"{name} needs attention, which a decoder can't restore; leave the decoder out.")
         self.encode, self.compression_rate = encode, rate_of(encode)
         # A transposed convolution with kernel and stride c: one slot at a time becomes its c positions.
         self.decoder = nn.Conv1d(d_model, self.compression_rate * d_model, kernel_size=1)
@@ -218,11 +202,9 @@ class CompressionAutoEncoder(nn.Module):
 def attention_received(
     layer: MemoryLayer, context: Tensor, S: int, key_start: Tensor | None = None
 ) -> Tensor:
-    """How much attention each position or slot of ``context [K, B, D]``, a ``layer``'s inputs, receives from
-    the ``S`` last ones: the mean over heads and over the queries that may see it, ``[K, B]``; 0 where none
-    may. ``key_start [B, S]`` is the first key that each query may see, None for all. No kernel tells its
-    probabilities, so they are computed once more: two projections of all K positions, and 4·S·K·D operations
-    for scores, as many as a layer's forward pass spends on them."""
+    """How much attention each key of ``context [K, B, D]``, a ``layer``'s inputs, receives from the ``S``
+    last: the mean over heads and over the queries that may see it, from ``key_start [B, S]`` on or all, ``[K,
+    B]``; 0 where none may. No kernel tells its probabilities, so a layer's scores are computed once more."""
     attention, K = layer.self_attn, len(context)
     z = layer.attention_input(context)
     key, query = attention.by_head(attention.key(z)), attention.by_head(attention.query(z[K - S :]))
@@ -251,12 +233,8 @@ def slots_of(compress: Callable[..., Tensor], mem: Tensor, n: int, received: Ten
 
 def rate_of(compress: nn.Module) -> int:
     """How many positions f_c makes one slot of. Raises ValueError for a module that doesn't say so."""
-    rate = getattr(compress, "compression_rate", None)
-    if rate is None:
-        raise UserError(
-            f"{type(compress).__name__} has no compression_rate, the number of positions that a slot "
-            f"represents; documents and decoders need it. Give the module this attribute."
-        )
+    if (rate := getattr(compress, "compression_rate", None)) is None:
+        raise UserError(f"{type(compress).__name__} has no compression_rate, positions per slot; add it.")
     return int(rate)
 
 
@@ -265,11 +243,8 @@ def needs_attention(compress: object) -> bool:
     return bool(getattr(compress, "needs_attention", False))
 
 
-def by_slot(mem: Tensor, compression_rate: int) -> Tensor:
+def by_slot(mem: Tensor, c: int) -> Tensor:
     """``mem [n·c, B, D]`` by slot, ``[n, c, B, D]``. Raises ValueError unless it fills whole slots."""
-    if len(mem) % compression_rate:
-        raise UserError(
-            f"{len(mem)} memories don't fill whole slots of compression_rate={compression_rate}; compress a "
-            f"multiple of it and keep the rest."
-        )
-    return rearrange(mem, "(n c) b d -> n c b d", c=compression_rate)
+    if len(mem) % c:
+        raise UserError(f"{len(mem)} memories don't fill slots of compression_rate={c}; take a multiple.")
+    return rearrange(mem, "(n c) b d -> n c b d", c=c)

@@ -1,5 +1,4 @@
-"""Compressive Transformer (Rae et al. 2020, arXiv 1911.05507): the oldest memories are compressed and not
-forgotten, and each layer learns a compression that changes attention as little as possible."""
+"""Compressive Transformer (Rae et al. 2020, arXiv 1911.05507): the oldest memories are compressed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,67 +9,38 @@ import torch
 from torch import Tensor, nn
 
 from memformers.common.fields import NonNegativeInt, check_arguments
+from memformers.models import compression, reconstruction
 from memformers.models.base import MemoryStack
-from memformers.models.compression import (
-    CompressionAutoEncoder,
-    Conv1dCompression,
-    DilatedConvCompression,
-    MaxCompression,
-    MeanCompression,
-    MostUsedCompression,
-    attention_received,
-    needs_attention,
-    rate_of,
-    slots_of,
-)
 from memformers.models.config import CompressionLossName, NetworkConfig
 from memformers.models.layers import CompressiveTransformerLayer
 from memformers.models.memory import Memory
 from memformers.models.memory_sizes import MemorySizes, Sizes
 from memformers.models.memory_update import compress_memory
 from memformers.models.parts import build_part
-from memformers.models.reconstruction import (
-    AttentionReconstructionLoss,
-    AutoEncodingLoss,
-    check_compression_loss,
-    own_loss,
-    summed,
-)
 from memformers.models.registry import REGISTRY
 
 
 class CompressiveTransformer(MemoryStack):
     """Compressive Transformer (Rae et al. 2020, [arXiv 1911.05507](https://arxiv.org/abs/1911.05507)): layers
-    that attend over compressed memory, memory and segment, and in pre-norm a final norm.
+    like ``layer``, or one for each, over compressed memory, memory and segment, and in pre-norm a final norm.
+    Raises ValueError for a loss that can't train all of f_c.
 
     Args:
-        layer: The layer that all are built like, each with fresh weights; or one for each.
-        n_layers: The number of layers.
         compression_loss: What each f_c learns from: [`AttentionReconstructionLoss`][] (attention); with a
             [`CompressionAutoEncoder`][], [`AutoEncodingLoss`][] (auto-encoding); no loss (none); or one of
             your own (FILE.py:Class).
         bptt: With 1 or more, which must be that of the [`MemorySizes`][], f_c also learns from the language
             model's loss ([`recompute_slots`][]), and then needs no other.
 
-    Raises:
-        ValueError: For a loss that can't train all of f_c.
-
     Examples:
         >>> import torch
-        >>> from memformers import (
-        ...     CompressiveTransformer, CompressiveTransformerLayer, Conv1dCompression, FeedForward,
-        ...     MemorySizes, RelativeMultiHeadAttention,
-        ... )
-        >>> parts = {
-        ...     "d_model": 64, "self_attn": RelativeMultiHeadAttention(heads=4, d_model=64),
-        ...     "feed_forward": FeedForward(64, 256), "dropout_prob": 0.1,
-        ... }
-        >>> layer = CompressiveTransformerLayer(**parts, compress=Conv1dCompression(4, 64))
+        >>> from memformers import CompressiveTransformer, MemoryLM, ModelConfig
+        >>> config = ModelConfig("compressive", d_model=64, mem_len=16, c_mem_len=8, n_layers=2)
+        >>> layer = MemoryLM(config).transformer.layers[0]  # a CompressiveTransformerLayer
         >>> stack, memory = CompressiveTransformer(layer, n_layers=2), None
-        >>> sizes = [MemorySizes(mem_len=16, c_mem_len=8, compression_rate=4)] * 2
         >>> for _ in range(4):
         ...     output, inputs = stack(torch.randn(16, 2, 64), memory)
-        ...     memory, auxiliary_loss = stack.remember(memory, inputs, sizes)
+        ...     memory, auxiliary_loss = stack.remember(memory, inputs, config.memory_sizes)
         >>> memory.mem_len, memory.c_mem_len
         (16, 8)
     """
@@ -86,9 +56,9 @@ class CompressiveTransformer(MemoryStack):
         super().__init__(layer, n_layers)
         self.compression_loss = compression_loss
         for f_c in self.compressions:
-            check_compression_loss(compression_loss, f_c, bptt)
+            reconstruction.check_compression_loss(compression_loss, f_c, bptt)
         own_losses = (
-            build_part("compression_loss", compression_loss, rate_of(one.compress), one.d_model)
+            build_part("compression_loss", compression_loss, compression.rate_of(one.compress), one.d_model)
             for one in self.compressive_layers
         )
         self.own_losses = nn.ModuleList(own_losses) if ":" in compression_loss else None
@@ -103,10 +73,8 @@ class CompressiveTransformer(MemoryStack):
     def build(cls, config: NetworkConfig, parts: Mapping[str, Any]) -> "CompressiveTransformer":
         """The network of ``config``, with layers of these ``parts`` and an f_c each."""
         rates = config.of_layers("compression_rate")
-        layers = [
-            CompressiveTransformerLayer(**parts, compress=build_compression(config, rate))
-            for rate in (rates if len(set(rates)) > 1 else rates[:1])
-        ]
+        f_cs = [build_compression(config, rate) for rate in (rates if len(set(rates)) > 1 else rates[:1])]
+        layers = [CompressiveTransformerLayer(**parts, compress=f_c) for f_c in f_cs]
         layer = layers if len(layers) > 1 else layers[0]
         return cls(layer, config.n_layers, config.compression_loss, config.bptt)
 
@@ -133,28 +101,30 @@ class CompressiveTransformer(MemoryStack):
 
         def received(layer: int, positions: int) -> Tensor | None:
             # A mask or window of the forward pass is not known here.
-            if not needs_attention(f_cs[layer]):
+            if not compression.needs_attention(f_cs[layer]):
                 return None
             x, slots = inputs[layer], len(past.c_mem[layer]) if past.c_mem else 0
             context = torch.cat([*(parts[layer] for parts in (past.c_mem, past.mem) if parts), x])
             key_start = self.first_seen(x, past, doc_starts)[layer]
-            return attention_received(layers[layer], context, len(x), key_start)[slots : slots + positions]
+            looks = compression.attention_received(layers[layer], context, len(x), key_start)
+            return looks[slots : slots + positions]
 
         memory, compressed = compress_memory(past, inputs, f_cs, sizes, doc_starts, received)
         if compressed is None or self.compression_loss == "none":
             return memory, inputs[0].new_zeros(())
         both = compressed.old, compressed.new, compressed.n_masked
         if self.compression_loss == "auto-encoding":
-            return memory, AutoEncodingLoss(cast(list[CompressionAutoEncoder], f_cs))(*both)
+            decoded = cast(list[compression.CompressionAutoEncoder], f_cs)
+            return memory, reconstruction.AutoEncodingLoss(decoded)(*both)
         if self.own_losses is None:
-            return memory, AttentionReconstructionLoss(layers)(inputs, *both)
+            return memory, reconstruction.AttentionReconstructionLoss(layers)(inputs, *both)
         each = zip(self.own_losses, layers, inputs, strict=True)
-        return memory, summed([partial(own_loss, *of_layer) for of_layer in each], f_cs, *both)
+        terms = [partial(reconstruction.own_loss, *of_layer) for of_layer in each]
+        return memory, reconstruction.summed(terms, f_cs, *both)
 
     def recompute_slots(self, memory: Memory, sizes: Sizes) -> Memory:
-        """``memory`` whose newest slots ``[m, B, D]`` each layer's f_c computes again from ``slot_inputs
-        [m·c, B, D]``, in training: so the language model's loss reaches f_c through slots of earlier steps
-        (section 3.2.1, backpropagation through time)."""
+        """``memory`` whose newest slots ``[m, B, D]`` f_c computes again from ``slot_inputs [m·c, B, D]``, in
+        training: so a later language-model loss reaches f_c (section 3.2.1, backpropagation through time)."""
         if not any(map(len, memory.slot_inputs)) or not (self.training and torch.is_grad_enabled()):
             return memory
         each = zip(self.compressions, memory.c_mem, memory.slot_inputs, sizes, strict=True)
@@ -163,7 +133,7 @@ class CompressiveTransformer(MemoryStack):
     @property
     def compression_rates(self) -> list[int]:
         """How many positions each layer's f_c makes one slot of; ValueError where it doesn't say so."""
-        return [rate_of(f_c) for f_c in self.compressions]
+        return list(map(compression.rate_of, self.compressions))
 
     @property
     def compressions(self) -> list[nn.Module]:
@@ -178,7 +148,11 @@ class CompressiveTransformer(MemoryStack):
 
 def build_compression(config: NetworkConfig, rate: int) -> nn.Module:
     """An f_c, ``[n·c, B, D]`` to ``[n, B, D]``, with a decoder where its loss needs one."""
-    pooling = {"mean": MeanCompression, "max": MaxCompression, "most-used": MostUsedCompression}
+    pooling = {
+        "mean": compression.MeanCompression,
+        "max": compression.MaxCompression,
+        "most-used": compression.MostUsedCompression,
+    }
     f_c: nn.Module
     if ":" in config.compression:
         f_c = build_part("compression", config.compression, rate, config.d_model)
@@ -186,9 +160,11 @@ def build_compression(config: NetworkConfig, rate: int) -> nn.Module:
     elif config.compression in pooling:
         f_c = pooling[config.compression](rate)
     else:
-        convolution = DilatedConvCompression if config.compression == "dilated" else Conv1dCompression
+        dilated = config.compression == "dilated"
+        convolution = compression.DilatedConvCompression if dilated else compression.Conv1dCompression
         f_c = convolution(rate, config.d_model, config.compression_start)
-    return CompressionAutoEncoder(f_c, config.d_model) if config.compression_loss == "auto-encoding" else f_c
+    decoded = config.compression_loss == "auto-encoding"
+    return compression.CompressionAutoEncoder(f_c, config.d_model) if decoded else f_c
 
 
 def newest_anew(f_c: nn.Module, slots: Tensor, slot_inputs: Tensor, sizes: MemorySizes) -> Tensor:
@@ -196,11 +172,10 @@ def newest_anew(f_c: nn.Module, slots: Tensor, slot_inputs: Tensor, sizes: Memor
     [m·c, B, D]``, what they stand for."""
     c, of_segment = sizes.compression_rate, sizes.slots_a_segment
     m = len(slot_inputs) // c
-    # The last slots of a compression may depend on where it ends, so the slots of each whole segment are
-    # computed separately, as they were the first time.
+    # Slots may depend on where a compression ends, so each segment's are computed apart, as the first time.
     pieces = [n for n in (m % of_segment, *[of_segment] * (m // of_segment)) if n]
     old = slot_inputs.split([n * c for n in pieces])
-    new = [slots_of(f_c, x, n) for x, n in zip(old, pieces, strict=True)]
+    new = [compression.slots_of(f_c, x, n) for x, n in zip(old, pieces, strict=True)]
     return torch.cat([slots[: len(slots) - m], *new])
 
 

@@ -38,11 +38,8 @@ _register_namedtuple(CoreOutput, serialized_type_name="memformers.CoreOutput")
 
 
 class MemoryCore(Pretrained):
-    """A memory transformer for features of any kind, used as ``nn.GRU`` is; a linear map leads from their
-    width F to D where the two differ. Memory is a value: the module stores nothing of what it reads.
-
-    Args:
-        config: What the core is built from.
+    """A memory transformer of ``config`` for any features, used as ``nn.GRU`` is; a linear map leads from
+    their width F to D where the two differ. Memory is a value: the module stores nothing of what it reads.
 
     Examples:
         >>> import torch
@@ -79,45 +76,33 @@ class MemoryCore(Pretrained):
         *,
         through_memory: bool = False,
     ) -> CoreOutput:
-        """Read a segment.
+        """Read features ``x [S, B, F]``: output ``[S, B, D]``, next memory and auxiliary loss. Raises
+        ValueError for features, memory or starts of another shape, dtype or device, or of another model.
 
         Args:
-            x: Features ``[S, B, F]``.
             memory: What the last segment returned; None for nothing.
-            doc_starts: Boolean ``[S, B]``, true where a stream's new document, an episode for example,
-                begins: it sees nothing of what came before, neither in the segment nor in memory.
+            doc_starts: Boolean ``[S, B]``, true where a stream's new document or episode begins: it sees
+                nothing of what came before, neither in the segment nor in memory.
             through_memory: Whether what this segment adds to the memory keeps its gradient.
-
-        Returns:
-            The output ``[S, B, D]``, the next memory and the auxiliary loss.
-
-        Raises:
-            ValueError: For features of another shape, dtype or device than the weights, for a memory of
-                another model, batch, dtype or device, and for starts of another shape or dtype.
         """
         x, sizes = self.dropout(self.encoded(x)), self.config.memory_sizes  # x [S, B, D]
         return CoreOutput(*self.transformer.step(x, memory, sizes, doc_starts, through_memory))
 
     def initial(self, batch: int) -> Memory:
-        """An empty memory of ``batch`` streams with the shapes of a full one, so that all segments have the
-        same shapes ([`Memory.empty`][memformers.models.memory.Memory.empty])."""
+        """An empty memory of ``batch`` streams in the shapes of a full one ([`memformers.Memory`][])."""
         one = self.transformer.weight
         return Memory.empty(self.config, batch, dtype=one.dtype, device=one.device)
 
     def encoded(self, x: Tensor) -> Tensor:
-        """Features ``x [S, B, F]`` as the first layer reads them without dropout, ``[S, B, D]``: in the dtype
-        of the weights, under autocast too, so that memory is as well. UserError for what ``forward``
+        """Features ``x [S, B, F]`` as the first layer reads them without dropout, ``[S, B, D]``: in the
+        weights' dtype, under autocast too, so that memory is as well. UserError for what ``forward``
         refuses."""
         F, one = self.config.d_input or self.config.d_model, self.transformer.weight
         if not isinstance(x, Tensor):
             raise UserError(f"expected features as a torch.Tensor, got {type(x).__name__}; convert them.")
         if x.dim() != 3 or 0 in x.shape or x.shape[2] != F:
-            raise UserError(
-                f"expected features as [segment, batch, {F}], at least one of each, got {list(x.shape)}."
-            )
+            raise UserError(f"expected features [segment, batch, {F}], at least 1 of each, got {[*x.shape]}.")
         if x.device != one.device or (x.dtype != one.dtype and not torch.is_autocast_enabled(x.device.type)):
-            raise UserError(
-                f"expected features as {one.dtype} on {one.device}, as the weights are, got {x.dtype} on "
-                f"{x.device}; move them there."
-            )
+            wanted, came = f"{one.dtype} on {one.device}", f"{x.dtype} on {x.device}"
+            raise UserError(f"expected features as {wanted}, as the weights, got {came}; move them there.")
         return self.encode(x).to(one.dtype)

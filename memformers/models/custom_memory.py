@@ -23,13 +23,10 @@ JSON = (int, float, str, tuple, type(None))
 
 
 class CustomMemory(MemoryStack):
-    """The class from which a memory of your own derives.
+    """The class from which a memory of your own derives. A layer remembers its newest M inputs as they are,
+    and before them C slots ``[C, B, D]``, which are yours; queries attend to all, and the segment. Define:
 
-    A layer remembers its newest M inputs as they are, and C slots ``[C, B, D]``, which are yours: they stand
-    for what came before. Each query attends to slots, newest inputs and segment. A memory defines:
-
-    - ``memory_sizes(config)``: each layer's [`MemorySizes`][memformers.models.memory_sizes.MemorySizes], from
-      which follow the keys and the reach that are reported beside every result.
+    - ``memory_sizes(config)``: each layer's [`MemorySizes`][memformers.models.memory_sizes.MemorySizes].
     - ``grow(layer, slots, left, belongs)``: the slots after some positions have left the newest M; or, for a
       memory that grows in another way, all of ``update_memory``.
 
@@ -41,15 +38,10 @@ class CustomMemory(MemoryStack):
       else with them; ``forward``, if the segment is read in another way altogether.
     - ``keys_seen``, if the slots are not all of the running document, or none.
     - ``keeps_keys = True``, if ``forward`` and ``layer`` are those of this class, for faster generation.
-    - ``attention_sizes`` and ``more_operations``, for the cost beside every result, where not attention to
-      M + C + S keys alone reads and writes the memory.
+    - ``attention_sizes`` and ``more_operations``, for the reported cost, if it isn't that of M + C + S keys.
 
     Modules that ``__init__`` adds keep the weights that it gives them. A class whose ``Config`` or ``uses``
     can't be used raises a ValueError when it is defined.
-
-    Args:
-        config: What the network is built from.
-        parts: The arguments of its layers.
 
     Examples:
         >>> import torch
@@ -103,14 +95,9 @@ class CustomMemory(MemoryStack):
         return network
 
     def grow(self, layer: int, slots: Tensor, left: Tensor, belongs: Tensor) -> Tensor:
-        """The slots ``[C, B, D]`` of a layer after some positions have left its newest M.
-
-        Args:
-            layer: The number of the layer, from 0.
-            slots: What this method returned before, ``[C, B, D]``; zeros in a stream without slots yet.
-            left: The positions that leave now, oldest first, ``[n, B, D]``, n ≥ 1; 0 in earlier documents.
-            belongs: Whether each belongs to the running document, boolean ``[n, B]``.
-        """
+        """The slots ``[C, B, D]`` of layer number ``layer``, from 0, after ``slots [C, B, D]``, zeros in a
+        stream without any. ``left [n, B, D]``, n ≥ 1, now leave the newest M, oldest first; they are 0 in
+        earlier documents, and ``belongs``, boolean ``[n, B]``, says which are of the running one."""
         raise NotImplementedError(f"{type(self).__qualname__} defines neither grow nor update_memory.")
 
     def update_memory(

@@ -8,22 +8,14 @@ from torch.utils._pytree import _register_namedtuple
 
 from memformers.common.errors import UserError
 from memformers.kernels.operators import has_values, is_transformed
+from memformers.models import vocabulary
 from memformers.models.base import build_transformer, initialise_weights
 from memformers.models.config import ModelConfig
 from memformers.models.documents import check_streams
 from memformers.models.io import Pretrained
 from memformers.models.linear import linear
 from memformers.models.memory import Memory, check_memory
-from memformers.models.vocabulary import (
-    AdaptiveEmbedding,
-    AdaptiveSoftmax,
-    TokenLosses,
-    adaptive_losses,
-    build_embedding,
-    build_head,
-    initialise_vocabulary,
-    token_losses,
-)
+from memformers.models.vocabulary import AdaptiveEmbedding, AdaptiveSoftmax, TokenLosses
 
 
 class LMOutput(NamedTuple):
@@ -50,8 +42,7 @@ _register_namedtuple(LMOutput, serialized_type_name="memformers.LMOutput")
 
 
 class LMScores(NamedTuple):
-    """What [`MemoryLM`][] returns for a segment whose next tokens are given: as [`LMOutput`][], with losses
-    in place of logits."""
+    """What [`MemoryLM`][] returns for a segment with targets: [`LMOutput`][] with losses for logits."""
 
     scores: TokenLosses
     memory: Memory
@@ -59,16 +50,9 @@ class LMScores(NamedTuple):
 
 
 class MemoryLM(Pretrained):
-    """Embedding, a memory transformer, and a head: tokens and memory in, logits and memory out.
-
-    Its loss trains everything but the compression functions, with ``bptt`` those too; the auxiliary loss
-    trains those alone. Memory is a value: the module stores nothing of the text.
-
-    Args:
-        config: What the model is built from.
-
-    Raises:
-        ValueError: For cutoffs of an adaptive embedding beyond the vocabulary.
+    """Embedding, a memory transformer, and a head, built from ``config``; memory is a value that nothing
+    stores. Its loss trains everything but the compression functions, with ``bptt`` those too; the auxiliary
+    loss trains those alone. Raises ValueError for cutoffs of an adaptive embedding beyond the vocabulary.
 
     Examples:
         >>> import torch
@@ -86,16 +70,15 @@ class MemoryLM(Pretrained):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        self.embed = build_embedding(config)
+        self.embed = vocabulary.build_embedding(config)
         self.dropout = nn.Dropout(config.dropout)
         self.transformer = build_transformer(config)
-        self.head = build_head(config)
+        self.head = vocabulary.build_head(config)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw fresh weights, those of the compression functions last: from one seed, all three models start
-        with the same weights in everything they share."""
-        initialise_vocabulary(self.embed, self.head)
+        """Draw fresh weights, those of f_c last: from one seed, models start alike in all that they share."""
+        vocabulary.initialise_vocabulary(self.embed, self.head)
         initialise_weights(self.transformer)
 
     def forward(
@@ -107,42 +90,33 @@ class MemoryLM(Pretrained):
         *,
         through_memory: bool = False,
     ) -> LMOutput | LMScores:
-        """Read a segment.
+        """Read a segment: logits, or losses of ``targets``; the next memory; and the auxiliary loss.
 
         Args:
             tokens: Integers ``[S, B]``, S at least 1.
             memory: What the last segment returned; None for nothing.
-            targets: ``[S, B]``, each token's next one, or −100 if there is none; an adaptive softmax computes
-                only what they need.
+            targets: ``[S, B]``, each token's next one, or −100 if there is none.
             doc_starts: Boolean ``[S, B]``, true where a stream's new document begins: its tokens see nothing
                 of what came before, neither in the segment nor in memory.
             through_memory: Whether positions that this segment adds to the memory keep their gradient, so
                 that a later segment's loss reaches it. Slots never do. [`Memory.detach`][] removes it.
 
-        Returns:
-            Logits, the next memory and the auxiliary loss; with ``targets``, losses in place of logits.
-
         Raises:
-            ValueError: For tokens that aren't integers ``[S, B]``, for a memory of another model, batch,
-                dtype or device, for a segment longer than learned positions, and for targets or starts of
-                another shape or dtype.
+            ValueError: For tokens, targets or starts of another shape or dtype, a memory of another model,
+                batch, dtype or device, and a segment longer than learned positions.
         """
         self.check_tokens(tokens)
-        said = "targets, the next token of each,"
-        check_streams(said, targets, torch.int64, tokens.shape, tokens.device)
+        check_streams("targets, the next tokens,", targets, torch.int64, tokens.shape, tokens.device)
         x, sizes = self.dropout(self.embed(tokens)), self.config.memory_sizes  # x [S, B, D]
         hidden, memory, loss = self.transformer.step(x, memory, sizes, doc_starts, through_memory)
         if targets is None:
             return LMOutput(self.predict(hidden), memory, loss)
         # The number of targets in a cluster depends on values, which graphs and transformations don't have.
         may_choose = not torch.compiler.is_compiling() and not is_transformed(hidden, targets)
-        if (
-            may_choose
-            and isinstance(self.head, AdaptiveSoftmax)
-            and isinstance(self.embed, AdaptiveEmbedding)
-        ):
-            return LMScores(adaptive_losses(self.head, self.embed, hidden, targets), memory, loss)
-        return LMScores(token_losses(self.predict(hidden), targets), memory, loss)
+        head, embed = self.head, self.embed
+        if isinstance(head, AdaptiveSoftmax) and isinstance(embed, AdaptiveEmbedding) and may_choose:
+            return LMScores(vocabulary.adaptive_losses(head, embed, hidden, targets), memory, loss)
+        return LMScores(vocabulary.token_losses(self.predict(hidden), targets), memory, loss)
 
     def predict(self, hidden: Tensor) -> Tensor:
         """The transformer's output ``[·, D]`` to the logits ``[·, vocab_size]`` of the next token."""
@@ -175,13 +149,8 @@ def check_tokens(tokens: Tensor, vocab_size: int) -> None:
     if not isinstance(tokens, Tensor):
         raise UserError(f"expected tokens as a torch.Tensor, got {type(tokens).__name__}; convert them.")
     if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype not in (torch.int64, torch.int32):
-        raise UserError(
-            f"expected tokens as int64 or int32 integers [segment, batch], at least one of each, got "
-            f"{tokens.dtype} {list(tokens.shape)}."
-        )
+        came = f"{tokens.dtype} {list(tokens.shape)}"
+        raise UserError(f"expected int64 or int32 tokens [segment, batch], at least 1 of each, got {came}.")
     low, high = tokens.aminmax() if has_values(tokens) else (0, 0)
     if low < 0 or high >= vocab_size:
-        raise UserError(
-            f"expected tokens from 0 to {vocab_size - 1}, of vocab_size={vocab_size}, got tokens from {low} "
-            f"to {high}."
-        )
+        raise UserError(f"expected tokens from 0 and below vocab_size={vocab_size}, got {low} to {high}.")

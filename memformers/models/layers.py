@@ -1,6 +1,6 @@
 """The layer that all models share: attention over memory and segment, then a feed-forward network."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,13 +19,8 @@ Attend = Callable[[Tensor], Tensor]
 
 
 class FeedForward(nn.Module):
-    """FFN(x) = W₂ · dropout(max(0, W₁x + b₁)) + b₂, position by position (Vaswani et al. 2017, arXiv
-    1706.03762, section 3.3). Raises ValueError for an argument out of its range.
-
-    Args:
-        d_model: The width of input and output, D.
-        d_ff: The width of the hidden layer.
-        dropout_prob: Probability of dropping a hidden feature while training.
+    """FFN(x) = W₂ · dropout(max(0, W₁x + b₁)) + b₂, position by position, with ``d_ff`` hidden features
+    (Vaswani et al. 2017, arXiv 1706.03762, section 3.3). Raises ValueError for an argument out of its range.
 
     Examples:
         >>> import torch
@@ -59,9 +54,7 @@ class GRUGate(nn.Module):
         h = tanh(W_g y + U_g (r ⊙ x))
         g(x, y) = (1 − z) ⊙ x + z ⊙ h
 
-    Args:
-        d_model: The width of the model, D.
-        bias: The first b_g. With 2, the paper's, the gate is nearly shut, so a layer is near the identity.
+    ``bias`` is the first b_g. With 2, the paper's, the gate is nearly shut, so a layer is near the identity.
 
     Examples:
         >>> import torch
@@ -98,14 +91,11 @@ class MemoryLayer(nn.Module):
     """The layer that all models share. Raises ValueError for an argument out of its range.
 
     In pre-norm, it normalizes what attention and the feed-forward network read: the segment, and memories,
-    which are raw inputs of a layer. In post-norm, the form of the original Transformer-XL, it normalizes each
-    sum, and attention reads inputs and memories as they are. A layer that combines the parts in another way
-    overrides [`transform`][] of a model's layer, which training, evaluation and generation all use.
+    which are raw inputs; in post-norm, as in the original Transformer-XL, each sum. A layer that combines the
+    parts in another way overrides [`transform`][], which training and generation both use.
 
     Args:
-        d_model: The width of the model, D.
-        self_attn: The attention, built for the same ``d_model``.
-        feed_forward: Any module from ``[S, B, D]`` to the same shape, such as [`FeedForward`][].
+        d_model: The width D, also of ``self_attn`` and ``feed_forward``, any module that keeps ``[S, B, D]``.
         dropout_prob: Probability of dropping a feature of a sublayer's output while training.
         norm, gate: As in [`NetworkConfig`][memformers.models.config.NetworkConfig].
     """
@@ -153,8 +143,7 @@ class MemoryLayer(nn.Module):
         return self.transform(x, cached or partial(self.attend, past=past, mask=mask, key_start=key_start))
 
     def transform(self, x: Tensor, attend: Attend) -> Tensor:
-        """``x [S, B, D]`` to ``[S, B, D]``: attention by ``attend``, then the feed-forward network, each
-        added to its input, or joined to it by its gate."""
+        """``x [S, B, D]`` to ``[S, B, D]``: ``attend``, then the feed-forward network, both joined to x."""
         # Eval mode has no dropout, and calling a module without effect would slow down each token.
         dropout: Attend = self.dropout if self.training else lambda output: output
         if self.norm == "post":
@@ -166,13 +155,11 @@ class MemoryLayer(nn.Module):
         x = x + dropout(attend(x))
         return x + dropout(self.feed_forward(self.norm_ff(x)))
 
-    def attend(
-        self, x: Tensor, past: Sequence[Tensor], mask: Tensor | None, key_start: Tensor | None
-    ) -> Tensor:
-        """Attention of ``x [S, B, D]`` over ``past``, tensors ``[·, B, D]`` in order of time, and itself, all
-        normalized first in pre-norm: ``[S, B, D]``."""
+    def attend(self, x: Tensor, past: list[Tensor], mask: Tensor | None, key_start: Tensor | None) -> Tensor:
+        """Attention of ``x [S, B, D]``, normalized first in pre-norm, over ``past``, ``[·, B, D]`` each in
+        order of time and normalized alike, and itself: ``[S, B, D]``."""
         if past and self.self_attn.can_fold(self.norm_before_attention):
-            norm, context = self.norm_before_attention, torch.cat(list(past))
+            norm, context = self.norm_before_attention, torch.cat(past)
             return self.self_attn.forward_with_memory(x, context, norm, mask, key_start)
         z = self.attention_input(torch.cat((*past, x)) if past else x)  # [K, B, D]
         return self.self_attn(query=z[len(z) - len(x) :], key=z, value=z, mask=mask, key_start=key_start)
@@ -201,19 +188,16 @@ class TransformerXLLayer(MemoryLayer):
 
 
 class CompressiveTransformerLayer(MemoryLayer):
-    """A [`MemoryLayer`][] over compressed memory, memory and segment (Rae et al. 2020, section 3.1).
-
-    Args:
-        compress: Its own f_c, ``[n·c, B, D]`` to ``[n, B, D]``, such as a Conv1dCompression.
-        parts: The arguments of the MemoryLayer.
+    """A [`MemoryLayer`][] of these ``parts`` over compressed memory, memory and segment, with its own f_c,
+    ``compress``, from ``[n·c, B, D]`` to ``[n, B, D]`` (Rae et al. 2020, section 3.1).
 
     Examples:
         >>> import torch
         >>> from memformers import CompressiveTransformerLayer, Conv1dCompression
         >>> from memformers import FeedForward, RelativeMultiHeadAttention
-        >>> self_attn, feed_forward = RelativeMultiHeadAttention(heads=4, d_model=64), FeedForward(64, 256)
-        >>> parts = {"self_attn": self_attn, "feed_forward": feed_forward, "dropout_prob": 0.1}
-        >>> layer = CompressiveTransformerLayer(d_model=64, **parts, compress=Conv1dCompression(4, 64))
+        >>> parts = {"self_attn": RelativeMultiHeadAttention(4, 64), "feed_forward": FeedForward(64, 256)}
+        >>> f_c = Conv1dCompression(4, d_model=64)
+        >>> layer = CompressiveTransformerLayer(d_model=64, **parts, dropout_prob=0.1, compress=f_c)
         >>> layer(x=torch.randn(16, 2, 64), c_mem=layer.compress(torch.randn(32, 2, 64))).shape  # [S, B, D]
         torch.Size([16, 2, 64])
     """

@@ -36,11 +36,8 @@ def fold(norm: nn.LayerNorm | None, linear: nn.Linear) -> tuple[Tensor, Tensor]:
 
 
 def linear(module: nn.Module, x: Tensor) -> Tensor:
-    """``module(x)`` for ``x [·, in]``, a linear map or any module in its place: ``[·, out]``; without
-    gradient at the speed of memory for one or two rows on CPU in float32, as when text is generated.
-
-    PyTorch gives a matrix of one row to one core; as a batch of matrices, the weight is read by all.
-    """
+    """``module(x)``, ``[·, in]`` to ``[·, out]``; without gradient, one or two rows on CPU in float32, as in
+    generation, read the weight as a batch of matrices, on all cores: PyTorch gives a matrix to one."""
     if torch.is_grad_enabled() or not is_plain(module, nn.Linear):
         return module(x)
     weight, bias, inputs = module.weight, module.bias, x.shape[-1]

@@ -12,16 +12,14 @@ from memformers.models.registry import lookup
 
 def build_part(setting: str, name: str, *arguments: Any) -> nn.Module:
     """An instance of the class of your own that a ``setting`` calls so."""
-    build = partial(lookup(setting, name), *arguments)
-    part: nn.Module = build()
+    part: nn.Module = (build := partial(lookup(setting, name), *arguments))()
     part.build_again = build  # type: ignore[assignment]
     return part
 
 
 def output_of(part: nn.Module, shape: Sequence[int], *given: Any) -> Tensor:
     """What a ``part`` of your own returns for ``given``, a tensor ``[*shape]``; else UserError."""
-    output = part(*given)
-    check_returned(type(part), "forward", output, shape)
+    check_returned(type(part), "forward", output := part(*given), shape)
     return output
 
 

@@ -1,5 +1,4 @@
-"""Losses that compression functions f_c learn from, beside the language model's (Rae et al. 2020, arXiv
-1911.05507, section 3.2.1)."""
+"""Losses that compression functions f_c learn from (Rae et al. 2020, arXiv 1911.05507, section 3.2.1)."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,14 +17,14 @@ from memformers.models.layers import CompressiveTransformerLayer, MemoryLayer
 from memformers.models.parts import output_of
 
 ByLayer = Sequence[Tensor]
-Masked = Tensor | Sequence[Tensor] | None
+Slots = ByLayer | None
+Masked = Tensor | ByLayer | None
 Term = Callable[..., Tensor]
 
 
 class AttentionReconstructionLoss:
-    """The change of attention when memories are replaced by their compressions, summed over ``layers`` (Rae
-    et al. 2020, section 3.2.1, algorithm 2): the mean squared error between the segment's content attention,
-    without positions, over what is compressed and over its slots. Its gradient reaches only each f_c.
+    """The mean squared error between the segment's content attention over what is compressed and over its
+    slots, summed over ``layers`` (Rae et al. 2020, section 3.2.1, algorithm 2). It trains only f_c.
 
     Examples:
         >>> import torch
@@ -39,30 +38,21 @@ class AttentionReconstructionLoss:
     def __init__(self, layers: Sequence[CompressiveTransformerLayer] | nn.ModuleList):
         self.layers = cast(list[CompressiveTransformerLayer], list(layers))
 
-    def __call__(
-        self, h: ByLayer, mem: ByLayer, c_mem: ByLayer | None = None, n_masked: Masked = None
-    ) -> Tensor:
-        """The loss of a segment, a scalar. Raises ValueError unless there is one tensor per layer.
-
-        Args:
-            h: ``[S, B, D]`` per layer, its inputs.
-            mem: ``[n·c, B, D]`` per layer, what it compresses; nothing, n = 0, adds nothing to the loss.
-            c_mem: ``[n, B, D]`` per layer, f_c of ``mem`` where it is already at hand.
-            n_masked: ``[B]``, or one per layer: how many of the oldest slots, with their positions, don't
-                count in each stream. The mean is over streams in which some do, and 0 without any.
-        """
+    def __call__(self, h: ByLayer, mem: ByLayer, c_mem: Slots = None, n_masked: Masked = None) -> Tensor:
+        """The loss, a scalar, of each layer's inputs ``h [S, B, D]``, what it compresses, ``mem [n·c, B,
+        D]``, and ``c_mem [n, B, D]``, f_c of ``mem`` if it is at hand. ``n_masked [B]``, or one per layer, is
+        how many of the oldest slots don't count in each stream; the mean is over streams in which some do,
+        and 0 without any. Raises ValueError unless there is one tensor per layer."""
         n = len(self.layers)
         if not n == len(h) == len(mem):
-            raise UserError(
-                f"expected one h and one mem for each of {n} layers, got {len(h)} and {len(mem)}."
-            )
+            raise UserError(f"expected an h and a mem for each of {n} layers, got {len(h)} and {len(mem)}.")
         terms = [partial(layer_loss, *of_layer) for of_layer in zip(self.layers, h, strict=True)]
         return summed(terms, [layer.compress for layer in self.layers], mem, c_mem, n_masked)
 
 
 class AutoEncodingLoss:
-    """The mean squared error of decoders that restore the memories, as they are, from their compressions,
-    summed over layers (Rae et al. 2020, section 3.2.1, L_ae). Its gradient reaches only f_c and its decoder.
+    """The mean squared error of decoders that restore the memories from their compressions, summed over
+    layers (Rae et al. 2020, section 3.2.1, L_ae). Its gradient reaches only f_c and its decoder.
 
     Examples:
         >>> import torch
@@ -75,7 +65,7 @@ class AutoEncodingLoss:
     def __init__(self, compressions: Sequence[CompressionAutoEncoder]):
         self.compressions = list(compressions)
 
-    def __call__(self, mem: ByLayer, c_mem: ByLayer | None = None, n_masked: Masked = None) -> Tensor:
+    def __call__(self, mem: ByLayer, c_mem: Slots = None, n_masked: Masked = None) -> Tensor:
         """The loss, a scalar, of ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``n_masked [B]`` as in
         [`AttentionReconstructionLoss`][]; with the same errors."""
         if len(self.compressions) != len(mem):
@@ -85,7 +75,7 @@ class AutoEncodingLoss:
 
 
 def summed(
-    terms: Sequence[Term], f_cs: Sequence[nn.Module], mem: ByLayer, c_mem: ByLayer | None, n_masked: Masked
+    terms: Sequence[Term], f_cs: Sequence[nn.Module], mem: ByLayer, c_mem: Slots, n_masked: Masked
 ) -> Tensor:
     """The sum of each layer's term for its ``mem [n·c, B, D]``, ``c_mem [n, B, D]`` and ``n_masked [B]``."""
     if c_mem is None:
@@ -122,10 +112,7 @@ def check_compression_loss(loss: CompressionLossName | str, compress: nn.Module,
     elif loss != "auto-encoding" and decodes:
         wrong = f"would not train the decoder of {name}; use 'auto-encoding', or f_c without the decoder"
     elif loss == "none" and not bptt and any(parameter.requires_grad for parameter in compress.parameters()):
-        wrong = (
-            f"would not train {name}; use 'attention' or 'auto-encoding', bptt=1 or more, or a compression "
-            f"without parameters"
-        )
+        wrong = f"would not train {name}; use 'attention', bptt=1 or an f_c without parameters"
     if wrong:
         raise UserError(f"compression_loss={loss!r} {wrong}.")
 

@@ -15,26 +15,15 @@ from memformers.models.registry import REGISTRY
 
 
 class TransformerXL(MemoryStack):
-    """Transformer-XL (Dai et al. 2019, [arXiv 1901.02860](https://arxiv.org/abs/1901.02860)): layers that
-    attend over memory and segment, and in pre-norm a final norm.
-
-    Args:
-        layer: The layer that all are built like, each with fresh weights; or one for each.
-        n_layers: The number of layers.
-
-    Raises:
-        ValueError: For a number of layers below 1.
+    """Transformer-XL (Dai et al. 2019, [arXiv 1901.02860](https://arxiv.org/abs/1901.02860)): ``n_layers``
+    layers like ``layer``, each with fresh weights, or one for each, over memory and segment, and in pre-norm
+    a final norm. Raises ValueError for a number of layers below 1.
 
     Examples:
         >>> import torch
-        >>> from memformers import (
-        ...     FeedForward, MemorySizes, RelativeMultiHeadAttention, TransformerXL, TransformerXLLayer,
-        ... )
-        >>> parts = {
-        ...     "d_model": 64, "self_attn": RelativeMultiHeadAttention(heads=4, d_model=64),
-        ...     "feed_forward": FeedForward(64, 256), "dropout_prob": 0.1,
-        ... }
-        >>> stack, memory = TransformerXL(TransformerXLLayer(**parts), n_layers=2), None
+        >>> from memformers import MemoryLM, MemorySizes, ModelConfig, TransformerXL
+        >>> layer = MemoryLM(ModelConfig(d_model=64)).transformer.layers[0]  # a TransformerXLLayer
+        >>> stack, memory = TransformerXL(layer, n_layers=2), None
         >>> for _ in range(3):
         ...     output, inputs = stack(torch.randn(16, 2, 64), memory)
         ...     memory, _ = stack.remember(memory, inputs, [MemorySizes(32)] * 2)

@@ -1,8 +1,5 @@
-"""How tokens come in and how well they are predicted: losses of a segment, and the adaptive embedding and
-softmax, in which frequent words get wide vectors, rare words narrow ones, and the rare ones are predicted in
-two steps. There, token ids are ordered by frequency, the most frequent first, and divided into clusters.
-Sources: the softmax, Grave et al. 2017 (arXiv 1609.04309); the embedding, Baevski and Auli 2019 (arXiv
-1809.10853); both in the form of the original Transformer-XL (repository kimiyoung/transformer-xl)."""
+"""Losses, and the adaptive softmax (Grave et al. 2017, arXiv 1609.04309) and embedding (Baevski and Auli
+2019, arXiv 1809.10853), as in the original Transformer-XL: clusters of ids by frequency, the rare narrow."""
 
 import math
 from dataclasses import dataclass
@@ -54,10 +51,8 @@ class Clusters:
 
     def __post_init__(self) -> None:
         if self.cutoffs and self.cutoffs[-1] >= self.vocab_size:
-            raise UserError(
-                f"cutoffs={self.cutoffs} leave no token of vocab_size={self.vocab_size} to the last cluster; "
-                f"each cutoff must be below vocab_size."
-            )
+            size, cutoffs = self.vocab_size, self.cutoffs
+            raise UserError(f"expected each cutoff to be below vocab_size={size}, got cutoffs={cutoffs}.")
 
     @property
     def bounds(self) -> list[tuple[int, int]]:
@@ -112,10 +107,8 @@ class AdaptiveSoftmax(nn.Module):
         log p(word of cluster c) = log softmax([E₀; G] P₀ x + b)_c + log softmax(E_c P_c x + b_c)_word
 
     with the word vectors E_c of cluster c, the map P_c ``[d_c, D]`` to their width, and a row of G for each
-    cluster but the first. Log-probabilities are their own logits: cross-entropy, sampling and ``argmax`` take
-    them as they are. ``tie_weights`` and ``tie_projections`` ([`AdaptiveConfig`][]) take E_c, and P_c but for
-    the first cluster, from the embedding, which owns them and is given with every call.
-    """
+    cluster but the first. ``tie_weights`` and ``tie_projections`` ([`AdaptiveConfig`][]) take E_c, and P_c
+    but for the first cluster, from the embedding, which owns them and is given with every call."""
 
     def __init__(self, clusters: Clusters, d_model: int, *, tie_weights: bool, tie_projections: bool):
         super().__init__()
@@ -133,8 +126,7 @@ class AdaptiveSoftmax(nn.Module):
     def reset_parameters(self) -> None:
         """Start with nearly equal probabilities within each cluster and between clusters."""
         draw(self.words, self.maps)
-        zeros = (self.bias,) if self.rare is None else (self.bias, *self.rare.parameters())
-        for parameter in zeros:
+        for parameter in (self.bias, *(self.rare.parameters() if self.rare else ())):
             nn.init.zeros_(parameter)
 
     @property
@@ -168,10 +160,8 @@ class AdaptiveSoftmax(nn.Module):
 def weight(module: nn.Module) -> Tensor:
     """The weight of an embedding, ``[words, width]``, or of a linear map, ``[out, in]``."""
     if not isinstance(module, nn.Embedding | nn.Linear):
-        raise UserError(
-            f"an adaptive embedding and softmax read their weights in parts, so none can be wrapped or "
-            f"quantized, got a {type(module).__name__}; leave embed and head as they are."
-        )
+        name = type(module).__name__
+        raise UserError(f"an adaptive vocabulary needs nn.Embedding or nn.Linear, got {name}; unwrap it.")
     return module.weight
 
 
@@ -186,10 +176,9 @@ def draw(tables: nn.ModuleList, maps: nn.ModuleList) -> None:
 def adaptive_losses(
     head: AdaptiveSoftmax, embedding: AdaptiveEmbedding, x: Tensor, targets: Tensor
 ) -> TokenLosses:
-    """Of the predictions from ``x [S, B, D]`` for ``targets [S, B]``: what [`token_losses`][] gives for the
-    whole vocabulary's log-probabilities, computed in the clusters that the targets need: the first for all,
-    and each rarer one for the few tokens whose target lies in it (Grave et al. 2017, section 4). Every weight
-    has a gradient, 0 in a cluster without targets, as processes that average theirs need."""
+    """What [`token_losses`][] gives for predictions from ``x [S, B, D]`` of ``targets [S, B]``, computed in
+    the first cluster for all, and in each rarer one for the targets in it (Grave et al. 2017, section 4).
+    Every weight has a gradient, 0 in a cluster without targets, as processes that average theirs need."""
     flat, target = x.flatten(0, 1), targets.flatten().contiguous()  # [N, D] and [N]
     (_, words), *rare = head.clusters.bounds
     first = upcast(head.cluster_logits(0, flat, embedding))  # [N, words + rare clusters]
@@ -199,15 +188,13 @@ def adaptive_losses(
     # In units of the first cluster's logits, a rare word's is its cluster's plus its log-probability there.
     own = first.gather(1, column.clamp(min=0)[:, None])[:, 0]
     correct = target >= 0
-    # On a GPU, the numbers of targets are waited for once.
-    sizes = torch.bincount(cluster, minlength=1 + len(rare)).tolist()
+    sizes = torch.bincount(cluster, minlength=1 + len(rare)).tolist()  # a GPU is waited for once
     rows_of = cluster.argsort(stable=True).split(sizes)
     for c, (low, _) in enumerate(rare, 1):
         rows, word = rows_of[c], target[rows_of[c]] - low
         logits = upcast(head.cluster_logits(c, flat[rows], embedding))
         of_word = F.cross_entropy(logits, word, reduction="none")
-        losses = losses.index_add(0, rows, of_word)
-        own = own.index_add(0, rows, -of_word.detach())
+        losses, own = losses.index_add(0, rows, of_word), own.index_add(0, rows, -of_word.detach())
         correct[rows] = logits.detach().argmax(-1) == word
     correct &= own >= first[:, :words].amax(-1)
     with torch.no_grad():
