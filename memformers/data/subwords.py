@@ -129,7 +129,7 @@ class SubwordTokenizer(Tokenizer):
         return super().bytes_of(tokens)
 
     def decoder(self) -> Callable[[int], str]:
-        """As in [`Tokenizer`][memformers.data.tokenizers.Tokenizer]."""
+        """As in [`Tokenizer`][memformers.data.tokenizer.Tokenizer]."""
         if (of_bytes := self.of_bytes) is not None:
             characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
             return lambda token: characters.decode(of_bytes[token])

@@ -11,8 +11,7 @@ class Decoder:
     """A [`Stepper`][memformers.generation.incremental.Stepper] of a language model that remembers the logits
     of the next token. A model without memory reads its newest ``segment_len`` tokens again for each new one.
 
-    Args:
-        model, batch, memory: Those of the Stepper, which raises a ValueError for what it can't start from.
+    Its arguments and errors are those of the Stepper.
 
     Examples:
         >>> import torch

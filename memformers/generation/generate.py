@@ -75,7 +75,9 @@ def generate(
         prompt: ``[P, B]``; or a sequence of prompts ``[P_i]`` of different lengths, each read and continued
             exactly as it would be alone.
         max_new_tokens: The largest number of new tokens of each stream.
-        temperature, top_k, top_p: As in [`Sampling`][memformers.generation.sampling.Sampling].
+        temperature: As in [`Sampling`][memformers.generation.sampling.Sampling].
+        top_k: Likewise.
+        top_p: Likewise.
         seed: The same seed gives the same text; None for another each time.
         stop: The token at which a stream ends; it all ends when every stream has come to it.
         batch: How many times a single prompt is continued.

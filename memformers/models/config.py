@@ -117,8 +117,7 @@ class NetworkConfig:
     the memory then keeps the positions of those slots. 0: it never reaches them (compressive)."""
     own: Any = NO_SETTINGS
     """The settings of a memory of your own, an instance of its ``Config``; its defaults if not given."""
-    memory_sizes: ClassVar[tuple[MemorySizes, ...]]
-    """How much each layer remembers between segments; each config has its own."""
+    _memory_sizes: ClassVar[tuple[MemorySizes, ...]]  # of this config
 
     def __post_init__(self) -> None:
         """Raise UserError, saying what doesn't fit."""
@@ -149,7 +148,7 @@ class NetworkConfig:
             raise UserError(
                 f"expected {kind.__qualname__}.memory_sizes to give {self.n_layers} MemorySizes, got {sizes}."
             )
-        object.__setattr__(self, "memory_sizes", tuple(sizes))
+        object.__setattr__(self, "_memory_sizes", tuple(sizes))
 
     def check_compression(self) -> None:
         """Raise UserError for a compression that can't start or learn as these settings say."""
@@ -176,6 +175,11 @@ class NetworkConfig:
                 f"bptt={self.bptt} with compression={f_c!r} needs segments of whole slots, got segment_len="
                 f"{self.segment_len} and compression_rate={rate}; use a multiple of {rate}, or 'conv'."
             )
+
+    @property
+    def memory_sizes(self) -> tuple[MemorySizes, ...]:
+        """How much each layer remembers between segments."""
+        return self._memory_sizes
 
     def of_layers(self, name: str) -> tuple[int, ...]:
         """The length called ``name`` of each layer. Raises ValueError for a tuple of another length."""

@@ -97,7 +97,8 @@ class MemoryLayer(nn.Module):
     Args:
         d_model: The width D, also of ``self_attn`` and ``feed_forward``, any module that keeps ``[S, B, D]``.
         dropout_prob: Probability of dropping a feature of a sublayer's output while training.
-        norm, gate: As in [`NetworkConfig`][memformers.models.config.NetworkConfig].
+        norm: As in [`NetworkConfig`][memformers.models.config.NetworkConfig].
+        gate: Likewise.
     """
 
     @check_arguments
@@ -134,7 +135,8 @@ class MemoryLayer(nn.Module):
         """``x [S, B, D]``, the layer's input, to ``[S, B, D]``, after looking at what is remembered.
 
         Args:
-            mem, c_mem: Memory ``[M, B, D]`` and compressed memory ``[C, B, D]``; None for nothing.
+            mem: Memory ``[M, B, D]``; None for nothing.
+            c_mem: Compressed memory ``[C, B, D]``, likewise.
             mask: Boolean ``[S, K, B]`` or ``[S, K, 1]``, true where a query may look; None for causal.
             key_start: int64 ``[B, S]``, the index of the first key that each query may see; None for all.
             cached: Attention over keys and values that are kept already, in place of memories and mask.
