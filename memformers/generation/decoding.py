@@ -8,10 +8,8 @@ from memformers.models.memory import Memory
 
 
 class Decoder:
-    """A [`Stepper`][memformers.generation.incremental.Stepper] of a language model that remembers the logits
-    of the next token. A model without memory reads its newest ``segment_len`` tokens again for each new one.
-
-    Its arguments and errors are those of the Stepper.
+    """A [`Stepper`][memformers.generation.incremental.Stepper], with its arguments and errors, that remembers
+    the logits of the next token. Without memory, it reads the newest ``segment_len`` tokens for each again.
 
     Examples:
         >>> import torch
@@ -29,9 +27,8 @@ class Decoder:
         """Of the next token, ``[B, vocab_size]``; None before the first was read."""
 
     def read(self, tokens: Tensor, doc_starts: Tensor | None = None) -> Tensor:
-        """Read ``tokens [T, B]``, T ≥ 1, with ``doc_starts [T, B]``, as [`Stepper.read`][
-        memformers.generation.incremental.Stepper.read] does, to the logits ``[B, vocab_size]`` of the token
-        after the last."""
+        """Read ``tokens [T, B]``, T ≥ 1, with ``doc_starts [T, B]``, as the Stepper does, to the logits ``[B,
+        vocab_size]`` of the token after the last."""
         self.logits = self.stepper.read(tokens, doc_starts)[-1]
         return self.logits
 

@@ -1,8 +1,8 @@
 """Generation: draw the next token of each stream, read it, and repeat.
 
-Prompts of several lengths are read in one batch, each exactly as it would be alone. What a position sees
-depends on where segments begin and slots are cut. So the padding on the left is a multiple of both lengths,
-and prompts end at most one such multiple apart: there, some streams generate while others still read.
+Prompts of several lengths are read in one batch, each exactly as alone. So the padding on the left is a
+multiple of the lengths at which segments begin and slots are cut, and prompts end less than one such multiple
+apart: there, some streams generate while others still read.
 """
 
 import math
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, NonNegativeInt, check_value
@@ -22,8 +22,8 @@ from memformers.models.language_model import MemoryLM
 
 
 class Prompts(NamedTuple):
-    """B prompts as ``tokens [T, B]``, with zeros around each; boolean ``doc_starts [T, B]``, true where one
-    begins after padding, None where none does; and how many tokens lie before the end of each."""
+    """B prompts as ``tokens [T, B]``, with zeros around each; where one begins after padding, as boolean
+    ``doc_starts [T, B]``, None if none does; and how many tokens lie before the end of each."""
 
     tokens: Tensor
     doc_starts: Tensor | None
@@ -40,16 +40,14 @@ def side_by_side(prompts: Sequence[Tensor], config: ModelConfig) -> Prompts:
         if not isinstance(prompt, Tensor):
             raise UserError(f"{which} is a {type(prompt).__name__}; give a tensor of its tokens.")
         if prompt.dim() != 1 or not len(prompt) or prompt.dtype not in (torch.int64, torch.int32):
-            raise UserError(
-                f"expected {which} as int64 or int32 integers [tokens], at least one, got {prompt.dtype} "
-                f"{list(prompt.shape)}; give one dimension, or all prompts as one tensor."
-            )
+            came = f"{prompt.dtype} {list(prompt.shape)}"
+            raise UserError(f"expected {which} as int64 or int32 [tokens ≥ 1], got {came}; convert it.")
     step = math.lcm(config.segment_len, *(own.compression_rate for own in config.memory_sizes))
     longest = max(map(len, prompts))
     begins = [(longest - len(prompt)) // step * step for prompt in prompts]
     ends = tuple(begin + len(prompt) for begin, prompt in zip(begins, prompts, strict=True))
     tokens = prompts[0].new_zeros(longest, len(prompts), dtype=torch.int64)
-    doc_starts = torch.zeros_like(tokens, dtype=torch.bool)
+    doc_starts = tokens.bool()
     for stream, (prompt, begin, end) in enumerate(zip(prompts, begins, ends, strict=True)):
         tokens[begin:end, stream] = prompt
         doc_starts[begin, stream] = begin > 0
@@ -72,8 +70,7 @@ def generate(
 
     Args:
         model: The model.
-        prompt: ``[P, B]``; or a sequence of prompts ``[P_i]`` of different lengths, each read and continued
-            exactly as it would be alone.
+        prompt: ``[P, B]``; or prompts ``[P_i]`` of different lengths, each continued exactly as alone.
         max_new_tokens: The largest number of new tokens of each stream.
         temperature: As in [`Sampling`][memformers.generation.sampling.Sampling].
         top_k: Likewise.
@@ -114,14 +111,13 @@ def write(
     decoder: Decoder,
     max_new_tokens: int,
     sampling: Sampling,
-    generator: torch.Generator,
+    generator: Generator,
     stop: int | None = None,
     prompts: Prompts | None = None,
 ) -> Iterator[Tensor]:
-    """Continue what ``decoder`` has read: draw the next token ``[B]``, read it and yield it, until
-    ``max_new_tokens`` are generated or every stream has generated ``stop``. Of ``prompts`` it has read what
-    all streams read together; the rest is read here, and each text begins after its own prompt. Raises
-    ValueError if nothing was read yet, and for a negative ``max_new_tokens``."""
+    """Draw, read and yield ``max_new_tokens`` tokens ``[B]``, or fewer once all streams came to ``stop``. Of
+    ``prompts``, ``decoder`` has read what all streams read together; the rest is read here, and each text
+    begins after its own prompt. ValueError if nothing was read, and for a negative ``max_new_tokens``."""
     if decoder.logits is None:
         raise UserError("the prompt is empty; give the text to continue, at least one token.")
     check_value("max_new_tokens", max_new_tokens, NonNegativeInt)

@@ -1,28 +1,22 @@
-"""Reading step by step: each position is projected once, and its keys and values are kept.
-
-When a segment is full, the model's own step makes the next memory, so reading step by step equals the forward
-pass. What stays keeps its keys; only new slots are projected.
-"""
+"""Reading step by step, which equals the forward pass: keys and values are kept, each projected once. When a
+segment is full, the model's own step makes the next memory; what stays keeps its keys."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor
+from torch.nn.functional import pad
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_value
 from memformers.kernels.dispatch import relative_attention
-from memformers.models.base import eval_mode
+from memformers.models import base, custom_memory, documents, layers
 from memformers.models.core import MemoryCore
-from memformers.models.custom_memory import CustomMemory
-from memformers.models.documents import check_starts
 from memformers.models.language_model import MemoryLM
-from memformers.models.layers import MemoryLayer
 from memformers.models.linear import linear
 from memformers.models.memory import Memory, check_memory
 
@@ -31,35 +25,20 @@ BY_DISTANCE = ("r", "s")  # the kernel's terms that have a column for each dista
 
 @dataclass(frozen=True)
 class LayerCache:
-    """Keys and values of a layer, of compressed memory, memory and running segment, in order of time.
+    """Keys and values of a layer, of compressed memory, memory and running segment, in order of time. Keys
+    and distances are transposed, since a row times a plain matrix is fast everywhere, in every precision."""
 
-    Keys and vectors of distances are transposed, since the product of a row with a plain matrix is fast on
-    every processor and in every precision."""
-
-    layer: MemoryLayer
-    window: int | None
-    """How many of the newest keys a position sees, its own included; None for all."""
+    layer: layers.MemoryLayer
+    window: int | None  # how many of the newest keys a position sees, its own included; None for all
     terms: dict[str, Tensor]
     """The kernel's, but r ``[H, E, K]`` and s ``[H, K]`` by falling distance: a shorter past is their end."""
-    key: Tensor
-    """``[B, H, E, C + M + S]``."""
-    value: Tensor
-    """``[B, H, C + M + S, E]``."""
+    key: Tensor  # [B, H, E, C + M + S]
+    value: Tensor  # [B, H, C + M + S, E]
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The keys ``[B, H, E, t]`` and values ``[B, H, t, E]`` of what attention reads, ``x [t, B, D]``."""
         attention = self.layer.self_attn
         return attention.by_head(linear(attention.key, x)).mT, attention.by_head(linear(attention.value, x))
-
-    def followed(self, slots: slice, x: Tensor, recent: slice, room: int) -> "LayerCache":
-        """The cache of the next segment: the columns ``slots`` of this one, the keys of ``x [n, B, D]``, the
-        columns ``recent``, and zeros as ``room`` for more."""
-        key, value = self.key[..., :0], self.value[:, :, :0]
-        if len(x):
-            key, value = self.project(self.layer.attention_input(x))
-        key = torch.cat((self.key[..., slots], key, self.key[..., recent]), dim=3)
-        value = torch.cat((self.value[:, :, slots], value, self.value[:, :, recent]), dim=2)
-        return replace(self, key=F.pad(key, (0, room)), value=F.pad(value, (0, 0, 0, room)))
 
     def attend(self, x: Tensor, begin: int, key_start: Tensor | None, alone: bool) -> Tensor:
         """Attention of the next inputs ``x [t, B, D]``, whose keys begin at ``begin``, to those from
@@ -70,36 +49,23 @@ class LayerCache:
         first = 0 if self.window is None else max(begin + 1 - self.window, 0)
         key, value = self.key[..., first:end], self.value[:, :, first:end]
         terms = {n: term[..., first - end :] if n in BY_DISTANCE else term for n, term in self.terms.items()}
-        if key_start is not None and first:
-            key_start = (key_start - first).clamp(min=0)
-        if alone:
-            context = attention_of_one(query, key, value, terms, key_start)
+        key_start = None if key_start is None else (key_start - first).clamp(min=0)
+        if alone:  # what the naive kernel computes, by products of rows with plain matrices
+            (B, H, E, K), u, v, s = key.shape, terms["u"], terms.get("v"), terms.get("s")
+            with_v = query if v is None else query + v[:, None]
+            position = torch.bmm(with_v[:, :, 0].transpose(0, 1), terms["r"])  # [H, B, K]
+            position = (position if s is None else position + s[:, None]).transpose(0, 1).reshape(B * H, 1, K)
+            with_u, scale = (query + u[:, None]).flatten(0, 1), 1 / math.sqrt(E)
+            scores = torch.baddbmm(position, with_u, key.flatten(0, 1), beta=scale, alpha=scale).view(B, H, K)
+            if key_start is not None:
+                hidden = torch.arange(K, device=x.device) < key_start[:, :, None]  # [B, 1, K]
+                scores = scores.masked_fill(hidden, -math.inf)
+            context = torch.bmm(scores.softmax(-1).view(B * H, 1, K), value.flatten(0, 1)).view(B, H, 1, E)
         else:
-            terms = {name: term.flip(-1) if name in BY_DISTANCE else term for name, term in terms.items()}
-            terms["r"], kernel = terms["r"].mT, attention.kernel
-            context = relative_attention(
-                query, key.mT, value, **terms, mask=None, key_start=key_start, dropout_prob=0.0, kernel=kernel
-            )
-        return linear(attention.output, rearrange(context, "b h t e -> t b (h e)"))
-
-
-def attention_of_one(
-    query: Tensor, key: Tensor, value: Tensor, terms: dict[str, Tensor], key_start: Tensor | None
-) -> Tensor:
-    """[`memformers.kernels.naive.relative_attention`][] of the newest position, ``query [B, H, 1, E]``, to
-    the keys from ``key_start [B, 1]`` on, with the tensors of a [`LayerCache`][]: ``[B, H, 1, E]``. A hidden
-    key or value must be finite."""
-    (B, H, E, K), u, v, s = key.shape, terms["u"], terms.get("v"), terms.get("s")
-    with_v = query if v is None else query + v[:, None]
-    position = torch.bmm(with_v[:, :, 0].transpose(0, 1), terms["r"])  # [H, B, K]
-    position = (position if s is None else position + s[:, None]).transpose(0, 1).reshape(B * H, 1, K)
-    with_u, scale = (query + u[:, None]).flatten(0, 1), 1 / math.sqrt(E)
-    scores = torch.baddbmm(position, with_u, key.flatten(0, 1), beta=scale, alpha=scale).view(B, H, K)
-    if key_start is not None:
-        hidden = torch.arange(K, device=key.device) < key_start[:, :, None]  # [B, 1, K]
-        scores = scores.masked_fill(hidden, -math.inf)
-    probabilities = scores.softmax(-1).view(B * H, 1, K)
-    return torch.bmm(probabilities, value.flatten(0, 1)).view(B, H, 1, E)
+            how: dict[str, Any] = {"key_start": key_start, "kernel": attention.kernel}
+            how |= {name: term.flip(-1) if name in BY_DISTANCE else term for name, term in terms.items()}
+            context = relative_attention(query, key.mT, value, how.pop("r").mT, **how)
+        return linear(attention.output, context.permute(2, 0, 1, 3).flatten(2))  # [t, B, H, E] to [t, B, D]
 
 
 class Stepper:
@@ -129,30 +95,27 @@ class Stepper:
     def __init__(self, model: MemoryCore | MemoryLM, batch: int, memory: Memory | None = None):
         check_value("batch", batch, Count)
         self.model, self.transformer, self.config = model, model.transformer, model.config
-        layers, self.sizes = self.transformer.memory_layers, self.config.memory_sizes
+        each, self.sizes = self.transformer.memory_layers, self.config.memory_sizes
         like = self.transformer.weight.expand(1, batch, -1)
-        memory = check_memory(memory, like, len(layers), self.sizes, complete=True).detach()
+        self.past = check_memory(memory, like, len(each), self.sizes, complete=True).detach()
         self.encode: Callable[[Tensor], Tensor]
         if isinstance(model, MemoryLM):
-            self.encode, self.decode = model.embed, lambda output: model.predict(output[-1:])
-            nothing = like.new_empty(0, batch, dtype=torch.int64)
+            self.encode, nothing = model.embed, like.new_empty(0, batch, dtype=torch.int64)
         else:
-            self.encode, self.decode = model.encoded, lambda output: output
-            nothing = like.new_empty(0, batch, model.config.d_input or model.config.d_model)
+            self.encode, features = model.encoded, model.config.d_input or model.config.d_model
+            nothing = like.new_empty(0, batch, features)
         self.slides = isinstance(model, MemoryLM) and self.config.model == "transformer"
         """Whether it reads the newest S tokens again for each, so that each sees as many without a memory."""
-        self.caches: list[LayerCache] = []
-        """Of each layer; none where the segment is read again with each step."""
-        with eval_mode(model):
+        self.caches: list[LayerCache] = []  # none where the segment is read again with each step
+        with base.eval_mode(model):
             keeps_keys = self.transformer.keeps_keys and not self.slides
-            for layer, own in zip(layers if keeps_keys else (), self.sizes, strict=keeps_keys):
+            for layer, own in zip(each if keeps_keys else (), self.sizes, strict=keeps_keys):
                 longest = own.c_mem_len + own.longest_memory + self.config.segment_len
                 terms = layer.self_attn.distance_terms(longest)
                 terms = {n: term.flip(1) if n in BY_DISTANCE else term for n, term in terms.items()}
                 terms["r"], none = terms["r"].mT.contiguous(), layer.self_attn.by_head(like[:0])
                 self.caches.append(LayerCache(layer, own.window, terms, none.mT, none))
-            self.past = memory
-            self.begin(memory, nothing)
+            self.begin(self.past, nothing)
 
     def begin(self, memory: Memory, nothing: Tensor, inputs: Sequence[Tensor] = ()) -> None:
         """Begin a segment after ``memory``, with ``nothing [0, B, …]`` of it read. What ``memory`` has of the
@@ -161,14 +124,19 @@ class Stepper:
         room = like.new_empty(len(self.caches), S, nothing.shape[1], len(like))
         for i, cache in enumerate(self.caches):
             new, slots, recent = room[i, :0], slice(0), slice(0)
-            if inputs and not isinstance(self.transformer, CustomMemory):
+            if inputs and not isinstance(self.transformer, custom_memory.CustomMemory):
                 (M, C), (new_M, new_C) = (each.lengths(len(room))[i] for each in (self.past, memory))
                 n = min(self.sizes[i].n_evicted(M + S) // self.sizes[i].compression_rate, new_C)
                 new = memory.c_mem[i][new_C - n :] if n else new
                 slots, recent = slice(C + n - new_C, C), slice(C + M + S - new_M, C + M + S)
             else:
                 new = torch.cat([new, *(parts[i] for parts in (memory.c_mem, memory.mem) if parts)])
-            caches.append(cache.followed(slots, new, recent, S))
+            key, value = cache.key[..., :0], cache.value[:, :, :0]
+            if len(new):
+                key, value = cache.project(cache.layer.attention_input(new))
+            key = torch.cat((cache.key[..., slots], key, cache.key[..., recent]), dim=3)
+            value = torch.cat((cache.value[:, :, slots], value, cache.value[:, :, recent]), dim=2)
+            caches.append(replace(cache, key=pad(key, (0, S)), value=pad(value, (0, 0, 0, S))))
         # Of the caches and not of the memory, which has lost what is hidden and not finite.
         kept = [x for cache in caches for x in (cache.key, cache.value)]
         finite = like.device.type == "cpu" and all(math.isfinite(x.sum()) for x in kept)
@@ -186,17 +154,16 @@ class Stepper:
 
     @torch.no_grad()
     def read(self, x: Tensor, doc_starts: Tensor | None = None) -> Tensor:
-        """``x [T, B, …]``, T ≥ 1, to its results, one after the other; boolean ``doc_starts [T, B]`` is true
-        where a stream's new document begins, which sees nothing of what came before. Segments end at the same
-        places with and without starts. Raises UserError for other shapes, dtypes, devices and tokens."""
+        """``x [T, B, …]``, T ≥ 1, to its results, in order. Where boolean ``doc_starts [T, B]`` is true a new
+        document begins, which sees nothing before it; segments stay. UserError for what doesn't fit."""
         wanted = list(self.running.shape[1:])
         if isinstance(self.model, MemoryLM):
             self.model.check_tokens(x, wanted[0])
         elif list(x.shape[1:]) != wanted or not len(x):
             raise UserError(f"expected [steps, {str(wanted)[1:]}, at least one step, got {list(x.shape)}.")
-        check_starts(doc_starts, x)
+        documents.check_starts(doc_starts, x)
         results, begin, S = [], 0, self.config.segment_len
-        with eval_mode(self.model):
+        with base.eval_mode(self.model):
             while begin < len(x):
                 part = slice(begin, begin + (S if self.slides else S - len(self.running)))
                 results.append(self.take_in(x[part], None if doc_starts is None else doc_starts[part]))
@@ -214,13 +181,12 @@ class Stepper:
             doc_starts = torch.cat((old, none[-t:] if new_starts is None else new_starts))[-S:]
         inputs: Sequence[Tensor] = self.inputs.unbind()
         if self.caches:
-            output, end = self.encode(x), len(running)
+            output, end, alone = self.encode(x), len(running), self.finite and t == 1
             # One position reads its window alone; of several, each has its own.
             seen = self.transformer.first_seen(running, self.past, doc_starts, self.sizes if t > 1 else None)
             for cache, kept, first in zip(self.caches, inputs, seen, strict=True):
                 kept[end - t : end] = output
                 begin, key_start = cache.key.shape[3] - S + end - t, None if first is None else first[:, -t:]
-                alone = self.finite and t == 1
                 attend = partial(cache.attend, begin=begin, key_start=key_start, alone=alone)
                 output = cache.layer(x=output, cached=attend)
             output = self.transformer.norm(output)
@@ -228,7 +194,7 @@ class Stepper:
         else:
             how = {"doc_starts": doc_starts, "sizes": self.sizes}
             output, inputs = self.transformer(self.encode(running), self.past, **how)
-        result = self.decode(output[-t:])
+        result = self.model.predict(output[-1:]) if isinstance(self.model, MemoryLM) else output[-t:]
         if len(running) == S and not self.slides:
             after, _ = self.transformer.remember(self.past, inputs, self.sizes, doc_starts, S)
             self.begin(after, running[:0], inputs)

@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
 
 from memformers.common.errors import UserError
 from memformers.common.files import check_utf8_name, replacing
@@ -17,13 +17,11 @@ from memformers.generation.decoding import Decoder
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import memory_from_tensors, memory_tensors
 
-MODEL = "model"
-"""Metadata of the file: the fingerprint of its model."""
+MODEL = "model"  # metadata of the file: the fingerprint of its model
 
 
 def check_target(model: MemoryLM, path: Path) -> None:
-    """Raise UserError if [`save_memory`][] could not write to ``path``, or would replace a file that is not a
-    saved memory."""
+    """Raise UserError if [`save_memory`][] can't write ``path``, or would replace what is no saved memory."""
     if model.config.model == "transformer":
         raise UserError("model='transformer' has no memory to save; leave save_memory out.")
     target = Path(os.path.realpath(path))
@@ -38,7 +36,7 @@ def check_target(model: MemoryLM, path: Path) -> None:
 
 def read_metadata(path: Path) -> dict[str, str]:
     """The metadata of a safetensors file; empty for any other kind of file."""
-    with suppress(OSError, SafetensorError), safe_open(path, framework="pt") as file:
+    with suppress(OSError, SafetensorError), safetensors.safe_open(path, "pt") as file:
         return file.metadata() or {}
     return {}
 
@@ -49,23 +47,23 @@ def save_memory(decoder: Decoder, path: Path) -> None:
     check_target(decoder.model, path)
     if decoder.logits is None:
         raise UserError("nothing was read yet, so there is no memory to save.")
-    tensors = memory_tensors(decoder.memory())
-    tensors |= {"running": decoder.stepper.running, "logits": decoder.logits}
-    if decoder.stepper.doc_starts is not None:
-        tensors["doc_starts"] = decoder.stepper.doc_starts
+    running, starts = decoder.stepper.running, decoder.stepper.doc_starts
+    tensors = memory_tensors(decoder.memory()) | {"running": running, "logits": decoder.logits}
+    tensors |= {} if starts is None else {"doc_starts": starts}
     with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata={MODEL: fingerprint(decoder.model)})
+        safetensors.torch.save_file(tensors, temporary, {MODEL: fingerprint(decoder.model)})
 
 
 def load_memory(model: MemoryLM, path: Path) -> Decoder:
     """A decoder that continues the text of a memory that [`save_memory`][] wrote. Raises UserError for a file
     that is missing, broken or another model's."""
     try:
-        tensors = load_file(path, device=str(model.device))
+        tensors = safetensors.torch.load_file(path, device=str(model.device))
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} can't be read as a saved memory: {error}") from None
     if read_metadata(path).get(MODEL) != fingerprint(model):
-        raise UserError(f"{path} is of another model, or of other weights; use it with its own model.")
+        why = "is the memory of another model, or of other weights; use it with its own model."
+        raise UserError(f"{path} {why}")
     V, S, nothing = model.config.vocab_size, model.config.segment_len, torch.empty(0)
     try:
         if not all(tensor.isfinite().all() for tensor in tensors.values()):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, Range, check_arguments
@@ -16,15 +16,13 @@ class Sampling(Checked):
     """How to draw a token; ValueError for values that can't be used."""
 
     temperature: Annotated[float, Range(0, below=math.inf)] = 1.0
-    """Divides the logits: below 1, likely tokens are drawn more often; above 1, unlikely ones; 0 takes the
-    most likely token."""
+    """Divides the logits: likely tokens come more often below 1, less often above; 0 takes the likeliest."""
     top_k: Count | None = None
     """Draw only from the k most likely tokens."""
     top_p: Annotated[float, Range(above=0, most=1)] | None = None
-    """Draw only from the most likely tokens that together reach this probability (nucleus sampling, Holtzman
-    et al. 2020, arXiv 1904.09751)."""
+    """Draw only from the likeliest that together reach this probability (nucleus, arXiv 1904.09751)."""
 
-    def draw(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def draw(self, logits: Tensor, generator: Generator | None = None) -> Tensor:
         """One token for each row of ``logits [B, vocab]``: int64 ``[B]``."""
         highest = logits.amax(-1, keepdim=True)
         if not highest.isfinite().all():
@@ -48,14 +46,8 @@ class Sampling(Checked):
 
 
 @check_arguments
-def seeded(
-    seed: Annotated[int, Range(-(2**63), below=2**64)] | None, device: torch.device
-) -> torch.Generator:
+def seeded(seed: Annotated[int, Range(-(2**63), below=2**64)] | None, device: torch.device) -> Generator:
     """A generator of random numbers from ``seed``, without one of others in each call. Raises UserError for a
     seed of more than 64 bits."""
-    generator = torch.Generator(device)
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
-    return generator
+    generator = Generator(device)
+    return generator.manual_seed(generator.seed() if seed is None else seed)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-import torch
+from torch import Generator
 
 from memformers.data.tokenizer import Tokenizer
 from memformers.generation.decoding import Decoder
@@ -21,8 +21,8 @@ class TextStream:
         """The last token, on which depends how the next one is written: a word follows a space."""
 
     def read(self, text: str, progress: Callable[[int], object] = lambda tokens: None) -> None:
-        """Read ``text``, and tell ``progress`` now and then how many more tokens were read. Raises ValueError
-        for characters outside the vocabulary, before anything is read."""
+        """Read ``text``, and tell ``progress`` now and then how many more tokens were read. ValueError for
+        characters outside the vocabulary, before anything is read."""
         tokens = self.tokenizer.encode(text).to(self.device)[:, None]  # [T, 1]
         if len(tokens):
             self.last = [int(tokens[-1])]
@@ -31,10 +31,10 @@ class TextStream:
                 progress(len(part))
 
     def write(
-        self, max_new_tokens: int, sampling: Sampling, generator: torch.Generator, stop: str = ""
+        self, max_new_tokens: int, sampling: Sampling, generator: Generator, stop: str = ""
     ) -> Iterator[str]:
-        """Yield the text that follows, character by character, until ``max_new_tokens`` tokens are generated
-        or it ends with ``stop``. Raises ValueError if nothing was read yet."""
+        """Yield the text that follows by character, until ``max_new_tokens`` tokens are generated or it ends
+        with ``stop``. Raises ValueError if nothing was read yet."""
         decode, written = self.tokenizer.decoder(), ""
         for last in self.last:
             decode(last)
