@@ -32,8 +32,9 @@ TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 
 
 def load_weights(path: str | Path) -> dict[str, Tensor]:
-    """Read a state dict from a file of safetensors or ``torch.save``, without running code in it, and without
-    a prefix that all names share, such as ``module.``. Raises ValueError for any other, or a broken file.
+    """Read a state dict from ``path``, a file of safetensors or ``torch.save``, without running code in it,
+    and without a prefix that all names share, such as ``module.``. Raises ValueError for any other, or a
+    broken file.
 
     Examples:
         >>> import torch

@@ -28,7 +28,7 @@ RENAMED = (
 def from_labml(
     state_dict: Mapping[str, Tensor], *, max_positions: Distances = LABML_DISTANCES
 ) -> dict[str, Tensor]:
-    """Convert a state dict of labml-nn 0.5.1's ``TransformerXL`` or ``CompressiveTransformer``, or of the
+    """Convert a ``state_dict`` of labml-nn 0.5.1's ``TransformerXL`` or ``CompressiveTransformer``, or of the
     language models of its two experiments (to [`memformers.MemoryLM`][]), to ours of the same shape.
     Positions of the future are dropped: ``[2 · 4096, H, E]`` becomes ``[H, max_positions, E]``, as in the
     attention to load into. Raises ValueError for another model, and more positions than labml-nn has.

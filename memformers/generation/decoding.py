@@ -8,8 +8,9 @@ from memformers.models.memory import Memory
 
 
 class Decoder:
-    """A [`Stepper`][memformers.generation.incremental.Stepper], with its arguments and errors, that remembers
-    the logits of the next token. Without memory, it reads the newest ``segment_len`` tokens for each again.
+    """A [`Stepper`][memformers.generation.incremental.Stepper], with its ``model``, ``batch``, ``memory`` and
+    errors, that remembers the logits of the next token. Without memory, it reads the newest ``segment_len``
+    tokens for each again.
 
     Examples:
         >>> import torch

@@ -40,8 +40,8 @@ class CustomMemory(MemoryStack):
     - ``keeps_keys = True``, if ``forward`` and ``layer`` are those of this class, for faster generation.
     - ``attention_sizes`` and ``more_operations``, for the reported cost, if it isn't that of M + C + S keys.
 
-    Modules that ``__init__`` adds keep the weights that it gives them. A class whose ``Config`` or ``uses``
-    can't be used raises a ValueError when it is defined.
+    ``parts`` are the arguments of its layers. Modules that ``__init__`` adds keep the weights that it gives
+    them. A class whose ``Config`` or ``uses`` can't be used raises a ValueError when it is defined.
 
     Examples:
         >>> import torch

@@ -19,8 +19,9 @@ Attend = Callable[[Tensor], Tensor]
 
 
 class FeedForward(nn.Module):
-    """FFN(x) = W₂ · dropout(max(0, W₁x + b₁)) + b₂, position by position, with ``d_ff`` hidden features
-    (Vaswani et al. 2017, arXiv 1706.03762, section 3.3). Raises ValueError for an argument out of its range.
+    """FFN(x) = W₂ · dropout(max(0, W₁x + b₁)) + b₂, position by position, with ``d_ff`` hidden features, of
+    which ``dropout_prob`` are dropped (Vaswani et al. 2017, arXiv 1706.03762, section 3.3). Raises ValueError
+    for an argument out of its range.
 
     Examples:
         >>> import torch

