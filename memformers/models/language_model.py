@@ -150,7 +150,7 @@ def check_tokens(tokens: Tensor, vocab_size: int) -> None:
         raise UserError(f"expected tokens as a torch.Tensor, got {type(tokens).__name__}; convert them.")
     if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype not in (torch.int64, torch.int32):
         came = f"{tokens.dtype} {list(tokens.shape)}"
-        raise UserError(f"expected int64 or int32 tokens [segment, batch], at least one of each, got {came}.")
+        raise UserError(f"expected tokens as int64 or int32 integers [S, B], at least one, got {came}.")
     low, high = tokens.aminmax() if has_values(tokens) else (0, 0)
     if low < 0 or high >= vocab_size:
-        raise UserError(f"expected tokens from 0 and below vocab_size={vocab_size}, got {low} to {high}.")
+        raise UserError(f"expected tokens below vocab_size={vocab_size}, got tokens from {low} to {high}.")
