@@ -20,7 +20,7 @@ def sinusoids(distances: int, features: int, clamp_len: int | None = None) -> Te
 def sinusoid_table(distances: int, features: int, clamp_len: int | None, like: Tensor) -> Tensor:
     """[`sinusoids`][] in the dtype and on the device of ``like``, a tensor of any shape: ``[distances,
     features]`` of a table that is computed once in a process; programs of ``torch.export`` compute it."""
-    if torch.compiler.is_exporting() or isinstance(like, FakeTensor):
+    if torch.compiler.is_exporting():
         return sinusoids(distances, features, clamp_len).to(like)
     table = copied_table if torch.compiler.is_compiling() else shared_table
     return table(distances, features, clamp_len, like)
@@ -28,7 +28,8 @@ def sinusoid_table(distances: int, features: int, clamp_len: int | None, like: T
 
 def shared_table(distances: int, features: int, clamp_len: int | None, like: Tensor) -> Tensor:
     """A view of the table, ``[distances, features]``."""
-    kind = features, clamp_len, like.dtype, like.device
+    mode = like.fake_mode if isinstance(like, FakeTensor) else None  # counting memory has tables of its own
+    kind = features, clamp_len, like.dtype, like.device, mode
     if kind not in _TABLES or len(_TABLES[kind]) < distances:
         with torch.inference_mode(False):  # a tensor of inference mode can't be used in training
             _TABLES[kind] = sinusoids(distances, features, clamp_len).to(like.device, like.dtype)

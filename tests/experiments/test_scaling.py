@@ -19,6 +19,7 @@ from experiments.scaling.counting import built, flops, full_inputs, held, kept_b
 from experiments.scaling.estimate import estimate
 from memformers import MemoryLM, ModelConfig
 from memformers.data.streams import Segment
+from memformers.models import positions
 from memformers.models.memory import Memory
 from memformers.report.markdown import table
 from memformers.training.config import TrainConfig
@@ -139,6 +140,7 @@ def test_activations_and_memories_are_those_of_a_step_that_runs(changes):
     """What autograd keeps of the model's own forward pass, also where layers are computed again."""
     if changes.get("kernel") == "fused":
         pytest.importorskip("triton")
+    positions._TABLES.clear()  # of other tests, which are longer
     config = training(**changes)
     lm = built(config)
     memory = with_full_memories(lm, config)
