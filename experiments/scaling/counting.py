@@ -126,31 +126,26 @@ def kept_bytes(config: TrainConfig) -> Counts:
         lm.to_empty(device="cpu")
         inputs = full_inputs(lm, config.batch_size)
         with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16"):
-            kept = kept_by(lm, lambda: loss(lm, *inputs))
+            memories = *inputs[1].mem, *inputs[1].c_mem
+            kept = kept_by(lm, lambda: loss(lm, *inputs), memories)
             if lm.transformer.recompute:
                 lm.transformer.recompute = False
-                kept += (kept_by(lm, lambda: loss(lm, *inputs)) - kept) // config.model.n_layers
-    return Counts(kept=kept, memories=held((*inputs[1].mem, *inputs[1].c_mem)))
+                kept += (kept_by(lm, lambda: loss(lm, *inputs), memories) - kept) // config.model.n_layers
+    return Counts(kept=kept, memories=held(memories))
 
 
-def kept_by(lm: MemoryLM, compute: Callable[[], Tensor]) -> int:
-    """Bytes that ``compute`` keeps for the backward pass of its result, without the weights of ``lm``."""
+def kept_by(lm: MemoryLM, compute: Callable[[], Tensor], memories: Iterable[Tensor] = ()) -> int:
+    """Bytes that ``compute`` keeps for the backward pass of its result, without the weights of ``lm`` and
+    without ``memories``, which layers that are computed again keep as inputs."""
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
         kept.append(tensor)
         return tensor
 
-    def keep_input(layer: Any, inputs: tuple[Any, ...]) -> None:
-        if lm.transformer.recompute:  # then no operation keeps it
-            keep(inputs[0])
-
-    hooks = [x.register_forward_pre_hook(keep_input) for x in lm.transformer.layers]
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         compute()
-    for hook in hooks:
-        hook.remove()
-    return held(kept, but=lm.parameters())
+    return held(kept, but=(*lm.parameters(), *memories))
 
 
 def held(tensors: Iterable[Tensor], but: Iterable[Tensor] = ()) -> int:

@@ -150,11 +150,11 @@ def test_activations_and_memories_are_those_of_a_step_that_runs(changes):
             logits, _, auxiliary_loss = lm(tokens(config), memory)
             return F.cross_entropy(logits.flatten(0, 1), tokens(config).flatten()) + auxiliary_loss
 
-    kept = kept_by(lm, loss)
+    kept = kept_by(lm, loss, memory.mem + memory.c_mem)
     counted = kept_bytes(replace(config, activation_checkpointing=False))
     assert counted == {"kept": kept, "memories": held((*memory.mem, *memory.c_mem))}
     lm.transformer.recompute = True
-    inputs = kept_by(lm, loss)
+    inputs = kept_by(lm, loss, memory.mem + memory.c_mem)
     again = kept_bytes(replace(config, activation_checkpointing=True))
     assert again["kept"] == inputs + (kept - inputs) // config.model.n_layers
 
