@@ -37,8 +37,8 @@ def all_runs(arms: Sequence[Arm]) -> list[FinishedRun]:
 
 
 def warnings(arms: Sequence[Arm], base: Arm, folder: Path, *, fewest_tokens: int = 0) -> list[str]:
-    """What a reader must know before trusting the numbers; training runs of less than ``fewest_tokens`` show
-    that everything works, and not what a memory is worth."""
+    """What a reader must know before trusting the numbers; training runs of less than ``fewest_tokens`` are
+    too short to compare models."""
     found = []
     runs = all_runs(arms)
     corpus, tokens = runs[0].facts["corpus"], runs[0].config["tokens"]
