@@ -7,7 +7,6 @@ if TYPE_CHECKING:
     from memformers.convert.hf_files import load_weights as load_weights
     from memformers.convert.labml import from_labml as from_labml
     from memformers.convert.transfo_xl import from_transfo_xl as from_transfo_xl
-    from memformers.generation.decoding import Decoder as Decoder
     from memformers.generation.generate import generate as generate
     from memformers.generation.incremental import Stepper as Stepper
     from memformers.models.attention import RelativeMultiHeadAttention as RelativeMultiHeadAttention
@@ -47,7 +46,6 @@ _NAMES = {
     "convert.hf_files": ("load_weights",),
     "convert.labml": ("from_labml",),
     "convert.transfo_xl": ("from_transfo_xl",),
-    "generation.decoding": ("Decoder",),
     "generation.generate": ("generate",),
     "generation.incremental": ("Stepper",),
     "models.attention": ("RelativeMultiHeadAttention",),

@@ -39,7 +39,7 @@ def read_on(reader, text, doc_starts=None, portion=1):
     """The logits ``[·, B, 11]`` that a reader gives after each ``portion`` of a text."""
     parts = text.split(portion)
     starts = [None] * len(parts) if doc_starts is None else doc_starts.split(portion)
-    return torch.stack([reader.read(*part) for part in zip(parts, starts, strict=True)])
+    return torch.stack([reader.read(*part)[-1] for part in zip(parts, starts, strict=True)])
 
 
 def after_whole_segments(lm, text, doc_starts=None, memory=None):

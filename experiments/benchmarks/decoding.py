@@ -31,7 +31,6 @@ from memformers.convert.load import load_checkpoint
 from memformers.data.corpora import builtin_corpus
 from memformers.data.tokenizers import CharacterTokenizer
 from memformers.evaluation.evaluate import evaluate
-from memformers.generation.decoding import Decoder
 from memformers.generation.text import TextStream
 from memformers.models.memory import Memory
 from memformers.training.config import TrainConfig
@@ -57,21 +56,21 @@ class Options:
     """A round and a few tokens of each: shows that everything works, and measures nothing."""
 
 
-def full_decoder(model: MemoryLM) -> Decoder:
+def full_decoder(model: MemoryLM) -> Stepper:
     """A decoder of one stream whose memory is full, of random inputs."""
     config, like = model.config, model.head.weight
     shapes = [(own.mem_len, 1, config.d_model) for own in config.memory_sizes]
-    return Decoder(model, 1, Memory(tuple(torch.randn(shape).to(like) for shape in shapes)))
+    return Stepper(model, 1, Memory(tuple(torch.randn(shape).to(like) for shape in shapes)))
 
 
-def bytes_read(decoder: Decoder) -> int:
+def bytes_read(decoder: Stepper) -> int:
     """Bytes that a token needs from memory, each once: weights but for the embedding, keys, values and
     position vectors."""
     model = decoder.model
     unread = ("self_attn.r", ".position.weight")
     weights = sum(p.numel() for n, p in model.named_parameters() if not n.endswith(unread))
     weights -= sum(p.numel() for p in model.embed.parameters())
-    cached = sum(x.numel() for c in decoder.stepper.caches for x in (c.key, c.value, c.terms["r"]))
+    cached = sum(x.numel() for c in decoder.caches for x in (c.key, c.value, c.terms["r"]))
     return (weights + cached) * model.head.weight.element_size()
 
 
@@ -105,7 +104,7 @@ def writing(rounds: int, tokens: int) -> Result:
     }
     memory = decoders["float32, learned positions"].memory()
     their_way = partial(theirs, token, (list(memory.mem), []))
-    error = relative_error(Decoder(learned, 1, memory).read(token), their_way()[0][-1])
+    error = relative_error(Stepper(learned, 1, memory).read(token)[-1], their_way()[0][-1])
     check_errors({"logits": error}, TOLERANCE, "decoding with caches")
     sides: dict[str, Callable[[], object]] = {n: partial(d.read, token) for n, d in decoders.items()}
     sides[f"{LABML}'s way, the whole memory projected again"] = their_way
@@ -148,8 +147,8 @@ def rounding(training: int, tokens: int = 4000) -> dict[str, float]:
     text = tokenizer.encode(builtin_corpus().validation_text[: tokens + 1])
     losses = {}
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-        decoder = Decoder(model.to(dtype), 1)
-        logits = torch.cat([decoder.read(token[None, None]) for token in text[:-1]]).float()
+        decoder = Stepper(model.to(dtype), 1)
+        logits = torch.cat([decoder.step(token[None]) for token in text[:-1]]).float()
         losses[name] = F.cross_entropy(logits, text[1:]).item()
     return losses
 
@@ -157,7 +156,7 @@ def rounding(training: int, tokens: int = 4000) -> dict[str, float]:
 def long_text(tokens: int) -> Result:
     """Seconds of each token of a long text, from nothing remembered: 1,000 just after the memory is full, and
     the last 1,000."""
-    decoder, token = Decoder(MemoryLM(CONFIG).eval(), 1), torch.zeros(1, 1, dtype=torch.long)
+    decoder, token = Stepper(MemoryLM(CONFIG).eval(), 1), torch.zeros(1, 1, dtype=torch.long)
     seconds = in_turns({"": partial(decoder.read, token)}, tokens, "a long text")[""]
     full = min(CONFIG.longest_attention, tokens - 1)
     return {"tokens": tokens, "early": seconds[full : full + 1000], "late": seconds[-1000:]}

@@ -61,7 +61,7 @@ class Generate(ModelCommand):
             except (EOFError, Stopped, BrokenPipeError) as end:
                 ending = how_to_end(end)
             finally:
-                if self.save_memory and stream.reader.logits is not None:
+                if self.save_memory and stream.reader.last is not None:
                     save_memory(stream.reader, self.save_memory)
         if ending:
             raise ending
@@ -73,7 +73,7 @@ class Generate(ModelCommand):
             print("Write a line for the model to continue; Ctrl-D or Ctrl-C ends.", file=sys.stderr)
         generator = seeded(self.seed, stream.device)
         self.read_prompt(stream, signals)
-        if stream.reader.logits is not None or not self.interactive:
+        if stream.reader.last is not None or not self.interactive:
             self.write(stream, generator, signals)
         while self.interactive:
             with signals.at_once():

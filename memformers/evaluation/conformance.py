@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from memformers.common.errors import UserError
-from memformers.generation.decoding import Decoder
+from memformers.generation.incremental import Stepper
 from memformers.models.base import MemoryStack, operations
 from memformers.models.config import ModelConfig, is_used
 from memformers.models.custom_memory import CustomMemory
@@ -220,8 +220,8 @@ def stepping(lm: MemoryLM) -> str:
     """Reading token by token, as generation does, equals reading in segments."""
     if lm.config.model == "transformer":
         return ""  # it is read with a sliding window
-    text, decoder = _tokens(lm, _filling(lm)), Decoder(lm, 2)
-    found = torch.stack([decoder.read(token) for token in text.split(1)])
+    text, decoder = _tokens(lm, _filling(lm)), Stepper(lm, 2)
+    found = torch.stack([decoder.read(token)[-1] for token in text.split(1)])
     return _differs(found, _read(lm, text)[0], "a text read token by token", "the same text in segments")
 
 

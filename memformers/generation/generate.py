@@ -14,8 +14,8 @@ import torch
 from torch import Generator, Tensor
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, NonNegativeInt, check_value
-from memformers.generation.decoding import Decoder
+from memformers.common.fields import Count, NonNegativeInt, check_arguments
+from memformers.generation.incremental import Stepper
 from memformers.generation.sampling import Sampling, seeded
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
@@ -37,10 +37,10 @@ def side_by_side(prompts: Sequence[Tensor], config: ModelConfig) -> Prompts:
         raise UserError("there are no prompts; give at least one, as a tensor of its tokens.")
     for i, prompt in enumerate(prompts):
         which = f"prompt {i} of {len(prompts)} (counted from 0)"
-        if not isinstance(prompt, Tensor):
-            raise UserError(f"{which} is a {type(prompt).__name__}; give a tensor of its tokens.")
-        if prompt.dim() != 1 or not len(prompt) or prompt.dtype not in (torch.int64, torch.int32):
-            came = f"{prompt.dtype} {list(prompt.shape)}"
+        is_row = isinstance(prompt, Tensor) and prompt.dim() == 1 and len(prompt) > 0
+        if not is_row or prompt.dtype not in (torch.int64, torch.int32):
+            kind = f"a {type(prompt).__name__}"
+            came = f"{prompt.dtype} {list(prompt.shape)}" if isinstance(prompt, Tensor) else kind
             raise UserError(f"expected {which} as int64 or int32 [tokens ≥ 1], got {came}; convert it.")
     step = math.lcm(config.segment_len, *(own.compression_rate for own in config.memory_sizes))
     longest = max(map(len, prompts))
@@ -54,19 +54,20 @@ def side_by_side(prompts: Sequence[Tensor], config: ModelConfig) -> Prompts:
     return Prompts(tokens, doc_starts if any(begins) else None, ends)
 
 
+@check_arguments
 def generate(
     model: MemoryLM,
     prompt: Tensor | Sequence[Tensor],
-    max_new_tokens: int,
+    max_new_tokens: NonNegativeInt,
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int | None = None,
     stop: int | None = None,
-    batch: int = 1,
+    batch: Count = 1,
 ) -> Iterator[Tensor]:
-    """Continue a prompt token by token, with a [`Decoder`][memformers.generation.decoding.Decoder].
+    """Continue a prompt token by token, with a [`Stepper`][memformers.generation.incremental.Stepper].
 
     Args:
         model: The model.
@@ -93,7 +94,6 @@ def generate(
         torch.Size([5, 2])
     """
     sampling = Sampling(temperature, top_k, top_p)
-    check_value("batch", batch, Count)
     if isinstance(prompt, Tensor):
         model.check_tokens(prompt)
         prompt = prompt.unbind(1)
@@ -101,14 +101,13 @@ def generate(
         raise UserError(f"batch={batch} repeats a single prompt, got {len(prompt)} prompts; leave batch out.")
     prompts = side_by_side(list(prompt) * batch, model.config)
     model.check_tokens(prompts.tokens)
-    check_value("max_new_tokens", max_new_tokens, NonNegativeInt)
-    decoder, together, starts = Decoder(model, len(prompts.ends)), min(prompts.ends), prompts.doc_starts
+    decoder, together, starts = Stepper(model, len(prompts.ends)), min(prompts.ends), prompts.doc_starts
     decoder.read(prompts.tokens[:together], None if starts is None else starts[:together])
     return write(decoder, max_new_tokens, sampling, seeded(seed, model.device), stop, prompts)
 
 
 def write(
-    decoder: Decoder,
+    decoder: Stepper,
     max_new_tokens: int,
     sampling: Sampling,
     generator: Generator,
@@ -117,19 +116,18 @@ def write(
 ) -> Iterator[Tensor]:
     """Draw, read and yield ``max_new_tokens`` tokens ``[B]``, or fewer once all streams came to ``stop``. Of
     ``prompts``, ``decoder`` has read what all streams read together; the rest is read here, and each text
-    begins after its own prompt. ValueError if nothing was read, and for a negative ``max_new_tokens``."""
-    if decoder.logits is None:
+    begins after its own prompt. ValueError if nothing was read."""
+    if decoder.last is None:
         raise UserError("the prompt is empty; give the text to continue, at least one token.")
-    check_value("max_new_tokens", max_new_tokens, NonNegativeInt)
-    ends = torch.tensor(prompts.ends if prompts else [0] * decoder.batch, device=decoder.logits.device)
+    ends = torch.tensor(prompts.ends if prompts else [0] * len(decoder.last), device=decoder.last.device)
     together, longest = int(ends.min()), int(ends.max())
     stopped, newest = ends < 0, deque[Tensor](maxlen=longest - together + 1)  # none yet
     for i in range(together, longest + max_new_tokens):
-        token, starts = sampling.draw(decoder.logits.float(), generator), None
+        token, starts = sampling.draw(decoder.last.float(), generator), None
         if prompts and i < longest:
             token = torch.where(i < ends, prompts.tokens[i], token)
-            starts = None if prompts.doc_starts is None else prompts.doc_starts[i, None]
-        decoder.read(token[None], starts)
+            starts = None if prompts.doc_starts is None else prompts.doc_starts[i]
+        decoder.step(token, starts)
         newest.append(token)
         if i >= longest:
             text = torch.stack(tuple(newest)).gather(0, ends[None] - together)[0]

@@ -5,19 +5,19 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
+from torch import Tensor, nn
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_value
 from memformers.kernels.dispatch import relative_attention
 from memformers.models import base, custom_memory, documents, layers
+from memformers.models.attention import RelativeMultiHeadAttention
 from memformers.models.core import MemoryCore
 from memformers.models.language_model import MemoryLM
-from memformers.models.linear import linear
+from memformers.models.linear import is_plain, linear, stacked
 from memformers.models.memory import Memory, check_memory
 
 BY_DISTANCE = ("r", "s")  # the kernel's terms that have a column for each distance
@@ -29,26 +29,31 @@ class LayerCache:
     and distances are transposed, since a row times a plain matrix is fast everywhere, in every precision."""
 
     layer: layers.MemoryLayer
+    maps: Sequence[nn.Module]  # to query, key and value: as one, where nobody changed them
     window: int | None  # how many of the newest keys a position sees, its own included; None for all
-    terms: dict[str, Tensor]
+    terms: dict[str, Any]
     """The kernel's, but r ``[H, E, K]`` and s ``[H, K]`` by falling distance: a shorter past is their end."""
     key: Tensor  # [B, H, E, C + M + S]
     value: Tensor  # [B, H, C + M + S, E]
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys ``[B, H, E, t]`` and values ``[B, H, t, E]`` of what attention reads, ``x [t, B, D]``."""
-        attention = self.layer.self_attn
-        return attention.by_head(linear(attention.key, x)).mT, attention.by_head(linear(attention.value, x))
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What attention reads, ``x [t, B, D]``, to queries ``[B, H, t, E]``, keys ``[B, H, E, t]`` and
+        values ``[B, H, t, E]``."""
+        (t, B, D), H = x.shape, self.layer.self_attn.heads
+        maps = [linear(each, x) for each in self.maps]  # [t, B, 3D], or three of [t, B, D]
+        each = maps[0] if len(maps) == 1 else torch.cat(maps, dim=-1)
+        query, key, value = each.view(t, B, 3, H, D // H).permute(2, 1, 3, 0, 4)  # [B, H, t, E] each
+        return query, key.mT, value
 
     def attend(self, x: Tensor, begin: int, key_start: Tensor | None, alone: bool) -> Tensor:
         """Attention of the next inputs ``x [t, B, D]``, whose keys begin at ``begin``, to those from
         ``key_start [B, t]`` on, None for all: ``[t, B, D]``. ``alone``: t is 1, and all keys are finite."""
-        attention, z, end = self.layer.self_attn, self.layer.attention_input(x), begin + len(x)
-        self.key[..., begin:end], self.value[:, :, begin:end] = self.project(z)
-        query = attention.by_head(linear(attention.query, z))
+        attention, end = self.layer.self_attn, begin + len(x)
+        query, key, value = self.project(self.layer.attention_input(x))
+        self.key[..., begin:end], self.value[:, :, begin:end] = key, value
         first = 0 if self.window is None else max(begin + 1 - self.window, 0)
         key, value = self.key[..., first:end], self.value[:, :, first:end]
-        terms = {n: term[..., first - end :] if n in BY_DISTANCE else term for n, term in self.terms.items()}
+        terms = {n: x[..., first - end :] if n in BY_DISTANCE else x for n, x in self.terms.items()}
         key_start = None if key_start is None else (key_start - first).clamp(min=0)
         if alone:  # what the naive kernel computes, by products of rows with plain matrices
             (B, H, E, K), u, v, s = key.shape, terms["u"], terms.get("v"), terms.get("s")
@@ -62,15 +67,21 @@ class LayerCache:
                 scores = scores.masked_fill(hidden, -math.inf)
             context = torch.bmm(scores.softmax(-1).view(B * H, 1, K), value.flatten(0, 1)).view(B, H, 1, E)
         else:
-            how: dict[str, Any] = {"key_start": key_start, "kernel": attention.kernel}
-            how |= {name: term.flip(-1) if name in BY_DISTANCE else term for name, term in terms.items()}
-            context = relative_attention(query, key.mT, value, how.pop("r").mT, **how)
+            terms |= {name: terms[name].flip(-1) for name in BY_DISTANCE if name in terms}
+            terms |= {"r": terms["r"].mT, "key_start": key_start, "kernel": attention.kernel}
+            context = relative_attention(query, key.mT, value, **terms)
         return linear(attention.output, context.permute(2, 0, 1, 3).flatten(2))  # [t, B, H, E] to [t, B, D]
+
+
+def joined(parts: tuple[Tensor, ...], dim: int, spare: Tensor) -> Tensor:
+    """``parts [B, H, ·, ·]`` along ``dim``, in ``spare`` if that is as long: new memory costs a copy more."""
+    fits = spare.shape[dim] == sum(part.shape[dim] for part in parts)
+    return torch.cat(parts, dim, out=spare if fits else None)
 
 
 class Stepper:
     """A model that reads B streams, any number of steps at a time, with keys and values kept. It reads in
-    eval mode and without gradient; the model must not be trained at the same time.
+    eval mode and without gradient; the model must not be trained or changed at the same time.
 
     Args:
         model: A core, which reads features ``[t, B, F]`` to its outputs ``[t, B, D]``; or a language model,
@@ -94,34 +105,42 @@ class Stepper:
     @torch.no_grad()
     def __init__(self, model: MemoryCore | MemoryLM, batch: int, memory: Memory | None = None):
         check_value("batch", batch, Count)
-        self.model, self.transformer, self.config = model, model.transformer, model.config
+        self.model: Any = model
+        self.transformer, self.config = model.transformer, model.config
         each, self.sizes = self.transformer.memory_layers, self.config.memory_sizes
         like = self.transformer.weight.expand(1, batch, -1)
         self.past = check_memory(memory, like, len(each), self.sizes, complete=True).detach()
-        self.encode: Callable[[Tensor], Tensor]
-        if isinstance(model, MemoryLM):
-            self.encode, nothing = model.embed, like.new_empty(0, batch, dtype=torch.int64)
+        if isinstance(model, MemoryCore):
+            self.encode: Callable[[Tensor], Tensor] = model.encoded
+            self.running = like.new_empty(0, batch, model.config.d_input or model.config.d_model)
         else:
-            self.encode, features = model.encoded, model.config.d_input or model.config.d_model
-            nothing = like.new_empty(0, batch, features)
+            self.encode, self.running = model.embed, like.new_empty(0, batch, dtype=torch.int64)
         self.slides = isinstance(model, MemoryLM) and self.config.model == "transformer"
         """Whether it reads the newest S tokens again for each, so that each sees as many without a memory."""
+        self.last: Tensor | None = None
+        """The newest result, ``[B, …]``; None before the first step."""
+        self.finite, self.doc_starts = True, cast(Tensor | None, None)
         self.caches: list[LayerCache] = []  # none where the segment is read again with each step
         with base.eval_mode(model):
-            keeps_keys = self.transformer.keeps_keys and not self.slides
+            plain = all(is_plain(layer.self_attn, RelativeMultiHeadAttention) for layer in each)
+            keeps_keys = plain and self.transformer.keeps_keys and not self.slides
             for layer, own in zip(each if keeps_keys else (), self.sizes, strict=keeps_keys):
+                attention = layer.self_attn
+                maps = stacked([attention.query, attention.key, attention.value])
                 longest = own.c_mem_len + own.longest_memory + self.config.segment_len
-                terms = layer.self_attn.distance_terms(longest)
+                terms = attention.distance_terms(longest)
                 terms = {n: term.flip(1) if n in BY_DISTANCE else term for n, term in terms.items()}
-                terms["r"], none = terms["r"].mT.contiguous(), layer.self_attn.by_head(like[:0])
-                self.caches.append(LayerCache(layer, own.window, terms, none.mT, none))
-            self.begin(self.past, nothing)
+                terms["r"], none = terms["r"].mT.contiguous(), attention.by_head(like[:0])
+                self.caches.append(LayerCache(layer, maps, own.window, terms, none.mT, none))
+            self.spare = self.caches
+            self.begin(self.past)
 
-    def begin(self, memory: Memory, nothing: Tensor, inputs: Sequence[Tensor] = ()) -> None:
-        """Begin a segment after ``memory``, with ``nothing [0, B, …]`` of it read. What ``memory`` has of the
-        past and the ``inputs [S, B, D]`` before it keeps its keys; without inputs, no key is known."""
-        S, like, caches = self.config.segment_len, self.transformer.weight, []
-        room = like.new_empty(len(self.caches), S, nothing.shape[1], len(like))
+    def begin(self, memory: Memory, inputs: Sequence[Tensor] = ()) -> None:
+        """Begin a segment after ``memory``. What that has of the past and of the ``inputs [S, B, D]`` before
+        it keeps its keys; without inputs, no key is known."""
+        S, like = self.config.segment_len, self.transformer.weight
+        caches, checked = list[LayerCache](), list[Tensor]()
+        room = like.new_empty(len(self.caches), S, self.running.shape[1], len(like))
         for i, cache in enumerate(self.caches):
             new, slots, recent = room[i, :0], slice(0), slice(0)
             if inputs and not isinstance(self.transformer, custom_memory.CustomMemory):
@@ -133,16 +152,18 @@ class Stepper:
                 new = torch.cat([new, *(parts[i] for parts in (memory.c_mem, memory.mem) if parts)])
             key, value = cache.key[..., :0], cache.value[:, :, :0]
             if len(new):
-                key, value = cache.project(cache.layer.attention_input(new))
-            key = torch.cat((cache.key[..., slots], key, cache.key[..., recent]), dim=3)
-            value = torch.cat((cache.value[:, :, slots], value, cache.value[:, :, recent]), dim=2)
-            caches.append(replace(cache, key=pad(key, (0, S)), value=pad(value, (0, 0, 0, S))))
-        # Of the caches and not of the memory, which has lost what is hidden and not finite.
-        kept = [x for cache in caches for x in (cache.key, cache.value)]
-        finite = like.device.type == "cpu" and all(math.isfinite(x.sum()) for x in kept)
-        self.past, self.caches, self.inputs, self.finite = memory, caches, room, finite
-        self.running = nothing
-        self.doc_starts: Tensor | None = None
+                _, key, value = cache.project(cache.layer.attention_input(new))
+            rest = value.new_zeros(1).expand(*value.shape[:2], S, value.shape[3])
+            keys = cache.key[..., slots], key, cache.key[..., recent], rest.mT
+            values = cache.value[:, :, slots], value, cache.value[:, :, recent], rest
+            spare = self.spare[i]
+            after = replace(cache, key=joined(keys, 3, spare.key), value=joined(values, 2, spare.value))
+            caches.append(after)
+            # Of the caches and not of the memory, which has lost what is hidden and not finite.
+            checked += (key, value) if self.finite else (after.key, after.value)
+        self.finite = like.device.type == "cpu" and all(math.isfinite(x.sum()) for x in checked)
+        self.past, self.caches, self.spare, self.inputs = memory, caches, self.caches, room
+        self.running, self.doc_starts = self.running[:0], None
 
     def memory(self) -> Memory:
         """The memory before the current segment, as the forward pass returns it."""
@@ -188,16 +209,17 @@ class Stepper:
                 kept[end - t : end] = output
                 begin, key_start = cache.key.shape[3] - S + end - t, None if first is None else first[:, -t:]
                 attend = partial(cache.attend, begin=begin, key_start=key_start, alone=alone)
-                output = cache.layer(x=output, cached=attend)
+                output = cache.layer(output, cached=attend)
             output = self.transformer.norm(output)
             finite = finite and math.isfinite(self.inputs[:, end - t : end].sum())
         else:
-            how = {"doc_starts": doc_starts, "sizes": self.sizes}
-            output, inputs = self.transformer(self.encode(running), self.past, **how)
+            x = self.encode(running)
+            output, inputs = self.transformer(x, self.past, doc_starts=doc_starts, sizes=self.sizes)
         result = self.model.predict(output[-1:]) if isinstance(self.model, MemoryLM) else output[-t:]
         if len(running) == S and not self.slides:
             after, _ = self.transformer.remember(self.past, inputs, self.sizes, doc_starts, S)
-            self.begin(after, running[:0], inputs)
+            self.begin(after, inputs)
         else:
             self.running, self.doc_starts, self.finite = running, doc_starts, finite
+        self.last = result[-1]
         return result

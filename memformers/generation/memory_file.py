@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from memformers.common.errors import UserError
 from memformers.common.files import check_utf8_name, replacing
-from memformers.generation.decoding import Decoder
+from memformers.generation.incremental import Stepper
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import memory_from_tensors, memory_tensors
 
@@ -41,20 +41,20 @@ def read_metadata(path: Path) -> dict[str, str]:
     return {}
 
 
-def save_memory(decoder: Decoder, path: Path) -> None:
+def save_memory(decoder: Stepper, path: Path) -> None:
     """Write the memory of ``decoder``'s single stream, atomically. Raises UserError before anything was read,
     and as [`check_target`][] does."""
     check_target(decoder.model, path)
-    if decoder.logits is None:
+    if decoder.last is None:
         raise UserError("nothing was read yet, so there is no memory to save.")
-    running, starts = decoder.stepper.running, decoder.stepper.doc_starts
-    tensors = memory_tensors(decoder.memory()) | {"running": running, "logits": decoder.logits}
+    running, starts = decoder.running, decoder.doc_starts
+    tensors = memory_tensors(decoder.memory()) | {"running": running, "logits": decoder.last}
     tensors |= {} if starts is None else {"doc_starts": starts}
     with replacing(path) as temporary:
         safetensors.torch.save_file(tensors, temporary, {MODEL: fingerprint(decoder.model)})
 
 
-def load_memory(model: MemoryLM, path: Path) -> Decoder:
+def load_memory(model: MemoryLM, path: Path) -> Stepper:
     """A decoder that continues the text of a memory that [`save_memory`][] wrote. Raises UserError for a file
     that is missing, broken or another model's."""
     try:
@@ -72,12 +72,12 @@ def load_memory(model: MemoryLM, path: Path) -> Decoder:
         starts = tensors.pop("doc_starts", None)
         if logits.shape != (1, V) or running.dim() != 2 or len(running) >= S:
             raise UserError(f"expected logits as [1, {V}] and running as [t, 1], less than a segment of {S}.")
-        decoder = Decoder(model, 1, memory_from_tensors(tensors, model.config.n_layers))
+        decoder = Stepper(model, 1, memory_from_tensors(tensors, model.config.n_layers))
         if running.shape != (0, 1):
             decoder.read(running, starts)
     except UserError as error:
         raise UserError(f"{path} is not a complete memory: {error}") from None
-    decoder.logits = logits
+    decoder.last = logits
     return decoder
 
 

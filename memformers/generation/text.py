@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from torch import Generator
 
 from memformers.data.tokenizer import Tokenizer
-from memformers.generation.decoding import Decoder
 from memformers.generation.generate import write
+from memformers.generation.incremental import Stepper
 from memformers.generation.sampling import Sampling, seeded
 from memformers.models.language_model import MemoryLM
 
@@ -16,7 +16,7 @@ class TextStream:
 
     def __init__(self, model: MemoryLM, tokenizer: Tokenizer):
         self.model, self.tokenizer, self.device = model, tokenizer, model.device
-        self.reader = Decoder(model, batch=1)
+        self.reader = Stepper(model, batch=1)
         self.last: list[int] = []
         """The last token, on which depends how the next one is written: a word follows a space."""
 
@@ -42,8 +42,7 @@ class TextStream:
             self.last = [int(token)]
             for character in decode(*self.last):
                 yield character
-                written = (written + character)[-len(stop) :] if stop else ""
-                if stop and written == stop:
+                if stop and (written := (written + character)[-len(stop) :]) == stop:
                     return
 
 

@@ -21,8 +21,8 @@ def check_streams(
         raise UserError(f"expected {name} as a torch.Tensor, got {type(tensor).__name__}; convert it.")
     if tensor.dtype != dtype or tensor.shape != shape or tensor.device != device:
         raise UserError(
-            f"expected {name} as {dtype} {list(shape)} on {device}, got {tensor.dtype} "
-            f"{list(tensor.shape)} on {tensor.device}."
+            f"expected {name} as {dtype} {list(shape)} on {device}, got {tensor.dtype} {list(tensor.shape)} "
+            f"on {tensor.device}; it must fit the model, batch and device of the input."
         )
 
 

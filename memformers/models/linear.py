@@ -1,5 +1,6 @@
 """Linear maps: when one may be read in place of being called, a norm folded into one, and few rows."""
 
+from collections.abc import Sequence
 from typing import TypeGuard, TypeVar
 
 import torch
@@ -11,13 +12,16 @@ PARTS = 4
 """How many matrices a weight is cut into for few rows."""
 LARGE = 1 << 17
 """Numbers in a weight, from which on that is faster: half a MiB in float32, which leaves a core's cache."""
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def is_plain(module: nn.Module | None, *kinds: type[M]) -> TypeGuard[M]:
     """Whether ``module`` is exactly of one of these ``kinds`` and has no hooks, so that its weights say what
     it computes: none is wrapped, quantized or parametrized; weight norm and pruning are hooks."""
-    return type(module) in kinds and not any(module.__dict__[hooks] for hooks in _HOOKS)
+    if type(module) not in kinds:
+        return False
+    own = module.__dict__
+    hooks = own["_forward_hooks"] or own["_forward_pre_hooks"]
+    return not (hooks or own["_backward_hooks"] or own["_backward_pre_hooks"])
 
 
 def layer_norm_no_affine(norm: nn.LayerNorm | None, x: Tensor) -> Tensor:
@@ -33,6 +37,18 @@ def fold(norm: nn.LayerNorm | None, linear: nn.Linear) -> tuple[Tensor, Tensor]:
         return weight, weight.new_zeros(linear.out_features) if bias is None else bias
     shift = weight @ norm.bias
     return weight * norm.weight, shift if bias is None else shift + bias
+
+
+def stacked(maps: Sequence[nn.Module]) -> list[nn.Module]:
+    """One map, to the outputs of all ``maps`` of the same input, where all are plain; else ``maps``."""
+    folded = [fold(None, each) for each in maps if is_plain(each, nn.Linear)]
+    if len(folded) < len(maps):
+        return list(maps)
+    weight, bias = (torch.cat(parts) for parts in zip(*folded, strict=True))
+    one = nn.Linear(weight.shape[1], len(weight), device=weight.device, dtype=weight.dtype)
+    one.weight.copy_(weight)
+    one.bias.copy_(bias)
+    return [one]
 
 
 def linear(module: nn.Module, x: Tensor) -> Tensor:

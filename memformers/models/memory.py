@@ -155,18 +155,9 @@ def check_memory(
             n = len(tensors)
             raise UserError(f"expected {name} of {n_layers} layers, got {n}; use a memory of this model.")
         for i, tensor in enumerate(tensors):
-            if not isinstance(tensor, Tensor):
-                raise UserError(f"expected {name} of layer {i} as a tensor, got a {type(tensor).__name__}.")
-            if tensor.dim() != 3 or tensor.shape[1:] != x.shape[1:]:
-                raise UserError(
-                    f"expected {name} of layer {i} as [length, {x.shape[1]}, {x.shape[2]}], got "
-                    f"{list(tensor.shape)}; use it with the batch and the model that made it."
-                )
-            if tensor.dtype != x.dtype or tensor.device != x.device:
-                raise UserError(
-                    f"expected {name} of layer {i} as {x.dtype} on {x.device}, as the model is, got "
-                    f"{tensor.dtype} on {tensor.device}; move it there, or start from no memory."
-                )
+            length = len(tensor) if isinstance(tensor, Tensor) and tensor.dim() else 0
+            wanted = torch.Size((length, *x.shape[1:]))
+            check_streams(f"{name} of layer {i}", tensor, x.dtype, wanted, x.device)
             if not limits:
                 continue
             first, most, n = settings.index(settings[i]), limits[i][part], len(tensor)

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from memformers import from_transfo_xl, load_weights
 from memformers.convert.transfo_xl import OURS_ALONE
-from memformers.generation.decoding import Decoder
+from memformers.generation.incremental import Stepper
 from tests.convert.transfo_xl_reference import Reference
 
 BOTH = (False, True)
@@ -87,16 +87,16 @@ def test_distances_are_clamped_and_cut_as_the_config_says_by_segment_and_by_toke
     reference = Reference((3, 7), 2, tied=True, pre_lnorm=pre_lnorm, **lengths)
     weights = reference.weights()
     model = from_transfo_xl(reference.named(weights), reference.config)
-    one_by_one, in_portions, mems, memory = Decoder(model, 2), Decoder(model, 2), [], None
+    one_by_one, in_portions, mems, memory = Stepper(model, 2), Stepper(model, 2), [], None
     for _ in range(4):
         tokens = torch.randint(0, reference.V, (5, 2))
         wanted, mems = reference.forward(weights, tokens, mems)
         logits, memory, _ = model(tokens, memory)
         close(logits, wanted)
         close(list(memory.mem), mems)
-        close(torch.stack([one_by_one.read(token[None]) for token in tokens]), wanted.detach())
-        close(in_portions.read(tokens[:2]), wanted[1].detach())
-        close(in_portions.read(tokens[2:]), wanted[4].detach())
+        close(torch.stack([one_by_one.step(token) for token in tokens]), wanted.detach())
+        close(in_portions.read(tokens[:2])[-1], wanted[1].detach())
+        close(in_portions.read(tokens[2:])[-1], wanted[4].detach())
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from experiments.memories.averages import Averages
 from memformers import (
     AdaptiveConfig,
     CoreConfig,
-    Decoder,
     MemoryCore,
     MemoryLM,
     Stepper,
@@ -62,7 +61,7 @@ def test_so_they_are_whatever_the_model(model, changes, bounded):
     doc_starts = documents(56, 3, (9, 0), (16, 1), (30, 1)) if bounded else None
     logits, _, memory = read(lm, text, doc_starts)
     for portion in (1, 5):
-        decoder = Decoder(lm, 3)
+        decoder = Stepper(lm, 3)
         wanted = torch.stack([part[-1] for part in logits.split(portion)])
         torch.testing.assert_close(read_on(decoder, text, doc_starts, portion), wanted, **EXACT)
         same_memory(decoder.memory(), memory)
@@ -96,23 +95,23 @@ def test_any_documents_in_any_portions_after_any_memory(
     text, doc_starts = tokens(T, 3), documents(T, 3, *(pair for pair in begins if pair[0] < T))
     wanted, *_ = read(lm, text, doc_starts, memory)
     after = after_whole_segments(lm, text, doc_starts, memory)
-    decoder, end = Decoder(lm, 3, memory), 0
+    decoder, end = Stepper(lm, 3, memory), 0
     for portion in portions:
         part = slice(end, end + portion)
         given = doc_starts[part] if doc_starts[part].any() else None
-        logits, end = decoder.read(text[part], given), end + portion
+        logits, end = decoder.read(text[part], given)[-1], end + portion
         torch.testing.assert_close(logits, wanted[end - 1], **EXACT)
     if after.valid is not None and decoder.memory().valid is None:  # nothing began, and nothing was reset
         after = Memory(after.mem, after.c_mem)
     same_memory(decoder.memory(), after)
-    assert torch.equal(decoder.stepper.running, text[T // lm.config.segment_len * lm.config.segment_len :])
+    assert torch.equal(decoder.running, text[T // lm.config.segment_len * lm.config.segment_len :])
 
 
 @exact
 def test_a_model_without_memory_reads_its_newest_segment_again():
     lm, text = small_lm("transformer"), tokens(20)
     wanted = [lm(text[max(end - 7, 0) : end]).logits[-1] for end in range(1, 21)]
-    same([*read_on(Decoder(lm, 2), text), Decoder(lm, 2).read(text)], [*wanted, wanted[-1]])
+    same([*read_on(Stepper(lm, 2), text), Stepper(lm, 2).read(text)[-1]], [*wanted, wanted[-1]])
 
 
 class HalfLayer(TransformerXLLayer):
@@ -129,7 +128,7 @@ def test_a_users_own_layer_and_feed_forward_network_decode_as_the_forward_pass()
     network = nn.Sequential(nn.Linear(12, 9), nn.GELU(), nn.Linear(9, 12))
     layer = HalfLayer(**(layer_parts(positions="sinusoidal") | {"feed_forward": network}))
     lm.transformer = fill_zeros(TransformerXL(layer, 2)).eval()
-    torch.testing.assert_close(read_on(Decoder(lm, 2), text), read(lm, text)[0], **EXACT)
+    torch.testing.assert_close(read_on(Stepper(lm, 2), text), read(lm, text)[0], **EXACT)
 
 
 class Added(nn.Module):
@@ -167,7 +166,17 @@ def test_what_is_wrapped_hooked_pruned_or_parametrized_is_called(large, monkeypa
     monkeypatch.setattr("memformers.models.linear.LARGE", large)
     lm, plain = wrapped(small_lm("compressive").eval())
     text = tokens(60, 1)
-    torch.testing.assert_close(read_on(Decoder(lm, 1), text), read_on(Decoder(plain, 1), text))
+    torch.testing.assert_close(read_on(Stepper(lm, 1), text), read_on(Stepper(plain, 1), text))
+
+
+@torch.no_grad()
+def test_a_hook_of_a_whole_attention_is_called():
+    lm, text = small_lm("transformer-xl").eval(), tokens(40, 1)
+    before = read(lm, text)[0]
+    lm.transformer.layers[1].self_attn.register_forward_hook(lambda module, given, output: 2 * output)
+    wanted = read(lm, text)[0]
+    assert (wanted - before).norm() > 0.01 * before.norm()
+    torch.testing.assert_close(read_on(Stepper(lm, 1), text), wanted)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -175,7 +184,7 @@ def test_what_is_wrapped_hooked_pruned_or_parametrized_is_called(large, monkeypa
 def test_a_quantized_model_decodes():
     lm, text = small_lm("transformer-xl").eval(), tokens(40, 1)
     quantized = torch.ao.quantization.quantize_dynamic(lm, {nn.Linear})
-    got, wanted = read_on(Decoder(quantized, 1), text), read_on(Decoder(lm, 1), text)
+    got, wanted = read_on(Stepper(quantized, 1), text), read_on(Stepper(lm, 1), text)
     assert 0 < (got - wanted).norm() / wanted.norm() < 0.1
 
 
@@ -205,18 +214,18 @@ def test_what_is_not_a_number_reaches_nothing_after_a_start_and_no_other_stream(
 @pytest.mark.parametrize("layer", [0, 1])
 def test_ctrl_c_between_two_layers_leaves_no_half_of_a_step(model, layer):
     lm, text = small_lm(model).eval(), tokens(60, 1)
-    wanted = read_on(Decoder(lm, 1), text)
+    wanted = read_on(Stepper(lm, 1), text)
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    decoder = Decoder(lm, 1)
+    decoder = Stepper(lm, 1)
     for token, logits in zip(text, wanted, strict=True):
         handle = lm.transformer.layers[layer].feed_forward.register_forward_hook(interrupt)
         with pytest.raises(KeyboardInterrupt):
             decoder.read(token[None])
         handle.remove()
-        assert torch.equal(decoder.read(token[None]), logits)
+        assert torch.equal(decoder.step(token), logits)
 
 
 def test_a_stepper_reads_in_eval_mode_keeps_each_modules_mode_and_gives_copies():
@@ -240,13 +249,13 @@ def test_a_stepper_reads_in_eval_mode_keeps_each_modules_mode_and_gives_copies()
 def test_what_cannot_be_decoded_is_an_error():
     for batch in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match=f"batch={batch}"):
-            Decoder(small_lm("transformer"), batch)
+            Stepper(small_lm("transformer"), batch)
     lm = small_lm("transformer-xl")
     *_, memory = read(lm, tokens(14))
     *_, longer = read(small_lm("transformer-xl", mem_len=9), tokens(14))
     for model, batch, other in ((lm, 3, memory), (lm, 2, longer), (small_lm("transformer"), 2, memory)):
         with pytest.raises(ValueError, match="mem"):
-            Decoder(model, batch, other)
+            Stepper(model, batch, other)
     lm.transformer = TransformerXL(TransformerXLLayer(**layer_parts(max_positions=11)), 2)
     with pytest.raises(ValueError, match=r"at most max_positions=11.* got 12 positions"):
         Stepper(lm, 2)
@@ -260,6 +269,5 @@ def test_what_cannot_be_decoded_is_an_error():
      (tokens(3), torch.zeros(3, 2), "doc_starts")],
 )  # fmt: skip
 def test_what_is_no_text_of_these_streams_is_an_error(model, text, doc_starts, message):
-    for reader in (Decoder(small_lm(model), 2), Stepper(small_lm(model), 2)):
-        with pytest.raises(ValueError, match=message):
-            reader.read(text, doc_starts)
+    with pytest.raises(ValueError, match=message):
+        Stepper(small_lm(model), 2).read(text, doc_starts)

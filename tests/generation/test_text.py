@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from memformers.data.tokenizers import CharacterTokenizer, WordTokenizer
-from memformers.generation.decoding import Decoder
+from memformers.generation.incremental import Stepper
 from memformers.generation.memory_file import MODEL, fingerprint, load_memory, save_memory
 from memformers.generation.sampling import Sampling, seeded
 from memformers.generation.text import TextStream, continue_text
@@ -27,17 +27,17 @@ def test_a_saved_memory_goes_on_in_its_document(model, read, tmp_path):
     """Whether that began in the running segment or before it."""
     lm, path, text = small_lm(model).eval(), tmp_path / "memory", tokens(60, 1)
     starts = documents(60, 1, (8, 0), (36, 0))
-    first = Decoder(lm, 1)
+    first = Stepper(lm, 1)
     first.read(text[:read], starts[:read])
     save_memory(first, path)
     second = load_memory(lm, path)
-    same([second.logits, *kept(second.memory())], [first.logits, *kept(first.memory())])
+    same([second.last, *kept(second.memory())], [first.last, *kept(first.memory())])
     same([read_on(second, text[read:], starts[read:])], [read_on(first, text[read:], starts[read:])])
 
 
 def test_a_memory_of_another_model_or_a_broken_one_is_an_error(tmp_path):
     path, lm = tmp_path / "memory", small_lm("transformer-xl")
-    decoder = Decoder(lm, 1)
+    decoder = Stepper(lm, 1)
     with pytest.raises(ValueError, match="nothing was read"):
         save_memory(decoder, path)
     decoder.read(tokens(9, 1))
@@ -65,7 +65,7 @@ def test_a_memory_of_another_model_or_a_broken_one_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="is not a folder"):
         save_memory(decoder, tmp_path / "gone" / "memory")
     with pytest.raises(ValueError, match="no memory to save"):
-        save_memory(Decoder(small_lm("transformer"), 1), path)
+        save_memory(Stepper(small_lm("transformer"), 1), path)
 
 
 def test_writing_ends_with_the_stop():
