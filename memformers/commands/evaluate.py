@@ -98,7 +98,7 @@ class Evaluate(ModelCommand):
             with tempfile.TemporaryDirectory(prefix="memformers-") as folder:
                 yield stored(open_store(prepare(recipe, Path(folder) / "tokens", tokenizer)), TEST)
         else:
-            found = gather(Recipe(path, "", self.document_separator, "byte"))
+            found = gather(Recipe(path, "", self.document_separator, name))
             tokens, lengths, of = encoded_with_units(
                 tokenizer, [text for _, text in found.documents] or [found.text]
             )

@@ -30,8 +30,9 @@ class Prepare(Checked):
 
     text: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
     """A text file; or documents, as a folder of texts or a .jsonl file with a "text" in each line. Files that
-    end with .gz, .xz or .zst are decompressed. Or the name of a corpus, and then its file or folder: enwik8,
-    text8, wikitext-103, pg19; or python-source, alone: the sources of this Python and its packages."""
+    end with .gz, .bz2, .xz, .zst or .zip are decompressed. Or the name of a corpus, and then its file or
+    folder: enwik8, text8, wikitext-103, pg19; or python-source, alone: the sources of this Python and its
+    packages."""
     file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE]")] = None
     """The file or the folder of a corpus that was named, as it is published, decompressed."""
     out: Path | None = None

@@ -97,18 +97,18 @@ def split_of(length: int, documents: Sequence[int] = ()) -> int:
     return min(fit, key=lambda end: abs(10 * end - 9 * length), default=length * 9 // 10)
 
 
-def load_corpus(data: str = "", document_separator: str = "") -> Corpus:
+def load_corpus(data: str = "", document_separator: str = "", tokenizer: str = "character") -> Corpus:
     """The corpus to train on: the file or folder ``data``, the built-in play for the words ``"builtin"`` and
     ``"stand-in"`` (which marks it as a replacement for Tiny Shakespeare), or, if ``data`` is empty, Tiny
     Shakespeare, from ``$MEMFORMERS_DATA``, the user's cache, or its public address.
 
     A folder, unless it is Tiny Shakespeare's, and a file of JSON lines are documents
     ([`memformers.data.gathering.gather`][]); another text is cut into documents if ``document_separator`` is
-    given. If Tiny Shakespeare isn't available, the built-in corpus replaces it,
-    with a warning. Raises ValueError for a ``data`` that isn't there, an empty text, and documents that can't
-    be read.
+    given. If Tiny Shakespeare isn't available, the built-in corpus replaces it, with a warning. With the
+    ``tokenizer`` "byte", all files are read as they are. Raises ValueError for a ``data`` that isn't there,
+    an empty text, what is no text, and documents that can't be read.
     """
-    corpus = _load(data)
+    corpus = _load(data, tokenizer)
     if not document_separator:
         return corpus
     if corpus.documents:
@@ -119,11 +119,11 @@ def load_corpus(data: str = "", document_separator: str = "") -> Corpus:
     return replace(corpus, text=found.text, documents=tuple(found.lengths))
 
 
-def _load(data: str) -> Corpus:
+def _load(data: str, tokenizer: str) -> Corpus:
     if data in (BUILTIN, STAND_IN):
         return builtin_corpus(is_stand_in=data == STAND_IN)
     if data:
-        return _from_path(Path(data), asked_by="--data")
+        return _from_path(Path(data), asked_by="--data", tokenizer=tokenizer)
     if named := os.environ.get("MEMFORMERS_DATA", ""):
         try:
             return _from_path(Path(named), asked_by="MEMFORMERS_DATA")
@@ -146,10 +146,10 @@ def builtin_corpus(length: int = BUILTIN_LENGTH, seed: int = 0, is_stand_in: boo
     return Corpus(name, source, write_play(length, seed), True, is_stand_in)
 
 
-def corpus_at(path: Path, *, is_tiny_shakespeare: bool = False) -> Corpus:
+def corpus_at(path: Path, tokenizer: str = "character", *, is_tiny_shakespeare: bool = False) -> Corpus:
     """The corpus in a file or folder; UserError where it has no text, or must be Tiny Shakespeare and is
     something else."""
-    found = gather(Recipe(path, tokenizer="byte"))  # which reads all bytes, also those that are not UTF-8
+    found = gather(Recipe(path, tokenizer=tokenizer))
     documents = tuple(found.lengths)
     corpus = Corpus(path.resolve().name, str(path), found.text, documents=documents)
     if corpus.sha256 == TINY_SHAKESPEARE_SHA256:
@@ -164,14 +164,14 @@ def corpus_at(path: Path, *, is_tiny_shakespeare: bool = False) -> Corpus:
     return corpus
 
 
-def _from_path(path: Path, asked_by: str) -> Corpus:
+def _from_path(path: Path, asked_by: str, tokenizer: str = "character") -> Corpus:
     """The corpus in a file, or in a folder: the unchanged Tiny Shakespeare, or where --data names it,
     documents."""
     for name in IN_FOLDER:
         if (path / name).is_file():
             return corpus_at(path / name, is_tiny_shakespeare=True)
     if path.is_file() or (asked_by == "--data" and path.is_dir()):
-        return corpus_at(path)
+        return corpus_at(path, tokenizer)
     folder = "of texts" if asked_by == "--data" else f"with {' or '.join(IN_FOLDER)}"
     raise UserError(f"expected {asked_by} to be a text file or a folder {folder}, got {path}.")
 

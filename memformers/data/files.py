@@ -1,13 +1,15 @@
 """Files as blocks of bytes, compressed or not, in constant memory."""
 
+import bz2
 import lzma
 import mmap
 import os
 import sys
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from memformers.common.errors import UserError
 
@@ -16,7 +18,8 @@ BLOCK = 1 << 20
 COMPRESSED_BLOCK = 1 << 16
 LONGEST_LINE = 256 << 20
 """Bytes of a line of JSON; a longer one is refused, since it must be in memory as a whole."""
-COMPRESSED = (".gz", ".xz", ".zst")
+ZIP = ".zip"
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ZIP)
 STDIN = Path("-")
 
 
@@ -31,8 +34,11 @@ def blocks_of(path: Path, progress: Callable[[int], object] = lambda n: None) ->
     try:
         with open(path, "rb") as file:
             before = os.fstat(file.fileno())
-            raw = _raw(file.read, COMPRESSED_BLOCK if suffix in COMPRESSED else BLOCK, progress)
-            yield from _decompressed(raw, suffix, path) if suffix in COMPRESSED else raw
+            if suffix == ZIP:
+                yield from _unzipped(file, path, progress)
+            else:
+                raw = _raw(file.read, COMPRESSED_BLOCK if suffix in COMPRESSED else BLOCK, progress)
+                yield from _decompressed(raw, suffix, path) if suffix in COMPRESSED else raw
             after = os.fstat(file.fileno())
     except OSError as error:
         refuse(error, path)
@@ -54,6 +60,19 @@ def _raw(read: Callable[[int], bytes], size: int, progress: Callable[[int], obje
         yield block
 
 
+def _unzipped(file: BinaryIO, path: Path, progress: Callable[[int], object]) -> Iterator[bytes]:
+    """The contents of the one file in a ZIP archive."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            inside = [each for each in archive.infolist() if not each.is_dir()]
+            if len(inside) != 1:
+                raise UserError(f"{path} holds {len(inside):,} files; unpack it, and name the folder.")
+            with archive.open(inside[0]) as member:
+                yield from _raw(member.read, BLOCK, progress)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+        raise UserError(f"{path} can't be decompressed: {error}; give a complete file.") from None
+
+
 def _decompressed(blocks: Iterable[bytes], suffix: str, path: Path) -> Iterator[bytes]:
     """What ``blocks`` are when they are decompressed; a file may have several compressed parts."""
     stream = _decompressor(suffix)
@@ -61,6 +80,8 @@ def _decompressed(blocks: Iterable[bytes], suffix: str, path: Path) -> Iterator[
     for block in blocks:
         while block:
             if stream.eof:
+                if not (block := block.lstrip(b"\0")):  # zeros that fill up a block, as gzip takes them
+                    break
                 stream, fresh = _decompressor(suffix), True
             try:
                 if found := stream.decompress(block):
@@ -75,6 +96,8 @@ def _decompressed(blocks: Iterable[bytes], suffix: str, path: Path) -> Iterator[
 def _decompressor(suffix: str) -> Any:
     if suffix == ".gz":
         return zlib.decompressobj(wbits=31)
+    if suffix == ".bz2":
+        return bz2.BZ2Decompressor()
     if suffix == ".xz":
         return lzma.LZMADecompressor()
     import zstandard  # not above: hardly any text needs it
@@ -87,7 +110,7 @@ def _errors(suffix: str) -> tuple[type[Exception], ...]:
         import zstandard
 
         return (zstandard.ZstdError,)
-    return (zlib.error, lzma.LZMAError)
+    return (zlib.error, lzma.LZMAError, OSError)
 
 
 def forget(whole: mmap.mmap) -> None:

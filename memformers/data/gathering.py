@@ -16,8 +16,9 @@ from typing import BinaryIO, NoReturn
 
 from memformers.common.errors import UserError
 from memformers.data.benchmarks import PYTHON_SOURCE, benchmark, python_sources
-from memformers.data.files import STDIN, blocks_of, lines_of, parts_of, plain_name
-from memformers.data.texts import are_json_lines, bytes_of, files_below, some_of, text_of_line
+from memformers.data.files import STDIN, blocks_of, parts_of, plain_name
+from memformers.data.kinds import as_utf8, not_text
+from memformers.data.texts import are_json_lines, bytes_of, files_below, some_of, texts_of_json
 from memformers.data.tokenizers import OWN, check_name
 
 MARK = 4 << 20
@@ -221,14 +222,19 @@ def gather(
         for name, file in recipe.files.items():
             blocks = blocks_of(file, progress)
             head = next(blocks, b"").removeprefix(codecs.BOM_UTF8)
+            if recipe.tokenizer != "byte":  # which was asked for bytes, and gets them
+                head, blocks = as_utf8(head, blocks)
+                if kind := not_text(head):
+                    if not recipe.files_are_documents:
+                        raise UserError(f"{file} looks like {kind}, or read its bytes with tokenizer='byte'.")
+                    found.left_out.setdefault("not text and", []).append(f"{name} ({kind.partition(';')[0]})")
+                    continue
             is_lines, blocks = are_json_lines(name, head), chain([head], blocks)
             if separator and (is_lines or recipe.files_are_documents):
                 refuse_to_divide(separator, str(recipe.source))
             if is_lines:
-                for number, line in enumerate(lines_of(blocks, name), 1):
-                    if line.strip():
-                        place = f"{name}:{number}"
-                        found.add(place, [text_of_line(line, place).encode()])
+                for place, text in texts_of_json(blocks, name):
+                    found.add(place, [text.encode()])
             elif separator:
                 found.add_divided(name, blocks, separator)
             else:

@@ -5,14 +5,17 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from memformers.common.errors import UserError
-from memformers.data.files import blocks_of, plain_name, refuse
+from memformers.data.files import blocks_of, lines_of, plain_name, refuse
+from memformers.data.kinds import as_utf8
 from memformers.runs.folder import CONFIG, EXPERIMENT, FACTS
 
-JSON_LINES = ".jsonl"
+JSON_LINES = (".jsonl", ".ndjson")
 NOT_UTF8 = re.compile("[\udc80-\udcff]")
 """What bytes that are not UTF-8 become in a text."""
 NAMED = 5
@@ -33,7 +36,9 @@ def bytes_of(text: str) -> bytes:
 
 def read_text(path: str) -> str:
     """The text of a file, or of standard input for ``-``; UserError if it can't be read."""
-    return text_of(b"".join(blocks_of(Path(path))))
+    blocks = blocks_of(Path(path))
+    head, blocks = as_utf8(next(blocks, b""), blocks)
+    return text_of(b"".join(chain([head], blocks)))
 
 
 def check_utf8(text: str, source: str) -> None:
@@ -47,14 +52,37 @@ def check_utf8(text: str, source: str) -> None:
 
 
 def are_json_lines(name: str, raw: bytes) -> bool:
-    """Whether a file has a document per line: one with this ending, or a .json file that begins so; any of
-    them may be compressed."""
-    name = plain_name(name)
+    """Whether a file has a document per line, or per element of one JSON array: one with such an ending, or a
+    .json file that begins so; any of them may be compressed."""
+    name, begin = plain_name(name), raw.lstrip()
     if name.lower().endswith(".json"):
         with contextlib.suppress(UserError):
-            text_of_line(raw.removeprefix(codecs.BOM_UTF8).lstrip().partition(b"\n")[0], name)
-            return True
+            return is_array(begin) or bool(text_of_line(begin.partition(b"\n")[0], name) or True)
     return name.lower().endswith(JSON_LINES)
+
+
+def is_array(begin: bytes) -> bool:
+    """Whether JSON that begins so is an array of objects."""
+    return begin.startswith(b"[") and begin[1:].lstrip().startswith(b"{")
+
+
+def texts_of_json(blocks: Iterator[bytes], name: str) -> Iterator[tuple[str, str]]:
+    """The place and the text of each document in a file of JSON lines, or of one array, which must fit into
+    a line's length. Raises UserError, which names the place, for what has no text."""
+    head = next(blocks, b"")
+    if not is_array(head.lstrip()):
+        for number, line in enumerate(lines_of(chain([head], blocks), name), 1):
+            if line.strip():
+                yield f"{name}:{number}", text_of_line(line, f"{name}:{number}")
+        return
+    (whole,) = lines_of((block.replace(b"\n", b" ") for block in chain([head], blocks)), name)
+    try:
+        elements = json.loads(whole)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{name}: expected a JSON array of objects, got {error}; correct it.") from None
+    for number, element in enumerate(elements, 1):
+        place = f"{name}, element {number}"
+        yield place, text_of_value(element, place, json.dumps(element))
 
 
 def text_of_line(line: bytes, name: str) -> str:
@@ -64,9 +92,13 @@ def text_of_line(line: bytes, name: str) -> str:
         value = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         value, reason = None, f" ({str(error).partition(':')[0]})"
+    return text_of_value(value, name, line.decode("utf-8", errors="replace").strip(), reason)
+
+
+def text_of_value(value: Any, name: str, shown: str, reason: str = "") -> str:
+    """The "text" of a ``value`` that JSON ``shown`` stands for; UserError where it has none."""
     text = value.get("text") if isinstance(value, dict) else None
     if not isinstance(text, str):
-        shown = line.decode("utf-8", errors="replace").strip()
         got = repr(shown if len(shown) <= 40 else f"{shown[:40]}…") + reason
         raise UserError(
             f'{name}: expected a JSON object with a string "text", got {got}; correct or remove the line.'

@@ -171,7 +171,8 @@ def common_corpus(runs: Sequence[FinishedRun]) -> Corpus | TokenStore:
     first = runs[0]
     where = first.config["data"], first.config["document_separator"]
     size = first.config["model"]["vocab_size"]
-    corpus = open_prepared(*where, first.config.get("tokenizer", "character"), size) or load_corpus(*where)
+    tokenizer = first.config.get("tokenizer", "character")
+    corpus = open_prepared(*where, tokenizer, size) or load_corpus(*where, tokenizer)
     for run in runs:
         if run.facts["corpus"]["sha256"] != corpus.sha256:
             raise UserError(

@@ -49,7 +49,8 @@ class Text:
 def find_text(config: TrainConfig) -> Corpus | TokenStore:
     """The text of ``config``: a folder of tokens, which a large text becomes, or a text in memory."""
     how = (config.data, config.document_separator)
-    return open_prepared(*how, config.tokenizer, asked_vocabulary(config)) or load_corpus(*how)
+    store = open_prepared(*how, config.tokenizer, asked_vocabulary(config))
+    return store or load_corpus(*how, config.tokenizer)
 
 
 def asked_vocabulary(config: TrainConfig) -> int | None:
