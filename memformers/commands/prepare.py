@@ -28,11 +28,11 @@ class Prepare(Checked):
     Example: memformers prepare enwik8 downloads/enwik8
     """
 
-    text: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
-    """A text file; or documents, as a folder of texts or a .jsonl file with a "text" in each line. Files that
-    end with .gz, .bz2, .xz, .zst or .zip are decompressed. Or the name of a corpus, and then its file or
-    folder: enwik8, text8, wikitext-103, pg19; or python-source, alone: the sources of this Python and its
-    packages."""
+    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
+    """A text file, - for standard input; or documents, as a folder of texts or a .jsonl file with a "text" in
+    each line. Files that end with .gz, .bz2, .xz, .zst or .zip are decompressed. Or the name of a corpus, and
+    then its file or folder: enwik8, text8, wikitext-103, pg19; or python-source, alone: the sources of this
+    Python and its packages."""
     file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE]")] = None
     """The file or the folder of a corpus that was named, as it is published, decompressed."""
     out: Path | None = None
@@ -48,13 +48,15 @@ class Prepare(Checked):
 
     def run(self) -> None:
         """Prepare, then say what there is."""
-        corpus = str(self.text) if self.file or str(self.text) == PYTHON_SOURCE else ""
+        if not self.text:
+            raise UserError("TEXT is empty; name a text file or a folder, . for the one that you are in.")
+        corpus = self.text if self.file or self.text == PYTHON_SOURCE else ""
         usual = benchmark(corpus) if self.file else Benchmark("bpe")
         tokenizer = self.tokenizer or usual.tokenizer
         vocab_size = self.vocab_size or (usual.vocab_size if tokenizer == "bpe" else None)
-        recipe = Recipe(self.file or self.text, corpus, self.document_separator, tokenizer, vocab_size)
+        recipe = Recipe(self.file or Path(self.text), corpus, self.document_separator, tokenizer, vocab_size)
         name = tokenizer if not tokenizer.endswith(".json") else "subwords"
-        out = self.out or Path("tokens") / f"{corpus or self.text.resolve().name}-{name}"
+        out = self.out or Path("tokens") / f"{corpus or Path(self.text).resolve().name}-{name}"
         if out.exists():
             raise UserError(f"{out} exists already; name a new folder as --out.")
         folder = prepare(recipe, out)

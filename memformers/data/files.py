@@ -23,6 +23,10 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ZIP)
 STDIN = Path("-")
 
 
+class SeveralFiles(UserError):
+    """An archive has not one file but several, or none."""
+
+
 def blocks_of(path: Path, progress: Callable[[int], object] = lambda n: None) -> Iterator[bytes]:
     """The contents of a file, decompressed if its name ends so, or of standard input for ``-``; ``progress``
     gets the number of bytes that were read of it. Raises UserError for a file that can't be read, that
@@ -66,7 +70,7 @@ def _unzipped(file: BinaryIO, path: Path, progress: Callable[[int], object]) -> 
         with zipfile.ZipFile(file) as archive:
             inside = [each for each in archive.infolist() if not each.is_dir()]
             if len(inside) != 1:
-                raise UserError(f"{path} holds {len(inside):,} files; unpack it, and name the folder.")
+                raise SeveralFiles(f"{path} holds {len(inside):,} files; unpack it, and name the folder.")
             with archive.open(inside[0]) as member:
                 yield from _raw(member.read, BLOCK, progress)
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:

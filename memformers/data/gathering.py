@@ -16,9 +16,9 @@ from typing import BinaryIO, NoReturn
 
 from memformers.common.errors import UserError
 from memformers.data.benchmarks import PYTHON_SOURCE, benchmark, python_sources
-from memformers.data.files import STDIN, blocks_of, parts_of, plain_name
+from memformers.data.files import STDIN, SeveralFiles, blocks_of, parts_of, plain_name
 from memformers.data.kinds import as_utf8, not_text
-from memformers.data.texts import are_json_lines, bytes_of, files_below, some_of, texts_of_json
+from memformers.data.texts import STORE, are_json_lines, bytes_of, files_below, some_of, texts_of_json
 from memformers.data.tokenizers import OWN, check_name
 
 MARK = 4 << 20
@@ -40,8 +40,13 @@ class Recipe:
     """Of learned words or subwords."""
 
     def __post_init__(self) -> None:
-        """Raise UserError for an unknown tokenizer."""
+        """Raise UserError for an unknown tokenizer, and for a ``vocab_size`` of one that learns none."""
         check_name(self.tokenizer)
+        if self.vocab_size is not None and self.tokenizer not in ("word", "bpe"):
+            raise UserError(
+                f"vocab_size={self.vocab_size} is for tokenizer='word' and 'bpe', which learn their tokens; "
+                f"leave it out with {self.tokenizer!r}."
+            )
 
     @property
     def files(self) -> dict[str, Path]:
@@ -51,6 +56,10 @@ class Recipe:
                 python_sources()
                 if self.corpus == PYTHON_SOURCE
                 else benchmark(self.corpus).found(self.source)
+            )
+        if all((self.source / name).is_file() for name in STORE):
+            raise UserError(
+                f"{self.source} holds tokens and no text; train on it as --data, or name the text itself."
             )
         if self.source.is_dir():
             return dict(sorted(files_below(self.source)[0].items()))
@@ -211,23 +220,30 @@ def gather(
     recipe: Recipe, path: Path | None = None, progress: Callable[[int], object] = lambda n: None
 ) -> Gathered:
     """The text or documents of ``recipe``, in memory or in a new file ``path``. A file of JSON lines has one
-    document per line, and any other file of a folder is one document. Hidden files, folders of runs,
-    documents without text and, in a folder, files that aren't UTF-8 are left out. ``progress`` gets the
-    number of bytes that were read.
+    document per line, and any other file of a folder is one document. Hidden files, folders of runs or
+    tokens, documents without text and, in a folder, files that are no text are left out. ``progress`` gets
+    the number of bytes that were read.
 
     Raises UserError where nothing is left, for a file or sub-folder that can't be read, for a line of JSON
     that isn't an object with a "text", and for a separator in a text that consists of documents."""
     found, separator = Gathered(path), recipe.document_separator
+    no_text = found.left_out.setdefault("not text and", [])
     with found.file if path else nullcontext():
         for name, file in recipe.files.items():
             blocks = blocks_of(file, progress)
-            head = next(blocks, b"").removeprefix(codecs.BOM_UTF8)
+            try:
+                head = next(blocks, b"").removeprefix(codecs.BOM_UTF8)
+            except SeveralFiles:
+                if not recipe.files_are_documents:
+                    raise
+                no_text.append(f"{name} (not one file, but several)")
+                continue
             if recipe.tokenizer != "byte":  # which was asked for bytes, and gets them
                 head, blocks = as_utf8(head, blocks)
                 if kind := not_text(head):
                     if not recipe.files_are_documents:
                         raise UserError(f"{file} looks like {kind}, or read its bytes with tokenizer='byte'.")
-                    found.left_out.setdefault("not text and", []).append(f"{name} ({kind.partition(';')[0]})")
+                    no_text.append(f"{name} ({kind.partition(';')[0]})")
                     continue
             is_lines, blocks = are_json_lines(name, head), chain([head], blocks)
             if separator and (is_lines or recipe.files_are_documents):
@@ -241,7 +257,7 @@ def gather(
                 each = recipe.files_are_documents
                 found.add(name, blocks, is_document=each, keep_bad=not each)
             found.files[name] = found.bytes
-    found.left_out["folders of runs are"] = recipe.runs
+    found.left_out["folders of runs or tokens are"] = recipe.runs
     return found.check(str(recipe.source), recipe.tokenizer)
 
 

@@ -34,7 +34,7 @@ from memformers.common.errors import UserError
 from memformers.common.files import locked
 from memformers.data.benchmarks import BENCHMARKS
 from memformers.data.corpora import IN_FOLDER, split_of
-from memformers.data.files import COMPRESSED, forget
+from memformers.data.files import COMPRESSED, STDIN, forget
 from memformers.data.gathering import Gathered, Recipe, gather
 from memformers.data.store import (
     TEST,
@@ -82,7 +82,8 @@ def prepare(recipe: Recipe, folder: Path, tokenizer: Tokenizer | None = None) ->
             return folder
         remove_leftovers(folder.parent)
         with atomic_dir(folder) as temporary, ExitStack() as opened:
-            total = None if any(p.suffix in COMPRESSED for p in recipe.files.values()) else recipe.size
+            unknown = any(path == STDIN or path.suffix in COMPRESSED for path in recipe.files.values())
+            total = None if unknown else recipe.size
             bar = opened.enter_context(bytes_bar("reading", total))
             text = gather(recipe, temporary / TEXT, bar.update)
             bar.close()

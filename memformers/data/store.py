@@ -19,10 +19,11 @@ import numpy.typing as npt
 from memformers.common.atomic_dir import MANIFEST, check_manifest
 from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict, read_json, write_json
+from memformers.data.texts import STORE
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER, load_tokenizer
 
-CARD, FORMAT = "card.json", 1
+CARD, FORMAT = STORE[0], 1
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 
 

@@ -15,6 +15,8 @@ from memformers.data.files import blocks_of, lines_of, plain_name, refuse
 from memformers.data.kinds import as_utf8
 from memformers.runs.folder import CONFIG, EXPERIMENT, FACTS
 
+STORE = ("card.json", "tokenizer.json")
+"""Files that every folder of tokens has."""
 JSON_LINES = (".jsonl", ".ndjson")
 NOT_UTF8 = re.compile("[\udc80-\udcff]")
 """What bytes that are not UTF-8 become in a text."""
@@ -113,7 +115,7 @@ def text_of_value(value: Any, name: str, shown: str, reason: str = "") -> str:
 
 def files_below(folder: Path) -> tuple[dict[str, Path], list[str]]:
     """By their paths in ``folder``: all files there and in its sub-folders; and the sub-folders that hold a
-    run or an experiment, which are not searched, since a training may write into the folder of its own texts.
+    run, an experiment or tokens, which are not searched: a command may write into the folder of its texts.
     Hidden ones are left out. Raises UserError for a sub-folder that can't be read."""
     files: dict[str, Path] = {}
     runs: list[str] = []
@@ -128,8 +130,8 @@ def files_below(folder: Path) -> tuple[dict[str, Path], list[str]]:
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether ``folder`` is that of a run or of an experiment."""
-    return (folder / EXPERIMENT).is_file() or all((folder / name).is_file() for name in (CONFIG, FACTS))
+    """Whether ``folder`` is that of a run, of an experiment or of tokens."""
+    return any(all((folder / name).is_file() for name in n) for n in ((EXPERIMENT,), (CONFIG, FACTS), STORE))
 
 
 def some_of(names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json
 from memformers.data.subwords import SubwordTokenizer, learn_bpe
-from memformers.data.texts import bytes_of, check_utf8
+from memformers.data.texts import STORE, bytes_of, check_utf8
 from memformers.data.tokenizer import Numbers, Tokenizer
 
 if TYPE_CHECKING:  # processes that only tokenize do without PyTorch
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # processes that only tokenize do without PyTorch
 
 OWN = ("character", "frequency", "byte", "word", "bpe")
 """The tokenizers that are made for a text."""
-TOKENIZER = "tokenizer.json"
+TOKENIZER = STORE[1]
 BY_FREQUENCY = ("frequency", "word")
 """Those that number their tokens by how often they occur."""
 EOS, UNKNOWN = "<eos>", "<unk>"

@@ -182,7 +182,7 @@ class Stepper:
             self.model.check_tokens(x, wanted[0])
         elif list(x.shape[1:]) != wanted or not len(x):
             raise UserError(f"expected [steps, {str(wanted)[1:]}, at least one step, got {list(x.shape)}.")
-        documents.check_starts(doc_starts, x)
+        documents.check_streams("doc_starts", doc_starts, torch.bool, x.shape[:2], x.device)
         results, begin, S = [], 0, self.config.segment_len
         with base.eval_mode(self.model):
             while begin < len(x):

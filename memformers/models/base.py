@@ -85,7 +85,7 @@ class MemoryStack(nn.Module):
         """
         memory = Memory(tuple(memory)) if isinstance(memory, list | tuple) else memory
         memory = check_memory(memory, x, len(self.layers), sizes)
-        documents.check_starts(doc_starts, x)
+        documents.check_streams("doc_starts", doc_starts, torch.bool, x.shape[:2], x.device)
         memory = self.recompute_slots(memory, sizes) if sizes else memory
         first, inputs = self.first_seen(x, memory, doc_starts, sizes), []
         for i, layer in enumerate(self.memory_layers):
@@ -108,7 +108,7 @@ class MemoryStack(nn.Module):
         """[`forward`][] and [`remember`][]: a segment ``x [S, B, D]``, with ``doc_starts [S, B]``, to the
         output ``[S, B, D]``, the next memory and the loss of compressing it, a scalar."""
         if doc_starts is not None:
-            documents.check_starts(doc_starts, x)
+            documents.check_streams("doc_starts", doc_starts, torch.bool, x.shape[:2], x.device)
             memory = check_memory(memory, x, len(self.layers), sizes).hidden_from(doc_starts[0])
         output, inputs = self(x, memory, doc_starts=doc_starts, sizes=sizes, through_memory=through_memory)
         return output, *self.remember(memory, inputs, sizes, doc_starts, len(x), through_memory)

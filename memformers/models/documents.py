@@ -26,11 +26,6 @@ def check_streams(
         )
 
 
-def check_starts(doc_starts: Tensor | None, x: Tensor) -> None:
-    """Raise UserError unless ``doc_starts`` is boolean ``[S, B]`` for a segment ``x [S, B, ·]``, or None."""
-    check_streams("doc_starts", doc_starts, torch.bool, x.shape[:2], x.device)
-
-
 def newest_start(doc_starts: Tensor) -> Tensor:
     """The index of the newest of ``doc_starts [S, B]`` by each position, or −1: int64 ``[S, B]``."""
     indices = torch.arange(len(doc_starts), device=doc_starts.device)[:, None]

@@ -73,8 +73,6 @@ class Memory:
         ours, theirs = memory_tensors(self), memory_tensors(other)
         return ours.keys() == theirs.keys() and all(torch.equal(x, theirs[name]) for name, x in ours.items())
 
-    __hash__ = None  # type: ignore[assignment]
-
     @property
     def parts(self) -> dict[str, tuple[Tensor, ...]]:
         """What is kept by layer, tensors ``[·, B, D]``, by the names of the fields."""

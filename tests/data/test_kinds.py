@@ -63,7 +63,7 @@ def test_what_is_no_text_is_refused_with_what_it_looks_like_and_read_as_bytes_if
     for tokenizer in ("character", "word", "bpe"):
         for read in (
             lambda how=tokenizer: load_corpus(str(path), tokenizer=how),
-            lambda how=tokenizer: prepare(Recipe(path, tokenizer=how, vocab_size=300), tmp_path / "out"),
+            lambda how=tokenizer: prepare(Recipe(path, tokenizer=how), tmp_path / "out"),
         ):
             with pytest.raises(UserError, match=words) as error:
                 read()
@@ -77,6 +77,10 @@ def test_a_folder_leaves_out_what_is_no_text_and_says_so(tmp_path):
     (tmp_path / "a.txt").write_text(TEXT)
     (tmp_path / "b.npy").write_bytes(saved(IDS))
     with pytest.warns(UserWarning, match=r"not text and left out: b.npy \(a NumPy array\)"):
+        assert load_corpus(str(tmp_path)).text == TEXT
+    (tmp_path / "b.npy").unlink()
+    (tmp_path / "c.zip").write_bytes(zipped({"a": "x", "b": "y"}))
+    with pytest.warns(UserWarning, match=r"left out: c.zip \(not one file, but several\)"):
         assert load_corpus(str(tmp_path)).text == TEXT
 
 

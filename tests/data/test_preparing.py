@@ -25,7 +25,7 @@ from memformers.data.preparing import in_cache, prepare
 from memformers.data.store import CARD, open_store
 from memformers.data.subwords import PIECE
 from memformers.data.tokenizers import build_tokenizer
-from tests.processes import is_running, program, run, start, wait_for
+from tests.processes import finish, is_running, program, run, start, wait_for
 
 LINES = [f"Line {n}: naïve kings — and {'crowns ' * (n % 7)}…" for n in range(400)]
 TEXT = "\n".join(LINES) + "\n"
@@ -119,6 +119,12 @@ def cut(kind):
     return text(PACK[kind](TEXT.encode())[:-20], f"x.txt{kind}")
 
 
+def store_without_manifest(path):
+    path.mkdir()
+    for name in ("card.json", "tokenizer.json", "train.npy"):
+        (path / name).write_text("{}")
+
+
 REFUSED = [
     (text(TEXT.encode() + b"\xff"), {}, f"0xff at offset {len(TEXT.encode())} "),
     (text(b"abc\xc3"), {}, "0xc3 at offset 3 "),
@@ -131,6 +137,8 @@ REFUSED = [
     (text('{"text": "a"}\n', "x.jsonl"), {"document_separator": "|"}, "documents already"),
     (text(TEXT), {"tokenizer": "bpe", "vocab_size": 9999}, "9999"),
     (text(TEXT), {"tokenizer": "letters"}, "'letters'"),
+    *((text(TEXT), {"tokenizer": name, "vocab_size": 5}, "vocab_size=5") for name in ("byte", "character")),
+    (("x", store_without_manifest), {}, "x holds tokens and no text"),
 ]  # fmt: skip
 
 
@@ -268,3 +276,6 @@ def test_the_command_prepares_and_says_what_there_is(tmp_path, monkeypatch):
     assert f"{card.splits['train'].tokens:,} tokens" in ended.out
     assert "exists already" in run("prepare", "x.txt", "--tokenizer", "word").err
     assert run("prepare", "no.txt").err.startswith("error: no.txt")
+    assert run("prepare", "").err.startswith("error: TEXT is empty; name")
+    assert finish(program("prepare", "-", "--out", "piped"), input=TEXT)
+    assert open_store(Path("piped")).card.sha256 == card.sha256

@@ -1,7 +1,6 @@
 """The papers' corpora, in small."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ def small(monkeypatch):
 
 
 def prepared(tmp_path, name, source, **options):
-    Prepare(Path(name), source, out=tmp_path / "out", **options).run()
+    Prepare(name, source, out=tmp_path / "out", **options).run()
     return open_store(tmp_path / "out")
 
 
@@ -67,7 +66,7 @@ def test_words_have_the_originals_numbers_and_the_files_are_the_splits(small, tm
     assert store.splits["test"].tokens.tolist() == [2, 0]
     small("wikitext-103", words=(13, 4, 2))
     with pytest.raises(UserError, match="12, 4, 2"):
-        Prepare(Path("wikitext-103"), tmp_path, out=tmp_path / "other").run()
+        Prepare("wikitext-103", tmp_path, out=tmp_path / "other").run()
 
 
 def test_books_are_documents_of_their_split(small, tmp_path):
@@ -82,7 +81,7 @@ def test_books_are_documents_of_their_split(small, tmp_path):
     assert (store.tokenizer.name, store.tokenizer.vocab_size) == ("bpe", 280)
     (tmp_path / "test" / "0.txt").unlink()
     with pytest.raises(UserError, match=r"\(3, 1, 1\)"):
-        Prepare(Path("pg19"), tmp_path, out=tmp_path / "other").run()
+        Prepare("pg19", tmp_path, out=tmp_path / "other").run()
 
 
 def test_python_sources_are_documents_in_a_fixed_order(monkeypatch, tmp_path):
@@ -105,4 +104,4 @@ def test_python_sources_are_documents_in_a_fixed_order(monkeypatch, tmp_path):
 )  # fmt: skip
 def test_a_corpus_that_is_not_there_is_one_line(name, source, said, tmp_path):
     with pytest.raises(UserError, match=said):
-        Prepare(Path(name), tmp_path / source, out=tmp_path / "out").run()
+        Prepare(name, tmp_path / source, out=tmp_path / "out").run()

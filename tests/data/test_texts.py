@@ -104,13 +104,15 @@ def test_a_part_of_a_folder_that_cannot_be_read_is_an_error(where, name, folder,
         load_corpus(str(folder))
 
 
-@pytest.mark.parametrize("files", [["config.json", "run.json"], ["experiment.json"]])
+@pytest.mark.parametrize(
+    "files", [["config.json", "run.json"], ["experiment.json"], ["card.json", "tokenizer.json"]]
+)
 def test_a_folder_of_a_run_below_the_texts_is_no_text(files, folder):
     before = load_corpus(str(folder))
     (folder / "runs" / "x" / "figures").mkdir(parents=True)
     for name in (*files, "report.md", "figures/loss.csv"):
         (folder / "runs" / "x" / name).write_text("{}")
-    with pytest.warns(UserWarning, match=r"folders of runs are left out: runs/x\.$"):
+    with pytest.warns(UserWarning, match=r"folders of runs or tokens are left out: runs/x\.$"):
         assert load_corpus(str(folder)).sha256 == before.sha256
 
 

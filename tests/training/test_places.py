@@ -54,7 +54,7 @@ def test_a_run_below_its_own_texts_is_resumed_and_one_among_them_is_refused(tmp_
     config, folder = small_training(tokens=512, data=str(tmp_path)), tmp_path / "runs" / "first"
     train_run(config, folder)
     (folder / "result.json").unlink()
-    with pytest.warns(UserWarning, match="folders of runs are left out: runs/first"):
+    with pytest.warns(UserWarning, match="folders of runs or tokens are left out: runs/first"):
         train_run(config, folder, resume=True)
     assert read_json(folder / "run.json")["corpus"]["documents"] == 2
     compared = CompareConfig(replace(config, model=MEMORIES))
