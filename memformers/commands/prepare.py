@@ -19,7 +19,7 @@ from memformers.data.store import CARD, Card
 @dataclass(frozen=True)
 class Prepare(Checked):
     """Divide a text of any size into tokens, once, into a folder that --data takes. It needs little memory
-    and uses all cores.
+    and encodes subwords on all cores.
 
     Example: memformers prepare books/ --tokenizer bpe --out tokens/books
 

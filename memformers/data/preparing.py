@@ -1,4 +1,4 @@
-"""From files to a folder of tokens, in constant memory and on all cores.
+"""From files to a folder of tokens, in constant memory; subwords are encoded on all cores.
 
 The text is first gathered into one file of UTF-8, which is deleted in the end: so it can't change between the
 time when it is divided, learned from and encoded. It is encoded in pieces that are cut by a rule of the text
@@ -6,25 +6,18 @@ alone ([`pieces`][memformers.data.subwords.pieces]), so the number of cores chan
 """
 
 import mmap
-import multiprocessing
-import os
 import random
 import sys
 from array import array
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import platformdirs
 from filelock import Timeout
 from tqdm import tqdm
@@ -57,9 +50,9 @@ from memformers.data.tokenizers import OWN, learn, load_tokenizer, save_tokenize
 BIG = 32 << 20
 """Bytes of a text from which on it isn't read into memory, but prepared on the disk."""
 SMALL_JOB = 4 << 20
-"""Bytes of text that are not worth starting other processes for."""
-JOB = 1 << 20
-"""Bytes that a process encodes at once."""
+"""Bytes of text whose encoding takes so short that no bar shows it."""
+JOB = 2 << 20
+"""Bytes that are encoded at once."""
 LEARNED_FROM = 32 << 20
 """The most bytes of the training part, in pieces from all over it, that subwords are learned from."""
 TEXT = "text"
@@ -166,19 +159,16 @@ def write_tokens(
         whole = opened.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         tokenizer = given or learned(whole, splits, recipe)
         save_tokenizer(tokenizer, folder)
-        learned_name, kind = tokenizer.name, smallest_type(tokenizer.vocab_size)
-        del tokenizer  # which may be large; the processes that encode have their own
         bar = opened.enter_context(bytes_bar("encoding", text.bytes))
-        encode = opened.enter_context(encoders(folder, text.bytes))
         counts = {
-            name: write_split(whole, text, place, kind, encode, folder / name, bar)
+            name: write_split(whole, text, place, tokenizer, folder / name, bar)
             for name, place in splits.items()
         }
     for name, found in counts.items():
         if found.tokens < 2:
             raise UserError(f"{recipe.source} leaves {found.tokens} tokens for {name}; use a longer text.")
     source, name = str(recipe.source), recipe.corpus or recipe.source.resolve().name
-    write_card(Card(name, source, text.sha256, learned_name, counts, len(text.ends)), folder)
+    write_card(Card(name, source, text.sha256, tokenizer.name, counts, len(text.ends)), folder)
     return counts
 
 
@@ -221,16 +211,16 @@ def write_split(
     whole: mmap.mmap,
     text: Gathered,
     place: tuple[int, int],
-    kind: npt.DTypeLike,
-    encode: "Encode",
+    tokenizer: Tokenizer,
     path: Path,
     bar: Any,
 ) -> Counts:
-    """Write the tokens of the split that is at ``place``, of type ``kind``, and where its documents begin;
+    """Write the tokens of the split that is at ``place`` and where its documents begin;
     returns its size."""
     begins, characters, words = array("q", [0]), 0, 0
-    with TokenFile(path.with_suffix(".npy"), kind) as file:
-        for job, done in encode(jobs(whole, text, place)):
+    with TokenFile(path.with_suffix(".npy"), smallest_type(tokenizer.vocab_size)) as file:
+        for job in jobs(whole, text, place):
+            done = encoded(whole, job, tokenizer)
             file.append(done.tokens)
             characters, words = characters + done.characters, words + done.words
             at = file.length - len(done.tokens)
@@ -275,74 +265,15 @@ class Encoded:
     words: int
 
 
-Encode = Callable[[Iterable[list[Part]]], Iterator[tuple[list[Part], Encoded]]]
-
-
-@contextmanager
-def encoders(folder: Path, size: int) -> Iterator[Encode]:
-    """What encodes jobs of the text in ``folder``, of ``size`` bytes, in their order: a process on each core,
-    or this one for a short text."""
-    processes = cores()
-    if processes == 1 or size < SMALL_JOB:
-        start_encoding(folder)
-        yield lambda jobs: ((job, encode_job(job)) for job in jobs)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, start_encoding, (folder,)) as pool:
-
-        def encode(jobs: Iterable[list[Part]]) -> Iterator[tuple[list[Part], Encoded]]:
-            waiting: deque[tuple[list[Part], Future[Encoded]]] = deque()
-            try:
-                for job in jobs:
-                    waiting.append((job, pool.submit(encode_job, job)))
-                    if len(waiting) > 3 * processes:
-                        job, future = waiting.popleft()
-                        yield job, future.result()
-                for job, future in waiting:
-                    yield job, future.result()
-            except BrokenProcessPool:
-                raise OSError("a process that encodes the text has ended; is there enough memory?") from None
-
-        yield encode
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-_here: dict[str, Any] = {}
-"""What a process that encodes has opened."""
-
-
-def start_encoding(folder: Path) -> None:
-    """Open the text and the tokenizer in ``folder`` in this process, which ends when the process that started
-    it is killed."""
-    if parent := multiprocessing.parent_process():
-        Thread(target=end_after, args=(parent,), daemon=True).start()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with open(folder / TEXT, "rb") as file:
-        _here["text"] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    _here["tokenizer"] = load_tokenizer(folder)
-
-
-def end_after(parent: Any) -> None:
-    """End this process when ``parent`` has ended."""
-    parent.join()
-    os._exit(1)
-
-
-def encode_job(job: list[Part]) -> Encoded:
-    """The tokens of some pieces."""
-    tokenizer: Tokenizer = _here["tokenizer"]
-    tokens, characters, words = [], 0, 0
-    for begin, end, is_end in job:
-        text = text_at(_here["text"], begin, end)
-        tokens.append(tokenizer.numbers(tokenizer.ended(text) if is_end else text))
-        characters, words = characters + len(text), words + len(text.split())
-    forget(_here["text"])
-    kind = smallest_type(tokenizer.vocab_size)
-    return Encoded(np.concatenate(tokens).astype(kind), list(map(len, tokens)), characters, words)
+def encoded(whole: mmap.mmap, job: list[Part], tokenizer: Tokenizer) -> Encoded:
+    """The tokens of some pieces of the text in ``whole``, which is in memory only meanwhile."""
+    texts = [text_at(whole, begin, end) for begin, end, _ in job]
+    forget(whole)
+    ended = [tokenizer.ended(text) if is_end else text for text, (*_, is_end) in zip(texts, job, strict=True)]
+    tokens = tokenizer.numbers_of(ended)
+    words = sum(len(text.split()) for text in texts)
+    numbers = np.concatenate(tokens).astype(smallest_type(tokenizer.vocab_size))
+    return Encoded(numbers, list(map(len, tokens)), sum(map(len, texts)), words)
 
 
 def bytes_bar(what: str, total: int | None) -> "tqdm[Any]":

@@ -4,8 +4,9 @@ any ``tokenizer.json`` that people have."""
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,9 +83,7 @@ class SubwordTokenizer(Tokenizer):
         """The tokens of ``text``, int64 ``[n]``; UserError for a character that the vocabulary doesn't have,
         and, unless tokens are bytes, for text that is not UTF-8."""
         if not NOT_UTF8.search(text):
-            raw = bytes_of(text)
-            parts = [self._of_piece(raw[begin:end].decode()) for begin, end in pieces(raw, 0, len(raw))]
-            return np.concatenate(parts)
+            return self.numbers_of([text])[0]
         if self.of_bytes is None:
             check_utf8(text, "the text")
         number = {token: i for i, token in reversed([*enumerate(self.of_bytes or ())])}
@@ -95,10 +94,19 @@ class SubwordTokenizer(Tokenizer):
         ]
         return np.concatenate(parts)
 
-    def _of_piece(self, text: str) -> Numbers:
-        self._check_known(text)
-        (found,) = self.inner.encode_batch_fast([text], add_special_tokens=False)  # which knows no offsets
-        return np.array(found.ids, dtype=np.int64)
+    def numbers_of(self, texts: Sequence[str]) -> list[Numbers]:
+        """The tokens of each of ``texts``, ``[n]``, with all cores; UserError as in [`numbers`][]."""
+        if any(map(NOT_UTF8.search, texts)):
+            return list(map(self.numbers, texts))
+        cut = []
+        for raw in map(bytes_of, texts):
+            cut.append([raw[begin:end].decode() for begin, end in pieces(raw, 0, len(raw))])
+        every = list(chain.from_iterable(cut))
+        for piece in every:
+            self._check_known(piece)
+        # Which knows no offsets.
+        found = iter(self.inner.encode_batch_fast(every, add_special_tokens=False))
+        return [np.concatenate([np.array(next(found).ids, dtype=np.int64) for _ in parts]) for parts in cut]
 
     def _check_known(self, text: str) -> None:
         """Raise UserError for a character that is left out: BPE without bytes and ``<unk>`` says nothing."""

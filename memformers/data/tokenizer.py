@@ -26,6 +26,10 @@ class Tokenizer(ABC):
     def numbers(self, text: str) -> Numbers:
         """The tokens of ``text``, ``[n]``; UserError where it has what the vocabulary doesn't have."""
 
+    def numbers_of(self, texts: "Sequence[str]") -> list[Numbers]:
+        """The tokens of each of ``texts``, ``[n]``; UserError as in [`numbers`][]."""
+        return list(map(self.numbers, texts))
+
     @abstractmethod
     def decode(self, tokens: "Tensor") -> str:
         """The text of tokens ``[n]``."""
