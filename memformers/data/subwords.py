@@ -104,8 +104,11 @@ class SubwordTokenizer(Tokenizer):
         every = list(chain.from_iterable(cut))
         for piece in every:
             self._check_known(piece)
-        # Which knows no offsets.
-        found = iter(self.inner.encode_batch_fast(every, add_special_tokens=False))
+        try:  # by what knows no offsets
+            found = iter(self.inner.encode_batch_fast(every, add_special_tokens=False))
+        except Exception as error:  # of no class of its own
+            why = "give it an unknown token, or use another tokenizer"
+            raise UserError(f"the tokenizer can't divide the text: {error}; {why}.") from None
         return [np.concatenate([np.array(next(found).ids, dtype=np.int64) for _ in parts]) for parts in cut]
 
     def _check_known(self, text: str) -> None:
@@ -144,7 +147,16 @@ class SubwordTokenizer(Tokenizer):
         from tokenizers.decoders import DecodeStream
 
         stream = DecodeStream(skip_special_tokens=False)
-        return lambda token: stream.step(self.inner, token) or ""
+
+        def step(token: int) -> str:
+            nonlocal stream
+            try:
+                return stream.step(self.inner, token) or ""
+            except Exception:  # of no class of its own, after bytes that are not UTF-8
+                stream = DecodeStream(skip_special_tokens=False)
+                return "\ufffd" + (stream.step(self.inner, token) or "")
+
+        return step
 
     def saved(self) -> Any:
         """The contents of ``tokenizer.json``."""

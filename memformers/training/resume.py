@@ -20,10 +20,12 @@ from memformers.common.atomic_dir import (
     say_passed_over,
 )
 from memformers.common.errors import UserError
-from memformers.common.files import config_from_dict, locked, write_text
+from memformers.common.files import config_from_dict, locked, read_json, write_text
 from memformers.common.machine import describe_environment
 from memformers.data.corpora import Corpus
 from memformers.data.store import Card, TokenStore
+from memformers.data.tokenizer import Tokenizer
+from memformers.data.tokenizers import TOKENIZER
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.runs.finished import read_facts
@@ -98,6 +100,7 @@ def restore_newest(
     config: TrainConfig,
     corpus: Card,
     ranks: Distributed = ALONE,
+    tokenizer: Tokenizer | None = None,
 ) -> tuple[TrainingState, int]:
     """The newest usable checkpoint of ``folder``, put into ``model`` and the optimizers of ``state``; returns
     its state and how many records belong to it. Later records are removed. Without any checkpoint, the
@@ -113,6 +116,8 @@ def restore_newest(
         made_with = config_from_dict(TrainConfig, about.config, str(path / ABOUT))
         if about.corpus_sha256 != corpus.sha256:
             raise UserError("it belongs to another text.")
+        if tokenizer and read_json(path / TOKENIZER) != tokenizer.saved():
+            raise UserError("it belongs to another tokenizer, so its tokens would be others; name its own.")
         if changes := differences(asdict(made_with), asdict(config)):
             raise UserError(f"it belongs to another training: {changes}.")
         return read_checkpoint(path, model, optimizers, config.batch_size, ranks), about.records

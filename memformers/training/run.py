@@ -79,7 +79,9 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
             documents = f", {counted(read['documents'], 'document')}" if "documents" in read else ""
             ranks.say(f"corpus: {read['name']} ({read['source']}){documents}")
             if resume:
-                state, records = restore_newest(folder, model, state, config, text.card, ranks)
+                state, records = restore_newest(
+                    folder, model, state, config, text.card, ranks, text.tokenizer
+                )
             ranks.first_alone(lambda: write_down(config, facts, folder, state))
             settings = {**asdict(config), **facts}
             with (

@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
-from tokenizers import models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from memformers.data import subwords, tokenizers
 from memformers.data.subwords import (
@@ -163,3 +163,28 @@ def test_the_alphabet_of_bytes_is_that_of_hugging_face(bpe):
     assert {bpe.of_bytes[i] for token, i in tokens.items() if len(token) == 1} == {
         bytes([b]) for b in range(256)
     }
+
+
+WITH_BYTES = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}, "a": 257, "▁b": 258}
+
+
+@given(st.lists(st.sampled_from([257, 258, 0x41 + 1, 0xC3 + 1, 0xA9 + 1, 0xE6 + 1, 0xF0 + 1]), max_size=30))
+@example([196, 258, 241, 257, 66, 258, 196, 257, 66, 231, 257])
+def test_no_bytes_end_the_decoding_of_a_tokenizer_that_falls_back_on_bytes(tokens):
+    inner = Inner(models.BPE(vocab=WITH_BYTES, merges=[], unk_token="<unk>", byte_fallback=True))
+    replaced = decoders.Replace("▁", " ")
+    inner.decoder = decoders.Sequence([replaced, decoders.ByteFallback(), decoders.Fuse()])
+    decode = SubwordTokenizer(inner.to_str()).decoder()
+    text = "".join(map(decode, tokens))
+    assert text.count("a") == tokens.count(257)
+    assert text.count("b") <= tokens.count(258)
+
+
+@pytest.mark.parametrize("model", [models.WordLevel, models.WordPiece])
+def test_an_unknown_word_without_a_token_for_it_is_one_line(model):
+    inner = Inner(model({"a": 0, "b": 1}))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = SubwordTokenizer(inner.to_str())
+    assert tokenizer.numbers("a b").tolist() == [0, 1]
+    with pytest.raises(ValueError, match=r"Missing \[UNK\] token.*; give it an unknown token"):
+        tokenizer.numbers("a c")

@@ -251,3 +251,15 @@ def test_any_json_makes_a_config_or_a_plain_error(data):
     except ValueError:
         return
     assert config_from_dict(TrainConfig, json.loads(json.dumps(asdict(made))), "again") == made
+
+
+def test_another_tokenizer_of_the_same_size_is_refused(copy, capsys):
+    lm = build_model(CONFIG)
+    how = (TrainingState(build_optimizers(lm, CONFIG)), CONFIG, short_corpus())
+    mine = letters()
+    state, _ = restore_newest(copy, lm, *how, tokenizer=mine)
+    assert state.step == 6
+    permuted = type(mine)(mine.vocabulary[::-1])
+    with pytest.raises(ValueError, match="checkpoint"):
+        restore_newest(copy, lm, *how, tokenizer=permuted)
+    assert "it belongs to another tokenizer" in capsys.readouterr().err
