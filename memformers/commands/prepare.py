@@ -61,6 +61,8 @@ class Prepare(Checked):
             raise UserError(f"{out} exists already; name a new folder as --out.")
         folder = prepare(recipe, out)
         card = config_from_dict(Card, read_json(folder / CARD), str(folder / CARD))
+        if card.source != str(recipe.source):  # which was waited for
+            raise UserError(f"{out} was made from {card.source} meanwhile; name another folder as --out.")
         for split, counts in card.splits.items():
             documents = f", {counted(counts.documents, 'document')}" if counts.documents else ""
             print(

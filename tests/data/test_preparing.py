@@ -269,3 +269,18 @@ def test_the_command_prepares_and_says_what_there_is(tmp_path, monkeypatch):
     assert run("prepare", "").err.startswith("error: TEXT is empty; name")
     assert finish(program("prepare", "-", "--out", "piped"), input=TEXT)
     assert open_store(Path("piped")).card.sha256 == card.sha256
+
+
+def test_a_folder_that_another_process_made_meanwhile_of_another_text_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("x.txt").write_text(TEXT)
+    Path("y.txt").write_text(TEXT * 2)
+
+    def after_another(recipe, out):
+        prepare(Recipe(Path("y.txt"), tokenizer="byte"), out)
+        return prepare(recipe, out)
+
+    monkeypatch.setattr("memformers.commands.prepare.prepare", after_another)
+    ended = run("prepare", "x.txt", "--out", "tokens")
+    assert ended.code == 2
+    assert ended.err.endswith("tokens was made from y.txt meanwhile; name another folder as --out.\n")
