@@ -27,6 +27,8 @@ CHARACTER_END = re.compile(rb"(?=[^\x80-\xbf])")
 DEFAULT_SUBWORDS = 8192
 LEARNED_WORDS = 2 << 20
 """Bytes of different words that subwords are learned from; learning takes about 120 times as much memory."""
+LONG_WORD = re.compile(r"\S{256}(?=\S)")
+"""Where a word is cut for learning, whose time grows with the square of its length: Chinese, or a genome."""
 WORD = re.compile(r"\w+|[^\w\s]+")
 """About what byte-level BPE takes for a word."""
 
@@ -184,7 +186,8 @@ def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTok
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size or DEFAULT_SUBWORDS, initial_alphabet=alphabet, show_progress=False
     )
-    inner.train_from_iterator(with_enough_words(NOT_UTF8.sub(" ", text) for text in texts), trainer)
+    cut = (LONG_WORD.sub(r"\g<0> ", NOT_UTF8.sub(" ", text)) for text in texts)
+    inner.train_from_iterator(with_enough_words(cut), trainer)
     learned = inner.get_vocab_size()
     if vocab_size is not None and learned < vocab_size:
         raise UserError(

@@ -1,6 +1,7 @@
 """Words and subwords: their numbers, and the texts that come back from them."""
 
 import json
+import random
 from collections import Counter
 
 import pytest
@@ -188,3 +189,11 @@ def test_an_unknown_word_without_a_token_for_it_is_one_line(model):
     assert tokenizer.numbers("a b").tolist() == [0, 1]
     with pytest.raises(ValueError, match=r"Missing \[UNK\] token.*; give it an unknown token"):
         tokenizer.numbers("a c")
+
+
+def test_subwords_are_learned_of_a_text_without_white_space():
+    text = "".join(random.Random(0).choices("ACGT", k=200_000))
+    tokenizer = learn_bpe([text], 300)
+    found = tokenizer.numbers(text)
+    assert len(found) < len(text) / 2
+    assert tokenizer.decode(torch.from_numpy(found)) == text
