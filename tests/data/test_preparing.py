@@ -189,10 +189,11 @@ def test_a_killed_preparation_leaves_nothing_for_the_next_one_which_begins_anew(
 def test_a_script_without_a_main_guard_trains_on_a_large_text(tmp_path):
     (tmp_path / "x.txt").write_text(TEXT * (50_000 // len(TEXT)))
     (tmp_path / "script.py").write_text(
-        "from memformers import TrainConfig, train\n"
+        "from memformers import ModelConfig, TrainConfig, train\n"
         "from memformers.data import preparing\n"
         "preparing.BIG, preparing.JOB = 30_000, 10_000\n"
-        "train(TrainConfig(data='x.txt', tokenizer='byte', tokens=4096, evaluations=1), 'run')\n"
+        "small = ModelConfig(n_layers=1, d_model=8, heads=1, d_ff=8)\n"
+        "train(TrainConfig(small, 'x.txt', tokenizer='byte', tokens=4096, evaluations=1), 'run')\n"
     )
     cache = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     ended = finish([sys.executable, "script.py"], cwd=tmp_path, env=cache)
