@@ -74,7 +74,7 @@ def prepare(recipe: Recipe, folder: Path, tokenizer: Tokenizer | None = None) ->
         if is_store(folder):
             return folder
         remove_leftovers(folder.parent)
-        with atomic_dir(folder) as temporary, ExitStack() as opened:
+        with atomic_dir(folder) as temporary, naming(folder), ExitStack() as opened:
             unknown = any(path == STDIN or path.suffix in COMPRESSED for path in recipe.files.values())
             total = None if unknown else recipe.size
             bar = opened.enter_context(bytes_bar("reading", total))
@@ -124,6 +124,16 @@ def in_cache(recipe: Recipe) -> Path:
     if not is_store(folder):
         print(f"{recipe.source} is large and is prepared once, in {folder}.", file=sys.stderr)
     return prepare(recipe, folder)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """A block whose errors of the system name ``path`` if they name no file, as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 @contextmanager

@@ -158,7 +158,7 @@ def test_a_full_disk_leaves_nothing_behind_and_what_a_killed_one_left_goes(tmp_p
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(preparing.TokenFile, "append", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=r"No space left on device: '.*/out/tokens'"):
         prepare(recipe, tmp_path / "out" / "tokens")
     monkeypatch.setattr(preparing.TokenFile, "append", append)
     assert [path.name for path in tmp_path.glob("out/*")] == [".preparing.lock"]
