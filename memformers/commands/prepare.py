@@ -11,6 +11,7 @@ from memformers.common.fields import Checked, Count
 from memformers.common.files import config_from_dict, read_json
 from memformers.common.words import counted
 from memformers.data.benchmarks import PYTHON_SOURCE, Benchmark, benchmark
+from memformers.data.files import STDIN
 from memformers.data.gathering import Recipe
 from memformers.data.preparing import prepare
 from memformers.data.store import CARD, Card
@@ -56,7 +57,8 @@ class Prepare(Checked):
         vocab_size = self.vocab_size or (usual.vocab_size if tokenizer == "bpe" else None)
         recipe = Recipe(self.file or Path(self.text), corpus, self.document_separator, tokenizer, vocab_size)
         name = tokenizer if not tokenizer.endswith(".json") else "subwords"
-        out = self.out or Path("tokens") / f"{corpus or Path(self.text).resolve().name}-{name}"
+        text = "stdin" if recipe.source == STDIN else corpus or Path(self.text).resolve().name
+        out = self.out or Path("tokens") / f"{text}-{name}"
         if out.exists():
             raise UserError(f"{out} exists already; name a new folder as --out.")
         folder = prepare(recipe, out)

@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, NonNegativeInt, check_arguments
+from memformers.common.fields import Count, NonNegativeInt, check_arguments, check_value
 from memformers.generation.incremental import Stepper
 from memformers.generation.sampling import Sampling, seeded
 from memformers.models.config import ModelConfig
@@ -116,9 +116,10 @@ def write(
 ) -> Iterator[Tensor]:
     """Draw, read and yield ``max_new_tokens`` tokens ``[B]``, or fewer once all streams came to ``stop``. Of
     ``prompts``, ``decoder`` has read what all streams read together; the rest is read here, and each text
-    begins after its own prompt. ValueError if nothing was read."""
+    begins after its own prompt. ValueError if nothing was read, and for a negative ``max_new_tokens``."""
     if decoder.last is None:
         raise UserError("the prompt is empty; give the text to continue, at least one token.")
+    check_value("max_new_tokens", max_new_tokens, NonNegativeInt)
     ends = torch.tensor(prompts.ends if prompts else [0] * len(decoder.last), device=decoder.last.device)
     together, longest = int(ends.min()), int(ends.max())
     stopped, newest = ends < 0, deque[Tensor](maxlen=longest - together + 1)  # none yet

@@ -45,7 +45,8 @@ def stacked(maps: Sequence[nn.Module]) -> list[nn.Module]:
     if len(folded) < len(maps):
         return list(maps)
     weight, bias = (torch.cat(parts) for parts in zip(*folded, strict=True))
-    one = nn.Linear(weight.shape[1], len(weight), device=weight.device, dtype=weight.dtype)
+    size = weight.shape[1], len(weight)  # without first weights, which would draw from everybody's generator
+    one = nn.utils.skip_init(nn.Linear, *size, device=weight.device, dtype=weight.dtype)
     one.weight.copy_(weight)
     one.bias.copy_(bias)
     return [one]

@@ -169,6 +169,13 @@ def test_what_is_wrapped_hooked_pruned_or_parametrized_is_called(large, monkeypa
     torch.testing.assert_close(read_on(Stepper(lm, 1), text), read_on(Stepper(plain, 1), text))
 
 
+def test_building_a_stepper_draws_no_random_numbers():
+    lm, text = small_lm("compressive").eval(), tokens(20)
+    before = torch.get_rng_state()
+    Stepper(lm, 2).read(text)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @torch.no_grad()
 def test_a_hook_of_a_whole_attention_is_called():
     lm, text = small_lm("transformer-xl").eval(), tokens(40, 1)

@@ -74,6 +74,8 @@ def test_writing_ends_with_the_stop():
     stop = text[20:23]
     shorter = continue_text(lm, LETTERS, "abc", 200, Sampling(), seed=3, stop=stop)
     assert shorter == text[: text.index(stop) + 3]
+    with pytest.raises(ValueError, match="max_new_tokens=-1"):
+        continue_text(lm, LETTERS, "abc", -1, Sampling())
 
 
 @pytest.mark.parametrize(("prompt", "before"), [("a b", " "), ("a b\n", "")])
