@@ -225,8 +225,7 @@ def write_split(
     path: Path,
     bar: Any,
 ) -> Counts:
-    """Write the tokens of the split that is at ``place`` and where its documents begin;
-    returns its size."""
+    """Write the tokens of the split that is at ``place``, and where its documents begin; returns its size."""
     begins, characters, words = array("q", [0]), 0, 0
     with TokenFile(path.with_suffix(".npy"), smallest_type(tokenizer.vocab_size)) as file:
         for job in jobs(whole, text, place):

@@ -59,7 +59,9 @@ def are_json_lines(name: str, raw: bytes) -> bool:
     name, begin = plain_name(name), raw.lstrip()
     if name.lower().endswith(".json"):
         with contextlib.suppress(UserError):
-            return is_array(begin) or bool(text_of_line(begin.partition(b"\n")[0], name) or True)
+            if not is_array(begin):
+                text_of_line(begin.partition(b"\n")[0], name)
+            return True
     return name.lower().endswith(JSON_LINES)
 
 
