@@ -18,14 +18,14 @@ from memformers.common.errors import UserError
 from memformers.common.files import write_json
 from memformers.common.machine import describe_environment
 from memformers.convert.load import load_checkpoint
-from memformers.data.corpora import load_corpus
+from memformers.data.sources import CorpusSpec, find
 from memformers.data.tokenizers import save_tokenizer
 from memformers.models.config import ModelConfig
 from memformers.models.io import PACKAGED, RECIPE
 from memformers.training.api import evaluate
 from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.run import train_run
-from memformers.training.text import EVALUATION_STREAMS
+from memformers.training.text import EVALUATION_STREAMS, find_text
 
 # Two bytes a weight of the Compressive Transformer make 1.95 MB; at d_ff=512 they would be 2.3 MB.
 NETWORK = ModelConfig(d_ff=384, position_features=64)
@@ -56,7 +56,7 @@ class Pretraining:
 
 def main(pretraining: Pretraining) -> None:
     """Train each model, copy it to its folder, and print its loss."""
-    if load_corpus(pretraining.data).is_stand_in:
+    if find(CorpusSpec(pretraining.data)).is_stand_in:
         raise UserError("Tiny Shakespeare was neither found nor downloaded; name its file with --data.")
     for name, network in MODELS.items():
         config = TrainConfig(
@@ -82,8 +82,8 @@ def put(run: Path, folder: Path) -> dict[str, Any]:
         raise UserError(f"the weights of {run} take {size:,} bytes in bfloat16; use at most {LARGEST:,}.")
     model.load_state_dict(weights)  # in float32, as the packaged model is loaded
     config = read_train_config(run)
-    corpus = load_corpus(config.data)
-    text = corpus.validation_text
+    found = find_text(config)
+    corpus, text = found.info, tokenizer.decode(torch.from_numpy(found.validation.tokens))
     recipe = {
         "made_by": "python -m experiments.pretrained",
         "corpus": {"name": corpus.name, "sha256": corpus.sha256},

@@ -22,7 +22,6 @@ from memformers.common.machine import keep_freed_memory
 from memformers.comparison.arms import settings_of
 from memformers.comparison.experiment import Experiment, run_experiment
 from memformers.comparison.text import TEXT, TextTask
-from memformers.data.corpora import load_corpus
 from memformers.data.streams import training_segments
 from memformers.models.config import ModelConfig
 from memformers.report.arms import Column, Measure, arms_of, arms_table
@@ -33,7 +32,7 @@ from memformers.training.config import TrainConfig
 from memformers.training.loop import train
 from memformers.training.run import build_model, with_vocabulary
 from memformers.training.state import TrainingState
-from memformers.training.text import prepare
+from memformers.training.text import check_long_enough, find_text
 
 DEFAULT = TrainConfig(model=ModelConfig(model="transformer-xl"), evaluations=1)
 RATES = ("learning_rate", "muon_learning_rate", "beta2", "warmup", "weight_decay", "chunk_len")
@@ -140,11 +139,16 @@ def speed(recipe: str, data: str) -> float:
 
     config = training_of(recipe)
     tokens = config.tokens_a_step * (WARM_UP + TIMED_STEPS + 1)  # so it stops before it evaluates, at its end
-    text = prepare(load_corpus(data), config)
+    text = find_text(replace(config, data=data))
+    check_long_enough(text, config)
     config = with_vocabulary(replace(config, tokens=tokens), text.tokenizer.vocab_size)
     keep_freed_memory()
     segments = training_segments(
-        text.train, config.batch_size, config.model.segment_len, chunk_len=config.chunk_len, seed=config.seed
+        text.train.tokens,
+        config.batch_size,
+        config.model.segment_len,
+        chunk_len=config.chunk_len,
+        seed=config.seed,
     )
     look_away: dict[str, Any] = dict.fromkeys(("record", "evaluate"), lambda *_: None)
     with suppress(Enough):

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from memformers.convert.hf_files import load_weights as load_weights
     from memformers.convert.labml import from_labml as from_labml
     from memformers.convert.transfo_xl import from_transfo_xl as from_transfo_xl
+    from memformers.data.tokenize_corpus import prepare_ids as prepare_ids
     from memformers.generation.generate import generate as generate
     from memformers.generation.incremental import Stepper as Stepper
     from memformers.models.attention import RelativeMultiHeadAttention as RelativeMultiHeadAttention
@@ -46,6 +47,7 @@ _NAMES = {
     "convert.hf_files": ("load_weights",),
     "convert.labml": ("from_labml",),
     "convert.transfo_xl": ("from_transfo_xl",),
+    "data.tokenize_corpus": ("prepare_ids",),
     "generation.generate": ("generate",),
     "generation.incremental": ("Stepper",),
     "models.attention": ("RelativeMultiHeadAttention",),

@@ -20,8 +20,8 @@ os.environ.pop("labml_app_url", None)
 from memformers.comparison import experiment, text
 from memformers.comparison.recall import SETTINGS
 from memformers.comparison.text import CompareConfig, compare
-from memformers.data import corpora
-from memformers.data.corpora import builtin_corpus
+from memformers.data import sources
+from memformers.data.sources import builtin_play
 from memformers.report import plotting
 from memformers.runs.folder import RESULT
 from memformers.tracking import relay
@@ -64,7 +64,7 @@ def float64():
 
 @cache
 def short_play(length=60_000, seed=0, is_stand_in=False):
-    return builtin_corpus(length, seed, is_stand_in)
+    return builtin_play(length, seed, is_stand_in)
 
 
 def make_tiny(patch):
@@ -80,7 +80,7 @@ def quick_runs(monkeypatch):
     """What takes longer than a small training is left out of it: experiments are tiny, the built-in play and
     samples are short, and a comparison is hardly probed."""
     make_tiny(monkeypatch)
-    monkeypatch.setattr(corpora, "builtin_corpus", short_play)
+    monkeypatch.setattr(sources, "builtin_play", short_play)
     monkeypatch.setattr(observer, "SAMPLE_CHARACTERS", 30)
     monkeypatch.setattr(observer, "GLIMPSE_CHARACTERS", 10)
     monkeypatch.setattr(text, "PROBED", 5)

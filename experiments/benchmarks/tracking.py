@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from experiments.benchmarks.measuring import spread
 from experiments.soak.programs import Dashboard, running, until
-from memformers.data.corpora import builtin_corpus
+from memformers.data.builtin import write_play
 from memformers.data.streams import training_segments
 from memformers.data.tokenizers import build_tokenizer
 from memformers.report.markdown import table
@@ -43,7 +43,7 @@ def record_times(dashboard: str, steps: int = 20_000) -> list[float]:
 
 def record_interval() -> float:
     """Seconds of default Transformer-XL training between two records."""
-    text = builtin_corpus(200_000).text
+    text = write_play(200_000)
     tokenizer = build_tokenizer("character", text)
     config = with_vocabulary(TrainConfig(batch_size=8, tokens=512 * 100), tokenizer.vocab_size)
     times: list[float] = []

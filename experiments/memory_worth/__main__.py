@@ -120,7 +120,7 @@ def measure(folder: Path, documents: int) -> None:
     runs = [run for run in read_runs(folder) if run.result and not (run.folder / MEASURED).exists()]
     for run in tqdm(runs, desc="losses by distance", unit="run"):
         model, tokenizer = load_checkpoint(run.folder, torch.device("cpu"))
-        tokens, held_out = held_out_tokens(common_corpus([run]), tokenizer)
+        tokens, held_out = held_out_tokens(common_corpus([run]))
         segment_len = model.config.segment_len
         how = (READ - segment_len, segment_len, documents * segment_len)
         reading = parts_of_documents(held_out, *how) if held_out else parts_of_text(len(tokens), *how)

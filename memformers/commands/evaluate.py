@@ -2,13 +2,10 @@
 memory are worth to it."""
 
 import math
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from torch import Tensor
@@ -20,21 +17,23 @@ from memformers.common.files import read_json, write_json
 from memformers.common.intervals import Mean
 from memformers.common.machine import choose_device
 from memformers.common.words import counted
-from memformers.data.gathering import Recipe, gather
-from memformers.data.preparing import BIG, prepare
-from memformers.data.store import TEST, VALIDATION, TokenStore, is_store, open_store
-from memformers.data.streams import Tokens
+from memformers.data import TEST, VALIDATION
+from memformers.data.dataset import Split
+from memformers.data.sources import CorpusSpec
+from memformers.data.tokenize_corpus import dataset_of
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import OWN
 from memformers.evaluation.evaluate import evaluate, summary, with_lengths
 from memformers.evaluation.probe import ProbeConfig, probe
-from memformers.evaluation.units import Units, encoded_with_units, units
+from memformers.evaluation.units import units
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory_sizes import ByLayer
 from memformers.report.curves import save_loss_by_position
 from memformers.report.document import write_report
 from memformers.report.markdown import number
-from memformers.runs.folder import check_nothing_is_lost
+from memformers.runs.folder import CONFIG, check_nothing_is_lost
+from memformers.training.config import read_train_config
+from memformers.training.text import spec_of
 
 NUMBERS, FIGURE = "evaluation.json", "loss_by_position.png"
 
@@ -44,12 +43,18 @@ class Evaluate(ModelCommand):
     """Measure how well a trained model predicts a whole text, with the memory carried along.
 
     Example: memformers evaluate --checkpoint runs/… --text book.txt --mem-len 400
+
+    Example: memformers evaluate --checkpoint runs/… --split test
     """
 
-    text: str
-    """A text file; - is standard input. Or documents: a folder of texts, or a .jsonl file with a "text" in
-    each line; each document starts with an empty memory. Or a folder of tokens, of which the test part is
-    read, or the validation part if there is none."""
+    text: str = ""
+    """A text file; - is standard input. Or documents: a folder of texts, a .jsonl file, or a .parquet or .csv
+    table; each document starts with an empty memory. Or token ids, or a folder of tokens. Empty: what the run
+    was trained on."""
+    split: Literal["", "train", "validation", "test"] = ""
+    """Which part of a text that is divided; empty: the test part, or the validation part if there is none."""
+    text_field: str = "text"
+    """Which field of a line of JSON, or which column of a table, is the text."""
     document_separator: str = ""
     """The text between the documents of a text file; empty: the file is one text."""
     streams: Count = 16
@@ -79,37 +84,32 @@ class Evaluate(ModelCommand):
         )
         if self.out:  # before a long text is read
             self.out.mkdir(parents=True, exist_ok=True)
-        with self.tokens(tokenizer) as (tokens, documents, of):
-            self.measure(model, tokens, documents, of)
+        self.measure(model, tokenizer, self.read(tokenizer))
 
-    @contextmanager
-    def tokens(self, tokenizer: Tokenizer) -> Iterator[tuple[Tokens, list[tuple[str, int]], Units]]:
-        """The tokens of the text ``[n]``, the name and the number of tokens of each document, and what they
-        are; a large text is on the disk meanwhile."""
-        path = Path(self.text)
-        name = tokenizer.name if tokenizer.name in OWN else "bpe"
-        if is_store(path):
-            store = open_store(path)
-            if store.tokenizer.saved() != tokenizer.saved():
-                raise UserError(f"{path} has the tokens of another tokenizer than the model; name the text.")
-            yield stored(store, TEST if TEST in store.splits else VALIDATION)
-        elif path.exists() and Recipe(path).text_size >= BIG:
-            recipe = Recipe(path, document_separator=self.document_separator, tokenizer=name)
-            with tempfile.TemporaryDirectory(prefix="memformers-") as folder:
-                yield stored(open_store(prepare(recipe, Path(folder) / "tokens", tokenizer)), TEST)
+    def read(self, tokenizer: Tokenizer) -> Split:
+        """The tokens to predict; UserError where there are none, or none of this ``tokenizer``."""
+        if self.text:
+            name = tokenizer.name if tokenizer.name in OWN else "bpe"
+            how = self.document_separator, self.text_field, name
+            found = dataset_of(CorpusSpec(self.text, "", "", *how), tokenizer)
+        elif self.checkpoint and (self.checkpoint / CONFIG).is_file():
+            found = dataset_of(spec_of(read_train_config(self.checkpoint)))
+            if found.tokenizer.saved() != tokenizer.saved():
+                raise UserError(f"{found.info.source} has changed since the training; name a text with text.")
         else:
-            found = gather(Recipe(path, "", self.document_separator, name))
-            tokens, lengths, of = encoded_with_units(
-                tokenizer, [text for _, text in found.documents] or [found.text]
-            )
-            yield tokens, list(zip(found.names, lengths, strict=False)), of
+            raise UserError("name a text with text; only a run knows what it was trained on.")
+        split = self.split or (TEST if TEST in found.splits else VALIDATION)
+        if split not in found.splits:
+            raise UserError(f"{found.info.source} has no {split} part, but {', '.join(found.splits)}.")
+        read = found.splits[split]
+        names = read.names or [f"{split}:{n}" for n in range(1, len(read.documents) + 1)]
+        return replace(read, names=names)
 
-    def measure(self, model: MemoryLM, tokens: Tokens, documents: list[tuple[str, int]], of: Units) -> None:
-        """Evaluate ``tokens [n]``, of ``documents`` if there are any, print the numbers and write them."""
-        start = time.perf_counter()
-        lengths = tuple(length for _, length in documents)
+    def measure(self, model: MemoryLM, tokenizer: Tokenizer, split: Split) -> None:
+        """Evaluate ``split``, print the numbers and write them."""
+        start, lengths = time.perf_counter(), tuple(split.documents.tolist())
         total = 0.0
-        with reading_bar("evaluating", len(tokens) - (len(documents) or 1), model) as bar:
+        with reading_bar("evaluating", len(split.tokens) - (len(lengths) or 1), model) as bar:
 
             def progress(losses: Tensor) -> None:
                 nonlocal total
@@ -118,18 +118,23 @@ class Evaluate(ModelCommand):
                 bar.set_postfix_str(f"loss {total / max(read, 1):.3f} nats", refresh=False)
                 bar.update(len(losses))
 
-            evaluation = evaluate(model, tokens, self.streams, documents=lengths, progress=progress)
-        numbers = summary(evaluation, of)
+            evaluation = evaluate(model, split.tokens, self.streams, documents=lengths, progress=progress)
+        numbers = summary(evaluation, units(tokenizer, split))
         seconds = time.perf_counter() - start
         loss = Mean(numbers["loss_nats"], numbers["uncertainty_nats"], int(numbers["tokens"]))
+        print(f"loss            {number(loss, '.4f')} nats per token")
+        if tokenizer.name == "ids":
+            print(f"per token       {numbers['bits_per_character']:.4f} bits")
+        else:
+            print(
+                f"per character   {numbers['bits_per_character']:.4f} bits\n"
+                f"per byte        {numbers['bits_per_byte']:.4f} bits\n"
+                f"per word        perplexity {numbers['word_perplexity']:,.1f}"
+            )
         print(
-            f"loss            {number(loss, '.4f')} nats per token\n"
-            f"per character   {numbers['bits_per_character']:.4f} bits\n"
-            f"per byte        {numbers['bits_per_byte']:.4f} bits\n"
-            f"per word        perplexity {numbers['word_perplexity']:,.1f}\n"
             f"accuracy        {numbers['accuracy']:.1%}\n"
             f"                {numbers['tokens']:,} tokens, {numbers['tokens'] / seconds:,.0f} per second"
-            f"{', in ' + counted(len(documents), 'document') if documents else ''}"
+            f"{', in ' + counted(len(lengths), 'document') if lengths else ''}"
         )
         if self.out:
             in_segment, by_memory = evaluation.by_position, evaluation.by_memory
@@ -140,11 +145,11 @@ class Evaluate(ModelCommand):
                     for before, loss, uncertainty in by_memory
                 ],
             }
-            if documents:
+            if lengths:
                 details["documents"] = [
                     {"name": name, "tokens": predicted, "loss": or_none(loss)}
-                    for (name, _), predicted, loss in zip(
-                        documents, evaluation.predicted, evaluation.document_losses, strict=True
+                    for name, predicted, loss in zip(
+                        split.names, evaluation.predicted, evaluation.document_losses, strict=True
                     )
                 ]
             finite = {name: or_none(value) for name, value in numbers.items()}
@@ -159,13 +164,6 @@ def check_only_ours(folder: Path) -> None:
         read_json(folder / NUMBERS, {"loss_nats": float, "loss_in_segment": list[float]})
     except UserError:
         check_nothing_is_lost(folder, (NUMBERS, FIGURE))
-
-
-def stored(store: TokenStore, name: str) -> tuple[Tokens, list[tuple[str, int]], Units]:
-    """A split of a folder of tokens, as [`Evaluate.tokens`][] gives it."""
-    split, lengths = store.splits[name], tuple(store.splits[name].documents.tolist())
-    of = units(store.tokenizer, split.tokens, lengths, store.card.splits[name])
-    return split.tokens, [(f"{name}:{n}", length) for n, length in enumerate(lengths, 1)], of
 
 
 def or_none(value: float) -> float | None:

@@ -10,7 +10,8 @@ import tyro
 from memformers.commands.options import ModelCommand, reading_bar
 from memformers.common.errors import UserError
 from memformers.common.fields import NonNegativeInt
-from memformers.data.texts import read_text, text_of
+from memformers.data.corpus_reader import read_text
+from memformers.data.utf8 import text_of
 from memformers.generation.memory_file import check_target, load_memory, save_memory
 from memformers.generation.sampling import Sampling, seeded
 from memformers.generation.text import TextStream

@@ -41,7 +41,11 @@ GROUPS = {
         ("embedding", "cutoffs", "div_val", "d_embed", "tie_weights", "tie_projections"),
     ),
     "text": Group(
-        "How the text is read.", ("document_separator", "tokenizer", "tokens", "batch_size", "chunk_len")
+        "How the text is read.",
+        (
+            "validation", "test", "text_field", "document_separator", "tokenizer", "tokens", "batch_size",
+            "chunk_len",
+        ),
     ),
     "optimizer": Group(
         "How the weights are learned.",

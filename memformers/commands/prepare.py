@@ -8,13 +8,11 @@ import tyro
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count
-from memformers.common.files import config_from_dict, read_json
 from memformers.common.words import counted
 from memformers.data.benchmarks import PYTHON_SOURCE, Benchmark, benchmark
-from memformers.data.files import STDIN
-from memformers.data.gathering import Recipe
-from memformers.data.preparing import prepare
-from memformers.data.store import CARD, Card
+from memformers.data.dataset import read_info
+from memformers.data.sources import CorpusSpec, find
+from memformers.data.tokenize_corpus import prepare
 
 
 @dataclass(frozen=True)
@@ -30,12 +28,19 @@ class Prepare(Checked):
     """
 
     text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")]
-    """A text file, - for standard input; or documents, as a folder of texts or a .jsonl file with a "text" in
-    each line. Files that end with .gz, .bz2, .xz, .zst or .zip are decompressed. Or the name of a corpus, and
-    then its file or folder: enwik8, text8, wikitext-103, pg19; or python-source, alone: the sources of this
-    Python and its packages."""
-    file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE]")] = None
+    """A text file, - for standard input; or documents, as a folder of texts, a .jsonl file, or a .parquet or
+    .csv table; or token ids, as .npy or .bin; or a folder with train.*, valid.* and perhaps test.* of these.
+    Files that end with .gz, .bz2, .xz, .zst or .zip are decompressed. Or the name of a corpus, and then its
+    file or folder: enwik8, text8, wikitext-103, pg19; or python-source, alone: the sources of this Python and
+    its packages."""
+    file: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[FILE]")] = ""
     """The file or the folder of a corpus that was named, as it is published, decompressed."""
+    validation: str = ""
+    """The text to validate on, of the same kinds; empty: the last 10 % of TEXT, or its folder's own."""
+    test: str = ""
+    """The text that memformers evaluate reads, and no training."""
+    text_field: str = "text"
+    """Which field of a line of JSON, or which column of a table, is the text."""
     out: Path | None = None
     """The new folder; by default tokens/, then the names of the text and the tokenizer."""
     tokenizer: str = ""
@@ -43,7 +48,8 @@ class Prepare(Checked):
     character, numbered in alphabetical order (character) or by frequency (frequency). Or the path of a
     tokenizer.json of Hugging Face's. Empty: what the papers use for a corpus with a name, else bpe."""
     vocab_size: Count | None = None
-    """How many words or subwords there are; by default all words, or 8192 subwords."""
+    """How many words or subwords there are, by default all words, or 8192 subwords; of token ids, how many
+    different ones."""
     document_separator: str = ""
     """The text between the documents of a text file; empty: the file is one text."""
 
@@ -55,20 +61,29 @@ class Prepare(Checked):
         usual = benchmark(corpus) if self.file else Benchmark("bpe")
         tokenizer = self.tokenizer or usual.tokenizer
         vocab_size = self.vocab_size or (usual.vocab_size if tokenizer == "bpe" else None)
-        recipe = Recipe(self.file or Path(self.text), corpus, self.document_separator, tokenizer, vocab_size)
-        name = tokenizer if not tokenizer.endswith(".json") else "subwords"
-        text = "stdin" if recipe.source == STDIN else corpus or Path(self.text).resolve().name
+        data = self.file or ("" if corpus else self.text)
+        spec = CorpusSpec(
+            data,
+            self.validation,
+            self.test,
+            self.document_separator,
+            self.text_field,
+            tokenizer,
+            vocab_size,
+            corpus,
+        )
+        sources = find(spec)
+        kind = "ids" if any(part.has_ids for part in sources.parts) else tokenizer
+        name = kind if not kind.endswith(".json") else "subwords"
+        text = "stdin" if data == "-" else corpus or Path(self.text).resolve().name
         out = self.out or Path("tokens") / f"{text}-{name}"
         if out.exists():
             raise UserError(f"{out} exists already; name a new folder as --out.")
-        folder = prepare(recipe, out)
-        card = config_from_dict(Card, read_json(folder / CARD), str(folder / CARD))
-        if card.source != str(recipe.source):  # which was waited for
+        card = read_info(prepare(spec, out, sources=sources))
+        if card.source != (data or corpus):  # which was waited for
             raise UserError(f"{out} was made from {card.source} meanwhile; name another folder as --out.")
         for split, counts in card.splits.items():
             documents = f", {counted(counts.documents, 'document')}" if counts.documents else ""
-            print(
-                f"{split:<12}{counts.tokens:,} tokens, {counts.characters:,} characters, {counts.words:,} "
-                f"words{documents}"
-            )
-        print(f"tokens: {folder}")
+            text = f", {counts.characters:,} characters, {counts.words:,} words" * (card.tokenizer != "ids")
+            print(f"{split:<12}{counts.tokens:,} tokens{text}{documents}")
+        print(f"tokens: {out}")

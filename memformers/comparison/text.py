@@ -7,15 +7,21 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
+from memformers.common.atomic_dir import checksum
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Range, check_fields
 from memformers.common.files import config_from_dict, replacing
 from memformers.common.machine import choose_device
 from memformers.comparison.arms import arms_of_models, read_arms
 from memformers.comparison.experiment import Experiment, Settings, Task, run_experiment
-from memformers.data.corpora import BUILTIN, STAND_IN, Corpus
-from memformers.data.store import TokenStore
-from memformers.data.texts import bytes_of
+from memformers.data.dataset import DatasetInfo
+from memformers.data.sources import (
+    BUILTIN,
+    STAND_IN,
+    TINY_SHAKESPEARE_SHA256,
+    TINY_SHAKESPEARE_URL,
+    download,
+)
 from memformers.evaluation.probe import ProbeConfig, probe
 from memformers.models.config import ModelConfig, ModelName
 from memformers.runs.folder import check_nothing_is_lost
@@ -104,14 +110,12 @@ class TextTask(Task):
         contains; UserError also for runs in ``folder`` of another corpus or of other settings."""
         trainings = {name: self.parse(settings, name) for name, settings in runs.items()}
         any_of_them = next(iter(trainings.values()))
-        corpus = find_text(any_of_them)
+        corpus = find_text(any_of_them).info
         check_apart(corpus, folder)
         for name, training in trainings.items():
             check_same_corpus(corpus, folder / name)
             check_same_config(training, folder / name)
-        if isinstance(corpus, TokenStore):
-            return lambda: {"data": str(Path(any_of_them.data).resolve())}
-        return lambda: {"data": pin_corpus(corpus, folder, any_of_them.document_separator)}
+        return lambda: pinned(any_of_them, corpus, folder)
 
     def train(self, folder: Path) -> None:
         """Train from the newest checkpoint, or from the beginning if there is none."""
@@ -131,20 +135,17 @@ class TextTask(Task):
 TEXT = TextTask()
 
 
-def pin_corpus(corpus: Corpus, folder: Path, document_separator: str = "") -> str:
-    """The corpus for each run to load, with the ``document_separator``, so that all read the same one,
-    whatever the network or a cache contains: a word for the built-in play, otherwise a file or folder."""
-    if corpus.is_stand_in:
-        return STAND_IN
-    if corpus.is_builtin:
-        return BUILTIN
-    if not Path(corpus.source).exists():
-        documents = corpus.documents_between(0, len(corpus.text))
-        text = "".join(f"{document}{document_separator}" for document in documents) or corpus.text
-        path, raw = folder / "corpus.txt", bytes_of(text)  # as text, some systems would change its lines
-        if not path.exists() or path.read_bytes() != raw:
+def pinned(train: TrainConfig, corpus: DatasetInfo, folder: Path) -> Settings:
+    """The settings with which all runs read the same corpus, whatever the network, a cache or the current
+    folder contains: a word for the built-in play, otherwise files."""
+    if corpus.is_stand_in or train.data == BUILTIN:
+        return {"data": STAND_IN if corpus.is_stand_in else BUILTIN}
+    if corpus.source == TINY_SHAKESPEARE_URL:  # which can't be kept in the cache
+        path = folder / "corpus.txt"
+        if not path.exists() or checksum(path) != TINY_SHAKESPEARE_SHA256:
             check_nothing_is_lost(folder, [path.name])
             with replacing(path) as temporary:
-                temporary.write_bytes(raw)
-        return str(path.resolve())
-    return str(Path(corpus.source).resolve())
+                temporary.write_bytes(download())
+        return {"data": str(path.resolve())}
+    named = {"data": train.data or corpus.source, "validation": train.validation, "test": train.test}
+    return {n: name if "://" in name else str(Path(name).resolve()) for n, name in named.items() if name}

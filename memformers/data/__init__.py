@@ -1,1 +1,4 @@
-"""Text: corpora, tokenizers, and parallel contiguous streams of segments."""
+"""Corpora, tokenizers, datasets of tokens, and the streams in which models read them."""
+
+TRAIN, VALIDATION, TEST = SPLITS = "train", "validation", "test"
+"""The parts of a dataset: to learn from, to choose by, and to claim on."""

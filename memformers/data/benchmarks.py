@@ -2,13 +2,13 @@
 
 import sys
 import sysconfig
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from memformers.common.errors import UserError
-from memformers.data.store import TEST, TRAIN, VALIDATION, Counts
-
-SPLITS = (TRAIN, VALIDATION, TEST)
+from memformers.data import SPLITS
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,8 @@ class Benchmark:
     tokenizer: str
     vocab_size: int | None = None
     """Of subwords."""
-    files: tuple[str, ...] = ()
-    """Patterns of the files of each split in a folder; empty: one file has all of them."""
     sizes: tuple[int, ...] = ()
-    """The bytes of each split in that file, one after the other."""
+    """The bytes of each split in its one file, one after the other; empty: each split is a file or folder."""
     sha256: str = ""
     """Of that file, if it is published."""
     documents: tuple[int, ...] = ()
@@ -29,37 +27,20 @@ class Benchmark:
     words: tuple[int, ...] = ()
     """How many words and ends of lines each split has."""
 
-    def found(self, source: Path) -> dict[str, Path]:
-        """The files in the order of the splits, by names that begin with their split; else UserError."""
-        if not self.files:
-            if not source.is_file():
-                raise UserError(f"expected {source} to be one file, the decompressed corpus; name that file.")
-            return {source.name: source}
-        found: dict[str, Path] = {}
-        for split, pattern in zip(SPLITS, self.files, strict=True):
-            paths = sorted(source.glob(pattern))
-            if not paths:
-                raise UserError(f"expected {source / pattern} for {split}, but nothing is there.")
-            found |= {f"{split}/{path.name}": path for path in paths}
-        return found
+    def ends(self, total: int, sha256: str) -> dict[str, int]:
+        """Where each split ends in its one file of ``total`` bytes; UserError for another file than the
+        published one."""
+        if total != sum(self.sizes) or (self.sha256 and sha256 != self.sha256):
+            raise UserError(
+                f"expected the published file of {sum(self.sizes):,} bytes"
+                f"{f' and SHA-256 {self.sha256}' * bool(self.sha256)}, got {total:,} bytes and {sha256}; "
+                f"download it again, or prepare it without the corpus's name."
+            )
+        return {split: sum(self.sizes[: i + 1]) for i, split in enumerate(SPLITS)}
 
-    def places(self, ends: dict[str, int], total: int, sha256: str) -> dict[str, tuple[int, int]]:
-        """Where each split begins and ends, in bytes, in a text whose files end at ``ends``; UserError for
-        another file than the published one."""
-        if not self.files:
-            if total != sum(self.sizes) or (self.sha256 and sha256 != self.sha256):
-                raise UserError(
-                    f"expected the published file of {sum(self.sizes):,} bytes"
-                    f"{f' and SHA-256 {self.sha256}' * bool(self.sha256)}, got {total:,} bytes and {sha256}; "
-                    f"download it again, or prepare it without the corpus's name."
-                )
-            last = [sum(self.sizes[: i + 1]) for i in range(len(self.sizes))]
-        else:
-            last = [max(end for name, end in ends.items() if name.startswith(f"{s}/")) for s in SPLITS]
-        return {split: (begin, end) for split, begin, end in zip(SPLITS, [0, *last], last, strict=False)}
-
-    def check(self, counts: dict[str, Counts], tokenizer: str) -> None:
-        """Raise UserError unless the splits have as many documents and words as the published ones."""
+    def check(self, counts: Mapping[str, Any], tokenizer: str) -> None:
+        """Raise UserError unless the splits with these [`Counts`][memformers.data.dataset.Counts] have as
+        many documents and words as the published ones."""
         for what, expected in (("documents", self.documents), ("words", self.words * (tokenizer == "word"))):
             found = tuple(getattr(c, "tokens" if what == "words" else what) for c in counts.values())
             if expected and found != expected:
@@ -77,15 +58,9 @@ BENCHMARKS = {
     ),
     "text8": Benchmark("character", sizes=(90_000_000, 5_000_000, 5_000_000)),
     # Merity et al. 2016 (arXiv 1609.07843), table 1.
-    "wikitext-103": Benchmark(
-        "word",
-        files=("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
-        words=(103_227_021, 217_646, 245_569),
-    ),
+    "wikitext-103": Benchmark("word", words=(103_227_021, 217_646, 245_569)),
     # Rae et al. 2020 (arXiv 1911.05507), table 2.
-    "pg19": Benchmark(
-        "bpe", 32_000, ("train/*.txt", "validation/*.txt", "test/*.txt"), documents=(28_602, 50, 100)
-    ),
+    "pg19": Benchmark("bpe", 32_000, documents=(28_602, 50, 100)),
 }
 PYTHON_SOURCE = "python-source"
 """The sources of the running interpreter and its packages: a text to scale with that needs no network, but

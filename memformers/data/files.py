@@ -1,6 +1,7 @@
-"""Files as blocks of bytes, compressed or not, in constant memory."""
+"""Files as blocks of bytes, compressed or not, of this machine or another, in constant memory."""
 
 import bz2
+import hashlib
 import lzma
 import mmap
 import os
@@ -8,46 +9,80 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
+
+import numpy.typing as npt
+import platformdirs
 
 from memformers.common.errors import UserError
 
-BLOCK = 1 << 20
+File = Path | bytes | npt.NDArray[Any]
+"""A file, - for standard input, or what one would hold: a text, or token ids."""
+BLOCK, COMPRESSED_BLOCK = 1 << 20, 1 << 16
 """Bytes that are read at once."""
-COMPRESSED_BLOCK = 1 << 16
 LONGEST_LINE = 256 << 20
 """Bytes of a line of JSON; a longer one is refused, since it must be in memory as a whole."""
-ZIP = ".zip"
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ZIP)
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 STDIN = Path("-")
+BROKEN = (zlib.error, lzma.LZMAError, zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError)
+"""What the libraries raise for compressed data that they can't read."""
 
 
 class SeveralFiles(UserError):
     """An archive has not one file but several, or none."""
 
 
-def blocks_of(path: Path, progress: Callable[[int], object] = lambda n: None) -> Iterator[bytes]:
-    """The contents of a file, decompressed if its name ends so, or of standard input for ``-``; ``progress``
-    gets the number of bytes that were read of it. Raises UserError for a file that can't be read, that
-    changes meanwhile, or that is cut off or broken."""
-    if path == STDIN:
-        yield from _raw(sys.stdin.buffer.read, BLOCK, progress)
-        return
-    suffix = path.suffix.lower()
+def local(name: str) -> Path:
+    """The file or folder called ``name``; one of another machine's, such as s3://bucket/text.jsonl, is first
+    copied into the user's cache, by fsspec. UserError where that fails."""
+    if "://" not in name:
+        return Path(name)
+    import fsspec  # not above: hardly any text needs it
+
+    copies = Path(
+        platformdirs.user_cache_dir("memformers"), "remote", hashlib.sha256(name.encode()).hexdigest()[:16]
+    )
+    options = {"cache_storage": str(copies), "check_files": True, "same_names": True}
     try:
-        with open(path, "rb") as file:
-            before = os.fstat(file.fileno())
-            if suffix == ZIP:
-                yield from _unzipped(file, path, progress)
+        return Path(fsspec.open_local(f"filecache::{name}", filecache=options))
+    except Exception as error:  # of any file system, or of one that isn't installed
+        raise UserError(f"{name} can't be read: {' '.join(str(error).split())}; name another file.") from None
+
+
+def blocks_of(file: Path | bytes, progress: Callable[[int], object] = lambda n: None) -> Iterator[bytes]:
+    """The contents of a file, decompressed if its name ends so; ``progress`` gets the number of bytes that
+    were read of it. Raises UserError for one that can't be read, that changes meanwhile, or is broken."""
+    if isinstance(file, bytes):
+        yield file
+        return
+    if file == STDIN:
+        yield from _read(sys.stdin.buffer.read, BLOCK, progress)
+        return
+    suffix = file.suffix.lower()
+    try:
+        with open(file, "rb") as opened:
+            before = os.fstat(opened.fileno())
+            if suffix == ".zip":
+                with zipfile.ZipFile(opened) as archive:
+                    inside = [each for each in archive.infolist() if not each.is_dir()]
+                    if len(inside) != 1:
+                        raise SeveralFiles(
+                            f"{file} holds {len(inside):,} files; unpack it, and name the folder."
+                        )
+                    yield from _read(archive.open(inside[0]).read, BLOCK, progress)
+            elif suffix in COMPRESSED:
+                yield from _decompressed(_read(opened.read, COMPRESSED_BLOCK, progress), suffix)
             else:
-                raw = _raw(file.read, COMPRESSED_BLOCK if suffix in COMPRESSED else BLOCK, progress)
-                yield from _decompressed(raw, suffix, path) if suffix in COMPRESSED else raw
-            after = os.fstat(file.fileno())
+                yield from _read(opened.read, BLOCK, progress)
+            after = os.fstat(opened.fileno())
+    except BROKEN as error:
+        raise UserError(f"{file} can't be decompressed: {error}; give a complete file.") from None
     except OSError as error:
-        refuse(error, path)
+        refuse(error, file)
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise UserError(f"{path} has changed while it was read; begin again when it is complete.")
+        raise UserError(f"{file} has changed while it was read; begin again when it is complete.")
 
 
 def refuse(error: OSError, path: Path | None = None) -> NoReturn:
@@ -58,63 +93,42 @@ def refuse(error: OSError, path: Path | None = None) -> NoReturn:
     ) from None
 
 
-def _raw(read: Callable[[int], bytes], size: int, progress: Callable[[int], object]) -> Iterator[bytes]:
+def _read(read: Callable[[int], bytes], size: int, progress: Callable[[int], object]) -> Iterator[bytes]:
     while block := read(size):
         progress(len(block))
         yield block
 
 
-def _unzipped(file: BinaryIO, path: Path, progress: Callable[[int], object]) -> Iterator[bytes]:
-    """The contents of the one file in a ZIP archive."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            inside = [each for each in archive.infolist() if not each.is_dir()]
-            if len(inside) != 1:
-                raise SeveralFiles(f"{path} holds {len(inside):,} files; unpack it, and name the folder.")
-            with archive.open(inside[0]) as member:
-                yield from _raw(member.read, BLOCK, progress)
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
-        raise UserError(f"{path} can't be decompressed: {error}; give a complete file.") from None
-
-
-def _decompressed(blocks: Iterable[bytes], suffix: str, path: Path) -> Iterator[bytes]:
-    """What ``blocks`` are when they are decompressed; a file may have several compressed parts."""
-    stream = _decompressor(suffix)
-    fresh, errors = True, _errors(suffix)
+def _decompressed(blocks: Iterable[bytes], suffix: str) -> Iterator[bytes]:
+    """What ``blocks`` are when they are decompressed: parts, and zeros that fill up the last block."""
+    stream = None
     for block in blocks:
-        while block:
-            if stream.eof:
-                if not (block := block.lstrip(b"\0")):  # zeros that fill up a block, as gzip takes them
-                    break
-                stream, fresh = _decompressor(suffix), True
+        while stream or (block := block.lstrip(b"\0")):
+            stream = stream or DECOMPRESSORS[suffix]()
             try:
-                if found := stream.decompress(block):
-                    yield found
-            except errors as error:
-                raise UserError(f"{path} can't be decompressed: {error}; give a complete file.") from None
-            fresh, block = False, stream.unused_data if stream.eof else b""
-    if not stream.eof and not fresh:
-        raise UserError(f"{path} ends in the middle of its compressed data; give a complete file.")
+                found = stream.decompress(block)
+            except Exception as error:  # of four libraries
+                raise EOFError(error) from None
+            yield found
+            if not stream.eof:
+                break
+            block, stream = stream.unused_data, None
+    if stream:
+        raise EOFError("it ends in the middle of its compressed data")
 
 
-def _decompressor(suffix: str) -> Any:
-    if suffix == ".gz":
-        return zlib.decompressobj(wbits=31)
-    if suffix == ".bz2":
-        return bz2.BZ2Decompressor()
-    if suffix == ".xz":
-        return lzma.LZMADecompressor()
+def _zstandard() -> Any:
     import zstandard  # not above: hardly any text needs it
 
     return zstandard.ZstdDecompressor().decompressobj()
 
 
-def _errors(suffix: str) -> tuple[type[Exception], ...]:
-    if suffix == ".zst":
-        import zstandard
-
-        return (zstandard.ZstdError,)
-    return (zlib.error, lzma.LZMAError, OSError)
+DECOMPRESSORS: dict[str, Callable[[], Any]] = {
+    ".gz": partial(zlib.decompressobj, wbits=31),
+    ".bz2": bz2.BZ2Decompressor,
+    ".xz": lzma.LZMADecompressor,
+    ".zst": _zstandard,
+}
 
 
 def forget(whole: mmap.mmap) -> None:

@@ -1,19 +1,21 @@
 """Tokens that are parts of words, by Hugging Face's tokenizers: byte-level BPE that a text is learned by, and
 any ``tokenizer.json`` that people have."""
 
-import codecs
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import cached_property
 from itertools import chain
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from memformers.common.errors import UserError
-from memformers.data.texts import NOT_UTF8, bytes_of, check_utf8
 from memformers.data.tokenizer import Numbers, Tokenizer
+from memformers.data.utf8 import NOT_UTF8, bytes_of, check_utf8
 
 if TYPE_CHECKING:
     import tokenizers
@@ -129,23 +131,16 @@ class SubwordTokenizer(Tokenizer):
                 f"these characters out, or use another tokenizer."
             )
 
-    def decode(self, tokens: "Tensor") -> str:
-        """The text of tokens ``[n]``; bytes that are not UTF-8 become the replacement character."""
-        if self.of_bytes is not None:
-            return self.bytes_of(tokens).decode("utf-8", errors="replace")
-        return self.inner.decode(tokens.tolist(), skip_special_tokens=False)
-
     def bytes_of(self, tokens: "Tensor") -> bytes:
         """The bytes that tokens ``[n]`` stand for."""
         if (of_bytes := self.of_bytes) is not None:
             return b"".join(of_bytes[i] for i in tokens.tolist())
-        return super().bytes_of(tokens)
+        return bytes_of(self.inner.decode(tokens.tolist(), skip_special_tokens=False))
 
     def decoder(self) -> Callable[[int], str]:
         """As in [`Tokenizer`][memformers.data.tokenizer.Tokenizer]."""
-        if (of_bytes := self.of_bytes) is not None:
-            characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
-            return lambda token: characters.decode(of_bytes[token])
+        if self.of_bytes is not None:
+            return super().decoder()
         from tokenizers.decoders import DecodeStream
 
         stream = DecodeStream(skip_special_tokens=False)
@@ -164,11 +159,6 @@ class SubwordTokenizer(Tokenizer):
         """The contents of ``tokenizer.json``."""
         return self._data
 
-    @property
-    def line_break(self) -> str:
-        """A line break, or a space where the vocabulary has none."""
-        return "\n" if len(self.inner.encode("\n", add_special_tokens=False).ids) else " "
-
 
 def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTokenizer:
     """Byte-level BPE with GPT-2's pattern, learned from the first of ``texts`` that have
@@ -184,10 +174,12 @@ def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTok
     inner.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size or DEFAULT_SUBWORDS, initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab_size or DEFAULT_SUBWORDS,
+        initial_alphabet=alphabet,
+        show_progress=sys.stderr.isatty(),
     )
     cut = (LONG_WORD.sub(r"\g<0> ", NOT_UTF8.sub(" ", text)) for text in texts)
-    inner.train_from_iterator(with_enough_words(cut), trainer)
+    in_the_background(lambda: inner.train_from_iterator(with_enough_words(cut), trainer))
     learned = inner.get_vocab_size()
     if vocab_size is not None and learned < vocab_size:
         raise UserError(
@@ -195,6 +187,21 @@ def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTok
             f"smaller vocab_size, or a longer text."
         )
     return SubwordTokenizer(inner.to_str())
+
+
+def in_the_background(work: Callable[[], object]) -> None:
+    """Do some ``work`` of another language in a thread, so that Ctrl-C ends the wait for it."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    done.result()
 
 
 def with_enough_words(texts: Iterable[str]) -> Iterator[str]:

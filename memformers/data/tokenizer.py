@@ -1,5 +1,6 @@
 """What every tokenizer does."""
 
+import codecs
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from memformers.data.texts import bytes_of
+from memformers.common.errors import UserError
 
 if TYPE_CHECKING:  # processes that only tokenize do without PyTorch
     from torch import Tensor
@@ -26,22 +27,17 @@ class Tokenizer(ABC):
     def numbers(self, text: str) -> Numbers:
         """The tokens of ``text``, ``[n]``; UserError where it has what the vocabulary doesn't have."""
 
-    def numbers_of(self, texts: "Sequence[str]") -> list[Numbers]:
-        """The tokens of each of ``texts``, ``[n]``; UserError as in [`numbers`][]."""
-        return list(map(self.numbers, texts))
-
     @abstractmethod
-    def decode(self, tokens: "Tensor") -> str:
-        """The text of tokens ``[n]``."""
-
-    @abstractmethod
-    def decoder(self) -> Callable[[int], str]:
-        """A function from each next token to the text that it completes; in a character of several tokens,
-        only the last one gives text."""
+    def bytes_of(self, tokens: "Tensor") -> bytes:
+        """The bytes that tokens ``[n]`` stand for."""
 
     @abstractmethod
     def saved(self) -> Any:
         """What ``tokenizer.json`` holds."""
+
+    def numbers_of(self, texts: Sequence[str]) -> list[Numbers]:
+        """The tokens of each of ``texts``, ``[n]``; UserError as in [`numbers`][]."""
+        return list(map(self.numbers, texts))
 
     def encode(self, text: str) -> "Tensor":
         """The tokens of ``text``, int64 ``[n]``; UserError as in [`numbers`][]."""
@@ -49,17 +45,17 @@ class Tokenizer(ABC):
 
         return torch.from_numpy(self.numbers(text).astype(np.int64))
 
-    def encode_all(self, texts: "Sequence[str]") -> "tuple[Tensor, tuple[int, ...]]":
-        """The tokens of whole ``texts`` behind each other, int64 ``[n]``, and how many each of them has;
-        UserError as in [`numbers`][]."""
+    def decode(self, tokens: "Tensor") -> str:
+        """The text of tokens ``[n]``; bytes that are not UTF-8 become the replacement character."""
+        return self.bytes_of(tokens).decode("utf-8", errors="replace")
+
+    def decoder(self) -> Callable[[int], str]:
+        """A function from each next token to the text that it completes; in a character of several tokens,
+        only the last one gives text."""
         import torch
 
-        parts = [self.encode(self.ended(text)) for text in texts]
-        return torch.cat(parts), tuple(map(len, parts))
-
-    def bytes_of(self, tokens: "Tensor") -> bytes:
-        """The bytes that tokens ``[n]`` stand for."""
-        return bytes_of(self.decode(tokens))
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        return lambda token: decoder.decode(self.bytes_of(torch.tensor([token])))
 
     def ended(self, text: str) -> str:
         """The end of a text as this tokenizer needs it."""
@@ -67,5 +63,13 @@ class Tokenizer(ABC):
 
     @property
     def line_break(self) -> str:
-        """The line break that the vocabulary has, or any other of its characters if it has none."""
-        return "\n"
+        """The line break that the vocabulary has, or something else of it if it has none."""
+        import torch
+
+        for text in ("\n", "\r", " "):
+            try:
+                if len(self.numbers(text)):
+                    return text
+            except UserError:
+                continue
+        return self.decode(torch.tensor([0]))

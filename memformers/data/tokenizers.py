@@ -1,9 +1,9 @@
 """Text to token numbers and back: a token is a character, a byte, a word, or a subword
 ([`memformers.data.subwords`][])."""
 
-import codecs
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from memformers.common.errors import UserError
+from memformers.common.fields import Count, check_value
 from memformers.common.files import read_json, write_json
 from memformers.data.subwords import SubwordTokenizer, learn_bpe
-from memformers.data.texts import STORE, bytes_of, check_utf8
 from memformers.data.tokenizer import Numbers, Tokenizer
+from memformers.data.utf8 import bytes_of, check_utf8
 
 if TYPE_CHECKING:  # processes that only tokenize do without PyTorch
     from torch import Tensor
 
 OWN = ("character", "frequency", "byte", "word", "bpe")
 """The tokenizers that are made for a text."""
-TOKENIZER = STORE[1]
+TOKENIZER = "tokenizer.json"
 BY_FREQUENCY = ("frequency", "word")
 """Those that number their tokens by how often they occur."""
 EOS, UNKNOWN = "<eos>", "<unk>"
@@ -56,22 +57,13 @@ class CharacterTokenizer(Tokenizer):
             )
         return numbers
 
-    def decode(self, tokens: "Tensor") -> str:
-        """The text of tokens ``[n]``."""
-        return "".join(self.vocabulary[i] for i in tokens.tolist())
-
-    def decoder(self) -> Callable[[int], str]:
-        """As in [`Tokenizer`][]."""
-        return lambda token: self.vocabulary[token]
+    def bytes_of(self, tokens: "Tensor") -> bytes:
+        """The characters that tokens ``[n]`` are, in UTF-8."""
+        return "".join(self.vocabulary[i] for i in tokens.tolist()).encode()
 
     def saved(self) -> Any:
         """The vocabulary."""
         return {"tokenizer": "character", "vocabulary": self.vocabulary}
-
-    @property
-    def line_break(self) -> str:
-        """The line break that the vocabulary has, or any other of its characters if it has none."""
-        return next((end for end in "\n\r" if end in self.vocabulary), self.vocabulary[0])
 
 
 class ByteTokenizer(Tokenizer):
@@ -83,22 +75,38 @@ class ByteTokenizer(Tokenizer):
         """The tokens of ``text``, uint8 ``[bytes]``."""
         return np.frombuffer(bytes_of(text), dtype=np.uint8)
 
-    def decode(self, tokens: "Tensor") -> str:
-        """The text of tokens ``[n]``; bytes that are not UTF-8 become the replacement character."""
-        return self.bytes_of(tokens).decode("utf-8", errors="replace")
-
     def bytes_of(self, tokens: "Tensor") -> bytes:
         """The bytes that tokens ``[n]`` are."""
         return bytes(tokens.tolist())
 
-    def decoder(self) -> Callable[[int], str]:
-        """As in [`Tokenizer`][]."""
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        return lambda token: decoder.decode(bytes([token]))
-
     def saved(self) -> Any:
         """The name."""
         return {"tokenizer": "byte"}
+
+
+class IdTokenizer(Tokenizer):
+    """Token ids below ``vocab_size`` that are no text; in a prompt they are numbers between white space."""
+
+    name = "ids"
+
+    def __init__(self, vocab_size: int):
+        check_value("vocab_size", vocab_size, Count)
+        self.vocab_size = vocab_size
+
+    def numbers(self, text: str) -> Numbers:
+        """The ids that ``text`` names, int64 ``[n]``; UserError for anything else."""
+        for word in text.split():
+            if not (word.isdecimal() and int(word) < self.vocab_size):
+                raise UserError(f"expected token ids from 0 to {self.vocab_size - 1}, got {word[:40]!r}.")
+        return np.array([int(word) for word in text.split()], dtype=np.int64)
+
+    def bytes_of(self, tokens: "Tensor") -> bytes:
+        """The ids ``[n]`` as numbers, each after a space."""
+        return "".join(f" {token}" for token in tokens.tolist()).encode()
+
+    def saved(self) -> Any:
+        """How many ids there are."""
+        return {"tokenizer": "ids", "vocab_size": self.vocab_size}
 
 
 class WordTokenizer(Tokenizer):
@@ -110,19 +118,19 @@ class WordTokenizer(Tokenizer):
 
     def __init__(self, vocabulary: Sequence[str]):
         self.vocabulary, self.vocab_size = list(vocabulary), len(vocabulary)
-        self._number = _Known((word, i) for i, word in enumerate(vocabulary))
+        self._number = {word: i for i, word in enumerate(vocabulary)}
         if len(self._number) != self.vocab_size or not {EOS, UNKNOWN} <= self._number.keys():
             raise UserError(f"expected a vocabulary of words, each once, with {EOS} and {UNKNOWN}.")
-        self._number.other = self._number[UNKNOWN]
 
     def numbers(self, text: str) -> Numbers:
         """The tokens of ``text``, int64 ``[words and ends of lines]``."""
         words = words_and_ends(text)
-        return np.fromiter(map(self._number.__getitem__, words), dtype=np.int64, count=len(words))
+        numbers = map(self._number.get, words, repeat(self._number[UNKNOWN]))
+        return np.fromiter(numbers, dtype=np.int64, count=len(words))
 
-    def decode(self, tokens: "Tensor") -> str:
+    def bytes_of(self, tokens: "Tensor") -> bytes:
         """The words of tokens ``[n]``, with a space between those of a line."""
-        return "".join(map(self.decoder(), tokens.tolist()))
+        return "".join(map(self.decoder(), tokens.tolist())).encode()
 
     def decoder(self) -> Callable[[int], str]:
         """As in [`Tokenizer`][]; a word follows a space, except at the beginning of a line."""
@@ -145,15 +153,6 @@ class WordTokenizer(Tokenizer):
         return text if not text or text.endswith(("\n", "\r")) else text + "\n"
 
 
-class _Known(dict[str, int]):
-    """Numbers of words, of which all others have the same one."""
-
-    other = 0
-
-    def __missing__(self, word: str) -> int:
-        return self.other
-
-
 def code_points(text: str) -> npt.NDArray[np.uint32]:
     """The number of each character in Unicode, ``[characters]``."""
     return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype="<u4")
@@ -170,18 +169,27 @@ def learn(name: str, vocab_size: int | None, pieces: Iterable[str]) -> Tokenizer
     """The tokenizer called ``name`` (one of [`OWN`][]) for a text in ``pieces``, which are cut before white
     space: its own characters, sorted (``"character"``) or the most frequent first (``"frequency"``); any
     bytes; its words (``"word"``) or subwords (``"bpe"``), at most ``vocab_size``."""
-    if name == "byte":
-        return ByteTokenizer()
     if name == "bpe":
         return learn_bpe(pieces, vocab_size)
     if name == "word":
         return word_tokenizer(count_words(pieces, vocab_size), vocab_size)
+    found = ByteTokenizer() if name == "byte" else characters_in(pieces, name == "frequency")
+    if vocab_size not in (None, found.vocab_size):
+        raise UserError(
+            f"vocab_size={vocab_size} is for tokenizer='word' and 'bpe', which learn their tokens; with "
+            f"{name!r} this text has {found.vocab_size}, so leave it out."
+        )
+    return found
+
+
+def characters_in(pieces: Iterable[str], by_frequency: bool) -> CharacterTokenizer:
+    """The tokenizer of the characters in ``pieces``, in alphabetical order, or the most frequent first."""
     counts = np.zeros(0x110000, dtype=np.int64)
     for piece in pieces:
         check_utf8(piece, "the text")
         counts += np.bincount(code_points(piece), minlength=len(counts))
     found = counts.nonzero()[0]
-    if name == "frequency":
+    if by_frequency:
         found = found[np.argsort(-counts[found], kind="stable")]
     return CharacterTokenizer("".join(map(chr, found)))
 
@@ -257,6 +265,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
         return CharacterTokenizer(vocabulary)
     if name == "word" and isinstance(vocabulary, list) and all(isinstance(word, str) for word in vocabulary):
         return WordTokenizer(vocabulary)
+    if name == "ids" and "vocab_size" in data:
+        return IdTokenizer(data["vocab_size"])
     if "model" in data:
         return SubwordTokenizer(path.read_text(encoding="utf-8"), str(path))
     shown = str(data)[:200]

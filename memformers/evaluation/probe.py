@@ -14,15 +14,15 @@ from memformers.common.fields import Count, check_fields
 from memformers.common.files import write_json
 from memformers.common.progress import Progress
 from memformers.convert.load import load_checkpoint
-from memformers.data.corpora import Corpus, load_corpus
-from memformers.data.preparing import open_prepared
-from memformers.data.store import TRAIN, VALIDATION, TokenStore
+from memformers.data.dataset import TokenDataset
+from memformers.data.sources import CorpusSpec
 from memformers.data.streams import streams_and_places
-from memformers.data.tokenizer import Tokenizer
+from memformers.data.tokenize_corpus import BIG, dataset_of
 from memformers.evaluation.attention_mass import attention_mass, check_long_enough
 from memformers.evaluation.context import effective_context
 from memformers.evaluation.memory_ablation import memory_ablation
 from memformers.evaluation.token_groups import NO_WORD, WORD, word_occurrences
+from memformers.evaluation.units import slice_of
 from memformers.runs.finished import FinishedRun, newest_checkpoint, read_runs
 from memformers.runs.folder import PROBE
 
@@ -81,7 +81,7 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
     tokenizers = [tokenizer for _, tokenizer in loaded.values()]
     if any(other.saved() != tokenizers[0].saved() for other in tokenizers[1:]):
         raise UserError("these runs divide the text into different tokens; probe each run alone.")
-    tokens, documents = held_out_tokens(corpus, tokenizers[0])
+    tokens, documents = held_out_tokens(corpus)
     # A single document is part of one that was cut like a plain text.
     documents = documents if len(documents) > 1 else ()
     if not documents:
@@ -99,7 +99,7 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
                 documents=documents,
                 progress=bar.update,
             )
-    occurrences = occurrences_in(corpus, tokenizers[0], tokens, documents)
+    occurrences = occurrences_in(corpus, tokens, documents)
     with Progress(unit="tok", unit_scale=True, desc="probing memory") as bar:
         found = memory_ablation(
             models, tokens, occurrences, tokens=config.tokens, documents=documents, progress=bar.update
@@ -119,45 +119,43 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
     return folder / PROBE
 
 
-def held_out_tokens(corpus: Corpus | TokenStore, tokenizer: Tokenizer) -> tuple[Tensor, tuple[int, ...]]:
-    """The held-out text, int64 ``[n]``, and how many tokens each of its documents has; of a folder of tokens
-    at most [`MOST_TOKENS`][]."""
-    if isinstance(corpus, Corpus):
-        texts = corpus.validation_documents
-        encoded, lengths = tokenizer.encode_all(texts or [corpus.validation_text])
-        return encoded, lengths if texts else ()
-    split = corpus.splits[VALIDATION]
+def held_out_tokens(corpus: TokenDataset) -> tuple[Tensor, tuple[int, ...]]:
+    """The held-out text, int64 ``[n]``, and how many tokens each of its documents has; of a large one at most
+    [`MOST_TOKENS`][]."""
+    split = corpus.validation
+    most = MOST_TOKENS if isinstance(split.tokens, np.memmap) else len(split.tokens)
     ends = split.documents.cumsum()
-    documents = split.documents[ends <= max(MOST_TOKENS, ends[0])] if len(ends) else ends
-    tokens = split.tokens[: documents.sum() if len(ends) else MOST_TOKENS]
+    documents = split.documents[ends <= max(most, ends[0])] if len(ends) else ends
+    tokens = split.tokens[: documents.sum() if len(ends) else most]
     return torch.from_numpy(tokens.astype(np.int64)), tuple(documents.tolist())
 
 
-def occurrences_in(
-    corpus: Corpus | TokenStore, tokenizer: Tokenizer, tokens: Tensor, documents: Sequence[int]
-) -> Tensor:
+def occurrences_in(corpus: TokenDataset, tokens: Tensor, documents: Sequence[int]) -> Tensor:
     """How often the word of each of the held-out ``tokens`` occurs in training, int64 ``[n]``; no word of
-    ``documents``, given by their numbers of tokens, goes on in the next one. Where tokens are words or
-    subwords, and in a folder of tokens, how often the token itself occurs."""
-    if isinstance(corpus, TokenStore) or tokenizer.name not in ("character", "byte"):
-        return token_occurrences(corpus, tokenizer, tokens)
-    n_tokens = len(tokens)
+    ``documents``, given by their numbers of tokens, goes on in the next one. Where tokens are words,
+    subwords or ids, and in a large text, how often the token itself occurs."""
+    tokenizer, train = corpus.tokenizer, corpus.train
+    if tokenizer.name not in ("character", "byte") or len(train.tokens) >= BIG:
+        return token_occurrences(corpus, tokens)
+    held_out, trained_on = (
+        "\n".join(map(slice_of, map(tokenizer.bytes_of, ids.split(lengths or len(ids)))))
+        for ids, lengths in (
+            (tokens, list(documents)),
+            (torch.from_numpy(train.tokens.astype(np.int64)), train.documents.tolist()),
+        )
+    )
+    found = word_occurrences(held_out, trained_on, len(tokens) + max(len(documents) - 1, 0))
     if not documents:
-        return word_occurrences(corpus.validation_text, corpus.train_text, n_tokens)
-    held_out, trained_on = "\n".join(corpus.validation_documents), "\n".join(corpus.train_documents)
-    found = word_occurrences(held_out, trained_on, n_tokens + len(documents) - 1)
+        return found
     parts = found.split([length + 1 for length in documents[:-1]] + [documents[-1]])
     return torch.cat([part[:length] for part, length in zip(parts, documents, strict=True)])
 
 
-def token_occurrences(corpus: Corpus | TokenStore, tokenizer: Tokenizer, tokens: Tensor) -> Tensor:
+def token_occurrences(corpus: TokenDataset, tokens: Tensor) -> Tensor:
     """How often each of ``tokens [n]`` occurs in training, int64 ``[n]``; [`NO_WORD`][] for those without a
     letter."""
-    if isinstance(corpus, Corpus):
-        parts = [tokenizer.numbers(corpus.train_text)]
-    else:
-        train = corpus.splits[TRAIN].tokens
-        parts = [train[at : at + MOST_TOKENS] for at in range(0, len(train), MOST_TOKENS)]
+    train, tokenizer = corpus.train.tokens, corpus.tokenizer
+    parts = [train[at : at + MOST_TOKENS] for at in range(0, len(train), MOST_TOKENS)]
     counts = sum(torch.from_numpy(np.bincount(part, minlength=tokenizer.vocab_size)) for part in parts)
     found = torch.as_tensor(counts)[tokens]
     for token in tokens.unique():
@@ -166,18 +164,17 @@ def token_occurrences(corpus: Corpus | TokenStore, tokenizer: Tokenizer, tokens:
     return found
 
 
-def common_corpus(runs: Sequence[FinishedRun]) -> Corpus | TokenStore:
+def common_corpus(runs: Sequence[FinishedRun]) -> TokenDataset:
     """The text that all runs were trained on, as it was then; else ValueError."""
-    first = runs[0]
-    where = first.config["data"], first.config["document_separator"]
-    size = first.config["model"]["vocab_size"]
-    tokenizer = first.config.get("tokenizer", "character")
-    corpus = open_prepared(*where, tokenizer, size) or load_corpus(*where, tokenizer)
+    first = runs[0].config
+    fields = ("data", "validation", "test", "document_separator", "text_field", "tokenizer")
+    given = {name: first[name] for name in fields if name in first}  # earlier versions have fewer
+    corpus = dataset_of(CorpusSpec(**given, vocab_size=first["model"]["vocab_size"]))
     for run in runs:
-        if run.facts["corpus"]["sha256"] != corpus.sha256:
+        if run.facts["corpus"]["sha256"] != corpus.info.sha256:
             raise UserError(
                 f"{run.folder} was trained on {run.facts['corpus']['source']} with sha256 "
-                f"{run.facts['corpus']['sha256']}, but {corpus.source} has {corpus.sha256}; probe only runs "
-                f"on the same text together, and restore the text if it was changed."
+                f"{run.facts['corpus']['sha256']}, but {corpus.info.source} has {corpus.info.sha256}; probe "
+                f"only runs on the same text together, and restore the text if it was changed."
             )
     return corpus

@@ -19,8 +19,8 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from memformers.data.texts import bytes_of
 from memformers.data.tokenizer import Tokenizer
+from memformers.data.utf8 import bytes_of
 from memformers.evaluation.units import by_character
 
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")

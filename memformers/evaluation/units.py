@@ -13,17 +13,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.data.store import Counts
-from memformers.data.streams import Tokens, taken
-from memformers.data.texts import bytes_of
+from memformers.data.dataset import Counts, Split
+from memformers.data.streams import taken
 from memformers.data.tokenizer import Tokenizer
+from memformers.data.utf8 import bytes_of
 
 REST_OF_ONE = "[\udc80-\udcbf]{1,3}"
-"""Bytes that can only go on with a character, as [`memformers.data.texts.text_of`][] reads them where the
+"""Bytes that can only go on with a character, as [`memformers.data.utf8.text_of`][] reads them where the
 character's beginning is missing."""
 
 
@@ -41,11 +41,11 @@ class Units:
     predicted whole."""
 
 
-def units(tokenizer: Tokenizer, tokens: Tokens, documents: Sequence[int], counts: Counts) -> Units:
-    """What is predicted of ``tokens [n]``, one text with these ``counts``, or ``documents`` of these numbers
-    of tokens. Only the tokens at the edges are read."""
+def units(tokenizer: Tokenizer, split: Split) -> Units:
+    """What is predicted of a text, or of documents. Only the tokens at the edges are read."""
+    tokens, counts = split.tokens, split.counts
     characters, n_bytes, begin, edges = 0, 0, 0, []
-    for length in documents or [len(tokens)]:
+    for length in split.documents.tolist() or [len(tokens)]:
         end, known = begin + length, min(length, 4)  # the longest character has four bytes
         if tokenizer.name == "byte":
             text = slice_of(tokenizer.bytes_of(taken(tokens, torch.arange(begin, begin + known))))
@@ -56,21 +56,20 @@ def units(tokenizer: Tokenizer, tokens: Tokens, documents: Sequence[int], counts
         else:
             given = tokenizer.bytes_of(taken(tokens, torch.arange(begin, min(begin + 1, end))))
             edges.append((0, 0))
-            characters, n_bytes = characters + len(slice_of(given)), n_bytes + len(given)
+            characters += 1 if tokenizer.name == "ids" else len(slice_of(given))
+            n_bytes += len(given)
         begin = end
     return Units(counts.characters - characters, counts.bytes - n_bytes, counts.words, tuple(edges))
 
 
-def encoded_with_units(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[Tensor, tuple[int, ...], Units]:
-    """The tokens of all ``texts`` ``[n]``, how many each has, and what is predicted of them."""
-    tokens, lengths = tokenizer.encode_all(texts)
-    return tokens, lengths, units(tokenizer, tokens, lengths, counts_of(texts, len(tokens)))
-
-
-def counts_of(texts: Sequence[str], n_tokens: int, documents: int = 0) -> Counts:
-    """How large a split is that consists of ``texts``."""
-    n_bytes, characters = sum(len(bytes_of(text)) for text in texts), sum(map(len, texts))
-    return Counts(n_bytes, characters, sum(len(text.split()) for text in texts), n_tokens, documents)
+def encoded(tokenizer: Tokenizer, texts: Sequence[str], *, are_documents: bool = True) -> Split:
+    """The tokens of ``texts``, one behind the other."""
+    parts = [tokenizer.numbers(tokenizer.ended(text)) for text in texts]
+    tokens, lengths = np.concatenate(parts), np.array(list(map(len, parts)))
+    n_bytes, words = sum(len(bytes_of(text)) for text in texts), sum(len(text.split()) for text in texts)
+    characters = len(tokens) if tokenizer.name == "ids" else sum(map(len, texts))
+    counts = Counts(n_bytes, characters, words, len(tokens), len(texts) * are_documents)
+    return Split(tokens, counts, lengths if are_documents else lengths[:0])
 
 
 def word_perplexity(nats: float, words: int) -> float:

@@ -53,7 +53,8 @@ def title(corpus: dict[str, Any]) -> str:
     """The headline, with a warning if the corpus is a stand-in."""
     stand_in = " — NOT Tiny Shakespeare, which was not available"
     name = corpus["name"] + (stand_in if corpus["stands_in_for_tiny_shakespeare"] else "")
-    return f"How much memory helps: transformers compared on {plain(name)}"
+    ids = " (token ids, each of which counts as a character here)" * (corpus.get("tokenizer") == "ids")
+    return f"How much memory helps: transformers compared on {plain(name)}{ids}"
 
 
 def results_table(arms: Sequence[Arm], base: Arm) -> str:

@@ -10,7 +10,7 @@ from memformers.convert.load import load_checkpoint
 from memformers.data.tokenizer import Tokenizer
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.evaluation.evaluate import summary
-from memformers.evaluation.units import encoded_with_units
+from memformers.evaluation.units import encoded, units
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import short_name
 from memformers.runs.finished import read_run
@@ -117,6 +117,9 @@ def evaluate(
         >>> numbers["tokens"]
         1049
     """
-    tokens, lengths, of = encoded_with_units(tokenizer, [text] if isinstance(text, str) else list(text))
-    documents = () if isinstance(text, str) else lengths
-    return summary(evaluate_tokens(model, tokens, streams, documents=documents), of)
+    split = encoded(
+        tokenizer, [text] if isinstance(text, str) else text, are_documents=not isinstance(text, str)
+    )
+    documents = tuple(split.documents.tolist())
+    found = evaluate_tokens(model, split.tokens, streams, documents=documents)
+    return summary(found, units(tokenizer, split))

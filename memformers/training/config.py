@@ -33,9 +33,16 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     """The network."""
     data: str = ""
-    """The text to train on: a text file; or documents, as a folder of texts or a .jsonl file with a "text" in
-    each line; or "builtin" for the built-in play. Empty: Tiny Shakespeare from $MEMFORMERS_DATA, the user's
-    cache or its public address, or the built-in play if none of them works."""
+    """The text to train on: a text file; or documents, as a folder of texts, a .jsonl file, or a .parquet or
+    .csv table; or token ids, as .npy or .bin; or a folder with train.*, valid.* and perhaps test.* of these;
+    or "builtin" for the built-in play. Empty: Tiny Shakespeare from $MEMFORMERS_DATA, the user's cache or its
+    public address, or the built-in play if none of them works."""
+    validation: str = ""
+    """The text to validate on, of the same kinds; empty: the last 10 % of data, or its folder's own."""
+    test: str = ""
+    """The text that memformers evaluate --split test reads, and no training."""
+    text_field: str = "text"
+    """Which field of a line of JSON, or which column of a table, is the text."""
     document_separator: str = ""
     """The text between the documents of a text file; empty: the file is one text."""
     tokenizer: str = "character"

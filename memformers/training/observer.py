@@ -15,7 +15,7 @@ from memformers.common.files import sync, write_json, write_text
 from memformers.common.machine import describe_environment, peak_memory
 from memformers.common.progress import Progress
 from memformers.common.words import fitting, printable
-from memformers.data.store import TRAIN
+from memformers.data.dataset import TokenDataset
 from memformers.evaluation.evaluate import Evaluation
 from memformers.generation.sampling import Sampling
 from memformers.generation.text import continue_text
@@ -28,7 +28,7 @@ from memformers.training.distributed import Distributed, summon_full_params
 from memformers.training.loop import NotFiniteError, read_numbers
 from memformers.training.signals import Stopped, StopSignals
 from memformers.training.state import TrainingState
-from memformers.training.text import Text, Validation
+from memformers.training.text import Validation, held_out_beginning
 
 SAMPLE_CHARACTERS, GLIMPSE_CHARACTERS = 400, 50
 PROMPT_CHARACTERS = 100
@@ -100,7 +100,7 @@ class Observer:
     folder: Path
     config: TrainConfig
     model: MemoryLM
-    text: Text
+    text: TokenDataset
     state: TrainingState
     records: int
     """How many lines of metrics are written."""
@@ -118,7 +118,7 @@ class Observer:
         """The last one, at the end."""
         self.validation_loss: float | None = None
         """In nats per token, over the part that every evaluation reads."""
-        self.characters_a_token = self.text.card.splits[TRAIN].characters / len(self.text.train)
+        self.characters_a_token = self.text.train.counts.characters / len(self.text.train.tokens)
         self.read = ""
         """How much the last evaluation read, in words."""
         self.evaluated = 0
@@ -157,7 +157,8 @@ class Observer:
             self.read = read
             self.bar.say(f"over {read} held-out tokens:")
         bits = self.validation.bits_per_character(result)
-        line = f"{state.tokens:>13,} tokens  {bits:.4f} bits per character  │ {glimpse}"
+        unit = "token" if self.text.info.tokenizer == "ids" else "character"
+        line = f"{state.tokens:>13,} tokens  {bits:.4f} bits per {unit}  │ {glimpse}"
         self.bar.say(fitting(line, shutil.get_terminal_size().columns))
 
     def maybe_checkpoint(self, state: TrainingState) -> None:
@@ -176,7 +177,7 @@ class Observer:
             return
         about = About(
             config=asdict(self.config),
-            corpus_sha256=self.text.card.sha256,
+            corpus_sha256=self.text.info.sha256,
             environment=describe_environment(self.model.device),
             records=self.records,
             validation_loss=self.validation_loss if self.evaluated == state.tokens else None,
@@ -207,7 +208,7 @@ class Observer:
             "reconstruction_loss": evaluation.reconstruction_loss,
             "loss_by_position": evaluation.by_position,
             "peak_memory_bytes": self._peak_memory(),
-            "prompt": opening(self.text.held_out_beginning),
+            "prompt": opening(held_out_beginning(self.text)),
         }
         if self.ranks.first:
             write_text(self.folder / SAMPLE, sample + "\n")
@@ -267,7 +268,7 @@ class Observer:
     def _sample(self, characters: int) -> str:
         with self.bar.standing() as show:
             show("writing a sample")
-            prompt, how = opening(self.text.held_out_beginning), Sampling(0.8)
+            prompt, how = opening(held_out_beginning(self.text)), Sampling(0.8)
             return continue_text(self.model, self.text.tokenizer, prompt, characters, how, seed=SAMPLE_SEED)
 
 

@@ -22,8 +22,7 @@ from memformers.common.atomic_dir import (
 from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict, locked, read_json, write_text
 from memformers.common.machine import describe_environment
-from memformers.data.corpora import Corpus
-from memformers.data.store import Card, TokenStore
+from memformers.data.dataset import DatasetInfo
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER
 from memformers.models.config import ModelConfig
@@ -74,14 +73,14 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in sorted(names))
 
 
-def check_apart(corpus: Corpus | TokenStore, folder: Path) -> None:
+def check_apart(corpus: DatasetInfo, folder: Path) -> None:
     """Raise UserError for the folder of the documents themselves, to which a run or an experiment in
     ``folder`` would add its own files."""
     if Path(corpus.source).resolve() == folder.resolve():
         raise UserError(f"{folder} holds the texts to train on; name another folder for what is trained.")
 
 
-def check_same_corpus(corpus: Corpus | TokenStore, folder: Path) -> None:
+def check_same_corpus(corpus: DatasetInfo, folder: Path) -> None:
     """Raise ValueError unless ``corpus`` is that of the run in ``folder``, or there is no run."""
     check_apart(corpus, folder)
     if facts := read_facts(folder):
@@ -98,7 +97,7 @@ def restore_newest(
     model: MemoryLM,
     state: TrainingState,
     config: TrainConfig,
-    corpus: Card,
+    corpus: DatasetInfo,
     ranks: Distributed = ALONE,
     tokenizer: Tokenizer | None = None,
 ) -> tuple[TrainingState, int]:

@@ -15,6 +15,7 @@ from memformers.common.errors import UserError
 from memformers.common.files import write_json
 from memformers.common.machine import choose_device, describe_environment, git_commit, keep_freed_memory
 from memformers.common.words import counted
+from memformers.data.dataset import TokenDataset
 from memformers.data.streams import training_segments
 from memformers.models.base import memory_facts
 from memformers.models.config import ModelConfig
@@ -42,7 +43,7 @@ from memformers.training.optimizers import build_optimizers
 from memformers.training.resume import alone_in, check_same_config, check_same_corpus, restore_newest
 from memformers.training.signals import StopSignals
 from memformers.training.state import TrainingState
-from memformers.training.text import Text, find_text, prepare
+from memformers.training.text import check_long_enough, find_text
 
 
 def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> Path:
@@ -80,7 +81,7 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
             ranks.say(f"corpus: {read['name']} ({read['source']}){documents}")
             if resume:
                 state, records = restore_newest(
-                    folder, model, state, config, text.card, ranks, text.tokenizer
+                    folder, model, state, config, text.info, ranks, text.tokenizer
                 )
             ranks.first_alone(lambda: write_down(config, facts, folder, state))
             settings = {**asdict(config), **facts}
@@ -93,13 +94,13 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
                 write = tracking.record if tracking else lambda record: None
                 observer = Observer(folder, config, model, text, state, records, write, signals, bar, ranks)
                 segments = training_segments(
-                    text.train,
+                    text.train.tokens,
                     config.batch_size,
                     config.model.segment_len,
                     (state.epoch, state.position),
                     chunk_len=config.chunk_len,
                     seed=config.seed,
-                    documents=text.train_documents,
+                    documents=torch.from_numpy(text.train.documents),
                 )
                 with observer.plain_endings():
                     train(model, segments, config, record=observer.record, evaluate=observer.evaluate,
@@ -138,16 +139,18 @@ def in_its_precision(config: TrainConfig, folder: Path) -> TrainConfig:
     return config
 
 
-def read_text(config: TrainConfig, folder: Path, ranks: Distributed) -> Text:
+def read_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDataset:
     """The text to train on. Raises ValueError unless it is the same on all ``ranks``, and that of the run in
     ``folder`` if there is one."""
-    corpus = ranks.in_turn(lambda: find_text(config))
+    text = ranks.in_turn(lambda: find_text(config))
+    info = text.info
     ranks.check_alike(
-        corpus.sha256,
-        f"the processes read different texts, this one {corpus.source}; name a file that all have with data.",
+        info.sha256,
+        f"the processes read different texts, this one {info.source}; name a file that all have with data.",
     )
-    check_same_corpus(corpus, folder)
-    return prepare(corpus, config)
+    check_same_corpus(info, folder)
+    check_long_enough(text, config)
+    return text
 
 
 def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
@@ -188,9 +191,9 @@ def check_compiler(device: torch.device) -> None:
         ) from None
 
 
-def describe_run(config: TrainConfig, text: Text, model: MemoryLM) -> dict[str, Any]:
+def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> dict[str, Any]:
     """The facts of ``run.json``."""
-    card = text.card
+    card = text.info
     return {
         "corpus": {
             "name": card.name,

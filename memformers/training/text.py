@@ -3,21 +3,20 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
-from memformers.common.words import counted
-from memformers.data.corpora import Corpus, load_corpus
-from memformers.data.preparing import open_prepared
-from memformers.data.store import TRAIN, VALIDATION, Card, TokenStore
-from memformers.data.streams import Tokens, check_length, documents_reading, plain_reading, taken
-from memformers.data.tokenizer import Tokenizer
-from memformers.data.tokenizers import build_tokenizer, check_order
+from memformers.data import VALIDATION
+from memformers.data.dataset import TokenDataset
+from memformers.data.sources import CorpusSpec
+from memformers.data.streams import check_length, documents_reading, plain_reading, taken
+from memformers.data.tokenize_corpus import dataset_of
+from memformers.data.tokenizers import check_order
 from memformers.evaluation.evaluate import Evaluation, evaluate_reading
-from memformers.evaluation.units import counts_of, slice_of, units, word_perplexity
+from memformers.evaluation.units import slice_of, units, word_perplexity
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig
@@ -26,80 +25,43 @@ OPENING_TOKENS = 4096
 """How many tokens of the held-out text samples may begin with."""
 
 
-@dataclass(frozen=True)
-class Text:
-    """A text as tokens."""
-
-    card: Card
-    tokenizer: Tokenizer
-    train: Tokens
-    validation: Tokens
-    train_documents: Sequence[int] | Tensor = ()
-    """How many tokens of ``train`` each document has; empty for a plain text."""
-    validation_documents: tuple[int, ...] = ()
-    """The same for ``validation``."""
-
-    @property
-    def held_out_beginning(self) -> str:
-        """The beginning of the held-out text."""
-        first = torch.arange(min(len(self.validation), OPENING_TOKENS))
-        return slice_of(self.tokenizer.bytes_of(taken(self.validation, first)))
-
-
-def find_text(config: TrainConfig) -> Corpus | TokenStore:
-    """The text of ``config``: a folder of tokens, which a large text becomes, or a text in memory."""
-    how = (config.data, config.document_separator)
-    store = open_prepared(*how, config.tokenizer, asked_vocabulary(config))
-    return store or load_corpus(*how, config.tokenizer)
-
-
-def asked_vocabulary(config: TrainConfig) -> int | None:
-    """How many tokens are to be learned; None where that is left to the text."""
+def spec_of(config: TrainConfig) -> CorpusSpec:
+    """What the text of ``config`` is made of."""
     size = config.model.vocab_size
-    return None if size == ModelConfig().vocab_size else size
+    return CorpusSpec(
+        config.data,
+        config.validation,
+        config.test,
+        config.document_separator,
+        config.text_field,
+        config.tokenizer,
+        None if size == ModelConfig().vocab_size else size,
+    )
 
 
-def prepare(found: Corpus | TokenStore, config: TrainConfig) -> Text:
-    """The text as tokens, long enough for ``config`` to train and validate on; else ValueError."""
-    text = in_memory(found, config) if isinstance(found, Corpus) else mapped(found)
-    check_order(text.card.tokenizer, config.model.adaptive.cutoffs)
-    check_length(len(text.train), config.batch_size, config.model.segment_len)
-    for documents, purpose in ((text.train_documents, "train"), (text.validation_documents, "validate")):
-        if len(documents) and int(torch.as_tensor(documents).max()) < 2:
+def find_text(config: TrainConfig) -> TokenDataset:
+    """The text of ``config`` as tokens; UserError for one that can't be used."""
+    return dataset_of(spec_of(config))
+
+
+def check_long_enough(text: TokenDataset, config: TrainConfig) -> None:
+    """Raise UserError unless ``config`` can train and validate on ``text``."""
+    check_order(text.info.tokenizer, config.model.adaptive.cutoffs)
+    if VALIDATION not in text.splits:
+        raise UserError(f"{text.info.source} has no validation part; prepare it without a model's tokenizer.")
+    check_length(len(text.train.tokens), config.batch_size, config.model.segment_len)
+    for split, purpose in ((text.train, "train"), (text.validation, "validate")):
+        if len(split.documents) and split.documents.max() < 2:
             raise UserError(
-                f"{found.source} has only documents of a single token to {purpose} on, and nothing can be "
-                f"predicted in them; use longer documents."
+                f"{text.info.source} has only documents of a single token to {purpose} on, in which nothing "
+                f"can be predicted; use longer documents."
             )
-    if (left := len(text.validation)) < 2:
-        raise UserError(f"{found.source} leaves {counted(left, 'token')} to validate on; use a longer text.")
-    return text
 
 
-def mapped(store: TokenStore) -> Text:
-    """A folder of tokens, which stay on the disk."""
-    train, validation = (store.splits[name] for name in (TRAIN, VALIDATION))
-    lengths = torch.from_numpy(train.documents), tuple(validation.documents.tolist())
-    return Text(store.card, store.tokenizer, train.tokens, validation.tokens, *lengths)
-
-
-def in_memory(corpus: Corpus, config: TrainConfig) -> Text:
-    """A corpus as tokens; words and subwords are learned from its training part."""
-    learned_from = corpus.train_text if config.tokenizer in ("word", "bpe") else corpus.text
-    tokenizer = build_tokenizer(config.tokenizer, learned_from, asked_vocabulary(config))
-    train_texts = corpus.train_documents or [corpus.train_text]
-    held_out_texts = corpus.validation_documents or [corpus.validation_text]
-    train, train_documents = tokenizer.encode_all(train_texts)
-    validation, held_out = tokenizer.encode_all(held_out_texts)
-    train_documents = train_documents if corpus.train_documents else ()
-    held_out = held_out if corpus.validation_documents else ()
-    counts = {
-        TRAIN: counts_of(train_texts, len(train), len(train_documents)),
-        VALIDATION: counts_of(held_out_texts, len(validation), len(held_out)),
-    }
-    about = (corpus.name, corpus.source, corpus.sha256)
-    name = config.tokenizer if config.tokenizer == "frequency" else tokenizer.name
-    card = Card(*about, name, counts, len(corpus.documents), corpus.is_stand_in)
-    return Text(card, tokenizer, train, validation, train_documents, held_out)
+def held_out_beginning(text: TokenDataset) -> str:
+    """The beginning of the held-out text."""
+    first = torch.arange(min(len(text.validation.tokens), OPENING_TOKENS))
+    return slice_of(text.tokenizer.bytes_of(taken(text.validation.tokens, first)))
 
 
 EVALUATION_STREAMS = 16
@@ -123,12 +85,12 @@ class Validation:
     they are the same however often the training is resumed.
     """
 
-    def __init__(self, text: Text, config: TrainConfig):
-        self.counts = text.card.splits[VALIDATION]
-        self.text, S, tokens = text, config.model.segment_len, len(text.validation)
+    def __init__(self, text: TokenDataset, config: TrainConfig):
+        self.tokenizer, self.split = text.tokenizer, text.validation
+        S, tokens, documents = config.model.segment_len, len(self.split.tokens), self.split.documents.tolist()
         streams = min(EVALUATION_STREAMS, tokens - 1)
         allowed, longest = allowed_segments(config, streams), allowed_at_the_end(config)
-        if documents := text.validation_documents:
+        if documents:
             read = sample_of(documents, range(len(documents)), longest)
             in_part = set(sample_of(documents, read, allowed * streams * S))
             others = sorted(set(read) - in_part)
@@ -155,7 +117,7 @@ class Validation:
         def progress(losses: Tensor) -> None:
             done(next(read) / segments)
 
-        return evaluate_reading(model, self.text.validation, self.reading, progress, segments, part)
+        return evaluate_reading(model, self.split.tokens, self.reading, progress, segments, part)
 
     def part(self, evaluation: Evaluation) -> Evaluation:
         """The evaluation of the part, taken from the last one or from one of the part."""
@@ -185,16 +147,15 @@ class Validation:
     def comparable(self, evaluation: Evaluation) -> dict[str, float]:
         """Bits per character and per byte, and perplexity per word: exact for the whole text; for a part, as
         if the whole text had its loss per token."""
-        text = self.text
+        split, counts = self.split, self.split.counts
         if evaluation.tokens == self.predictable:
-            of = units(text.tokenizer, text.validation, text.validation_documents, self.counts)
-            return evaluation.comparable(of)
-        nats, given = evaluation.loss * self.predictable, len(text.validation_documents) or 1
+            return evaluation.comparable(units(self.tokenizer, split))
+        nats, given = evaluation.loss * self.predictable, counts.documents or 1
         return {
             # The first character of each text is one that nothing predicts.
-            "bits_per_character": nats / math.log(2) / max(self.counts.characters - given, 1),
-            "bits_per_byte": nats / math.log(2) / max(self.counts.bytes - given, 1),
-            "word_perplexity": word_perplexity(nats, self.counts.words),
+            "bits_per_character": nats / math.log(2) / max(counts.characters - given, 1),
+            "bits_per_byte": nats / math.log(2) / max(counts.bytes - given, 1),
+            "word_perplexity": word_perplexity(nats, counts.words),
         }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from memformers.cli import COMMANDS
 from memformers.common.files import read_json
-from memformers.data.texts import bytes_of
+from memformers.data.utf8 import bytes_of
 from memformers.runs.folder import new_folder
 from tests.builders import SMALL_RUN, SMALL_SIZES
 from tests.processes import finish, program, run

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import math
 import os
@@ -5,19 +6,21 @@ import re
 import shutil
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from memformers.common.atomic_dir import numbered
 from memformers.common.files import read_json, write_json
-from memformers.comparison import experiment
+from memformers.comparison import experiment, text
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall import RecallConfig
-from memformers.comparison.text import CompareConfig, compare, pin_corpus
-from memformers.data import corpora, gathering
-from memformers.data.corpora import Corpus, builtin_corpus, load_corpus
+from memformers.comparison.text import CompareConfig, compare, pinned
+from memformers.data import sources
+from memformers.data.sources import builtin_play
 from memformers.runs.folder import read_metrics
+from memformers.training.text import find_text
 from tests.builders import MODELS, SMALL_RUN, SMALL_SIZES, small_training
 from tests.processes import program, run, start, wait_for
 
@@ -61,8 +64,8 @@ def test_a_comparison_trains_each_model_ends_with_a_report_and_is_not_begun_agai
 @pytest.mark.usefixtures("quick_runs")
 def test_the_models_are_compared_on_subwords_of_python_source(tmp_path, monkeypatch):
     """With the options that ``make compare DATA=… TOKENIZER=bpe`` gives."""
-    sources = {path.name: path for path in sorted(Path(json.__file__).parent.glob("*.py"))}
-    monkeypatch.setattr(gathering, "python_sources", lambda: sources)
+    files = {path.name: path for path in sorted(Path(json.__file__).parent.glob("*.py"))}
+    monkeypatch.setattr(sources, "python_sources", lambda: files)
     tokens, out = tmp_path / "tokens", tmp_path / "compared"
     prepared = run("prepare", "python-source", "--vocab-size", 300, "--out", tokens)
     assert prepared.code == 0, prepared.err
@@ -175,7 +178,7 @@ def test_a_comparison_of_other_settings_is_refused_and_nothing_is_lost(changes, 
 
 @pytest.mark.usefixtures("quick_runs")
 def test_a_comparison_goes_on_where_a_training_of_it_stopped(compared, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora, "builtin_corpus", builtin_corpus)  # as long as in the runs that go on
+    monkeypatch.setattr(sources, "builtin_play", builtin_play)  # as long as in the runs that go on
     folder = shutil.copytree(compared, tmp_path / "again", symlinks=True)
     (folder / "compressive" / "result.json").unlink()
     (folder / "report.html").unlink()
@@ -199,23 +202,54 @@ def test_a_folder_of_another_task_or_of_something_else_is_left_alone(compared, t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["experiment.json", "mean"]
 
 
-def test_all_models_get_the_very_same_corpus(tmp_path):
-    assert pin_corpus(builtin_corpus(100), tmp_path) == "builtin"
-    assert pin_corpus(builtin_corpus(100, is_stand_in=True), tmp_path) == "stand-in"
-    assert load_corpus("stand-in").is_stand_in
-    downloaded = Corpus("Tiny Shakespeare", "http://example.org/input.txt", "naïve\r\n")
-    assert load_corpus(pin_corpus(downloaded, tmp_path)).text == downloaded.text
-    documents = Corpus("x", "http://example.org/input.txt", "OneTwo", documents=(3, 3))
+@pytest.fixture
+def same(tmp_path, monkeypatch):
+    """Pins the text of a training, and checks that what is pinned gives it again."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MEMFORMERS_DATA", raising=False)
+    monkeypatch.setattr(sources.platformdirs, "user_cache_dir", lambda name: "/dev/null")
+
+    def check(data="", **how):
+        train = small_training(data=data, **how)
+        corpus = find_text(train).info
+        settings = pinned(train, corpus, tmp_path)
+        again = find_text(replace(train, **settings)).info
+        assert (again.sha256, again.is_stand_in) == (corpus.sha256, corpus.is_stand_in)
+        return settings
+
+    return check
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_all_models_get_the_very_same_corpus(same, tmp_path, monkeypatch):
+    assert same("builtin") == {"data": "builtin"}
+    assert same("stand-in") == {"data": "stand-in"}
+    monkeypatch.setattr(sources, "get", lambda *_: os.stat(tmp_path / "no network"))
+    with pytest.warns(UserWarning, match="neither found nor downloadable"):
+        assert same() == {"data": "stand-in"}
+    (tmp_path / "texts").mkdir()
+    names = ("texts/a.txt", "texts/b.txt", "texts/c.txt")
+    for name in names:
+        (tmp_path / name).write_text(f"This is {name}.\n")
+    assert same("texts") == {"data": str(tmp_path / "texts")}
+    given = dict(zip(("data", "validation", "test"), names, strict=True))
+    assert same(**given) == {split: str(tmp_path / name) for split, name in given.items()}
+
+
+@pytest.mark.parametrize("separator", ["", "|"])
+@pytest.mark.filterwarnings("ignore:Tiny Shakespeare can't be kept in the cache")
+def test_a_corpus_that_only_the_network_has_is_kept_for_all_models(separator, same, tmp_path, monkeypatch):
+    raw = "naïve\r\n|".encode() * 9
+    monkeypatch.setattr(sources, "get", lambda *_: (None, raw))
+    for module in (sources, text):
+        monkeypatch.setattr(module, "TINY_SHAKESPEARE_SHA256", hashlib.sha256(raw).hexdigest())
+    (tmp_path / "corpus.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"has a corpus\.txt that no run wrote"):
-        pin_corpus(documents, tmp_path, "|")
+        same(document_separator=separator)
     (tmp_path / "corpus.txt").unlink()
     for _ in ("begun", "resumed"):
-        assert load_corpus(pin_corpus(documents, tmp_path, "|"), "|").sha256 == documents.sha256
-    (tmp_path / "texts").mkdir()
-    for name in ("a.txt", "b.txt"):
-        (tmp_path / "texts" / name).write_text(f"This is {name}.\n")
-    folder = load_corpus(str(tmp_path / "texts"))
-    assert load_corpus(pin_corpus(folder, tmp_path)).sha256 == folder.sha256
+        assert same(document_separator=separator) == {"data": str(tmp_path / "corpus.txt")}
+    assert (tmp_path / "corpus.txt").read_bytes() == raw
 
 
 @pytest.fixture

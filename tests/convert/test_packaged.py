@@ -13,6 +13,7 @@ from memformers import MemoryLM
 from memformers.common.atomic_dir import check_manifest
 from memformers.common.files import read_json
 from memformers.convert.load import load_checkpoint, load_packaged
+from memformers.data.builtin import write_play
 from memformers.evaluation.evaluate import evaluate
 from memformers.models.io import PACKAGED, RECIPE, WEIGHTS, packaged_names
 from tests.builders import small_lm, small_training
@@ -101,7 +102,7 @@ def test_the_program_trains_each_model_and_packages_its_weights_in_bfloat16(tmp_
     expected = {name: tensor.bfloat16() for name, tensor in trained.state_dict().items()}
     assert all(torch.equal(packaged.state_dict()[name], tensor) for name, tensor in expected.items())
     recipe = read_json(out / "small" / RECIPE)
-    held_out = pretrained.load_corpus("builtin").validation_text
+    held_out = write_play(60_000)[54_000:]
     loss = evaluate(packaged.float(), tokenizer.encode(held_out), 16).loss
     assert recipe["held_out"]["loss_nats"] == pytest.approx(loss, abs=1e-6)
     monkeypatch.setattr(pretrained, "LARGEST", 1_000)

@@ -21,7 +21,6 @@ from memformers.data.subwords import (
     pieces,
     with_enough_words,
 )
-from memformers.data.texts import bytes_of, text_of
 from memformers.data.tokenizers import (
     WordTokenizer,
     build_tokenizer,
@@ -30,6 +29,7 @@ from memformers.data.tokenizers import (
     load_tokenizer,
     save_tokenizer,
 )
+from memformers.data.utf8 import bytes_of, text_of
 
 TEXT = "The king's crown, the king’s cröwn: 12 kings, 3¼ crowns!\n\n  The crown's\tlost…\r\nking kings\n" * 9
 

@@ -42,6 +42,8 @@ TINY = {
 }
 OWN_MEMORY = ROOT / "experiments/memories/averages.py"
 SERVES = {"dashboard"}
+MIXED = "docs/how-to/token_ids.md"
+"""A page whose commands read what its Python wrote."""
 OTHERS = (
     "python -m experiments.recipes ",
     "python -m experiments.slots",
@@ -129,7 +131,9 @@ def tiny(arguments):
     return [*arguments, *data, *TINY.get(command, []), *slots]
 
 
-@pytest.mark.parametrize("page", pages_with("python"), ids=name_of)
+@pytest.mark.parametrize(
+    "page", [page for page in pages_with("python") if name_of(page) != MIXED], ids=name_of
+)
 def test_python_blocks_run_and_print_what_the_page_says(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found, names = blocks(page), {"__name__": "page"}
@@ -150,7 +154,10 @@ def test_commands_run(page, workplace, monkeypatch):
     for left in set(Path("runs").iterdir()) - {Path("runs/tiny")}:  # by the page before
         shutil.rmtree(left)
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    names: dict[str, object] = {}
     for language, code in blocks(page):
+        if language == "python" and name_of(page) == MIXED:
+            exec(compile(code, "block", "exec"), names)
         for line in code.replace("\\\n", " ").splitlines() if language == "sh" else ():
             arguments = shlex.split(line, comments=True)
             if not arguments or line.startswith(OTHERS + LAUNCHES):

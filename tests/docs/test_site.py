@@ -171,7 +171,7 @@ def test_the_page_of_the_command_line_has_each_option_of_a_command_in_the_order_
     [("api/RelativeMultiHeadAttention.html", r'positions: Literal\["learned",\s+"sinusoidal"\]'),
      ("command-line.html",
       r"--seeds INT default: 1\nHow many seeds each arm is trained from: seed, seed \+ 1 a"),
-     ("command-line.html", r"--text STR required\nA text file; - is standard input\.")],
+     ("command-line.html", r"FOLDER required\nThe folder of a run or of a comparison\.")],
 )  # fmt: skip
 def test_choices_meanings_and_defaults_stand_on_a_page(page, text, site):
     assert re.search(text, text_of(read(site, page)))

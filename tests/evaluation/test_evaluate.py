@@ -19,7 +19,7 @@ from memformers.evaluation.evaluate import (
     summary,
     with_lengths,
 )
-from memformers.evaluation.units import encoded_with_units
+from memformers.evaluation.units import encoded, units
 from tests.builders import MODELS, small_lm
 from tests.processes import run
 
@@ -148,7 +148,8 @@ TEXT = "aß cd\n" * 20
 )  # fmt: skip
 def test_papers_numbers_are_normalized_by_what_they_name(texts, lengths, name, characters, n_bytes, words):
     losses = torch.rand(sum(lengths) or 119)
-    of = encoded_with_units(build_tokenizer(name, "".join(texts)), texts)[2]
+    tokenizer = build_tokenizer(name, "".join(texts))
+    of = units(tokenizer, encoded(tokenizer, texts))
     numbers = summary(evaluation_of(losses, *lengths, of_documents=bool(lengths)), of)
     nats = losses.double().sum().item()
     assert numbers["bits_per_character"] == pytest.approx(nats / math.log(2) / characters)

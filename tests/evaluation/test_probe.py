@@ -9,16 +9,13 @@ import torch
 
 from memformers.cli import main
 from memformers.common.files import read_json, write_json
-from memformers.data.corpora import Corpus
-from memformers.data.tokenizers import build_tokenizer
 from memformers.evaluation.probe import ProbeConfig, held_out_tokens, occurrences_in, probe
 from memformers.evaluation.token_groups import NO_WORD
 from memformers.report.document import write_report
 from memformers.training.run import train_run
-from memformers.training.text import in_memory
 from tests.builders import MODELS, small_training
 from tests.report.fake_runs import markdown_of
-from tests.training.runs import short_corpus
+from tests.training.runs import SHORT, finding
 
 QUICK = ProbeConfig(step=16, positions=20, longest=64, streams=2, tokens=256)
 CPU = torch.device("cpu")
@@ -79,7 +76,7 @@ def test_a_single_run_is_probed_from_inside_its_folder(copied, monkeypatch):
 @pytest.mark.parametrize("length", [100, 20])
 def test_documents_are_probed_each_from_an_empty_memory(length, tmp_path):
     """Those that are too short to fill the memories, of 28 positions, are not."""
-    text, path = short_corpus().text[:4_000], tmp_path / "texts.jsonl"
+    text, path = SHORT[:4_000], tmp_path / "texts.jsonl"
     documents = [text[i : i + length] for i in range(0, len(text), length)]
     path.write_text("\n".join(json.dumps({"text": document}) for document in documents))
     config = small_training(model="compressive", data=str(path), tokens=1_000, evaluations=1)
@@ -104,20 +101,19 @@ def test_documents_are_probed_each_from_an_empty_memory(length, tmp_path):
 
 def test_words_of_documents_end_with_them():
     """Held out are the last two; cut anywhere else, "he" and "at" would be one word that nobody has said."""
-    corpus = Corpus("some", "some", "cat cat hat " * 10 + "hat he" + "at cat", documents=(120, 6, 6))
-    assert corpus.validation_documents == ("hat he", "at cat")
-    tokenizer = build_tokenizer("character", corpus.text)
-    found = occurrences_in(corpus, tokenizer, tokenizer.encode(corpus.validation_text), (6, 6))
+    corpus = finding("cat cat hat " * 10 + "hat he" + "at cat", (120, 6, 6))(small_training())
+    tokens, lengths = held_out_tokens(corpus)
+    assert (corpus.tokenizer.decode(tokens), lengths) == ("hat heat cat", (6, 6))
+    found = occurrences_in(corpus, tokens, lengths)
     assert found.tolist() == [10, 10, 10, NO_WORD, 0, 0, 0, 0, NO_WORD, 20, 20, 20]
 
 
 def test_the_probe_reads_the_tokens_that_training_holds_out():
     """Each document's last line ends with a token, as in training."""
-    corpus = Corpus("some", "some", "to be or not\nto be" * 10, documents=(18,) * 10)
-    text = in_memory(corpus, small_training(tokenizer="word"))
-    tokens, lengths = held_out_tokens(corpus, text.tokenizer)
-    assert tokens.tolist() == text.validation.tolist()
-    assert lengths == text.validation_documents == (8,)
+    text = finding("to be or not\nto be" * 10, (18,) * 10)(small_training(tokenizer="word"))
+    tokens, lengths = held_out_tokens(text)
+    assert tokens.tolist() == text.validation.tokens.tolist()
+    assert lengths == tuple(text.validation.documents) == (8,)
 
 
 def test_runs_that_cannot_be_probed_together_are_named(copied, tmp_path):

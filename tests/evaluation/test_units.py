@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 
-from memformers.data.texts import bytes_of, text_of
 from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, build_tokenizer
+from memformers.data.utf8 import bytes_of, text_of
 from memformers.evaluation.evaluate import Evaluation, evaluate, summary
-from memformers.evaluation.units import by_character, counts_of, encoded_with_units, units
+from memformers.evaluation.units import by_character, encoded, units
 from tests.builders import small_lm
 
 BIT = math.log(2)
@@ -17,7 +17,7 @@ BIT = math.log(2)
 
 def bits(losses, texts, tokenizer=ByteTokenizer()):  # noqa: B008 (it holds nothing)
     """Per character and per byte."""
-    found = evaluation_of(losses).comparable(encoded_with_units(tokenizer, texts)[2])
+    found = evaluation_of(losses).comparable(units(tokenizer, encoded(tokenizer, texts)))
     return found["bits_per_character"], found["bits_per_byte"]
 
 
@@ -80,8 +80,8 @@ def test_a_slice_of_a_text_is_as_hard_a_character_as_its_characters_however_it_i
     raw = ("€" * 20).encode()
     for start, stop in itertools.product(range(3), range(len(raw) - 2, len(raw) + 1)):
         text = text_of(raw[start:stop])
-        tokens, _, of = encoded_with_units(ByteTokenizer(), [text])
-        numbers = summary(evaluate(lm, tokens, 1), of)
+        split = encoded(ByteTokenizer(), [text], are_documents=False)
+        numbers = summary(evaluate(lm, split.tokens, 1), units(ByteTokenizer(), split))
         assert numbers["bits_per_character"] == pytest.approx(3 * 8)
         assert numbers["bits_per_byte"] == pytest.approx(8)
 
@@ -92,8 +92,7 @@ def test_words_and_subwords_are_counted_in_the_characters_bytes_and_words_of_the
     texts = ["naïve kings, naïve crowns\n", "kings and crowns\n"]
     tokenizer = build_tokenizer(name, "".join(texts))
     tokens = [tokenizer.encode(text) for text in texts]
-    counts = counts_of(texts, sum(map(len, tokens)), 2)
-    of = units(tokenizer, torch.cat(tokens), tuple(map(len, tokens)), counts)
+    of = units(tokenizer, encoded(tokenizer, texts))
     given = [tokenizer.decode(t[:1]) for t in tokens]
     assert all(text.startswith(first) for text, first in zip(texts, given, strict=True))
     assert of.characters == sum(map(len, texts)) - sum(map(len, given))

@@ -14,7 +14,8 @@ from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json
 from memformers.comparison import experiment
 from memformers.comparison.recall import SETTINGS
-from memformers.data.corpora import load_corpus
+from memformers.data.sources import CorpusSpec
+from memformers.data.tokenize_corpus import dataset_of
 from memformers.evaluation.recall_by_distance import distance_edges
 from memformers.report import document
 from memformers.report.recall import right_between
@@ -45,7 +46,7 @@ def pretended(monkeypatch, small):
 
 def pretend(folder, result):
     corpus = {**FACTS["corpus"], "name": "recall stream" if "recall" in str(folder.parent) else "a text"}
-    corpus["sha256"] = load_corpus("builtin").sha256
+    corpus["sha256"] = dataset_of(CorpusSpec("builtin")).info.sha256
     write_json(folder / "run.json", {**FACTS, "corpus": corpus})
     (folder / "metrics.jsonl").write_text("")
     usual = {"tokens": 128, "seconds": 3.0, "evaluation_seconds": 1.0, "peak_memory_bytes": None}

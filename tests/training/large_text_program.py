@@ -12,15 +12,15 @@ from functools import partial
 from torch import distributed as dist
 
 from memformers.cli import main
-from memformers.data import preparing
+from memformers.data import tokenize_corpus
 
 if __name__ == "__main__":
-    seconds, gather = float(sys.argv[1]), preparing.gather
+    seconds, read = float(sys.argv[1]), tokenize_corpus.read
 
     def slowly(*arguments):
         time.sleep(1.5 * seconds)
-        return gather(*arguments)
+        return read(*arguments)
 
-    preparing.BIG, preparing.gather = 1000, slowly
+    tokenize_corpus.BIG, tokenize_corpus.read = 1000, slowly
     dist.init_process_group = partial(dist.init_process_group, timeout=timedelta(seconds=seconds))
     main(sys.argv[2:])

@@ -2,6 +2,7 @@
 
 import signal
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,17 @@ import torch
 
 from memformers.common.atomic_dir import MANIFEST, checksum
 from memformers.common.files import read_json, write_json
-from memformers.data.corpora import Corpus, load_corpus
+from memformers.data.builtin import write_play
+from memformers.data.sources import Part, Sources
 from memformers.data.streams import training_segments
+from memformers.data.tokenize_corpus import dataset_from
 from memformers.data.tokenizers import CharacterTokenizer
 from memformers.training import run as run_module
 from memformers.training.checkpoints import About
 from memformers.training.loop import train
 from memformers.training.run import train_run
 from memformers.training.signals import Stopped
+from memformers.training.text import spec_of
 
 TEXT = torch.arange(4 * 125 + 1) ** 2 % 7
 """Four streams of seven segments of 16 and a shorter one."""
@@ -25,11 +29,22 @@ DOCUMENTS = (90, 13, 1, 40, 55, 7, 100, 2, 33, 60, 21, 79)
 """Of TEXT."""
 
 
-@cache
-def short_corpus() -> Corpus:
-    """A part of the built-in play that trains within seconds."""
-    whole = load_corpus("builtin")
-    return Corpus(whole.name, whole.source, whole.text[:30_000])
+SHORT = write_play(30_000)
+"""A part of the built-in play that trains within seconds."""
+
+
+def finding(text, documents=(), name="some"):
+    """A ``find_text`` that finds ``text`` for any config, or documents of these lengths in it."""
+    ends = accumulate(documents)
+    parts = [
+        Part("", name, text[end - n : end].encode(), True) for n, end in zip(documents, ends, strict=True)
+    ]
+    sources = Sources(name, name, parts or [Part("", name, text.encode(), False)])
+    found = cache(lambda spec: dataset_from(sources, spec))
+    return lambda config: found(spec_of(config))
+
+
+find_short_text = finding(SHORT, name="built-in play")
 
 
 def segments_of(config, position=0, documents=()):
@@ -38,10 +53,8 @@ def segments_of(config, position=0, documents=()):
     return training_segments(TEXT, config.batch_size, S, (0, position), documents=documents)
 
 
-def corpus_of_documents() -> Corpus:
-    """Documents that train within moments: an epoch is a few segments of each of four streams."""
-    lengths = (70, 15, 120, 1, 60, 33, 90, 25, 40, 50, 30, 46)
-    return Corpus("some", "some", short_corpus().text[: sum(lengths)], documents=lengths)
+find_documents = finding(SHORT, (70, 15, 120, 1, 60, 33, 90, 25, 40, 50, 30, 46))
+"""Documents that train within moments: an epoch is a few segments of each of four streams."""
 
 
 def letters():

@@ -26,10 +26,11 @@ from memformers.training.resume import restore_newest
 from memformers.training.run import build_model, train_run
 from memformers.training.state import TrainingState
 from tests.builders import Bomb, small_training
-from tests.training.runs import about, letters, reseal, short_corpus, tensors_of, train_here
+from tests.training.runs import about, find_short_text, letters, reseal, tensors_of, train_here
 
 CPU = torch.device("cpu")
 CONFIG = small_training(model="compressive", tokens=64 * 6)
+INFO = find_short_text(CONFIG).info
 WRITTEN = (*FILES, "manifest.json")
 
 
@@ -37,9 +38,7 @@ WRITTEN = (*FILES, "manifest.json")
 def run(tmp_path_factory):
     """A run's folder with two checkpoints, of steps 5 and 6."""
     folder = tmp_path_factory.mktemp("run")
-    facts = about(
-        config=asdict(CONFIG), corpus_sha256=short_corpus().sha256, environment=describe_environment(CPU)
-    )
+    facts = about(config=asdict(CONFIG), corpus_sha256=INFO.sha256, environment=describe_environment(CPU))
 
     def keep(state):
         if state.step > 4:
@@ -60,7 +59,7 @@ def copy(run, tmp_path):
 def loaded_step(folder):
     """The step at which a training would go on in this folder; what it sets aside is put back."""
     lm = build_model(CONFIG)
-    state, _ = restore_newest(folder, lm, TrainingState(build_optimizers(lm, CONFIG)), CONFIG, short_corpus())
+    state, _ = restore_newest(folder, lm, TrainingState(build_optimizers(lm, CONFIG)), CONFIG, INFO)
     for aside in (folder / "checkpoints").glob(f"{BROKEN}*"):
         aside.rename(aside.with_name(aside.name.removeprefix(BROKEN)))
     return state.step
@@ -177,7 +176,7 @@ def test_only_broken_checkpoints_are_an_error_and_nothing_begins_anew(copy, monk
     for folder in numbered(copy / "checkpoints"):
         (folder / "model.safetensors").write_bytes(b"")
     files, config = sorted(copy.rglob("*")), (copy / "config.json").read_bytes()
-    monkeypatch.setattr(run_module, "find_text", lambda *_: short_corpus())
+    monkeypatch.setattr(run_module, "find_text", find_short_text)
     with pytest.raises(SystemExit) as end, plain_errors():
         train_run(replace(CONFIG, skip_bad_steps=3), copy, resume=True)
     assert end.value.code == 2
@@ -207,7 +206,7 @@ def test_a_checkpoint_of_another_training_or_version_is_passed_over(copy, capsys
 
 def test_a_broken_checkpoint_that_is_newer_takes_no_place_from_those_that_come(tmp_path, monkeypatch):
     """Else it would count as the newest for ever, and the good ones be deleted as older."""
-    monkeypatch.setattr(run_module, "find_text", lambda *_: short_corpus())
+    monkeypatch.setattr(run_module, "find_text", find_short_text)
     config = small_training(tokens=64 * 8, evaluations=1, checkpoint_every=64 * 2, keep_checkpoints=3)
     train_run(config, tmp_path)
     (tmp_path / "result.json").unlink()
@@ -255,7 +254,7 @@ def test_any_json_makes_a_config_or_a_plain_error(data):
 
 def test_another_tokenizer_of_the_same_size_is_refused(copy, capsys):
     lm = build_model(CONFIG)
-    how = (TrainingState(build_optimizers(lm, CONFIG)), CONFIG, short_corpus())
+    how = (TrainingState(build_optimizers(lm, CONFIG)), CONFIG, INFO)
     mine = letters()
     state, _ = restore_newest(copy, lm, *how, tokenizer=mine)
     assert state.step == 6

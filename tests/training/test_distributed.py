@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from memformers import AdaptiveConfig
 from memformers.common.files import write_json
 from memformers.common.processes import module_environment
-from memformers.data.gathering import Recipe
-from memformers.data.preparing import prepare
+from memformers.data.sources import CorpusSpec
 from memformers.data.streams import plain_reading
+from memformers.data.tokenize_corpus import prepare
 from memformers.evaluation.evaluate import evaluate_reading
 from memformers.runs.folder import read_metrics
 from memformers.training.checkpoints import own_randomness
@@ -180,7 +180,7 @@ def check_same_records(wanted, got):
 def test_the_first_rank_prepares_a_large_text_for_all_however_long_it_takes(text, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     options = ["--model", "compressive", *ARGUMENTS, "--data"]
-    tokens = prepare(Recipe(text), tmp_path / "tokens")
+    tokens = prepare(CorpusSpec(str(text)), tmp_path / "tokens")
     assert run("train", *options, tokens, "--out", tmp_path / "alone").code == 0
     arguments = ("train", *options, text, "--out", tmp_path / "run", "--parallel", "ddp")
     output, _ = launch("tests.training.large_text_program", 10, *arguments, processes=2).communicate()

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
 from memformers import AdaptiveConfig, MemoryLM
-from memformers.data.corpora import Corpus
 from memformers.data.streams import IGNORED, Segment
 from memformers.models.memory import Memory
 from memformers.training import run as run_module
@@ -20,7 +19,7 @@ from memformers.training.optimizers import build_optimizers
 from memformers.training.run import train_run
 from memformers.training.state import TrainingState
 from tests.builders import small_lm, small_training
-from tests.training.runs import DOCUMENTS, poisoned, segments_of, train_here
+from tests.training.runs import DOCUMENTS, finding, poisoned, segments_of, train_here
 
 
 def gradient_of(lm, parts, forward=None, **changes):
@@ -263,10 +262,9 @@ def test_accuracy_is_that_of_tokens_that_are_predicted():
     assert records[-1]["accuracy.train"] == sum(correct) / predictions
 
 
-@pytest.mark.parametrize("lengths", [(90, *[1] * 10), (1, 1, 1)])
+@pytest.mark.parametrize("lengths", [(90, *[1] * 10), (1,) * 20])
 def test_documents_in_which_nothing_can_be_predicted_are_an_error(lengths, tmp_path, monkeypatch):
-    corpus = Corpus("some", "some", "x" * sum(lengths), documents=lengths)
-    monkeypatch.setattr(run_module, "find_text", lambda *_: corpus)
+    monkeypatch.setattr(run_module, "find_text", finding("x" * sum(lengths), lengths))
     config = small_training(batch_size=1, model="transformer")
     config = replace(config, model=replace(config.model, segment_len=1))
     with pytest.raises(ValueError, match=r"some has only documents of a single token to (train|validate) on"):

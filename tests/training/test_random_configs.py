@@ -22,7 +22,7 @@ from memformers.training.config import TrainConfig
 from memformers.training.loop import NotFiniteError
 from memformers.training.run import train_run
 from tests.builders import SMALL, small_training
-from tests.training.runs import short_corpus, stop, train_here, without_times
+from tests.training.runs import find_short_text, stop, train_here, without_times
 
 EXAMPLES = max(int(os.environ.get("MEMFORMERS_FUZZ", "240")) // 20, 1)
 BASE = small_training(device="cpu", log_every=1)
@@ -86,7 +86,7 @@ def test_any_config_goes_on_with_the_same_bits_or_is_refused_before_the_first_st
 ):
     config, folder = replace(config, tokens=3 * config.tokens_a_step), tmp_path_factory.mktemp("random")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "find_text", lambda *_: short_corpus())
+        patch.setattr(run_module, "find_text", find_short_text)
         try:
             whole = train_run(config, folder / "whole", "off")
         except NotFiniteError:

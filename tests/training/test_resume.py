@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 
 from memformers.common.atomic_dir import numbered
 from memformers.common.files import read_json, write_json
-from memformers.data.corpora import Corpus
 from memformers.models.config import AdaptiveConfig
 from memformers.runs.folder import METRICS, read_metrics
 from memformers.training import observer
@@ -18,7 +17,7 @@ from memformers.training.checkpoints import read_about
 from memformers.training.resume import cut_metrics, differences
 from memformers.training.run import train_run
 from tests.builders import MODELS, small_training
-from tests.training.runs import corpus_of_documents, reseal, short_corpus, stop, without_times
+from tests.training.runs import SHORT, find_documents, find_short_text, finding, reseal, stop, without_times
 
 
 def configs():
@@ -51,9 +50,9 @@ RESUMED = {name: (config, steps) for name, config, steps in configs()}
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_resumed_run_has_the_same_records_sample_result_and_weights(name, tmp_path, monkeypatch):
     config, steps = RESUMED[name]
-    corpus = Corpus("short", "", short_corpus().text[:550]) if config.chunk_len == 40 else short_corpus()
-    corpus = corpus_of_documents() if "documents" in name else corpus
-    monkeypatch.setattr(run_module, "find_text", lambda *_: corpus)
+    find_text = finding(SHORT[:550]) if config.chunk_len == 40 else find_short_text
+    find_text = find_documents if "documents" in name else find_text
+    monkeypatch.setattr(run_module, "find_text", find_text)
     config = replace(config, model=replace(config.model, dropout=0.3))
     whole, folder = train_run(config, tmp_path / "whole"), tmp_path / "run"
     for step in steps:
@@ -128,7 +127,7 @@ def stopped(tmp_path_factory):
     """A run that was stopped half-way."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "find_text", lambda *_: short_corpus())
+        patch.setattr(run_module, "find_text", find_short_text)
         stop(small_training(), folder, 20)
     return folder
 
@@ -150,7 +149,7 @@ def test_another_config_is_refused_by_the_names_of_what_differs(changes, message
 
 
 def test_another_corpus_is_refused(stopped, monkeypatch):
-    monkeypatch.setattr(run_module, "find_text", lambda *_: Corpus("other", "other.txt", "to be\n" * 9_000))
+    monkeypatch.setattr(run_module, "find_text", finding("to be\n" * 9_000, name="other.txt"))
     with pytest.raises(ValueError, match=r"built-in play .*other.txt"):
         train_run(small_training(), stopped, resume=True)
 

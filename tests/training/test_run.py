@@ -17,12 +17,13 @@ from memformers.training.loop import NotFiniteError
 from memformers.training.run import train_run
 from memformers.training.text import EVALUATION_STREAMS
 from tests.builders import small_training
+from tests.training.runs import SHORT
 
 
 def test_a_run_leaves_everything_in_its_folder(tmp_path):
     folder = train_run(small_training(model="compressive"), tmp_path / "run")
     config, facts, result = (read_json(folder / f"{n}.json") for n in ("config", "run", "result"))
-    assert config["model"]["vocab_size"] == len(set(run_module.find_text(None).text))
+    assert config["model"]["vocab_size"] == len(set(SHORT))
     assert facts["corpus"]["name"].startswith("built-in play")
     assert facts["memory"] == {"one_layer": 16 + 3 * 4, "all_layers": 2 * (16 + 3 * 4)}
     assert facts["environment"]["packages"]["torch"] == version("torch")
@@ -45,7 +46,7 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path):
 def test_the_checkpoint_gives_the_last_evaluation_again(tmp_path):
     folder = train_run(small_training(), tmp_path / "run")
     model, tokenizer = load_checkpoint(folder, torch.device("cpu"))
-    validation = tokenizer.encode(run_module.find_text(None).validation_text)
+    validation = tokenizer.encode(SHORT[len(SHORT) * 9 // 10 :])
     again = evaluate(model, validation, EVALUATION_STREAMS)
     assert again.loss == read_json(folder / "result.json")["loss"]
 

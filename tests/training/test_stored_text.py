@@ -6,15 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from memformers.commands import evaluate as evaluate_command
 from memformers.commands.evaluate import Evaluate
 from memformers.common.command_line import parse_arguments
 from memformers.common.errors import UserError
 from memformers.common.files import read_json
 from memformers.convert.load import load_checkpoint
-from memformers.data import preparing
-from memformers.data.gathering import Recipe
-from memformers.data.preparing import prepare
+from memformers.data import tokenize_corpus
+from memformers.data.sources import CorpusSpec
+from memformers.data.tokenize_corpus import prepare
 from memformers.evaluation.probe import ProbeConfig, probe
 from memformers.generation.memory_file import load_memory, save_memory
 from memformers.generation.sampling import Sampling
@@ -24,18 +23,18 @@ from memformers.training import run as run_module
 from memformers.training.run import train_run
 from memformers.training.text import find_text
 from tests.builders import small_training
-from tests.training.runs import short_corpus, stop, without_times
+from tests.training.runs import SHORT, stop, without_times
 
 
 @pytest.fixture(autouse=True)
 def _its_own_text(monkeypatch, tmp_path):
     monkeypatch.setattr(run_module, "find_text", find_text)
-    monkeypatch.setattr(preparing.platformdirs, "user_cache_dir", lambda name: str(tmp_path / "cache"))
+    monkeypatch.setattr(tokenize_corpus.platformdirs, "user_cache_dir", lambda name: str(tmp_path / "cache"))
 
 
 @pytest.fixture
 def text(tmp_path):
-    (tmp_path / "play.txt").write_text(short_corpus().text)
+    (tmp_path / "play.txt").write_text(SHORT)
     return tmp_path / "play.txt"
 
 
@@ -54,10 +53,10 @@ def found(run):
 def test_a_training_on_tokens_from_the_disk_is_that_on_the_text(separator, text, tmp_path, monkeypatch):
     """Prepared before, or because the text is large; and resumed, bit for bit."""
     direct = train_run(config_on(text, document_separator=separator), tmp_path / "direct")
-    folder = prepare(Recipe(text, document_separator=separator), tmp_path / "tokens")
+    folder = prepare(CorpusSpec(str(text), document_separator=separator), tmp_path / "tokens")
     stored = train_run(config_on(folder), tmp_path / "stored")
     assert found(stored) == found(direct)
-    monkeypatch.setattr(preparing, "BIG", 1000)
+    monkeypatch.setattr(tokenize_corpus, "BIG", 1000)
     config = config_on(text, document_separator=separator)
     stop(config, tmp_path / "large", 3)
     assert found(train_run(config, tmp_path / "large", resume=True)) == found(direct)
@@ -113,11 +112,11 @@ def test_a_text_is_evaluated_alike_in_memory_on_the_disk_and_prepared(
     assert in_memory["bits_per_byte"] > 0
     assert ("documents" in in_memory) == bool(separator)
     tokens = load_checkpoint(run, torch.device("cpu"))[1]
-    recipe = Recipe(held_out, document_separator=separator, tokenizer="byte")
-    assert evaluated(prepare(recipe, tmp_path / "test", tokens)) == in_memory
-    monkeypatch.setattr(evaluate_command, "BIG", 0)
+    spec = CorpusSpec(str(held_out), document_separator=separator, tokenizer="byte")
+    assert evaluated(prepare(spec, tmp_path / "test", tokens)) == in_memory
+    monkeypatch.setattr(tokenize_corpus, "BIG", 0)
     assert evaluated(held_out) == in_memory
-    other = prepare(Recipe(held_out, tokenizer="character"), tmp_path / "other")
+    other = prepare(CorpusSpec(str(held_out)), tmp_path / "other")
     with pytest.raises(UserError, match="another tokenizer"):
         evaluated(other)
 
@@ -140,6 +139,6 @@ def trained_on(tmp_path):
     ],
 )  # fmt: skip
 def test_settings_that_a_folder_of_tokens_cant_have_are_errors(changes, words, text, tmp_path):
-    folder = prepare(Recipe(text), tmp_path / "tokens")
+    folder = prepare(CorpusSpec(str(text)), tmp_path / "tokens")
     with pytest.raises(UserError, match=words):
         train_run(config_on(folder, **changes), tmp_path / "run")

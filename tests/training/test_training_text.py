@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from memformers.common.files import read_json
-from memformers.data.corpora import Corpus
+from memformers.data import TRAIN, VALIDATION
+from memformers.data.sources import Part, Sources
+from memformers.data.tokenize_corpus import dataset_from
 from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
 from memformers.training import text as text_module
@@ -15,25 +17,25 @@ from memformers.training.text import (
     EVALUATION_STREAMS,
     FEWEST_SEGMENTS,
     Validation,
-    in_memory,
+    spec_of,
 )
 from tests.builders import small_training
-from tests.training.runs import short_corpus, without_times
+from tests.training.runs import find_short_text, finding, without_times
 
 
 def validation(characters=100_000, **changes):
     """The validation of a text of bytes, a tenth of which is held out."""
-    corpus = Corpus("x", "x", "to be, or nöt to be? " * (characters // 21))
-    config = small_training(**changes)
-    return Validation(in_memory(corpus, replace(config, tokenizer="byte")), config)
+    config = small_training(tokenizer="byte", **changes)
+    return Validation(finding("to be, or nöt to be? " * (characters // 21))(config), config)
 
 
 def of_documents(lengths, **changes):
     """The validation of documents of these ``lengths`` in characters, one byte each, all of them held out."""
-    documents = tuple("to be or not " * (length // 13) + "x" * (length % 13) for length in lengths)
-    corpus, config = Corpus("x", "x", "".join(documents), documents=tuple(lengths)), small_training(**changes)
-    corpus.__dict__.update(split=0)
-    return Validation(in_memory(corpus, replace(config, tokenizer="byte")), config)
+    documents = ["to be or not " * (length // 13) + "x" * (length % 13) for length in lengths]
+    parts = [Part(VALIDATION, "x", document.encode(), True) for document in documents]
+    config = small_training(tokenizer="byte", **changes)
+    sources = Sources("x", "x", [Part(TRAIN, "x", b"to be", True), *parts])
+    return Validation(dataset_from(sources, spec_of(config)), config)
 
 
 LENGTHS = (1, 2, *(10 + n * n % 97 * 3 for n in range(120)))
@@ -76,7 +78,7 @@ def test_the_part_is_the_same_in_an_evaluation_of_all(lengths):
     model = build_model(small_training(model="compressive"))
     told = {True: [], False: []}
     whole, alone = (part.evaluate(model, is_whole, told[is_whole].append) for is_whole in (True, False))
-    assert whole.tokens == len(part.text.validation) - (len(lengths) or 1) > alone.tokens
+    assert whole.tokens == len(part.split.tokens) - (len(lengths) or 1) > alone.tokens
     assert part.metrics(part.part(whole)) == part.metrics(alone)
     assert part.metrics(alone)["evaluated_tokens"] == alone.tokens
     assert len(told[True]) == len(part.reading.steps)
@@ -123,7 +125,7 @@ def test_all_is_read_where_there_is_work_enough_or_no_limit():
 def test_bits_per_character_of_the_whole_are_those_of_its_loss_and_characters():
     part = validation()
     whole = part.evaluate(build_model(small_training()), True, lambda fraction: None)
-    counts = part.text.card.splits["validation"]
+    counts = part.split.counts
     assert whole.tokens == counts.bytes - 1 > counts.characters, "some characters are of two bytes"
     assert part.bits_per_character(whole) == pytest.approx(
         whole.loss * whole.tokens / math.log(2) / (counts.characters - 1)
@@ -137,7 +139,7 @@ def test_bits_per_character_of_the_whole_are_those_of_its_loss_and_characters():
 def run(tmp_path_factory):
     """A run that reads part of the held-out text until its end."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "find_text", lambda *_: short_corpus())
+        patch.setattr(run_module, "find_text", find_short_text)
         return train_run(small_training(evaluations=3), tmp_path_factory.mktemp("run") / "run")
 
 
@@ -158,7 +160,7 @@ def test_every_record_is_over_the_same_tokens_and_the_result_over_all(run):
 
 
 def test_evaluations_change_nothing_that_is_learned(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "find_text", lambda *_: short_corpus())
+    monkeypatch.setattr(run_module, "find_text", find_short_text)
     config = small_training(evaluations=3, evaluation_share=0.0)
     folder = train_run(config, tmp_path / "run")
     trained = [[r for r in without_times(read_metrics(f)) if "loss.train" in r] for f in (run, folder)]

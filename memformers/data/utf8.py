@@ -1,9 +1,14 @@
-"""What a file looks like: its kind is looked at and not assumed, so that nothing else is learned as text."""
+"""Bytes and text: UTF-8, what else says what it is, and what is no text and must not be learned as one."""
 
 import codecs
+import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
+from memformers.common.errors import UserError
+
+NOT_UTF8 = re.compile("[\udc80-\udcff]")
+"""What bytes that are not UTF-8 become in a text."""
 WIDE = {
     codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16's, with which it begins
     codecs.BOM_UTF32_BE: "utf-32",
@@ -17,8 +22,8 @@ MAGIC = {
     b"\x28\xb5\x2f\xfd": "Zstandard; end its name with .zst",
     b"PK\x03\x04": "a ZIP archive; end its name with .zip, or unpack it",
     b"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it",
-    b"\x93NUMPY": "a NumPy array; decode its token ids to text",
-    b"PAR1": "Parquet; write its texts as JSON lines",
+    b"\x93NUMPY": "a NumPy array; end its name with .npy if it holds token ids",
+    b"PAR1": "Parquet; end its name with .parquet",
     b"%PDF-": "PDF; extract its text",
     b"\xd0\xcf\x11\xe0": "an Office document; save it as plain text",
     b"{\\rtf": "RTF; save it as plain text",
@@ -32,6 +37,28 @@ MAGIC = {
 """How files begin that are no text: what they are, and what to do."""
 MOST = 0.01
 """The largest share of a text's bytes that may be NUL, or no UTF-8."""
+
+
+def text_of(raw: bytes) -> str:
+    """The text of UTF-8 ``raw``, line ends as they are, without a byte order mark. Bytes that are not UTF-8
+    become lone surrogates, which [`bytes_of`][] converts back; a model of bytes reads them like all
+    others."""
+    return raw.removeprefix(codecs.BOM_UTF8).decode("utf-8", errors="surrogateescape")
+
+
+def bytes_of(text: str) -> bytes:
+    """The bytes from which [`text_of`][] made ``text``."""
+    return text.encode("utf-8", errors="surrogateescape")
+
+
+def check_utf8(text: str, source: str) -> None:
+    """Raise UserError for a text with bytes that are not UTF-8, since they are not characters."""
+    if found := NOT_UTF8.search(text):
+        at = len(bytes_of(text[: found.start()]))
+        raise UserError(
+            f"{source} is not UTF-8 text: byte {ord(found[0]) - 0xDC00:#04x} at offset {at}; convert it to "
+            f"UTF-8 first, or use tokenizer='byte'."
+        )
 
 
 def as_utf8(head: bytes, rest: Iterable[bytes]) -> tuple[bytes, Iterator[bytes]]:
@@ -53,11 +80,12 @@ def not_text(head: bytes) -> str:
         if head.startswith(magic):
             return kind
     even, odd = head[::2].count(0), head[1::2].count(0)
-    if even + odd > MOST * len(head):
-        if max(even, odd) > 0.3 * len(head) and min(even, odd) < 0.1 * len(head):
-            return "UTF-16 without a byte order mark, or 16-bit token ids; convert it to UTF-8 text"
-        return "binary data, such as token ids; convert it to UTF-8 text"
     readable = len(head.decode("utf-8", errors="ignore").encode())
+    what_to_do = "convert it to UTF-8 text, or end its name with .bin if it holds token ids"
+    if even + odd > MOST * len(head):
+        is_wide = max(even, odd) > 0.3 * len(head) and min(even, odd) < 0.1 * len(head)
+        what = "UTF-16 without a byte order mark, or 16-bit token ids" if is_wide else "binary data"
+        return f"{what}; {what_to_do}"
     if len(head) - readable > MOST * len(head) + 3:  # where the block ends, a character may be cut
-        return "text in another encoding than UTF-8, or binary data; convert it to UTF-8 text"
+        return f"text in another encoding than UTF-8, or binary data; {what_to_do}"
     return ""

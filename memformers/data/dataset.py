@@ -1,0 +1,183 @@
+"""Datasets of tokens, in memory or in a folder from which they are read where they lie.
+
+``train.npy``, ``validation.npy`` and, where there is one, ``test.npy`` are the tokens of a split: one
+dimension, of the smallest unsigned type that holds the vocabulary. ``train_documents.npy`` and so on are the
+places where documents begin, and the end, int64 ``[documents + 1]``; a plain text has none.
+``tokenizer.json`` is the tokenizer; ``card.json`` says what the text is
+([`DatasetInfo`][memformers.data.dataset.DatasetInfo]);
+``manifest.json`` has the size and the checksum of each file.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.lib.format as npy
+import numpy.typing as npt
+
+from memformers.common.atomic_dir import MANIFEST, check_manifest
+from memformers.common.errors import UserError
+from memformers.common.files import config_from_dict, read_json
+from memformers.data import TRAIN, VALIDATION
+from memformers.data.ids import Ids, lengths_of
+from memformers.data.sources import STORE
+from memformers.data.tokenizer import Tokenizer
+from memformers.data.tokenizers import load_tokenizer
+
+CARD, FORMAT = STORE[0], 1
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How large a split is; of token ids, each counts as a character, and bytes and words are 0."""
+
+    bytes: int
+    """In UTF-8."""
+    characters: int
+    words: int
+    """Separated by white space."""
+    tokens: int
+    documents: int = 0
+    """0 for a plain text."""
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What a dataset holds."""
+
+    name: str
+    """For titles."""
+    source: str
+    """The path it was read from, or how it was made."""
+    sha256: str
+    """The checksum of the text in UTF-8, or of the ids, and of the ends of its documents."""
+    tokenizer: str
+    splits: dict[str, Counts]
+    documents: int = 0
+    """Of all splits, before one was cut; 0 for a plain text."""
+    is_stand_in: bool = False
+    """Whether it replaces Tiny Shakespeare."""
+    format: int = FORMAT
+
+    def total(self, what: str) -> int:
+        """The sum of one of the [`Counts`][] over all splits."""
+        return sum(getattr(counts, what) for counts in self.splits.values())
+
+
+@dataclass(frozen=True)
+class Split:
+    """The tokens of a split."""
+
+    tokens: Ids
+    """``[n]``, of an unsigned type; those of a folder stay on the disk until they are used."""
+    counts: Counts
+    documents: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """How many tokens each document has, ``[documents]``; empty for a plain text."""
+    names: Sequence[str] = ()
+    """Of the documents; those of a folder have none."""
+
+
+@dataclass(frozen=True)
+class TokenDataset:
+    """A corpus as tokens."""
+
+    info: DatasetInfo
+    tokenizer: Tokenizer
+    splits: dict[str, Split]
+    folder: Any = None
+    """What deletes the files that are mapped when nothing uses them any more."""
+
+    @property
+    def train(self) -> Split:
+        """What is learned from."""
+        return self.splits[TRAIN]
+
+    @property
+    def validation(self) -> Split:
+        """What is held out to choose by."""
+        return self.splits[VALIDATION]
+
+
+class SplitWriter:
+    """Writes the tokens of a split into a folder, and where its documents end."""
+
+    def __init__(self, folder: Path, split: str, vocab_size: int):
+        self.path, self.dtype = folder / f"{split}.npy", np.dtype(np.min_scalar_type(vocab_size - 1))
+        self.tokens = self.bytes = self.characters = self.words = 0
+        self.begins = array("q", [0])
+        self._file = open(self.path, "wb")  # noqa: SIM115
+        self._write_header()
+
+    def add(self, tokens: Ids, *, is_end: bool) -> None:
+        """Append ``tokens [n]``, with which a document may end."""
+        self._file.write(tokens.astype(self.dtype, copy=False).tobytes())
+        self.tokens += len(tokens)
+        if is_end:
+            self.begins.append(self.tokens)
+
+    def close(self, *, are_documents: bool) -> Counts:
+        """End the files, and write where documents begin if there are any."""
+        with self._file:
+            self._file.seek(0)
+            self._write_header()
+        if are_documents:
+            np.save(f"{self.path.with_suffix('')}_documents.npy", np.array(self.begins, np.int64))
+        documents = (len(self.begins) - 1) * are_documents
+        return Counts(self.bytes, self.characters, self.words, self.tokens, documents)
+
+    def _write_header(self) -> None:
+        about = {"descr": npy.dtype_to_descr(self.dtype), "fortran_order": False, "shape": (self.tokens,)}
+        npy.write_array_header_1_0(self._file, about)  # with room for a larger shape
+
+
+def is_store(folder: Path) -> bool:
+    """Whether ``folder`` is a folder of tokens."""
+    return (folder / CARD).is_file() and (folder / MANIFEST).is_file()
+
+
+def read_info(folder: Path) -> DatasetInfo:
+    """The card of a folder of tokens; UserError for that of another version."""
+    data = read_json(folder / CARD)
+    if data.get("format") != FORMAT:
+        raise UserError(
+            f"expected {folder / CARD} to have format {FORMAT}, got {data.get('format')!r}; prepare it again."
+        )
+    return config_from_dict(DatasetInfo, data, str(folder / CARD))
+
+
+def open_store(folder: Path) -> TokenDataset:
+    """The folder that ``memformers prepare`` wrote; tokens stay on the disk. Raises UserError for one that is
+    incomplete, has changed, or comes from another version. Changed tokens in a file of the same size
+    aren't noticed, since checksums of all would take long."""
+    info = read_info(folder)
+    check_manifest(folder, STORE)
+    return read_dataset(folder, info)
+
+
+def read_dataset(folder: Path, info: DatasetInfo, *, in_memory: bool = False) -> TokenDataset:
+    """The tokens in ``folder``, mapped or ``in_memory``; UserError unless each split has as many tokens and
+    documents as ``info`` says."""
+    splits = {}
+    for name, counts in info.splits.items():
+        tokens, lengths = _array(folder / f"{name}.npy", counts.tokens, in_memory), np.zeros(0, np.int64)
+        if counts.documents:
+            path = folder / f"{name}_documents.npy"
+            lengths = lengths_of(_array(path, counts.documents + 1, in_memory), counts.tokens, str(path))
+        splits[name] = Split(tokens, counts, lengths)
+    return TokenDataset(info, load_tokenizer(folder), splits)
+
+
+def _array(path: Path, length: int, in_memory: bool) -> npt.NDArray[Any]:
+    try:
+        found = np.load(path, mmap_mode=None if in_memory else "r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path} can't be read: {error}; prepare the text again.") from None
+    if found.shape != (length,) or found.dtype.kind not in "ui":
+        raise UserError(
+            f"expected {path} to have [{length}] whole numbers, got {list(found.shape)} of {found.dtype}; "
+            f"prepare the text again."
+        )
+    return found

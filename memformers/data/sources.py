@@ -1,0 +1,290 @@
+"""What a dataset is made of, and the files that hold it: the user's own, a published corpus, Tiny Shakespeare
+or the built-in play."""
+
+import hashlib
+import json
+import os
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import platformdirs
+
+from memformers.common.atomic_dir import checksum
+from memformers.common.errors import UserError
+from memformers.common.files import replacing
+from memformers.common.network import get
+from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
+from memformers.data.benchmarks import PYTHON_SOURCE, benchmark, python_sources
+from memformers.data.builtin import write_play
+from memformers.data.files import STDIN, File, local, plain_name, refuse
+from memformers.runs.folder import CONFIG, EXPERIMENT, FACTS
+
+SPLIT_NAME = re.compile(r"(?:.*[._-])?(train|validation|valid|val|test)(?:\.\w+)*", re.IGNORECASE)
+"""The names of the files or folders that are a split; the group is the split's."""
+STORE = ("card.json", "tokenizer.json")
+"""Files that every folder of tokens has."""
+TINY_SHAKESPEARE = "Tiny Shakespeare"
+TINY_SHAKESPEARE_URL = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+)
+TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+IN_FOLDER = ("tinyshakespeare/input.txt", "input.txt")
+"""Where Tiny Shakespeare may lie in a data folder."""
+DOWNLOAD_SECONDS = 10.0
+BUILTIN, STAND_IN = "builtin", "stand-in"
+BUILTIN_LENGTH = 1_000_000
+"""Characters of the built-in play, about as many as Tiny Shakespeare has."""
+OF_IDS = ("_documents.npy", "meta.pkl")
+"""The ends of the names of files that belong to token ids ([`memformers.data.ids`][])."""
+NAMED = 5
+"""How many of the skipped files a message names."""
+
+
+@dataclass(frozen=True)
+class CorpusSpec:
+    """What a dataset is made of; each field is as in
+    [`TrainConfig`][memformers.training.config.TrainConfig]."""
+
+    data: str = ""
+    validation: str = ""
+    test: str = ""
+    document_separator: str = ""
+    text_field: str = "text"
+    tokenizer: str = "character"
+    vocab_size: int | None = None
+    """Of learned words or subwords, or of token ids."""
+    corpus: str = ""
+    """The name of a corpus of [`memformers.data.benchmarks`][] that ``data`` holds; empty: none."""
+
+
+class Part(NamedTuple):
+    """A file of a corpus."""
+
+    split: str
+    """Empty where the corpus is to be divided."""
+    name: str
+    file: File
+    is_document: bool
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether it holds token ids and no text, by its name."""
+        named = isinstance(self.file, Path) and self.file.suffix.lower() in (".npy", ".bin")
+        return named or isinstance(self.file, np.ndarray)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The files of a corpus, in order."""
+
+    name: str
+    """For titles: "Tiny Shakespeare", "built-in play (seed 0)" or the file's name."""
+    source: str
+    """The path it is read from, or how it was made."""
+    parts: Sequence[Part]
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+    """The names of files and folders that are not read, by the reason."""
+    is_stand_in: bool = False
+    """Whether it replaces Tiny Shakespeare, which was neither found nor downloadable."""
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files on the disk."""
+        return [part.file for part in self.parts if isinstance(part.file, Path) and part.file != STDIN]
+
+    @property
+    def size(self) -> int | None:
+        """The bytes of the text; None where that is known only at its end."""
+        if any(p.name == STDIN.name or plain_name(p.name) != p.name for p in self.parts):
+            return None
+        return sum(p.file.stat().st_size if isinstance(p.file, Path) else len(p.file) for p in self.parts)
+
+    def is_large(self, limit: int) -> bool:
+        """Whether the text has about as many bytes as ``limit``, or more."""
+        packed = [path for path in self.paths if plain_name(path.name) != path.name]
+        return sum(path.stat().st_size for path in (*self.paths, *packed, *packed, *packed)) >= limit
+
+    def key(self, spec: CorpusSpec) -> str:
+        """A name that no other corpus, no other state of this one and no other tokens of it have."""
+        paths = [*self.paths, *([Path(spec.tokenizer)] if spec.tokenizer.endswith(".json") else [])]
+        states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+        how = [spec.corpus, spec.document_separator, spec.text_field, spec.tokenizer, spec.vocab_size]
+        said = json.dumps([states, [part.split for part in self.parts], how])
+        return hashlib.sha256(said.encode()).hexdigest()[:32]
+
+
+def find(spec: CorpusSpec) -> Sources:
+    """The files of ``spec``: of a file or folder; of the built-in play for the words ``"builtin"`` and
+    ``"stand-in"`` (which marks it as a replacement for Tiny Shakespeare); or, if ``data`` is empty, of Tiny
+    Shakespeare, from ``$MEMFORMERS_DATA``, the user's cache, or its public address. If that isn't available,
+    the built-in play replaces it, with a warning. Raises UserError for what isn't there."""
+    if spec.corpus == PYTHON_SOURCE:
+        documents = [Part("", name, path, True) for name, path in python_sources().items()]
+        return Sources(PYTHON_SOURCE, PYTHON_SOURCE, documents)
+    if (spec.test and not spec.validation) or (spec.validation and not spec.data):
+        missing = "validation" if spec.data else "data"
+        raise UserError(
+            f"a text for {'test' if spec.test else 'validation'} was given, and none as {missing}."
+        )
+    if spec.data in (BUILTIN, STAND_IN):
+        return builtin_play(is_stand_in=spec.data == STAND_IN)
+    return at_path(spec, local(spec.data)) if spec.data else tiny_shakespeare()
+
+
+def builtin_play(length: int = BUILTIN_LENGTH, seed: int = 0, is_stand_in: bool = False) -> Sources:
+    """The play that [`memformers.data.builtin`][] writes."""
+    name, source = f"built-in play (seed {seed})", f"made by code: {length:,} characters, seed {seed}"
+    return Sources(name, source, [Part("", name, write_play(length, seed).encode(), False)], {}, is_stand_in)
+
+
+def at_path(spec: CorpusSpec, path: Path) -> Sources:
+    """The files of ``spec``, whose data is at ``path``; a folder is Tiny Shakespeare, has splits, or is one
+    of documents."""
+    for name in IN_FOLDER:
+        if (path / name).is_file():
+            return unchanged(path / name)
+    left_out: dict[str, list[str]] = {}
+    given = {VALIDATION: spec.validation, TEST: spec.test}
+    places = {split: local(name) for split, name in given.items() if name}
+    if places:
+        places = {TRAIN: path} | places
+    elif path.is_dir():
+        places = splits_in(path, left_out)
+    known = benchmark(spec.corpus) if spec.corpus else None
+    if known and known.sizes and not path.is_file():
+        raise UserError(f"expected {path} to be one file, the decompressed corpus; name that file.")
+    if known and not known.sizes and set(places) != set(SPLITS):
+        raise UserError(
+            f"expected {path} to be a folder with train, valid and test, as published; name that."
+        )
+    parts: list[Part] = []
+    for split, place in (places or {"": path}).items():
+        parts += parts_at(split, place, left_out)
+    return Sources(spec.corpus or path.resolve().name, spec.data, parts, left_out)
+
+
+def parts_at(split: str, path: Path, left_out: dict[str, list[str]]) -> list[Part]:
+    """The files of a split: one, or those of a folder, each a document; UserError where there are none."""
+    if all((path / name).is_file() for name in STORE):
+        raise UserError(f"{path} holds tokens and no text; train on it as --data, or name the text itself.")
+    if path.is_dir():
+        files, runs = files_below(path)
+        left_out.setdefault("folders of runs or tokens are", []).extend(runs)
+        if not files:
+            raise UserError(f"{path} contains no text; name another file or folder.")
+        return [Part(split, name, file, True) for name, file in sorted(files.items())]
+    if not path.exists() and path != STDIN:
+        raise UserError(f"{path} doesn't exist; name a text file, a folder of texts or a .jsonl file.")
+    return [Part(split, path.name, path, False)]
+
+
+def splits_in(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]:
+    """The files or folders in ``folder`` that are its splits, as train.txt, valid.txt and test.txt; none
+    unless there are some to train and to validate on. UserError for two that are one split."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
+        named = SPLIT_NAME.fullmatch(path.name)
+        split = next(s for s in SPLITS if s.startswith(named[1].lower()[:3])) if named else ""
+        found.setdefault(split, []).append(path)
+    if not {TRAIN, VALIDATION} <= found.keys():
+        return {}
+    others = [path for path in found.pop("", ()) if not path.name.endswith(OF_IDS) and not holds_run(path)]
+    left_out["of no split and"] = [path.name for path in others]
+    if twice := next((split for split, paths in found.items() if len(paths) > 1), None):
+        raise UserError(
+            f"{' and '.join(map(str, found[twice]))} are all for {twice}; keep one of them there."
+        )
+    return {split: found[split][0] for split in SPLITS if split in found}
+
+
+def files_below(folder: Path) -> tuple[dict[str, Path], list[str]]:
+    """By their paths in ``folder``: all files there and in its sub-folders; and the sub-folders that hold a
+    run, an experiment or tokens, which are not searched: a command may write into the folder of its texts.
+    Hidden ones are left out. Raises UserError for a sub-folder that can't be read."""
+    files: dict[str, Path] = {}
+    runs: list[str] = []
+    for where, folders, names in os.walk(folder, onerror=refuse):
+        shown = [
+            name for name in (*folders, *names) if not name.startswith(".") and not name.endswith(OF_IDS)
+        ]
+        inside = {name: Path(where, name) for name in shown}
+        of_runs = [name for name in folders if name in inside and holds_run(inside[name])]
+        folders[:] = [name for name in folders if name in inside and name not in of_runs]
+        runs += [inside[name].relative_to(folder).as_posix() for name in of_runs]
+        there = [inside[name] for name in names if name in inside and inside[name].is_file()]
+        files |= {path.relative_to(folder).as_posix(): path for path in there}
+    return files, sorted(runs)
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether ``folder`` is that of a run, of an experiment or of tokens."""
+    return any(all((folder / name).is_file() for name in n) for n in ((EXPERIMENT,), (CONFIG, FACTS), STORE))
+
+
+def unchanged(path: Path) -> Sources:
+    """Tiny Shakespeare in a file; UserError for another text."""
+    if (found := checksum(path)) != TINY_SHAKESPEARE_SHA256:
+        raise UserError(
+            f"expected {path} to be Tiny Shakespeare, sha256 {TINY_SHAKESPEARE_SHA256}, got "
+            f"{path.stat().st_size:,} bytes with {found}: the download is incomplete, or it is another text. "
+            f"Remove it, rename it to read all files of the folder as documents, or name the file itself to "
+            f"train on it unchanged."
+        )
+    return Sources(TINY_SHAKESPEARE, str(path), [Part("", path.name, path, False)])
+
+
+def tiny_shakespeare() -> Sources:
+    """Tiny Shakespeare or what stands in for it, as [`find`][] looks for it."""
+    if named := os.environ.get("MEMFORMERS_DATA", ""):
+        try:
+            path = Path(named)
+            if not path.is_file() and not any((path / name).is_file() for name in IN_FOLDER):
+                places = " or ".join(IN_FOLDER)
+                raise UserError(
+                    f"expected MEMFORMERS_DATA to be a text file or a folder with {places}, got {path}."
+                )
+            return at_path(CorpusSpec(named), path)
+        except ValueError as error:
+            warnings.warn(f"{error} Looking further.", stacklevel=3)
+    path = Path(platformdirs.user_cache_dir("memformers")) / "tinyshakespeare" / "input.txt"
+    if path.is_file():
+        try:
+            return unchanged(path)
+        except ValueError as error:
+            warnings.warn(f"{error} Downloading it again.", stacklevel=3)
+    try:
+        raw = download()
+    except OSError as error:
+        warnings.warn(
+            f"Tiny Shakespeare was neither found nor downloadable ({TINY_SHAKESPEARE_URL}: {error}): the "
+            "built-in play is used instead. To use the real corpus, give --data or MEMFORMERS_DATA its path.",
+            stacklevel=3,
+        )
+        return builtin_play(is_stand_in=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_bytes(raw)
+    except OSError as error:
+        warnings.warn(f"Tiny Shakespeare can't be kept in the cache: {error}", stacklevel=3)
+        return Sources(TINY_SHAKESPEARE, TINY_SHAKESPEARE_URL, [Part("", path.name, raw, False)])
+    return unchanged(path)
+
+
+def download() -> bytes:
+    """Tiny Shakespeare from its public address; OSError where that fails."""
+    _, raw = get(TINY_SHAKESPEARE_URL, DOWNLOAD_SECONDS)
+    if hashlib.sha256(raw).hexdigest() != TINY_SHAKESPEARE_SHA256:
+        raise OSError(f"{len(raw):,} bytes that aren't the corpus came")
+    return raw
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first of ``names``, and how many others there are."""
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more

@@ -1,0 +1,348 @@
+"""From files to a dataset of tokens, in constant memory; subwords are encoded on all cores.
+
+The text is first read into one file of UTF-8, which is deleted in the end: so it can't change between the
+time when it is divided, learned from and encoded. It is encoded in pieces that are cut by a rule of the text
+alone ([`pieces`][memformers.data.subwords.pieces]), so the number of cores changes nothing. A small text
+takes the same way as a large one; its folder is temporary, and its tokens stay in memory.
+"""
+
+import hashlib
+import mmap
+import random
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import accumulate, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import platformdirs
+from filelock import Timeout
+from tqdm import tqdm
+
+from memformers.common.atomic_dir import atomic_dir, remove_leftovers
+from memformers.common.errors import UserError
+from memformers.common.files import locked, write_json
+from memformers.data import SPLITS, TEST, TRAIN, VALIDATION
+from memformers.data.benchmarks import BENCHMARKS
+from memformers.data.corpus_reader import Text, read
+from memformers.data.dataset import (
+    CARD,
+    Counts,
+    DatasetInfo,
+    SplitWriter,
+    TokenDataset,
+    is_store,
+    open_store,
+    read_dataset,
+)
+from memformers.data.files import forget, local
+from memformers.data.sources import TINY_SHAKESPEARE, TINY_SHAKESPEARE_SHA256, CorpusSpec, Part, Sources, find
+from memformers.data.subwords import PIECE, pieces
+from memformers.data.tokenizer import Numbers, Tokenizer
+from memformers.data.tokenizers import (
+    OWN,
+    CharacterTokenizer,
+    IdTokenizer,
+    check_name,
+    learn,
+    load_tokenizer,
+    save_tokenizer,
+)
+
+BIG = 32 << 20
+"""Bytes of a text from which on its tokens stay on the disk."""
+SMALL_JOB = 4 << 20
+"""Bytes of text whose encoding takes so short that no bar shows it."""
+JOB = 2 << 20
+"""Bytes that are encoded at once."""
+LEARNED_FROM = 32 << 20
+"""The most bytes of the training part, in pieces from all over it, that subwords are learned from."""
+TEXT = "text"
+
+
+def dataset_of(spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDataset:
+    """The tokens of ``spec``: of the folder of tokens that its data names, of a text in memory, or of one of
+    more than [`BIG`][] bytes in the user's cache. With the ``tokenizer`` of a trained model, a text that has
+    no splits is a test. Raises UserError for what can't be used."""
+    path = local(spec.data)
+    if not spec.data or not is_store(path):
+        return dataset_from(find(spec), spec, tokenizer)
+    store = open_store(path)
+    if tokenizer and store.tokenizer.saved() != tokenizer.saved():
+        raise UserError(f"{path} has the tokens of another tokenizer than the model; name the text.")
+    is_other = spec.document_separator or spec.tokenizer not in ("character", store.info.tokenizer)
+    if is_other and not tokenizer:
+        raise UserError(
+            f"{path} is divided into tokens already, by tokenizer={store.info.tokenizer!r}; leave out "
+            f"tokenizer and document_separator."
+        )
+    return store
+
+
+def dataset_from(sources: Sources, spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDataset:
+    """The tokens of ``sources``, as [`dataset_of`][] gives them."""
+    is_large = sources.is_large(BIG)
+    if is_large and not tokenizer:
+        return open_store(in_cache(sources, spec))
+    temporary = TemporaryDirectory(prefix="memformers-", ignore_cleanup_errors=True)
+    folder = Path(temporary.name)
+    info, names = tokenize(sources, spec, folder, tokenizer)
+    found = read_dataset(folder, info, in_memory=not is_large)
+    splits = {split: replace(read, names=names[split]) for split, read in found.splits.items()}
+    return replace(found, splits=splits, folder=temporary if is_large else None)
+
+
+def prepare(
+    spec: CorpusSpec, folder: Path, tokenizer: Tokenizer | None = None, sources: Sources | None = None
+) -> Path:
+    """Write ``folder``, the tokens of ``spec``; it appears whole or not at all. Returns it. With the
+    ``tokenizer`` of a trained model, a text that has no splits is a test.
+
+    Beside another preparation, it waits until that one has ended; where ``folder`` is there then, nothing is
+    left to do. What a killed one left behind is removed.
+
+    Raises UserError for a text that can't be read, that changes meanwhile or is too short; OSError if the
+    folder can't be written."""
+    sources = sources or find(spec)
+    with alone_beside(folder):
+        if not is_store(folder):
+            remove_leftovers(folder.parent)
+            with atomic_dir(folder) as temporary:
+                tokenize(sources, spec, temporary, tokenizer)
+    return folder
+
+
+def prepare_ids(folder: str | Path, ids: Any, vocab_size: int) -> Path:
+    """Write ``folder``, which ``data`` may name, from token ids of your own.
+
+    Args:
+        folder: The new folder.
+        ids: An array ``[n]`` of an integer type, or a list of such arrays, of which each is a document, such
+            as a piece of music; about the last tenth is for validation. Or a dict of these by split: train,
+            validation and, if there is one, test.
+        vocab_size: The number of different ids; each must be below it.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: For ids that are negative, not below ``vocab_size``, or of no integer type, and for a
+            folder that is there already.
+        OSError: If the folder can't be written.
+
+    Examples:
+        >>> import numpy as np
+        >>> from memformers import prepare_ids
+        >>> pieces = [np.arange(60) % 7, np.arange(90) % 5, np.arange(50) % 6]
+        >>> print(prepare_ids("tokens/pieces", pieces, vocab_size=7))
+        tokens/pieces
+    """
+    folder, by_split = Path(folder), ids if isinstance(ids, Mapping) else {"": ids}
+    if folder.exists():
+        raise UserError(f"{folder} exists already; name a new folder.")
+    parts = [
+        Part(split, f"ids {split}:{n}", np.asanyarray(each), isinstance(of_split, Sequence))
+        for split, of_split in by_split.items()
+        for n, each in enumerate(of_split if isinstance(of_split, Sequence) else [of_split], 1)
+    ]
+    sources = Sources(folder.name, "token ids", parts)
+    return prepare(CorpusSpec(vocab_size=vocab_size), folder, sources=sources)
+
+
+def in_cache(sources: Sources, spec: CorpusSpec) -> Path:
+    """The folder of the tokens of ``sources`` in the user's cache, prepared unless it is there."""
+    parent = Path(platformdirs.user_cache_dir("memformers")) / "tokens"
+    folder, left_to_the_text = (parent / sources.key(s) for s in (spec, replace(spec, vocab_size=None)))
+    if is_store(left_to_the_text) and spec.vocab_size in (None, load_tokenizer(left_to_the_text).vocab_size):
+        return left_to_the_text
+    if not is_store(folder):
+        print(f"{sources.source} is large and is prepared once, in {folder}.", file=sys.stderr)
+    return prepare(spec, folder, sources=sources)
+
+
+@contextmanager
+def alone_beside(folder: Path) -> Iterator[None]:
+    """A block in which nothing else is prepared beside ``folder``, which is waited for; errors of the system
+    in it, as that of a full disk, name the folder."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = folder.parent / ".preparing.lock"
+    try:
+        held = locked(lock)
+    except Timeout:
+        print(f"waiting for another process that prepares a text in {folder.parent}", file=sys.stderr)
+        held = locked(lock, seconds=-1)
+    with held:
+        try:
+            yield
+        except OSError as error:
+            error.filename = error.filename or str(folder)
+            raise
+
+
+def tokenize(
+    sources: Sources, spec: CorpusSpec, folder: Path, given: Tokenizer | None = None
+) -> tuple[DatasetInfo, dict[str, Sequence[str]]]:
+    """Write the tokens of ``sources`` into ``folder``, with the tokenizer, which is learned unless it is
+    ``given``, and the card; returns this, and the names of the documents of each split, or none where there
+    are too many."""
+    check_name(spec.tokenizer)
+    with bytes_bar("reading", sources.size) as bar:
+        text = read(sources, spec, folder / TEXT, bar.update)
+    known = BENCHMARKS.get(spec.corpus)
+    ends = known.ends(text.bytes, text.sha256) if known and known.sizes else text.splits
+    if "" in ends:
+        cut = text.place(split_of(text.characters, text.lengths if text.are_documents else ()))
+        ends = {TEST: text.bytes} if given else {TRAIN: cut, VALIDATION: text.bytes}
+    counts: dict[str, Counts] = {}
+    names: dict[str, Sequence[str]] = {}
+    begin = 0
+    with open(folder / TEXT, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:
+        tokenizer = given or tokenizer_of(raw, text, ends.get(TRAIN, 0), spec)
+        with bytes_bar("encoding", text.bytes) as bar:
+            for split, end in ends.items():
+                writer = SplitWriter(folder, split, tokenizer.vocab_size)
+                counts[split] = write_split(raw, text, (begin, end), tokenizer, writer, bar)
+                first = bisect_right(text.ends, begin)
+                named = text.names[first : first + counts[split].documents]
+                names[split] = named if len(named) == counts[split].documents else ()
+                begin = end
+    (folder / TEXT).unlink()
+    check_splits(counts, sources.source)
+    if known:
+        known.check(counts, spec.tokenizer)
+    sha256 = text.sha256
+    if len(text.splits) > 1 and not known:
+        sha256 = hashlib.sha256(f"{sha256} {ends}".encode()).hexdigest()
+    name = TINY_SHAKESPEARE if sha256 == TINY_SHAKESPEARE_SHA256 else sources.name
+    kind = spec.tokenizer if spec.tokenizer == "frequency" else tokenizer.name
+    documents = len(text.ends) if text.are_documents else 0
+    info = DatasetInfo(name, sources.source, sha256, kind, counts, documents, sources.is_stand_in)
+    save_tokenizer(tokenizer, folder)
+    write_json(folder / CARD, info)
+    return info, names
+
+
+def check_splits(counts: Mapping[str, Counts], source: str) -> None:
+    """Raise UserError for a split without anything to predict, and for those that can't be used together."""
+    for split, size in counts.items():
+        if size.tokens < 2:
+            raise UserError(f"{source} leaves {size.tokens} tokens for {split}; use a longer text.")
+    if not set(counts) <= set(SPLITS) or (TRAIN in counts) != (VALIDATION in counts):
+        raise UserError(f"expected splits train, validation and perhaps test, got {', '.join(counts)}.")
+
+
+def split_of(length: int, documents: Sequence[int] = ()) -> int:
+    """Where validation starts in a text of ``length`` characters, or in ``documents`` of these lengths: after
+    90 % of the characters; or between documents, where the rest has about 10 %, and 5 to 20 % at all."""
+    fit = [end for end in accumulate(documents) if length <= 20 * (length - end) <= 4 * length]
+    return min(fit, key=lambda end: abs(10 * end - 9 * length), default=length * 9 // 10)
+
+
+def tokenizer_of(raw: mmap.mmap, text: Text, trained_on: int, spec: CorpusSpec) -> Tokenizer:
+    """The tokenizer of ``spec`` for the ``text`` in ``raw``, of which the first ``trained_on`` bytes are for
+    training: characters are learned from all of it, words from the training part, subwords from pieces all
+    over the training part."""
+    if spec.tokenizer not in OWN:
+        return load_tokenizer(Path(spec.tokenizer))
+    if text.are_ids:
+        size, characters = text.vocabulary
+        if (size := spec.vocab_size or size) is None:
+            most = max(
+                int(np.frombuffer(raw[a:b], "<u4").max()) for a, b in pieces_of(raw, text, 0, len(raw))
+            )
+            raise UserError(
+                f"{text.names[0]} holds token ids; give vocab_size, how many different ones there are: the "
+                f"largest is {most:,}, so at least {most + 1}."
+            )
+        return CharacterTokenizer(characters) if len(characters) == size else IdTokenizer(size)
+    size = len(raw) if spec.tokenizer in ("character", "frequency") else trained_on
+    places: Iterable[tuple[int, int]] = pieces_of(raw, text, 0, size)
+    if spec.tokenizer == "bpe" and size > LEARNED_FROM:
+        places, size = list(places), LEARNED_FROM
+        random.Random(0).shuffle(places)
+        places = islice(places, size // PIECE)
+    with bytes_bar("learning tokens", size) as bar:
+
+        def texts() -> Iterator[str]:
+            for a, b in places:
+                yield text_at(raw, a, b)
+                bar.update(b - a)
+
+        return learn(spec.tokenizer, spec.vocab_size, texts())
+
+
+def pieces_of(raw: mmap.mmap, text: Text, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Where a text in ``raw`` is cut, by [`pieces`][memformers.data.subwords.pieces], or token ids; they are
+    in memory only while they are used."""
+    of_ids = ((at, min(at + PIECE, end)) for at in range(begin, end, PIECE))
+    for place in of_ids if text.are_ids else pieces(raw, begin, end) if end > begin else ():
+        yield place
+        forget(raw)
+
+
+def text_at(raw: mmap.mmap, begin: int, end: int) -> str:
+    """The text between two bytes."""
+    return raw[begin:end].decode("utf-8", errors="surrogateescape")
+
+
+def write_split(
+    raw: mmap.mmap, text: Text, place: tuple[int, int], tokenizer: Tokenizer, writer: SplitWriter, bar: Any
+) -> Counts:
+    """Write the tokens of the split that is at ``place``, some [`JOB`][] bytes at once; returns its size."""
+    (begin, stop), job = place, list[tuple[int, int, bool]]()  # the pieces, and whether a document ends
+    inside = text.ends[bisect_right(text.ends, begin) : bisect_left(text.ends, stop)]
+    for end in (inside if text.are_documents else array("q")) + array("q", [stop]):
+        for a, b in pieces_of(raw, text, begin, end):
+            job.append((a, b, b == end))
+            if b - job[0][0] >= JOB:
+                write_job(raw, text, job, tokenizer, writer)
+                job = []
+            bar.update(b - a)
+        begin = end
+    write_job(raw, text, job, tokenizer, writer)
+    return writer.close(are_documents=text.are_documents)
+
+
+def write_job(
+    raw: mmap.mmap, text: Text, job: list[tuple[int, int, bool]], tokenizer: Tokenizer, writer: SplitWriter
+) -> None:
+    """Write the tokens of some pieces of what is in ``raw``, each with whether its document ends."""
+    if text.are_ids:
+        for begin, end, is_end in job:
+            writer.add(ids_at(raw, begin, end, tokenizer.vocab_size), is_end=is_end)
+            writer.characters = writer.tokens
+        return
+    texts = [text_at(raw, begin, end) for begin, end, _ in job]
+    forget(raw)
+    ended = [tokenizer.ended(text) if is_end else text for text, (*_, is_end) in zip(texts, job, strict=True)]
+    for (begin, end, is_end), piece, tokens in zip(job, texts, tokenizer.numbers_of(ended), strict=True):
+        writer.add(tokens, is_end=is_end)
+        writer.bytes += end - begin
+        writer.characters += len(piece)
+        writer.words += len(piece.split())
+
+
+def ids_at(raw: mmap.mmap, begin: int, end: int, vocab_size: int) -> Numbers:
+    """The token ids between two bytes, ``[n]``; UserError for one that isn't below ``vocab_size``."""
+    ids = np.frombuffer(raw[begin:end], "<u4")
+    if ids.max() >= vocab_size:
+        at = int((ids >= vocab_size).argmax())
+        raise UserError(
+            f"expected token ids below vocab_size={vocab_size}, got {ids[at]:,} at {begin // 4 + at:,}; give "
+            f"the right vocab_size."
+        )
+    return ids
+
+
+def bytes_bar(what: str, total: int | None) -> "tqdm[Any]":
+    """A progress bar of bytes a second; a short text needs none."""
+    short = total is not None and total < SMALL_JOB
+    return tqdm(
+        total=total, desc=what, unit="B", unit_scale=True, disable=True if short else None, leave=False
+    )
