@@ -106,8 +106,9 @@ class SubwordTokenizer(Tokenizer):
         for raw in map(bytes_of, texts):
             cut.append([raw[begin:end].decode() for begin, end in pieces(raw, 0, len(raw))])
         every = list(chain.from_iterable(cut))
-        for piece in every:
-            self._check_known(piece)
+        if self.of_bytes is None:
+            for piece in every:
+                self._check_known(piece)
         try:  # by what knows no offsets
             found = iter(self.inner.encode_batch_fast(every, add_special_tokens=False))
         except Exception as error:  # of no class of its own
