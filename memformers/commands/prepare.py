@@ -74,6 +74,11 @@ class Prepare(Checked):
         )
         sources = find(spec)
         kind = "ids" if any(part.has_ids for part in sources.parts) else tokenizer
+        if self.vocab_size and kind in ("character", "frequency", "byte"):
+            raise UserError(
+                f"vocab_size={self.vocab_size} is for 'word' and 'bpe', which learn their tokens, and for "
+                f"token ids; leave it out with tokenizer={kind!r}."
+            )
         name = kind if not kind.endswith(".json") else "subwords"
         text = "stdin" if data == "-" else corpus or Path(self.text).resolve().name
         out = self.out or Path("tokens") / f"{text}-{name}"

@@ -147,5 +147,7 @@ def pinned(train: TrainConfig, corpus: DatasetInfo, folder: Path) -> Settings:
             with replacing(path) as temporary:
                 temporary.write_bytes(download())
         return {"data": str(path.resolve())}
+    if "-" in (train.data, train.validation, train.test):
+        raise UserError("several runs can't read standard input, -; write the text to a file, and name it.")
     named = {"data": train.data or corpus.source, "validation": train.validation, "test": train.test}
     return {n: name if "://" in name else str(Path(name).resolve()) for n, name in named.items() if name}

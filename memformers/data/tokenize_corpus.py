@@ -194,6 +194,10 @@ def tokenize(
     check_name(spec.tokenizer)
     with bytes_bar("reading", sources.size) as bar:
         text = read(sources, spec, folder / TEXT, bar.update)
+    if given and given.name == "ids" and not text.are_ids:
+        raise UserError(
+            f"the model reads token ids, and {sources.source} is a text; name a .npy or .bin file."
+        )
     known = BENCHMARKS.get(spec.corpus)
     ends = known.ends(text.bytes, text.sha256) if known and known.sizes else text.splits
     if "" in ends:

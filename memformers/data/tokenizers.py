@@ -173,23 +173,14 @@ def learn(name: str, vocab_size: int | None, pieces: Iterable[str]) -> Tokenizer
         return learn_bpe(pieces, vocab_size)
     if name == "word":
         return word_tokenizer(count_words(pieces, vocab_size), vocab_size)
-    found = ByteTokenizer() if name == "byte" else characters_in(pieces, name == "frequency")
-    if vocab_size not in (None, found.vocab_size):
-        raise UserError(
-            f"vocab_size={vocab_size} is for tokenizer='word' and 'bpe', which learn their tokens; with "
-            f"{name!r} this text has {found.vocab_size}, so leave it out."
-        )
-    return found
-
-
-def characters_in(pieces: Iterable[str], by_frequency: bool) -> CharacterTokenizer:
-    """The tokenizer of the characters in ``pieces``, in alphabetical order, or the most frequent first."""
+    if name == "byte":
+        return ByteTokenizer()
     counts = np.zeros(0x110000, dtype=np.int64)
     for piece in pieces:
         check_utf8(piece, "the text")
         counts += np.bincount(code_points(piece), minlength=len(counts))
     found = counts.nonzero()[0]
-    if by_frequency:
+    if name == "frequency":
         found = found[np.argsort(-counts[found], kind="stable")]
     return CharacterTokenizer("".join(map(chr, found)))
 

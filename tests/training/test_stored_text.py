@@ -3,10 +3,13 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from memformers import prepare_ids
 from memformers.commands.evaluate import Evaluate
+from memformers.commands.generate import Generate
 from memformers.common.command_line import parse_arguments
 from memformers.common.errors import UserError
 from memformers.common.files import read_json
@@ -18,6 +21,7 @@ from memformers.evaluation.probe import ProbeConfig, probe
 from memformers.generation.memory_file import load_memory, save_memory
 from memformers.generation.sampling import Sampling
 from memformers.generation.text import TextStream, continue_text
+from memformers.report.document import write_report
 from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
 from memformers.training.run import train_run
@@ -142,3 +146,50 @@ def test_settings_that_a_folder_of_tokens_cant_have_are_errors(changes, words, t
     folder = prepare(CorpusSpec(str(text)), tmp_path / "tokens")
     with pytest.raises(UserError, match=words):
         train_run(config_on(folder, **changes), tmp_path / "run")
+
+
+def test_token_ids_are_trained_on_evaluated_and_written(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    pieces = [np.tile(rng.integers(0, 40, 12), 60) for _ in range(20)]
+    prepare_ids(tmp_path / "ids", pieces, vocab_size=40)
+    run = train_run(config_on(tmp_path / "ids"), tmp_path / "run")
+    result = read_json(run / "result.json")
+    assert result["bits_per_character"] == pytest.approx(result["loss"] / math.log(2), rel=1e-6)
+    assert (result["bits_per_byte"], result["word_perplexity"]) == (None, None)
+    assert all(0 <= int(word) < 40 for word in (run / "sample.txt").read_text().split())
+    assert "token ids, each of which counts as a character" in write_report(run).read_text(encoding="utf-8")
+    capsys.readouterr()
+    parse_arguments(Evaluate, ["--checkpoint", str(run)]).run()
+    assert f"per token       {result['bits_per_character']:.4f} bits" in capsys.readouterr().out
+    parse_arguments(Generate, ["--checkpoint", str(run), "--prompt", "3 39", "--tokens", "5"]).run()
+    written = capsys.readouterr().out.split()
+    assert written[:2] == ["3", "39"]
+    assert len(written) == 7
+    (tmp_path / "x.txt").write_text("some text " * 50)
+    with pytest.raises(UserError, match="the model reads token ids"):
+        parse_arguments(Evaluate, ["--checkpoint", str(run), "--text", str(tmp_path / "x.txt")]).run()
+
+
+def test_no_training_reads_the_test_part_which_evaluate_measures(text, tmp_path):
+    parts = {"validation": text.read_text()[-2000:], "test": text.read_text()[:1500]}
+    for name, part in parts.items():
+        (tmp_path / f"{name}.txt").write_text(part)
+    given = {name: str(tmp_path / f"{name}.txt") for name in parts}
+    run = train_run(config_on(text, **given), tmp_path / "run")
+    (tmp_path / "other.txt").write_text(parts["test"][::-1])
+    other = train_run(config_on(text, **{**given, "test": str(tmp_path / "other.txt")}), tmp_path / "other")
+    assert found(other)[:2] == found(run)[:2]
+    assert read_json(run / "result.json")["evaluated_tokens"] == len(parts["validation"]) - 1
+
+    def measured(*options):
+        arguments = ["--checkpoint", str(run), "--out", str(tmp_path / "out"), *options]
+        parse_arguments(Evaluate, arguments).run()
+        return read_json(tmp_path / "out" / "evaluation.json")["loss_nats"]
+
+    assert measured() == measured("--split", "test") == measured("--text", given["test"])
+    assert measured("--split", "validation") == measured("--text", given["validation"])
+    with pytest.raises(UserError, match="has no validation part, but test"):
+        measured("--text", given["test"], "--split", "validation")
+    (tmp_path / "validation.txt").write_text(parts["validation"] + "#")
+    with pytest.raises(UserError, match="has changed since the training"):
+        measured()
