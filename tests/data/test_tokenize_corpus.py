@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json
-from memformers.data import benchmarks, corpus_reader, dataset, files, tokenize_corpus
+from memformers.data import benchmarks, dataset, files, tokenize_corpus
 from memformers.data.builtin import write_play
 from memformers.data.dataset import CARD, open_store
 from memformers.data.sources import CorpusSpec, find
@@ -106,7 +106,7 @@ def test_tokens_are_those_of_the_version_before_in_memory_and_on_the_disk(
     spec = CorpusSpec(str(path), "", "", separator, "text", name, size, known)
     in_memory = dataset_of(spec)
     for module, constant, small_one in (
-        (files, "BLOCK", 777), (tokenize_corpus, "JOB", 5000), (corpus_reader, "MARK", 2000),
+        (files, "BLOCK", 777), (tokenize_corpus, "JOB", 5000),
     ):  # fmt: skip
         monkeypatch.setattr(module, constant, small_one if source != "shakespeare" else 300_000)
     stored = open_store(prepare(spec, tmp_path / "tokens"))
