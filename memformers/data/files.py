@@ -132,8 +132,8 @@ def split_at(separator: bytes, blocks: Iterable[bytes], name: str) -> Iterator[b
         searched = max(len(rest) - len(separator) + 1, 0)
         if searched > LONGEST:
             raise UserError(
-                f"{name}:{number}: expected at most {LONGEST >> 20} MiB before the next {separator!r}, got more; "
-                f"make what is there a file of its own."
+                f"{name}:{number}: expected at most {LONGEST >> 20} MiB before the next {separator!r}, got "
+                f"more; make what is there a file of its own."
             )
     yield bytes(rest)
 

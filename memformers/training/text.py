@@ -14,7 +14,6 @@ from memformers.data.dataset import TokenDataset
 from memformers.data.sources import CorpusSpec
 from memformers.data.streams import check_length, documents_reading, plain_reading, taken
 from memformers.data.tokenize_corpus import dataset_of
-from memformers.data.tokenizers import check_order
 from memformers.evaluation.evaluate import Evaluation, evaluate_reading
 from memformers.evaluation.units import slice_of, units, word_perplexity
 from memformers.models.config import ModelConfig
@@ -46,7 +45,12 @@ def find_text(config: TrainConfig) -> TokenDataset:
 
 def check_long_enough(text: TokenDataset, config: TrainConfig) -> None:
     """Raise UserError unless ``config`` can train and validate on ``text``."""
-    check_order(text.info.tokenizer, config.model.adaptive.cutoffs)
+    if (cutoffs := config.model.adaptive.cutoffs) and text.info.tokenizer not in ("frequency", "word"):
+        raise UserError(
+            f"cutoffs={cutoffs} need tokens that are numbered by frequency, but "
+            f"tokenizer={text.info.tokenizer!r} numbers them otherwise; use tokenizer='frequency' or 'word', "
+            f"or leave the cutoffs out."
+        )
     if VALIDATION not in text.splits:
         raise UserError(f"{text.info.source} has no validation part; prepare it without a model's tokenizer.")
     check_length(len(text.train.tokens), config.batch_size, config.model.segment_len)

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from memformers.data.tokenizers import build_tokenizer, check_order, load_tokenizer, save_tokenizer
+from memformers.data.tokenizers import build_tokenizer, load_tokenizer, save_tokenizer
 
 TEXT = "To be, or not to be — naïve?\n"
 
@@ -27,15 +27,6 @@ def test_characters_are_numbered_by_how_often_the_text_has_them_when_asked_for(t
     save_tokenizer(tokenizer, tmp_path)
     assert load_tokenizer(tmp_path).vocabulary == "anb oz"
     assert build_tokenizer("character", "banana bonanza").vocabulary == " abnoz"
-
-
-@pytest.mark.parametrize("name", ["character", "byte", "bpe"])
-def test_cutoffs_between_tokens_that_are_in_no_order_of_frequency_are_an_error(name):
-    with pytest.raises(ValueError, match=rf"^cutoffs=\(3,\) .*'{name}' "):
-        check_order(name, (3,))
-    check_order(name, ())
-    check_order("frequency", (3,))
-    check_order("word", (3,))
 
 
 def test_unknown_characters_are_named_with_their_places():
