@@ -16,6 +16,7 @@ from memformers.models.registry import short_name
 from memformers.runs.finished import read_run
 from memformers.runs.folder import new_folder
 from memformers.training.config import TrainConfig, check_all_used
+from memformers.training.initial import load_initial
 from memformers.training.run import train_run
 
 
@@ -49,7 +50,12 @@ class TrainedModel:
 
 
 def train(
-    config: TrainConfig, folder: str | Path | None = None, *, resume: bool = False, dashboard: str = ""
+    config: TrainConfig,
+    folder: str | Path | None = None,
+    *,
+    resume: bool = False,
+    init: MemoryLM | str | Path | None = None,
+    dashboard: str = "",
 ) -> TrainedModel:
     """Train a model on a text as ``memformers train`` does, with its checkpoints, records and dashboard.
 
@@ -59,7 +65,11 @@ def train(
         config: What to train, on which text and for how long.
         folder: The folder of the run; by default a new one in ``runs/``.
         resume: Whether a run in ``folder`` continues from its newest checkpoint. A finished one is only
-            loaded; if there is none, a new run begins.
+            loaded, unless ``config`` has more tokens; if there is none, a new run begins.
+        init: The weights to begin with, with a fresh optimizer: a model, whose tokens ``config`` names; or a
+            folder or name as ``--init-from`` takes it, which has its tokenizer. The network of ``config`` is
+            left at its default, or has the same settings but for the lengths of segments and memories,
+            dropout and others that are no weights.
         dashboard: The address of a labml server; by default a dashboard on this machine is found.
 
     Returns:
@@ -82,7 +92,10 @@ def train(
     """
     check_all_used(config)
     place = new_folder(short_name(config.model.model)) if folder is None else Path(folder)
-    run = read_run(train_run(config, place, dashboard, resume=resume))
+    initial = None
+    if init is not None:
+        initial = (init, None) if isinstance(init, MemoryLM) else load_initial(str(init))
+    run = read_run(train_run(config, place, dashboard, resume=resume, initial=initial))
     model, tokenizer = load_checkpoint(run.folder, choose_device(config.device))
     return TrainedModel(model, tokenizer, run.folder, run.metrics, run.result or {})
 

@@ -232,7 +232,7 @@ def describe_optimizers(model: MemoryLM, optimizers: Optimizers) -> list[dict[st
 def named_state(model: nn.Module, optimizers: Optimizers) -> dict[str, tuple[Tensor, torch.optim.Optimizer]]:
     """Each parameter and its optimizer, by the parameter's name; of any shape."""
     of = {p: optimizer for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
-    return {name: (parameter, of[parameter]) for name, parameter in model.named_parameters()}
+    return {name: (p, of[p]) for name, p in model.named_parameters() if p in of}  # others are frozen
 
 
 def optimizer_tensors(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:

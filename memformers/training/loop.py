@@ -54,26 +54,26 @@ def train(
     config = with_precision(config, device, ranks)
     forward = forward_of(model, ranks, compile=config.compile)
     state = state or TrainingState(build_optimizers(model, config))
-    learning_rate = learning_rate_schedule(config)
+    learning_rate = learning_rate_schedule(config, config.tokens - state.begun)
     bad_steps, allowed = torch.tensor(state.skipped, device=device), max(state.skipped, config.skip_bad_steps)
     model.train()
     clock = time.perf_counter()
     while True:
         pause = time.perf_counter()
-        if evaluations_due(state.tokens, config) > state.evaluations:
+        if evaluations_due(state, config) > state.evaluations:
             evaluate(state)
-            state.evaluations = evaluations_due(state.tokens, config)
+            state.evaluations = evaluations_due(state, config)
             state.evaluation_seconds += time.perf_counter() - pause
         maybe_checkpoint(state)
         clock += time.perf_counter() - pause
-        if state.tokens >= config.tokens:
+        if has_ended(state, config):
             return state
 
         read = [next(segments) for _ in range(1 + config.tbptt)]
         tokens = sum(segment.inputs.numel() for segment in read)
         predictions = sum(segment.predictions for segment in read)
         own = [segment.with_streams(lambda x: sent(ranks.own(x), device)) for segment in read]  # [S, B] each
-        set_learning_rates(state.optimizers, learning_rate(state.tokens + tokens // 2))
+        set_learning_rates(state.optimizers, learning_rate(state.tokens - state.begun + tokens // 2))
 
         memory = nothing_remembered(model, own[0], config) if read[0].starts_over else state.memory
         model.zero_grad()
@@ -87,7 +87,7 @@ def train(
         for optimizer in state.optimizers:
             optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]
             optimizer.step()
-        share = share_of_memory(state.tokens + tokens, config)
+        share = 1.0 if state.begun else share_of_memory(state.tokens + tokens, config)
         remembered = shortened(outcome.memory, share, model.config.memory_sizes)
         # The memory after the segments of a bad step may contain NaN.
         state.memory = one_of(skipped, without_what_has_ended(memory, own), remembered)
@@ -97,7 +97,7 @@ def train(
         state.step, state.tokens = state.step + 1, state.tokens + tokens
         state.epoch, state.position = read[-1].epoch, read[-1].end
         recorded = state.step % config.log_every == 0 or state.tokens >= config.tokens
-        evaluated = evaluations_due(state.tokens, config) > state.evaluations
+        evaluated = evaluations_due(state, config) > state.evaluations
         if recorded or evaluated or device.type in FREE_TO_WAIT_FOR:
             read_numbers(state, config)
         now = time.perf_counter()
@@ -151,9 +151,15 @@ def without_what_has_ended(memory: Memory, segments: Sequence[Segment]) -> Memor
     return memory.reset(torch.cat(doc_starts).any(0)) if doc_starts else memory
 
 
-def evaluations_due(tokens: int, config: TrainConfig) -> int:
-    """The number of evaluations that are due after this number of ``tokens``."""
-    return tokens * config.evaluations // config.tokens
+def evaluations_due(state: TrainingState, config: TrainConfig) -> int:
+    """The number of evaluations that are due by now, since the training began or went on."""
+    return (state.tokens - state.begun) * config.evaluations // (config.tokens - state.begun)
+
+
+def has_ended(state: TrainingState, config: TrainConfig) -> bool:
+    """Whether nothing is left to train: all tokens are read, or the loss has fallen no more for long."""
+    no_gain = 0 < config.stop_after <= state.without_gain
+    return state.tokens >= config.tokens or no_gain
 
 
 NUMBERS = (

@@ -110,9 +110,14 @@ class Observer:
     bar: Bar
     ranks: Distributed
 
+    begins_anew: bool = True
+    """Whether the weights are those of ``config.seed``, so that no checkpoint is needed before a step."""
+
     def __post_init__(self) -> None:
         """Begin where the training begins."""
         self._is_saved(self.state)
+        if not self.begins_anew and not self.state.tokens:
+            self.saved = 0, -1
         self.validation = Validation(self.text, self.config)
         self.evaluation: Evaluation | None = None
         """The last one, at the end."""
@@ -153,6 +158,9 @@ class Observer:
         self._write(state, {**self.validation.metrics(part), "evaluation_seconds": seconds})
         self.evaluation = result if is_last else None
         self.validation_loss, self.evaluated = part.loss, state.tokens
+        gained = state.lowest_loss is None or part.loss < state.lowest_loss
+        state.lowest_loss = part.loss if gained else state.lowest_loss
+        state.without_gain = 0 if gained else state.without_gain + 1
         if (read := self.validation.read(result)) != self.read:
             self.read = read
             self.bar.say(f"over {read} held-out tokens:")

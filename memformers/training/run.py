@@ -2,6 +2,8 @@
 
 import contextlib
 import random
+import threading
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ from memformers.common.atomic_dir import numbered
 from memformers.common.command_line import command_as_given
 from memformers.common.errors import UserError
 from memformers.common.files import write_json
-from memformers.common.machine import choose_device, describe_environment, git_commit, keep_freed_memory
+from memformers.common.machine import choose_device, describe_environment, git_commit
 from memformers.common.words import counted
 from memformers.data.dataset import TokenDataset
 from memformers.data.streams import training_segments
+from memformers.data.tokenizer import Tokenizer
+from memformers.data.tokenizers import TOKENIZER, load_tokenizer, save_tokenizer
 from memformers.models.base import memory_facts
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
@@ -37,40 +41,59 @@ from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
 from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.distributed import ALONE, Distributed, joined, with_precision
+from memformers.training.initial import copy_weights, freeze, network_of
 from memformers.training.loop import train
 from memformers.training.observer import Bar, Observer
 from memformers.training.optimizers import build_optimizers
 from memformers.training.resume import alone_in, check_same_config, check_same_corpus, restore_newest
 from memformers.training.signals import StopSignals
-from memformers.training.state import TrainingState
+from memformers.training.state import TrainingState, random_states, set_random_states
 from memformers.training.text import check_long_enough, find_text
 
+TRAINING = threading.Lock()
+"""Held by the training of this process."""
 
-def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> Path:
+
+def train_run(
+    config: TrainConfig,
+    folder: Path,
+    dashboard: str = "",
+    *,
+    resume: bool = False,
+    initial: tuple[MemoryLM, Tokenizer | None] | None = None,
+) -> Path:
     """Train as ``config`` says in ``folder``, which must not contain a run yet; returns the folder.
 
     With ``resume``, a run in ``folder`` continues from its newest checkpoint, as if it had never stopped. A
-    finished run is not changed, and if there is no run, one begins. ``dashboard`` is the address of a labml
-    server; if it is empty, labml's own ``$labml_app_url`` is used.
+    finished run is not changed, unless ``config`` has more tokens: then it trains on. If there is no run, one
+    begins. ``dashboard`` is the address of a labml server; if it is empty, labml's own ``$labml_app_url`` is
+    used. The training begins with the weights of the ``initial`` model, if one is given, and reads the text
+    with its tokenizer.
 
-    SIGINT and SIGTERM end the training after the current step and its checkpoint, by KeyboardInterrupt and
-    SystemExit(143). Raises ValueError for a corpus or config that can't be used, and for a folder that is in
+    SIGINT, SIGTERM and SIGHUP end the training after the current step and its checkpoint, by
+    KeyboardInterrupt and SystemExit(128 + the signal). The random states of this process are as before when
+    it has ended. Raises ValueError for a corpus or config that can't be used, and for a folder that is in
     use or belongs to another training; [`memformers.training.loop.NotFiniteError`][] for a training that
     diverged; OSError if the folder can't be written. The last good checkpoint is kept.
     """
-    keep_freed_memory()
     find_dashboard(dashboard)
-    with joined(config) as ranks:
+    with alone_in_this_process(), joined(config) as ranks:
         folder = ranks.all_gather(folder)[0]
         config = in_its_precision(config, folder)
         ranks.first_alone(lambda: check_folder(config, folder, resume))
+        if initial:
+            config = begun_with(initial, config, folder, ranks)
         if resume and ranks.all_gather((folder / RESULT).exists())[0]:
-            ranks.say(f"{folder} is finished; nothing is left to train.")
-            return folder
+            stored = read_train_config(folder)
+            if stored.tokens >= config.tokens:
+                if config.data != stored.data:
+                    read_text(config, folder, ranks)  # which refuses another one
+                ranks.say(f"{folder} is finished; nothing is left to train.")
+                return folder
         text = read_text(config, folder, ranks)
         config = with_vocabulary(config, text.tokenizer.vocab_size)
         config = with_precision(config, choose_device(ranks.device_name(config.device)), ranks)
-        model = build_model(config, ranks)
+        model = build_model(config, ranks, initial[0] if initial else None)
         state, records = TrainingState(build_optimizers(model, config)), 0
 
         with alone_in(folder, ranks), StopSignals(alone=ranks.size == 1) as signals:
@@ -92,7 +115,9 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
                 contextlib.closing(Bar(config, state.tokens, shown=ranks.first)) as bar,
             ):
                 write = tracking.record if tracking else lambda record: None
-                observer = Observer(folder, config, model, text, state, records, write, signals, bar, ranks)
+                observer = Observer(
+                    folder, config, model, text, state, records, write, signals, bar, ranks, not initial
+                )
                 segments = training_segments(
                     text.train.tokens,
                     config.batch_size,
@@ -108,6 +133,42 @@ def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume:
                     observer.finish()
             ranks.barrier()  # until all is written
     return folder
+
+
+@contextlib.contextmanager
+def alone_in_this_process() -> Iterator[None]:
+    """A block that trains, after which the random states are as before; UserError where another thread
+    trains, which would draw from the same random numbers."""
+    if not TRAINING.acquire(blocking=False):
+        raise UserError("another training runs in this process; wait for its end, or use another process.")
+    before = random_states()
+    try:
+        yield
+    finally:
+        set_random_states(before)
+        TRAINING.release()
+
+
+def begun_with(
+    initial: tuple[MemoryLM, Tokenizer | None], config: TrainConfig, folder: Path, ranks: Distributed
+) -> TrainConfig:
+    """``config`` with the network of the ``initial`` model and with its tokenizer, which gets a file in
+    ``folder``, so that the training can be resumed without the model."""
+    model, tokenizer = initial
+    config = replace(config, model=network_of(config.model, model))
+    if tokenizer is None:
+        return config
+    if config.tokenizer not in (TrainConfig().tokenizer, tokenizer.name):
+        raise UserError(
+            f"tokenizer={config.tokenizer!r} was given, but the weights to begin with have a tokenizer; "
+            f"leave it out."
+        )
+    path = folder / TOKENIZER
+    if path.exists() and load_tokenizer(path).saved() != tokenizer.saved():
+        raise UserError(f"{path} is another tokenizer than that of the weights; name a new folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    ranks.first_alone(lambda: save_tokenizer(tokenizer, folder))
+    return replace(config, tokenizer=str(path))
 
 
 def check_folder(config: TrainConfig, folder: Path, resume: bool) -> None:
@@ -161,16 +222,21 @@ def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
     return replace(config, model=replace(config.model, vocab_size=vocab_size))
 
 
-def build_model(config: TrainConfig, ranks: Distributed = ALONE) -> MemoryLM:
+def build_model(config: TrainConfig, ranks: Distributed = ALONE, initial: MemoryLM | None = None) -> MemoryLM:
     """A model on this rank's device with the weights of ``config.seed``, whatever random numbers were drawn
-    before. From then on, each rank draws its own random numbers."""
+    before, or of the ``initial`` model. From then on, each rank draws its own random numbers."""
     device = choose_device(ranks.device_name(config.device))
+    if device.type == "mps":
+        raise UserError("device='mps' has no float64, in which a training sums its losses; use device='cpu'.")
     if config.compile:
         check_compiler(device)
     model = MemoryLM(config.model)
     torch.manual_seed(config.seed)
     model.reset_parameters()
     model.transformer.recompute = config.activation_checkpointing
+    if initial is not None:
+        copy_weights(initial, model)
+    freeze(model, config.freeze)
     ranks.place(model, device)
     own_seed = config.seed + ranks.rank
     random.seed(own_seed)  # which a user's module may draw from, as from NumPy's
@@ -216,6 +282,7 @@ def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> di
 def write_down(config: TrainConfig, facts: dict[str, Any], folder: Path, state: TrainingState) -> None:
     """Write the config and the facts; if a training continues on another machine or with other versions, the
     facts list all of its environments."""
+    (folder / RESULT).unlink(missing_ok=True)  # of a training that goes on
     write_json(folder / CONFIG, asdict(config))
     if state.tokens and (before := read_facts(folder)):
         environments = before.get("environments", [before["environment"]])

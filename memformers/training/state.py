@@ -106,13 +106,23 @@ class TrainingState(Checked):
     """The time of training steps, without evaluations and checkpoints."""
     evaluation_seconds: Annotated[float, Range(0)] = 0.0
     """The time of evaluations and of the samples that are generated with them."""
+    begun: NonNegativeInt = 0
+    """How many tokens had been read when a finished training went on; 0 if it never did."""
     evaluations: NonNegativeInt = 0
-    """The number of evaluations that are done."""
+    """The number of evaluations that are done, since then."""
+    lowest_loss: float | None = None
+    """Of these evaluations, in nats per token."""
+    without_gain: NonNegativeInt = 0
+    """How many of these, in a row and up to now, didn't have a lower loss than all before."""
     skipped: NonNegativeInt = 0
     """The number of steps that were skipped because a number in them was not finite."""
     window: MetricAccumulator = field(default_factory=MetricAccumulator)
     unread: list[StepTaken] = field(default_factory=list)
     """The steps that aren't counted yet, since nobody has waited for their numbers."""
+
+    def go_on(self) -> None:
+        """Begin another part of the training, after the end of the one before."""
+        self.begun, self.evaluations, self.lowest_loss, self.without_gain = self.tokens, 0, None, 0
 
     @property
     def progress(self) -> dict[str, float]:
