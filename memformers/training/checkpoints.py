@@ -208,8 +208,8 @@ def link(path: Path, target: str) -> None:
 
 def state_numbers(model: MemoryLM, state: TrainingState) -> dict[str, Any]:
     """The parts of ``state`` that are not tensors. The numbers of all its steps must be read."""
-    assert not state.unread
-    others = ("optimizers", "memory", "unread")
+    assert not state.pending
+    others = ("optimizers", "memory", "pending")
     numbers = {f.name: getattr(state, f.name) for f in fields(state) if f.name not in others}
     learning = describe_optimizers(model, state.optimizers)
     return {**numbers, "window": asdict(state.window), "optimizer": learning}

@@ -25,7 +25,7 @@ from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
 from memformers.training.checkpoints import About, keep_best_and_newest, save_checkpoint, usable_about
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import Distributed, summon_full_params
-from memformers.training.loop import NotFiniteError, read_numbers
+from memformers.training.loop import NotFiniteError, flush_metrics
 from memformers.training.signals import Stopped, StopSignals
 from memformers.training.state import TrainingState
 from memformers.training.text import Validation, held_out_beginning
@@ -180,7 +180,7 @@ class Observer:
 
     def save(self, state: TrainingState) -> None:
         """Save a checkpoint of ``state`` if it isn't saved already."""
-        read_numbers(state, self.config)
+        flush_metrics(state, self.config)
         if (state.tokens, state.evaluations) == self.saved:
             return
         about = About(

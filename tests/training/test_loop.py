@@ -5,7 +5,7 @@ import torch
 
 from memformers.data.streams import training_segments
 from memformers.kernels import dispatch
-from memformers.training.gradients import clip
+from memformers.training.train_step import clip
 from memformers.training.loop import train
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule
 from memformers.training.run import build_model
