@@ -26,7 +26,7 @@ from memformers.report import plotting
 from memformers.runs.folder import RESULT
 from memformers.tracking import relay
 from memformers.training import observer
-from memformers.training.run import train_run
+from memformers.training.api import train
 from tests.builders import small_training, tiny_recall
 from tests.processes import train_first_beside, train_here
 
@@ -99,7 +99,7 @@ def trained(for_all):
     """A run; to be read only."""
     with FileLock(for_all / "trained.lock"):
         folder = for_all / "trained"
-        return folder if (folder / RESULT).exists() else train_run(small_training(tokens=512), folder)
+        return folder if (folder / RESULT).exists() else train(small_training(tokens=512), folder).folder
 
 
 @pytest.fixture(scope="session")

@@ -12,11 +12,11 @@ from memformers.common.errors import UserError
 from memformers.common.processes import is_first
 from memformers.models.registry import short_name
 from memformers.runs.folder import CONFIG, new_folder
-from memformers.training.config import TrainConfig, check_all_used, read_train_config
+from memformers.training.api import train
+from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.distributed import end_rank
 from memformers.training.initial import load_initial
 from memformers.training.presets import read_preset
-from memformers.training.run import train_run
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,8 @@ class Train(TrackedCommand):
 
     def train(self) -> Path:
         """Train; returns the run's folder."""
-        if self.resume is None:  # an arm of an experiment may have lengths without use
-            check_all_used(self.config)
-        initial = load_initial(self.init_from) if self.init_from else None
-        resume = self.resume is not None
-        return train_run(self.config, self.folder(), self.dashboard, resume=resume, initial=initial)
+        folder, init, resume = self.folder(), self.init_from or None, self.resume is not None
+        return train(self.config, folder, resume=resume, init=init, dashboard=self.dashboard).folder
 
     def run(self) -> None:
         """Train, say where the run is, and end the process if it is one of several ranks."""

@@ -12,9 +12,12 @@ import torch
 from memformers.common.errors import UserError
 from memformers.convert.load import load_checkpoint, load_packaged
 from memformers.data.tokenizer import Tokenizer
+from memformers.data.tokenizers import TOKENIZER, load_tokenizer, save_tokenizer
 from memformers.models.config import ModelConfig
 from memformers.models.io import packaged_names
 from memformers.models.language_model import MemoryLM
+from memformers.training.config import TrainConfig
+from memformers.training.distributed import Distributed
 
 MAY_DIFFER = {
     "segment_len", "mem_len", "c_mem_len", "same_length", "clamp_len", "dropout", "kernel", "bptt",
@@ -30,6 +33,32 @@ def load_initial(place: str) -> tuple[MemoryLM, Tokenizer]:
     if place in packaged_names() and not Path(place).exists():
         return load_packaged(place, torch.device("cpu"))
     return load_checkpoint(Path(place), torch.device("cpu"))
+
+
+def initial_of(init: MemoryLM | str | Path) -> tuple[MemoryLM, Tokenizer | None]:
+    """A model of one's own, whose tokens the config names, or what [`load_initial`][] loads."""
+    return (init, None) if isinstance(init, MemoryLM) else load_initial(str(init))
+
+
+def begun_with(
+    model: MemoryLM, tokenizer: Tokenizer | None, config: TrainConfig, folder: Path, ranks: Distributed
+) -> TrainConfig:
+    """``config`` with the network of ``model``, whose weights it begins with, and with its tokenizer, which
+    gets a file in ``folder``, so that the training can be resumed without the model."""
+    config = replace(config, model=network_of(config.model, model))
+    if tokenizer is None:
+        return config
+    if config.tokenizer not in (TrainConfig().tokenizer, tokenizer.name):
+        raise UserError(
+            f"tokenizer={config.tokenizer!r} was given, but the weights to begin with have a tokenizer; "
+            f"leave it out."
+        )
+    path = folder / TOKENIZER
+    if path.exists() and load_tokenizer(path).saved() != tokenizer.saved():
+        raise UserError(f"{path} is another tokenizer than that of the weights; name a new folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    ranks.first_alone(lambda: save_tokenizer(tokenizer, folder))
+    return replace(config, tokenizer=str(path))
 
 
 def network_of(asked: ModelConfig, model: MemoryLM) -> ModelConfig:

@@ -26,7 +26,7 @@ class NotFiniteError(UserError):
     """The loss or the gradient is no longer finite; the optimizer did not use it."""
 
 
-def train(
+def train_steps(
     model: MemoryLM,
     segments: Iterator[Segment],
     config: TrainConfig,

@@ -63,6 +63,11 @@ def check_same_config(config: TrainConfig, folder: Path) -> None:
         )
 
 
+def is_finished(config: TrainConfig, folder: Path) -> bool:
+    """Whether the run in ``folder`` has its result, and ``config`` asks for no more tokens."""
+    return (folder / RESULT).exists() and read_train_config(folder).tokens >= config.tokens
+
+
 def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     """The settings in which two configs would train differently, in words; empty if there are none."""
     # As JSON has them, which knows no tuples.

@@ -1,4 +1,4 @@
-"""A run: one training, from its config to the files in its folder."""
+"""What a training is made of: its folder, its text, its model, and the facts that are written down."""
 
 import contextlib
 import random
@@ -18,9 +18,6 @@ from memformers.common.files import write_json
 from memformers.common.machine import choose_device, describe_environment, git_commit
 from memformers.common.words import counted
 from memformers.data.dataset import TokenDataset
-from memformers.data.streams import training_segments
-from memformers.data.tokenizer import Tokenizer
-from memformers.data.tokenizers import TOKENIZER, load_tokenizer, save_tokenizer
 from memformers.models.base import memory_facts
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
@@ -37,102 +34,15 @@ from memformers.runs.folder import (
     check_nothing_is_lost,
     flatten,
 )
-from memformers.tracking.discovery import find_dashboard
-from memformers.tracking.recorder import Tracking
 from memformers.training.config import TrainConfig, read_train_config
-from memformers.training.distributed import ALONE, Distributed, joined, with_precision
-from memformers.training.initial import copy_weights, freeze, network_of
-from memformers.training.loop import train
-from memformers.training.observer import Bar, Observer
-from memformers.training.optimizers import build_optimizers
-from memformers.training.resume import alone_in, check_same_config, check_same_corpus, restore_newest
-from memformers.training.signals import StopSignals
+from memformers.training.distributed import ALONE, Distributed
+from memformers.training.initial import copy_weights, freeze
+from memformers.training.resume import check_same_config, check_same_corpus
 from memformers.training.state import TrainingState, random_states, set_random_states
 from memformers.training.text import check_long_enough, find_text
 
 TRAINING = threading.Lock()
 """Held by the training of this process."""
-
-
-def train_run(
-    config: TrainConfig,
-    folder: Path,
-    dashboard: str = "",
-    *,
-    resume: bool = False,
-    initial: tuple[MemoryLM, Tokenizer | None] | None = None,
-) -> Path:
-    """Train as ``config`` says in ``folder``, which must not contain a run yet; returns the folder.
-
-    With ``resume``, a run in ``folder`` continues from its newest checkpoint, as if it had never stopped. A
-    finished run is not changed, unless ``config`` has more tokens: then it trains on. If there is no run, one
-    begins. ``dashboard`` is the address of a labml server; if it is empty, labml's own ``$labml_app_url`` is
-    used. The training begins with the weights of the ``initial`` model, if one is given, and reads the text
-    with its tokenizer.
-
-    SIGINT, SIGTERM and SIGHUP end the training after the current step and its checkpoint, by
-    KeyboardInterrupt and SystemExit(128 + the signal). The random states of this process are as before when
-    it has ended. Raises ValueError for a corpus or config that can't be used, and for a folder that is in
-    use or belongs to another training; [`memformers.training.loop.NotFiniteError`][] for a training that
-    diverged; OSError if the folder can't be written. The last good checkpoint is kept.
-    """
-    find_dashboard(dashboard)
-    with alone_in_this_process(), joined(config) as ranks:
-        folder = ranks.all_gather(folder)[0]
-        config = in_its_precision(config, folder)
-        ranks.first_alone(lambda: check_folder(config, folder, resume))
-        if initial:
-            config = begun_with(initial, config, folder, ranks)
-        if resume and ranks.all_gather((folder / RESULT).exists())[0]:
-            stored = read_train_config(folder)
-            if stored.tokens >= config.tokens:
-                if config.data != stored.data:
-                    read_text(config, folder, ranks)  # which refuses another one
-                ranks.say(f"{folder} is finished; nothing is left to train.")
-                return folder
-        text = read_text(config, folder, ranks)
-        config = with_vocabulary(config, text.tokenizer.vocab_size)
-        config = with_precision(config, choose_device(ranks.device_name(config.device)), ranks)
-        model = build_model(config, ranks, initial[0] if initial else None)
-        state, records = TrainingState(build_optimizers(model, config)), 0
-
-        with alone_in(folder, ranks), StopSignals(alone=ranks.size == 1) as signals:
-            facts = describe_run(config, text, model)
-            network, read = short_name(config.model.model), facts["corpus"]
-            ranks.say(f"{network}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
-            documents = f", {counted(read['documents'], 'document')}" if "documents" in read else ""
-            ranks.say(f"corpus: {read['name']} ({read['source']}){documents}")
-            if resume:
-                state, records = restore_newest(
-                    folder, model, state, config, text.info, ranks, text.tokenizer
-                )
-            ranks.first_alone(lambda: write_down(config, facts, folder, state))
-            settings = {**asdict(config), **facts}
-            with (
-                Tracking(folder, network, settings, dashboard, chosen_settings(config))
-                if ranks.first
-                else contextlib.nullcontext() as tracking,
-                contextlib.closing(Bar(config, state.tokens, shown=ranks.first)) as bar,
-            ):
-                write = tracking.record if tracking else lambda record: None
-                observer = Observer(
-                    folder, config, model, text, state, records, write, signals, bar, ranks, not initial
-                )
-                segments = training_segments(
-                    text.train.tokens,
-                    config.batch_size,
-                    config.model.segment_len,
-                    (state.epoch, state.position),
-                    chunk_len=config.chunk_len,
-                    seed=config.seed,
-                    documents=torch.from_numpy(text.train.documents),
-                )
-                with observer.plain_endings():
-                    train(model, segments, config, record=observer.record, evaluate=observer.evaluate,
-                          maybe_checkpoint=observer.maybe_checkpoint, state=state, ranks=ranks)  # fmt: skip
-                    observer.finish()
-            ranks.barrier()  # until all is written
-    return folder
 
 
 @contextlib.contextmanager
@@ -147,28 +57,6 @@ def alone_in_this_process() -> Iterator[None]:
     finally:
         set_random_states(before)
         TRAINING.release()
-
-
-def begun_with(
-    initial: tuple[MemoryLM, Tokenizer | None], config: TrainConfig, folder: Path, ranks: Distributed
-) -> TrainConfig:
-    """``config`` with the network of the ``initial`` model and with its tokenizer, which gets a file in
-    ``folder``, so that the training can be resumed without the model."""
-    model, tokenizer = initial
-    config = replace(config, model=network_of(config.model, model))
-    if tokenizer is None:
-        return config
-    if config.tokenizer not in (TrainConfig().tokenizer, tokenizer.name):
-        raise UserError(
-            f"tokenizer={config.tokenizer!r} was given, but the weights to begin with have a tokenizer; "
-            f"leave it out."
-        )
-    path = folder / TOKENIZER
-    if path.exists() and load_tokenizer(path).saved() != tokenizer.saved():
-        raise UserError(f"{path} is another tokenizer than that of the weights; name a new folder.")
-    folder.mkdir(parents=True, exist_ok=True)
-    ranks.first_alone(lambda: save_tokenizer(tokenizer, folder))
-    return replace(config, tokenizer=str(path))
 
 
 def check_folder(config: TrainConfig, folder: Path, resume: bool) -> None:
@@ -277,6 +165,14 @@ def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> di
         "command": command_as_given(),
         "commit": git_commit(),
     }
+
+
+def say_what(config: TrainConfig, facts: dict[str, Any], folder: Path, ranks: Distributed) -> None:
+    """Print what is trained, on what, and where."""
+    network, corpus = short_name(config.model.model), facts["corpus"]
+    ranks.say(f"{network}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
+    documents = f", {counted(corpus['documents'], 'document')}" if "documents" in corpus else ""
+    ranks.say(f"corpus: {corpus['name']} ({corpus['source']}){documents}")
 
 
 def write_down(config: TrainConfig, facts: dict[str, Any], folder: Path, state: TrainingState) -> None:

@@ -16,12 +16,17 @@ from memformers.data.sources import Part, Sources
 from memformers.data.streams import training_segments
 from memformers.data.tokenize_corpus import dataset_from
 from memformers.data.tokenizers import CharacterTokenizer
-from memformers.training import run as run_module
+from memformers.training import api
 from memformers.training.checkpoints import About
-from memformers.training.loop import train
-from memformers.training.run import train_run
+from memformers.training.loop import train_steps
 from memformers.training.signals import Stopped
 from memformers.training.text import spec_of
+
+
+def train_run(config, folder, dashboard="", **options):
+    """Train; returns the folder."""
+    return api.train(config, folder, dashboard=dashboard, **options).folder
+
 
 TEXT = torch.arange(4 * 125 + 1) ** 2 % 7
 """Four streams of seven segments of 16 and a shorter one."""
@@ -80,14 +85,14 @@ def poisoned(model, part, bad_steps):
 def train_here(lm, config, segments=None, **options):
     """Train ``lm``, by default on TEXT; returns the metrics of each record."""
     found = []
-    train(lm, segments or segments_of(config), config, record=lambda _, metrics: found.append(metrics),
+    train_steps(lm, segments or segments_of(config), config, record=lambda _, metrics: found.append(metrics),
           evaluate=lambda _: None, **options)  # fmt: skip
     return found
 
 
 def stop(config, folder, step):
     """Train in ``folder`` until a signal comes after ``step``, which hasn't been kept before."""
-    maybe_checkpoint = run_module.Observer.maybe_checkpoint
+    maybe_checkpoint = api.Observer.maybe_checkpoint
 
     def stopped(self, state):
         maybe_checkpoint(self, state)
@@ -95,7 +100,7 @@ def stop(config, folder, step):
             raise Stopped(signal.SIGTERM)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module.Observer, "maybe_checkpoint", stopped)
+        patch.setattr(api.Observer, "maybe_checkpoint", stopped)
         with pytest.raises(SystemExit) as end:
             train_run(config, folder, resume=True)
     assert end.value.code == 143

@@ -23,10 +23,10 @@ from memformers.training.checkpoints import FILES, read_checkpoint, save_checkpo
 from memformers.training.config import TrainConfig
 from memformers.training.optimizers import build_optimizers
 from memformers.training.resume import restore_newest
-from memformers.training.run import build_model, train_run
+from memformers.training.run import build_model
 from memformers.training.state import TrainingState
 from tests.builders import Bomb, small_training
-from tests.training.runs import about, find_short_text, letters, reseal, tensors_of, train_here
+from tests.training.runs import about, find_short_text, letters, reseal, tensors_of, train_here, train_run
 
 CPU = torch.device("cpu")
 CONFIG = small_training(model="compressive", tokens=64 * 6)

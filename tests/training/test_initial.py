@@ -18,15 +18,16 @@ from memformers.data.builtin import write_play
 from memformers.data.streams import training_segments
 from memformers.models.io import PACKAGED
 from memformers.runs.folder import CHECKPOINTS, RESULT, read_metrics
+from memformers.training import api
 from memformers.training import run as run_module
 from memformers.training.config import read_train_config
 from memformers.training.initial import freeze, load_initial
 from memformers.training.optimizers import learning_rate_schedule
-from memformers.training.run import build_model, train_run
+from memformers.training.run import build_model
 from memformers.training.text import find_text
 from tests.builders import small_training
 from tests.processes import run
-from tests.training.runs import SHORT, find_short_text
+from tests.training.runs import SHORT, find_short_text, train_run
 
 CPU = torch.device("cpu")
 NETWORK = ModelConfig(model="compressive", d_model=16, heads=2, n_layers=2, d_ff=16, segment_len=8,
@@ -66,7 +67,7 @@ def killed(config, folder, **options):
         raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "training_segments", segments)
+        patch.setattr(api, "training_segments", segments)
         with pytest.raises(Killed):
             train_run(config, folder, "off", **options)
 
@@ -102,8 +103,8 @@ def test_a_training_begins_with_given_weights_their_tokenizer_and_other_lengths(
 
 def test_a_training_of_given_weights_that_was_killed_early_goes_on_with_them(trained, text, tmp_path):
     config = replace(CONFIG, data=text, model=ModelConfig(), tokens=600)
-    whole = train_run(config, tmp_path / "whole", "off", initial=load_initial(str(trained)))
-    killed(config, tmp_path / "run", initial=load_initial(str(trained)))
+    whole = train_run(config, tmp_path / "whole", "off", init=trained)
+    killed(config, tmp_path / "run", init=trained)
     train_run(read_train_config(tmp_path / "run"), tmp_path / "run", "off", resume=True)
     assert all(torch.equal(x, weights(tmp_path / "run")[name]) for name, x in weights(whole).items())
 
@@ -132,7 +133,7 @@ def test_a_model_in_memory_and_a_packaged_one_are_given_weights_too(text, tmp_pa
 )
 def test_frozen_weights_stay_and_all_others_learn(patterns, frozen, trained, text, tmp_path):
     config = replace(CONFIG, data=text, model=ModelConfig(), tokens=600, freeze=patterns)
-    folder = train_run(config, tmp_path / "run", "off", initial=load_initial(str(trained)))
+    folder = train_run(config, tmp_path / "run", "off", init=trained)
     before, after = weights(trained), weights(folder)
     stayed = {name for name, x in before.items() if torch.equal(x, after[name])}
     assert stayed == {name for name in before if any(part in name for part in frozen)}

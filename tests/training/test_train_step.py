@@ -15,11 +15,10 @@ from memformers.models.memory import Memory
 from memformers.training import run as run_module
 from memformers.training.distributed import Distributed
 from memformers.training.optimizers import build_optimizers
-from memformers.training.run import train_run
 from memformers.training.state import TrainingState
 from memformers.training.train_step import UnrolledSegments, backward, clip
 from tests.builders import small_lm, small_training
-from tests.training.runs import DOCUMENTS, finding, poisoned, segments_of, train_here
+from tests.training.runs import DOCUMENTS, finding, poisoned, segments_of, train_here, train_run
 
 
 def gradient_of(lm, parts, forward=None, **changes):
