@@ -26,9 +26,9 @@ from memformers.report import plotting
 from memformers.runs.folder import RESULT
 from memformers.tracking import relay
 from memformers.training import observer
-from memformers.training.api import train
 from tests.builders import small_training, tiny_recall
 from tests.processes import train_first_beside, train_here
+from tests.training.runs import train_run
 
 settings.register_profile("any machine", deadline=None)  # which may be busy with something else
 settings.load_profile("any machine")
@@ -99,7 +99,7 @@ def trained(for_all):
     """A run; to be read only."""
     with FileLock(for_all / "trained.lock"):
         folder = for_all / "trained"
-        return folder if (folder / RESULT).exists() else train(small_training(tokens=512), folder).folder
+        return folder if (folder / RESULT).exists() else train_run(small_training(tokens=512), folder)
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,9 @@ from memformers.common.files import read_json, write_json
 from memformers.evaluation.probe import ProbeConfig, held_out_tokens, occurrences_in, probe
 from memformers.evaluation.token_groups import NO_WORD
 from memformers.report.document import write_report
-from memformers.training.api import train
 from tests.builders import MODELS, small_training
 from tests.report.fake_runs import markdown_of
-from tests.training.runs import SHORT, finding
+from tests.training.runs import SHORT, finding, train_run
 
 QUICK = ProbeConfig(step=16, positions=20, longest=64, streams=2, tokens=256)
 CPU = torch.device("cpu")
@@ -80,7 +79,7 @@ def test_documents_are_probed_each_from_an_empty_memory(length, tmp_path):
     documents = [text[i : i + length] for i in range(0, len(text), length)]
     path.write_text("\n".join(json.dumps({"text": document}) for document in documents))
     config = small_training(model="compressive", data=str(path), tokens=1_000, evaluations=1)
-    folder = train(config, tmp_path / "run").folder
+    folder = train_run(config, tmp_path / "run")
     results = read_json(probe(folder, QUICK, CPU))
     held_out = 400 // length
     assert results["documents"] == held_out
