@@ -9,7 +9,7 @@ from torch import Tensor
 from memformers.data.recall_stream import NOTHING
 from memformers.data.streams import Segment
 from memformers.evaluation.evaluate import Control, read_segment
-from memformers.evaluation.memory_ablation import UNTOUCHED
+from memformers.evaluation.memory_ablation import BASELINE
 from memformers.models.base import eval_mode
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
@@ -76,7 +76,7 @@ def recall_by_distance(
     """
     changes, lengths = controls or {}, model.config.memory_sizes
     bins, places, memory = [], [], Memory(())
-    found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in (UNTOUCHED, *changes)}
+    found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in (BASELINE, *changes)}
     with eval_mode(model):
         for segment, distances in segments:
             counts, held, reach = segment.end > warm_up, memory.mem_len, memory.positions(lengths)
@@ -86,7 +86,7 @@ def recall_by_distance(
                 before = distances - torch.arange(len(distances))[:, None]  # the segment's first position
                 bins.append(torch.bucketize(distances[asked], torch.tensor(edges), right=True))
                 places.append(torch.bucketize(before[asked], torch.tensor([0, held, reach])))
-                for name, scores in ({UNTOUCHED: read.scores} | changed).items():
+                for name, scores in ({BASELINE: read.scores} | changed).items():
                     found[name].append((scores.correct.cpu()[asked], scores.losses.cpu()[asked]))
             memory = read.memory
     asks = torch.cat(bins), torch.cat(places)

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.utf8 import bytes_of
-from memformers.evaluation.units import by_character
 
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 """Letters, with apostrophes between them."""
@@ -35,17 +34,18 @@ NEVER = 0
 """The distance of a token that repeats nothing."""
 
 
-def word_occurrences(text: str, trained_on: str, n_tokens: int) -> Tensor:
-    """For each of the ``n_tokens`` tokens of ``text``, each a character or a byte: how often its word occurs
-    in ``trained_on``, upper and lower case alike, int64 ``[n]``; [`NO_WORD`][] outside of words.
+def word_counts(text: str) -> Counter[str]:
+    """How often each word occurs in ``text``, in lower case."""
+    return Counter(match[0].lower() for match in WORD.finditer(text))
 
-    Raises UserError for as many tokens as the text has neither characters nor bytes.
-    """
-    counts = Counter(match[0].lower() for match in WORD.finditer(trained_on))
+
+def word_occurrences(text: str, counts: Counter[str], *, of_bytes: bool) -> Tensor:
+    """For each character of ``text``, or each byte: how often its word was counted in the training text,
+    int64 ``[n]``; [`NO_WORD`][] outside of words."""
     found = torch.full((len(text),), NO_WORD)
     for match in WORD.finditer(text):
         found[match.start() : match.end()] = counts[match[0].lower()]
-    if by_character(text, n_tokens):
+    if not of_bytes:
         return found
     return found.repeat_interleave(torch.tensor([len(bytes_of(character)) for character in text]))
 

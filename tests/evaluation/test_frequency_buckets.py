@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from memformers.data.subwords import learn_bpe
 from memformers.data.tokenizers import ByteTokenizer
-from memformers.evaluation.token_groups import (
+from memformers.evaluation.frequency_buckets import (
     NEVER,
     NO_WORD,
     rarity_groups,
