@@ -43,6 +43,7 @@ from memformers.convert.load import load_checkpoint
 from memformers.data.streams import Reading, streams_and_places
 from memformers.data.tokenizer import Tokenizer
 from memformers.evaluation.evaluate import with_lengths
+from memformers.evaluation.frequency_buckets import groups_between, word_distances, word_groups, word_lengths
 from memformers.evaluation.memory_ablation import (
     BASELINE,
     losses_under_controls,
@@ -50,7 +51,6 @@ from memformers.evaluation.memory_ablation import (
     parts_of_text,
 )
 from memformers.evaluation.probe import common_corpus, held_out_tokens
-from memformers.evaluation.frequency_buckets import groups_between, word_distances, word_groups, word_lengths
 from memformers.models.config import OF_MODELS
 from memformers.models.language_model import MemoryLM
 from memformers.runs.finished import read_runs
@@ -145,7 +145,7 @@ def losses_of_readings(model: MemoryLM, tokens: Tensor, reading: Reading) -> dic
         if model.config.model in OF_MODELS[name]
     }
     if lengths:
-        longer = with_lengths(model, **lengths)
+        longer = with_lengths(model, **lengths)  # type: ignore[arg-type]
         no_controls = max(reading.lengths)  # as if all of it were the warm-up, which is read once
         again = losses_under_controls(longer, tokens, reading, no_controls, lambda _: None)
         losses[TWICE] = again[BASELINE]

@@ -34,11 +34,11 @@ class Pretrained(nn.Module):
     config: NetworkConfig
 
     def save_pretrained(self, folder: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Write ``config.json`` and ``model.safetensors``, each atomically. Tied weights, as after
-        ``model.head.weight = model.embed.weight``, are written once, and tied again when they are loaded.
-        The weights file
-        has a checksum. ``weights`` are the whole model's, by name, where each process holds only a part. Raises
-        ValueError for the current folder, and one where these files are not such a model's."""
+        """Write ``config.json`` and ``model.safetensors``, with a checksum of the weights, each atomically.
+        Tied weights, as after ``model.head.weight = model.embed.weight``, are written once, and tied again
+        when they are loaded. ``weights`` are the whole model's, by name, where each process holds only a part
+        of them. Raises ValueError for the current folder, and one where these files are not such a model's.
+        """
         if (folder := Path(folder)) == Path():
             raise UserError("folder='' is the current folder; name a folder for the model.")
         if has_manifest(folder):
@@ -113,7 +113,7 @@ def checksum_of(state: Mapping[str, Tensor], ties: Mapping[str, str]) -> str:
     digest = hashlib.sha256(repr(sorted(ties.items())).encode())
     for name, x in sorted(state.items()):
         digest.update(f"{name} {x.dtype} {list(x.shape)}".encode())
-        digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -1,106 +1,79 @@
-"""Bits a character and a byte, counted by hand: each loss is a power of ten, so sums show what is in them."""
+"""Bits a byte and a character, and perplexity, counted by hand from the text that tokens stand for."""
 
-import itertools
 import math
 
+import numpy as np
 import pytest
-import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, build_tokenizer
+from memformers.data.subwords import learn_bpe
+from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, IdTokenizer, build_tokenizer
 from memformers.data.utf8 import bytes_of, text_of
-from memformers.evaluation.evaluate import Evaluation, evaluate, summary
-from memformers.evaluation.units import by_character, encoded, units
-from tests.builders import small_lm
+from memformers.evaluation import bits_per_byte
+from memformers.evaluation.bits_per_byte import Units, comparable, units
 
-BIT = math.log(2)
-
-
-def bits(losses, texts, tokenizer=ByteTokenizer()):  # noqa: B008 (it holds nothing)
-    """Per character and per byte."""
-    found = evaluation_of(losses).comparable(units(tokenizer, encoded(tokenizer, texts)))
-    return found["bits_per_character"], found["bits_per_byte"]
-
-
-def evaluation_of(losses):
-    """Of documents with these losses."""
-    found = Evaluation([len(of_text) for of_text in losses], of_documents=True, segment_len=100)
-    for number, of_text in enumerate(losses):
-        if len(of_text):
-            found.add([number], 0, of_text[:, None], of_text[:, None] > 0)
-    return found
-
-
-def losses_of(n_tokens):
-    return BIT * torch.tensor([10.0**i for i in range(n_tokens - 1)], dtype=torch.float64)
+TEXTS = ["naïve kings, naïve crowns\n", "kings and  crowns\n"]
 
 
 @pytest.mark.parametrize(
-    ("raw", "summed", "characters"),
+    ("raw", "characters", "words"),
+    [(b"abcd", 3, 0), ("é€ b".encode(), 3, 1), ("€éb".encode()[1:], 2, 0), (b"a\xff b", 3, 1), (b"a", 0, 0)],
+)
+def test_a_character_counts_where_its_first_byte_is_predicted_and_a_word_where_it_begins(
+    raw, characters, words
+):
+    tokens = ByteTokenizer().numbers(text_of(raw))
+    assert units(ByteTokenizer(), tokens) == Units(len(raw) - 1, len(raw) - 1, characters, words)
+
+
+@pytest.mark.parametrize("name", ["character", "byte", "word", "bpe"])
+def test_documents_are_counted_in_the_text_without_their_first_tokens(name):
+    tokenizer = build_tokenizer(name, "".join(TEXTS))
+    parts = [tokenizer.numbers(text) for text in TEXTS]
+    found = units(tokenizer, np.concatenate(parts), tuple(map(len, parts)))
+    assert found == units(tokenizer, np.concatenate(parts), list(map(len, parts)))
+    texts = [text.replace("  ", " ") if name == "word" else text for text in TEXTS]
+    given = [tokenizer.bytes_of(tokenizer.encode(text)[:1]) for text in texts]
+    begun = sum(len(first.split()) for first in given)
+    assert found.tokens == sum(map(len, parts)) - 2
+    assert found.bytes == len(bytes_of("".join(texts))) - sum(map(len, given))
+    assert found.characters == len("".join(texts)) - sum(len(first.decode()) for first in given)
+    assert found.words == len("".join(texts).split()) - begun
+
+
+@given(st.text(alphabet="aé \n", min_size=2, max_size=40), st.integers(1, 7))
+def test_units_are_the_same_however_many_tokens_are_decoded_at_once(text, at_once):
+    for tokenizer in (ByteTokenizer(), CharacterTokenizer("aé \n"), build_tokenizer("word", text)):
+        tokens = tokenizer.numbers(text)
+        whole = units(tokenizer, tokens)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bits_per_byte, "BLOCK", at_once)
+            assert units(tokenizer, tokens) == whole
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "perplexity", "word_perplexity"),
     [
-        (b"abcd", 111, 3),
-        ("aéb".encode(), 111, 2),
-        ("éab".encode(), 110, 2),  # of é only the rest is predicted
-        ("é€b".encode()[1:], 1111, 2),  # begins with the last byte of é
-        ("€éb".encode()[1:], 1110, 2),  # the second byte of € is given, and the third is its rest
-        ("😀éb".encode()[1:], 11100, 2),
-        ("ab€".encode()[:-1], 1, 1),  # ends within €
-        ("ab😀".encode()[:-1], 1, 1),
-        ("😀aé😀".encode()[2:-1], 1110, 2),
-        (b"a\xffb", 11, 2),  # a byte that is no UTF-8 is a character of its own
-        (b"a\xff\xfe", 11, 2),
+        (build_tokenizer("word", "a b\n"), math.exp(2.0), None),
+        (learn_bpe(["a b"]), None, math.exp(10.0)),
+        (ByteTokenizer(), None, None),
     ],
 )
-def test_a_character_of_a_byte_model_counts_with_the_loss_of_all_its_bytes_or_not_at_all(
-    raw, summed, characters
+def test_perplexity_is_over_all_tokens_of_words_and_over_the_words_of_subwords(
+    tokenizer, perplexity, word_perplexity
 ):
-    text = text_of(raw)
-    assert bytes_of(text) == raw
-    losses = losses_of(len(raw))
-    per_byte = losses.sum().item() / BIT / (len(raw) - 1)
-    assert bits([losses], [text]) == pytest.approx((summed / characters, per_byte))
+    found = comparable(100.0, Units(50, 300, 200, 10), tokenizer)
+    shown = {name: None if math.isnan(x) else pytest.approx(x) for name, x in found.items()}
+    assert shown == {
+        "bits_per_character": 0.5 / math.log(2),
+        "bits_per_byte": 1 / 3 / math.log(2),
+        "perplexity": perplexity,
+        "word_perplexity": word_perplexity,
+    }
+    assert comparable(1e9, Units(1, 1, 1, 1), tokenizer)["bits_per_byte"] > 1e9
+    assert all(map(math.isnan, comparable(1.0, Units(0, 0, 0, 0), tokenizer).values()))
 
 
-def test_characters_of_a_character_model_count_one_by_one_and_its_bytes_without_the_first_ones():
-    assert bits([losses_of(4)], ["é€ab"], CharacterTokenizer("abé€")) == pytest.approx((111 / 3, 111 / 5))
-
-
-def test_a_text_with_no_whole_character_to_predict_has_no_bits_a_character():
-    for raw in ("€".encode(), b"\x82\xac", b"a\xe2\x82"):
-        assert math.isnan(bits([losses_of(len(raw))], [text_of(raw)])[0])
-    assert all(map(math.isnan, bits([losses_of(1)], ["a"])))
-    with pytest.raises(ValueError, match=r"3 characters and 5 bytes .* 4 tokens"):
-        by_character("aéé", 4)
-
-
-def test_a_slice_of_a_text_is_as_hard_a_character_as_its_characters_however_it_is_cut():
-    """A model of bytes that gives all the same loss takes as many bits per character as these have bytes."""
-    lm = small_lm("transformer", vocab_size=256)
-    torch.nn.init.zeros_(lm.head.weight)
-    torch.nn.init.zeros_(lm.head.bias)
-    raw = ("€" * 20).encode()
-    for start, stop in itertools.product(range(3), range(len(raw) - 2, len(raw) + 1)):
-        text = text_of(raw[start:stop])
-        split = encoded(ByteTokenizer(), [text], are_documents=False)
-        numbers = summary(evaluate(lm, split.tokens, 1), units(ByteTokenizer(), split))
-        assert numbers["bits_per_character"] == pytest.approx(3 * 8)
-        assert numbers["bits_per_byte"] == pytest.approx(8)
-
-
-@pytest.mark.parametrize("name", ["bpe", "word"])
-def test_words_and_subwords_are_counted_in_the_characters_bytes_and_words_of_the_text(name):
-    """By hand: all but those of the first token of each text."""
-    texts = ["naïve kings, naïve crowns\n", "kings and crowns\n"]
-    tokenizer = build_tokenizer(name, "".join(texts))
-    tokens = [tokenizer.encode(text) for text in texts]
-    of = units(tokenizer, encoded(tokenizer, texts))
-    given = [tokenizer.decode(t[:1]) for t in tokens]
-    assert all(text.startswith(first) for text, first in zip(texts, given, strict=True))
-    assert of.characters == sum(map(len, texts)) - sum(map(len, given))
-    assert of.bytes == sum(len(text.encode()) for text in texts) - sum(len(first.encode()) for first in given)
-    assert of.words == 7
-    losses = [losses_of(len(t)) for t in tokens]
-    nats = sum(loss.sum().item() for loss in losses)
-    found = evaluation_of(losses).comparable(of)
-    assert found["bits_per_character"] == pytest.approx(nats / BIT / of.characters)
-    assert found["bits_per_byte"] == pytest.approx(nats / BIT / of.bytes)
-    assert found["word_perplexity"] == (pytest.approx(math.exp(nats / 7)) if nats < 4900 else math.inf)
+def test_ids_are_no_text_and_each_counts_as_a_character():
+    assert units(IdTokenizer(9), np.arange(9), (4, 5)) == Units(7, 0, 7, 0)

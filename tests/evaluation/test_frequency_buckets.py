@@ -1,6 +1,5 @@
 """What a token repeats, and the words it is in, against plain loops."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from memformers.evaluation.frequency_buckets import (
     repeat_distances,
     repeat_edges,
     repeat_groups,
+    word_counts,
     word_distances,
     word_groups,
     word_lengths,
@@ -55,12 +55,11 @@ def test_groups_have_names():
 
 
 def test_a_character_or_byte_has_the_occurrences_of_its_word_in_the_training_text():
-    trained_on = "The king's men. the KING'S men; the end"
-    found = word_occurrences("The king’s king's cat.", trained_on, 22)
+    counts = word_counts("The king's men. the KING'S men; the end")
+    found = word_occurrences("The king’s king's cat.", counts, of_bytes=False)
     assert found.tolist() == [3] * 3 + [-1] + [0] * 6 + [-1] + [2] * 6 + [-1] + [0] * 3 + [-1]
-    assert word_occurrences("é a\udcff", "é é a", 5).tolist() == [2, 2, NO_WORD, 1, NO_WORD]
-    with pytest.raises(ValueError, match=r"4 characters and 5 bytes .* 7 tokens"):
-        word_occurrences("é a\udcff", "", 7)
+    of_bytes = word_occurrences("é a\udcff", word_counts("é é a"), of_bytes=True)
+    assert of_bytes.tolist() == [2, 2, NO_WORD, 1, NO_WORD]
 
 
 def test_all_tokens_of_a_word_have_the_distance_to_where_it_last_began():

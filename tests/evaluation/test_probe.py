@@ -9,8 +9,8 @@ import torch
 
 from memformers.cli import main
 from memformers.common.files import read_json, write_json
-from memformers.evaluation.probe import ProbeConfig, held_out_tokens, occurrences_in, probe
 from memformers.evaluation.frequency_buckets import NO_WORD
+from memformers.evaluation.probe import ProbeConfig, held_out_tokens, occurrences_in, probe
 from memformers.report.document import write_report
 from memformers.training.run import train_run
 from tests.builders import MODELS, small_training
