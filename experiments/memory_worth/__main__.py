@@ -30,6 +30,7 @@ from experiments.memory_worth.report import (
     TWICE,
     write_report,
 )
+from experiments.memory_worth.word_distances import word_distances, word_groups, word_lengths
 from experiments.python_source import prepared_python_source
 from memformers.commands.options import ExperimentCommand
 from memformers.common.errors import UserError
@@ -43,7 +44,7 @@ from memformers.convert.load import load_checkpoint
 from memformers.data.streams import Reading, streams_and_places
 from memformers.data.tokenizer import Tokenizer
 from memformers.evaluation.evaluate import with_lengths
-from memformers.evaluation.frequency_buckets import groups_between, word_distances, word_groups, word_lengths
+from memformers.evaluation.frequency_buckets import groups_between
 from memformers.evaluation.memory_ablation import (
     BASELINE,
     losses_under_controls,
