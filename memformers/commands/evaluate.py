@@ -15,8 +15,7 @@ from memformers.common.command_line import check_is_read
 from memformers.common.errors import UserError
 from memformers.common.fields import Count
 from memformers.common.files import read_json, write_json
-from memformers.common.intervals import Mean
-from memformers.common.machine import choose_device
+from memformers.common.machine import choose_device, give_back_freed_memory
 from memformers.common.words import counted
 from memformers.data import TEST, VALIDATION
 from memformers.data.dataset import Split
@@ -29,9 +28,6 @@ from memformers.evaluation.evaluate import evaluate, summary, with_lengths
 from memformers.evaluation.probe import ProbeConfig, findings, probe
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory_sizes import ByLayer
-from memformers.report.curves import save_loss_by_position
-from memformers.report.document import write_report
-from memformers.report.markdown import number
 from memformers.runs.finished import read_runs
 from memformers.runs.folder import CONFIG, check_nothing_is_lost
 from memformers.training.config import read_train_config
@@ -111,6 +107,7 @@ class Evaluate(ModelCommand):
 
     def measure(self, model: MemoryLM, tokenizer: Tokenizer, split: Split) -> None:
         """Evaluate ``split``, print the numbers and write them."""
+        give_back_freed_memory()
         start, lengths = time.perf_counter(), tuple(split.documents.tolist())
         total = 0.0
         with reading_bar("evaluating", len(split.tokens) - (len(lengths) or 1), model) as bar:
@@ -125,8 +122,8 @@ class Evaluate(ModelCommand):
             evaluation = evaluate(model, split.tokens, self.streams, documents=lengths, progress=progress)
         numbers = summary(evaluation, tokenizer, units(tokenizer, split.tokens, lengths))
         seconds = time.perf_counter() - start
-        loss = Mean(numbers["loss_nats"], numbers["uncertainty_nats"], int(numbers["tokens"]))
-        print(f"loss            {number(loss, '.4f')} nats per token")
+        loss, width = numbers["loss_nats"], numbers["uncertainty_nats"]
+        print(f"loss            {loss:.4f}{'' if math.isnan(width) else f' ± {width:.4f}'} nats per token")
         shown = (
             (
                 "per token" if tokenizer.name == "ids" else "per character",
@@ -163,6 +160,8 @@ class Evaluate(ModelCommand):
                 ]
             finite = {name: or_none(value) for name, value in numbers.items()}
             write_json(self.out / NUMBERS, {**finite, **details})
+            from memformers.report.curves import save_loss_by_position  # not above: it takes 30 MiB
+
             save_loss_by_position(in_segment, by_memory, self.out / FIGURE)
             print(f"written to {self.out}")
 
@@ -195,6 +194,8 @@ class Probe(OwnCode):
 
     def run(self) -> None:
         """Measure, write the report again, say what memory is worth and where the report is."""
+        from memformers.report.document import write_report  # not above: it takes 30 MiB
+
         self.import_own()
         self.check_own([run.config["model"] for run in read_runs(self.folder)])
         found = probe(self.folder, self.config, choose_device(self.device))
