@@ -51,23 +51,19 @@ def attention_distribution(
     else:
         check_long_enough(model, tokens, streams)
         parts = (segment.inputs for segment in plain_reading(len(tokens), streams, S).segments(tokens))
-    places, distances, memory = [], [], Memory(())
+    means, memory, sizes = [], Memory(()), model.config.memory_sizes
     with eval_mode(model):
         for number, inputs in enumerate(islice(parts, filling + segments)):  # [S, B]
             if len(inputs) < S:
                 break
-            x = model.embed(inputs.to(model.device))
-            _, layer_inputs = model.transformer(x, memory, sizes=model.config.memory_sizes)
+            _, layer_inputs = model.transformer(model.embed(inputs.to(model.device)), memory, sizes=sizes)
             if number >= filling:
-                place, distance = distribution_of_segment(model, layer_inputs, memory)
-                places.append(place)
-                distances.append(distance)
-            memory, _ = model.transformer.remember(memory, layer_inputs, model.config.memory_sizes)
-    return AttentionDistribution(
-        by_place=torch.stack(places).mean(0).tolist(),
-        nearest=bin_edges(model.config.remembered_positions + S),
-        by_distance=torch.stack(distances).mean(0).tolist(),
+                means.append(distribution_of_segment(model, layer_inputs, memory))
+            memory, _ = model.transformer.remember(memory, layer_inputs, sizes)
+    by_place, by_distance = (
+        torch.stack(of_segments).mean(0).tolist() for of_segments in zip(*means, strict=True)
     )
+    return AttentionDistribution(by_place, bin_edges(model.config.remembered_positions + S), by_distance)
 
 
 def filling_segments(model: MemoryLM) -> int:

@@ -72,14 +72,10 @@ class Evaluation:
     def merge(self, other: "Evaluation") -> None:
         """Add what another process read of the same reading."""
         self._right += other._right
-        for own, others in zip(self._sums, other._sums, strict=True):
-            own += others
+        for name in ("_streams", "_places", "_blocks", "_compressed"):
+            getattr(self, name).add_(getattr(other, name))
         for before, sums in other._read_before.items():
             self._read_before[before] = sums + self._read_before.get(before, 0.0)
-
-    @property
-    def _sums(self) -> tuple[Tensor, ...]:
-        return self._streams, self._places, self._blocks, self._compressed
 
     @property
     def nats(self) -> float:

@@ -114,11 +114,8 @@ def memory_ablation(
     configs = {name: model.config for name, model in models.items()}
     segment_len = max(config.segment_len for config in configs.values())
     warm_up = max(filling_segments(model) * model.config.segment_len for model in models.values())
-    reading = (
-        parts_of_documents(documents, warm_up, segment_len, tokens)
-        if documents
-        else parts_of_text(len(text), warm_up, segment_len, tokens)
-    )
+    how = warm_up, segment_len, tokens
+    reading = parts_of_documents(documents, *how) if documents else parts_of_text(len(text), *how)
     if reading is None:
         return None
     reach = {name: config.remembered_positions for name, config in configs.items()}
@@ -126,6 +123,7 @@ def memory_ablation(
     losses = {
         name: losses_under_controls(model, text, reading, warm_up, progress) for name, model in models.items()
     }
+    plain = {model: of_model[BASELINE] for model, of_model in losses.items()}
     stream, place = streams_and_places(reading.lengths)
     counted = place >= warm_up
     at = torch.tensor(reading.begins)[stream] + place + 1
@@ -141,16 +139,12 @@ def memory_ablation(
         """The group of the tokens that are true in ``which [n]``."""
         if not which.any():
             return Group(name, 0, {}, {}, {})
-        plain = {model: of_model[BASELINE] for model, of_model in losses.items()}
+        others = {model: loss for model, loss in plain.items() if baseline not in (None, model)}
         return Group(
             name=name,
             tokens=int(which.sum()),
             loss={model: loss[which].mean().item() for model, loss in plain.items()},
-            less_baseline={
-                model: difference(loss, plain[baseline], which)
-                for model, loss in plain.items()
-                if baseline not in (None, model)
-            },
+            less_baseline={m: difference(loss, plain[str(baseline)], which) for m, loss in others.items()},
             less_untouched={
                 model: {c: difference(of_model[c], plain[model], which) for c in of_model if c != BASELINE}
                 for model, of_model in losses.items()

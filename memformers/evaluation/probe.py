@@ -90,16 +90,9 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
             check_long_enough(model, tokens, config.streams)
     context = None
     if not documents or streams_and_places(documents)[1].median() >= 2 * config.step:
+        how = {name: getattr(config, name) for name in ("step", "positions", "longest")}
         with Progress(unit="tok", unit_scale=True, desc="probing contexts") as bar:
-            context = effective_context(
-                models,
-                tokens,
-                step=config.step,
-                positions=config.positions,
-                longest=config.longest,
-                documents=documents,
-                progress=bar.update,
-            )
+            context = effective_context(models, tokens, **how, documents=documents, progress=bar.update)
     occurrences = occurrences_in(corpus, tokens, documents)
     with Progress(unit="tok", unit_scale=True, desc="probing memory") as bar:
         found = memory_ablation(

@@ -68,9 +68,8 @@ def recall_by_distance(
     """Read ``segments``, each with its distances ``[S, B]``, from an empty memory; returns what the model
     recalls with its memory untouched, and under each of the ``controls``, by name.
 
-    A control changes the memory that the model reads in one segment. The memory that is carried on is always
-    the untouched one, so a loss in one segment is not a loss in the next. Segments that end within the first
-    ``warm_up`` positions of each stream don't count. The mode of the model is restored.
+    The memory that is carried on is always the untouched one. Segments that end within the first ``warm_up``
+    positions of each stream don't count. The mode of the model is restored.
 
     Raises UserError if there is only one stream, since controls exchange them.
     """
