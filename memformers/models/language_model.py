@@ -108,9 +108,9 @@ class MemoryLM(Pretrained):
         self.check_tokens(tokens)
         check_streams("targets, the next tokens,", targets, torch.int64, tokens.shape, tokens.device)
         if targets is not None and has_values(targets):
-            low, high = targets.where(targets != -100, 0).aminmax()
-            if low < 0 or high >= (V := self.config.vocab_size):
-                raise UserError(f"expected targets below vocab_size={V}, or -100, got {low} to {high}.")
+            (low, high), size = targets.where(targets != -100, 0).aminmax(), self.config.vocab_size
+            if low < 0 or high >= size:
+                raise UserError(f"expected targets below vocab_size={size}, or -100, got {low} to {high}.")
         x, sizes = self.dropout(self.embed(tokens)), self.config.memory_sizes  # x [S, B, D]
         hidden, memory, loss = self.transformer.step(x, memory, sizes, doc_starts, through_memory)
         if targets is None:

@@ -90,7 +90,7 @@ def train(
         share = share_of_memory(state.tokens + tokens, config)
         remembered = shortened(outcome.memory, share, model.config.memory_sizes)
         # The memory after the segments of a bad step may contain NaN.
-        state.memory = one_of(skipped, without_what_has_ended(memory, own), remembered)
+        state.memory = one_of(skipped, reset_finished_streams(memory, own), remembered)
         lengths = remembered.mem_len, remembered.c_mem_len
         state.unread.append(StepTaken(state.step, state.tokens, tokens, predictions, lengths, numbers))
 
@@ -142,7 +142,7 @@ def nothing_remembered(model: MemoryLM, segment: Segment, config: TrainConfig) -
     return Memory.empty(model.config, batch, dtype=weight.dtype, device=weight.device)
 
 
-def without_what_has_ended(memory: Memory, segments: Sequence[Segment]) -> Memory:
+def reset_finished_streams(memory: Memory, segments: Sequence[Segment]) -> Memory:
     """The part of the ``memory`` before ``segments``, ``[S, B]`` each, that the next segments may still use:
     nothing if the streams started over within them, and nothing of a stream in which a document began."""
     if any(segment.starts_over for segment in segments[1:]):
