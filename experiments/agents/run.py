@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from experiments.agents.environments import Environments
 from experiments.agents.ppo import Agent, AgentRun, Episodes, Place, act, evaluate, learn
@@ -29,7 +29,7 @@ from memformers.evaluation.memory_ablation import UNTOUCHED, controls_of
 from memformers.models.base import memory_facts
 from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, RESULT
 from memformers.tracking.recorder import Tracking
-from memformers.training.checkpoints import Checkpoint, load_tensors, optimizer_tensors
+from memformers.training.checkpoints import Checkpoint, optimizer_tensors
 from memformers.training.resume import alone_in, cut_metrics
 from memformers.training.state import TrainingState, random_states
 
@@ -127,7 +127,7 @@ def restore(folder: Path, agent: Agent, state: TrainingState) -> TrainingState:
         numbers = read_json(path / STATE, {"records": int, "random": dict[str, Any]})
         records, random = numbers.pop("records"), numbers.pop("random")
         found = config_from_dict(TrainingState, numbers | {"optimizers": state.optimizers}, str(path / STATE))
-        return Checkpoint(load_tensors(path / WEIGHTS), load_tensors(path / MOMENTS), random, found), records
+        return Checkpoint(load_file(path / WEIGHTS), load_file(path / MOMENTS), random, found), records
 
     remove_leftovers(folder / CHECKPOINTS)
     if not (folders := numbered(folder / CHECKPOINTS)):
