@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from experiments.agents.environments import Environments
 from experiments.agents.ppo import Agent, AgentRun, Episodes, Place, act, evaluate, learn
@@ -27,6 +27,7 @@ from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.common.machine import describe_environment, git_commit, peak_memory
 from memformers.evaluation.memory_ablation import UNTOUCHED, controls_of
 from memformers.models.base import memory_facts
+from memformers.models.io import save_tensors
 from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, RESULT
 from memformers.tracking.recorder import Tracking
 from memformers.training.checkpoints import Checkpoint, optimizer_tensors
@@ -111,8 +112,8 @@ def save(folder: Path, agent: Agent, state: TrainingState) -> None:
     path = folder / CHECKPOINTS / f"{state.tokens:012}"
     records = len((folder / METRICS).read_bytes().splitlines()) if (folder / METRICS).exists() else 0
     with atomic_dir(path) as temporary:
-        save_file(agent.state_dict(), temporary / WEIGHTS)
-        save_file(optimizer_tensors(agent, state.optimizers), temporary / MOMENTS)
+        save_tensors(agent.state_dict(), temporary / WEIGHTS)
+        save_tensors(optimizer_tensors(agent, state.optimizers), temporary / MOMENTS)
         write_json(temporary / STATE, {**state.progress, "records": records, "random": random_states()})
     for old in numbered(path.parent)[1:]:
         remove(old)

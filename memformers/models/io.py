@@ -64,10 +64,7 @@ class Pretrained(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / CONFIG, asdict(self.config))
         with replacing(folder / WEIGHTS) as temporary:
-            try:
-                save_file(state, temporary, ties or None)
-            except SafetensorError as error:  # how safetensors says that a disk is full
-                raise OSError(str(error)) from None
+            save_tensors(state, temporary, ties)
 
     @classmethod
     def from_pretrained(
@@ -127,6 +124,14 @@ def read_config(folder: Path, kind: type[Config]) -> Config:
     data = read_json(folder / CONFIG)
     data.pop("code", None)  # earlier versions wrote checksums of the user's files there
     return config_from_dict(kind, data, str(folder / CONFIG))
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path, facts: Mapping[str, str] | None = None) -> None:
+    """Write ``tensors``, of any shape and by name, as safetensors with ``facts``; OSError if it can't be."""
+    try:
+        save_file(tensors, path, dict(facts) if facts else None)
+    except SafetensorError as error:  # how safetensors says that a disk is full
+        raise OSError(str(error)) from None
 
 
 def stored_tensors(folder: Path) -> "dict[str, TensorStorageMetadata]":

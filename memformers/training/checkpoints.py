@@ -24,8 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from memformers.common.atomic_dir import LEFTOVER, FileEntry, atomic_dir, check_manifest, numbered, remove
@@ -34,7 +32,7 @@ from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import save_tokenizer
 from memformers.models.config import ModelConfig
-from memformers.models.io import CONFIG, PARTS, read_config, read_tensors, stored_tensors
+from memformers.models.io import CONFIG, PARTS, read_config, read_tensors, save_tensors, stored_tensors
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
 from memformers.training.distributed import ALONE, Distributed, full_tensor, is_part
@@ -90,25 +88,22 @@ def save_checkpoint(
     if not sharded:
         memory = {name: full_tensor(x).cpu() for name, x in memory.items()}
     written: dict[str, FileEntry] = {}
-    try:
-        with atomic_dir(folder, written) if ranks.first else contextlib.nullcontext(folder) as temporary:
-            if sharded:
-                temporary = ranks.all_gather(temporary)[0]
-                written |= write_parts({**model.state_dict(), **moments, **memory}, temporary, ranks)
-            if not ranks.first:
-                return
-            if sharded:
-                write_json(temporary / CONFIG, asdict(model.config))
-            else:
-                model.save_pretrained(temporary)
-                save_file(moments, temporary / "optimizer.safetensors")
-                save_file(memory, temporary / "memory.safetensors")
-            save_tokenizer(tokenizer, temporary)
-            write_json(temporary / STATE, state_numbers(model, state))
-            write_json(temporary / RANDOM, {"ranks": randomness})
-            write_json(temporary / ABOUT, asdict(about))
-    except SafetensorError as error:  # how safetensors says that a disk is full
-        raise OSError(str(error)) from None
+    with atomic_dir(folder, written) if ranks.first else contextlib.nullcontext(folder) as temporary:
+        if sharded:
+            temporary = ranks.all_gather(temporary)[0]
+            written |= write_parts({**model.state_dict(), **moments, **memory}, temporary, ranks)
+        if not ranks.first:
+            return
+        if sharded:
+            write_json(temporary / CONFIG, asdict(model.config))
+        else:
+            model.save_pretrained(temporary)
+            save_tensors(moments, temporary / "optimizer.safetensors")
+            save_tensors(memory, temporary / "memory.safetensors")
+        save_tokenizer(tokenizer, temporary)
+        write_json(temporary / STATE, state_numbers(model, state))
+        write_json(temporary / RANDOM, {"ranks": randomness})
+        write_json(temporary / ABOUT, asdict(about))
 
 
 def write_parts(tensors: dict[str, Tensor], folder: Path, ranks: Distributed) -> dict[str, FileEntry]:
