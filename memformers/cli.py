@@ -37,6 +37,8 @@ def main(arguments: list[str] | None = None) -> None:
         name, options = command_name(given[:1]), given[1:]
         module = import_module(f"memformers.commands.{HOMES.get(name, name)}")
         prog = f"memformers {name}"
+        if name in ("train", "compare", "recall"):
+            import_module("memformers.common.machine").keep_freed_memory()
         if name == "train":
             command = module.parse_train(options, module.Train(), prog=prog)
         elif name == "check":

@@ -26,9 +26,9 @@ from memformers.report import plotting
 from memformers.runs.folder import RESULT
 from memformers.tracking import relay
 from memformers.training import observer
-from memformers.training.run import train_run
 from tests.builders import small_training, tiny_recall
 from tests.processes import train_first_beside, train_here
+from tests.training.runs import train_run
 
 settings.register_profile("any machine", deadline=None)  # which may be busy with something else
 settings.load_profile("any machine")

@@ -22,6 +22,7 @@ from memformers.common.files import read_json
 from memformers.data.tokenizers import ByteTokenizer, CharacterTokenizer, save_tokenizer
 from memformers.generation.memory_file import MODEL, read_metadata
 from memformers.tracking import discovery
+from memformers.training.api import TrainedModel
 from memformers.training.config import TrainConfig
 from tests.builders import SMALL_RUN, small_lm
 from tests.processes import check_plain, run
@@ -315,12 +316,12 @@ def test_any_training_options_make_a_config_or_a_plain_error(chosen):
     """Nothing is trained here: what reaches the training is a config that checks itself."""
     configs = []
 
-    def remember(config, folder, dashboard, resume):
+    def remember(config, folder, *, dashboard, **_):
         configs.append((config, discovery.find_dashboard(dashboard)))
-        return folder
+        return TrainedModel(folder)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_command, "train_run", remember)
+        patch.setattr(train_command, "train", remember)
         ended = run("train", *words(chosen))
     check_plain(ended)
     assert all(isinstance(config, TrainConfig) for config, _ in configs)

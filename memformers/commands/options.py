@@ -50,12 +50,12 @@ GROUPS = {
     "optimizer": Group(
         "How the weights are learned.",
         (
-            "optimizer", "learning_rate", "muon_learning_rate", "beta2", "warmup", "weight_decay",
-            "max_grad_norm", "skip_bad_steps",
+            "optimizer", "learning_rate", "muon_learning_rate", "beta2", "warmup", "schedule", "weight_decay",
+            "max_grad_norm", "skip_bad_steps", "freeze",
         ),
     ),
     "evaluation": Group(
-        "What is measured during training.", ("evaluations", "evaluation_share", "log_every")
+        "What is measured during training.", ("evaluations", "evaluation_share", "stop_after", "log_every")
     ),
     "checkpoint": Group(
         "What is kept for --resume.", ("checkpoint_every", "checkpoint_minutes", "keep_checkpoints")

@@ -12,10 +12,11 @@ from memformers.common.errors import UserError
 from memformers.common.processes import is_first
 from memformers.models.registry import short_name
 from memformers.runs.folder import CONFIG, new_folder
-from memformers.training.config import TrainConfig, check_all_used, read_train_config
+from memformers.training.api import train
+from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.distributed import end_rank
+from memformers.training.initial import load_initial
 from memformers.training.presets import read_preset
-from memformers.training.run import train_run
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Train(TrackedCommand):
     Example: memformers train --resume
     """
 
-    first: ClassVar = ("model", "data", "tokens", "preset", "out", "resume")
+    first: ClassVar = ("model", "data", "tokens", "preset", "init_from", "out", "resume")
     groups: ClassVar = GROUPS
     config: TrainConfig = field(default_factory=TrainConfig)
     preset: str = ""
@@ -35,9 +36,14 @@ class Train(TrackedCommand):
     them. An unknown name gets the list of all."""
     out: Path | None = None
     """The folder of the run; by default a new folder in runs/ with the date and the model in its name."""
+    init_from: str = ""
+    """The weights and the tokenizer to begin with: the folder of a run, of a checkpoint, of save_pretrained
+    or of Hugging Face's Transformer-XL; or compressive-shakespeare or transformer-xl-shakespeare, which come
+    with the package. The optimizer is a fresh one; the lengths of segments and memories may differ."""
     resume: Annotated[tuple[Path, ...] | None, tyro.conf.arg(metavar="[FOLDER]")] = None
     """Continue a stopped run from its newest checkpoint and with its settings: the run in this folder, else
-    in --out, else the newest run in runs/. With --out, a new run starts there if there is none."""
+    in --out, else the newest run in runs/. With --out, a new run starts there if there is none. A finished
+    run trains on if --tokens is more than before."""
 
     def folder(self) -> Path:
         """Where the run goes, or is."""
@@ -49,9 +55,8 @@ class Train(TrackedCommand):
 
     def train(self) -> Path:
         """Train; returns the run's folder."""
-        if self.resume is None:  # an arm of an experiment may have lengths without use
-            check_all_used(self.config)
-        return train_run(self.config, self.folder(), self.dashboard, resume=self.resume is not None)
+        folder, init, resume = self.folder(), self.init_from or None, self.resume is not None
+        return train(self.config, folder, resume=resume, init=init, dashboard=self.dashboard).folder
 
     def run(self) -> None:
         """Train, say where the run is, and end the process if it is one of several ranks."""
@@ -74,7 +79,13 @@ def parse_train(arguments: list[str], default: Train, prog: str | None = None) -
         with_preset = naming(read_preset(train.preset).config)
         train = parse_arguments(Train, arguments, prog=prog, default=with_preset)
     if train.resume is None or not (train.folder() / CONFIG).exists():
-        return train
+        if not train.init_from:
+            return train
+        config = replace(train.config, model=load_initial(train.init_from)[0].config)
+        begun: Train = parse_arguments(Train, arguments, prog=prog, default=replace(train, config=config))
+        return begun
+    if train.init_from:
+        raise UserError(f"{train.folder()} is resumed with its own weights; leave out --init-from.")
     folder = train.folder()
     from_run = replace(train, config=read_train_config(folder))
     resumed: Train = parse_arguments(Train, arguments, prog=prog, default=from_run)

@@ -89,6 +89,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "packages": {name: installed(name) for name in PACKAGES},
         "device": _device_name(device),
+        **({"gpus": torch.cuda.device_count()} if torch.cuda.is_available() else {}),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         **({"jobs": int(os.environ[JOBS])} if JOBS in os.environ else {}),

@@ -18,7 +18,7 @@ from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CONFIG, FACTS, RESULT
 from memformers.tracking.recorder import Tracking
 from memformers.training.config import TrainConfig
-from memformers.training.loop import train
+from memformers.training.loop import train_steps
 from memformers.training.run import build_model
 from memformers.training.state import TrainingState
 
@@ -123,7 +123,7 @@ def train_recall(folder: Path) -> None:
                 flush=True,
             )
 
-        state = train(model, (s for s, _ in segments), run.train, record=record, evaluate=evaluate)
+        state = train_steps(model, (s for s, _ in segments), run.train, record=record, evaluate=evaluate)
         peak = peak_memory(model.device)
         found = measure(model, run, run.recall.evaluated, controls=True)
     result = {**state.progress, "peak_memory_bytes": peak, "recall": asdict(found[UNTOUCHED])}

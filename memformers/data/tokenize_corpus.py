@@ -73,8 +73,10 @@ def dataset_of(spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDat
     if not spec.data or not is_store(path):
         return dataset_from(find(spec), spec, tokenizer)
     store = open_store(path)
+    if spec.tokenizer.endswith(".json"):
+        tokenizer = tokenizer or load_tokenizer(Path(spec.tokenizer))
     if tokenizer and store.tokenizer.saved() != tokenizer.saved():
-        raise UserError(f"{path} has the tokens of another tokenizer than the model; name the text.")
+        raise UserError(f"{path} has the tokens of another tokenizer; name the text.")
     is_other = spec.document_separator or spec.tokenizer not in ("character", store.info.tokenizer)
     if is_other and not tokenizer:
         raise UserError(

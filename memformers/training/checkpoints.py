@@ -226,8 +226,8 @@ def link(path: Path, target: str) -> None:
 
 def state_numbers(model: MemoryLM, state: TrainingState) -> dict[str, Any]:
     """The parts of ``state`` that are not tensors. The numbers of all its steps must be read."""
-    assert not state.unread
-    others = ("optimizers", "memory", "unread")
+    assert not state.pending
+    others = ("optimizers", "memory", "pending")
     numbers = {f.name: getattr(state, f.name) for f in fields(state) if f.name not in others}
     learning = describe_optimizers(model, state.optimizers)
     return {**numbers, "window": asdict(state.window), "optimizer": learning}
@@ -250,7 +250,7 @@ def describe_optimizers(model: MemoryLM, optimizers: Optimizers) -> list[dict[st
 def named_state(model: nn.Module, optimizers: Optimizers) -> dict[str, tuple[Tensor, torch.optim.Optimizer]]:
     """Each parameter and its optimizer, by the parameter's name; of any shape."""
     of = {p: optimizer for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]}
-    return {name: (parameter, of[parameter]) for name, parameter in model.named_parameters()}
+    return {name: (p, of[p]) for name, p in model.named_parameters() if p in of}  # others are frozen
 
 
 def optimizer_tensors(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
 from memformers.training.checkpoints import About, keep_best_and_newest, save_checkpoint, usable_about
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import Distributed, summon_full_params
-from memformers.training.loop import NotFiniteError, read_numbers
+from memformers.training.loop import NotFiniteError, flush_metrics
 from memformers.training.signals import Stopped, StopSignals
 from memformers.training.state import TrainingState
 from memformers.training.text import Validation, held_out_beginning
@@ -110,9 +110,14 @@ class Observer:
     bar: Bar
     ranks: Distributed
 
+    begins_anew: bool = True
+    """Whether the weights are those of ``config.seed``, so that no checkpoint is needed before a step."""
+
     def __post_init__(self) -> None:
         """Begin where the training begins."""
         self._is_saved(self.state)
+        if not self.begins_anew and not self.state.tokens:
+            self.saved = 0, -1
         self.validation = Validation(self.text, self.config)
         self.evaluation: Evaluation | None = None
         """The last one, at the end."""
@@ -153,6 +158,9 @@ class Observer:
         self._write(state, {**self.validation.metrics(part), "evaluation_seconds": seconds})
         self.evaluation = result if is_last else None
         self.validation_loss, self.evaluated = part.loss, state.tokens
+        gained = state.lowest_loss is None or part.loss < state.lowest_loss
+        state.lowest_loss = part.loss if gained else state.lowest_loss
+        state.without_gain = 0 if gained else state.without_gain + 1
         if (read := self.validation.read(result)) != self.read:
             self.read = read
             self.bar.say(f"over {read} held-out tokens:")
@@ -172,7 +180,7 @@ class Observer:
 
     def save(self, state: TrainingState) -> None:
         """Save a checkpoint of ``state`` if it isn't saved already."""
-        read_numbers(state, self.config)
+        flush_metrics(state, self.config)
         if (state.tokens, state.evaluations) == self.saved:
             return
         about = About(

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, which stop a training at the next step."""
+"""The signals that stop a training at the next step."""
 
 import signal
 from collections.abc import Iterator
@@ -7,6 +7,9 @@ from types import FrameType
 
 from memformers.common.processes import handling
 from memformers.training.distributed import ALONE, Distributed
+
+ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""What ends a process: Ctrl-C, kill, and a terminal that was closed."""
 
 
 class Stopped(BaseException):
@@ -37,7 +40,7 @@ class StopSignals:
         self._handled = ExitStack()
 
     def __enter__(self) -> "StopSignals":
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ENDING:
             self._handled.enter_context(handling(number, self._note))
         return self
 

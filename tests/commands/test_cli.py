@@ -32,7 +32,7 @@ def test_without_a_command_there_is_help_and_options_have_readable_values(monkey
 
 @pytest.mark.parametrize(
     ("command", "first"),
-    [("train", ["model", "data", "tokens", "preset", "out", "resume"]),
+    [("train", ["model", "data", "tokens", "preset", "init-from", "out", "resume"]),
      ("compare", ["data", "scale", "seeds", "models", "out"])],
 )  # fmt: skip
 def test_help_begins_with_the_common_options_and_has_all_others_in_groups(command, first, monkeypatch):

@@ -12,10 +12,9 @@ from memformers.common.files import read_json, write_json
 from memformers.evaluation.probe import ProbeConfig, held_out_tokens, occurrences_in, probe
 from memformers.evaluation.token_groups import NO_WORD
 from memformers.report.document import write_report
-from memformers.training.run import train_run
 from tests.builders import MODELS, small_training
 from tests.report.fake_runs import markdown_of
-from tests.training.runs import SHORT, finding
+from tests.training.runs import SHORT, finding, train_run
 
 QUICK = ProbeConfig(step=16, positions=20, longest=64, streams=2, tokens=256)
 CPU = torch.device("cpu")

@@ -20,9 +20,8 @@ from memformers.runs.folder import read_metrics
 from memformers.tracking import relay
 from memformers.training import observer
 from memformers.training import run as run_module
-from memformers.training.run import train_run
 from tests.builders import MODELS, small_training
-from tests.training.runs import find_short_text, without_times
+from tests.training.runs import find_short_text, train_run, without_times
 
 SEED = 0
 SAVE_SECONDS = 0.02

@@ -21,16 +21,24 @@ from memformers.data.sources import Part, Sources
 from memformers.data.streams import training_segments
 from memformers.data.tokenize_corpus import dataset_from
 from memformers.data.tokenizers import CharacterTokenizer
-from memformers.training import run as run_module
+from memformers.training import api
 from memformers.training.checkpoints import About, save_checkpoint
 from memformers.training.distributed import ALONE
-from memformers.training.loop import train
+from memformers.training.loop import train_steps
 from memformers.training.optimizers import build_optimizers
-from memformers.training.run import build_model, train_run
+from memformers.training.run import build_model
 from memformers.training.signals import Stopped
 from memformers.training.state import TrainingState
 from memformers.training.text import spec_of
 from tests.builders import small_training
+
+
+def train_run(config, folder, dashboard="", **options):
+    """Train; returns the folder. The network may have lengths without use, as an experiment's arms do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "check_all_used", lambda config: None)
+        return api.train(config, folder, dashboard=dashboard, **options).folder
+
 
 TEXT = torch.arange(4 * 125 + 1) ** 2 % 7
 """Four streams of seven segments of 16 and a shorter one."""
@@ -122,14 +130,14 @@ def poisoned(model, part, bad_steps):
 def train_here(lm, config, segments=None, **options):
     """Train ``lm``, by default on TEXT; returns the metrics of each record."""
     found = []
-    train(lm, segments or segments_of(config), config, record=lambda _, metrics: found.append(metrics),
+    train_steps(lm, segments or segments_of(config), config, record=lambda _, metrics: found.append(metrics),
           evaluate=lambda _: None, **options)  # fmt: skip
     return found
 
 
 def stop(config, folder, step):
     """Train in ``folder`` until a signal comes after ``step``, which hasn't been kept before."""
-    maybe_checkpoint = run_module.Observer.maybe_checkpoint
+    maybe_checkpoint = api.Observer.maybe_checkpoint
 
     def stopped(self, state):
         maybe_checkpoint(self, state)
@@ -137,7 +145,7 @@ def stop(config, folder, step):
             raise Stopped(signal.SIGTERM)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module.Observer, "maybe_checkpoint", stopped)
+        patch.setattr(api.Observer, "maybe_checkpoint", stopped)
         with pytest.raises(SystemExit) as end:
             train_run(config, folder, resume=True)
     assert end.value.code == 143

@@ -24,12 +24,20 @@ from memformers.training.checkpoints import read_checkpoint
 from memformers.training.config import TrainConfig
 from memformers.training.optimizers import build_optimizers
 from memformers.training.resume import restore_newest
-from memformers.training.run import build_model, train_run
+from memformers.training.run import build_model
 from memformers.training.state import TrainingState
 from tests.builders import Bomb, small_training
 from tests.processes import run as command
 from tests.training.runs import CHECKPOINTED as CONFIG
-from tests.training.runs import find_short_text, keep_two_checkpoints, launch, letters, reseal, tensors_of
+from tests.training.runs import (
+    find_short_text,
+    keep_two_checkpoints,
+    launch,
+    letters,
+    reseal,
+    tensors_of,
+    train_run,
+)
 
 CPU = torch.device("cpu")
 INFO = find_short_text(CONFIG).info

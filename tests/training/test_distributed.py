@@ -23,13 +23,12 @@ from memformers.runs.folder import read_metrics
 from memformers.training.checkpoints import own_randomness
 from memformers.training.distributed import Distributed
 from memformers.training.resume import restore_newest
-from memformers.training.run import train_run
 from memformers.training.signals import Stopped, StopSignals
 from memformers.training.state import TrainingState
 from tests.builders import small_lm, small_training
 from tests.processes import finish, run, wait_for
 from tests.training.ranks_program import train_in_double
-from tests.training.runs import launch, without_times
+from tests.training.runs import launch, train_run, without_times
 
 TEXT = "".join(chr(97 + i * i % 23) for i in range(30_000))
 LONG = pytest.mark.long

@@ -17,13 +17,13 @@ from memformers.common.files import read_json
 from memformers.evaluation.evaluate import Evaluation
 from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
-from memformers.training.loop import train
+from memformers.training.loop import train_steps
 from memformers.training.observer import Observer
-from memformers.training.run import build_model, train_run
+from memformers.training.run import build_model
 from memformers.training.text import Validation
 from tests.builders import MODELS, SMALL_RUN, small_training
 from tests.processes import finish, program, start, wait_for
-from tests.training.runs import poisoned, segments_of, tensors_of, train_here, without_times
+from tests.training.runs import poisoned, segments_of, tensors_of, train_here, train_run, without_times
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.long)])
@@ -185,7 +185,7 @@ def test_a_skipped_step_changes_neither_weights_nor_memory(model):
     with pytest.warns(
         RuntimeWarning, match=r"the loss is nan at token 192 \(step 3\); .* skipped \(1 of 1\)"
     ):
-        end = train(lm, segments_of(config), config, **hooks, maybe_checkpoint=look)
+        end = train_steps(lm, segments_of(config), config, **hooks, maybe_checkpoint=look)
     before, after = seen[3], seen[4]
     assert (before[2], after[2], end.step) == (0, 1, 6)
     assert all(torch.equal(tensor, after[0][name]) for name, tensor in before[0].items())

@@ -11,13 +11,21 @@ from memformers.common.atomic_dir import numbered
 from memformers.common.files import read_json, write_json
 from memformers.models.config import AdaptiveConfig
 from memformers.runs.folder import METRICS, read_metrics
-from memformers.training import observer
+from memformers.training import api, observer
 from memformers.training import run as run_module
 from memformers.training.checkpoints import read_about
 from memformers.training.resume import cut_metrics, differences
-from memformers.training.run import train_run
 from tests.builders import MODELS, small_training
-from tests.training.runs import SHORT, find_documents, find_short_text, finding, reseal, stop, without_times
+from tests.training.runs import (
+    SHORT,
+    find_documents,
+    find_short_text,
+    finding,
+    reseal,
+    stop,
+    train_run,
+    without_times,
+)
 
 
 def configs():
@@ -110,7 +118,7 @@ def test_a_run_without_a_checkpoint_begins_anew_and_a_finished_one_is_left_alone
 ):
     config = small_training(tokens=64 * 8, evaluations=1)
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "train", lambda *_, **__: 1 / 0)
+        patch.setattr(api, "train_steps", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train_run(config, tmp_path)
     (tmp_path / METRICS).write_text('{"tokens": 5}\n')

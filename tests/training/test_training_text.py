@@ -11,7 +11,7 @@ from memformers.data.tokenize_corpus import dataset_from
 from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
 from memformers.training import text as text_module
-from memformers.training.run import build_model, train_run
+from memformers.training.run import build_model
 from memformers.training.text import (
     EVALUATED_A_TRAINED,
     EVALUATION_STREAMS,
@@ -20,7 +20,7 @@ from memformers.training.text import (
     spec_of,
 )
 from tests.builders import small_training
-from tests.training.runs import find_short_text, finding, without_times
+from tests.training.runs import find_short_text, finding, train_run, without_times
 
 
 def validation(characters=100_000, **changes):

@@ -14,12 +14,12 @@ from memformers.kernels import operators
 from memformers.models import attention, documents, language_model
 from memformers.runs.folder import read_metrics
 from memformers.training import loop
-from memformers.training.loop import NotFiniteError, train
+from memformers.training.loop import NotFiniteError, train_steps
 from memformers.training.optimizers import build_optimizers
-from memformers.training.run import build_model, train_run
+from memformers.training.run import build_model
 from memformers.training.state import TrainingState
 from tests.builders import MODELS, small_training
-from tests.training.runs import poisoned, stop, tensors_of, without_times
+from tests.training.runs import poisoned, stop, tensors_of, train_run, without_times
 
 STEPS, LONGEST = 12, 5
 """The steps of a training, and after how many memory is as long as it gets."""
@@ -94,7 +94,7 @@ def trained(lm, config, documents, waited_for, watched=()):
     with block, pytest.MonkeyPatch.context() as patch:
         if not waited_for:
             patch.setattr(loop, "FREE_TO_WAIT_FOR", ())
-        train(lm, iter([*segments_of(config, documents)]), config, state=state, evaluate=lambda _: None,
+        train_steps(lm, iter([*segments_of(config, documents)]), config, state=state, evaluate=lambda _: None,
               record=lambda state, metrics: records.append(metrics), maybe_checkpoint=between)  # fmt: skip
     return state, records
 
