@@ -67,7 +67,7 @@ class Distributed:
             return
         from torch.distributed.device_mesh import init_device_mesh  # not above: both take most of a second
 
-        self.mesh = init_device_mesh(device.type, (self.size,))
+        self.mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         if self.parallel == "fsdp":
             from torch.distributed.fsdp import fully_shard
 

@@ -302,7 +302,7 @@ def everything_in(checkpoint):
     return read.weights | read.moments | memory_tensors(read.state.memory)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["parts", pytest.param("whole", marks=pytest.mark.long)])
 def test_any_number_of_processes_reads_what_others_wrote_and_one_reads_theirs(kind, request, tmp_path):
     """Twelve streams, and weights whose rows three processes don't divide."""
     written = request.getfixturevalue(kind)
