@@ -182,8 +182,8 @@ KINDS = {
     "model positions kernel norm device precision parallel resume dashboard data no_such_option": of(WORDS),
     "d_model heads n_layers d_ff position_features cutoffs segment_len mem_len c_mem_len compression_rate "
     "clamp_len tokens batch_size seed accumulate evaluations log_every checkpoint_every keep_checkpoints "
-    "skip_bad_steps": of(WHOLE),
-    "dropout learning_rate warmup weight_decay max_grad_norm evaluation_share": of(NUMBERS),
+    "evaluation_tokens skip_bad_steps": of(WHOLE),
+    "dropout learning_rate warmup weight_decay max_grad_norm": of(NUMBERS),
     "compile activation_checkpointing": of([None, "x"]),
 }
 TRAINING = options(**{name: kind for names, kind in KINDS.items() for name in names.split()})

@@ -8,6 +8,7 @@ import torch
 import tyro
 
 from memformers.commands.options import ModelCommand, reading_bar
+from memformers.common.command_line import check_is_read
 from memformers.common.errors import UserError
 from memformers.common.fields import NonNegativeInt
 from memformers.data.corpus_reader import read_text
@@ -49,6 +50,7 @@ class Generate(ModelCommand):
     def run(self) -> None:
         """Print the prompt and what the model makes of it. However it ends, the memory is saved if that was
         asked for."""
+        check_is_read()
         model, tokenizer = self.load()
         if self.save_memory:
             check_target(model, self.save_memory)

@@ -70,11 +70,22 @@ def plain_errors() -> Iterator[None]:
         sys.exit(1)
 
 
+CLOSED: set[str] = set()
+"""The standard streams that were closed when the program began."""
+
+
+def check_is_read() -> None:
+    """Raise UserError if standard output is closed, for a command that has no other result."""
+    if "stdout" in CLOSED:
+        raise UserError("standard output is closed, so the result would be lost; redirect it to a file.")
+
+
 def open_what_is_closed() -> None:
     """Let a standard stream that was closed, as by ``2>&-``, be the null device: otherwise the next file that
     is opened would get its number, and what is said would be written into it."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
+            CLOSED.add(name)
             null = os.open(os.devnull, os.O_RDWR)
             os.dup2(null, number)
             if null != number:
