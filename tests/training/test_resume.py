@@ -143,7 +143,7 @@ def stopped(tmp_path_factory):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [({"learning_rate": 1.0, "seed": 4}, r"learning_rate 0.004 → 1.0, seed 0 → 4"),
-     ({"tokens": 9_000}, r"tokens 2000 → 9000.*its learning rate falls more slowly"),
+     ({"tokens": 9_000}, r"tokens 2000 → 9000.*A finished run can go on"),
      ({"model": "compressive"}, r"model.model transformer-xl → compressive"),
      ({"batch_size": 5}, "batch_size 4 → 5"),
      ({"tbptt": 1}, "tbptt 0 → 1"),
@@ -187,7 +187,7 @@ def test_with_dropout_a_batch_in_other_parts_is_another_training(stopped):
 
 def test_two_processes_cannot_train_in_one_folder(tmp_path):
     with (
-        run_module.alone_in(tmp_path),
+        api.alone_in(tmp_path),
         pytest.raises(ValueError, match="is being trained by another process"),
     ):
         train_run(small_training(), tmp_path, resume=True)

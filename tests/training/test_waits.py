@@ -118,7 +118,7 @@ def test_no_step_waits_for_the_device_and_all_is_as_if_each_did(settings, docume
         lm = build_model(config)
         watched = () if waited_for else (LONGEST, STEPS - 1)
         state, records = trained(lm, config, documents, waited_for, watched)
-        assert not state.unread
+        assert not state.pending
         assert len(records) == 1
         found.append((tensors_of(lm), records[0]["loss.train"], records[0]["accuracy.train"]))
     assert all(torch.equal(tensor, found[1][0][name]) for name, tensor in found[0][0].items())
