@@ -10,10 +10,11 @@ import shutil
 import stat
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 from memformers.common.errors import UserError
@@ -40,6 +41,11 @@ class FileEntry:
     sha256: str
     """In hexadecimal digits."""
 
+    @classmethod
+    def of(cls, path: Path) -> "FileEntry":
+        """That of the file at ``path``, as it is now."""
+        return cls(path.stat().st_size, checksum(path))
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -52,11 +58,12 @@ class Manifest:
 
 
 @contextmanager
-def atomic_dir(folder: Path) -> Iterator[Path]:
+def atomic_dir(folder: Path, of_others: Mapping[str, FileEntry] = MappingProxyType({})) -> Iterator[Path]:
     """A temporary folder beside ``folder``, given its name and a manifest when the block ends well.
 
-    Another folder of this name is replaced. Raises OSError if it can't be written; then nothing of it is
-    left, and no other folder has changed.
+    Another folder of this name is replaced. ``of_others`` are the files that other processes have written
+    into it and put on the disk when the block ends. Raises OSError if it can't be written, or lacks one of
+    these; then nothing of it is left, and no other folder has changed.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.parent / f"{LEFTOVER}{uuid.uuid4().hex}"
@@ -64,7 +71,9 @@ def atomic_dir(folder: Path) -> Iterator[Path]:
     try:
         yield temporary
         paths = sorted(temporary.iterdir())
-        files = {path.name: FileEntry(path.stat().st_size, checksum(path)) for path in paths}
+        files = {path.name: of_others.get(path.name) or FileEntry.of(path) for path in paths}
+        if absent := sorted(of_others.keys() - files.keys()):
+            raise OSError(f"{absent[0]} of another process isn't there; name a folder that all of them share")
         write_json(temporary / MANIFEST, asdict(Manifest(FORMAT, files)))
         mode = stat.S_IMODE((temporary / MANIFEST).stat().st_mode)
         for path in paths:

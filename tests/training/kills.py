@@ -15,6 +15,8 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
+import torch.distributed.checkpoint.hf_storage  # noqa: F401 - once, and not in each fork that resumes
+
 from memformers.common.atomic_dir import LEFTOVER, numbered
 from memformers.runs.folder import read_metrics
 from memformers.tracking import relay
