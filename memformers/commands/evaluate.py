@@ -16,7 +16,7 @@ from memformers.common.fields import Count
 from memformers.common.files import read_json, write_json
 from memformers.common.intervals import Mean
 from memformers.common.machine import choose_device
-from memformers.common.words import counted
+from memformers.common.text_format import counted
 from memformers.data import TEST, VALIDATION
 from memformers.data.dataset import Split
 from memformers.data.sources import CorpusSpec

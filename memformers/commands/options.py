@@ -10,7 +10,7 @@ from memformers.common.atomic_dir import has_manifest
 from memformers.common.command_line import Group, parse_arguments, plain_errors
 from memformers.common.errors import UserError
 from memformers.common.fields import Checked
-from memformers.common.progress import Progress
+from memformers.common.text_format import Progress
 from memformers.runs.folder import CONFIG, RUNS, new_folder
 
 if TYPE_CHECKING:
@@ -18,54 +18,21 @@ if TYPE_CHECKING:
     from memformers.models.config import ModelConfig
     from memformers.models.language_model import MemoryLM
 
-GROUPS = {
-    "comparison": Group("The comparison, in addition to the models.", ("arms", "equal_keys")),
-    "run": Group("How a run begins or continues, and where it is shown.", ("resume", "seed", "dashboard")),
-    "network": Group(
-        "The layers, which are the same for every model.",
-        (
-            "model", "d_model", "heads", "n_layers", "d_ff", "dropout", "norm", "gate", "positions",
-            "position_features", "clamp_len", "kernel", "vocab_size",
-        ),
-    ),
-    "memory": Group(
-        "What is remembered between segments.",
-        ("segment_len", "mem_len", "c_mem_len", "compression_rate", "same_length", "memory_warmup", "tbptt"),
-    ),
-    "compression": Group(
-        "What makes compressed slots of old memories, and what it learns from.",
-        ("compression", "compression_start", "compression_loss", "bptt"),
-    ),
-    "embedding": Group(
-        "How tokens become vectors, and vectors predictions.",
-        ("embedding", "cutoffs", "div_val", "d_embed", "tie_weights", "tie_projections"),
-    ),
-    "text": Group(
-        "How the text is read.",
-        (
-            "validation", "test", "text_field", "document_separator", "tokenizer", "tokens", "batch_size",
-            "chunk_len",
-        ),
-    ),
-    "optimizer": Group(
-        "How the weights are learned.",
-        (
-            "optimizer", "learning_rate", "muon_learning_rate", "beta2", "warmup", "schedule", "weight_decay",
-            "max_grad_norm", "skip_bad_steps", "freeze",
-        ),
-    ),
-    "evaluation": Group(
-        "What is measured during training.", ("evaluations", "evaluation_share", "stop_after", "log_every")
-    ),
-    "checkpoint": Group(
-        "What is kept for --resume.", ("checkpoint_every", "checkpoint_minutes", "keep_checkpoints")
-    ),
-    "hardware": Group(
-        "Where and in which precision a training run is computed.",
-        ("device", "precision", "compile", "parallel", "accumulate", "activation_checkpointing"),
-    ),
-}  # fmt: skip
-"""The groups in which ``--help`` shows the options of training runs and comparisons."""
+GROUPS: dict[str, Group] = {
+    "model": ("network", "The layers, which are the same for every model."),
+    "segment_len": ("memory", "What is remembered between segments."),
+    "compression": ("compression", "What makes compressed slots of old memories, and what it learns from."),
+    "own": ("own", "The settings of a memory of your own."),
+    "vocab_size": ("embedding", "How tokens become vectors, and vectors predictions."),
+    "data": ("text", "How the text is read."),
+    "optimizer": ("optimizer", "How the weights are learned."),
+    "evaluations": ("evaluation", "What is measured during training."),
+    "checkpoint_every": ("checkpoint", "What is kept for --resume, and which steps may fail."),
+    "seed": ("step", "Where a step is computed, in which precision, and through how much memory."),
+    "models": ("comparison", "What is compared, in addition to the models."),
+}
+"""The groups in which ``--help-all`` shows the options of training runs and comparisons, by the field with
+which each begins; it goes on to the field with which the next one begins."""
 
 
 def with_own_memory(config: "ModelConfig", arguments: list[str]) -> "ModelConfig":

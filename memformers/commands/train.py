@@ -28,7 +28,10 @@ class Train(TrackedCommand):
     Example: memformers train --resume
     """
 
-    first: ClassVar = ("model", "data", "tokens", "preset", "init_from", "out", "resume")
+    first: ClassVar = (
+        "model", "data", "tokenizer", "tokens", "n_layers", "d_model", "mem_len",
+        "preset", "init_from", "out", "resume",
+    )  # fmt: skip
     groups: ClassVar = GROUPS
     config: TrainConfig = field(default_factory=TrainConfig)
     preset: str = ""

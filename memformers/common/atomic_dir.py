@@ -12,13 +12,13 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from memformers.common.errors import UserError
-from memformers.common.files import config_from_dict, read_json, sync, write_json
-from memformers.common.words import counted
+from memformers.common.fields import check_keys
+from memformers.common.files import read_json, sync, write_json
+from memformers.common.text_format import counted
 
 T = TypeVar("T")
 MANIFEST = "manifest.json"
@@ -31,32 +31,13 @@ BROKEN = ".broken-"
 """The prefix of the name of a folder that was found broken."""
 
 
-@dataclass(frozen=True)
-class FileEntry:
-    """A file as it was written."""
-
-    size: int
-    """In bytes."""
-    sha256: str
-    """In hexadecimal digits."""
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What ``manifest.json`` holds."""
-
-    format: int
-    """Of the folder's files; another number means another meaning."""
-    files: dict[str, FileEntry]
-    """By name."""
-
-
 @contextmanager
 def atomic_dir(folder: Path) -> Iterator[Path]:
     """A temporary folder beside ``folder``, given its name and a manifest when the block ends well.
 
-    Another folder of this name is replaced. Raises OSError if it can't be written; then nothing of it is
-    left, and no other folder has changed.
+    Another folder of this name is replaced. It is renamed first; if the process stops between the two
+    renames, [`remove_leftovers`][] restores it. Raises OSError if the folder can't be written; then nothing
+    of it is left, and no other folder has changed.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.parent / f"{LEFTOVER}{uuid.uuid4().hex}"
@@ -64,31 +45,25 @@ def atomic_dir(folder: Path) -> Iterator[Path]:
     try:
         yield temporary
         paths = sorted(temporary.iterdir())
-        files = {path.name: FileEntry(path.stat().st_size, checksum(path)) for path in paths}
-        write_json(temporary / MANIFEST, asdict(Manifest(FORMAT, files)))
+        files = {path.name: {"size": path.stat().st_size, "sha256": checksum(path)} for path in paths}
+        write_json(temporary / MANIFEST, {"format": FORMAT, "files": files})
         mode = stat.S_IMODE((temporary / MANIFEST).stat().st_mode)
         for path in paths:
             path.chmod(mode)  # safetensors gives its files another than the umask says
             sync(path)
         sync(temporary)
-        put_in_place(temporary, folder)
+        old = moved(folder, REPLACED) if folder.exists() else None
+        try:
+            temporary.rename(folder)
+        except BaseException:
+            if old:
+                old.rename(folder)
+            raise
+        sync(folder.parent)
+        if old:
+            shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def put_in_place(new: Path, folder: Path) -> None:
-    """Give ``new`` the name ``folder``. A folder that has this name is renamed first; if the process stops
-    between the two renames, [`remove_leftovers`][] restores it."""
-    old = moved(folder, REPLACED) if folder.exists() else None
-    try:
-        new.rename(folder)
-    except BaseException:
-        if old:
-            old.rename(folder)
-        raise
-    sync(folder.parent)
-    if old:
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def moved(folder: Path, prefix: str) -> Path:
@@ -99,29 +74,26 @@ def moved(folder: Path, prefix: str) -> Path:
 
 
 def check_manifest(folder: Path, names: Sequence[str] | None = None) -> None:
-    """Raise ValueError unless the files called ``names``, or all, are as the manifest in ``folder`` says."""
+    """Raise UserError unless the files called ``names``, or all, are as the manifest in ``folder`` says, and
+    OSError if one can't be read: a file system that fails for a moment must not cost a checkpoint."""
     source = f"{folder / MANIFEST}"
     data = read_json(folder / MANIFEST)
     if data.get("format") != FORMAT:
         raise UserError(f"{source} has format {data.get('format')!r}; this version reads format {FORMAT}.")
-    files = config_from_dict(Manifest, data, source).files
-    for name in files if names is None else names:
-        if name not in files:
+    check_keys(data, {"files": dict[str, dict[str, Any]]}, source)
+    for name in data["files"] if names is None else names:
+        if name not in data["files"]:
             raise UserError(f"{source} lists no {name}; a complete checkpoint has one.")
-        check_file(folder / name, files[name])
-
-
-def check_file(path: Path, written: FileEntry) -> None:
-    """Raise UserError unless the file at ``path`` is unchanged, and OSError if it can't be read: a file
-    system that fails for a moment must not cost a checkpoint."""
-    try:
-        size = path.stat().st_size
-        if size != written.size:
-            raise UserError(f"{path} was written with {written.size:,} bytes and now has {size:,}.")
-        if checksum(path) != written.sha256:
-            raise UserError(f"{path} has changed since it was written: its checksum differs.")
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        raise UserError(f"expected a file {path}, but it is missing.") from None
+        path, written = folder / name, data["files"][name]
+        check_keys(written, {"size": int, "sha256": str}, f"{source}, {name},")
+        try:
+            size = path.stat().st_size
+            if size != written["size"]:
+                raise UserError(f"{path} was written with {written['size']:,} bytes and now has {size:,}.")
+            if checksum(path) != written["sha256"]:
+                raise UserError(f"{path} has changed since it was written: its checksum differs.")
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise UserError(f"expected a file {path}, but it is missing.") from None
 
 
 def numbered(parent: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-from memformers.common.words import counted, fitting
+from memformers.common.text_format import counted, fitting
 
 
 def test_one_is_one():
