@@ -1,4 +1,4 @@
-"""What several commands share: options, their groups in ``--help``, and where runs are."""
+"""What several commands share: options, and their groups in ``--help-all``."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
@@ -6,12 +6,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from memformers.common.atomic_dir import has_manifest
 from memformers.common.command_line import Group, parse_arguments, plain_errors
 from memformers.common.errors import UserError
 from memformers.common.fields import Checked
 from memformers.common.text_format import Progress
-from memformers.runs.folder import CONFIG, RUNS, new_folder
+from memformers.runs.folder import new_folder
 
 if TYPE_CHECKING:
     from memformers.data.tokenizer import Tokenizer
@@ -41,21 +40,6 @@ def with_own_memory(config: "ModelConfig", arguments: list[str]) -> "ModelConfig
     pairs = pairwise([*arguments, ""])
     given = [word.partition("=")[2] or after for word, after in pairs if word.split("=")[0] == "--model"]
     return replace(config, model=given[-1]) if given and ":" in given[-1] else config
-
-
-def newest_run() -> Path:
-    """The run under runs/ that was begun or resumed last; ValueError if there is none."""
-    configs = list(RUNS.glob(f"*/{CONFIG}"))
-    if not configs:
-        raise UserError(f"{RUNS} holds no run to resume; name its folder after --resume.")
-    return max(configs, key=lambda path: path.stat().st_mtime).parent
-
-
-def resumable(folder: Path) -> Path:
-    """The folder, if a run was begun in it; else ValueError."""
-    if not (folder / CONFIG).is_file() or has_manifest(folder):
-        raise UserError(f"{folder} is not the folder of a run; name the run to resume.")
-    return folder
 
 
 def say_report(page: Path) -> None:
@@ -95,19 +79,15 @@ class ExperimentCommand(TrackedCommand):
     """Continue the experiment in --out with the same settings: finish the training runs that were stopped,
     and add arms and seeds that it doesn't have."""
 
-    def folder(self) -> Path:
-        """Where the experiment goes, or is."""
-        if self.resume and self.out is None:
-            raise UserError("name the experiment to resume as --out.")
-        return self.out or new_folder(self.name)
-
     @abstractmethod
     def experiment(self, folder: Path) -> Path:
         """Train and measure in ``folder``; returns the report's page."""
 
     def run(self) -> None:
         """Train and measure, then say where the report is."""
-        say_report(self.experiment(self.folder()))
+        if self.resume and self.out is None:
+            raise UserError("name the experiment to resume as --out.")
+        say_report(self.experiment(self.out or new_folder(self.name)))
 
     @classmethod
     def main(cls) -> None:

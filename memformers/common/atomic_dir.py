@@ -12,12 +12,13 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from memformers.common.errors import UserError
 from memformers.common.fields import check_keys
-from memformers.common.files import read_json, sync, write_json
+from memformers.common.files import config_from_dict, read_json, sync, write_json
 from memformers.common.text_format import counted
 
 T = TypeVar("T")
@@ -29,6 +30,16 @@ REPLACED = ".replaced-"
 """The prefix of the name of a folder while another one takes its name."""
 BROKEN = ".broken-"
 """The prefix of the name of a folder that was found broken."""
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file as it was written."""
+
+    size: int
+    """In bytes."""
+    sha256: str
+    """In hexadecimal digits."""
 
 
 @contextmanager
@@ -45,7 +56,7 @@ def atomic_dir(folder: Path) -> Iterator[Path]:
     try:
         yield temporary
         paths = sorted(temporary.iterdir())
-        files = {path.name: {"size": path.stat().st_size, "sha256": checksum(path)} for path in paths}
+        files = {path.name: FileEntry(path.stat().st_size, checksum(path)) for path in paths}
         write_json(temporary / MANIFEST, {"format": FORMAT, "files": files})
         mode = stat.S_IMODE((temporary / MANIFEST).stat().st_mode)
         for path in paths:
@@ -84,13 +95,12 @@ def check_manifest(folder: Path, names: Sequence[str] | None = None) -> None:
     for name in data["files"] if names is None else names:
         if name not in data["files"]:
             raise UserError(f"{source} lists no {name}; a complete checkpoint has one.")
-        path, written = folder / name, data["files"][name]
-        check_keys(written, {"size": int, "sha256": str}, f"{source}, {name},")
+        path, written = folder / name, config_from_dict(FileEntry, data["files"][name], source)
         try:
             size = path.stat().st_size
-            if size != written["size"]:
-                raise UserError(f"{path} was written with {written['size']:,} bytes and now has {size:,}.")
-            if checksum(path) != written["sha256"]:
+            if size != written.size:
+                raise UserError(f"{path} was written with {written.size:,} bytes and now has {size:,}.")
+            if checksum(path) != written.sha256:
                 raise UserError(f"{path} has changed since it was written: its checksum differs.")
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise UserError(f"expected a file {path}, but it is missing.") from None
