@@ -59,12 +59,15 @@ class Generate(ModelCommand):
         with StopSignals() as signals:
             try:
                 self.converse(stream, signals)
-            except (EOFError, Stopped, BrokenPipeError) as end:
-                ending = how_to_end(end)
+            except BrokenPipeError as end:
+                ending = end
+            except (EOFError, Stopped) as end:
+                print()
+                ending = end.conventional() if isinstance(end, Stopped) else None
             finally:
                 if self.save_memory and stream.reader.last is not None:
                     save_memory(stream.reader, self.save_memory)
-        if ending:
+        if ending and not isinstance(ending, KeyboardInterrupt):  # which is how a user ends it
             raise ending
 
     def converse(self, stream: TextStream, signals: StopSignals) -> None:
@@ -116,13 +119,3 @@ def ask() -> str:
     if not (line := sys.stdin.buffer.readline()):
         raise EOFError
     return text_of(line).rstrip("\r\n")
-
-
-def how_to_end(end: BaseException) -> BaseException | None:
-    """What to raise when all is saved: nothing for Ctrl-C and for the end of what is read, else what ends the
-    program with the code that shells know of a signal or of a reader that has gone."""
-    if isinstance(end, BrokenPipeError):
-        return end
-    print()
-    ending = end.conventional() if isinstance(end, Stopped) else None
-    return None if isinstance(ending, KeyboardInterrupt) else ending
