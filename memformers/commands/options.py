@@ -34,12 +34,18 @@ GROUPS: dict[str, Group] = {
 which each begins; it goes on to the field with which the next one begins."""
 
 
+def given_to(option: str, arguments: list[str]) -> str:
+    """What ``arguments``, which are not parsed yet, give to ``option`` last; empty for nothing."""
+    pairs = pairwise([*arguments, ""])
+    given = [word.partition("=")[2] or after for word, after in pairs if word.split("=")[0] == option]
+    return given[-1] if given and not given[-1].startswith("-") else ""
+
+
 def with_own_memory(config: "ModelConfig", arguments: list[str]) -> "ModelConfig":
     """``config`` with the memory of the user's own that ``--model`` names among the ``arguments``, if any, so
     that its settings are options too."""
-    pairs = pairwise([*arguments, ""])
-    given = [word.partition("=")[2] or after for word, after in pairs if word.split("=")[0] == "--model"]
-    return replace(config, model=given[-1]) if given and ":" in given[-1] else config
+    own = given_to("--model", arguments)
+    return replace(config, model=own) if ":" in own else config
 
 
 def say_report(page: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 import tyro
 
-from memformers.commands.options import GROUPS, TrackedCommand, with_own_memory
+from memformers.commands.options import GROUPS, TrackedCommand, given_to, with_own_memory
 from memformers.common.atomic_dir import has_manifest
 from memformers.common.command_line import parse_arguments
 from memformers.common.errors import UserError
@@ -87,9 +87,8 @@ def parse_train(arguments: list[str], default: Train, prog: str | None = None) -
         train: Train = parse_arguments(Train, arguments, prog=prog, default=replace(default, config=named))
         return train
 
-    train = parsed(default.config)
-    if train.preset:
-        train = parsed(read_preset(train.preset).config)
+    preset = given_to("--preset", arguments)
+    train = parsed(read_preset(preset).config if preset else default.config)
     if train.resume is not None and ((folder := train.folder()) / CONFIG).exists():
         if train.init_from:
             raise UserError(f"{folder} is resumed with its own weights; leave out --init-from.")

@@ -114,12 +114,13 @@ def parse_arguments(
 
     if shutil.get_terminal_size().columns < NARROWEST:
         os.environ["COLUMNS"] = str(NARROWEST)
+    prog = prog or Path(sys.argv[0]).name
     given, ending = list(sys.argv[1:] if arguments is None else arguments), ""
     if {"-h", "--help", "--help-all"}.intersection(given):
         kind, left_out = shown(kind, default, everything="--help-all" in given)
         if left_out:
             lines = [f"  {title:<11} {about}" for title, about in left_out]
-            ending = "\n".join(["Further options:", *lines, "", f"{prog} --help-all shows all options"])
+            ending = "\n".join(["Further options:", *lines, f"\n{prog} --help-all shows all options"])
         given, default = ["--help"], None
     said = io.StringIO()
     extra = {} if default is None else {"default": default}
