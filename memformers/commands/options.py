@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from memformers.common.command_line import Group, parse_arguments, plain_errors
 from memformers.common.errors import UserError
 from memformers.common.fields import Checked
-from memformers.common.text_format import Progress
+from memformers.common.progress import Progress
 from memformers.runs.folder import new_folder
 
 if TYPE_CHECKING:

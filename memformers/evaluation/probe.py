@@ -12,7 +12,7 @@ from torch import Tensor
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_fields
 from memformers.common.files import write_json
-from memformers.common.text_format import Progress
+from memformers.common.progress import Progress
 from memformers.convert.load import load_checkpoint
 from memformers.data.dataset import TokenDataset
 from memformers.data.sources import CorpusSpec

@@ -13,7 +13,8 @@ from typing import Any
 from memformers.common.atomic_dir import numbered
 from memformers.common.files import sync, write_json, write_text
 from memformers.common.machine import describe_environment, peak_memory
-from memformers.common.text_format import Progress, fitting, printable
+from memformers.common.progress import Progress
+from memformers.common.text_format import fitting, printable
 from memformers.data.dataset import TokenDataset
 from memformers.evaluation.evaluate import Evaluation
 from memformers.generation.sampling import Sampling

@@ -2,7 +2,8 @@ import sys
 
 import pytest
 
-from memformers.common.text_format import Progress, counted, fitting, printable
+from memformers.common.progress import Progress
+from memformers.common.text_format import counted, fitting, printable
 
 
 def test_one_is_one_and_no_character_writes_to_the_terminal_at_will():

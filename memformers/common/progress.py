@@ -1,0 +1,29 @@
+"""How far a long work is."""
+
+import os
+import sys
+from typing import Any
+
+from tqdm import tqdm
+
+
+class Progress(tqdm):  # type: ignore[type-arg]
+    """A progress bar; where standard error is a log, a line for each tenth of the total instead."""
+
+    tenth = 0
+
+    def __init__(self, **options: Any):
+        self.in_log = not sys.stderr.isatty()
+        if self.in_log:
+            options["file"] = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+            options["bar_format"] = "{desc}: {percentage:.0f}%, {n_fmt} of {total_fmt}{postfix}"
+        super().__init__(**options)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Draw the bar, or write the line if it is due."""
+        tenth = int(10 * self.n / self.total) if self.total else 0
+        if not self.in_log:
+            super().display(msg, pos)
+        elif tenth > self.tenth:
+            self.tenth = tenth
+            print(self, file=sys.stderr, flush=True)
