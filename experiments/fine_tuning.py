@@ -63,7 +63,7 @@ class FineTuning(Checked):
                 tokens=self.tokens,
                 batch_size=16,
                 evaluations=1,
-                evaluation_share=0.0,
+                evaluation_tokens=0,
                 learning_rate=rate * usual.learning_rate,
                 muon_learning_rate=rate * usual.muon_peak,
                 memory_warmup=0.0 if begun else None,

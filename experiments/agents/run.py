@@ -25,7 +25,7 @@ from memformers.common.command_line import plain_errors
 from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.common.machine import describe_environment, git_commit, peak_memory
-from memformers.evaluation.memory_ablation import UNTOUCHED, controls_of
+from memformers.evaluation.memory_ablation import BASELINE, controls_of
 from memformers.models.base import memory_facts
 from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, RESULT
 from memformers.tracking.recorder import Tracking
@@ -92,14 +92,14 @@ def train_agent(folder: Path) -> None:
                 saved = time.monotonic()
         save(folder, agent, state)
         begun = time.perf_counter()
-        found = {UNTOUCHED: evaluate(agent, run)}
+        found = {BASELINE: evaluate(agent, run)}
         if not is_gru:
             controls = controls_of(train.model.memory_sizes)
             found |= {name: evaluate(agent, run, control) for name, control in controls.items()}
         state.evaluation_seconds += time.perf_counter() - begun
-        success = {"success.valid": found[UNTOUCHED]["success"]}
+        success = {"success.valid": found[BASELINE]["success"]}
         track.record({"tokens": state.tokens, "seconds": state.seconds, **success})
-    untouched = found.pop(UNTOUCHED)
+    untouched = found.pop(BASELINE)
     memory = {"peak_memory_bytes": peak_memory(device)}
     result = {**state.progress, **memory, **untouched, "controls": found}
     print(f"{folder.name}: {result['success']:.1%} of {run.agent.task} in {state.seconds:.0f} s", flush=True)

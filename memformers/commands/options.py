@@ -1,10 +1,11 @@
 """What several commands share: options, and their groups in ``--help-all``."""
 
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from memformers.common.command_line import Group, parse_arguments, plain_errors
 from memformers.common.errors import UserError
@@ -124,6 +125,18 @@ class OwnCode:
             for place in getattr(self, setting):
                 name_of(place, setting)
 
+    def check_own(self, models: Sequence[Mapping[str, Any]]) -> None:
+        """Raise UserError for what none of the ``models``, given by their settings, was trained with."""
+        from memformers.models.registry import PARTS, name_of
+
+        for setting in ("model", *PARTS):
+            for place in getattr(self, setting):
+                if name_of(place, setting) not in (trained := [model[setting] for model in models]):
+                    raise UserError(
+                        f"{setting}={place} was given, but what is read was trained with {setting}="
+                        f"{' or '.join(dict.fromkeys(trained))}; leave it out."
+                    )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCommand(Checked, OwnCode):
@@ -152,6 +165,7 @@ class ModelCommand(Checked, OwnCode):
             )
         device = choose_device(self.device)
         self.import_own()
-        if self.checkpoint is None:
-            return load_packaged(self.pretrained, device)
-        return load_checkpoint(self.checkpoint, device)
+        place = self.checkpoint
+        loaded = load_checkpoint(place, device) if place else load_packaged(self.pretrained, device)
+        self.check_own([vars(loaded[0].config)])
+        return loaded

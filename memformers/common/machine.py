@@ -76,6 +76,14 @@ def keep_freed_memory() -> None:
             mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD: as many freed bytes are kept at its end
 
 
+def give_back_freed_memory() -> None:
+    """Let the C library, where it is glibc, give what is free in its heaps back to the system: dividing a
+    large text into tokens leaves some 70 MiB."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
+
+
 def describe_environment(device: torch.device) -> dict[str, Any]:
     """Versions, hardware and threads, as a report states them."""
     found = re.search(r"^model name\s*: *(.+)$", cpuinfo(), re.MULTILINE)

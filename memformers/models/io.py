@@ -1,6 +1,7 @@
 """Our own format: a folder with ``config.json`` and ``model.safetensors``, which nothing unpickles. Those in
 ``weights``, in bfloat16, are made by ``python -m experiments.pretrained``, which writes ``recipe.json``."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from operator import attrgetter
@@ -21,6 +22,8 @@ from memformers.models.registry import name_of
 Config = TypeVar("Config", bound=NetworkConfig)
 Model = TypeVar("Model", bound="Pretrained")
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CHECKSUM = "memformers.sha256"
+"""The name of the weights' checksum among the facts in their file."""
 PACKAGED, RECIPE = Path(__file__).parent / "weights", "recipe.json"
 
 
@@ -31,10 +34,11 @@ class Pretrained(nn.Module):
     config: NetworkConfig
 
     def save_pretrained(self, folder: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Write ``config.json`` and ``model.safetensors``, each atomically. Tied weights, as after
-        ``model.head.weight = model.embed.weight``, are written once, and tied again when they are loaded.
-        ``weights`` are the whole model's, by name, where each process holds only a part of them. Raises
-        ValueError for the current folder, and one where these files are not such a model's."""
+        """Write ``config.json`` and ``model.safetensors``, with a checksum of the weights, each atomically.
+        Tied weights, as after ``model.head.weight = model.embed.weight``, are written once, and tied again
+        when they are loaded. ``weights`` are the whole model's, by name, where each process holds only a part
+        of them. Raises ValueError for the current folder, and one where these files are not such a model's.
+        """
         if (folder := Path(folder)) == Path():
             raise UserError("folder='' is the current folder; name a folder for the model.")
         if has_manifest(folder):
@@ -54,7 +58,7 @@ class Pretrained(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / CONFIG, asdict(self.config))
         with replacing(folder / WEIGHTS) as temporary:
-            save_file(state, temporary, ties or None)
+            save_file(state, temporary, {**ties, CHECKSUM: checksum_of(state, ties)})
 
     @classmethod
     def from_pretrained(
@@ -68,7 +72,7 @@ class Pretrained(nn.Module):
         compression_loss: str | type[nn.Module] = "",
     ) -> Model:
         """Load a model, in eval mode, to ``device``; nothing is unpickled. Raises ValueError for a missing,
-        broken or mismatched file, and for one of a training's checkpoint that has changed since.
+        broken or mismatched file, and for weights that have changed since they were written.
 
         ``folder`` is what [`save_pretrained`][] wrote, or the checkpoint of a run; for a
         [`memformers.MemoryLM`][] also the name of one that comes with the package, in float32:
@@ -89,17 +93,28 @@ class Pretrained(nn.Module):
         try:
             state = load_file(path)
             with safe_open(path, "pt") as file:
-                ties = file.metadata() or {}
+                facts = file.metadata() or {}  # other programs write other facts there
+            ties = {name: first for name, first in facts.items() if first in state}
+            if facts.get(CHECKSUM, "") not in ("", checksum_of(state, ties)):
+                raise UserError(f"{path} has changed since it was written: its checksum differs.")
             for name, first in ties.items():
-                if first in state:  # other programs write other facts there
-                    owner, _, last = name.rpartition(".")
-                    setattr(loaded.get_submodule(owner), last, attrgetter(first)(loaded))
-                    state[name] = state[first]
+                owner, _, last = name.rpartition(".")
+                setattr(loaded.get_submodule(owner), last, attrgetter(first)(loaded))
+                state[name] = state[first]
             loaded.to(next(iter(state.values())).dtype).load_state_dict(state)
         except (SafetensorError, RuntimeError, StopIteration, TypeError, AttributeError) as error:
             why = " ".join(str(error).split())
             raise UserError(f"{path} doesn't contain the weights of this config: {why}") from error
         return (loaded.float() if is_name else loaded).to(device).eval()
+
+
+def checksum_of(state: Mapping[str, Tensor], ties: Mapping[str, str]) -> str:
+    """SHA-256 of weights by name, in hexadecimal digits, and of what is tied to them."""
+    digest = hashlib.sha256(repr(sorted(ties.items())).encode())
+    for name, x in sorted(state.items()):
+        digest.update(f"{name} {x.dtype} {list(x.shape)}".encode())
+        digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def read_config(folder: Path, kind: type[Config]) -> Config:

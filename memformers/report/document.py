@@ -74,16 +74,20 @@ def units_table(arms: Sequence[Arm]) -> str:
     columns: dict[str, Column] = {
         "nats per token": lambda arm: number(arm.mean("loss"), ".4f"),
         "bits per byte": lambda arm: number(arm.mean(lambda result: result.get("bits_per_byte")), ".4f"),
+        "perplexity": lambda arm: number(arm.mean(lambda result: result.get("perplexity")), ",.1f"),
         "perplexity per word": lambda arm: number(
             arm.mean(lambda result: result.get("word_perplexity")), ",.1f"
         ),
         "accuracy": lambda arm: number(arm.mean("accuracy"), ".1%"),
     }
+    for name, key in (("perplexity", "perplexity"), ("perplexity per word", "word_perplexity")):
+        if not any(result.get(key) for arm in arms for result in arm.results.values()):
+            del columns[name]  # of words, and of subwords
     return arms_table(arms, columns)
 
 
-IN_TABLE = ("loss", "bits_per_character", "bits_per_byte", "word_perplexity", "accuracy", "seconds",
-            "evaluation_seconds", "peak_memory_bytes")  # fmt: skip
+IN_TABLE = ("loss", "bits_per_character", "bits_per_byte", "perplexity", "word_perplexity", "accuracy",
+            "seconds", "evaluation_seconds", "peak_memory_bytes")  # fmt: skip
 """The numbers of a result in the table of each training run; the loss is in nats per token."""
 
 

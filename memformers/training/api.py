@@ -7,15 +7,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from memformers.common.machine import choose_device
 from memformers.convert.load import load_checkpoint
 from memformers.data.streams import training_segments
 from memformers.data.tokenizer import Tokenizer
+from memformers.evaluation.bits_per_byte import units
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.evaluation.evaluate import summary
-from memformers.evaluation.units import encoded, units
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import short_name
 from memformers.runs.finished import read_run
@@ -213,8 +214,9 @@ def evaluate(
 
     Returns:
         ``loss_nats`` per token and ``uncertainty_nats``, half of its 95 % confidence interval;
-        ``bits_per_character``, ``bits_per_byte``, ``word_perplexity``, ``accuracy``, and the number of
-        predicted ``tokens``.
+        ``bits_per_character`` and ``bits_per_byte``; ``perplexity``, per token, where tokens are words, and
+        ``word_perplexity`` where they are subwords, else NaN; ``accuracy``, and the number of predicted
+        ``tokens``.
 
     Raises:
         ValueError: For a text with characters that the tokenizer doesn't have, and for one in which nothing
@@ -228,9 +230,7 @@ def evaluate(
         >>> numbers["tokens"]
         1049
     """
-    split = encoded(
-        tokenizer, [text] if isinstance(text, str) else text, are_documents=not isinstance(text, str)
-    )
-    documents = tuple(split.documents.tolist())
-    found = evaluate_tokens(model, split.tokens, streams, documents=documents)
-    return summary(found, units(tokenizer, split))
+    parts = [tokenizer.numbers(tokenizer.ended(t)) for t in ([text] if isinstance(text, str) else text)]
+    tokens, documents = np.concatenate(parts), () if isinstance(text, str) else tuple(map(len, parts))
+    found = evaluate_tokens(model, tokens, streams, documents=documents)
+    return summary(found, tokenizer, units(tokenizer, tokens, documents))

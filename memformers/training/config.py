@@ -81,12 +81,11 @@ class TrainConfig:
     """The largest norm of the gradient; a larger one is scaled down to it. The gradient of the compression
     functions, which comes from another loss, is clipped separately."""
     evaluations: Count = 6
-    """The number of evaluations on the held-out text, at equal intervals. The last one is at the end of the
-    training and reads the whole text, or at most as many tokens as take a fifth of the training's work, but
-    never fewer than 250,000."""
-    evaluation_share: Share = 0.02
-    """The largest fraction of the training's work that all evaluations but the last may take together; each
-    reads the same part of the held-out text. With 0, each reads the whole text, and so does the last."""
+    """The number of evaluations on the held-out text, at equal intervals, the last one at the end of the
+    training."""
+    evaluation_tokens: NonNegativeInt = 32_768
+    """How many tokens each of them reads, always the first ones of the held-out text; 0 for all. At the end
+    all of the text is read once more for the result."""
     stop_after: NonNegativeInt = 0
     """End the training after so many evaluations in a row without a lower loss; 0 for never."""
     log_every: Count = 10

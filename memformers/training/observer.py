@@ -118,14 +118,13 @@ class Observer:
         self._is_saved(self.state)
         if not self.begins_anew and not self.state.tokens:
             self.saved = 0, -1
-        self.validation = Validation(self.text, self.config)
+        self.validation = Validation(self.text, self.config, self.ranks)
         self.evaluation: Evaluation | None = None
-        """The last one, at the end."""
+        """The last one."""
         self.validation_loss: float | None = None
-        """In nats per token, over the part that every evaluation reads."""
+        """In nats per token, over the tokens that every evaluation reads."""
         self.characters_a_token = self.text.train.counts.characters / len(self.text.train.tokens)
-        self.read = ""
-        """How much the last evaluation read, in words."""
+        self.unit = f"bits per {'token' if self.text.info.tokenizer == 'ids' else 'character'}"
         self.evaluated = 0
         """Tokens seen before [`validation_loss`][] was measured."""
         newest = numbered(self.folder / CHECKPOINTS)[:1] if self.ranks.first else []
@@ -141,32 +140,25 @@ class Observer:
         self.bar.show(state.tokens, metrics["loss.train"])
 
     def evaluate(self, state: TrainingState) -> None:
-        """Evaluate the held-out text, most of it at the end, and show the beginning of a sample; a signal
-        ends it at once, and nothing is recorded.
-
-        Every record is over the same part of the text, also the last one; the loss over all that was read at
-        the end is in the result.
-        """
-        begun, is_last = time.perf_counter(), state.tokens >= self.config.tokens
+        """Evaluate the held-out text, and show the beginning of a sample; a signal ends it at once, and
+        nothing is recorded. Every record is over the same tokens."""
+        begun = time.perf_counter()
         with self.signals.at_once(), summon_full_params(self.model):
-            result = self._evaluation(is_last)
+            result = self._evaluation(whole=False)
             if not math.isfinite(result.loss):
                 raise NotFiniteError(f"validation loss is {result.loss} at token {state.tokens:,}.")
             glimpse = in_one_line(self._sample(GLIMPSE_CHARACTERS))
-        part = self.validation.part(result)
+        metrics = self.validation.metrics(result)
         seconds = state.evaluation_seconds + time.perf_counter() - begun
-        self._write(state, {**self.validation.metrics(part), "evaluation_seconds": seconds})
-        self.evaluation = result if is_last else None
-        self.validation_loss, self.evaluated = part.loss, state.tokens
-        gained = state.lowest_loss is None or part.loss < state.lowest_loss
-        state.lowest_loss = part.loss if gained else state.lowest_loss
+        self._write(state, {**metrics, "evaluation_seconds": seconds})
+        if self.evaluation is None:
+            self.bar.say(f"{self._over(result)}:")
+        self.evaluation, self.validation_loss, self.evaluated = result, result.loss, state.tokens
+        gained = state.lowest_loss is None or result.loss < state.lowest_loss
+        state.lowest_loss = result.loss if gained else state.lowest_loss
         state.without_gain = 0 if gained else state.without_gain + 1
-        if (read := self.validation.read(result)) != self.read:
-            self.read = read
-            self.bar.say(f"over {read} held-out tokens:")
-        bits = self.validation.bits_per_character(result)
-        unit = "token" if self.text.info.tokenizer == "ids" else "character"
-        line = f"{state.tokens:>13,} tokens  {bits:.4f} bits per {unit}  │ {glimpse}"
+        bits = f"{metrics['bits_per_character.valid']:.4f} {self.unit}"
+        line = f"{state.tokens:>13,} tokens  {bits}  │ {glimpse}"
         self.bar.say(fitting(line, shutil.get_terminal_size().columns))
 
     def maybe_checkpoint(self, state: TrainingState) -> None:
@@ -203,13 +195,19 @@ class Observer:
 
     def finish(self) -> None:
         """Write the sample and the result; a signal ends it at once."""
+        begun, evaluation = time.perf_counter(), self.evaluation
         with self.signals.at_once(), summon_full_params(self.model):
-            evaluation = self.evaluation or self._evaluation(last=True)
+            if evaluation is None or evaluation.tokens < self.validation.predictable:
+                evaluation = self._evaluation(whole=True)
             sample = self._sample(SAMPLE_CHARACTERS)
+        self.state.evaluation_seconds += time.perf_counter() - begun
+        in_units = self.validation.comparable(evaluation)
+        if evaluation is not self.evaluation:
+            self.bar.say(f"{self._over(evaluation)}: {in_units['bits_per_character']:.4f} {self.unit}")
         result: dict[str, Any] = {
             **self.state.progress,
             "loss": evaluation.loss,
-            **{k: v if math.isfinite(v) else None for k, v in self.validation.comparable(evaluation).items()},
+            **{name: x if math.isfinite(x) else None for name, x in in_units.items()},
             "accuracy": evaluation.accuracy,
             "evaluated_tokens": evaluation.tokens,
             "held_out_tokens": self.validation.predictable,
@@ -259,14 +257,18 @@ class Observer:
         self.write({"tokens": state.tokens, "seconds": state.seconds, **metrics})
         self.records += 1
 
-    def _evaluation(self, last: bool) -> Evaluation:
+    def _evaluation(self, whole: bool) -> Evaluation:
         with self.bar.standing() as show:
 
             def done(fraction: float) -> None:
                 self.signals.check(self.ranks)
                 show(f"evaluating, {fraction:.0%}")
 
-            return self.validation.evaluate(self.model, last, done)
+            return self.validation.evaluate(self.model, whole, done)
+
+    def _over(self, evaluation: Evaluation) -> str:
+        n, whole = evaluation.tokens, self.validation.predictable
+        return f"over {f'all {n:,}' if n == whole else f'{n:,} of {whole:,}'} held-out tokens"
 
     def _peak_memory(self) -> int | None:
         """The most bytes that any process of the run has held, on any rank and before a resume; every rank

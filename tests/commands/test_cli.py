@@ -79,13 +79,6 @@ def test_train_then_generate_then_report_in_processes_of_their_own(tmp_path):
     assert (folder / "report.html").is_file()
 
 
-def test_a_closed_output_is_an_error_of_a_command_that_only_prints(trained):
-    for command in (f"generate --checkpoint {trained}", "check transformer"):
-        ended = finish(["sh", "-c", shlex.join(program(*command.split())) + " >&-"])
-        assert ended.returncode == 2
-        assert "standard output is closed" in ended.stderr
-
-
 def test_a_name_cannot_write_to_the_terminal_and_a_narrow_one_has_its_help(monkeypatch):
     assert run("report", "\x1b[31mrun\a").said("\ufffd[31mrun\ufffd")
     monkeypatch.setenv("COLUMNS", "3")

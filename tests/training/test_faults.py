@@ -61,7 +61,7 @@ def test_a_signal_in_an_evaluation_ends_it_at_once_and_it_is_made_again(tmp_path
     config = small_training(log_every=4)
     whole = train_run(config, tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(Observer, "_evaluation", lambda *_: signal.raise_signal(signal.SIGTERM) or 1 / 0)
+        patch.setattr(Observer, "_evaluation", lambda *_, **__: signal.raise_signal(signal.SIGTERM) or 1 / 0)
         with pytest.raises(SystemExit) as end:
             train_run(config, tmp_path / "run")
     assert end.value.code == 143
@@ -154,14 +154,14 @@ def test_a_folder_that_cannot_be_written_is_one_line(place, tmp_path, capsys):
 
 def test_only_the_newest_and_the_best_checkpoints_are_kept(tmp_path, monkeypatch):
     losses = iter([3.0, 1.0, 2.0, 2.5])
-    part = Validation.part
+    read = Validation.evaluate
 
-    def changed(self, read):
-        found = part(self, read)
+    def changed(*arguments):
+        found = read(*arguments)
         found.__class__ = type("Fixed", (Evaluation,), {"loss": next(losses)})
         return found
 
-    monkeypatch.setattr(Validation, "part", changed)
+    monkeypatch.setattr(Validation, "evaluate", changed)
     config = small_training(tokens=64 * 32, evaluations=4, checkpoint_every=64 * 3, keep_checkpoints=3)
     folder = train_run(config, tmp_path) / "checkpoints"
     assert [int(path.name) // 64 for path in numbered(folder)] == [32, 30, 27, 16]

@@ -32,7 +32,7 @@ from tests.training.runs import SHORT, find_short_text, train_run
 CPU = torch.device("cpu")
 NETWORK = ModelConfig(model="compressive", d_model=16, heads=2, n_layers=2, d_ff=16, segment_len=8,
                       mem_len=8, c_mem_len=4, compression_rate=2)  # fmt: skip
-CONFIG = TrainConfig(NETWORK, tokens=2_000, batch_size=4, evaluations=2, evaluation_share=0.1, chunk_len=0)
+CONFIG = TrainConfig(NETWORK, tokens=2_000, batch_size=4, evaluations=2, evaluation_tokens=1_000, chunk_len=0)
 
 
 @pytest.fixture(autouse=True)
