@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import tyro
 
 from memformers.commands.options import ModelCommand, reading_bar
 from memformers.common.errors import UserError
@@ -33,7 +32,7 @@ class Generate(ModelCommand):
     """A text file to read first, of any length; - is standard input."""
     tokens: NonNegativeInt = 400
     """How many tokens to write."""
-    sampling: tyro.conf.OmitArgPrefixes[Sampling] = field(default_factory=lambda: Sampling(0.8))
+    sampling: Sampling = field(default_factory=lambda: Sampling(0.8))
     stop: str = ""
     """Stop after this text was written."""
     seed: int | None = None
