@@ -6,6 +6,7 @@ from importlib import import_module
 
 from memformers import __version__
 from memformers.common.command_line import parse_arguments, plain_errors
+from memformers.common.errors import UserError
 
 ABOUT = "Train, compare and use memory transformers: Transformer-XL and the Compressive Transformer."
 COMMANDS = {
@@ -24,8 +25,8 @@ COMMANDS = {
 }
 """The commands, as ``memformers --help`` shows them. Their options are in ``memformers.commands``, which
 needs PyTorch and is imported when a command is used."""
-
-
+PRINTING = ("generate", "evaluate", "check", "doctor")
+"""The commands whose result is what they print."""
 HOMES = {"probe": "evaluate", "recall": "compare"}
 """The modules of commands that share one with another command."""
 
@@ -37,6 +38,8 @@ def main(arguments: list[str] | None = None) -> None:
         name, options = command_name(given[:1]), given[1:]
         module = import_module(f"memformers.commands.{HOMES.get(name, name)}")
         prog = f"memformers {name}"
+        if sys.__stdout__ is None and name in PRINTING:
+            raise UserError(f"standard output is closed, where {name} writes; use > FILE, or > /dev/null.")
         if name in ("train", "compare", "recall"):
             import_module("memformers.common.machine").keep_freed_memory()
         if name == "train":

@@ -11,12 +11,11 @@ import tyro
 from torch import Tensor
 
 from memformers.commands.options import ModelCommand, OwnCode, reading_bar, say_report
-from memformers.common.command_line import check_is_read
 from memformers.common.errors import UserError
 from memformers.common.fields import Count
 from memformers.common.files import read_json, write_json
 from memformers.common.machine import choose_device, give_back_freed_memory
-from memformers.common.words import counted
+from memformers.common.text_format import counted
 from memformers.data import TEST, VALIDATION
 from memformers.data.dataset import Split
 from memformers.data.sources import CorpusSpec
@@ -75,13 +74,13 @@ class Evaluate(ModelCommand):
         if self.out == Path():
             raise UserError("out='' is the current folder; name a folder for the numbers and the figure.")
         if self.out:
-            check_only_ours(self.out)
-        else:
-            check_is_read()
+            try:
+                read_json(self.out / NUMBERS, {"loss_nats": float, "loss_in_segment": list[float]})
+            except UserError:  # no evaluation wrote it
+                check_nothing_is_lost(self.out, (NUMBERS, FIGURE))
         model, tokenizer = self.load()
-        model = with_lengths(
-            model, segment_len=self.segment_len, mem_len=self.mem_len, c_mem_len=self.c_mem_len
-        )
+        lengths = {name: getattr(self, name) for name in ("segment_len", "mem_len", "c_mem_len")}
+        model = with_lengths(model, **lengths)
         if self.out:  # before a long text is read
             self.out.mkdir(parents=True, exist_ok=True)
         self.measure(model, tokenizer, self.read(tokenizer))
@@ -124,12 +123,9 @@ class Evaluate(ModelCommand):
         seconds = time.perf_counter() - start
         loss, width = numbers["loss_nats"], numbers["uncertainty_nats"]
         print(f"loss            {loss:.4f}{'' if math.isnan(width) else f' ± {width:.4f}'} nats per token")
+        unit = "per token" if tokenizer.name == "ids" else "per character"
         shown = (
-            (
-                "per token" if tokenizer.name == "ids" else "per character",
-                "bits_per_character",
-                "{:.4f} bits",
-            ),
+            (unit, "bits_per_character", "{:.4f} bits"),
             ("per byte", "bits_per_byte", "{:.4f} bits"),
             ("perplexity", "perplexity", "{:,.1f} per token, ends of lines included"),
             ("per word", "word_perplexity", "perplexity {:,.1f}"),
@@ -144,34 +140,22 @@ class Evaluate(ModelCommand):
         )
         if self.out:
             in_segment, by_memory = evaluation.by_position, evaluation.by_memory
-            details: dict[str, Any] = {
-                "loss_in_segment": in_segment,
-                "loss_by_memory": [
-                    {"positions_before": before, "loss": loss, "uncertainty": or_none(uncertainty)}
-                    for before, loss, uncertainty in by_memory
-                ],
-            }
+            details: dict[str, Any] = {name: or_none(value) for name, value in numbers.items()}
+            details["loss_in_segment"] = in_segment
+            details["loss_by_memory"] = [
+                {"positions_before": before, "loss": loss, "uncertainty": or_none(uncertainty)}
+                for before, loss, uncertainty in by_memory
+            ]
             if lengths:
+                found = zip(split.names, evaluation.lengths.tolist(), evaluation.document_losses, strict=True)
                 details["documents"] = [
-                    {"name": name, "tokens": predicted, "loss": or_none(loss)}
-                    for name, predicted, loss in zip(
-                        split.names, evaluation.lengths.tolist(), evaluation.document_losses, strict=True
-                    )
+                    {"name": n, "tokens": k, "loss": or_none(loss)} for n, k, loss in found
                 ]
-            finite = {name: or_none(value) for name, value in numbers.items()}
-            write_json(self.out / NUMBERS, {**finite, **details})
+            write_json(self.out / NUMBERS, details)
             from memformers.report.curves import save_loss_by_position  # not above: it takes 30 MiB
 
             save_loss_by_position(in_segment, by_memory, self.out / FIGURE)
             print(f"written to {self.out}")
-
-
-def check_only_ours(folder: Path) -> None:
-    """Raise UserError if ``folder`` has files with the names of ours that no evaluation wrote."""
-    try:
-        read_json(folder / NUMBERS, {"loss_nats": float, "loss_in_segment": list[float]})
-    except UserError:
-        check_nothing_is_lost(folder, (NUMBERS, FIGURE))
 
 
 def or_none(value: float) -> float | None:
@@ -188,7 +172,7 @@ class Probe(OwnCode):
 
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """The folder of a run or of a comparison."""
-    config: tyro.conf.OmitArgPrefixes[ProbeConfig] = field(default_factory=ProbeConfig)
+    config: ProbeConfig = field(default_factory=ProbeConfig)
     device: str = "auto"
     """Where to run, such as cpu or cuda:1; auto takes a GPU if there is one."""
 

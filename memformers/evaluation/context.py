@@ -28,7 +28,7 @@ from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_arguments
-from memformers.common.words import counted
+from memformers.common.text_format import counted
 from memformers.data.streams import streams_and_places
 from memformers.models.base import eval_mode
 from memformers.models.language_model import MemoryLM

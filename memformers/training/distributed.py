@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from memformers.common.errors import UserError
 from memformers.common.machine import multiplies_bfloat16_faster
-from memformers.common.words import printable
+from memformers.common.text_format import printable
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import Parallel, TrainConfig
 

@@ -14,7 +14,7 @@ from memformers.common.atomic_dir import numbered
 from memformers.common.files import sync, write_json, write_text
 from memformers.common.machine import describe_environment, peak_memory
 from memformers.common.progress import Progress
-from memformers.common.words import fitting, printable
+from memformers.common.text_format import fitting, printable
 from memformers.data.dataset import TokenDataset
 from memformers.evaluation.evaluate import Evaluation
 from memformers.generation.sampling import Sampling

@@ -16,7 +16,7 @@ from memformers.common.command_line import command_as_given
 from memformers.common.errors import UserError
 from memformers.common.files import write_json
 from memformers.common.machine import choose_device, describe_environment, git_commit
-from memformers.common.words import counted
+from memformers.common.text_format import counted
 from memformers.data.dataset import TokenDataset
 from memformers.models.base import memory_facts
 from memformers.models.config import ModelConfig
