@@ -51,7 +51,7 @@ def differences_table(
 ) -> str:
     """A row for each arm of ``labels`` but ``base``: its differences to that one, paired by seed."""
     rows = [
-        [label, *(c.measure.shown_difference(c.difference(name, base)) for c in columns)]
+        [label, *(c.measure.cell(c.difference(name, base)) for c in columns)]
         for name, label in labels.items()
         if name != base
     ]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from memformers.common.files import read_json
 from memformers.common.machine import choose_device
 from memformers.convert.load import load_checkpoint
 from memformers.data.tokenizer import Tokenizer
@@ -13,8 +14,7 @@ from memformers.evaluation.evaluate import summary
 from memformers.evaluation.units import encoded, units
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import short_name
-from memformers.runs.finished import read_run
-from memformers.runs.folder import new_folder
+from memformers.runs.folder import RESULT, new_folder, read_metrics
 from memformers.training.config import TrainConfig, check_all_used
 from memformers.training.run import train_run
 
@@ -82,9 +82,9 @@ def train(
     """
     check_all_used(config)
     place = new_folder(short_name(config.model.model)) if folder is None else Path(folder)
-    run = read_run(train_run(config, place, dashboard, resume=resume))
-    model, tokenizer = load_checkpoint(run.folder, choose_device(config.device))
-    return TrainedModel(model, tokenizer, run.folder, run.metrics, run.result or {})
+    place = train_run(config, place, dashboard, resume=resume)
+    model, tokenizer = load_checkpoint(place, choose_device(config.device))
+    return TrainedModel(model, tokenizer, place, read_metrics(place), read_json(place / RESULT))
 
 
 def evaluate(

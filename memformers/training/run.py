@@ -21,7 +21,6 @@ from memformers.models.base import memory_facts
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import short_name
-from memformers.runs.finished import read_facts
 from memformers.runs.folder import (
     CHECKPOINTS,
     CONFIG,
@@ -33,6 +32,7 @@ from memformers.runs.folder import (
     check_nothing_is_lost,
     flatten,
 )
+from memformers.runs.reader import read_facts
 from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
 from memformers.training.config import TrainConfig, read_train_config
