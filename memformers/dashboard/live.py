@@ -186,11 +186,12 @@ def figure(arms: Sequence[Arm], metric: str, over: str, log: bool, dark: bool) -
     title, kind = html.escape(IN_WORDS.get(metric, metric)), "log" if log else "linear"
     layout = {
         "xaxis": {**axis, "title": {"text": AXES[over]}, "tickformat": "~s"},
-        "yaxis": {**axis, "title": {"text": title}, "type": kind},
+        "yaxis": {**axis, "title": {"text": title, "font": {"size": 12}}, "type": kind},
         "uirevision": f"{metric} {over} {log}", "hovermode": "x",
         "font": {"color": "#e3e3e3" if dark else "#1b1b1b", "family": "system-ui, sans-serif", "size": 13},
         "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
-        "legend": {"orientation": "h", "y": -0.25}, "margin": {"l": 60, "r": 15, "t": 10, "b": 40},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        "margin": {"l": 60, "r": 15, "t": 10, "b": 40},
     }  # fmt: skip
     return {"data": traces, "layout": layout}
 

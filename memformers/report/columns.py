@@ -4,9 +4,10 @@ column for each measure."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from memformers.common.files import csv_text
 from memformers.common.intervals import Mean
 from memformers.report.arms import Arm, Measure
-from memformers.report.markdown import csv_text, table
+from memformers.report.markdown import table
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memformers.common.files import write_json, write_text
+from memformers.common.files import csv_text, write_json, write_text
 from memformers.report.arms import BITS, Arm, Column, arms_of, arms_table, base_of
 from memformers.report.curves import curve_figures, position_figure
-from memformers.report.markdown import DASH, csv_text, fenced, number, plain, prose
+from memformers.report.markdown import DASH, fenced, number, plain, prose
 from memformers.report.page import write_page
 from memformers.report.probe import probe_section
 from memformers.report.provenance import how_it_was_made

@@ -1,7 +1,5 @@
 """Pieces of a report in Markdown, its prose, and what a terminal shows of it."""
 
-import csv
-import io
 import math
 import re
 from collections.abc import Sequence
@@ -70,15 +68,6 @@ def fenced(text: str) -> str:
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text.rstrip()}\n{fence}"
-
-
-def csv_text(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table as CSV; None and NaN are empty cells."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows([None if cell != cell else cell for cell in row] for row in rows)
-    return text.getvalue()
 
 
 MOST_CLAIMS = 4

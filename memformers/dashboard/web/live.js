@@ -32,7 +32,7 @@ function show(data) {
     byId('metric').replaceChildren(...Object.entries(data.metrics).map(([name, words]) => new Option(words, name)))
     byId('metric').value = metric
     if (data.metric) {
-        const size = {height: innerWidth < 600 ? 360 : 460}
+        const size = {height: innerWidth < 600 ? 420 : 460}
         Plotly.react('chart', data.figure.data, {...data.figure.layout, ...size}, {responsive: true, displaylogo: false})
     }
 }
