@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
 
+from experiments.columns import Measured
 from memformers.commands.options import ExperimentCommand
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Range, Share
@@ -21,7 +22,6 @@ from memformers.comparison.recall import RECALL, SETTINGS, USUAL_JOBS, RecallCon
 from memformers.data.recall_stream import RecallStream
 from memformers.report import plotting
 from memformers.report.arms import Arm, Measure, Result, arms_of
-from memformers.report.columns import Measured
 from memformers.report.markdown import table
 from memformers.report.page import write_page
 from memformers.report.provenance import facts_table

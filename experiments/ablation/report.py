@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from experiments.columns import Measured, differences_table, measured, seeds_csv
 from memformers.common.files import write_json, write_text
 from memformers.common.intervals import Mean
 from memformers.comparison.arms import keys_of_layers
@@ -12,7 +13,6 @@ from memformers.comparison.recall import SETTINGS, compressive, paper_ablation, 
 from memformers.models.config import ModelConfig
 from memformers.report import plotting
 from memformers.report.arms import BITS, Arm, Measure, arms_of
-from memformers.report.columns import Measured, differences_table, measured, seeds_csv
 from memformers.report.markdown import number, plain, table
 from memformers.report.page import write_page
 from memformers.report.provenance import facts_table

@@ -7,10 +7,10 @@ from statistics import median
 from typing import Any
 
 from experiments.agents.environments import T_MAZE
+from experiments.columns import Measured, differences_table, labels_of, measured, seeds_csv
 from memformers.common.files import write_json, write_text
 from memformers.report import plotting
 from memformers.report.arms import Arm, Column, Measure, Quantity, arms_of, arms_table
-from memformers.report.columns import Measured, differences_table, labels_of, measured, seeds_csv
 from memformers.report.markdown import DASH, number, table
 from memformers.report.page import write_page
 from memformers.report.provenance import facts_table, settings_tables

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+from experiments.columns import differences_table, means_table, measured, seeds_csv
 from experiments.python_source import prepared_python_source
 from memformers.commands.options import ExperimentCommand
 from memformers.common.fields import Count
@@ -20,7 +21,6 @@ from memformers.comparison.recall import RecallConfig
 from memformers.comparison.several import run_experiments
 from memformers.comparison.text import MEMORIES, CompareConfig, TextTask
 from memformers.report.arms import BITS, Arm, Measure, arms_of
-from memformers.report.columns import differences_table, means_table, measured, seeds_csv
 from memformers.report.page import write_page
 from memformers.report.provenance import facts_table
 from memformers.report.recall import accuracy_figure, right_between

@@ -6,12 +6,12 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from experiments.columns import Measured, measured, seeds_csv
 from experiments.memory_worth.arms import ALL, KINDS, VARIANTS, rivals_of
 from memformers.common.files import read_json, write_json, write_text
 from memformers.common.intervals import Mean
 from memformers.report import plotting
 from memformers.report.arms import Arm, Measure, Quantity, arms_of
-from memformers.report.columns import Measured, measured, seeds_csv
 from memformers.report.markdown import number, table
 from memformers.report.page import write_page
 from memformers.report.provenance import facts_table

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from experiments.columns import Measured, differences_table
 from memformers.common.errors import UserError
 from memformers.common.files import csv_text, write_json, write_text
 from memformers.common.intervals import Mean
 from memformers.report import plotting
 from memformers.report.arms import MEASURES, Arm, Column, Measure, Result, arms_of, base_of
-from memformers.report.columns import Measured, differences_table
 from memformers.report.markdown import number, prose, table
 from memformers.report.page import write_page
 from memformers.report.provenance import how_it_was_made
