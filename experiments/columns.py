@@ -44,7 +44,7 @@ def labels_of(columns: Sequence[Measured]) -> dict[str, str]:
 def means_table(columns: Sequence[Measured], labels: Mapping[str, str], head: str = "arm") -> str:
     """A row for each arm of ``labels``: its means."""
     rows = [[label, *(c.measure.shown(c.mean(name)) for c in columns)] for name, label in labels.items()]
-    return table([head, *(column.head for column in columns)], rows)
+    return table([head, *(column.head for column in columns)], rows, numbers=True)
 
 
 def differences_table(
@@ -56,7 +56,7 @@ def differences_table(
         for name, label in labels.items()
         if name != base
     ]
-    return table([head, *(column.head for column in columns)], rows)
+    return table([head, *(column.head for column in columns)], rows, numbers=True)
 
 
 def seeds_csv(columns: Sequence[Measured], head: Sequence[str]) -> str:

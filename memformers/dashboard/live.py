@@ -135,7 +135,8 @@ def settings(arms: Sequence[Arm]) -> list[str]:
     names = short_names(differing)
     shown = [{name: DASH if of[name] is None else in_words(of[name]) for name in of} for of in of_arms]
     rows = [[names[name], *(one.get(name, DASH) for one in shown)] for name in differing]
-    return ["### Settings that differ", table(["setting", *(arm.label for arm in arms)], rows)]
+    head = ["setting", *(arm.label for arm in arms)]
+    return ["### Settings that differ", table(head, rows, numbers=True)]
 
 
 def runs_table(runs: Sequence[Run], valid: str, knows: Knows) -> str:
@@ -152,7 +153,7 @@ def runs_table(runs: Sequence[Run], valid: str, knows: Knows) -> str:
             ]
         )
     more = [[f"and {len(runs) - MOST_SHOWN:,} more", "", ""]] if len(runs) > MOST_SHOWN else []
-    return table(["run", "state", IN_WORDS.get(valid, valid) or "validation"], [*rows, *more])
+    return table(["run", "state", IN_WORDS.get(valid, valid) or "validation"], [*rows, *more], numbers=True)
 
 
 def figure(arms: Sequence[Arm], metric: str, over: str, log: bool, dark: bool) -> dict[str, Any]:

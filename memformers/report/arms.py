@@ -170,4 +170,5 @@ Column = Callable[[Arm], str]
 
 def arms_table(arms: Sequence[Arm], columns: Mapping[str, Column], head: str = "arm") -> str:
     """A row for each arm: its label, and its cells in the ``columns``, by their heads."""
-    return table([head, *columns], [[arm.label, *(cell(arm) for cell in columns.values())] for arm in arms])
+    rows = [[arm.label, *(cell(arm) for cell in columns.values())] for arm in arms]
+    return table([head, *columns], rows, numbers=True)

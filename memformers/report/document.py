@@ -51,8 +51,7 @@ def write_report(folder: Path) -> Path:
 def title_of(arms: Sequence[Arm], corpus: dict[str, Any]) -> str:
     """The headline, in a few words."""
     name = plain(corpus["name"].partition(" (seed")[0])
-    ids = " (token ids, each counted as a character)" * (corpus.get("tokenizer") == "ids")
-    return f"{'Memory compared' if len(arms) > 1 else plain(arms[0].label)} on {name}{ids}"
+    return f"{'Memory compared' if len(arms) > 1 else plain(arms[0].label)} on {name}"
 
 
 def units_table(arms: Sequence[Arm]) -> str:

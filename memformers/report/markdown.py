@@ -44,8 +44,8 @@ def prose(name: str, **values: Any) -> Markup:
     return Markup(re.sub(r"[ \n]+", " ", text).strip())
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
-    """A Markdown table that shows the cells as they are: ``numbers`` below all heads but the first, which are
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = False) -> str:
+    """A Markdown table that shows the cells as they are; ``numbers``, below all heads but the first, are
     aligned on their right."""
     lines = [[plain(cell) for cell in line] for line in (head, *rows)]
     lines.insert(1, ["---", *["---:" if numbers else "---"] * (len(head) - 1)])

@@ -79,7 +79,7 @@ def context_table(context: Measured, names: Mapping[str, str]) -> str:
         [label, *(effective_length(context, r, name) for r in context["recl"])]
         for name, label in names.items()
     ]
-    return table(["arm", *(f"r{SPACE}={SPACE}{r}" for r in context["recl"])], rows)
+    return table(["arm", *(f"r{SPACE}={SPACE}{r}" for r in context["recl"])], rows, numbers=True)
 
 
 def effective_length(context: Measured, r: str, name: str) -> str:
@@ -119,7 +119,7 @@ def memory_ablation_section(
     has_base = ablation["baseline"] is not None
     return [
         prose("ablation", **about),
-        table(head, costs),
+        table(head, costs, numbers=True),
         *(["\n".join(findings)] if findings else []),
         prose("limits"),
         *figure,
@@ -169,7 +169,7 @@ def group_table(head: str, grouping: str, ablation: Measured, labels: Mapping[st
         for run, label in labels.items()
         for control in ablation["overall"]["less_untouched"][run]
     ]
-    return table([head, *(group["name"] for group in groups)], rows)
+    return table([head, *(group["name"] for group in groups)], rows, numbers=True)
 
 
 def control_name(control: str) -> str:

@@ -63,7 +63,7 @@ def facts_table(arms: Sequence[Arm], folder: Path) -> str:
         "packages": distinct(", ".join(f"{n} {v}" for n, v in e["packages"].items()) for e in environments),
     }
     known = [[name, value] for name, value in rows.items() if value]
-    return table(["", "value"], known, numbers=False)
+    return table(["", "value"], known)
 
 
 def dates(runs: Sequence[Run]) -> str:
@@ -87,9 +87,12 @@ def settings_tables(arms: Sequence[Arm]) -> list[str]:
     parts = []
     if differing:
         rows = [[name, *(settings.get(name, DASH) for settings in of_arms)] for name in differing]
-        parts = [prose("settings_differ"), table(["setting", *(arm.label for arm in arms)], rows)]
+        parts = [
+            prose("settings_differ"),
+            table(["setting", *(arm.label for arm in arms)], rows, numbers=True),
+        ]
     title = "Settings of all arms:" if len(arms) > 1 else "Settings:"
-    return [*parts, title, table(["setting", "value"], [*shared.items()], numbers=False)]
+    return [*parts, title, table(["setting", "value"], [*shared.items()])]
 
 
 def shown_settings(arm: Arm) -> dict[str, str]:

@@ -251,7 +251,7 @@ def by_distance(arms: Sequence[Arm]) -> str:
     """A row for each bin, a column for each arm."""
     columns = [accuracy(arm) for arm in arms]
     rows = [[name, *(percent(c[i]) for c in columns)] for i, name in enumerate(ranges(arms[0]))]
-    return table(["positions since the value was set", *(arm.label for arm in arms)], rows)
+    return table(["positions since the value was set", *(arm.label for arm in arms)], rows, numbers=True)
 
 
 def by_place(arms: Sequence[Arm]) -> str:
@@ -262,7 +262,7 @@ def by_place(arms: Sequence[Arm]) -> str:
         for control in controls_of(arm)
         if controls_of(arm)[1:]
     ]
-    return table(["arm", "control", *PLACES], rows)
+    return table(["arm", "control", *PLACES], rows, numbers=True)
 
 
 def at_place(arm: Arm, control: str, place: str) -> Mean | None:

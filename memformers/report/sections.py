@@ -49,6 +49,8 @@ def warnings(arms: Sequence[Arm], base: Arm, folder: Path, *, fewest_tokens: int
     corpus, tokens = runs[0].facts["corpus"], runs[0].config["tokens"]
     if corpus.get("stands_in_for_tiny_shakespeare"):
         found.append(prose("stand_in"))
+    if corpus.get("tokenizer") == "ids":
+        found.append(prose("token_ids"))
     if (scale := scale_of(folder)) < 1:
         found.append(prose("trial", percent=f"{100 * scale:.3g}"))
     if tokens < fewest_tokens:

@@ -105,7 +105,7 @@ class Metrics:
         self._forget()
 
     def _forget(self) -> None:
-        self.offset = self.rows = 0
+        self.offset = self.lines = self.rows = 0
         self.changed = 0.0
         """The time of the last change of the file, in seconds since 1970."""
         self.broken = ""
@@ -128,6 +128,7 @@ class Metrics:
             for line in file:
                 if not line.endswith(b"\n"):
                     return None
+                self.lines += 1
                 record = self._add(line)
                 self.offset += len(line)
                 if record is not None:
@@ -150,7 +151,7 @@ class Metrics:
         record = {k: v for k, v in data.items() if is_exact(v)} if isinstance(data, dict) else {}
         if TOKENS not in record or len(record) < len(data):
             text = reprlib.repr(line.decode(errors="replace"))
-            place = f"{self.path}, byte {self.offset:,}"
+            place = f"{self.path}, line {self.lines:,}"
             self.broken = self.broken or f"{place}: expected a record, got {text}; remove the line."
         if TOKENS not in record:
             return None

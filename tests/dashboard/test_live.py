@@ -98,7 +98,7 @@ def test_half_a_line_waits_for_its_rest_and_what_is_no_record_is_left_out(tmp_pa
     assert metrics.rows == 0
     path.write_bytes(b'{"tokens": 1, "a": 2.5}\n[1]\n{"tokens": "x"}\n\xff\n{"half\n{"tokens": 2, "a": 3')
     assert list(metrics.read()) == [{"tokens": 1, "a": 2.5}]
-    assert "byte 24" in metrics.broken
+    assert "line 2:" in metrics.broken
     with open(path, "a") as file:
         file.write('.5, "b": true}\n{"tokens": 3, "b": 1e400, "c": 7}\n')
     metrics.update()
