@@ -12,7 +12,7 @@ from memformers.report.sections import all_runs, unfair_settings
 from memformers.runs.card import Card, known_card
 from memformers.runs.folder import flatten
 from memformers.runs.plan import read_plan
-from memformers.runs.reader import Run, differing_settings
+from memformers.runs.reader import differing_settings
 from memformers.runs.settings import unused
 
 
@@ -49,10 +49,13 @@ def facts_table(arms: Sequence[Arm], folder: Path) -> str:
     environments = [run.facts["environment"] for run in runs]
     plan = read_plan(folder)
     commands = plan.commands if plan and plan.commands else (run.facts.get("command") for run in runs)
+    cards = [card for run in runs if (card := known_card(run.folder))] or [Card("", "")]
+    times = min(card.started for card in cards), max(card.ended for card in cards)
+    dates = [f"{datetime.fromtimestamp(t, timezone.utc):%Y-%m-%d %H:%M} UTC" for t in times if t]
     characters = f"{corpus['characters']:,}, {corpus['sha256']}" if "sha256" in corpus else ""
     rows = {
         "name": folder.resolve().name,
-        "trained": dates(runs),
+        "trained": " to ".join(dates),
         "command": distinct(commands),
         "git commit": distinct(run.facts.get("commit") for run in runs),
         "corpus": f"{corpus['name']}: {name_of(corpus['source'])}",
@@ -62,15 +65,7 @@ def facts_table(arms: Sequence[Arm], folder: Path) -> str:
         "system": distinct(f"{e['platform']}, Python {e['python']}" for e in environments),
         "packages": distinct(", ".join(f"{n} {v}" for n, v in e["packages"].items()) for e in environments),
     }
-    known = [[name, value] for name, value in rows.items() if value]
-    return table(["", "value"], known)
-
-
-def dates(runs: Sequence[Run]) -> str:
-    """The times when the training of ``runs`` began and ended."""
-    cards = [card for run in runs if (card := known_card(run.folder))] or [Card("", "")]
-    times = min(card.started for card in cards), max(card.ended for card in cards)
-    return " to ".join(f"{datetime.fromtimestamp(t, timezone.utc):%Y-%m-%d %H:%M} UTC" for t in times if t)
+    return table(["", "value"], [[name, value] for name, value in rows.items() if value])
 
 
 def distinct(values: Iterable[str | None]) -> str:
@@ -100,8 +95,7 @@ def shown_settings(arm: Arm) -> dict[str, str]:
     run, config = arm.first, dict(flatten(arm.first.config))
     seeds = ", ".join(str(run.seed) for run in arm.runs)
     used = run.settings | {"seed": seeds, "data": config["data"] or run.facts["corpus"]["name"]}
-    no_use = unused(config)
-    return {name: DASH if name in no_use else in_words(value) for name, value in used.items()}
+    return {name: DASH if name in unused(config) else in_words(value) for name, value in used.items()}
 
 
 def in_words(value: Any) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from experiments.columns import Measured, differences_table
 from memformers.common.errors import UserError
 from memformers.common.files import csv_text, write_json, write_text
 from memformers.common.intervals import Mean
@@ -161,9 +160,13 @@ def beside_claimed(arms: Sequence[Arm], measures: Sequence[Measure]) -> list[str
     by_name = {arm.name: arm for arm in arms}
     if len(arms) < 3 or CLAIMED not in by_name:
         return []
-    columns = [Measured(measure.label, measure, by_name) for measure in measures]
-    labels = {name: arm.label for name, arm in by_name.items()}
-    return ["The other arms, minus the arm with slots:", differences_table(columns, labels, CLAIMED)]
+    rows = [
+        [arm.label, *(m.cell(arm.minus(by_name[CLAIMED], m.of)) for m in measures)]
+        for arm in arms
+        if arm.name != CLAIMED
+    ]
+    differences = table(["arm", *(m.label for m in measures)], rows, numbers=True)
+    return ["The other arms, minus the arm with slots:", differences]
 
 
 def how_it_is_asked(base: Arm) -> str:
@@ -219,11 +222,6 @@ def series(arm: Arm, control: str, look: plotting.Look, label: str = "") -> plot
     return plotting.Series(label or control, points, look, scale=100)
 
 
-def ranges(arm: Arm) -> list[str]:
-    """The distance bins, by their first and last distance."""
-    return [f"{low:,} – {high - 1:,}" for low, high in itertools.pairwise(edges_of(arm))]
-
-
 def finish(axes: Axes, arm: Arm, title: str = "") -> None:
     """Draw chance, and set axes and their names; all bins are drawn equally wide, with // on the axis where
     their widths in positions change."""
@@ -249,8 +247,9 @@ def places(distances: Sequence[float], edges: Sequence[int]) -> list[float]:
 
 def by_distance(arms: Sequence[Arm]) -> str:
     """A row for each bin, a column for each arm."""
-    columns = [accuracy(arm) for arm in arms]
-    rows = [[name, *(percent(c[i]) for c in columns)] for i, name in enumerate(ranges(arms[0]))]
+    names = [f"{low:,} – {high - 1:,}" for low, high in itertools.pairwise(edges_of(arms[0]))]
+    columns = zip(*(accuracy(arm) for arm in arms), strict=True)
+    rows = [[name, *map(percent, row)] for name, row in zip(names, columns, strict=True)]
     return table(["positions since the value was set", *(arm.label for arm in arms)], rows, numbers=True)
 
 

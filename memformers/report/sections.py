@@ -210,7 +210,11 @@ def costs_table(arms: Sequence[Arm], base: Arm, more: Mapping[str, Column] | Non
         columns[ratio] = lambda arm: DASH if arm is base else number(time_ratio(arm, base), ".2f")
     columns |= {
         "evaluation time": lambda arm: number(arm.mean("evaluation_seconds"), ",.0f", " s"),
-        "peak memory": peak_memory,
+        "peak memory": lambda arm: number(
+            max((r["peak_memory_bytes"] or 0 for r in arm.results.values()), default=0) / 2**20 or None,
+            ",.0f",
+            " MiB",
+        ),
         **(more or {}),
     }
     note = ""
@@ -223,18 +227,8 @@ def costs_table(arms: Sequence[Arm], base: Arm, more: Mapping[str, Column] | Non
 
 def median_speed(arm: Arm) -> str:
     """The median of an arm's records of its speed."""
-    speeds = np.concatenate([_known(run.metrics.column("tokens_per_second")) for run in arm.counted])
-    return f"{median(speeds.tolist()):,.0f}" if len(speeds) else DASH
-
-
-def _known(column: NDArray[np.float64]) -> NDArray[np.float64]:
-    return column[~np.isnan(column)]
-
-
-def peak_memory(arm: Arm) -> str:
-    """The largest peak of an arm's runs."""
-    peak = max((result["peak_memory_bytes"] or 0 for result in arm.results.values()), default=0)
-    return number(peak / 2**20 or None, ",.0f", " MiB")
+    speeds = [v for run in arm.counted for v in run.metrics.points("tokens_per_second")[2].tolist()]
+    return number(median(speeds) if speeds else None, ",.0f")
 
 
 def time_ratio(arm: Arm, base: Arm) -> Mean | None:
@@ -274,10 +268,9 @@ def on_one_machine(runs: Sequence[Run]) -> bool:
 def steady_speeds(run: Run) -> list[float]:
     """The tokens/s of a run's records since its memory had its final length, since a longer one takes more
     time; except the first of them, in which it warms up."""
-    speeds = run.metrics.column("tokens_per_second")
-    keys = keys_in_records(run)[~np.isnan(speeds)]
-    speeds = _known(speeds)
-    return speeds[keys == keys[-1]][1:].tolist() if len(keys) else []
+    speeds, keys = run.metrics.column("tokens_per_second"), keys_in_records(run)
+    is_said = ~np.isnan(speeds)
+    return speeds[is_said & (keys == keys[is_said][-1])][1:].tolist() if is_said.any() else []
 
 
 def keys_in_records(run: Run) -> NDArray[np.float64]:
