@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
 
+from experiments.columns import Measured
 from memformers.commands.options import ExperimentCommand
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Range, Share
@@ -21,11 +22,11 @@ from memformers.comparison.recall import RECALL, SETTINGS, USUAL_JOBS, RecallCon
 from memformers.data.recall_stream import RecallStream
 from memformers.report import plotting
 from memformers.report.arms import Arm, Measure, Result, arms_of
-from memformers.report.columns import Measured
-from memformers.report.markdown import table, write_page
+from memformers.report.markdown import table
+from memformers.report.page import write_page
 from memformers.report.provenance import facts_table
 from memformers.report.recall import right_between
-from memformers.runs.finished import read_runs
+from memformers.runs.reader import read_runs
 
 STREAMS = (
     RecallStream(set_probability=1 / 16),
@@ -163,7 +164,7 @@ def band_table(streams: Streams, rate: int, band: tuple[int, int]) -> str:
 def grid_figure(streams: Streams, rate: int, folder: Path) -> str:
     """A panel for each band of distances, with a line for each memory."""
     figure, panels = plotting.panels([2.2] * len(BANDS), sharex=True, sharey=True)
-    looks, labels, drawn = plotting.looks_of([*MEMORIES]), labels_of(streams), {}
+    looks, labels = plotting.looks_of([*MEMORIES]), labels_of(streams)
     for band, axes in zip(BANDS, panels, strict=True):
         title = title_of(band)
         points: dict[str, list[tuple[float, Mean]]] = {memory: [] for memory in labels}
@@ -171,15 +172,15 @@ def grid_figure(streams: Streams, rate: int, folder: Path) -> str:
             for memory, arm in memories.items():
                 if mean := arm.mean(beyond_chance(*band, stream).of):
                     points[memory].append((bits_of(stream, rate), mean))
-        drawn[title] = [
+        many = [
             plotting.Series(label, points[memory], looks[memory], scale=100)
             for memory, label in labels.items()
         ]
-        plotting.draw_lines(axes, drawn[title])
+        plotting.draw_lines(axes, many)
         plotting.style(axes, "bits that a slot must hold", "correct beyond chance (%)", title)
         axes.label_outer()
     caption = "Correct answers beyond chance, by the bits that a slot must hold; each point is a stream."
-    return plotting.save_series(figure, folder, "grid", "Recall by the bits of a slot", caption, drawn)
+    return plotting.save_figure(figure, folder, "grid", "Recall by the bits of a slot", caption)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from memformers.data.streams import training_segments
 from memformers.models.config import ModelConfig
 from memformers.report.arms import Column, Measure, arms_of, arms_table
 from memformers.report.plotting import BLUE, ORANGE, Series, draw_lines, legend, panels, save, style
-from memformers.runs.finished import FinishedRun, read_runs
 from memformers.runs.plan import Arm
+from memformers.runs.reader import Run, read_runs
 from memformers.training.config import TrainConfig
 from memformers.training.loop import train_steps
 from memformers.training.run import build_model, with_vocabulary
@@ -156,7 +156,7 @@ def speed(recipe: str, data: str) -> float:
     return config.tokens_a_step * TIMED_STEPS / (times[-1] - times[WARM_UP - 1])
 
 
-def recipes_table(runs: list[FinishedRun]) -> str:
+def recipes_table(runs: list[Run]) -> str:
     """The recipes of the finished ``runs``, best first: the loss, and the difference to the default recipe
     seed by seed, with 95 % intervals over seeds."""
     arms = [arm for arm in arms_of(runs) if arm.results]
@@ -189,12 +189,12 @@ def work_of(recipe: str) -> TrainConfig:
     return replace(training_of(recipe), **{name: getattr(DEFAULT, name) for name in RATES})
 
 
-def draw(runs: Mapping[str, FinishedRun], speeds: Mapping[str, float], path: Path) -> None:
+def draw(runs: Mapping[str, Run], speeds: Mapping[str, float], path: Path) -> None:
     """Draw the losses of a run by each recipe against training time; ``speeds`` is in tokens per second."""
     figure, [axes] = panels([2.9])
     for name, look in DRAWN.items():
-        records = [record for record in runs[name].metrics if "loss.valid" in record]
-        points = [(r["tokens"] / speeds[name], mean_of([r["loss.valid"]])) for r in records]
+        tokens, _, losses = runs[name].metrics.points("loss.valid")
+        points = [(t / speeds[name], mean_of([x])) for t, x in zip(tokens, losses, strict=True)]
         draw_lines(axes, [Series(name, points, look)])
         end = (points[-1][0], points[-1][1].mean)
         axes.annotate(f"{end[1]:.3f}", end, (0, 8), textcoords="offset points", ha="center", fontsize=8)

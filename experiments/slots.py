@@ -19,8 +19,8 @@ from memformers.comparison.recall import RECALL, SETTINGS, USUAL_JOBS, RecallCon
 from memformers.report.arms import arms_of
 from memformers.report.markdown import table
 from memformers.report.recall import UNTOUCHED, at_place, percent
-from memformers.runs.finished import FinishedRun, read_runs
 from memformers.runs.plan import Arm
+from memformers.runs.reader import Run, read_runs
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "as in the experiment": {},
@@ -80,7 +80,7 @@ class Slots(ExperimentCommand):
         return page
 
 
-def shares_table(runs: list[FinishedRun]) -> str:
+def shares_table(runs: list[Run]) -> str:
     """The shares of correct answers of the finished ``runs``, over seeds with 95 % intervals."""
     rows = [
         [

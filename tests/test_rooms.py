@@ -14,7 +14,7 @@ MAY_IMPORT = {
     "data": {"runs", "common"},
     "models": {"kernels", "common"},
     "tracking": {"runs", "common"},
-    "dashboard": {"tracking", "runs", "common"},
+    "dashboard": {"report", "tracking", "runs", "common"},
     "report": {"runs", "common"},  # never a model
     "generation": {"models", "data", "kernels", "common"},
     "convert": {"models", "data", "runs", "common"},

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from experiments.columns import Measured, differences_table, measured, seeds_csv
 from memformers.common.files import write_json, write_text
 from memformers.common.intervals import Mean
 from memformers.comparison.arms import keys_of_layers
@@ -12,14 +13,14 @@ from memformers.comparison.recall import SETTINGS, compressive, paper_ablation, 
 from memformers.models.config import ModelConfig
 from memformers.report import plotting
 from memformers.report.arms import BITS, Arm, Measure, arms_of
-from memformers.report.columns import Measured, differences_table, measured, seeds_csv
-from memformers.report.markdown import number, plain, table, write_page
+from memformers.report.markdown import number, plain, table
+from memformers.report.page import write_page
 from memformers.report.provenance import facts_table
 from memformers.report.recall import right_between
 from memformers.report.sections import claims, costs_table, warnings
 from memformers.runs import plan
-from memformers.runs.finished import read_runs
 from memformers.runs.folder import FACTS, REPORT, RESULTS, TABLE
+from memformers.runs.reader import read_runs
 
 
 @dataclass(frozen=True)
@@ -235,10 +236,6 @@ def rows_figure(
     folder: Path,
 ) -> str:
     """Panels by their titles, one below the other, each with all rows, the first on top."""
-    named = {
-        panel: [replace(s, names=[rows[int(at)].label for at, _ in s.points]) for s in many]
-        for panel, many in found.items()
-    }
     figure, places = plotting.panels([0.5 + 0.2 * len(rows)] * len(found))
     for axes, (of_panel, many) in zip(places, found.items(), strict=True):
         plotting.draw_marks(axes, many, APART, horizontal=True)
@@ -246,7 +243,7 @@ def rows_figure(
         plotting.categories(axes, [row.label for row in rows], horizontal=True)
         if name == "differences":
             axes.axvline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
-    return plotting.save_series(figure, folder, name, title, caption, named)
+    return plotting.save_figure(figure, folder, name, title, caption)
 
 
 def write_results(columns: Columns, rows: Sequence[Row], folder: Path) -> None:

@@ -7,15 +7,16 @@ from statistics import median
 from typing import Any
 
 from experiments.agents.environments import T_MAZE
+from experiments.columns import Measured, differences_table, labels_of, measured, seeds_csv
 from memformers.common.files import write_json, write_text
 from memformers.report import plotting
 from memformers.report.arms import Arm, Column, Measure, Quantity, arms_of, arms_table
-from memformers.report.columns import Measured, differences_table, labels_of, measured, seeds_csv
-from memformers.report.markdown import DASH, number, table, write_page
+from memformers.report.markdown import DASH, number, table
+from memformers.report.page import write_page
 from memformers.report.provenance import facts_table, settings_tables
 from memformers.report.sections import warnings
-from memformers.runs.finished import read_runs
 from memformers.runs.folder import EXPERIMENT, RESULTS, TABLE
+from memformers.runs.reader import read_runs
 
 SUCCESS = Measure("success", "success", ".1f", " %", scale=100, better=1)
 RETURN = Measure("return", "return", ".2f", better=1)
@@ -113,7 +114,7 @@ def figure(tasks: Tasks, folder: Path) -> list[str]:
     plotting.style(axes, "length of the corridor, in steps", "episodes that succeed, %")
     plotting.octave_axis(axes, list(lengths))
     caption = "The sign is seen at the first step only; half of the episodes succeed by guessing."
-    return [plotting.save_series(drawn, folder, "success", "Success by length", caption, {"": many})]
+    return [plotting.save_figure(drawn, folder, "success", "Success by length", caption)]
 
 
 def under(control: str) -> Quantity:
@@ -157,7 +158,7 @@ def speeds_table(arms: Sequence[Arm]) -> str:
 
 def median_of(arm: Arm, name: str) -> float | None:
     """The median of a number in the records of an arm's training runs."""
-    found = [record[name] for run in arm.runs for record in run.metrics if name in record]
+    found = [value for run in arm.runs for value in run.metrics.points(name)[2].tolist()]
     return median(found) if found else None
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+from experiments.columns import differences_table, means_table, measured, seeds_csv
 from experiments.python_source import prepared_python_source
 from memformers.commands.options import ExperimentCommand
 from memformers.common.fields import Count
@@ -20,13 +21,12 @@ from memformers.comparison.recall import RecallConfig
 from memformers.comparison.several import run_experiments
 from memformers.comparison.text import MEMORIES, CompareConfig, TextTask
 from memformers.report.arms import BITS, Arm, Measure, arms_of
-from memformers.report.columns import differences_table, means_table, measured, seeds_csv
-from memformers.report.markdown import write_page
+from memformers.report.page import write_page
 from memformers.report.provenance import facts_table
 from memformers.report.recall import accuracy_figure, right_between
 from memformers.report.sections import costs_table, warnings
-from memformers.runs.finished import read_runs
 from memformers.runs.folder import EXPERIMENT, RESULTS, TABLE
+from memformers.runs.reader import read_runs
 from memformers.training.config import TrainConfig
 
 SHOWN, RECALL, SHAKESPEARE, PYTHON = "transformer-xl", "recall", "tiny-shakespeare", "python-source"
@@ -155,7 +155,9 @@ def write_report(folder: Path) -> Path:
 def named(arm: Arm) -> Arm:
     """The arm with its label, and with one name on all tasks."""
     name = "transformer" if arm.name == "no-memory" else arm.name
-    return Arm(name, tuple(replace(run, label=MODELS[name]) for run in arm.runs))
+    for run in arm.runs:
+        run.label = MODELS[name]
+    return Arm(name, arm.runs)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ from memformers.evaluation.memory_ablation import (
 from memformers.evaluation.probe import common_corpus, held_out_tokens
 from memformers.models.config import OF_MODELS
 from memformers.models.language_model import MemoryLM
-from memformers.runs.finished import read_runs
+from memformers.runs.reader import read_runs
 from memformers.training.config import TrainConfig
 
 BASE = TrainConfig(model=MEMORIES, tokenizer="bpe", evaluations=2)

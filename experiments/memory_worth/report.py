@@ -2,22 +2,22 @@
 occurred, what swapped and zeroed slots cost, and each seed's numbers as JSON and CSV."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from experiments.columns import Measured, measured, seeds_csv
 from experiments.memory_worth.arms import ALL, KINDS, VARIANTS, rivals_of
 from memformers.common.files import read_json, write_json, write_text
 from memformers.common.intervals import Mean
 from memformers.report import plotting
 from memformers.report.arms import Arm, Measure, Quantity, arms_of
-from memformers.report.columns import Measured, measured, seeds_csv
-from memformers.report.markdown import number, table, write_page
+from memformers.report.markdown import number, table
+from memformers.report.page import write_page
 from memformers.report.provenance import facts_table
 from memformers.report.sections import costs_table, warnings
-from memformers.runs.finished import read_runs
 from memformers.runs.folder import RESULTS, TABLE
+from memformers.runs.reader import read_runs
 
 BITS_PER_BYTE = Measure("bits per byte", "bits_per_byte")
 MEASURED = "by_distance.json"
@@ -60,16 +60,10 @@ def in_group(title: str, group: str, control: str = "untouched") -> Quantity:
 def read_arms_of(folder: Path) -> list[Arm]:
     """The arms in ``folder``, whose results have the losses by group too."""
     runs = [run for run in read_runs(folder) if run.result and (run.folder / MEASURED).exists()]
-    return arms_of(
-        [
-            replace(
-                run,
-                label=ALL[run.arm].label if run.arm in ALL else run.label,
-                result={**(run.result or {}), **read_json(run.folder / MEASURED)},
-            )
-            for run in runs
-        ]
-    )
+    for run in runs:
+        run.label = ALL[run.arm].label if run.arm in ALL else run.label
+        run.result = {**(run.result or {}), **read_json(run.folder / MEASURED)}
+    return arms_of(runs)
 
 
 def write_report(folder: Path) -> Path:
@@ -186,7 +180,7 @@ def gains_figure(budgets: Budgets, folder: Path) -> str:
     caption = (
         "How many bits per byte of the held-out text each memory saves against the network without memory."
     )
-    return plotting.save_series(figure, folder, "gains", "The gain by budget", caption, {"": many})
+    return plotting.save_figure(figure, folder, "gains", "The gain by budget", caption)
 
 
 def groups_of(arms: Sequence[Arm], title: str = DISTANCE) -> list[str]:
@@ -202,9 +196,7 @@ def groups_figure(budget: int, arms: Sequence[Arm], folder: Path) -> str:
     for arm in (arm for arm in arms if arm.name != "none"):
         means = [gain(arm, arms, in_group(DISTANCE, group)) for group in groups]
         points = [(float(i), saved(mean)) for i, mean in enumerate(means) if mean]
-        many.append(
-            plotting.Series(arm.label, points, looks[arm.name], names=[groups[int(i)] for i, _ in points])
-        )
+        many.append(plotting.Series(arm.label, points, looks[arm.name]))
     if not many:
         return ""
     figure, [axes] = plotting.panels([3.2])
@@ -216,7 +208,7 @@ def groups_figure(budget: int, arms: Sequence[Arm], folder: Path) -> str:
         f"How much each memory lowers the loss of words, after training runs of {budget:,} tokens. First: "
         "words that had not occurred in the document."
     )
-    return plotting.save_series(figure, folder, "distances", "The gain by distance", caption, {"": many})
+    return plotting.save_figure(figure, folder, "distances", "The gain by distance", caption)
 
 
 def saved(more: Mean) -> Mean:

@@ -27,8 +27,8 @@ from memformers.evaluation.evaluate import evaluate, summary, with_lengths
 from memformers.evaluation.probe import ProbeConfig, findings, probe
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory_sizes import ByLayer
-from memformers.runs.finished import read_runs
 from memformers.runs.folder import CONFIG, check_nothing_is_lost
+from memformers.runs.reader import read_runs
 from memformers.training.config import read_train_config
 from memformers.training.text import spec_of
 

@@ -1,13 +1,15 @@
 """Files that are written atomically, locks, and JSON that is read strictly."""
 
+import csv
 import difflib
+import io
 import json
 import os
 import re
 import stat
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
@@ -80,6 +82,15 @@ def write_text(path: Path, text: str) -> None:
     are lone surrogates in a text."""
     with replacing(path) as temporary:
         temporary.write_text(re.sub("[\ud800-\udfff]", "\ufffd", text), encoding="utf-8")
+
+
+def csv_text(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table as CSV; None and NaN are empty cells."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows([None if cell != cell else cell for cell in row] for row in rows)
+    return text.getvalue()
 
 
 def write_json(path: Path, data: Any) -> None:

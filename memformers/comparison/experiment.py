@@ -18,6 +18,7 @@ from memformers.common.processes import run_modules
 from memformers.common.text_format import counted
 from memformers.comparison.arms import check_arms, settings_of
 from memformers.models.registry import places
+from memformers.runs.card import known_card, new_run_id, plan_run
 from memformers.runs.folder import (
     CONFIG,
     EXPERIMENT,
@@ -25,16 +26,14 @@ from memformers.runs.folder import (
     RESULT,
     check_named,
     check_nothing_is_lost,
-    known_card,
-    new_run_id,
-    plan_run,
 )
 from memformers.runs.plan import Arm, Plan, Planned, baseline_of, compared_with, read_plan, runs_of
 from memformers.tracking.discovery import (
     DASHBOARD,
+    answers,
     find_dashboard,
-    has_run,
     page_address,
+    run_address,
     sent_to,
     show_comparison,
 )
@@ -246,7 +245,7 @@ def print_links(runs: Mapping[str, Planned], ids: Mapping[str, str], dashboard: 
     api = sent_to(dashboard)
     first = next(iter(runs.values())).seed
     names = [name for name, run in runs.items() if run.seed == first]
-    known = [name for name in names if api and has_run(api, ids[name])]
+    known = [name for name in names if api and answers(run_address(api, ids[name]))]
     base = baseline_of(names)
     for name in known if base in known else ():
         if name != base:

@@ -1,29 +1,27 @@
-"""Checks every request first, and accepts only those of the dashboard's own page and of programs.
+"""Middleware that lets only the dashboard's own pages and programs in, with requests that labml can handle.
 
 The dashboard has no login, so other web pages must not be able to reach it through the user's browser:
-neither as another origin, nor by a name of theirs that points to this machine (DNS rebinding). Requests that
-are too large or malformed don't reach labml's handlers either, since these accept anything.
+neither as another origin, nor by a name of theirs that points to this machine (DNS rebinding). A request that
+is too large or malformed doesn't reach labml's handlers either, since these accept anything.
+
+Starlette's own check of hosts takes names alone; here every address is good, since no name leads to it.
 """
 
 import ipaddress
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from memformers.common.fields import fits
+from fastapi import FastAPI, Request
+from fastapi.responses import PlainTextResponse, Response
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from memformers.common.fields import fits
 
 LOG = logging.getLogger("memformers.dashboard")
 MOST_BYTES = 1_000_000
 """The longest body of a request."""
-Knows = Callable[[str], bool]
-"""Whether labml's pages have a run, by its id."""
 RUN_ID = re.compile(r"[0-9A-Za-z-]{10,64}(_[0-9]{1,4})?")
 """A run's id as labml's clients make it, followed by the rank of a process after the first."""
 OF_RUN = re.compile(
@@ -32,92 +30,45 @@ OF_RUN = re.compile(
 )
 """The paths that ask about a run."""
 TRACK = re.compile(r"/api/v1/[^/]+/track")
-
 SETTING, SERIES = {"name": Any, "computed": Any}, {"step": list[float], "value": list[float]}
 STATUS = {"status": Any, "details": Any, "time": Any}
 PACKET_HAS = {"configs": dict[str, SETTING], "track": dict[str, SERIES], "status": STATUS}  # type: ignore[valid-type]
 """What a packet of a run may have, by the kind of each."""
-SAFE_HEADERS = [
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"same-origin"),
-]
+SAFE_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+}
 
 
-class Guard:
-    """An ASGI application around ``app`` that refuses requests of other pages, and does not show the details
-    of errors. ``names`` are those of this machine, in addition to its addresses; ``knows`` says whether there
-    is a run; ``after`` is called when a request was served."""
+def add_guard(app: FastAPI, names: frozenset[str], knows: Callable[[str], bool]) -> None:
+    """Refuse what no page or program of the user's asks ``app``. ``names`` are those of this machine, beside
+    its addresses; ``knows`` says whether there is a run."""
 
-    def __init__(self, app: App, names: frozenset[str], knows: Knows, after: Callable[[], None]):
-        self.app = app
-        self.names = names
-        self.knows = knows
-        self.after = after
+    @app.middleware("http")
+    async def guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        if reason := refuse(request.headers, names):
+            return PlainTextResponse(reason, 403, SAFE_HEADERS)
+        refusal = await check_body(request)
+        if refusal or (refusal := check_run(request.url.path, knows)):
+            return PlainTextResponse(refusal[1], refusal[0], SAFE_HEADERS)
+        response = await answer(request)
+        response.headers.update(SAFE_HEADERS)
+        return response
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self.app(scope, receive, send)
-            return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        if reason := refuse(headers, self.names):
-            await answer(send, 403, reason)
-            return
-        body = await read_body(receive)
-        if body is None:
-            await answer(send, 413, f"A request has at most {MOST_BYTES:,} bytes.")
-            return
-        try:
-            question = json.loads(body) if body else None
-        except (ValueError, RecursionError):
-            await answer(send, 400, "A request's body is JSON, and this one is not.")
-            return
-        if refusal := check_request(scope["path"], question, self.knows):
-            await answer(send, *refusal)
-            return
-        started = False
+    @app.exception_handler(KeyError)
+    @app.exception_handler(ValueError)
+    def say_malformed(request: Request, error: Exception) -> Response:
+        """A request lacks something, as labml's handlers find out."""
+        LOG.warning("%s %s: %r", request.method, request.url.path, error)
+        return PlainTextResponse("The dashboard can't read this request; its log says why.", 400)
 
-        async def receive_again() -> MutableMapping[str, Any]:
-            nonlocal body
-            if body is None:
-                return await receive()
-            message, body = {"type": "http.request", "body": body, "more_body": False}, None
-            return message
-
-        async def send_safely(message: MutableMapping[str, Any]) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                message["headers"] = [*message.get("headers", []), *SAFE_HEADERS]
-            await send(message)
-
-        try:
-            await self.app(scope, receive_again, send_safely)
-        except Exception:  # any error of labml's handlers; its trace is only for the log
-            LOG.exception("%s %s", scope["method"], scope["path"])
-            if not started:
-                await answer(send, 500, "The dashboard failed at this request; its log says why.")
-        finally:
-            self.after()
+    @app.exception_handler(Exception)
+    def say_failed(request: Request, error: Exception) -> Response:
+        return PlainTextResponse("The dashboard failed at this request; its log says why.", 500, SAFE_HEADERS)
 
 
-async def read_body(receive: Receive) -> bytes | None:
-    """The whole body of a request; None for one that is too long, which is not kept. It is read to its end,
-    since a browser or program that is still sending would not read the answer."""
-    body: bytes | None = b""
-    more = True
-    while more:
-        message = await receive()
-        if body is not None:
-            body += message.get("body", b"")
-            if len(body) > MOST_BYTES:
-                body = None
-        more = message["type"] == "http.request" and message.get("more_body", False)
-    return body
-
-
-def refuse(headers: dict[str, str], names: frozenset[str]) -> str:
+def refuse(headers: Mapping[str, str], names: frozenset[str]) -> str:
     """The reason why a request is refused, or an empty string."""
     host = headers.get("host", "")
     if not is_here(host, names):
@@ -133,13 +84,10 @@ def refuse(headers: dict[str, str], names: frozenset[str]) -> str:
 
 def is_here(host: str, names: frozenset[str]) -> bool:
     """Whether a Host header is an address or one of our ``names``; other names are refused."""
-    name = host.lower()
-    if name.startswith("["):
-        name = name[1:].partition("]")[0]
-    elif name.count(":") == 1:
-        name = name.partition(":")[0]
+    found = re.fullmatch(r"\[([^\]]*)\](?::\d+)?|([^:]*)(?::\d+)?", host.lower())
+    name = (found[1] or found[2] or "") if found else ""
     if name == "localhost" or name in names:
-        return True
+        return bool(name)
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -147,27 +95,32 @@ def is_here(host: str, names: frozenset[str]) -> bool:
     return True
 
 
-async def answer(send: Send, status: int, text: str) -> None:
-    """Send a whole answer in plain text."""
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), *SAFE_HEADERS]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": text.encode()})
-
-
-def check_request(path: str, question: Any, knows: Knows) -> tuple[int, str] | None:
-    """The status and the message of a refusal, or None. Refused are a ``question`` that is not a JSON object,
-    and one about a run that doesn't exist, for which labml would make records."""
-    if question is not None and not isinstance(question, dict) and not TRACK.fullmatch(path):
+async def check_body(request: Request) -> tuple[int, str] | None:
+    """The status and the message of a refusal of a request's body, or None. One that is too long is read to
+    its end, since a program that is still sending would not read the answer."""
+    length = request.headers.get("content-length", "0")
+    if "transfer-encoding" in request.headers or not length.isdigit() or int(length) > MOST_BYTES:
+        async for _ in request.stream():
+            pass
+        return 413, f"A request says its length, which is at most {MOST_BYTES:,} bytes."
+    try:
+        body = await request.body()
+        question = json.loads(body) if body else {}
+    except (ValueError, RecursionError):
+        return 400, "A request's body is JSON, and this one is not."
+    if not isinstance(question, dict) and not TRACK.fullmatch(request.url.path):
         return 400, "A JSON object is expected."
-    asked = OF_RUN.fullmatch(path)
-    if asked is None:
-        return None
-    run = asked["run"]
-    if not RUN_ID.fullmatch(run):
-        return 400, "That is no run's id."
-    if not knows(run.partition("_")[0]):
-        return 404, "There is no such run."
     return None
+
+
+def check_run(path: str, knows: Callable[[str], bool]) -> tuple[int, str] | None:
+    """The status and the message of a refusal of a request about a run that doesn't exist, for which labml
+    would make records; else None."""
+    if (asked := OF_RUN.fullmatch(path)) is None:
+        return None
+    if not RUN_ID.fullmatch(asked["run"]):
+        return 400, "That is no run's id."
+    return None if knows(asked["run"].partition("_")[0]) else (404, "There is no such run.")
 
 
 def is_packet(packet: Any) -> bool:

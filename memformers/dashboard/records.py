@@ -1,11 +1,13 @@
 """labml's records as files that are written atomically: labml-db's file drivers, made safe.
 
 labml-db writes a file in place, so a crash leaves half a record; here the old one stays until the new one is
-on the disk. A record that can't be read is moved away, and the dashboard says so and continues without it.
+on the disk. Records refer to each other, so where one can't be read, all are set aside: they are copies of
+what runs have in their folders, and come again.
 """
 
 import base64
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,7 +80,7 @@ def _from_json(value: dict[str, Any]) -> Any:
 class Records:
     """The drivers for all of labml's models and indexes in ``folder``, which only this process uses.
 
-    ``say`` tells the user about a record that was moved away; ``is_damaged`` that this happened.
+    ``say`` tells the user about a record that can't be read; ``is_damaged`` that there is one.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None]):
@@ -88,6 +90,7 @@ class Records:
 
     def install(self, models: list[Any], indexes: list[Any]) -> None:
         """Store labml's models here, and delete unfinished files of a dashboard that was killed."""
+        self.installed = models, indexes
         (self.folder / "indexes").mkdir(parents=True, exist_ok=True)
         for unfinished in self.folder.glob("*/.*"):
             unfinished.unlink(missing_ok=True)
@@ -97,31 +100,46 @@ class Records:
         Index.set_db_drivers(list(self.indexes.values()))
 
     def check(self) -> None:
-        """Read everything once, to find files that can't be read."""
+        """Read everything once, and begin again if something can't be read."""
         for driver in self.drivers.values():
             for key in driver.get_all():
                 driver.load_dict(key)
         for index in self.indexes.values():
-            index.drop_entries(lambda key: not self.holds(key))
+            for key in index.get_all():
+                owner = self.drivers.get(key.partition(":")[0])
+                if owner is None or not owner.path(key).exists():
+                    self.found_broken(self.folder / "indexes", f"{key} is missing")
+        if self.is_damaged:
+            self.begin_again()
 
-    def holds(self, key: str) -> bool:
-        """Whether there is a record with this key."""
-        driver = self.drivers.get(key.partition(":")[0])
-        return driver is not None and driver.path(key).exists()
+    def begin_again(self) -> None:
+        """Set all records aside, and start with none."""
+        aside = self.folder / ASIDE / f"{time.time_ns()}"
+        aside.mkdir(parents=True)
+        for path in self.folder.iterdir():
+            if path.is_dir() and path.name != ASIDE:
+                path.replace(aside / path.name)
+        self.say(
+            f"all records were set aside as {aside}; runs that go on come again, and --import brings others."
+        )
+        self.is_damaged = False
+        self.install(*self.installed)
 
     def read(self, path: Path) -> dict[str, Any] | None:
-        """The contents of the file; None if it doesn't exist or had to be moved away."""
+        """The contents of the file; None if it doesn't exist or can't be read."""
         try:
             return JsonRecords().from_string(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError) as error:
-            kept = self.folder / ASIDE / path.name
-            kept.parent.mkdir(exist_ok=True)
-            path.replace(kept)
-            self.is_damaged = True
-            self.say(f"a record couldn't be read and was set aside as {kept}: {error}")
+            self.found_broken(path, error)
             return None
+
+    def found_broken(self, path: Path, why: object) -> None:
+        """Remember, and say, that something can't be read."""
+        if not self.is_damaged:
+            self.say(f"{path} couldn't be read: {why}")
+        self.is_damaged = True
 
 
 class RecordDriver(FileDbDriver):
@@ -174,9 +192,3 @@ class IndexDriver(FileIndexDbDriver):
     def get_all(self) -> list[str]:
         """The keys of all records in the index, as labml's driver for MongoDB returns them."""
         return list(self.entries.values())
-
-    def drop_entries(self, is_lost: Callable[[str], bool]) -> None:
-        """Remove the names whose record's key ``is_lost``."""
-        if any(map(is_lost, self.entries.values())):
-            self._cache = {name: key for name, key in self.entries.items() if not is_lost(key)}
-            self._save_cache()

@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 import threading
-import uuid
 import webbrowser
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +19,8 @@ from memformers.common.errors import UserError
 from memformers.common.files import locked
 from memformers.common.network import LOOPBACK
 from memformers.common.processes import handling
-from memformers.runs.folder import EXPERIMENT, find_runs, read_card
+from memformers.runs.card import read_card
+from memformers.runs.reader import find_runs
 from memformers.tracking.discovery import announced, api_address, note_comparison
 from memformers.tracking.feeding import feed
 
@@ -36,8 +36,10 @@ def serve(folder: Path | None, host: str, port: int, imported: Sequence[Path], o
     runs to that one, if there are any. ValueError if it can't be started."""
     found = {place: find_runs(place) for place in imported}
     runs = [run for inside in found.values() for run in inside]
-    for compared in dict.fromkeys(together(run, place) for place, inside in found.items() for run in inside):
-        note_comparison(compared)
+    for together in {
+        run if run == place else run.parent for place, inside in found.items() for run in inside
+    }:
+        note_comparison(together)
     folder = folder or platformdirs.user_data_path("memformers") / "dashboard"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
@@ -57,17 +59,12 @@ def serve(folder: Path | None, host: str, port: int, imported: Sequence[Path], o
         serve_alone(folder, host, port, runs, open_browser)
 
 
-def together(run: Path, given: Path) -> Path:
-    """The folder of the runs in one chart with ``run``: its comparison, or what the user has ``given``."""
-    return run.parent if (run.parent / EXPERIMENT).exists() else given
-
-
 def serve_alone(folder: Path, host: str, port: int, runs: list[Path], open_browser: bool) -> None:
     """Run the dashboard in a folder that this process owns."""
     try:
         import uvicorn
 
-        from memformers.dashboard.application import build, open_records, quiet_labml
+        from memformers.dashboard.labml import build, open_records, quiet_labml
     except ImportError as error:
         raise UserError(f"the dashboard needs {error.name}, which is not installed: {INSTALL}") from None
     quiet_labml(folder / LOG_FILE)
@@ -75,9 +72,8 @@ def serve_alone(folder: Path, host: str, port: int, runs: list[Path], open_brows
         port = listener.getsockname()[1]
         here = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
         url = f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"
-        identity = uuid.uuid4().hex  # another program may use the port later
         names = frozenset({host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
-        app = build(identity, names, open_records(folder, say))
+        app = build(names, open_records(folder, say))
         (folder / ADDRESS).write_text(json.dumps({"url": url}), encoding="utf-8")
         if host not in LOOPBACK:
             say(f"it listens on {host} and has no login: whoever reaches that sees and changes all.")
@@ -89,7 +85,7 @@ def serve_alone(folder: Path, host: str, port: int, runs: list[Path], open_brows
             threading.Thread(target=bring_in, args=(runs, url), daemon=True).start()
         if open_browser:
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-        with announced(url, identity), ends_well():
+        with announced(url), ends_well():
             print(f"dashboard: {url}  (Ctrl-C ends it; records in {folder})", flush=True)
             uvicorn.Server(config).run(sockets=[listener])
     print("dashboard: stopped")

@@ -24,8 +24,8 @@ from memformers.evaluation.attention_distribution import attention_distribution,
 from memformers.evaluation.context import effective_context
 from memformers.evaluation.frequency_buckets import NO_WORD, WORD, word_counts, word_occurrences
 from memformers.evaluation.memory_ablation import memory_ablation
-from memformers.runs.finished import FinishedRun, newest_checkpoint, read_runs
 from memformers.runs.folder import PROBE
+from memformers.runs.reader import Run, newest_checkpoint, read_runs
 
 MOST_TOKENS = 4_000_000
 """Of the held-out text of a folder of tokens that are probed."""
@@ -171,7 +171,7 @@ def token_occurrences(corpus: TokenDataset, tokens: Tensor) -> Tensor:
     return found
 
 
-def common_corpus(runs: Sequence[FinishedRun]) -> TokenDataset:
+def common_corpus(runs: Sequence[Run]) -> TokenDataset:
     """The text that all runs were trained on, as it was then; else ValueError."""
     first = runs[0].config
     fields = ("data", "validation", "test", "document_separator", "text_field", "tokenizer")

@@ -1,14 +1,18 @@
-"""Arms: runs that differ only in their seed, with their means and paired differences."""
+"""Arms: runs that differ only in their seed, with their means, curves and paired differences."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from statistics import fmean
 from typing import Any
 
-from memformers.common.intervals import Mean, mean_of_known, paired
-from memformers.report.markdown import number, table
-from memformers.runs.finished import FinishedRun
+import numpy as np
+
+from memformers.common.intervals import Mean, mean_of, mean_of_known, paired
+from memformers.report.markdown import Markup, number, table
+from memformers.runs.folder import TOKENS
 from memformers.runs.plan import baseline_of
+from memformers.runs.reader import Run
 
 LABELS = {
     "transformer": "Transformer, no memory",
@@ -16,10 +20,14 @@ LABELS = {
     "compressive": "Compressive Transformer",
 }
 """The labels in a report of arms that have the name of their model."""
+POINTS = 500
+"""About the number of points of a curve that a figure can show."""
 Result = dict[str, Any]
 """A run's ``result.json``."""
 Quantity = str | Callable[[Result], float | None]
 """A number in a result: its name, or how it is computed; None if there was nothing to measure."""
+Curve = dict[float, tuple[float, float]]
+"""The places and values of a curve, by the number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,7 @@ class Measure:
 
     label: str
     of: Quantity
-    form: str = ".4f"
+    form: str = ".3f"
     unit: str = ""
     """Follows its values, with a space before it."""
     unit_of_differences: str = ""
@@ -36,6 +44,8 @@ class Measure:
     """The factor by which it is multiplied when it is shown: 100 for percent."""
     better: int = -1
     """Whether more of it is better, 1, or less, −1."""
+    head: str = ""
+    """The head of its column; empty: its label."""
 
     def shown(self, value: Mean | float | None) -> str:
         """A value of it in a report."""
@@ -45,8 +55,20 @@ class Measure:
         """A difference of two values, or its size if it is not ``signed``."""
         return number(value, self.form, self.unit_of_differences, scale=self.scale, signed=signed)
 
+    def cell(self, difference: Mean | None) -> str:
+        """A difference in a table: emphasized, which a page shows in grey, if its interval contains zero."""
+        shown = self.shown_difference(difference)
+        unseen = difference and abs(difference.mean) <= difference.half_width
+        return Markup(f"*{shown}*") if unseen else shown
+
 
 BITS = Measure("bits per character", "bits_per_character")
+MEASURES = {
+    "text": BITS,
+    "recall": Measure("correct answers within its reach", "within_reach", ".1f", " %", " points", 100, 1),
+    "agent": Measure("episodes that succeed", "success", ".1f", " %", " points", 100, 1),
+}
+"""What the arms of each task are compared by."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +76,7 @@ class Arm:
     """Runs that differ only in their seed."""
 
     name: str
-    runs: tuple[FinishedRun, ...]
+    runs: tuple[Run, ...]
     """At least one."""
 
     @property
@@ -68,12 +90,12 @@ class Arm:
         return {run.seed: run.result for run in self.runs if run.result}
 
     @property
-    def counted(self) -> tuple[FinishedRun, ...]:
+    def counted(self) -> tuple[Run, ...]:
         """The runs that finished; if none did, all runs."""
         return tuple(run for run in self.runs if run.result) or self.runs
 
     @property
-    def first(self) -> FinishedRun:
+    def first(self) -> Run:
         """The run that represents the arm where only one can be shown."""
         return self.counted[0]
 
@@ -92,8 +114,45 @@ class Arm:
         ``of_base``; None without one."""
         return paired(self.values(quantity), base.values(of_base or quantity))
 
+    def curves(self, metric: str, over: str = TOKENS) -> dict[int, Curve]:
+        """The ``metric`` of each counted run that has recorded it, by seed, thinned to some [`POINTS`][]."""
+        found = {run.seed: run.metrics.points(metric, over) for run in self.counted}
+        budget = max(run.budget for run in self.counted)
+        return {seed: _thinned(*points, budget) for seed, points in found.items() if len(points[0])}
 
-def arms_of(runs: Sequence[FinishedRun]) -> list[Arm]:
+    def curve(self, metric: str, over: str = TOKENS) -> list[tuple[float, Mean]]:
+        """The mean of the place and that of the ``metric`` at each number of tokens that the curves of all
+        seeds have."""
+        every = list(self.curves(metric, over).values())
+        shared = [at for at in (every[0] if every else ()) if all(at in curve for curve in every)]
+        return [
+            (fmean(curve[at][0] for curve in every), mean_of([curve[at][1] for curve in every]))
+            for at in shared
+        ]
+
+    def curve_minus(self, base: "Arm", metric: str) -> list[tuple[float, Mean]]:
+        """The tokens at which both have the ``metric``, and the mean of their difference over the seeds that
+        both have."""
+        ours, theirs = self.curves(metric), base.curves(metric)
+        pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+        shared = [at for at in (pairs[0][0] if pairs else ()) if all(at in c for pair in pairs for c in pair)]
+        return [(at, mean_of([a[at][1] - b[at][1] for a, b in pairs])) for at in shared]
+
+
+def _thinned(tokens: Any, places: Any, values: Any, budget: float) -> Curve:
+    """A curve of some [`POINTS`][], each the mean of an interval at its last point. The intervals are those
+    of all runs of one ``budget``, so that seeds that record at the same tokens keep such points."""
+    if len(tokens) > POINTS:
+        stretch = np.ceil(tokens / (max(budget, float(tokens[-1])) / POINTS))
+        first = np.flatnonzero(np.diff(stretch, prepend=-1.0))
+        last = np.append(first[1:], len(stretch)) - 1
+        values = np.add.reduceat(values, first) / (last - first + 1)
+        tokens, places = tokens[last], places[last]
+    every = zip(tokens.tolist(), places.tolist(), values.tolist(), strict=True)
+    return {at: (place, value) for at, place, value in every}
+
+
+def arms_of(runs: Sequence[Run]) -> list[Arm]:
     """The arms of ``runs``, in their order."""
     names = dict.fromkeys(run.arm for run in runs)
     return [Arm(name, tuple(run for run in runs if run.arm == name)) for name in names]
@@ -111,4 +170,5 @@ Column = Callable[[Arm], str]
 
 def arms_table(arms: Sequence[Arm], columns: Mapping[str, Column], head: str = "arm") -> str:
     """A row for each arm: its label, and its cells in the ``columns``, by their heads."""
-    return table([head, *columns], [[arm.label, *(cell(arm) for cell in columns.values())] for arm in arms])
+    rows = [[arm.label, *(cell(arm) for cell in columns.values())] for arm in arms]
+    return table([head, *columns], rows, numbers=True)

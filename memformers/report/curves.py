@@ -1,16 +1,19 @@
 """The figures of a comparison: curves, and the loss by position, as Markdown with their captions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 from memformers.common.intervals import Mean, mean_of
 from memformers.report import plotting
 from memformers.report.arms import Arm, Result
-from memformers.report.markdown import plain
+from memformers.report.markdown import prose
+from memformers.report.plotting import Look, Series
 from memformers.report.sections import stages_of
+from memformers.runs.folder import SECONDS, TOKENS
 
-VALID, TOKENS = "bits_per_character.valid", "training tokens"
+VALID = "bits_per_character.valid"
+LOSS = "validation loss (bits per character)"
 
 
 def curve_figures(
@@ -20,114 +23,48 @@ def curve_figures(
     explains the bands, and ``read`` says which part of the held-out text the validation read."""
     looks = plotting.looks_of([arm.name for arm in arms])
     stages = stages_of(arms)
-    growth = " The memory becomes longer at the vertical grey lines." * bool(stages)
 
-    def curves(x: str, y: str, label: str = "{}", *, marked: bool = False) -> list[plotting.Series]:
-        look = {} if marked else {"marker": "", "linewidth": 1.0}
-        return [
-            plotting.Series(label.format(arm.label), curve(arm, x, y), looks[arm.name] | look) for arm in arms
-        ]
+    def curves(y: str, over: str = TOKENS, label: str = "{}", *, marked: bool = False) -> list[Series]:
+        look: Look = {} if marked else {"marker": "", "linewidth": 1.0}
+        return [Series(label.format(arm.label), arm.curve(y, over), looks[arm.name] | look) for arm in arms]
 
     def drawn(
-        name: str,
-        title: str,
-        caption: str,
-        y: str,
-        many: Sequence[plotting.Series],
-        x: str = TOKENS,
-        *,
-        log: bool = False,
+        name: str, title: str, caption: str, y: str, many: Sequence[Series], x: str = "training tokens"
     ) -> list[str]:
         many = [series for series in many if series.points]
         if not many:
             return []
         figure, [axes] = plotting.panels([2.7])
-        if log:
+        if name == "reconstruction_loss":
             axes.set_yscale("log")
         plotting.draw_lines(axes, many)
         if name == "tokens_per_second":
             axes.set_ylim(bottom=0)
         plotting.style(axes, x, y)
-        if x == TOKENS:
+        if x == "training tokens":
             plotting.mark(axes, stages)
-            caption += growth
-        return [plotting.save_series(figure, folder, name, title, caption + bands, {f"{y} by {x}": many})]
+            caption = " ".join([caption, *[prose("growth")] * bool(stages)])
+        return [plotting.save_figure(figure, folder, name, title, f"{caption} {bands}".strip())]
 
-    loss = "validation loss (bits per character)"
-    minus = curve_minus if len(arms) > 1 and len(base.counted) > 1 else lambda *_: []
+    compared = arms if len(arms) > 1 and len(base.counted) > 1 else ()
+    reconstruction = "reconstruction_loss"
     return [
-        *drawn(
-            "validation_tokens",
-            "Validation loss against training tokens",
-            f"Validation loss over {read}, with memory carried from segment to segment.",
-            loss,
-            curves("tokens", VALID, marked=True),
-        ),
-        *drawn(
-            "differences",
-            "Validation loss minus the baseline's, against training tokens",
-            f"The same loss minus that of {plain(base.label)} from the same seed; a value below zero is "
-            f"better.",
-            "validation loss minus the baseline's\n(bits per character)",
-            [plotting.Series(arm.label, minus(arm, base, VALID), looks[arm.name]) for arm in arms],
-        ),
-        *drawn(
-            "validation_time",
-            "Validation loss against training time",
-            "The same loss against training time, which does not include evaluations.",
-            loss,
-            curves("seconds", VALID, marked=True) if timed else [],
-            "training time (seconds)",
-        ),
-        *drawn(
-            "reconstruction_loss",
-            "Loss of the compression functions against training tokens",
-            "The loss of the compression functions. It measures how much attention changes when memories are "
-            "replaced by their slots; for an auto-encoding arm, it is the error of a decoder that restores "
-            "the memories from the slots. The loss can rise while the compression functions improve: an "
-            "untrained model attends to all positions nearly alike, which is easy to reconstruct, and the "
-            "attention of a trained one differs from token to token.",
-            "reconstruction loss\n(MSE, sum over layers)",
-            curves("tokens", "reconstruction_loss.train", "{}, training")
-            + curves("tokens", "reconstruction_loss.valid", "{}, validation", marked=True),
-            log=True,
-        ),
-        *drawn(
-            "tokens_per_second",
-            "Training speed against training tokens",
-            "Training speed. "
-            + "A step takes longer when its memory is longer, since it attends to more keys. " * bool(stages)
-            + "Other programs on the machine can reduce the speed too.",
-            "training tokens per second",
-            curves("tokens", "tokens_per_second"),
-        ),
-    ]
-
-
-def records_with(arm: Arm, name: str) -> dict[int, dict[float, Mapping[str, float]]]:
-    """The records of an arm's runs that have ``name``, by seed and by their tokens."""
-    return {run.seed: {r["tokens"]: r for r in run.metrics if name in r} for run in arm.counted}
-
-
-def curve(arm: Arm, x: str, y: str) -> list[tuple[float, Mean]]:
-    """The mean of ``x``, and that of ``y``, at each number of tokens for which all runs have both."""
-    found = list(records_with(arm, y).values())
-    return [
-        (fmean(run[at][x] for run in found), mean_of([run[at][y] for run in found]))
-        for at in found[0]
-        if all(at in run and x in run[at] for run in found)
-    ]
-
-
-def curve_minus(arm: Arm, base: Arm, y: str) -> list[tuple[float, Mean]]:
-    """The tokens at which both have ``y``, and the mean over their common seeds of the difference."""
-    ours, theirs = records_with(arm, y), records_with(base, y)
-    pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
-    return [
-        (at, mean_of([a[at][y] - b[at][y] for a, b in pairs]))
-        for at in (pairs[0][0] if pairs else ())
-        if all(at in run for pair in pairs for run in pair)
-    ]
+        *drawn("validation_tokens", "Validation loss against training tokens",
+               prose("validation_tokens", read=read), LOSS, curves(VALID, marked=True)),
+        *drawn("differences", "Validation loss minus the baseline's, against training tokens",
+               prose("differences", base=base.label),
+               "validation loss minus the baseline's\n(bits per character)",
+               [Series(arm.label, arm.curve_minus(base, VALID), looks[arm.name]) for arm in compared]),
+        *drawn("validation_time", "Validation loss against training time", prose("validation_time"), LOSS,
+               curves(VALID, SECONDS, marked=True) if timed else [], "training time (seconds)"),
+        *drawn(reconstruction, "Loss of the compression functions against training tokens",
+               prose(reconstruction), "reconstruction loss\n(MSE, sum over layers)",
+               curves(f"{reconstruction}.train", label="{}, training")
+               + curves(f"{reconstruction}.valid", label="{}, validation", marked=True)),
+        *drawn("tokens_per_second", "Training speed against training tokens",
+               prose("tokens_per_second", grows=bool(stages)), "training tokens per second",
+               curves("tokens_per_second")),
+    ]  # fmt: skip
 
 
 def position_figure(arms: Sequence[Arm], base: Arm, folder: Path, bands: str) -> list[str]:
@@ -143,32 +80,19 @@ def position_figure(arms: Sequence[Arm], base: Arm, folder: Path, bands: str) ->
     if not found:
         return []
     figure, places = plotting.panels([2.6] * len(found))
-    drawn = {}
     for axes, (name, pairs) in zip(places, found.items(), strict=True):
-        drawn[name] = [
-            plotting.Series(
-                arm.label,
-                [((first * last) ** 0.5, mean) for (first, last), mean in octaves.items()],
-                looks[arm.name],
-                names=[f"{first} – {last}" for first, last in octaves],
-            )
+        many = [
+            Series(arm.label, [((a * z) ** 0.5, mean) for (a, z), mean in octaves.items()], looks[arm.name])
             for arm, octaves in pairs
         ]
-        plotting.draw_lines(axes, drawn[name])
+        plotting.draw_lines(axes, many)
         plotting.style(axes, "position in the segment (tokens)", name)
         plotting.octave_axis(axes, [first for first, _ in pairs[0][1]])
-    caption = (
-        "Loss over the whole held-out text, by position in the segment, in octaves. The first tokens of a "
-        "segment have only a few of its tokens before them, so they depend mostly on memory."
-    )
     if len(places) > 1:
         places[-1].axhline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
-        caption += (
-            f" The lower panel has the loss minus that of {plain(base.label)} from the same seed; a value "
-            f"below zero is better."
-        )
+    caption = f"{prose('loss_by_position', base=base.label if len(places) > 1 else '')} {bands}".strip()
     title = "Validation loss by position in the segment"
-    return [plotting.save_series(figure, folder, "loss_by_position", title, caption + bands, drawn)]
+    return [plotting.save_figure(figure, folder, "loss_by_position", title, caption)]
 
 
 def by_octave(arm: Arm, base: Arm | None = None) -> dict[tuple[int, int], Mean]:
@@ -210,6 +134,6 @@ def save_loss_by_position(
     left.plot(range(1, len(in_segment) + 1), in_segment, color=plotting.BLUE["color"])
     plotting.style(left, "position in the segment (tokens)", "loss (nats per token)")
     points = [(positions, Mean(loss, half, 2)) for positions, loss, half in by_memory]
-    plotting.draw_marks(right, [plotting.Series("", points, plotting.ORANGE | {"marker": "o"})])
+    plotting.draw_marks(right, [Series("", points, plotting.ORANGE | {"marker": "o"})])
     plotting.style(right, "remembered before the segment (tokens)", "loss (nats per token, ± 95 %)")
     plotting.save(figure, path)

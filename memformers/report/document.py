@@ -1,25 +1,26 @@
-"""Writes the report of runs: ``report.md`` with PNG figures, and one self-contained ``report.html``."""
+"""Writes the report of runs: ``report.md`` with figures, one ``report.html`` that holds everything, and the
+results as ``results.csv`` and ``results.json``."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memformers.common.files import write_text
+from memformers.common.files import csv_text, write_json, write_text
 from memformers.report.arms import BITS, Arm, Column, arms_of, arms_table, base_of
 from memformers.report.curves import curve_figures, position_figure
-from memformers.report.markdown import csv_text, fenced, number, plain, write_page
+from memformers.report.markdown import DASH, fenced, number, plain, prose
+from memformers.report.page import write_page
 from memformers.report.probe import probe_section
 from memformers.report.provenance import how_it_was_made
 from memformers.report.recall import write_recall_report
-from memformers.report.sections import claims, costs_table, not_comparable, warnings
-from memformers.runs.finished import read_probe, read_runs
-from memformers.runs.folder import PROBE, TABLE
+from memformers.report.sections import bars, claims, costs_table, not_comparable, results_table, warnings
+from memformers.runs.folder import PROBE, RESULTS, TABLE
 from memformers.runs.plan import read_plan
+from memformers.runs.reader import read_probe, read_runs
 
-METHOD = (
-    "Validation reads the text in its order, in eval mode, from an empty memory that is then carried from "
-    "segment to segment; the losses in the table are over {}. "
-)
+MOST_PERPLEXITY = 10_000
+"""The perplexity per word from which it says nothing to a reader."""
+WHOLE = "the whole held-out text"
 
 
 def write_report(folder: Path) -> Path:
@@ -32,53 +33,40 @@ def write_report(folder: Path) -> Path:
     arms = arms_of(runs := read_runs(folder))
     base = base_of(arms)
     probe = read_probe(folder)
-    parts = [f"# {title(runs[0].facts['corpus'])}"]
+    parts = [f"# {title_of(arms, runs[0].facts['corpus'])}"]
     if probe is None and (folder / PROBE).exists():
-        parts.append(
-            "> **The probe was left out**: it measured other runs or checkpoints. Probe these runs again."
-        )
-    parts += [*warnings(arms, base, folder), results_table(arms, base)]
+        parts.append(f"> {prose('probe_left_out')}")
+    parts += warnings(arms, base, folder)
     if len({(run.facts["corpus"]["sha256"], run.config["tokens"]) for run in runs}) == 1:
         parts += claims(arms, base, [BITS], folder)
-    parts += ["The same in other units, and how often the likeliest token is right:", units_table(arms)]
-    parts += figures(arms, base, folder)
-    write_text(folder / TABLE, results_csv(arms))
+    parts += [results_table(arms, base, [BITS]), *figures(arms, base, folder)]
+    parts += ["### Other units, and accuracy", units_table(arms)]
     parts += ["## What each arm costs", costs_table(arms, base), *samples(arms)]
     parts += probe_section(arms, probe, folder) if probe else []
-    method = METHOD.format(what_the_table_is_over(arms))
-    return write_page([*parts, *how_it_was_made(arms, base, folder, method)], folder)
+    method = prose("method", read=what_the_table_is_over(arms))
+    write_results(arms, base, folder)
+    return write_page([*parts, *how_it_was_made(arms, base, folder, method)], folder, bars(arms, BITS))
 
 
-def title(corpus: dict[str, Any]) -> str:
-    """The headline, with a warning if the corpus is a stand-in."""
-    stand_in = " — NOT Tiny Shakespeare, which was not available"
-    name = corpus["name"] + (stand_in if corpus["stands_in_for_tiny_shakespeare"] else "")
-    ids = " (token ids, each of which counts as a character here)" * (corpus.get("tokenizer") == "ids")
-    return f"How much memory helps: transformers compared on {plain(name)}{ids}"
-
-
-def results_table(arms: Sequence[Arm], base: Arm) -> str:
-    """How well each arm predicts the held-out text, and how much better than ``base``, a row for each arm."""
-    differences = {arm.name: arm.minus(base, BITS.of) for arm in arms if arm is not base}
-    columns: dict[str, Column] = {
-        "seeds": lambda arm: f"{len(arm.results)}",
-        BITS.label: lambda arm: BITS.shown(arm.mean(BITS.of)),
-    }
-    if any(d and d.n > 1 for d in differences.values()):
-        columns[f"minus {base.label}"] = lambda arm: BITS.shown_difference(differences.get(arm.name))
-    return arms_table(arms, columns)
+def title_of(arms: Sequence[Arm], corpus: dict[str, Any]) -> str:
+    """The headline, in a few words."""
+    name = plain(corpus["name"].partition(" (seed")[0])
+    return f"{'Memory compared' if len(arms) > 1 else plain(arms[0].label)} on {name}"
 
 
 def units_table(arms: Sequence[Arm]) -> str:
     """What the losses of the results are in other units, and the accuracy, a row for each arm."""
+
+    def perplexity(arm: Arm, name: str) -> str:
+        mean = arm.mean(lambda result: result.get(name))
+        return number(mean, ",.1f") if mean and mean.mean < MOST_PERPLEXITY else DASH
+
     columns: dict[str, Column] = {
-        "nats per token": lambda arm: number(arm.mean("loss"), ".4f"),
-        "bits per byte": lambda arm: number(arm.mean(lambda result: result.get("bits_per_byte")), ".4f"),
-        "perplexity": lambda arm: number(arm.mean(lambda result: result.get("perplexity")), ",.1f"),
-        "perplexity per word": lambda arm: number(
-            arm.mean(lambda result: result.get("word_perplexity")), ",.1f"
-        ),
-        "accuracy": lambda arm: number(arm.mean("accuracy"), ".1%"),
+        "nats per token": lambda arm: number(arm.mean("loss"), ".3f"),
+        "bits per byte": lambda arm: number(arm.mean(lambda result: result.get("bits_per_byte")), ".3f"),
+        "perplexity": lambda arm: perplexity(arm, "perplexity"),
+        "perplexity per word": lambda arm: perplexity(arm, "word_perplexity"),
+        "accuracy": lambda arm: number(arm.mean("accuracy"), ".1f", " %", scale=100),
     }
     for name, key in (("perplexity", "perplexity"), ("perplexity per word", "word_perplexity")):
         if not any(result.get(key) for arm in arms for result in arm.results.values()):
@@ -91,28 +79,35 @@ IN_TABLE = ("loss", "bits_per_character", "bits_per_byte", "perplexity", "word_p
 """The numbers of a result in the table of each training run; the loss is in nats per token."""
 
 
-def results_csv(arms: Sequence[Arm]) -> str:
-    """The result of each training run that finished, a row for each."""
+def write_results(arms: Sequence[Arm], base: Arm, folder: Path) -> None:
+    """Write the results of each finished run as ``results.csv``, and each arm's means over seeds and its
+    difference to ``base`` as ``results.json``."""
     rows = [
         [arm.name, seed, *(result.get(name) for name in IN_TABLE)]
         for arm in arms
         for seed, result in arm.results.items()
     ]
-    return csv_text(["arm", "seed", *IN_TABLE], rows)
+    write_text(folder / TABLE, csv_text(["arm", "seed", *IN_TABLE], rows))
+    found = [
+        {
+            "name": arm.name,
+            "label": arm.label,
+            "seeds": list(arm.results),
+            **{name: arm.mean(lambda result, n=name: result.get(n)) for name in IN_TABLE},  # type: ignore[misc]
+            f"{BITS.of}_minus_base": arm.minus(base, BITS.of) if arm is not base else None,
+        }
+        for arm in arms
+    ]
+    write_json(folder / RESULTS, {"base": base.name, "arms": found})
 
 
 def figures(arms: Sequence[Arm], base: Arm, folder: Path) -> list[str]:
     """The figures with their captions."""
     counts = sorted({len(arm.counted) for arm in arms})
-    seeds = " or ".join(map(str, counts))
-    bands = f" Curves are means over {seeds} seeds, and bands are 95 % intervals by Student's t."
-    bands = bands * (counts[-1] > 1)
+    bands = prose("bands", seeds=" or ".join(map(str, counts))) if counts[-1] > 1 else ""
     timed = len(arms) == 1 or not not_comparable(arms)
     curves = curve_figures(arms, base, folder, bands, what_curves_are_over(arms), timed=timed)
     return [*curves, *position_figure(arms, base, folder, bands)]
-
-
-WHOLE = "the whole held-out text"
 
 
 def what_the_table_is_over(arms: Sequence[Arm]) -> str:
@@ -128,8 +123,7 @@ def what_curves_are_over(arms: Sequence[Arm]) -> str:
     unless a record has another number of tokens than the result."""
     parts = {}
     for arm in arms:
-        records = [record for run in arm.counted for record in run.metrics]
-        read = {int(r["evaluated_tokens"]) for r in records if "loss.valid" in r}
+        read = {int(n) for run in arm.counted for n in run.metrics.points("evaluated_tokens")[2].tolist()}
         whole = (arm.first.result or {}).get("evaluated_tokens")
         told = [f"{n:,} tokens" for n in sorted(read - {whole})]
         parts[plain(arm.label)] = " or ".join(told + ["all"] * (whole in read or not read))
@@ -138,9 +132,9 @@ def what_curves_are_over(arms: Sequence[Arm]) -> str:
         return table_over
     table = "all of it" if table_over == WHOLE else table_over
     if len(set(parts.values())) == 1:
-        return f"the same {next(iter(parts.values()))} of the held-out text (the table's losses: {table})"
+        return prose("read_alike", part=next(iter(parts.values())), table=table)
     said = ", ".join(f"{name}: {part}" for name, part in parts.items())
-    return f"unequal parts of the held-out text ({said}; the table's losses: {table})"
+    return prose("read_apart", parts=said, table=table)
 
 
 def samples(arms: Sequence[Arm]) -> list[str]:
@@ -149,15 +143,11 @@ def samples(arms: Sequence[Arm]) -> list[str]:
     prompts = {label: (run.result or {})["prompt"] for label, run in runs.items()}
     if not runs:
         return []
-    parts = [
-        "## Samples",
-        "Each arm wrote its text after its training, at temperature 0.8. The prompt is the beginning of the "
-        "held-out text.",
-    ]
+    parts = ["## Samples", prose("samples")]
     if shared := len(set(prompts.values())) == 1:
         parts.append(f"All arms continue the same prompt:\n\n{fenced(next(iter(prompts.values())))}")
     for label, run in runs.items():
-        parts.append(f"### {plain(label)}")
+        parts.append(f"**{plain(label)}**")
         if not shared:
             parts.append(f"The prompt:\n\n{fenced(prompts[label])}\n\nThe text that the arm wrote:")
         parts.append(fenced(run.sample))

@@ -1,8 +1,8 @@
 """How every figure looks: narrow enough for a telephone, labelled axes with units, colours that colour-blind
-readers can distinguish, and its data in a file beside it."""
+readers can distinguish."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from memformers.common.files import replacing
 from memformers.common.intervals import Mean
-from memformers.report.markdown import csv_text, plain
+from memformers.report.markdown import plain
 from memformers.runs.folder import FIGURES
 
 WIDTH, DOTS = 4.4, 200
@@ -27,7 +27,7 @@ LONG_NAME = 26
 """The number of characters from which two names don't fit beside each other."""
 FEWEST_FOR_A_LINE = 3
 """Fewer points are not joined, since a line would suggest values between them."""
-GREY = "#888888"
+GREY, PALE = "#888888", "#bbbbbb"
 APART = 0.16
 """The distance between the marks of two series at the same place; places have a distance of 1."""
 Look = dict[str, Any]
@@ -49,7 +49,11 @@ BLACK = _look("#000000", (0, (1, 1)), "X")
 PALETTE = (BLUE, ORANGE, GREEN, PINK, SKY, AMBER, BLACK)
 LOOKS = {"transformer": BLUE, "no-memory": BLUE, "transformer-xl": ORANGE, "compressive": GREEN,
          "conv": GREEN, "frozen": PINK, "mean": SKY, "ceiling": AMBER}  # fmt: skip
-"""The looks of arms with these names in every figure; the dashboard's ``web/looks.js`` has the same."""
+"""The looks of arms with these names in every figure and on the live page."""
+DARK = {"#0072b2": "#3fa9e8", "#d55e00": "#f58a3c", "#009e73": "#2ccb9e", "#cc79a7": "#e29bc6",
+        "#56b4e9": "#8cd0f5", "#e69f00": "#f0bc45", "#000000": "#e3e3e3", "#ffffff": "#17191c",
+        "#888888": "#999999", "#bbbbbb": "#555555", "#b0b0b0": "#666666", "#666666": "#aaaaaa"}  # fmt: skip
+"""The colours of a dark page, by those of a light one."""
 OTHER_LOOKS = PALETTE[3:]
 """The looks of arms with other names, in their order; after the last, they repeat."""
 
@@ -74,8 +78,6 @@ class Series:
     """How far the interval of each mean reaches below and above it, if that is not its half width."""
     scale: float = 1.0
     """The factor by which it is multiplied when it is drawn: 100 for percent."""
-    names: Sequence[str] = ()
-    """What its places are called in the figure's data, if they are no numbers."""
 
     @property
     def legend(self) -> str | None:
@@ -93,19 +95,6 @@ class Series:
         bars = self.bars or [(mean.half_width, mean.half_width) for _, mean in self.points]
         found = self.scale * np.array(bars, dtype=float).reshape(-1, 2).T
         return None if np.isnan(found).all() else found
-
-
-def data_of(drawn: Mapping[str, Sequence[Series]]) -> tuple[list[str], list[list[Any]]]:
-    """The head and the rows of a figure's data: the series that are ``drawn`` in each panel."""
-    rows: list[list[Any]] = []
-    for panel, series in ((panel, series) for panel, many in drawn.items() for series in many):
-        lengths = series.lengths()
-        for i, (at, mean) in enumerate(series.points):
-            value, place = series.scale * mean.mean, series.names[i] if series.names else at
-            ends = [math.nan] * 2 if lengths is None else [value - lengths[0][i], value + lengths[1][i]]
-            if not math.isnan(value):  # else it is a gap in a line
-                rows.append([" ".join(panel.split()), series.label, place, value, *ends, mean.n])
-    return ["panel", "series", "place", "mean", "95 % interval from", "to", "n"], rows
 
 
 def panels(
@@ -144,7 +133,7 @@ def octave_axis(axes: Axes, ticks: Sequence[float]) -> None:
 def mark(axes: Axes, places: Sequence[float]) -> None:
     """Thin vertical lines at these ``places``, behind the curves."""
     for at in places:
-        axes.axvline(at, color="#bbbbbb", linewidth=0.8, zorder=0)
+        axes.axvline(at, color=PALE, linewidth=0.8, zorder=0)
 
 
 def draw_lines(axes: Axes, many: Sequence[Series]) -> None:
@@ -203,44 +192,23 @@ def legend(figure: Figure, handles: Sequence[Any] = (), columns: int = 2) -> Non
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure atomically as PNG, SVG or PDF, by the ending of ``path``."""
+    """Write a figure atomically as PNG or SVG, by the ending of ``path``; the same data give the same
+    file."""
     kind = path.suffix[1:]
-    dates: dict[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    metadata = dates.get(kind)  # the same data give the same file
-    with (
-        replacing(path) as temporary,
-        matplotlib.rc_context({"svg.hashsalt": "memformers", "pdf.fonttype": 42}),  # publishers take these
-    ):
-        figure.savefig(temporary, format=kind, metadata=metadata)
+    with replacing(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "memformers"}):
+        figure.savefig(temporary, format=kind, metadata={"Date": None} if kind == "svg" else None)
 
 
-def save_picture(
-    figure: Figure,
-    folder: Path,
-    name: str,
-    title: str,
-    caption: str,
-    head: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-) -> str:
-    """Write a figure as PNG, SVG and PDF, and its data as CSV, into the figures of the report in ``folder``;
-    returns the Markdown that shows it with its ``caption`` below. The ``title`` replaces it where it can't be
-    seen."""
+def save_figure(figure: Figure, folder: Path, name: str, title: str, caption: str) -> str:
+    """Write a figure as PNG and SVG into the figures of the report in ``folder``; returns the Markdown that
+    shows it with its ``caption`` below. The ``title`` replaces it where it can't be seen."""
     path = folder / FIGURES / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    for ending in (".png", ".svg", ".pdf"):
+    if not figure.legends:
+        legend(figure)
+    for ending in (".png", ".svg"):
         save(figure, path.with_suffix(ending))
-    with replacing(path.with_suffix(".csv")) as temporary:
-        temporary.write_text(csv_text(head, rows), encoding="utf-8", newline="")
     return f"![{plain(title)}]({FIGURES}/{name}.png)\n\n{caption}"
-
-
-def save_series(
-    figure: Figure, folder: Path, name: str, title: str, caption: str, drawn: Mapping[str, Sequence[Series]]
-) -> str:
-    """[`save_picture`][] of the series that are ``drawn`` in each panel, with their legend."""
-    legend(figure)
-    return save_picture(figure, folder, name, title, caption, *data_of(drawn))
 
 
 def thousands(value: float, _: int | None = None) -> str:

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter
 
 from memformers.common.intervals import Mean
 from memformers.report import plotting
-from memformers.report.markdown import plain
+from memformers.report.markdown import prose
 
 Measured = Mapping[str, Any]
 """The measurements in ``probe.json``, or a part of them."""
@@ -41,17 +41,8 @@ def gains_figure(
     axes.set_ylim(bottom=0)
     ticks = sorted({at for series in many for at, _ in series.points})
     axes.set_xticks(ticks[:: -(-len(ticks) // 8)] if ticks else [])
-    return plotting.save_series(
-        figure,
-        folder,
-        "effective_context",
-        "Gain of a longer context against the length of the context",
-        "The gain of a longer context, over all tokens (r = 1.0): the relative fall of perplexity from one "
-        "context length to the next, compared with the best prediction that any of these models makes from "
-        "the shorter context. The relative effective context length of a model is the context at which its "
-        "curve first falls below 1 %, the grey line.",
-        {y: many},
-    )
+    title = "Gain of a longer context against the length of the context"
+    return plotting.save_figure(figure, folder, "effective_context", title, prose("gains"))
 
 
 PLACES: dict[str, dict[str, Any]] = {
@@ -77,25 +68,8 @@ def attention_figure(attention: Measured, labels: Mapping[str, str], folder: Pat
         *(Line2D([], [], **layer_look(i), label=f"layer {i + 1}") for i in range(layers)),
     ]
     plotting.legend(figure, handles, columns=6)
-    return plotting.save_picture(
-        figure,
-        folder,
-        "attention",
-        "Attention by place and by distance, for each layer",
-        "The distribution of attention, with full memories. The left panel of each model shows the shares of "
-        "compressed memory, memory and segment, with a bar for each head of each layer. The right panel "
-        "shows each layer's mean over its heads, by distance in octaves; the data of the figure has each "
-        "head.",
-        ["arm", "layer", "head", "place, or nearest distance of the octave (tokens)", "share of attention"],
-        [
-            [labels[run], i, j, name, share]
-            for run, mass in attention.items()
-            for names, of_layers in ((PLACES, mass["by_place"]), (mass["nearest"], mass["by_distance"]))
-            for i, layer in enumerate(of_layers, 1)
-            for j, head in enumerate(layer, 1)
-            for name, share in zip(names, head, strict=True)
-        ],
-    )
+    title = "Attention by place and by distance, for each layer"
+    return plotting.save_figure(figure, folder, "attention", title, prose("attention"))
 
 
 def layer_look(number: int) -> plotting.Look:
@@ -146,27 +120,20 @@ def memory_ablation_figure(
     if not costs and not others:
         return []
     figure, places = plotting.panels([2.6] * bool(costs) + [3.4] * bool(others))
-    drawn, said = {}, []
     if costs:
         names = [control for control in CONTROLS if any(control in found for found in costs.values())]
-        drawn["cost of a changed memory (bits per character)"] = many = [
+        many = [
             plotting.Series(
                 labels[run],
                 [(names.index(control), Mean.from_json(cost)) for control, cost in found.items()],
                 looks[run] | {"linestyle": "none"},
-                names=list(found),
             )
             for run, found in costs.items()
         ]
         plotting.draw_marks(places[0], many, plotting.APART)
         plotting.style(places[0], "", "bits per character", "Cost of a changed memory")
-        plotting.categories(
-            places[0], [name.replace("slots", "compressed").replace(" ", "\n") for name in names]
-        )
-        said.append(
-            "how much the loss of a trained model rises, in bits per character, when a part of its memory "
-            "is changed"
-        )
+        shown = [name.replace("slots", "compressed").replace(" ", "\n") for name in names]
+        plotting.categories(places[0], shown)
     if others:
         many = []
         for run in others:
@@ -174,21 +141,15 @@ def memory_ablation_figure(
             points = [(float(i), Mean.from_json(groups[i]["less_baseline"][run])) for i in known]
             points.append((len(groups) - 1.5, Mean(math.nan, math.nan, 0)))  # before tokens that don't repeat
             points.sort(key=itemgetter(0))
-            names = [groups[int(at)]["name"] for at, _ in points]
-            many.append(plotting.Series(labels[run], points, looks[run], names=names))
-        drawn[f"loss minus that of {labels[baseline]} (bits per character)"] = many
+            many.append(plotting.Series(labels[run], points, looks[run]))
         plotting.draw_marks(places[-1], many, plotting.APART)
         plotting.mark(places[-1], [len(groups) - 1.5])
         against = f"bits per character, minus\n{labels[baseline]}"
         plotting.style(places[-1], "tokens since the last occurrence", against, "Loss of repeats")
         plotting.categories(places[-1], [fill(group["name"], 12) for group in groups], rotation=45)
-        said.append(
-            f"the loss of each arm minus that of {plain(labels[baseline])}, by the distance of repeats in "
-            f"tokens; a value below zero is better"
-        )
     for axes in places:
         axes.axhline(0, color=plotting.GREY, linewidth=0.8, zorder=0)
-    said = [f"above, {said[0]}", f"below, {said[1]}"] if len(said) > 1 else said
-    caption = f"What memory is worth: {'; '.join(said)}. Bars are 95 % intervals over streams."
+    base = labels[baseline] if others else ""
     title = "Cost of a changed memory, and loss by the distance of repeats"
-    return [plotting.save_series(figure, folder, "memory_ablation", title, caption, drawn)]
+    caption = prose("memory_ablation", has_costs=bool(costs), base=base)
+    return [plotting.save_figure(figure, folder, "memory_ablation", title, caption)]

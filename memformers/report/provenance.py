@@ -7,47 +7,39 @@ from pathlib import Path
 from typing import Any
 
 from memformers.report.arms import Arm
-from memformers.report.markdown import DASH, plain, table
-from memformers.report.sections import all_runs, differing_settings
-from memformers.runs.finished import FinishedRun
-from memformers.runs.folder import Card, flatten, known_card
+from memformers.report.markdown import DASH, prose, table
+from memformers.report.sections import all_runs, unfair_settings
+from memformers.runs.card import Card, known_card
+from memformers.runs.folder import flatten
 from memformers.runs.plan import read_plan
+from memformers.runs.reader import differing_settings
 from memformers.runs.settings import unused
-
-FAIRNESS = (
-    "All arms have the same data, seeds, order of segments, number of training tokens, optimizer, width and "
-    "depth. From the same seed, all arms start with the same weights in all modules that they share. "
-)
-COSTS = (
-    "Attention operations are those of one token with full memories; a multiply-add counts as two, and "
-    "scores that the causal mask hides are included. The folder figures, beside this report, has each figure "
-    "as PNG, SVG and PDF, and its data as CSV."
-)
 
 
 def how_it_was_made(arms: Sequence[Arm], base: Arm, folder: Path, method: str) -> list[str]:
     """The last section of the report of ``folder``; ``method`` says how its task is measured."""
-    alike = FAIRNESS if len(arms) > 1 and not differing_settings(arms, base) else ""
+    alike = [prose("fairness")] if len(arms) > 1 and not unfair_settings(arms, base) else []
     return [
         "## How it was made",
-        alike + parameters_that_differ(arms, base) + method + COSTS,
+        " ".join([*alike, *parameters_that_differ(arms, base), method, prose("costs")]),
         facts_table(arms, folder),
+        "### Settings",
         *settings_tables(arms),
     ]
 
 
-def parameters_that_differ(arms: Sequence[Arm], base: Arm) -> str:
-    """How many more or fewer parameters arms have than ``base``, in a sentence; empty if there is no
+def parameters_that_differ(arms: Sequence[Arm], base: Arm) -> list[str]:
+    """How many more or fewer parameters arms have than ``base``, as a sentence; empty if there is no
     difference."""
     level = base.first.facts["parameters"]
     more = {arm.label: arm.first.facts["parameters"] - level for arm in arms}
     told = [
-        f"{plain(label)} has {abs(n):,} {'more' if n > 0 else 'fewer'} parameters than {plain(base.label)} "
-        f"({abs(n) / level:.1%})"
+        prose("parameters", label=label, n=f"{abs(n):,}", kind="more" if n > 0 else "fewer",
+              base=base.label, share=f"{abs(n) / level:.1%}")
         for label, n in more.items()
         if n
-    ]
-    return f"The arms are not of equal size: {'; '.join(told)}. " if told else ""
+    ]  # fmt: skip
+    return [prose("unequal_size", more=told)] if told else []
 
 
 def facts_table(arms: Sequence[Arm], folder: Path) -> str:
@@ -57,10 +49,13 @@ def facts_table(arms: Sequence[Arm], folder: Path) -> str:
     environments = [run.facts["environment"] for run in runs]
     plan = read_plan(folder)
     commands = plan.commands if plan and plan.commands else (run.facts.get("command") for run in runs)
+    cards = [card for run in runs if (card := known_card(run.folder))] or [Card("", "")]
+    times = min(card.started for card in cards), max(card.ended for card in cards)
+    dates = [f"{datetime.fromtimestamp(t, timezone.utc):%Y-%m-%d %H:%M} UTC" for t in times if t]
     characters = f"{corpus['characters']:,}, {corpus['sha256']}" if "sha256" in corpus else ""
     rows = {
         "name": folder.resolve().name,
-        "trained": dates(runs),
+        "trained": " to ".join(dates),
         "command": distinct(commands),
         "git commit": distinct(run.facts.get("commit") for run in runs),
         "corpus": f"{corpus['name']}: {name_of(corpus['source'])}",
@@ -73,13 +68,6 @@ def facts_table(arms: Sequence[Arm], folder: Path) -> str:
     return table(["", "value"], [[name, value] for name, value in rows.items() if value])
 
 
-def dates(runs: Sequence[FinishedRun]) -> str:
-    """The times when the training of ``runs`` began and ended."""
-    cards = [card for run in runs if (card := known_card(run.folder))] or [Card("", "")]
-    times = min(card.started for card in cards), max(card.ended for card in cards)
-    return " to ".join(f"{datetime.fromtimestamp(t, timezone.utc):%Y-%m-%d %H:%M} UTC" for t in times if t)
-
-
 def distinct(values: Iterable[str | None]) -> str:
     """Each of ``values`` once, without unknown ones."""
     return "; ".join(dict.fromkeys(value for value in values if value))
@@ -89,30 +77,25 @@ def settings_tables(arms: Sequence[Arm]) -> list[str]:
     """The settings of ``arms``, those that differ and those that all share, as paragraphs; one that no arm
     uses is left out."""
     of_arms = [shown_settings(arm) for arm in arms]
-    names = dict.fromkeys(name for settings in of_arms for name in settings)
-    rows = {name: [settings.get(name, DASH) for settings in of_arms] for name in names}
-    differing = [[name, *row] for name, row in rows.items() if len(set(row)) > 1]
-    shared = [[name, row[0]] for name, row in rows.items() if len(set(row)) == 1 and row[0] != DASH]
+    differing = differing_settings(of_arms)
+    shared = {name: value for name, value in of_arms[0].items() if name not in differing and value != DASH}
     parts = []
     if differing:
+        rows = [[name, *(settings.get(name, DASH) for settings in of_arms)] for name in differing]
         parts = [
-            f"Settings that differ between the arms; {DASH} marks a setting that an arm doesn't use:",
-            table(["setting", *(arm.label for arm in arms)], differing),
+            prose("settings_differ"),
+            table(["setting", *(arm.label for arm in arms)], rows, numbers=True),
         ]
-    return [
-        *parts,
-        "Settings of all arms:" if len(arms) > 1 else "Settings:",
-        table(["setting", "value"], shared),
-    ]
+    title = "Settings of all arms:" if len(arms) > 1 else "Settings:"
+    return [*parts, title, table(["setting", "value"], [*shared.items()])]
 
 
 def shown_settings(arm: Arm) -> dict[str, str]:
     """An arm's settings by their names, as a report shows them."""
-    config, facts = dict(flatten(arm.first.config)), arm.first.facts
+    run, config = arm.first, dict(flatten(arm.first.config))
     seeds = ", ".join(str(run.seed) for run in arm.runs)
-    read = {"seed": seeds, "data": config["data"] or facts["corpus"]["name"]}
-    used = config | facts.get("decided", {}) | read
-    return {name: in_words(used[name]) for name in config} | dict.fromkeys(unused(config), DASH)
+    used = run.settings | {"seed": seeds, "data": config["data"] or run.facts["corpus"]["name"]}
+    return {name: DASH if name in unused(config) else in_words(value) for name, value in used.items()}
 
 
 def in_words(value: Any) -> str:

@@ -9,21 +9,21 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from memformers.common.errors import UserError
-from memformers.common.files import write_json, write_text
+from memformers.common.files import csv_text, write_json, write_text
 from memformers.common.intervals import Mean
 from memformers.report import plotting
-from memformers.report.arms import Arm, Column, Measure, Result, arms_of, arms_table, base_of
-from memformers.report.columns import Measured, differences_table
-from memformers.report.markdown import csv_text, number, plain, table, write_page
+from memformers.report.arms import MEASURES, Arm, Column, Measure, Result, arms_of, base_of
+from memformers.report.markdown import number, prose, table
+from memformers.report.page import write_page
 from memformers.report.provenance import how_it_was_made
-from memformers.report.sections import claims, costs_table, warnings
-from memformers.runs.finished import read_runs
+from memformers.report.sections import bars, claims, costs_table, results_table, warnings
 from memformers.runs.folder import RESULTS, TABLE
+from memformers.runs.reader import read_runs
 
 FEWEST_TOKENS = 500_000
 CLAIMED = "compressive"
 """The arm that is compared with the base, a Transformer-XL with as many keys."""
-WITHIN = Measure("correct answers within its reach", "within_reach", ".1f", " %", " points", 100, 1)
+WITHIN = MEASURES["recall"]
 UNTOUCHED = "untouched"
 LOOK_OF_A_CONTROL = {
     UNTOUCHED: plotting.BLACK | {"linestyle": "-", "marker": "o"},
@@ -33,14 +33,7 @@ LOOK_OF_A_CONTROL = {
     "memory swapped": plotting.AMBER,
 }
 ANSWERED = "answered correctly (%)"
-WIDER = "// on the axis marks where its scale changes: the bins after it span more positions. "
 PLACES = ("segment", "memory", "slots", "beyond")
-CONTROLS = (
-    "Shares of correct answers by the place where the value was set: in the segment that the model reads, in "
-    "the memory, in the compressed slots, or farther back than one layer looks (beyond). A control changes "
-    "only the memory with which the model reads a segment; the next segment gets the memory that was "
-    "computed without the change."
-)
 
 
 def write_recall_report(folder: Path) -> Path:
@@ -53,21 +46,25 @@ def write_recall_report(folder: Path) -> Path:
         raise UserError(f"no training in {folder} has finished, so there is nothing to report.")
     write_results(done, base, folder)
     controlled = [arm for arm in done if arm.name in (base.name, CLAIMED) and controls_of(arm)[1:]]
-    parts = ["# Recall by distance: memories with equal numbers of keys"]
+    parts = ["# Recall by distance, equal keys"]
     parts += warnings(arms, base, folder, fewest_tokens=FEWEST_TOKENS)
-    parts += [results_table(done, base), *claim(done, base, folder), *beside_claimed(done, base)]
-    parts += [how_it_is_asked(base), accuracy_figure(done, folder)]
+    measures = [WITHIN, *beyond_base(done, base)]
+    keys: dict[str, Column] = {"keys": lambda arm: number(arm.first.facts["keys"], ",.10g")}
+    parts += [*claim(done, base, folder), results_table(done, base, measures, keys)]
+    parts += [*beside_claimed(done, measures), how_it_is_asked(base), accuracy_figure(done, folder)]
     parts += [control_figure(controlled, folder)] if controlled else []
     more: dict[str, Column] = {
         "one layer looks back (positions)": lambda arm: f"{sees_back(arm):,}",
         WITHIN.label: lambda arm: WITHIN.shown(arm.mean(WITHIN.of)),
     }
     parts += ["## What each arm costs", costs_table(done, base, more)]
-    parts += ["## Correct answers by distance", by_distance(done)]
+    parts += ["### Correct answers by distance", by_distance(done)]
     if any(controls_of(arm)[1:] for arm in done):
-        parts += ["## Causal controls by the place of the value", CONTROLS, by_place(done)]
-    method = "Training times do not include measurements. "
-    return write_page([*parts, *how_it_was_made(done, base, folder, method)], folder)
+        parts += ["### Causal controls by the place of the value", prose("controls"), by_place(done)]
+    method = "Training times do not include measurements."
+    return write_page(
+        [*parts, *how_it_was_made(done, base, folder, method)], folder, bars(done, measures[-1])
+    )
 
 
 def right_between(low: int, high: int) -> Callable[[Result], float | None]:
@@ -121,85 +118,63 @@ def percent(share: Mean | None) -> str:
     return number(share, ".1f", " %", scale=100)
 
 
-def results_table(arms: Sequence[Arm], base: Arm) -> str:
-    """How accurately each arm recalls, a row for each arm."""
-    columns: dict[str, Column] = {
-        "seeds": lambda arm: f"{len(arm.results)}",
-        "keys": lambda arm: number(arm.first.facts["keys"], ",.10g"),
-        "correct within its reach": lambda arm: WITHIN.shown(arm.mean(WITHIN.of)),
-    }
-    if measure := beyond_base(arms, base):
-        columns[f"correct, {measure.label.partition(' were ')[2]}"] = lambda arm: measure.shown(
-            arm.mean(measure.of)
-        )
-    return arms_table(arms, columns)
-
-
-def beyond_base(arms: Sequence[Arm], base: Arm) -> Measure | None:
-    """The correct answers in the distance bins that one layer of the arm with slots sees, and one layer of
-    ``base`` doesn't; None without such bins."""
+def between(arms: Sequence[Arm], base: Arm) -> tuple[int, int] | None:
+    """The first and the last edge of the distance bins that one layer of the arm with slots sees, and one
+    layer of ``base`` doesn't; None without such bins."""
     low, high = sees_back(base), max((sees_back(arm) for arm in arms if arm.name == CLAIMED), default=0)
     edges = [edge for edge in edges_of(arms[0]) if low <= edge <= high]  # of the whole bins between them
-    if len(edges) < 2:
-        return None
-    label = f"correct answers about values that were set {edges[0]:,} to {edges[-1]:,} positions ago"
-    return Measure(label, right_between(edges[0], edges[-1]), ".1f", " %", " points", 100, 1)
+    return (edges[0], edges[-1]) if len(edges) > 1 else None
+
+
+def beyond_base(arms: Sequence[Arm], base: Arm) -> list[Measure]:
+    """The correct answers in the distance bins [`between`][]; empty without such bins."""
+    if not (edges := between(arms, base)):
+        return []
+    far = f"set {edges[0]:,} to {edges[1]:,} positions ago"
+    head = f"correct, {far}"
+    label = f"correct answers about values that were {far}"
+    return [Measure(label, right_between(*edges), ".1f", " %", " points", 100, 1, head)]
 
 
 def claim(arms: Sequence[Arm], base: Arm, folder: Path) -> list[str]:
     """The claim about the worth of the slots, as far as the seeds support one: by the values that one layer
     sees with slots, and not with an equally long memory."""
     if base.first.config["recall"]["measured_for"] == "choosing":
-        return ["Nothing is claimed, since these are the streams on which settings are chosen."]
+        return [prose("choosing")]
     both = [arm for arm in arms if arm is base or arm.name == CLAIMED]
-    measure = beyond_base(arms, base)
-    if len(both) < 2 or not measure:
-        return [
-            "Nothing is claimed, since a claim compares Transformer-XL with the Compressive Transformer, and "
-            "this experiment doesn't have both."
-        ]
-    shares = [measure.shown(arm.mean(measure.of)) for arm in both]
-    chance = 100 / base.first.config["recall"]["stream"]["values"]
-    asked = measure.label.partition(" about ")[2]
-    return [
-        f"Of the questions about {asked}, {shares[0]} are answered correctly by the first model "
-        f"({plain(both[0].label)}), and {shares[1]} by the second ({plain(both[1].label)}); chance is "
-        f"{chance:.0f} %. One layer of the first model doesn't look back so far; one layer of the second "
-        f"does.",
-        *claims(both, base, [measure], folder),
-    ]
+    edges = between(arms, base)
+    if len(both) < 2 or not edges:
+        return [prose("not_both")]
+    [measure] = beyond_base(arms, base)
+    about = {
+        "shares": [measure.shown(arm.mean(measure.of)) for arm in both],
+        "labels": [arm.label for arm in both],
+        "chance": f"{100 / base.first.config['recall']['stream']['values']:.0f}",
+    }
+    said = prose("recalled", low=f"{edges[0]:,}", high=f"{edges[1]:,}", **about)
+    return [said, *claims(both, base, [measure], folder)]
 
 
-def beside_claimed(arms: Sequence[Arm], base: Arm) -> list[str]:
+def beside_claimed(arms: Sequence[Arm], measures: Sequence[Measure]) -> list[str]:
     """A table of the other arms' differences to the arm with slots, paired by seed, where there are some."""
     by_name = {arm.name: arm for arm in arms}
     if len(arms) < 3 or CLAIMED not in by_name:
         return []
-    measures = [WITHIN, *filter(None, [beyond_base(arms, base)])]
-    columns = [Measured(measure.label, measure, by_name) for measure in measures]
-    labels = {name: arm.label for name, arm in by_name.items()}
-    return ["The other arms, minus the arm with slots:", differences_table(columns, labels, CLAIMED)]
+    rows = [
+        [arm.label, *(m.cell(arm.minus(by_name[CLAIMED], m.of)) for m in measures)]
+        for arm in arms
+        if arm.name != CLAIMED
+    ]
+    differences = table(["arm", *(m.label for m in measures)], rows, numbers=True)
+    return ["The other arms, minus the arm with slots:", differences]
 
 
 def how_it_is_asked(base: Arm) -> str:
     """The task, in a paragraph."""
     stream, measured_for = (base.first.config["recall"][name] for name in ("stream", "measured_for"))
-    chosen_on = "these" if measured_for == "choosing" else "others (python -m experiments.slots)"
-    return (
-        f"The models read a stream of symbols. With probability {stream['set_probability']:.3g}, a token "
-        f"sets one of {stream['keys']} keys to one of {stream['values']} values; otherwise it asks for a "
-        f"key. After a question, the model must predict the value that was last set for the key. For each "
-        f"question, a band of distances is drawn first (below 64 positions, and then each octave), and then "
-        f"a key in this band. The streams that are measured are the same for all arms, and others for each "
-        f"seed. No model was trained on them, and settings were chosen on {chosen_on}."
-    )
-
-
-def bands_of(arms: Sequence[Arm]) -> str:
-    """What the bands of a figure of ``arms`` are."""
-    seeds = max(len(arm.results) for arm in arms)
-    bands = f"Bands are 95 % intervals over {seeds} seeds, by Student's t."
-    return bands if seeds > 1 else "There is only one seed, so there are no bands."
+    about = {name: stream[name] for name in ("keys", "values")}
+    probability = f"{stream['set_probability']:.3g}"
+    return prose("asked", **about, probability=probability, on_these=measured_for == "choosing")
 
 
 def accuracy_figure(arms: Sequence[Arm], folder: Path) -> str:
@@ -217,25 +192,17 @@ def accuracy_figure(arms: Sequence[Arm], folder: Path) -> str:
     plotting.draw_lines(axes, many)
     finish(axes, arms[0])
     above.tick_params(bottom=False, labelbottom=False)
-    caption = (
-        "The share of questions that are answered correctly, by how many positions ago the value was set. "
-        "Vertical lines, and the bars at the top, show how far one layer of each arm looks back from the end "
-        f"of its segment. {WIDER}"
-    )
+    caption = prose("recall_accuracy", seeds=max(len(arm.results) for arm in arms))
     title = "Share of correct answers, by how long ago the value was set"
-    return plotting.save_series(
-        figure, folder, "recall_accuracy", title, caption + bands_of(arms), {ANSWERED: many}
-    )
+    return plotting.save_figure(figure, folder, "recall_accuracy", title, caption)
 
 
 def control_figure(arms: Sequence[Arm], folder: Path) -> str:
     """A panel for each memory without its variants: recall with parts of it zeroed or swapped."""
     figure, panels_of = plotting.panels([2.3] * len(arms), sharex=True)
-    drawn = {}
     for arm, axes in zip(arms, panels_of, strict=True):
         found = [name for name in LOOK_OF_A_CONTROL if name in controls_of(arm)]
-        drawn[arm.label] = [series(arm, name, LOOK_OF_A_CONTROL[name]) for name in found]
-        plotting.draw_lines(axes, drawn[arm.label])
+        plotting.draw_lines(axes, [series(arm, name, LOOK_OF_A_CONTROL[name]) for name in found])
         finish(axes, arm, arm.label)
         model = arm.first.config["model"]
         ends = [model["segment_len"] + model["mem_len"], sees_back(arm)]
@@ -244,27 +211,15 @@ def control_figure(arms: Sequence[Arm], folder: Path) -> str:
         if slots > memory:
             axes.axvspan(memory, slots, color="#000000", alpha=0.05, linewidth=0)
         axes.label_outer()
-    caption = (
-        "The same models without further training. Before each segment, a part of the memory was zeroed, or "
-        "swapped with that of another stream. Grey marks the distances at which one layer sees only slots. "
-        f"{WIDER}"
-    )
+    caption = prose("recall_controls", seeds=max(len(arm.results) for arm in arms))
     title = "Share of correct answers with changed memories, by how long ago the value was set"
-    return plotting.save_series(figure, folder, "recall_controls", title, caption + bands_of(arms), drawn)
+    return plotting.save_figure(figure, folder, "recall_controls", title, caption)
 
 
 def series(arm: Arm, control: str, look: plotting.Look, label: str = "") -> plotting.Series:
     """The share of correct answers of each bin, in percent, in the middle of the bin."""
-    found = [(i, mean) for i, mean in enumerate(accuracy(arm, control)) if mean]
-    names = [ranges(arm)[i] for i, _ in found]
-    return plotting.Series(
-        label or control, [(i + 0.5, mean) for i, mean in found], look, scale=100, names=names
-    )
-
-
-def ranges(arm: Arm) -> list[str]:
-    """The distance bins, by their first and last distance."""
-    return [f"{low:,} – {high - 1:,}" for low, high in itertools.pairwise(edges_of(arm))]
+    points = [(i + 0.5, mean) for i, mean in enumerate(accuracy(arm, control)) if mean]
+    return plotting.Series(label or control, points, look, scale=100)
 
 
 def finish(axes: Axes, arm: Arm, title: str = "") -> None:
@@ -292,9 +247,10 @@ def places(distances: Sequence[float], edges: Sequence[int]) -> list[float]:
 
 def by_distance(arms: Sequence[Arm]) -> str:
     """A row for each bin, a column for each arm."""
-    columns = [accuracy(arm) for arm in arms]
-    rows = [[name, *(percent(c[i]) for c in columns)] for i, name in enumerate(ranges(arms[0]))]
-    return table(["positions since the value was set", *(arm.label for arm in arms)], rows)
+    names = [f"{low:,} – {high - 1:,}" for low, high in itertools.pairwise(edges_of(arms[0]))]
+    columns = zip(*(accuracy(arm) for arm in arms), strict=True)
+    rows = [[name, *map(percent, row)] for name, row in zip(names, columns, strict=True)]
+    return table(["positions since the value was set", *(arm.label for arm in arms)], rows, numbers=True)
 
 
 def by_place(arms: Sequence[Arm]) -> str:
@@ -305,7 +261,7 @@ def by_place(arms: Sequence[Arm]) -> str:
         for control in controls_of(arm)
         if controls_of(arm)[1:]
     ]
-    return table(["arm", "control", *PLACES], rows)
+    return table(["arm", "control", *PLACES], rows, numbers=True)
 
 
 def at_place(arm: Arm, control: str, place: str) -> Mean | None:

@@ -1,5 +1,6 @@
-"""What every report of arms says: warnings, the claims that the seeds support, and what each arm costs."""
+"""What every report of arms says: warnings, what the seeds support, and what each arm costs."""
 
+import html
 import json
 import math
 import re
@@ -9,12 +10,16 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+from numpy.typing import NDArray
+
 from memformers.common.intervals import Mean, mean_of
 from memformers.report.arms import Arm, Column, Measure, arms_table
-from memformers.report.markdown import DASH, fenced, number, plain
-from memformers.runs.finished import FinishedRun
+from memformers.report.markdown import DASH, fenced, number, prose
+from memformers.report.plotting import looks_of
 from memformers.runs.folder import CONFIG, FACTS, METRICS, flatten
 from memformers.runs.plan import read_plan
+from memformers.runs.reader import Run, differing_settings
 from memformers.runs.settings import OF_A_COMPRESSION
 
 STEADY = 1.5
@@ -31,7 +36,7 @@ MAY_DIFFER = OF_A_COMPRESSION | {
 checksum identifies."""
 
 
-def all_runs(arms: Sequence[Arm]) -> list[FinishedRun]:
+def all_runs(arms: Sequence[Arm]) -> list[Run]:
     """The runs of all ``arms``."""
     return [run for arm in arms for run in arm.runs]
 
@@ -43,29 +48,29 @@ def warnings(arms: Sequence[Arm], base: Arm, folder: Path, *, fewest_tokens: int
     runs = all_runs(arms)
     corpus, tokens = runs[0].facts["corpus"], runs[0].config["tokens"]
     if corpus.get("stands_in_for_tiny_shakespeare"):
-        found.append(
-            "**The text is the built-in play.** Tiny Shakespeare was neither found nor downloadable. Don't "
-            "compare losses here with published ones."
-        )
+        found.append(prose("stand_in"))
+    if corpus.get("tokenizer") == "ids":
+        found.append(prose("token_ids"))
+    if (scale := scale_of(folder)) < 1:
+        found.append(prose("trial", percent=f"{100 * scale:.3g}"))
     if tokens < fewest_tokens:
-        found.append(
-            f"**Each training run on {plain(corpus['name'])} has only {tokens:,} tokens**: too few to learn "
-            f"much. This report only shows that the experiment runs."
-        )
+        found.append(prose("too_few_tokens", corpus=corpus["name"], tokens=f"{tokens:,}"))
     for arm in arms:
-        left = "it is not part of any mean or curve" if arm.results else "its curves end where it stopped"
         for run in arm.runs:
             if run.result is None:
-                which = f", seed {run.seed}," if len(arm.runs) > 1 else ""
-                found.append(f"**{plain(arm.label)}{which} did not finish**; {left}.")
-    for why, names in missing(folder).items():
-        found.append(f"**{plain(', '.join(names))}**: {why}, so missing here.")
-    if others := differing_settings(arms, base):
-        found.append(
-            f"**These runs differ in more than their memory**: {plain(', '.join(others))}; see the settings "
-            f"below."
-        )
+                seed = run.seed if len(arm.runs) > 1 else None
+                found.append(prose("not_finished", label=arm.label, seed=seed, has_others=bool(arm.results)))
+    found += [prose("missing", names=names, why=why) for why, names in missing(folder).items()]
+    if others := unfair_settings(arms, base):
+        found.append(prose("differing", names=others))
     return [f"> {warning}" for warning in found]
+
+
+def scale_of(folder: Path) -> float:
+    """The share of the usual number of tokens with which the comparison in ``folder`` was begun."""
+    plan = read_plan(folder)
+    found = re.search(r"--scale[ =]([\d.]+)", plan.commands[0]) if plan and plan.commands else None
+    return float(found[1]) if found else 1.0
 
 
 def missing(folder: Path) -> dict[str, list[str]]:
@@ -81,16 +86,12 @@ def missing(folder: Path) -> dict[str, list[str]]:
     return found
 
 
-def differing_settings(arms: Sequence[Arm], base: Arm) -> list[str]:
+def unfair_settings(arms: Sequence[Arm], base: Arm) -> list[str]:
     """The settings besides the memory in which the arms differ; seeds only if an arm has none in common with
     ``base``."""
     runs = all_runs(arms)
-    settings = [dict(flatten(run.config)) for run in runs]
-    names = dict.fromkeys(
-        name for config in settings for name in config
-        if name not in MAY_DIFFER and not name.startswith("model.own.")
-    )  # fmt: skip
-    found = [name for name in names if len({json.dumps(config.get(name)) for config in settings}) > 1]
+    every = differing_settings([dict(flatten(run.config)) for run in runs])
+    found = [name for name in every if name not in MAY_DIFFER and not name.startswith("model.own.")]
     if len({run.facts["corpus"].get("sha256") for run in runs}) > 1:
         found.append("text")
     if not all({run.seed for run in arm.runs} & {run.seed for run in base.runs} for arm in arms):
@@ -107,70 +108,87 @@ def with_more_seeds(arms: Sequence[Arm], folder: Path) -> list[str]:
         return []
     kept = re.sub(r" --(resume|(seeds|out)[ =]('[^']*'|\S+))(?!\S)", "", shlex.join(words))
     where = folder.name if folder.is_absolute() else str(folder)
-    command = f"{kept} --seeds 5 --resume --out {shlex.quote(where)}"
-    return ["This command, in the same folder as before, trains the other four of each arm:", fenced(command)]
+    return [prose("more_seeds"), fenced(f"{kept} --seeds 5 --resume --out {shlex.quote(where)}")]
 
 
 def claims(arms: Sequence[Arm], base: Arm, measures: Sequence[Measure], folder: Path) -> list[str]:
-    """The claims about each arm against ``base`` that the seeds support, as paragraphs: a difference only if
-    its interval does not contain zero. For one seed, how to train more in the experiment's ``folder``."""
+    """What the seeds support about each arm against ``base``, as paragraphs: a difference only if its
+    interval does not contain zero. For one seed, how to train more in the experiment's ``folder``."""
     others = [arm for arm in arms if arm is not base]
     if not others:
         return []
     if not base.results:
-        return [f"No run of {plain(base.label)} has finished, so nothing is compared with it."]
-    found = [{plain(arm.label): arm.minus(base, m.of) for arm in others} for m in measures]
+        return [prose("no_base", base=base.label)]
+    found = [{arm.label: arm.minus(base, m.of) for arm in others} for m in measures]
     n = max((d.n for by_label in found for d in by_label.values() if d), default=0)
     if n < 2:
-        return [
-            f"**There is only one seed, so nothing is claimed about which arm is better.** Rounding alone "
-            f"has changed final losses by {ROUNDING} bits per character. With five seeds, the report has "
-            f"paired differences with their intervals.",
-            *with_more_seeds(arms, folder),
-        ]
-    cover = "All seeds have the same held-out text, so they say nothing about other texts."
-    if "recall" in base.first.config:
-        cover = "Each seed is measured on streams of its own, so they cover other streams too."
-    intro = (
-        f"Each arm is compared with {plain(base.label)} by its {' and '.join(m.label for m in measures)}. "
-        f"The difference is computed for each seed; above is its mean over {n} seeds, and ± is half the "
-        f"width of a 95 % interval by Student's t. Rounding alone, when the same sums are computed in "
-        f"another order, has changed final losses by {ROUNDING} bits per character, and another seed "
-        f"changes them too; the intervals cover both. {cover}"
-    )
-    if len(others) * len(measures) > 2:
-        intro += (
-            " Each interval is for one arm alone: of twenty arms that are all alike, about one will seem to "
-            "differ."
-        )
+        return [_of_one_seed(arms, measures[0]), *with_more_seeds(arms, folder)]
     parts = []
     for measure, by_label in zip(measures, found, strict=True):
         parts += [f"By {measure.label}:"] * (len(measures) > 1)
         parts.append("\n".join(f"- {claim(label, d, base, measure)}" for label, d in by_label.items()))
-    return [*parts, intro]
+    labels, streams = [measure.label for measure in measures], "recall" in base.first.config
+    many = len(others) * len(measures) > 2
+    about = {"base": base.label, "measures": labels, "n": n, "rounding": ROUNDING}
+    return [*parts, prose("how_compared", **about, own_streams=streams, many=many)]
+
+
+def _of_one_seed(arms: Sequence[Arm], measure: Measure) -> str:
+    means = {arm.label: mean.mean for arm in arms if (mean := arm.mean(measure.of))}
+    best, second = [*sorted(means, key=lambda label: -measure.better * means[label]), "", ""][:2]
+    gap = measure.shown_difference(abs(means[best] - means[second]), signed=False) if second else ""
+    gap += "" if measure.unit_of_differences else f" {measure.label}"
+    return prose("one_seed", best=second and best, gap=gap, second=second, rounding=ROUNDING)
 
 
 def claim(label: str, difference: Mean | None, base: Arm, measure: Measure) -> str:
-    """The claim about one arm's ``difference`` to ``base``."""
+    """What can be claimed about one arm's ``difference`` to ``base``."""
     if difference is None or math.isnan(difference.half_width):
-        return (
-            f"{label} has fewer than two seeds in common with {plain(base.label)}, so nothing is claimed "
-            f"about it."
-        )
-    seeds = f" ({difference.n} seeds)"
+        return prose("too_few_seeds", label=label, base=base.label)
     size = Mean(abs(difference.mean), difference.half_width, difference.n)
+    about = {"label": label, "n": difference.n}
     if difference.leaves_out_zero:
-        kind = "better" if difference.mean * measure.better > 0 else "worse"
         level = base.mean(measure.of)
         assert level is not None  # there is a difference
-        relative = "" if measure.unit_of_differences else f", or {size.mean / level.mean:.1%}"
-        return f"**{label} is {kind} by {measure.shown_difference(size, signed=False)}**{relative}{seeds}."
+        relative = "" if measure.unit_of_differences else f"{size.mean / level.mean:.1%}"
+        kind = "better" if difference.mean * measure.better > 0 else "worse"
+        shown = measure.shown_difference(size, signed=False)
+        return prose("better", **about, kind=kind, size=shown, relative=relative)
     most = measure.shown_difference(size.mean + size.half_width, signed=False)
-    side = "below" if measure.better < 0 else "above"
-    return (
-        f"{label}: **no difference was seen**: {measure.shown_difference(difference)}, where a value "
-        f"{side} zero is better{seeds}. A difference of up to {most} is not excluded."
-    )
+    side, shown = "below" if measure.better < 0 else "above", measure.shown_difference(difference)
+    return prose("no_difference", **about, difference=shown, side=side, most=most)
+
+
+def results_table(
+    arms: Sequence[Arm], base: Arm, measures: Sequence[Measure], more: Mapping[str, Column] | None = None
+) -> str:
+    """A row for each arm: how many of its seeds have finished, the columns ``more``, and by each measure its
+    mean, and if there are several seeds its paired difference to ``base``."""
+    columns: dict[str, Column] = {"seeds": lambda arm: f"{len(arm.results)}", **(more or {})}
+    for measure in measures:
+        head = measure.head or measure.label
+        columns[head] = lambda arm, m=measure: m.shown(arm.mean(m.of))  # type: ignore[misc]
+        differences = {arm.name: arm.minus(base, measure.of) for arm in arms if arm is not base}
+        if any(d and d.n > 1 for d in differences.values()):
+            columns[f"{head}, minus {base.label}" if len(measures) > 1 else f"minus {base.label}"] = (
+                lambda arm, m=measure, of=differences: m.cell(of.get(arm.name))  # type: ignore[misc]
+            )
+    return arms_table(arms, columns)
+
+
+def bars(arms: Sequence[Arm], measure: Measure) -> str:
+    """What each arm came to, as bars of a page; empty if none has finished."""
+    means = {arm.name: mean for arm in arms if (mean := arm.mean(measure.of))}
+    most, looks = max((mean.mean for mean in means.values()), default=0.0), looks_of([a.name for a in arms])
+    rows = [
+        f'<li><span>{html.escape(arm.label)}</span><i style="width: {50 * means[arm.name].mean / most:.1f}%; '
+        f'background: var(--c{looks[arm.name]["color"][1:].lower()}, {looks[arm.name]["color"]})"></i>'
+        f"<b>{html.escape(measure.shown(means[arm.name]))}</b></li>"
+        for arm in arms
+        if arm.name in means and most > 0
+    ]
+    title = f"<p>{html.escape(measure.label)}, {'less' if measure.better < 0 else 'more'} is better</p>"
+    return f'<section class="bars">{title}<ul>{"".join(rows)}</ul></section>' if rows else ""
 
 
 def costs_table(arms: Sequence[Arm], base: Arm, more: Mapping[str, Column] | None = None) -> str:
@@ -192,28 +210,25 @@ def costs_table(arms: Sequence[Arm], base: Arm, more: Mapping[str, Column] | Non
         columns[ratio] = lambda arm: DASH if arm is base else number(time_ratio(arm, base), ".2f")
     columns |= {
         "evaluation time": lambda arm: number(arm.mean("evaluation_seconds"), ",.0f", " s"),
-        "peak memory": peak_memory,
+        "peak memory": lambda arm: number(
+            max((r["peak_memory_bytes"] or 0 for r in arm.results.values()), default=0) / 2**20 or None,
+            ",.0f",
+            " MiB",
+        ),
         **(more or {}),
     }
     note = ""
     if why_not and len(arms) > 1:
-        curves = " and curves against time" if not_comparable(arms) else ""
-        note = f"\n\nRatios of training time{curves} are left out: {why_not}."
+        note = "\n\n" + prose("no_ratios", curves=bool(not_comparable(arms)), why=why_not)
     elif not on_one_machine(all_runs(arms)):
-        note = "\n\nThe parts of this run did not all have the same machine and package versions."
+        note = "\n\n" + prose("not_alike")
     return arms_table(arms, columns) + note
 
 
 def median_speed(arm: Arm) -> str:
     """The median of an arm's records of its speed."""
-    speeds = [r["tokens_per_second"] for run in arm.counted for r in run.metrics if "tokens_per_second" in r]
-    return f"{median(speeds):,.0f}" if speeds else DASH
-
-
-def peak_memory(arm: Arm) -> str:
-    """The largest peak of an arm's runs."""
-    peak = max((result["peak_memory_bytes"] or 0 for result in arm.results.values()), default=0)
-    return number(peak / 2**20 or None, ",.0f", " MiB")
+    speeds = [v for run in arm.counted for v in run.metrics.points("tokens_per_second")[2].tolist()]
+    return number(median(speeds) if speeds else None, ",.0f")
 
 
 def time_ratio(arm: Arm, base: Arm) -> Mean | None:
@@ -228,44 +243,40 @@ def no_ratios(arms: Sequence[Arm], base: Arm) -> str:
     if why_not := not_comparable(arms):
         return why_not
     ratios = [time_ratio(arm, base) for arm in arms if arm is not base]
-    if not any(ratio and ratio.n > 1 for ratio in ratios):
-        return "they need several seeds, which show how much they vary"
-    return ""
+    return "" if any(ratio and ratio.n > 1 for ratio in ratios) else prose("needs_seeds")
 
 
 def not_comparable(arms: Sequence[Arm]) -> str:
     """Why training times can't be compared, in words; empty if they can."""
     runs = all_runs(arms)
     if not on_one_machine(runs):
-        return "not all runs had the same machine and package versions"
+        return prose("other_machine")
     for run in runs:
         if len(speeds := steady_speeds(run)) < FEWEST_SPEEDS:
-            return f"{run.folder.name} is too short to tell whether other programs ran at the same time"
+            return prose("too_short", run=run.folder.name)
         if (factor := max(speeds) / max(min(speeds), 1e-9)) > STEADY:
-            return (
-                f"the speed of {run.folder.name} varied by a factor of {factor:.1f}, as it does when other "
-                f"programs run at the same time"
-            )
+            return prose("unsteady", run=run.folder.name, factor=f"{factor:.1f}")
     return ""
 
 
-def on_one_machine(runs: Sequence[FinishedRun]) -> bool:
+def on_one_machine(runs: Sequence[Run]) -> bool:
     """Whether all runs, from beginning to end, had the same hardware and versions."""
     environments = [e for run in runs for e in run.facts.get("environments", [run.facts["environment"]])]
     return len({json.dumps(environment, sort_keys=True) for environment in environments}) == 1
 
 
-def steady_speeds(run: FinishedRun) -> list[float]:
+def steady_speeds(run: Run) -> list[float]:
     """The tokens/s of a run's records since its memory had its final length, since a longer one takes more
     time; except the first of them, in which it warms up."""
-    records = [record for record in run.metrics if "tokens_per_second" in record]
-    lengths = [keys_at(record) for record in records]
-    return [r["tokens_per_second"] for r, own in zip(records, lengths, strict=True) if own == lengths[-1]][1:]
+    speeds, keys = run.metrics.column("tokens_per_second"), keys_in_records(run)
+    is_said = ~np.isnan(speeds)
+    return speeds[is_said & (keys == keys[is_said][-1])][1:].tolist() if is_said.any() else []
 
 
-def keys_at(record: Mapping[str, float]) -> float:
-    """The number of keys per layer in memory at a training record."""
-    return record.get("memory.length", 0) + record.get("memory.compressed_length", 0)
+def keys_in_records(run: Run) -> NDArray[np.float64]:
+    """The number of keys per layer in memory at each record; 0 where a record doesn't say it."""
+    lengths = (run.metrics.column(f"memory.{name}") for name in ("length", "compressed_length"))
+    return sum((np.nan_to_num(length) for length in lengths), start=np.zeros(run.metrics.rows))
 
 
 def stages_of(arms: Sequence[Arm]) -> list[float]:
@@ -273,8 +284,10 @@ def stages_of(arms: Sequence[Arm]) -> list[float]:
     training records."""
     found = set()
     for arm in arms:
-        records = [record for record in arm.first.metrics if "memory.length" in record]
-        for before, after in pairwise(records):
-            if keys_at(after) > keys_at(before):
-                found.add((before["tokens"] + after["tokens"]) / 2)
+        run = arm.first
+        is_said = ~np.isnan(run.metrics.column("memory.length"))
+        tokens, keys = run.metrics.column("tokens")[is_said], keys_in_records(run)[is_said]
+        for before, after in pairwise(zip(tokens.tolist(), keys.tolist(), strict=True)):
+            if after[1] > before[1]:
+                found.add((before[0] + after[0]) / 2)
     return sorted(found)

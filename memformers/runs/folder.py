@@ -1,4 +1,4 @@
-"""A run is a folder that holds everything about one training, and this is how its files are read back:
+"""A run is a folder that holds everything about one training; its files, and its metrics read back:
 
 config.json      the TrainConfig
 run.json         corpus, parameters, hardware, versions, command, git commit
@@ -13,21 +13,22 @@ probe.json       what a probe measured; a comparison's is beside its runs' folde
 
 import contextlib
 import json
+import math
+import os
 import reprlib
 import secrets
-import time
-import uuid
-import warnings
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from memformers.common.errors import UserError
-from memformers.common.fields import fits
-from memformers.common.files import check_utf8_name, config_from_dict, read_json, write_json
+from memformers.common.files import check_utf8_name
 
 CONFIG, FACTS, METRICS, CARD, LOG = "config.json", "run.json", "metrics.jsonl", "labml.json", "labml.log"
 CHECKPOINTS, SAMPLE, RESULT, PROBE = "checkpoints", "sample.txt", "result.json", "probe.json"
@@ -36,10 +37,12 @@ EXPERIMENT = "experiment.json"
 REPORT, PAGE, FIGURES = "report.md", "report.html", "figures"
 RUNS = Path("runs")
 """Where new runs go."""
-RESULTS, TABLE, TEX = "results.json", "results.csv", "results.tex"
-"""The results of an experiment: over seeds, of each training, and the table of its report for LaTeX."""
-OF_A_RUN = (CONFIG, FACTS, CARD, LOG, SAMPLE, RESULT, PROBE, REPORT, PAGE, TABLE, TEX)
-OF_AN_EXPERIMENT = (PROBE, REPORT, PAGE, RESULTS, TABLE, TEX)
+RESULTS, TABLE = "results.json", "results.csv"
+"""The results of an experiment: over seeds, and of each training."""
+OF_A_RUN = (CONFIG, FACTS, CARD, LOG, SAMPLE, RESULT, PROBE, REPORT, PAGE, RESULTS, TABLE)
+OF_AN_EXPERIMENT = (PROBE, REPORT, PAGE, RESULTS, TABLE)
+TOKENS, SECONDS = "tokens", "seconds"
+"""The horizontal axes of curves: what is in every record of a run's metrics."""
 
 
 def new_folder(name: str) -> Path:
@@ -81,100 +84,112 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """All complete records of a run; a last line that a crash truncated is skipped. UserError for one that is
     broken."""
-    path = folder / METRICS
-    if not path.exists():
-        return []
-    with open(path, encoding="utf-8", errors="replace") as file:
-        lines = enumerate(file, 1)
-        return [record_of(line, f"{path}, line {n}") for n, line in lines if line.endswith("\n")]
+    metrics = Metrics(folder / METRICS)
+    found = list(metrics.read())
+    metrics.check()
+    return found
 
 
-def record_of(line: str, source: str) -> dict[str, float]:
-    """The record in a ``line`` of metrics; UserError, with its ``source``, for anything else."""
-    with contextlib.suppress(ValueError, RecursionError):
-        record = json.loads(line)
-        if fits(record, dict[str, float]) and "tokens" in record:
-            return dict(record)
-    raise UserError(f"{source}: expected a record of a training, got {reprlib.repr(line)}; remove the line.")
+Points = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 
 
-@dataclass(frozen=True)
-class Card:
-    """What a dashboard shows of a run besides its metrics: ``labml.json`` in its folder."""
+class Metrics:
+    """The records of the ``metrics.jsonl`` at ``path``, in columns; each [`read`][] adds what is new.
 
-    run: str
-    """Its id: the same in every session of the run, so that all sessions form one curve."""
-    comment: str
-    """The line below the name, which the search also covers."""
-    compare_with: str = ""
-    """The id of the run with which labml's comparison shows this one; empty for none."""
-    name: str = ""
-    """Empty until the training chooses one."""
-    started: float = 0.0
-    """In seconds since 1970, as are all times here; 0 before it starts."""
-    config: dict[str, Any] = field(default_factory=dict)
-    given: tuple[str, ...] = ()
-    """Of its settings, those that the user chose."""
-    status: str = ""
-    """How it ended, such as "completed"; empty while it runs."""
-    ended: float = 0.0
+    A last line without its end is read later. Of a line, what is no exact number is left out, and a line
+    without ``tokens`` altogether. A file that was shortened or replaced is read again from its beginning.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._forget()
+
+    def _forget(self) -> None:
+        self.offset = self.lines = self.rows = 0
+        self.changed = 0.0
+        """The time of the last change of the file, in seconds since 1970."""
+        self.broken = ""
+        """What is wrong with the first line of which something was left out."""
+        self._file: tuple[int, int] | None = None
+        self._columns: dict[str, array[float]] = {}
+        self._points: dict[tuple[str, str], Points] = {}
+
+    def read(self) -> Iterator[dict[str, float]]:
+        """The records that were appended since the last call, to be read to their end."""
+        if not self.path.is_file():
+            return self._forget()
+        with open(self.path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if self._file != (status.st_dev, status.st_ino) or status.st_size < self.offset:
+                self._forget()
+                self._file = (status.st_dev, status.st_ino)
+            self.changed = status.st_mtime
+            file.seek(self.offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return None
+                self.lines += 1
+                record = self._add(line)
+                self.offset += len(line)
+                if record is not None:
+                    yield record
+
+    def update(self) -> None:
+        """Add what is new to the columns."""
+        for _ in self.read():
+            pass
+
+    def check(self) -> None:
+        """Raise UserError if a line was broken."""
+        if self.broken:
+            raise UserError(self.broken)
+
+    def _add(self, line: bytes) -> dict[str, float] | None:
+        data: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
+            data = json.loads(line)
+        record = {k: v for k, v in data.items() if is_exact(v)} if isinstance(data, dict) else {}
+        if TOKENS not in record or len(record) < len(data):
+            text = reprlib.repr(line.decode(errors="replace"))
+            place = f"{self.path}, line {self.lines:,}"
+            self.broken = self.broken or f"{place}: expected a record, got {text}; remove the line."
+        if TOKENS not in record:
+            return None
+        for name, value in record.items():
+            column = self._columns.setdefault(name, array("d"))
+            column.extend([math.nan] * (self.rows - len(column)))
+            column.append(value)
+        self.rows += 1
+        self._points.clear()
+        return record
+
+    @property
+    def names(self) -> list[str]:
+        """The metrics, without those of horizontal axes."""
+        return [name for name in self._columns if name not in (TOKENS, SECONDS)]
+
+    def column(self, name: str) -> NDArray[np.float64]:
+        """A metric in every record, NaN where a record doesn't have it."""
+        values = np.array(self._columns.get(name, ()), float)
+        return np.pad(values, (0, self.rows - len(values)), constant_values=math.nan)
+
+    def points(self, name: str, over: str = TOKENS) -> Points:
+        """Tokens, places on the axis ``over``, and finite values of a metric: the last record of each number
+        of tokens."""
+        if found := self._points.get((name, over)):
+            return found
+        tokens, places, values = self.column(TOKENS), self.column(over), self.column(name)
+        order = np.flatnonzero(np.isfinite(values) & np.isfinite(tokens) & np.isfinite(places))[::-1]
+        kept = order[np.unique(tokens[order], return_index=True)[1]]
+        return self._points.setdefault((name, over), (tokens[kept], places[kept], values[kept]))
 
 
-def new_run_id() -> str:
-    """An id that no other run has."""
-    return uuid.uuid4().hex
-
-
-def plan_run(folder: Path, run: str, comment: str, compare_with: str, name: str = "") -> None:
-    """Write how the dashboard will show a training before it starts, which may choose the ``name`` itself."""
-    write_json(folder / CARD, asdict(Card(run, comment, compare_with, name)))
-
-
-def open_card(folder: Path, name: str, config: Mapping[str, Any], given: Sequence[str] = ()) -> Card:
-    """The card of a training that starts or goes on in ``folder``; the user chose the ``given`` settings."""
-    card = known_card(folder) or Card(new_run_id(), folder.resolve().name)
-    card = replace(
-        card,
-        name=card.name or name,
-        started=card.started or time.time(),
-        config=dict(config),
-        given=tuple(given),
-        status="",
-    )
-    write_json(folder / CARD, asdict(card))
-    return card
-
-
-def close_card(folder: Path, status: str) -> None:
-    """Write how the run in ``folder`` ended."""
-    write_json(folder / CARD, asdict(replace(read_card(folder), status=status, ended=time.time())))
-
-
-def read_card(folder: Path) -> Card:
-    """The card of the run in ``folder``; ValueError if it can't be read."""
-    return config_from_dict(Card, read_json(folder / CARD), str(folder / CARD))
-
-
-def known_card(folder: Path) -> Card | None:
-    """The card of the run in ``folder``; None if it has none, or one that can't be read, which is a warning,
-    since only a dashboard needs it."""
-    try:
-        return read_card(folder) if (folder / CARD).exists() else None
-    except UserError as error:
-        warnings.warn(f"{error} The run is another one for dashboards.", stacklevel=2)
-        return None
+def is_exact(value: Any) -> bool:
+    """Whether a value from JSON is a number that a float can hold."""
+    return isinstance(value, float) or (type(value) is int and abs(value) < 1 << 53)
 
 
 def run_folders(folder: Path) -> list[Path]:
     """All folders with a run's metrics: ``folder``, those in it, and those in these."""
     patterns = (METRICS, f"*/{METRICS}", f"*/*/{METRICS}")
     return [path.parent for pattern in patterns for path in sorted(folder.glob(pattern))]
-
-
-def find_runs(folder: Path) -> list[Path]:
-    """All runs in ``folder``, be it a run, a comparison, or a folder of these, in the order in which they
-    were started; ValueError if none."""
-    if runs := run_folders(folder):
-        cards = {run: known_card(run) for run in runs}
-        return sorted(runs, key=lambda run: card.started if (card := cards[run]) else 0.0)
-    raise UserError(f"{folder} holds no run: no {METRICS} in it or in its sub-folders.")

@@ -1,16 +1,14 @@
-"""How runs, comparisons and dashboards find each other.
+"""How runs, comparisons and dashboards find each other, by files of this machine's user.
 
-A dashboard on this machine writes a note so that trainings find it. A comparison writes one too, by which
-dashboards find its folder; it outlives both, so a dashboard that is started later shows it too.
+The dashboard that was started last has its address and process in ``dashboard.json``. Each comparison leaves
+a note of its folder, by which dashboards find it, also those that are started later.
 """
 
 import contextlib
 import hashlib
 import os
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import platformdirs
 
@@ -20,11 +18,11 @@ from memformers.common.network import ask_json, get
 
 AUTO, OFF = "auto", "off"
 WHO = "/memformers"
-"""The path at which a dashboard returns its identity."""
+"""The path at which a dashboard returns its process."""
 TOKEN = "default"
 """Runs sent with this token appear on the runs page; it is also the one in labml's own examples."""
 COMPARISONS = "/comparisons"
-"""Where a dashboard has its page of them."""
+"""Where a dashboard has its pages of them."""
 ANSWER_SECONDS = 2.0
 DASHBOARD = "MEMFORMERS_DASHBOARD"
 """The environment variable that tells a training, and its relay, which dashboard to use."""
@@ -50,12 +48,17 @@ def sent_to(dashboard: str) -> str:
     return find_running() if dashboard == AUTO else "" if dashboard == OFF else dashboard
 
 
-def has_run(api: str, run: str, seconds: float = ANSWER_SECONDS) -> bool:
-    """Whether the labml server that takes runs at ``api`` has the run, so that a link leads somewhere."""
+def answers(url: str, seconds: float = ANSWER_SECONDS) -> bool:
+    """Whether there is a page at ``url``, so that a link leads somewhere."""
     try:
-        return get(f"{api.rstrip('/').rpartition('/')[0]}/run/{run}", seconds)[0] == 200
+        return get(url, seconds)[0] == 200
     except OSError:
         return False
+
+
+def run_address(api: str, run: str) -> str:
+    """Where the labml server that takes runs at ``api`` has the data of a run."""
+    return f"{api.rstrip('/').rpartition('/')[0]}/run/{run}"
 
 
 def check_dashboard(url: str) -> str:
@@ -68,68 +71,32 @@ def check_dashboard(url: str) -> str:
     return f"answers with an error, {status}" if status >= 500 else ""
 
 
-def notes_folder(kind: str) -> Path:
-    """The folder of this machine's notes of "dashboards" or of "comparisons"."""
-    return platformdirs.user_state_path("memformers") / kind
-
-
-def write_note(kind: str, name: str, said: dict[str, str], is_old: Callable[[Path], bool]) -> Path:
-    """The path of a new note, after those of the same kind that are old were deleted."""
-    folder = notes_folder(kind)
-    folder.mkdir(parents=True, exist_ok=True)
-    for note in folder.glob("*.json"):
-        if is_old(note):
-            note.unlink(missing_ok=True)
-    write_json(folder / f"{name}.json", said)
-    return folder / f"{name}.json"
+def state_folder() -> Path:
+    """The folder of these files."""
+    return platformdirs.user_state_path("memformers")
 
 
 @contextlib.contextmanager
-def announced(url: str, identity: str) -> Iterator[None]:
-    """Let trainings find the dashboard at ``url``, which answers ``identity``, during the block."""
-    note = write_note("dashboards", identity, {"url": url, "identity": identity}, is_gone)
+def announced(url: str) -> Iterator[None]:
+    """Let trainings find the dashboard of this process, at ``url``, during the block."""
+    note, ours = state_folder() / "dashboard.json", {"url": url, "process": os.getpid()}
+    note.parent.mkdir(parents=True, exist_ok=True)
+    write_json(note, ours)
     try:
         yield
     finally:
-        note.unlink(missing_ok=True)
-
-
-def newest_first(notes: Path) -> list[Path]:
-    """The notes in a folder, those of which may go at any moment."""
-    times = {}
-    for note in notes.glob("*.json"):
-        with contextlib.suppress(OSError):
-            times[note] = note.stat().st_mtime
-    return sorted(times, key=lambda note: times[note], reverse=True)
+        with contextlib.suppress(OSError, ValueError):
+            if read_json(note) == ours:  # else another one was started since
+                note.unlink()
 
 
 def find_running() -> str:
-    """The address for runs of the newest dashboard that runs on this machine, or an empty string."""
-    running = filter(None, map(is_running, newest_first(notes_folder("dashboards"))))
-    return next((api_address(url) for url in running), "")
-
-
-def is_running(note: Path) -> str:
-    """The address in ``note`` if the dashboard that left it answers there, else an empty string."""
-    try:
-        said = read_json(note)
-        if ask_json(said["url"] + WHO, ANSWER_SECONDS)["identity"] == said["identity"]:
-            return str(said["url"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+    """The address for runs of the dashboard that was started last, if it runs; else an empty string."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        said = read_json(state_folder() / "dashboard.json")
+        if ask_json(said["url"] + WHO, ANSWER_SECONDS)["process"] == said["process"]:
+            return api_address(said["url"])
     return ""
-
-
-def is_gone(note: Path) -> bool:
-    """Whether no program listens at the address in ``note`` any more; one that is only slow still does."""
-    try:
-        address = urlsplit(read_json(note)["url"])
-        socket.create_connection((address.hostname, address.port), ANSWER_SECONDS).close()
-    except TimeoutError:
-        return False
-    except (OSError, ValueError, KeyError, TypeError):
-        return True
-    return False
 
 
 def api_address(url: str) -> str:
@@ -152,21 +119,24 @@ def comparison_id(folder: Path) -> str:
 def note_comparison(folder: Path) -> None:
     """Let dashboards on this machine show the runs in ``folder``; notes of folders that are gone go too.
     Raises OSError where the note can't be written."""
-    known = noted_comparisons()
-    gone = [identity for identity, other in known.items() if not other.is_dir()]
-    said = {"folder": str(folder.resolve())}
-    write_note("comparisons", comparison_id(folder), said, lambda note: note.stem in gone)
+    notes = state_folder() / "comparisons"
+    notes.mkdir(parents=True, exist_ok=True)
+    for identity, other in noted_comparisons().items():
+        if not other.is_dir():
+            (notes / f"{identity}.json").unlink(missing_ok=True)
+    write_json(notes / f"{comparison_id(folder)}.json", {"folder": str(folder.resolve())})
 
 
 def noted_comparisons() -> dict[str, Path]:
     """The folders of all comparisons, by their ids; that which was begun last comes first."""
     found = {}
-    for note in newest_first(notes_folder("comparisons")):
+    for note in (state_folder() / "comparisons").glob("*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             folder = Path(read_json(note)["folder"])
             if comparison_id(folder) == note.stem:
-                found[note.stem] = folder
-    return found
+                found[note.stem] = (note.stat().st_mtime, folder)
+    newest = sorted(found, key=lambda identity: found[identity][0], reverse=True)
+    return {identity: found[identity][1] for identity in newest}
 
 
 def show_comparison(folder: Path, dashboard: str) -> None:
@@ -183,7 +153,4 @@ def show_comparison(folder: Path, dashboard: str) -> None:
 def comparison_page(api: str, folder: Path) -> str:
     """Where the dashboard that takes runs at ``api`` shows the comparison in ``folder``; else empty."""
     path = f"{COMPARISONS}/{comparison_id(folder)}"
-    with contextlib.suppress(OSError):
-        if api and get(f"{api.partition('/api/')[0]}{path}", ANSWER_SECONDS)[0] == 200:
-            return page_address(api) + path
-    return ""
+    return page_address(api) + path if api and answers(api.partition("/api/")[0] + path) else ""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memformers.runs.folder import LOG, METRICS, close_card, flatten, open_card
+from memformers.runs.card import close_card, open_card
+from memformers.runs.folder import LOG, METRICS, flatten
 from memformers.tracking.discovery import (
     ANSWER_SECONDS,
     AUTO,

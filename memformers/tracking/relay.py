@@ -14,9 +14,10 @@ import traceback
 from pathlib import Path
 
 from memformers.common.processes import module_command, module_environment
-from memformers.runs.folder import CARD, LOG, METRICS, close_card, read_card
+from memformers.runs.card import close_card, read_card
+from memformers.runs.folder import CARD, LOG, METRICS, TOKENS, Metrics
 from memformers.tracking.discovery import DASHBOARD, LABML_URL, sent_to
-from memformers.tracking.feeding import SHARE, feed, new_records, thin
+from memformers.tracking.feeding import SHARE, feed, thin
 
 DRAIN_SECONDS = 3.0
 """How many seconds labml may take after the last record; then the relay ends, even if records are left."""
@@ -81,14 +82,14 @@ def relay(folder: Path) -> None:
     experiment.create(name=card.name, writers={"file"}, python_file=str(folder / CARD))
     experiment.configs(dict(card.config))
     with contextlib.suppress(RunEndedBadly), experiment.start():
-        with open(folder / METRICS, encoding="utf-8") as file:
-            more, rest = True, 0.0
-            while more:
-                more = not ended.wait(max(POLL_SECONDS, rest))
-                begun = time.thread_time()
-                for record in thin(new_records(file)):
-                    tracker.save(int(record.pop("tokens")), record)
-                rest = (time.thread_time() - begun) / SHARE
+        metrics, more, rest = Metrics(folder / METRICS), True, 0.0
+        while more:
+            more = not ended.wait(max(POLL_SECONDS, rest))
+            begun = time.thread_time()
+            for record in thin(list(metrics.read())):
+                values = {name: value for name, value in record.items() if name != TOKENS}
+                tracker.save(int(record[TOKENS]), values)
+            rest = (time.thread_time() - begun) / SHARE
         if status[0] != "completed":
             raise RunEndedBadly(status[0])  # labml marks the run as crashed, with this reason
     for thread in threading.enumerate():

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from memformers.common.files import read_json
 from memformers.common.machine import choose_device
 from memformers.convert.load import load_checkpoint
 from memformers.data.streams import training_segments
@@ -19,8 +20,7 @@ from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.evaluation.evaluate import summary
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import short_name
-from memformers.runs.finished import read_run
-from memformers.runs.folder import new_folder
+from memformers.runs.folder import RESULT, new_folder, read_metrics
 from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
 from memformers.training.config import TrainConfig, check_all_used, read_train_config
@@ -85,13 +85,13 @@ class TrainedModel:
     def metrics(self) -> list[dict[str, float]]:
         """Every record of the training, in order. All have ``tokens`` and ``seconds``; some have
         ``loss.train`` and others ``loss.valid``, in nats per token."""
-        return read_run(self.folder).metrics
+        return read_metrics(self.folder)
 
     @cached_property
     def result(self) -> dict[str, Any]:
         """The last evaluation of the held-out text: ``loss`` in nats per token, ``bits_per_character``,
         ``accuracy`` and more, as in ``result.json``."""
-        return read_run(self.folder).result or {}
+        return read_json(self.folder / RESULT)
 
 
 def train(

@@ -27,8 +27,8 @@ from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
-from memformers.runs.finished import read_facts
 from memformers.runs.folder import CHECKPOINTS, CONFIG, METRICS, RESULT, flatten
+from memformers.runs.reader import read_facts
 from memformers.training.checkpoints import ABOUT, Checkpoint, read_about, read_checkpoint
 from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.distributed import ALONE, Distributed

@@ -22,7 +22,6 @@ from memformers.models.base import memory_facts
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import short_name
-from memformers.runs.finished import read_facts
 from memformers.runs.folder import (
     CHECKPOINTS,
     CONFIG,
@@ -34,6 +33,7 @@ from memformers.runs.folder import (
     check_nothing_is_lost,
     flatten,
 )
+from memformers.runs.reader import read_facts
 from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.distributed import ALONE, Distributed
 from memformers.training.initial import copy_weights, freeze

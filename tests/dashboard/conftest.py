@@ -20,7 +20,7 @@ import uvicorn
 
 from memformers.common.files import write_json
 from memformers.common.network import ask_json
-from memformers.dashboard.application import build, open_records
+from memformers.dashboard.labml import build, open_records
 from memformers.dashboard.server import listen
 from memformers.runs.folder import CONFIG, EXPERIMENT, METRICS, flatten
 from memformers.runs.plan import Arm, Plan
@@ -98,7 +98,7 @@ class DashboardHere(Client):
     def __init__(self, folder: Path):
         self.said: list[str] = []
         self.records = open_records(folder, self.said.append)
-        application = build("here", frozenset({"workstation"}), self.records)
+        application = build(frozenset({"workstation"}), self.records)
         self.listener = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         config = uvicorn.Config(application, log_config=None, access_log=False, server_header=False)

@@ -1,50 +1,253 @@
-"""The dashboard as the experimenter sees it: in a browser without a network, with real runs."""
+"""The dashboard as the experimenter sees it, in a browser: our live page without a network, and labml's with
+the three files that it loads from public servers."""
 
 import math
 import re
+import shutil
 import signal
 import subprocess
+import tarfile
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from memformers.comparison.experiment import plan_runs
+from memformers.common.files import write_json
+from memformers.comparison.experiment import plan_runs, print_links
 from memformers.dashboard.server import bring_in
-from memformers.runs.folder import read_card, read_metrics
+from memformers.runs.card import close_card, read_card
+from memformers.runs.folder import read_metrics
 from memformers.runs.plan import runs_of
+from memformers.tracking.discovery import (
+    api_address,
+    comparison_page,
+    note_comparison,
+    noted_comparisons,
+    show_comparison,
+)
 from memformers.tracking.recorder import Tracking
 from tests.builders import SMALL_RUN
-from tests.dashboard.conftest import DashboardHere
+from tests.dashboard.conftest import DashboardHere, record_losses, write_plan
 from tests.processes import program, wait_for
 from tests.processes import start as start_program
 
 # labml takes the mean of a curve without points; the command says nothing of it either.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 MODELS = ("transformer", "compressive")
+ARMS = {
+    "transformer": "transformer",
+    "transformer-xl": "transformer-xl",
+    "odd": "<img src=x onerror=alert(1)>",
+}
+"""The arm of each run of the first seed."""
+COLOURS = {
+    "light": ["rgb(0, 114, 178)", "rgb(213, 94, 0)", "rgb(204, 121, 167)"],
+    "dark": ["rgb(63, 169, 232)", "rgb(245, 138, 60)", "rgb(226, 155, 198)"],
+}
+LOADED = {
+    "https://d3js.org/d3.v6.min.js": "d3@6.7.0:dist/d3.min.js",
+    "https://cdn.jsdelivr.net/npm/bootstrap@5.0.0-beta2/dist/css/bootstrap.min.css": (
+        "bootstrap@5.0.0-beta2:dist/css/bootstrap.min.css"
+    ),
+    "https://cdnjs.cloudflare.com/ajax/libs/font-awesome/5.9.0/css/all.css": (
+        "@fortawesome/fontawesome-free@5.9.0:css/all.css"
+    ),
+}
+"""What labml's page loads, and the npm package and the path where the same file is."""
+
+
+@pytest.fixture(scope="module")
+def npm(tmp_path_factory):
+    """The files that labml's page loads, by their addresses, from the npm registry."""
+    if not (command := shutil.which("npm")):
+        pytest.skip("npm is not installed; with it, this test looks at labml's page")
+    folder, found = tmp_path_factory.mktemp("npm"), {}
+    for url, where in LOADED.items():
+        package, _, path = where.rpartition(":")
+        packed = subprocess.run(
+            [command, "pack", package], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        )
+        if packed.returncode:
+            pytest.skip(f"the npm registry can't be reached: {packed.stderr[-200:]}")
+        with tarfile.open(folder / packed.stdout.split()[-1]) as archive:
+            found[url] = archive.extractfile(f"package/{path}").read()
+    return found
+
+
+def fulfill(body, headers, route):
+    route.fulfill(body=body, headers=headers)
+
+
+@pytest.fixture
+def with_network(page, npm):
+    """The page, for which public servers have the three files."""
+    for url, body in npm.items():
+        kind = "text/css" if url.endswith("css") else "text/javascript"
+        headers = {"access-control-allow-origin": "*", "content-type": kind}
+        page.route(url, partial(fulfill, body, headers))
+    return page
+
+
+@pytest.fixture
+def comparison(tmp_path, quick_runs):
+    """Three arms and two seeds, none of them begun."""
+    folder = tmp_path / "three arms & more"
+    runs = runs_of(list(ARMS), [0, 1])
+    plan_runs(runs, folder)
+    planned = {name: replace(run, arm=ARMS[run.arm]) for name, run in runs.items()}
+    arms = {arm: {"mem_len": i, "norm": "<b>"} for i, arm in enumerate(ARMS.values())}
+    write_plan(folder, planned, {"tokens": 100, "mem_len": 1, "norm": "pre"}, arms)
+    note_comparison(folder)
+    return folder
+
+
+@pytest.fixture
+def troubles(page):
+    """What goes wrong on the page."""
+    found = []
+    page.on("pageerror", lambda error: found.append(str(error)))
+    page.on("console", lambda said: found.append(said.text) if said.type == "error" else None)
+    page.on("dialog", lambda dialog: found.append(dialog.message))
+    return found
+
+
+def strokes(page):
+    """The colours of the lines in the chart, in the order of the arms."""
+    return page.locator("#chart .scatterlayer .js-line").evaluate_all(
+        "lines => lines.map(l => getComputedStyle(l).stroke)"
+    )
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "light"), (1280, "dark")])
+def test_three_arms_are_drawn_live_and_names_stay_text(
+    width, scheme, page, comparison, troubles, tmp_path, request
+):
+    page.set_viewport_size({"width": width, "height": 1000})
+    page.emulate_media(color_scheme=scheme)
+    with DashboardHere(tmp_path / "records") as dashboard:
+        page.goto(dashboard.url)
+        assert page.url == comparison_page(api_address(dashboard.url), comparison)
+        page.get_by_text("6 runs, 0 finished; no record yet").wait_for()
+        assert page.inner_text("#title") == comparison.name
+        page.get_by_text("Settings that differ").click()
+        for i, name in enumerate(ARMS):
+            with Tracking(comparison / name, name, {}, "off"):
+                record_losses(comparison / name, [3.0 - i, 2.5 - i, 2.25 - i])
+            write_json(comparison / name / "result.json", {"bits_per_character": 3.5 - i})
+        with open(comparison / "transformer-seed1" / "metrics.jsonl", "w") as file:
+            file.write('{"tokens": 10, "seconds": 1, "loss.valid": 3.25}\n{"tokens": 20, "loss.va')
+        page.get_by_text("1 finished, 1 running").wait_for()
+        assert page.get_by_text("mem_len", exact=True).is_visible(), "what was opened stays open"
+        page.wait_for_function("document.querySelectorAll('#chart .legendtext').length === 3")
+        names = page.locator("#chart .legendtext").all_text_contents()
+        assert names == ["Transformer, no memory", "Transformer-XL", ARMS["odd"]]
+        first = ["rgb(0, 114, 178)", "rgb(213, 94, 0)", "rgb(204, 121, 167)"]
+        wanted = (
+            first if scheme == "light" else ["rgb(63, 169, 232)", "rgb(245, 138, 60)", "rgb(226, 155, 198)"]
+        )
+        assert [stroke for stroke in strokes(page) if "rgb(" in stroke] == wanted
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.locator("#chart .legendtoggle").nth(1).click()
+        page.wait_for_timeout(800)  # a second click would have shown it alone
+        assert len(strokes(page)) == 2
+        page.select_option("#over", "seconds")
+        page.wait_for_url("**over=seconds*")
+        page.locator("#log").check()
+        (comparison / "report.html").write_text("<h1>The report</h1>")
+        page.click("#report a")
+        page.get_by_text("The report").wait_for()
+        page.goto(f"{dashboard.url}/comparisons")
+        page.get_by_role("link", name=comparison.name).first.click()
+        page.wait_for_selector("#chart .js-line", state="attached")
+    assert troubles == []
+
+
+def test_a_killed_run_is_shown_as_stopped_and_a_dashboard_that_comes_back_goes_on(page, comparison, start):
+    dashboard = start()
+    page.goto(comparison_page(api_address(dashboard.url), comparison))
+    page.locator("summary", has_text="Runs").click()
+    row = page.locator("#below tr", has=page.get_by_text("odd", exact=True))
+    record_losses(comparison / "odd", [2.0])
+    close_card(comparison / "odd", "killed")
+    row.get_by_text("stopped").wait_for()
+    dashboard.stop(signal.SIGKILL)
+    page.get_by_text("does not answer").wait_for()
+    record_losses(comparison / "odd", [1.25], begin=2)
+    start(port=dashboard.port)
+    row.get_by_text("1.250").wait_for()
+    assert "does not answer" not in page.inner_text("#summary")
+
+
+def test_labml_s_page_without_a_network_says_so_and_leads_to_ours(page, comparison, tmp_path):
+    with DashboardHere(tmp_path / "records") as dashboard:
+        page.goto(f"{dashboard.url}/run/{read_card(comparison / 'odd').run}")
+        page.get_by_text("does not reach").wait_for()
+        page.get_by_text("All runs in one chart").click()
+        page.wait_for_url(comparison_page(api_address(dashboard.url), comparison))
+
+
+def test_only_links_that_lead_somewhere_are_printed(comparison, tmp_path, capsys):
+    runs = runs_of(["transformer", "odd"], [0])
+    ids = plan_runs(runs, comparison)
+    with DashboardHere(tmp_path / "records") as dashboard:
+        api = api_address(dashboard.url)
+        show_comparison(comparison, api)
+        assert f"{dashboard.url}/comparisons/" in capsys.readouterr().out
+        print_links(runs, ids, api)
+        assert capsys.readouterr().out == ""
+        for name in ids:
+            with Tracking(comparison / name, name, {}, api):
+                assert f"{dashboard.url}/run/{ids[name]}" in capsys.readouterr().out
+        print_links(runs, ids, api)
+        link = f"{dashboard.url}/run/{ids['odd']}/compare  (odd beside transformer)"
+        assert link in capsys.readouterr().out
+    show_comparison(comparison, api)
+    print_links(runs, ids, api)
+    show_comparison(tmp_path / "nowhere", "off")
+    assert capsys.readouterr().out == ""
+    assert tmp_path / "nowhere" not in noted_comparisons().values()
+
+
+def test_on_labml_s_page_a_run_that_has_just_begun_has_the_settings_that_it_uses(
+    with_network, comparison, troubles, tmp_path
+):
+    page = with_network
+    settings = {"model": {"model": "transformer", "mem_len": 7, "d_model": 32}, "seed": 3}
+    given = ["model.mem_len", "model.d_model"]
+    with (
+        DashboardHere(tmp_path / "records") as dashboard,
+        Tracking(comparison / "odd", "odd", settings, api_address(dashboard.url), given),
+    ):
+        for path in ("/compare", ""):
+            page.goto(f"{dashboard.url}/run/{read_card(comparison / 'odd').run}{path}")
+            page.get_by_text("comparison three arms").first.wait_for()
+        configs = page.locator(".configs.block")
+        configs.get_by_text("d_model").wait_for()
+        assert not {"mem_len", "seed"} & set(configs.inner_text().split())
+        assert "does not reach" not in page.inner_text("html")
+    assert [trouble for trouble in troubles if not {"404", "net::ERR_FAILED"} & set(trouble.split())] == []
 
 
 def points(path):
-    """The points that a curve of the page goes through: the end of each of its pieces."""
+    """The points that a curve of labml's goes through: the end of each of its pieces."""
     numbers = [float(n) for n in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", path)]
     pairs = list(zip(numbers[::2], numbers[1::2], strict=True))
     return [pairs[0], *pairs[3::3]]
 
 
-def assert_drawn(paths, records, name):
-    """Some of the curves goes through the values of the records: its pixels are a linear map of them."""
-    steps, values = zip(*[(r["tokens"], r[name]) for r in records if name in r], strict=True)
-    candidates = [points(path) for path in paths]
-    fitting = [drawn for drawn in candidates if len(drawn) == len(steps)]
-    assert any(fits(steps, [x for x, _ in d]) and fits(values, [y for _, y in d]) for d in fitting)
-
-
 def fits(numbers, pixels):
-    """Whether the pixels lie where the linear map through the lowest and the highest number has them, to a
-    fiftieth of the way between these two, or half a pixel if that is less."""
+    """Whether the pixels lie where the linear map through the lowest and the highest number has them."""
     low, high = numbers.index(min(numbers)), numbers.index(max(numbers))
     way = pixels[high] - pixels[low]
-    scale = way / (numbers[high] - numbers[low])
-    wanted = [pixels[low] + (number - numbers[low]) * scale for number in numbers]
+    wanted = [pixels[low] + (n - numbers[low]) * way / (numbers[high] - numbers[low]) for n in numbers]
     return way != 0 and pixels == pytest.approx(wanted, abs=min(0.5, abs(way) / 50))
+
+
+def assert_drawn(paths, records, name):
+    """Some of the curves goes through the values of the records."""
+    steps, values = zip(*[(r["tokens"], r[name]) for r in records if name in r], strict=True)
+    fitting = [drawn for drawn in map(points, paths) if len(drawn) == len(steps)]
+    assert any(fits(steps, [x for x, _ in d]) and fits(values, [y for _, y in d]) for d in fitting)
 
 
 def curves(page, selector):
@@ -52,17 +255,14 @@ def curves(page, selector):
     return [path.get_attribute("d") for path in page.query_selector_all(selector)]
 
 
-def check_pages(page, dashboard, folder):
-    """The list of runs, the page of each, and the comparison of the two, show all that was recorded."""
+def check_labml(page, dashboard, folder):
+    """labml's list of runs, the page of each, and its comparison of the two show all that was recorded."""
     records = {model: read_metrics(folder / model) for model in MODELS}
     page.goto(f"{dashboard.url}/runs")
     page.wait_for_selector(".runs-list a")
     entries = [entry.inner_text() for entry in page.query_selector_all(".runs-list a")]
-    assert len(entries) == 2
     for model, entry in zip(reversed(MODELS), entries, strict=True):
-        assert "COMPLETED" in entry
-        assert model in entry
-        assert f"comparison {folder.name}" in entry
+        assert all(text in entry for text in ("COMPLETED", model, f"comparison {folder.name}"))
     for model in MODELS:
         page.goto(f"{dashboard.url}/run/{read_card(folder / model).run}")
         drawn = curves(page, "path.unsmoothed-line")
@@ -74,11 +274,9 @@ def check_pages(page, dashboard, folder):
     for paths, model in ((base, "transformer"), (current, "compressive")):
         counts = [sum(name in r for r in records[model]) for name in ("loss.valid", "loss.train")]
         assert sorted(len(points(path)) for path in paths) == counts
-    header = page.inner_text(".compare-header")
-    assert header.index("compressive") < header.index("transformer")
 
 
-def test_two_runs_that_are_compared_are_listed_and_drawn(page, quick_runs, tmp_path):
+def test_two_runs_that_are_compared_are_listed_and_drawn_by_labml(with_network, quick_runs, tmp_path):
     plan_runs(runs_of(MODELS, [0]), tmp_path)
     for model in MODELS:
         with Tracking(tmp_path / model, model, {}, "off") as tracking:
@@ -88,11 +286,13 @@ def test_two_runs_that_are_compared_are_listed_and_drawn(page, quick_runs, tmp_p
                     tracking.record({"tokens": 100 * step, "loss.valid": 1 + math.sin(step)})
     with DashboardHere(tmp_path / "records") as dashboard:
         bring_in([tmp_path / model for model in MODELS], dashboard.url)
-        check_pages(page, dashboard, tmp_path)
+        check_labml(with_network, dashboard, tmp_path)
 
 
 @pytest.mark.long
-def test_a_comparison_is_drawn_whole_though_the_dashboard_was_killed_in_the_middle(start, page, tmp_path):
+def test_a_comparison_is_drawn_whole_though_the_dashboard_was_killed_in_the_middle(
+    start, with_network, tmp_path
+):
     dashboard, folder = start(), tmp_path / "compared"
     process = start_program(
         program("compare", *SMALL_RUN, "--models", *MODELS, "--tokens", 160_000, "--evaluations", 3, "--out",
@@ -108,6 +308,6 @@ def test_a_comparison_is_drawn_whole_though_the_dashboard_was_killed_in_the_midd
     said, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     assert "not all metrics" not in errors
-    (link,) = set(re.findall(r"http\S+/compare", said))
+    (link,) = set(re.findall(r"http\S+/compare\b(?!i)", said))
     assert link == f"{dashboard.url}/run/{read_card(folder / 'compressive').run}/compare"
-    check_pages(page, dashboard, folder)
+    check_labml(with_network, dashboard, folder)

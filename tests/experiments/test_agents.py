@@ -245,7 +245,7 @@ def test_the_experiment_trains_each_arm_on_each_task_and_reports_them(tmp_path, 
     assert "| compressive, slots swapped |" in report
     assert "## Returns" in report
     assert "of nn.GRU's" in report
-    assert (tmp_path / "figures" / "success.csv").is_file()
+    assert (tmp_path / "figures" / "success.svg").is_file()
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 1 + 2 * 2 * len(ARMS)
 
 

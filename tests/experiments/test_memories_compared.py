@@ -26,7 +26,7 @@ def test_every_memory_has_its_line_on_every_task_and_differences_are_paired(
     bits = {name: found["tiny-shakespeare"][name]["0"]["bits_per_character"] for name in MODELS}
     assert rows["bits per character, tiny-shakespeare", "infini"] == bits["infini"]
     page = (out / "report.md").read_text()
-    difference = f"{bits['infini'] - bits['transformer-xl']:+.4f}".replace("-", "−")
+    difference = f"{bits['infini'] - bits['transformer-xl']:+.3f}".replace("-", "−")
     assert f"| {difference} |" in page.split("## Minus Transformer-XL")[1]
     assert "differ in more than their memory**: batch_size, tbptt;" in page
     write_report(out)

@@ -25,7 +25,7 @@ def test_both_memories_are_trained_on_each_stream_and_have_a_row_in_the_order_of
     assert sorted(config["model"]["bptt"] for config in configs) == [0] * 4 + [1] * 2
     rows = [line for line in (tmp_path / "report.md").read_text().splitlines() if " keys, " in line]
     assert all(row.count(" points") == 2 for row in rows[:2])
-    assert {"grid.csv", "grid.png", "grid.svg"} <= {path.name for path in (tmp_path / "figures").iterdir()}
+    assert {"grid.png", "grid.svg"} <= {path.name for path in (tmp_path / "figures").iterdir()}
 
 
 def test_a_slot_must_say_which_keys_of_its_positions_have_which_values():

@@ -5,7 +5,7 @@ import pytest
 from experiments import recipes as program
 from experiments.recipes import CANDIDATES, Recipes, measured_speeds, recipes_table, work_of
 from memformers.common.files import read_json, write_json
-from memformers.runs.finished import read_runs
+from memformers.runs.reader import read_runs
 from tests.builders import small_training
 from tests.report.fake_runs import fake_comparison
 

@@ -6,7 +6,7 @@ from experiments.slots import VARIANTS, Slots
 from memformers.common.files import read_json
 from memformers.comparison.recall import SETTINGS
 from memformers.report import document
-from memformers.report.markdown import write_page
+from memformers.report.page import write_page
 
 TWO = ("as in the experiment", "c = 8")
 

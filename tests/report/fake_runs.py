@@ -1,12 +1,11 @@
 """Folders of runs that were never trained, and of comparisons of them."""
 
-import csv
 import json
 from dataclasses import asdict
 
 from memformers.common.files import read_json, write_json
 from memformers.report.document import write_report
-from memformers.runs.folder import plan_run
+from memformers.runs.card import plan_run
 from memformers.runs.plan import Arm, Plan, runs_of
 from tests.builders import MODELS, small_training
 
@@ -83,9 +82,3 @@ def changed(path, **changes):
 def less(*differences):
     """Those of three seeds that differ from Transformer-XL's by these."""
     return [round(a + b, 4) for a, b in zip(XL, differences, strict=True)]
-
-
-def data_of(folder, figure):
-    """The rows of the data of a report's figure."""
-    with open(folder / "figures" / f"{figure}.csv", encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))

@@ -8,7 +8,7 @@ import pytest
 from memformers.report.arms import arms_of
 from memformers.report.recall import beyond_base
 from memformers.report.sections import stages_of
-from memformers.runs.finished import read_runs
+from memformers.runs.reader import read_runs
 from tests.report.fake_runs import FACTS, XL, changed, fake_comparison, fake_run, less, markdown_of
 
 
@@ -22,19 +22,19 @@ from tests.report.fake_runs import FACTS, XL, changed, fake_comparison, fake_run
                 "compressive": less(-0.020, -0.021, -0.019),
             },
             [
-                "**Compressive Transformer is better by 0.0200 ± 0.0025**, or 0.8% (3 seeds).",
-                "**Transformer, no memory is worse by 0.0200 ± 0.0025**",
+                "**Compressive Transformer is better by 0.020 ± 0.002**, or 0.8% (3 seeds).",
+                "**Transformer, no memory is worse by 0.020 ± 0.002**",
                 "compared with Transformer-XL by its bits per character",
                 "mean over 3 seeds",
-                "| −0.0200 ± 0.0025 |",
-                "| Transformer-XL | 3 | 2.4500 ± 0.1242 | – |",
-                "| Transformer-XL | 1.7150 ± 0.0870 | 1.2250 ± 0.0621 | 99.0 ± 0.0 |",
+                "| −0.020 ± 0.002 |",
+                "| Transformer-XL | 3 | 2.450 ± 0.124 | – |",
+                "| Transformer-XL | 1.715 ± 0.087 | 1.225 ± 0.062 | 99.0 ± 0.0 |",
                 "means over 3 seeds",
             ],
         ),
         (  # the differences are of the same seed: 12.706 · 0.0014142 / √2
             {"transformer-xl": XL, "compressive": [None, *less(0, -0.021, -0.019)[1:]]},
-            ["| −0.0200 ± 0.0127 |"],
+            ["| −0.020 ± 0.013 |"],
         ),
         (  # without Transformer-XL the first arm is the baseline
             {"wide": XL, "compressive": less(-0.020, -0.021, -0.019)},
@@ -53,6 +53,7 @@ def test_a_difference_is_claimed_where_its_interval_leaves_out_zero(bits, said, 
     for words in said:
         assert words in markdown
     assert "no difference was seen" not in markdown
+    assert "*−0.0" not in markdown
     assert (tmp_path / "figures" / "differences.png").is_file()
 
 
@@ -62,8 +63,9 @@ def test_where_none_was_seen_the_report_says_how_large_a_difference_could_have_h
     markdown = markdown_of(tmp_path)
     (said,) = [line for line in markdown.splitlines() if "no difference was seen" in line]
     assert said.startswith("- Compressive Transformer")
-    assert all(number in said for number in ("−0.0200 ± 0.0248", "below zero", "3 seeds", "up to 0.0448"))
+    assert all(number in said for number in ("−0.020 ± 0.025", "below zero", "3 seeds", "up to 0.045"))
     assert " is better by" not in markdown
+    assert "| *−0.020 ± 0.025* |" in markdown, "a page shows it in grey"
 
 
 @pytest.mark.parametrize("compared", [True, False])
@@ -77,7 +79,8 @@ def test_one_seed_claims_nothing_and_says_how_to_get_more(compared, tmp_path):
     markdown = markdown_of(tmp_path)
     assert "only one seed, so nothing is claimed" in markdown
     assert ("memformers compare --scale 0.1 --seeds 5 --resume --out" in markdown) == compared
-    assert "| Compressive Transformer | 1 | 1.5000 |" in markdown
+    assert "are 1.000 bits per character apart" in markdown
+    assert "| Compressive Transformer | 1 | 1.500 |" in markdown
     assert "±" not in markdown
     assert " is better by" not in markdown
     assert not (tmp_path / "figures" / "differences.png").exists()
@@ -93,7 +96,7 @@ def test_a_failed_seed_is_named_and_the_others_are_compared(tmp_path):
     assert "> **compressive-seed2**: no step was made" in markdown
     assert "> **compressive-seed3**: not started" in markdown
     assert "> **Transformer-XL, seed 3, did not finish**" in markdown
-    assert "| Transformer-XL | 3 | 2.4500 ± 0.1242 |" in markdown
+    assert "| Transformer-XL | 3 | 2.450 ± 0.124 |" in markdown
     assert "(2 seeds)" in markdown
 
 
@@ -190,7 +193,7 @@ def test_a_claim_about_recall_names_the_distances_of_the_whole_bins_that_it_coun
         )
         for name, reach in {"transformer-xl": 320, "compressive": 2112}.items()
     )
-    measure = beyond_base([base, slots], base)
+    [measure] = beyond_base([base, slots], base)
     assert measure.label.endswith("512 to 2,048 positions ago")
     assert measure.of({"recall": recall}) == 0.3
-    assert beyond_base([base], base) is None
+    assert beyond_base([base], base) == []

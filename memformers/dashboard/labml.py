@@ -1,4 +1,4 @@
-"""labml's own server as one application: its records, its handlers and its page, protected by our guard.
+"""labml's own server as one application: its records, its handlers and its page.
 
 Some things that labml-app adds when it starts itself are left out: the connection to a MongoDB, a static
 route that joins paths without a check, answers with stack traces, and the permission for
@@ -24,53 +24,72 @@ os.environ.setdefault("LABML_APP_SERVER_IP", "127.0.0.1")
 os.environ.setdefault("LABML_APP_SERVER_PORT", "5005")
 
 import labml_app
-from labml_app import db, handlers
+from labml_app import db, handlers, settings
 from labml_app.analyses.experiments.comparison import ComparisonPreferencesIndex
 from labml_app.analyses.experiments.metrics import MetricsAnalysis, MetricsPreferencesIndex
 from labml_app.analyses.series import Series
-from labml_app.db import run
+from labml_app.db import project, run, user
+from labml_app.utils import gen_token
 from labml_db import Key
 
-from memformers.dashboard.guard import LOG, RUN_ID, Guard, is_packet
-from memformers.dashboard.mending import mend
-from memformers.dashboard.pages import add_pages, index_page, page_files
+from memformers.dashboard.guard import RUN_ID, add_guard, is_packet
+from memformers.dashboard.pages import add_pages
 from memformers.dashboard.records import Records
-from memformers.tracking.discovery import WHO
+from memformers.tracking.discovery import TOKEN, WHO
 
 PAGE_ROUTE = re.compile(r"(/[\w-]+)*/?")
 """The paths of the views of labml's page, such as /run/1234/compare."""
+OURS = '<head><script src="/comparisons/files/labml.js" async></script>'
+"""The addition to labml's page: a link to our page, also where the files that it loads from public servers
+can't be reached."""
 
 
 def open_records(folder: Path, say: Callable[[str], None]) -> Records:
     """Keep the records of labml's models in ``folder``, all of them readable and consistent."""
     records = Records(folder, say)
     records.install(db.models, db.indexes)
-    check(records)
+    records.check()
+    prepare(records)
     return records
 
 
-def check(records: Records) -> None:
-    """Set aside what can't be read, and repair the rest."""
-    records.check()
-    mend(records)
-    records.is_damaged = False
+def prepare(records: Records) -> None:
+    """Give labml the user and projects that it assumes, with our token for the user's own, and forget runs
+    of which a kill left only a part: they come again."""
+    project.create_project(settings.FLOAT_PROJECT_TOKEN, "float project")
+    project.create_project(settings.SAMPLES_PROJECT_TOKEN, "samples project")
+    local = user.get_or_create_user("local", is_local_user=True)
+    if not local.projects:
+        new = project.Project(labml_token=gen_token())
+        new.save()
+        local.projects = [new.key]
+        local.save()
+        project.ProjectIndex.set(new.labml_token, new.key)
+    project.ProjectIndex.set(TOKEN, local.projects[0])
+    home = project.get_project(TOKEN)
+    for run_id in list(records.indexes["RunIndex"].entries):
+        one = run.get(run_id)
+        state = one and one.status and one.status.load()
+        listed = run_id in home.runs and any(run_id in key.load().run_uuids for key in home.folders.values())
+        if not (state and state.run_status and state.run_status.load()) or (one.rank == 0 and not listed):
+            home.runs.pop(run_id, None)
+            run.RunIndex.delete(run_id)
+    home.save()
 
 
-def build(identity: str, names: frozenset[str], records: Records) -> Guard:
+def build(names: frozenset[str], records: Records) -> FastAPI:
     """The application."""
     static = Path(labml_app.__file__).parent / "static"
-    files = page_files(static)
-    html = index_page(static)
+    files = {f"/{path.relative_to(static).as_posix()}": path for path in static.rglob("*") if path.is_file()}
+    html = files.pop("/index.html").read_text(encoding="utf-8").replace("<head>", OURS, 1)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_api_route(WHO, lambda: {"identity": identity})
+    app.add_api_route(WHO, lambda: {"process": os.getpid()})
     app.add_api_route("/api/v1/{labml_token}/track", track, methods=["POST"])
     add_pages(app, is_known)
-    for error in (KeyError, ValueError):
-        app.add_exception_handler(error, say_malformed)
     handlers.add_handlers(app)
 
     def serve(path: str) -> Response:
-        if f"/{path}" in files and path != "index.html":
+        if f"/{path}" in files:
             return FileResponse(files[f"/{path}"])
         if path == "index.html" or (PAGE_ROUTE.fullmatch(f"/{path}") and not path.startswith("api/")):
             return HTMLResponse(html)
@@ -78,18 +97,15 @@ def build(identity: str, names: frozenset[str], records: Records) -> Guard:
 
     app.add_api_route("/{path:path}", serve, response_class=Response)
 
-    def after() -> None:
+    def knows(run_id: str) -> bool:
         if records.is_damaged:
-            check(records)
+            records.begin_again()
+            prepare(records)
+        return is_known(run_id)
 
+    add_guard(app, names, knows)
     Series.find_step_gap = smallest_gap
-    return Guard(app, names, is_known, after)
-
-
-def say_malformed(request: Request, error: Exception) -> Response:
-    """The answer to a request that lacks something, as labml's handlers detect it."""
-    LOG.warning("%s %s: %r", request.method, request.url.path, error)
-    return PlainTextResponse("The dashboard can't read this request; its log says why.", 400)
+    return app
 
 
 def is_known(run_id: str) -> bool:

@@ -4,9 +4,10 @@ column for each measure."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from memformers.common.files import csv_text
 from memformers.common.intervals import Mean
 from memformers.report.arms import Arm, Measure
-from memformers.report.markdown import csv_text, table
+from memformers.report.markdown import table
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def labels_of(columns: Sequence[Measured]) -> dict[str, str]:
 def means_table(columns: Sequence[Measured], labels: Mapping[str, str], head: str = "arm") -> str:
     """A row for each arm of ``labels``: its means."""
     rows = [[label, *(c.measure.shown(c.mean(name)) for c in columns)] for name, label in labels.items()]
-    return table([head, *(column.head for column in columns)], rows)
+    return table([head, *(column.head for column in columns)], rows, numbers=True)
 
 
 def differences_table(
@@ -51,11 +52,11 @@ def differences_table(
 ) -> str:
     """A row for each arm of ``labels`` but ``base``: its differences to that one, paired by seed."""
     rows = [
-        [label, *(c.measure.shown_difference(c.difference(name, base)) for c in columns)]
+        [label, *(c.measure.cell(c.difference(name, base)) for c in columns)]
         for name, label in labels.items()
         if name != base
     ]
-    return table([head, *(column.head for column in columns)], rows)
+    return table([head, *(column.head for column in columns)], rows, numbers=True)
 
 
 def seeds_csv(columns: Sequence[Measured], head: Sequence[str]) -> str:

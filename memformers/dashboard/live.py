@@ -1,0 +1,267 @@
+"""The live page of a comparison: what its report begins with, computed from the runs as they grow."""
+
+import hashlib
+import html
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from memformers.common.errors import UserError
+from memformers.common.intervals import Mean, mean_of_known
+from memformers.report.arms import MEASURES, Arm, Column, arms_of, base_of
+from memformers.report.markdown import DASH, PARSER, Markup, number, plain, prose, table
+from memformers.report.page import html_of
+from memformers.report.plotting import DARK, looks_of
+from memformers.report.provenance import in_words
+from memformers.report.sections import bars, claims, results_table, scale_of
+from memformers.runs.folder import PAGE, SECONDS, TOKENS, short_names
+from memformers.runs.reader import FINISHED, PLANNED, RUNNING, Run, Runs, differing_settings, totals
+from memformers.runs.reader import number as known
+from memformers.tracking.discovery import noted_comparisons
+
+FIRST = ("bits_per_character.valid", "loss.valid", "loss.train", "success.train")
+"""The metric that is drawn if the reader has chosen none: the first of these that exists."""
+IN_WORDS = {
+    "bits_per_character.valid": "validation loss (bits per character)",
+    "bits_per_character.train": "training loss (bits per character)",
+    "loss.valid": "validation loss (nats per token)",
+    "loss.train": "training loss (nats per token)",
+    "accuracy.valid": "validation accuracy (share of tokens)",
+    "reconstruction_loss.train": "reconstruction loss, training (MSE)",
+    "reconstruction_loss.valid": "reconstruction loss, validation (MSE)",
+    "tokens_per_second": "training speed (tokens per second)",
+    "success.train": "episodes that succeed (share)",
+}
+"""What metrics are called, with their units; others have their own names."""
+AXES = {TOKENS: "training tokens", SECONDS: "training time (seconds)"}
+DASHES = {":": "dot", "-": "solid", "--": "dash", "-.": "dashdot"}
+SYMBOLS = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down",
+           "P": "cross", "X": "x"}  # fmt: skip
+"""plotly's names for matplotlib's lines and markers."""
+MOST_MARKED = 40
+"""The most points of a curve of which each has its marker."""
+MOST_SHOWN = 200
+"""The most arms that are drawn and listed, and the most runs."""
+Knows = Callable[[str], bool]
+"""Whether labml's pages have a run, by its id."""
+
+
+def describe(
+    runs: Runs, metric: str = "", over: str = TOKENS, *, log: bool = False, dark: bool = False,
+    knows: Knows = lambda run: False,
+) -> dict[str, Any]:  # fmt: skip
+    """All that the page of ``runs`` shows: the curves of ``metric``, or where it is unknown the first that
+    exists, as plotly's figure, and all else as HTML."""
+    metrics = sorted({name for run in runs.all for name in run.metrics.names})
+    if metric not in metrics:
+        metric = next((name for name in (*FIRST, *metrics) if name in metrics), "")
+    arms = arms_of(runs.all)[:MOST_SHOWN]
+    above, below = body(arms, runs, knows) if arms else ("", "")
+    return {
+        "title": runs.folder.name,
+        "report": (runs.folder / PAGE).is_file(),
+        "metrics": {name: IN_WORDS.get(name, name) for name in metrics},
+        "metric": metric,
+        "figure": figure(arms, metric, over, log, dark),
+        "above": above,
+        "below": below,
+    }
+
+
+def body(arms: Sequence[Arm], runs: Runs, knows: Knows) -> tuple[str, str]:
+    """What stands above the chart, and what below it, as HTML."""
+    base, task = base_of(arms), arms[0].first.task
+    measure = replace(MEASURES[task], of=lambda result: known(result.get(str(MEASURES[task].of))))
+    finished = [run.state[0] for run in runs.all].count(FINISHED)
+    above = []
+    try:
+        if (scale := scale_of(runs.folder)) < 1:
+            above.append(f"> {prose('trial', percent=f'{100 * scale:.3g}')}")
+        if 0 < finished < len(runs.all):
+            above.append(prose("so_far", finished=finished, planned=len(runs.all)))
+        above += claims(arms, base, [measure], runs.folder)[: 1 if finished < len(runs.all) else None]
+    except UserError as error:  # of a plan that is broken
+        above.append(plain(str(error)))
+    valid = next((name for name in FIRST if any(arm.curves(name) for arm in arms)), "")
+    columns: dict[str, Column] = {
+        "state": states,
+        "tokens": lambda arm: number(last(arm, TOKENS), ",.0f"),
+        "time": lambda arm: number(last(arm, SECONDS), ",.0f", " s"),
+        "tokens/s": lambda arm: number(last(arm, "tokens_per_second"), ",.0f"),
+    }
+    if valid:
+        columns[IN_WORDS.get(valid, valid)] = lambda arm: number(last(arm, valid), ".3f")
+    above.append(results_table(arms, base, [measure], columns))
+    below = [*settings(arms), "### Runs", runs_table(runs.all, valid, knows)]
+    return bars(arms, measure) + rendered(above), rendered(below)
+
+
+def rendered(parts: Sequence[str]) -> str:
+    """Paragraphs of Markdown as HTML."""
+    return html_of(PARSER.parse("\n\n".join(parts)))
+
+
+def last(arm: Arm, name: str) -> Mean | None:
+    """The mean over an arm's runs of the last value of a metric."""
+    return mean_of_known(run.last(name) for run in arm.counted)
+
+
+def state_in_words(run: Run) -> str:
+    """What a run is doing, and how far it is."""
+    state, why = run.state
+    if state == RUNNING and run.budget:
+        share = run.tokens / run.budget
+        return f"running, {100 * share:.0f} %" if share < 1 else "evaluating"
+    return f"{state}: {why}" if why else state
+
+
+def states(arm: Arm) -> str:
+    """What an arm's runs are doing."""
+    if len(arm.runs) == 1:
+        return state_in_words(arm.first).partition(":")[0]
+    every = [run.state[0] for run in arm.runs]
+    return ", ".join(f"{every.count(state)} {state}" for state in dict.fromkeys(every))
+
+
+def settings(arms: Sequence[Arm]) -> list[str]:
+    """The settings in which arms differ, folded; nothing if there is none."""
+    of_arms = [arm.first.settings for arm in arms]
+    differing = [name for name in differing_settings(of_arms) if name not in ("seed", "label")]
+    if not differing:
+        return []
+    names = short_names(differing)
+    shown = [{name: DASH if of[name] is None else in_words(of[name]) for name in of} for of in of_arms]
+    rows = [[names[name], *(one.get(name, DASH) for one in shown)] for name in differing]
+    head = ["setting", *(arm.label for arm in arms)]
+    return ["### Settings that differ", table(head, rows, numbers=True)]
+
+
+def runs_table(runs: Sequence[Run], valid: str, knows: Knows) -> str:
+    """A row for each run, with a link to labml's page of it."""
+    rows = []
+    for run in runs[:MOST_SHOWN]:
+        name = plain(run.folder.name)
+        linked = run.identity.isalnum() and knows(run.identity)
+        rows.append(
+            [
+                Markup(f"[{name}](/run/{run.identity})") if linked else name,
+                state_in_words(run),
+                number(run.last(valid), ".3f"),
+            ]
+        )
+    more = [[f"and {len(runs) - MOST_SHOWN:,} more", "", ""]] if len(runs) > MOST_SHOWN else []
+    return table(["run", "state", IN_WORDS.get(valid, valid) or "validation"], [*rows, *more], numbers=True)
+
+
+def figure(arms: Sequence[Arm], metric: str, over: str, log: bool, dark: bool) -> dict[str, Any]:
+    """The curves of the arms, with bands over seeds, as plotly has them."""
+    looks, traces = looks_of([arm.name for arm in arms]), []
+    for arm in arms:
+        look = looks[arm.name]
+        color = look["color"].lower()
+        color = DARK[color] if dark else color
+        curve = arm.curve(metric, over) if metric else []
+        if not curve:
+            continue
+        xs, means = [finite(x) for x, _ in curve], [mean for _, mean in curve]
+        name = html.escape(arm.label)  # plotly reads some tags
+        shared = {"x": xs, "legendgroup": arm.name, "mode": "lines", "hoverinfo": "skip", "showlegend": False}
+        if any(mean.n > 1 and not math.isnan(mean.half_width) for mean in means):
+            low, high = ([finite(m.mean + sign * m.half_width) for m in means] for sign in (-1, 1))
+            traces += [
+                {**shared, "y": low, "line": {"width": 0}},
+                {**shared, "y": high, "line": {"width": 0}, "fill": "tonexty", "fillcolor": f"{color}2e"},
+            ]
+        dash = DASHES.get(look["linestyle"], "longdash") if isinstance(look["linestyle"], str) else "longdash"
+        line = {"color": color, "dash": dash, "width": 2}
+        marked = "lines+markers" if len(xs) <= MOST_MARKED else "lines"
+        traces.append(
+            {**shared, "y": [finite(mean.mean) for mean in means], "name": name, "mode": marked, "line": line,
+             "marker": {"symbol": SYMBOLS[look["marker"]], "size": 7}, "showlegend": True,
+             "hoverinfo": "x+y+name"}
+        )  # fmt: skip
+    axis = {"gridcolor": "#80808040", "zeroline": False, "automargin": True, "exponentformat": "none"}
+    title, kind = html.escape(IN_WORDS.get(metric, metric)), "log" if log else "linear"
+    layout = {
+        "xaxis": {**axis, "title": {"text": AXES[over]}, "tickformat": "~s"},
+        "yaxis": {**axis, "title": {"text": title, "font": {"size": 12}}, "type": kind},
+        "uirevision": f"{metric} {over} {log}", "hovermode": "x",
+        "font": {"color": "#e3e3e3" if dark else "#1b1b1b", "family": "system-ui, sans-serif", "size": 13},
+        "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        "margin": {"l": 60, "r": 15, "t": 10, "b": 40},
+    }  # fmt: skip
+    return {"data": traces, "layout": layout}
+
+
+def finite(value: float) -> float | None:
+    """The number with seven digits, more than a chart shows; None for one that is not finite."""
+    return float(f"{value:.7g}") if math.isfinite(value) else None
+
+
+def summary(runs: Runs) -> str:
+    """How far the runs are, in one line."""
+    every = [run.state[0] for run in runs.all]
+    parts = [f"{len(every)} run{'s' * (len(every) != 1)}", f"{every.count(FINISHED)} finished"]
+    for state in dict.fromkeys(state for state in every if state not in (FINISHED, PLANNED)):
+        parts.append(f"{every.count(state)} {state}")
+    share, left = totals(runs.all)
+    if share and every.count(FINISHED) < len(every):
+        parts.append(f"{100 * share:.0f} % trained")
+    if left:
+        parts.append(f"about {duration(left)} of training left")
+    changed = max((run.changed for run in runs.all), default=0.0)
+    ago = f"last record {duration(max(0.0, time.time() - changed))} ago" if changed else "no record yet"
+    return f"{', '.join(parts)}; {ago}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words."""
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.1f} h"
+
+
+class Comparisons:
+    """All comparisons of this machine that a dashboard knows, by their ids. One thread at a time may use
+    it."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Runs] = {}
+
+    def get(self, identity: str) -> Runs | None:
+        """The comparison, with what is new; None if there is none, or its folder is gone."""
+        folder = noted_comparisons().get(identity)
+        if folder is None or not folder.is_dir():
+            self._open.pop(identity, None)
+            return None
+        if runs := self._open.get(identity):
+            runs.update()
+        return self._open.setdefault(identity, runs or Runs(folder))
+
+    def all(self) -> dict[str, Runs]:
+        """Every comparison, the newest first."""
+        found = {identity: self.get(identity) for identity in noted_comparisons()}
+        return {identity: runs for identity, runs in found.items() if runs}
+
+    def of_run(self, run: str) -> str:
+        """The id of the comparison that has the run with this id; empty if there is none."""
+        found = (i for i, runs in self.all().items() if any(one.identity == run for one in runs.all))
+        return next(found, "")
+
+
+def version_of(runs: Runs, *asked: object) -> str:
+    """A text that changes whenever something else is shown to one who ``asked``."""
+    told = repr((runs.version, (runs.folder / PAGE).is_file(), asked))
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def list_of(comparisons: dict[str, Runs], root: Path | str) -> str:
+    """Links to all comparisons, as HTML."""
+    links = [
+        f'<li><a href="{root}/{identity}">{html.escape(runs.folder.name)}</a><br>{html.escape(summary(runs))}'
+        for identity, runs in comparisons.items()
+    ]
+    return f"<ul>{''.join(links)}</ul>" if links else ""

@@ -1,0 +1,346 @@
+"""Runs, read from their folders: while they are planned and trained, and when they have ended."""
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memformers.common.atomic_dir import numbered
+from memformers.common.errors import UserError
+from memformers.common.fields import fits
+from memformers.common.files import read_json
+from memformers.runs.card import Card, known_card
+from memformers.runs.folder import (
+    CARD,
+    CHECKPOINTS,
+    CONFIG,
+    EXPERIMENT,
+    FACTS,
+    METRICS,
+    PROBE,
+    RESULT,
+    SAMPLE,
+    TOKENS,
+    Metrics,
+    flatten,
+)
+from memformers.runs.plan import Planned, read_plan
+from memformers.runs.settings import unused
+
+CONFIG_HAS = {
+    "model": {"model": str, "positions": str, "embedding": str, "compression": str},
+    "data": str, "document_separator": str, "tokens": int, "optimizer": str, "seed": int,
+}  # fmt: skip
+"""What a report or a probe reads in ``config.json``, by the kind of each value."""
+FACTS_HAVE = {
+    "corpus": {"name": str, "source": str},
+    "parameters": int,
+    "memory": {"one_layer": int, "all_layers": int},
+    "keys": float,
+    "attention_operations": int,
+    "environment": {
+        "python": str, "platform": str, "packages": dict[str, str], "device": str, "threads": int | None,
+    },
+}  # fmt: skip
+"""What they read in every ``run.json``, and below in that of a training on a text."""
+TEXT_FACTS_HAVE = FACTS_HAVE | {
+    "corpus": {
+        "name": str, "source": str, "characters": int, "sha256": str, "stands_in_for_tiny_shakespeare": bool,
+    },
+}  # fmt: skip
+PROGRESS = {
+    "tokens": int, "seconds": float, "evaluation_seconds": float, "peak_memory_bytes": int | None,
+}  # fmt: skip
+RESULT_HAS = PROGRESS | {
+    "loss": float, "bits_per_character": float, "accuracy": float, "evaluated_tokens": int,
+    "loss_by_position": list[float], "prompt": str,
+}  # fmt: skip
+"""What they read in the ``result.json`` of a training on a text, and below in that of a recall run."""
+BY_DISTANCE = {
+    "edges": list[int], "accuracy": list[float | None], "asks": list[int],
+    "by_place": dict[str, float | None], "asks_by_place": dict[str, int],
+}  # fmt: skip
+RECALL_RESULT_HAS = PROGRESS | {
+    "recall": BY_DISTANCE, "within_reach": float | None, "controls": dict[str, Any],
+}  # fmt: skip
+TASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "recall": (FACTS_HAVE, RECALL_RESULT_HAS),
+    "agent": (FACTS_HAVE, PROGRESS | {"success": float, "controls": dict[str, Any]}),
+    "text": (TEXT_FACTS_HAVE, RESULT_HAS),
+}
+"""What is read of a run on each task; all but a text have a part of this name in ``config.json``."""
+PROBE_HAS = dict.fromkeys(("effective_context", "attention", "memory_ablation"), dict[str, Any] | None)
+PLANNED, RUNNING, FINISHED, STOPPED, FAILED = "planned", "running", "finished", "stopped", "failed"
+SILENT_SECONDS = 900.0
+"""The time without a new record after which a run that has not ended has died with its machine."""
+STOPS = ("killed", "crashed: KeyboardInterrupt", "crashed: SystemExit")
+"""The statuses on the card of a run that someone ended."""
+
+
+class Run:
+    """A run's folder, read; [`update`][] reads what is new. What is missing or broken there is empty."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.arm = folder.name
+        """Its name among the runs beside it: an arm of an experiment, which has a run for each seed."""
+        self.label = ""
+        """The name of the arm in tables and figures; empty for those without another name."""
+        self.planned: Planned | None = None
+        self.metrics = Metrics(folder / METRICS)
+        self._files = {name: JsonFile(folder / name) for name in (CONFIG, FACTS, RESULT, CARD)}
+        self.update()
+
+    def update(self) -> None:
+        """Read what is new in its files."""
+        self.metrics.update()
+        self.config, self.facts, result, self.card = (file.read() for file in self._files.values())
+        self.result = result or None
+        """None for a run that didn't end well."""
+
+    def check(self) -> None:
+        """Raise UserError for a file that has not what a report reads in it."""
+        of_facts, of_result = TASKS[self.task]
+        read_json(self.folder / CONFIG, CONFIG_HAS)
+        read_json(self.folder / FACTS, of_facts)
+        if (self.folder / RESULT).exists():
+            read_json(self.folder / RESULT, of_result)
+        self.metrics.check()
+
+    @property
+    def version(self) -> tuple[Any, ...]:
+        """A value that changes whenever something else is to be shown."""
+        seen = [file.seen for file in self._files.values()]
+        return (self.metrics.offset, self.metrics.changed, self.arm, *self.state, *seen)
+
+    @property
+    def model(self) -> str:
+        """Its model's name."""
+        model = self.config.get("model")
+        return str(model.get("model", "")) if isinstance(model, dict) else ""
+
+    @property
+    def seed(self) -> int:
+        """The seed of its initial weights."""
+        seed = self.planned.seed if self.planned else self.config.get("seed")
+        return seed if isinstance(seed, int) else 0
+
+    @property
+    def task(self) -> str:
+        """What it was trained on."""
+        return next((task for task in TASKS if task in self.config), "text")
+
+    @property
+    def budget(self) -> float:
+        """The number of tokens that it is to be trained on; 0 if that isn't known."""
+        return number(self.config.get(TOKENS)) or 0.0
+
+    @property
+    def tokens(self) -> float:
+        """The number of tokens that it has been trained on."""
+        return self.budget if self.state[0] == FINISHED else min(self.last(TOKENS) or 0.0, self.budget)
+
+    def last(self, name: str) -> float | None:
+        """The last finite value of a metric."""
+        values = self.metrics.points(name)[2]
+        return float(values[-1]) if len(values) else None
+
+    @property
+    def sample(self) -> str:
+        """The text that it wrote at its end; empty if there is none."""
+        path = self.folder / SAMPLE
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+    @property
+    def identity(self) -> str:
+        """Its id in labml; empty before it has one."""
+        return str(self.card.get("run", ""))
+
+    @property
+    def changed(self) -> float:
+        """When it recorded last, or else began, in seconds since 1970; 0 if it has not begun."""
+        return self.metrics.changed or number(self.card.get("started")) or 0.0
+
+    @property
+    def state(self) -> tuple[str, str]:
+        """Whether it is planned, running, finished, stopped or failed, and why."""
+        status = str(self.card.get("status", "")).strip()
+        if status.startswith(STOPS):
+            return STOPPED, status
+        if status.startswith("crashed"):
+            return FAILED, status.removeprefix("crashed: ")
+        if status == "completed" or self.result:
+            return FINISHED, ""
+        if not self.changed:
+            return PLANNED, ""
+        if time.time() - self.changed > SILENT_SECONDS:
+            return STOPPED, "it was not ended, and has recorded nothing for a long time"
+        return RUNNING, ""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Its settings by their dotted names, as they are used: None for those that its model doesn't use,
+        without those that only a run that has begun can know."""
+        config = dict(flatten(self.config))
+        if not self.facts:
+            known = [name for name in config if config[name] is not None and name != "model.vocab_size"]
+            config = {name: config[name] for name in known}
+        decided = self.facts.get("decided")
+        used = config | (decided if isinstance(decided, dict) else {})
+        return {name: used[name] for name in config} | dict.fromkeys(unused(config) & config.keys())
+
+
+class Runs:
+    """All runs in ``folder``, begun or only planned: the run that it is, or those in its sub-folders.
+
+    In an experiment, all arms of one seed come before those of the next; otherwise the run with the least
+    memory first. Runs that were not planned together get the names of their models, if these differ.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.all: list[Run] = []
+        self._plan = JsonFile(folder / EXPERIMENT)
+        self.update()
+
+    def update(self) -> None:
+        """Read what is new."""
+        plan, known = None, {run.folder: run for run in self.all}
+        self._plan.read()
+        with contextlib.suppress(UserError, OSError):
+            plan = read_plan(self.folder)
+        planned = plan.runs if plan else {}
+        places = {self.folder / name for name in planned}
+        if any((self.folder / file).is_file() for file in (METRICS, FACTS)):
+            places.add(self.folder)
+        else:
+            places |= {path.parent for file in (METRICS, FACTS) for path in self.folder.glob(f"*/{file}")}
+        self.all = [known.get(place) or Run(place) for place in places]
+        for run in self.all:
+            if run.folder in known:
+                run.update()
+        self.all.sort(key=lambda run: (_memory(run), run.folder))
+        models = [run.model for run in self.all]
+        differ = len(set(models)) == len(models) and all(models)
+        labels = {arm.name: arm.label for arm in plan.arms} if plan else {}
+        order = list(planned)
+        for run in self.all:
+            run.planned = planned.get(run.folder.name)
+            own = run.model if differ and not plan else run.folder.resolve().name
+            run.arm = run.planned.arm if run.planned else own
+            run.label = labels.get(run.arm, "")
+        self.all.sort(
+            key=lambda run: order.index(run.folder.name) if run.folder.name in order else len(order)
+        )
+
+    @property
+    def version(self) -> str:
+        """A text that changes whenever something else is to be shown."""
+        return repr((self._plan.seen, [(run.folder.name, run.version) for run in self.all]))
+
+
+def _memory(run: Run) -> float:
+    memory = run.facts.get("memory")
+    return (number(memory.get("one_layer")) if isinstance(memory, dict) else None) or 0.0
+
+
+def read_runs(folder: Path, task: str = "text") -> list[Run]:
+    """The runs in ``folder`` that have begun, in the order of [`Runs`][].
+
+    UserError for a folder without runs, for a broken file of a run, and for runs of another ``task``.
+    """
+    read_plan(folder)
+    runs = [run for run in Runs(folder.resolve()).all if (run.folder / FACTS).exists()]
+    if not runs:
+        raise UserError(f"{folder} holds no run: {FACTS} is neither in it nor in a sub-folder.")
+    for run in runs:
+        run.check()
+    if other := next((run for run in runs if run.task != task), None):
+        instead = f"name the folder of that, which has {EXPERIMENT}"
+        if (folder / EXPERIMENT).exists():
+            instead = "the program that made it measures and reports it; run that again with --resume"
+        raise UserError(
+            f"{other.folder} is a part of an experiment on {other.task}, not on {task}; {instead}."
+        )
+    return runs
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The folders of all runs with metrics in ``folder``, be it a run, a comparison, or a folder of these, in
+    the order in which they were started; UserError if there is none."""
+    patterns = (METRICS, f"*/{METRICS}", f"*/*/{METRICS}")
+    if runs := [path.parent for pattern in patterns for path in sorted(folder.glob(pattern))]:
+        cards = {run: known_card(run) or Card("", "") for run in runs}
+        return sorted(runs, key=lambda run: cards[run].started)
+    raise UserError(f"{folder} holds no run: no {METRICS} in it or in its sub-folders.")
+
+
+def read_facts(folder: Path) -> dict[str, Any] | None:
+    """The facts of a training on a text in ``folder``, or None if it has none; UserError for broken ones."""
+    return read_json(folder / FACTS, TEXT_FACTS_HAVE) if (folder / FACTS).exists() else None
+
+
+def read_probe(folder: Path) -> dict[str, Any] | None:
+    """The results of a probe of the runs in ``folder``; None if there was none, or if a run has been removed
+    or trained further since then."""
+    if not (folder / PROBE).exists():
+        return None
+    probed = read_json(folder / PROBE, {"checkpoints": dict[str, str]})["checkpoints"]
+    places = {name: folder if (folder / FACTS).is_file() else folder / name for name in probed}
+    is_current = all(
+        place.resolve().name == name and newest_checkpoint(place) == probed[name]
+        for name, place in places.items()
+    )
+    return read_json(folder / PROBE, PROBE_HAS) if probed and is_current else None
+
+
+def newest_checkpoint(folder: Path) -> str:
+    """The name of a run's newest checkpoint, the tokens seen by then; empty if there is none."""
+    return next((path.name for path in numbered(folder / CHECKPOINTS)), "")
+
+
+def differing_settings(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The dotted names of the settings in which runs differ; those that a run hasn't are no difference."""
+    names = dict.fromkeys(name for settings in runs for name in settings)
+    values = {name: [settings[name] for settings in runs if name in settings] for name in names}
+    return [name for name in names if any(value != values[name][0] for value in values[name])]
+
+
+def number(value: Any) -> float | None:
+    """A finite number; None for any other value, since a file may contain anything."""
+    return float(value) if fits(value, float) and math.isfinite(value) else None
+
+
+class JsonFile:
+    """The JSON object in ``path``, read again when it has changed; empty if it is missing or broken."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.seen: tuple[int, int, int] | None = None
+        self.data: dict[str, Any] = {}
+
+    def read(self) -> dict[str, Any]:
+        """The current contents of the file."""
+        try:
+            status = self.path.stat()
+            seen = (status.st_ino, status.st_size, status.st_mtime_ns)
+            if seen != self.seen:
+                data = json.loads(self.path.read_text(encoding="utf-8"))
+                self.seen, self.data = seen, data if isinstance(data, dict) else {}
+        except (OSError, ValueError, RecursionError):
+            self.seen, self.data = None, {}
+        return self.data
+
+
+def totals(runs: Iterable[Run]) -> tuple[float, float | None]:
+    """Which share of their training ``runs`` have done, and about how many seconds are left while some run
+    is trained, at the mean speed so far; None if that isn't known."""
+    every = list(runs)
+    tokens, whole = sum(run.tokens for run in every), sum(run.budget for run in every)
+    spent = sum(run.last("seconds") or 0.0 for run in every)
+    running = [run.state[0] for run in every].count(RUNNING)
+    left = spent / tokens * (whole - tokens) / running if running and tokens else None
+    return tokens / whole if whole else 0.0, left

@@ -1,0 +1,213 @@
+"""What the live page is told, from runs' folders in every state that they can be in."""
+
+import json
+import math
+import os
+import shutil
+import time
+
+import pytest
+
+from memformers.common.files import write_json
+from memformers.common.intervals import mean_of
+from memformers.dashboard.live import Comparisons, describe, list_of, summary, version_of
+from memformers.runs.folder import Metrics
+from memformers.runs.plan import runs_of
+from memformers.runs.reader import Runs, totals
+from memformers.tracking.discovery import comparison_id, note_comparison, noted_comparisons
+from tests.dashboard.conftest import record_losses, write_plan
+
+ARMS = {"short": {"model.mem_len": 8}, "long": {"model.mem_len": 32}}
+TRAIN = {"model": {"d_model": 16, "mem_len": 8}, "tokens": 100, "seed": 0, "data": "builtin"}
+
+
+def plan(folder, seeds=(0, 1)):
+    """A comparison that nobody has begun to train."""
+    runs = runs_of(list(ARMS), seeds)
+    write_plan(folder, runs, TRAIN, ARMS)
+    for run in runs:
+        write_json(folder / run / "labml.json", {"run": f"idof{run.replace('-', '')}", "name": run})
+    return folder
+
+
+def record(folder, losses, status="", result=None):
+    """A run that recorded ``losses``."""
+    record_losses(folder, losses)
+    card = {"run": f"idof{folder.name.replace('-', '')}", "started": time.time(), "status": status}
+    write_json(folder / "labml.json", card)
+    if result:
+        write_json(folder / "result.json", {"bits_per_character": result})
+
+
+def state_of(runs, name):
+    runs.update()
+    return next(run.state[0] for run in runs.all if run.folder.name == name)
+
+
+def curves(data):
+    return {trace["name"]: trace for trace in data["figure"]["data"] if trace["showlegend"]}
+
+
+def test_planned_runs_are_shown_before_anything_is_trained(tmp_path):
+    runs = Runs(plan(tmp_path / "both"))
+    assert [run.folder.name for run in runs.all] == ["short", "long", "short-seed1", "long-seed1"]
+    assert {run.state[0] for run in runs.all} == {"planned"}
+    data = describe(runs, knows=lambda run: run == "idofshort")
+    assert (data["title"], data["metric"], data["figure"]["data"]) == ("both", "", [])
+    assert summary(runs) == "4 runs, 0 finished; no record yet"
+    assert '<a href="/run/idofshort">short</a>' in data["below"]
+    assert data["below"].count("<a ") == 1
+    cells = data["below"].partition("mem_len</td>")[2].partition("</tr>")[0]
+    assert [cell.rpartition(">")[2] for cell in cells.split("</td>")[:2]] == ["8", "32"]
+
+
+def test_a_comparison_says_how_much_is_trained_and_left(tmp_path):
+    runs = Runs(plan(tmp_path, seeds=(0,)))
+    record(tmp_path / "short", [3.0] * 5)  # 50 of 100 tokens, in 2.5 seconds
+    runs.update()
+    assert totals(runs.all) == (0.25, pytest.approx(7.5))
+    assert "25 % trained, about 8 s of training left" in summary(runs)
+    assert "running, 50" in describe(runs)["above"]
+    assert not describe(runs)["report"]
+    (tmp_path / "report.html").write_text("")
+    assert describe(runs)["report"]
+
+
+def test_each_state_of_a_run_has_its_name(tmp_path):
+    runs, run = Runs(plan(tmp_path)), tmp_path / "short"
+    record(run, [3.0])
+    assert state_of(runs, "short") == "running"
+    for status, state in [
+        ("completed", "finished"), ("killed", "stopped"), ("crashed: KeyboardInterrupt ", "stopped"),
+        ("crashed: SystemExit 143", "stopped"), ("crashed: NotFiniteError loss is nan", "failed"),
+    ]:  # fmt: skip
+        record(run, [], status)
+        assert state_of(runs, "short") == state
+    record(run, [])
+    long_ago = time.time() - 7200
+    os.utime(run / "metrics.jsonl", (long_ago, long_ago))
+    assert state_of(runs, "short") == "stopped"
+    record(run, [2.0], result=2.0)
+    assert state_of(runs, "short") == "finished"
+
+
+def test_half_a_line_waits_for_its_rest_and_what_is_no_record_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics = Metrics(path)
+    metrics.update()
+    assert metrics.rows == 0
+    path.write_bytes(b'{"tokens": 1, "a": 2.5}\n[1]\n{"tokens": "x"}\n\xff\n{"half\n{"tokens": 2, "a": 3')
+    assert list(metrics.read()) == [{"tokens": 1, "a": 2.5}]
+    assert "line 2:" in metrics.broken
+    with open(path, "a") as file:
+        file.write('.5, "b": true}\n{"tokens": 3, "b": 1e400, "c": 7}\n')
+    metrics.update()
+    assert [list(part) for part in metrics.points("a")[::2]] == [[1.0, 2.0], [2.5, 3.5]]
+    assert len(metrics.points("b")[0]) == 0
+    assert list(metrics.points("c")[0]) == [3.0]
+
+
+@pytest.mark.parametrize("how", ["cut", "replaced", "gone"])
+def test_a_file_that_was_cut_or_replaced_is_read_again(how, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"tokens": i, "a": 1.0}) + "\n" for i in range(9)]
+    path.write_text("".join(lines))
+    metrics = Metrics(path)
+    metrics.update()
+    if how == "cut":
+        os.truncate(path, sum(map(len, lines[:4])))
+    elif how == "replaced":
+        (tmp_path / "new").write_text("".join(lines[:4]) + " " * 1000)
+        (tmp_path / "new").replace(path)
+    else:
+        path.unlink()
+    metrics.update()
+    assert metrics.rows == (0 if how == "gone" else 4)
+
+
+def test_means_bands_and_the_verdict_so_far_are_those_of_the_seeds_that_are_finished(tmp_path):
+    runs = Runs(plan(tmp_path, seeds=(0, 1, 2)))
+    losses = {"short": [3.0, 2.0, 1.0], "short-seed1": [3.5, 2.2, 1.4], "short-seed2": [9.0]}
+    losses |= {"long": [3.0, 2.0, 0.5], "long-seed1": [3.5, 2.2, 0.95]}
+    for name, recorded in losses.items():
+        record(tmp_path / name, recorded, *("completed", recorded[-1]) * (len(recorded) == 3))
+    runs.update()
+    data = describe(runs, "loss.valid")
+    low, high, mean, *_ = data["figure"]["data"]
+    assert (mean["name"], mean["x"]) == ("short", [10.0, 20.0, 30.0])
+    for i in range(3):
+        wanted = mean_of([losses["short"][i], losses["short-seed1"][i]])
+        assert mean["y"][i] == pytest.approx(wanted.mean)
+        assert high["y"][i] == pytest.approx(wanted.mean + wanted.half_width)
+        assert low["y"][i] == pytest.approx(wanted.mean - wanted.half_width)
+    assert describe(runs, "loss.valid", "seconds")["figure"]["data"][0]["x"] == [0.5, 1.0, 1.5]
+    assert "<strong>So far</strong>: 4 of 6" in data["above"]
+    assert "2 finished, 1 running" in data["above"]
+    assert "1.200\u00a0±\u00a02.541" in data["above"]
+    assert "<strong>long is better by 0.475\u00a0±\u00a00.318</strong>" in data["above"]
+    assert data["above"].count("<i style=") == 2
+
+
+def test_what_has_not_changed_is_not_sent_again_and_what_is_gone_is_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    one, two = (plan(tmp_path / name) for name in ("one", "two"))
+    for folder in (one, two):
+        note_comparison(folder)
+        time.sleep(0.02)
+    comparisons, identity = Comparisons(), comparison_id(one)
+    first = version_of(comparisons.get(identity), "tokens")
+    assert version_of(comparisons.get(identity), "tokens") == first
+    assert version_of(comparisons.get(identity), "seconds") != first
+    record(one / "long", [2.0])
+    assert version_of(comparisons.get(identity), "tokens") != first
+    assert comparisons.of_run("idoflongseed1") in (identity, comparison_id(two))
+    assert comparisons.of_run("nothing") == ""
+    assert [runs.folder.name for runs in comparisons.all().values()] == ["two", "one"]
+    assert "&lt;" in list_of({identity: Runs(plan(tmp_path / "<b>"))}, "/c")
+    shutil.rmtree(one)
+    assert comparisons.get(identity) is None
+    note_comparison(two)
+    assert list(noted_comparisons()) == [comparison_id(two)]
+    note = tmp_path / "state" / "memformers" / "comparisons" / f"{identity}.json"
+    for text in ("", "[1]", '{"folder": 3}', json.dumps({"folder": "/etc"})):  # of another folder's id
+        note.write_text(text)
+        assert list(noted_comparisons()) == [comparison_id(two)]
+
+
+def test_runs_that_were_not_planned_together_are_shown_too(tmp_path):
+    for name, mem_len in (("a", 8), ("b", 16)):
+        record(tmp_path / name, [2.0, math.nan])
+        config = TRAIN | {"seed": 3, "model": {"d_model": 16, "mem_len": mem_len}}
+        write_json(tmp_path / name / "config.json", config)
+    data = describe(Runs(tmp_path))
+    assert {name: (trace["x"], trace["y"]) for name, trace in curves(data).items()} == {
+        "a": ([10.0], [2.0]), "b": ([10.0], [2.0]),
+    }  # fmt: skip
+    json.dumps(data, allow_nan=False)
+
+
+@pytest.mark.parametrize("name", ["experiment", "a/labml", "a/config", "a/result", "a/run"])
+@pytest.mark.parametrize(
+    "text", ["", '{"half', "[]", '{"run": {"x": 1}, "status": 5, "loss": "x", "tokens": "y", "model": 1}']
+)
+def test_a_broken_file_breaks_nothing(name, text, tmp_path):
+    record(plan(tmp_path) / "a", [2.0])
+    (tmp_path / f"{name}.json").write_text(text)
+    runs = Runs(tmp_path)
+    assert "a" in [run.folder.name for run in runs.all]
+    assert "a</td>" in describe(runs)["below"]
+    assert summary(runs)
+
+
+def test_a_thousand_runs_with_many_records_are_answered_at_once_after_the_first_reading(tmp_path):
+    for i in range(1000):
+        record_losses(tmp_path / f"{i}", [2.0] * 3)
+    record_losses(tmp_path / "0", [1 + 1 / i for i in range(1, 100_000)])
+    runs = Runs(tmp_path)
+    describe(runs)
+    record_losses(tmp_path / "7", [1.0], begin=9)
+    begun = time.monotonic()
+    runs.update()
+    data = describe(runs)
+    assert time.monotonic() - begun < 2.0  # 0.8 alone; other tests run beside it
+    assert len(curves(data)["0"]["y"]) == 500
