@@ -46,7 +46,7 @@ def test_the_learning_rate_rises_from_zero_and_falls_to_zero_in_straight_lines()
     rate = learning_rate_schedule(small_training(warmup=0.1, learning_rate=1.0), 1_000)
     assert [rate(t) for t in (0, 50, 100, 550, 999)] == pytest.approx([0.0, 0.5, 1.0, 0.5, 1 / 900])
     assert rate(1_000) == rate(2_000) == 0.0
-    flat = learning_rate_schedule(small_training(tokens=1_000, warmup=0.0, learning_rate=1.0))
+    flat = learning_rate_schedule(small_training(tokens=1_000, warmup=0.0, learning_rate=1.0), 1_000)
     assert flat(0) == 1.0
 
 
