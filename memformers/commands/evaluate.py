@@ -30,7 +30,7 @@ from memformers.models.memory_sizes import ByLayer
 from memformers.runs.folder import CONFIG, check_nothing_is_lost
 from memformers.runs.reader import read_runs
 from memformers.training.config import read_train_config
-from memformers.training.text import spec_of
+from memformers.training.data_module import spec_of
 
 NUMBERS, FIGURE = "evaluation.json", "loss_by_position.png"
 

@@ -28,8 +28,8 @@ from memformers.runs.folder import check_nothing_is_lost
 from memformers.runs.plan import Arm, read_plan
 from memformers.training.api import train
 from memformers.training.config import TrainConfig, read_train_config
+from memformers.training.data_module import find_text
 from memformers.training.resume import check_apart, check_same_config, check_same_corpus
-from memformers.training.text import find_text
 
 PROBED, LONGEST, WITH_CHANGES = 200, 192, 12_288
 """Tokens that are predicted with each context when a comparison is probed, the longest context, and tokens

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from memformers.data.streams import Tokens, taken
+from memformers.data.streams import Tokens, read_tokens
 from memformers.data.tokenizer import Tokenizer
 
 BLOCK = 1 << 16
@@ -41,7 +41,7 @@ def units(tokenizer: Tokenizer, tokens: Tokens, documents: Sequence[int] = ()) -
         begin, end = end, end + length
         for at in range(begin + 1, end, BLOCK):
             # The token before tells where a word goes on, and whether a space follows it.
-            read = taken(tokens, torch.arange(at - 1, min(at + BLOCK, end)))
+            read = read_tokens(tokens, torch.arange(at - 1, min(at + BLOCK, end)))
             counts += counted_in(tokenizer.bytes_of(read)) - counted_in(tokenizer.bytes_of(read[:1]))
     return Units(predicted, *counts.tolist())
 

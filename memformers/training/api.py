@@ -23,11 +23,11 @@ from memformers.models.registry import short_name
 from memformers.runs.folder import RESULT, new_folder, read_metrics
 from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
+from memformers.training.callbacks import Bar, Callbacks
 from memformers.training.config import TrainConfig, check_all_used, read_train_config
 from memformers.training.distributed import joined, with_precision
 from memformers.training.initial import begun_with, initial_of
 from memformers.training.loop import train_steps
-from memformers.training.observer import Bar, Observer
 from memformers.training.optimizers import build_optimizers
 from memformers.training.resume import alone_in, is_finished, restore_newest
 from memformers.training.run import (
@@ -178,7 +178,7 @@ def train(
                 closing(Bar(config, state.tokens, shown=ranks.first)) as bar,
             ):
                 write = tracking.record if tracking else lambda record: None
-                observer = Observer(
+                callbacks = Callbacks(
                     folder, config, model, text, state, records, write, signals, bar, ranks, not initial
                 )
                 segments = training_segments(
@@ -190,11 +190,11 @@ def train(
                     seed=config.seed,
                     documents=torch.from_numpy(text.train.documents),
                 )
-                with observer.plain_endings():
-                    train_steps(model, segments, config, record=observer.record,
-                                evaluate=observer.evaluate, maybe_checkpoint=observer.maybe_checkpoint,
+                with callbacks.plain_endings():
+                    train_steps(model, segments, config, record=callbacks.record,
+                                evaluate=callbacks.evaluate, maybe_checkpoint=callbacks.maybe_checkpoint,
                                 state=state, ranks=ranks)  # fmt: skip
-                    observer.finish()
+                    callbacks.finish()
             ranks.barrier()  # until all is written
     return trained
 

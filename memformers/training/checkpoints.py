@@ -35,7 +35,7 @@ from memformers.models.config import ModelConfig
 from memformers.models.io import CONFIG, PARTS, read_config, read_tensors, save_tensors, stored_tensors
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
-from memformers.training.distributed import ALONE, Distributed, full_tensor, is_part
+from memformers.training.distributed import SINGLE_PROCESS, Distributed, full_tensor, is_part
 from memformers.training.optimizers import Muon, Optimizers
 from memformers.training.state import TrainingState, check_random_states, random_states, set_random_states
 
@@ -75,7 +75,7 @@ def save_checkpoint(
     tokenizer: Tokenizer,
     state: TrainingState,
     about: About,
-    ranks: Distributed = ALONE,
+    ranks: Distributed = SINGLE_PROCESS,
 ) -> None:
     """Write a checkpoint that appears as ``folder`` when it is complete and on the disk.
 
@@ -153,7 +153,7 @@ def read_checkpoint(
     model: MemoryLM,
     optimizers: Optimizers,
     batch_size: int,
-    ranks: Distributed = ALONE,
+    ranks: Distributed = SINGLE_PROCESS,
 ) -> Checkpoint:
     """The checkpoint in ``folder`` of a training of ``model`` with ``optimizers``, checked.
 

@@ -124,7 +124,7 @@ class Distributed:
             do()
         self.barrier()
 
-    def in_turn(self, make: Callable[[], T]) -> T:
+    def rank_zero_first(self, make: Callable[[], T]) -> T:
         """What ``make`` gives, which runs on the first rank before the others: they find what it left. They
         wait for as long as it takes, and not for the half an hour after which gloo gives up."""
         others = dist.new_group(backend="gloo", timeout=LONGEST_TURN) if self.size > 1 else None
@@ -138,7 +138,7 @@ class Distributed:
         self.highest(0)
 
 
-ALONE = Distributed()
+SINGLE_PROCESS = Distributed()
 """A training in a single process."""
 
 
@@ -156,7 +156,7 @@ def joined(config: TrainConfig) -> Iterator[Distributed]:
             raise UserError(
                 f"torchrun started {size} processes, but parallel='single'; use parallel='ddp' or 'fsdp'."
             )
-        yield ALONE
+        yield SINGLE_PROCESS
         return
     if not started_by_torchrun:
         raise UserError(
@@ -260,7 +260,9 @@ def subtract_rows(parameter: Tensor, whole: Tensor, times: float) -> None:
     parameter.sub_(whole, alpha=times)
 
 
-def with_precision(config: TrainConfig, device: torch.device, ranks: Distributed = ALONE) -> TrainConfig:
+def with_precision(
+    config: TrainConfig, device: torch.device, ranks: Distributed = SINGLE_PROCESS
+) -> TrainConfig:
     """``config`` with bfloat16 in place of ``precision="auto"`` if ``device`` multiplies it faster, else
     float32; the first of several ``ranks`` decides."""
     if config.precision != "auto":

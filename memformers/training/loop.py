@@ -12,7 +12,7 @@ from memformers.data.streams import Segment
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
 from memformers.training.config import TrainConfig
-from memformers.training.distributed import ALONE, Distributed, with_precision
+from memformers.training.distributed import SINGLE_PROCESS, Distributed, with_precision
 from memformers.training.memory_growth import share_of_memory, shortened
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule, set_learning_rates
 from memformers.training.state import MetricAccumulator, StepMetrics, TrainingState
@@ -35,7 +35,7 @@ def train_steps(
     evaluate: Callable[[TrainingState], None],
     state: TrainingState | None = None,
     maybe_checkpoint: Callable[[TrainingState], None] = lambda state: None,
-    ranks: Distributed = ALONE,
+    ranks: Distributed = SINGLE_PROCESS,
 ) -> TrainingState:
     """Train ``model`` in place on ``config.tokens`` tokens of ``segments``; returns the state at the end.
 

@@ -31,7 +31,7 @@ from memformers.runs.folder import CHECKPOINTS, CONFIG, METRICS, RESULT, flatten
 from memformers.runs.reader import read_facts
 from memformers.training.checkpoints import ABOUT, Checkpoint, read_about, read_checkpoint
 from memformers.training.config import TrainConfig, read_train_config
-from memformers.training.distributed import ALONE, Distributed
+from memformers.training.distributed import SINGLE_PROCESS, Distributed
 from memformers.training.loop import has_ended
 from memformers.training.state import TrainingState
 
@@ -106,7 +106,7 @@ def restore_newest(
     state: TrainingState,
     config: TrainConfig,
     corpus: DatasetInfo,
-    ranks: Distributed = ALONE,
+    ranks: Distributed = SINGLE_PROCESS,
     tokenizer: Tokenizer | None = None,
 ) -> tuple[TrainingState, int]:
     """The newest usable checkpoint of ``folder``, put into ``model`` and the optimizers of ``state``; returns
@@ -189,7 +189,7 @@ def cut_metrics(folder: Path, records: int) -> int:
 
 
 @contextmanager
-def alone_in(folder: Path, ranks: Distributed = ALONE, seconds: float = 0.0) -> Iterator[None]:
+def alone_in(folder: Path, ranks: Distributed = SINGLE_PROCESS, seconds: float = 0.0) -> Iterator[None]:
     """A block in which no other training uses ``folder``, which is made if it is missing; UserError if one
     does for as many ``seconds``."""
     if not ranks.first:

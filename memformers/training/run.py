@@ -35,11 +35,11 @@ from memformers.runs.folder import (
 )
 from memformers.runs.reader import read_facts
 from memformers.training.config import TrainConfig, read_train_config
-from memformers.training.distributed import ALONE, Distributed
+from memformers.training.data_module import check_long_enough, find_text
+from memformers.training.distributed import SINGLE_PROCESS, Distributed
 from memformers.training.initial import copy_weights, freeze
 from memformers.training.resume import check_same_config, check_same_corpus
 from memformers.training.state import TrainingState, random_states, set_random_states
-from memformers.training.text import check_long_enough, find_text
 
 TRAINING = threading.Lock()
 """Held by the training of this process."""
@@ -91,7 +91,7 @@ def in_its_precision(config: TrainConfig, folder: Path) -> TrainConfig:
 def read_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDataset:
     """The text to train on. Raises ValueError unless it is the same on all ``ranks``, and that of the run in
     ``folder`` if there is one."""
-    text = ranks.in_turn(lambda: find_text(config))
+    text = ranks.rank_zero_first(lambda: find_text(config))
     info = text.info
     ranks.check_alike(
         info.sha256,
@@ -110,7 +110,9 @@ def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
     return replace(config, model=replace(config.model, vocab_size=vocab_size))
 
 
-def build_model(config: TrainConfig, ranks: Distributed = ALONE, initial: MemoryLM | None = None) -> MemoryLM:
+def build_model(
+    config: TrainConfig, ranks: Distributed = SINGLE_PROCESS, initial: MemoryLM | None = None
+) -> MemoryLM:
     """A model on this rank's device with the weights of ``config.seed``, whatever random numbers were drawn
     before, or of the ``initial`` model. From then on, each rank draws its own random numbers."""
     device = choose_device(ranks.device_name(config.device))

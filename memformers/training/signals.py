@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from memformers.common.processes import handling
-from memformers.training.distributed import ALONE, Distributed
+from memformers.training.distributed import SINGLE_PROCESS, Distributed
 
 ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """What ends a process: Ctrl-C, kill, and a terminal that was closed."""
@@ -47,7 +47,7 @@ class StopSignals:
     def __exit__(self, *_: object) -> None:
         self._handled.close()
 
-    def check(self, ranks: Distributed = ALONE) -> None:
+    def check(self, ranks: Distributed = SINGLE_PROCESS) -> None:
         """Raise [`Stopped`][] if a signal has come to any of ``ranks``, all of which must call this.
 
         Only what the ranks have told each other counts: a signal that comes while they do waits for the next

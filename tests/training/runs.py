@@ -23,13 +23,13 @@ from memformers.data.tokenize_corpus import dataset_from
 from memformers.data.tokenizers import CharacterTokenizer
 from memformers.training import api
 from memformers.training.checkpoints import About, save_checkpoint
-from memformers.training.distributed import ALONE
+from memformers.training.data_module import spec_of
+from memformers.training.distributed import SINGLE_PROCESS
 from memformers.training.loop import train_steps
 from memformers.training.optimizers import build_optimizers
 from memformers.training.run import build_model
 from memformers.training.signals import Stopped
 from memformers.training.state import TrainingState
-from memformers.training.text import spec_of
 from tests.builders import small_training
 
 
@@ -89,7 +89,7 @@ CHECKPOINTED = small_training(model="compressive", batch_size=12, tokens=12 * 16
 """A training of six steps, by as many processes as divide twelve."""
 
 
-def keep_two_checkpoints(folder, config=CHECKPOINTED, ranks=ALONE, save=save_checkpoint):
+def keep_two_checkpoints(folder, config=CHECKPOINTED, ranks=SINGLE_PROCESS, save=save_checkpoint):
     """Train, and keep the checkpoints of steps 5 and 6 in ``folder``, as a run of CHECKPOINTED; returns the
     model and the state."""
     facts = about(config=asdict(CHECKPOINTED), corpus_sha256=find_short_text(CHECKPOINTED).info.sha256,
@@ -137,7 +137,7 @@ def train_here(lm, config, segments=None, **options):
 
 def stop(config, folder, step):
     """Train in ``folder`` until a signal comes after ``step``, which hasn't been kept before."""
-    maybe_checkpoint = api.Observer.maybe_checkpoint
+    maybe_checkpoint = api.Callbacks.maybe_checkpoint
 
     def stopped(self, state):
         maybe_checkpoint(self, state)
@@ -145,7 +145,7 @@ def stop(config, folder, step):
             raise Stopped(signal.SIGTERM)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api.Observer, "maybe_checkpoint", stopped)
+        patch.setattr(api.Callbacks, "maybe_checkpoint", stopped)
         with pytest.raises(SystemExit) as end:
             train_run(config, folder, resume=True)
     assert end.value.code == 143

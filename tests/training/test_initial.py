@@ -21,10 +21,10 @@ from memformers.runs.folder import CHECKPOINTS, RESULT, read_metrics
 from memformers.training import api
 from memformers.training import run as run_module
 from memformers.training.config import read_train_config
+from memformers.training.data_module import find_text
 from memformers.training.initial import freeze, load_initial
 from memformers.training.optimizers import learning_rate_schedule
 from memformers.training.run import build_model
-from memformers.training.text import find_text
 from tests.builders import small_training
 from tests.processes import run
 from tests.training.runs import SHORT, find_short_text, train_run

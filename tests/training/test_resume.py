@@ -11,7 +11,7 @@ from memformers.common.atomic_dir import numbered
 from memformers.common.files import read_json, write_json
 from memformers.models.config import AdaptiveConfig
 from memformers.runs.folder import METRICS, read_metrics
-from memformers.training import api, observer
+from memformers.training import api, callbacks
 from memformers.training import run as run_module
 from memformers.training.checkpoints import read_about
 from memformers.training.resume import cut_metrics, differences
@@ -87,7 +87,7 @@ def test_a_resumed_run_has_the_same_records_sample_result_and_weights(name, tmp_
 
 def test_peak_memory_is_the_highest_of_all_processes_and_ranks(tmp_path, monkeypatch):
     here, of_another_rank = [0], 75
-    monkeypatch.setattr(observer, "peak_memory", lambda device: here[0])
+    monkeypatch.setattr(callbacks, "peak_memory", lambda device: here[0])
     monkeypatch.setattr(
         run_module.Distributed,
         "highest",

@@ -24,11 +24,11 @@ from memformers.models.registry import short_name
 from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
 from memformers.training.checkpoints import About, keep_best_and_newest, save_checkpoint, usable_about
 from memformers.training.config import TrainConfig
+from memformers.training.data_module import Validation, held_out_beginning
 from memformers.training.distributed import Distributed, summon_full_params
 from memformers.training.loop import NotFiniteError, flush_metrics
 from memformers.training.signals import Stopped, StopSignals
 from memformers.training.state import TrainingState
-from memformers.training.text import Validation, held_out_beginning
 
 SAMPLE_CHARACTERS, GLIMPSE_CHARACTERS = 400, 50
 PROMPT_CHARACTERS = 100
@@ -93,8 +93,8 @@ class Bar:
 
 
 @dataclass
-class Observer:
-    """Watches a training in a folder. With several ``ranks``, each has an observer that measures the same,
+class Callbacks:
+    """Watches a training in a folder. With several ``ranks``, each has an callbacks that measures the same,
     and only that of the first rank writes files."""
 
     folder: Path

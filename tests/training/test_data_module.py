@@ -10,9 +10,9 @@ from memformers.data.tokenize_corpus import dataset_from
 from memformers.evaluation.evaluate import evaluate
 from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
+from memformers.training.data_module import EVALUATION_STREAMS, Validation, spec_of
 from memformers.training.distributed import Distributed
 from memformers.training.run import build_model
-from memformers.training.text import EVALUATION_STREAMS, Validation, spec_of
 from tests.builders import small_training
 from tests.training.runs import find_short_text, train_run, without_times
 

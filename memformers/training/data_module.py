@@ -11,14 +11,14 @@ from memformers.common.errors import UserError
 from memformers.data import VALIDATION
 from memformers.data.dataset import TokenDataset
 from memformers.data.sources import CorpusSpec
-from memformers.data.streams import check_length, taken
+from memformers.data.streams import check_length, read_tokens
 from memformers.data.tokenize_corpus import dataset_of
 from memformers.evaluation.bits_per_byte import comparable, units
 from memformers.evaluation.evaluate import Evaluation, evaluate_reading, reading_of
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig
-from memformers.training.distributed import ALONE, Distributed
+from memformers.training.distributed import SINGLE_PROCESS, Distributed
 
 OPENING_TOKENS = 4096
 """How many tokens of the held-out text samples may begin with."""
@@ -65,7 +65,7 @@ def check_long_enough(text: TokenDataset, config: TrainConfig) -> None:
 def held_out_beginning(text: TokenDataset) -> str:
     """The beginning of the held-out text."""
     first = torch.arange(min(len(text.validation.tokens), OPENING_TOKENS))
-    raw = text.tokenizer.bytes_of(taken(text.validation.tokens, first))
+    raw = text.tokenizer.bytes_of(read_tokens(text.validation.tokens, first))
     return raw.decode("utf-8", errors="surrogateescape")
 
 
@@ -77,7 +77,7 @@ class Validation:
     ``config.evaluation_tokens`` tokens, in which a document may be cut, and one at the end reads all. With
     several ``ranks``, each reads a share of the streams, or of the documents."""
 
-    def __init__(self, text: TokenDataset, config: TrainConfig, ranks: Distributed = ALONE):
+    def __init__(self, text: TokenDataset, config: TrainConfig, ranks: Distributed = SINGLE_PROCESS):
         self.tokenizer, self.tokens, self.ranks = text.tokenizer, text.validation.tokens, ranks
         self.documents = tuple(text.validation.documents.tolist())
         most = config.evaluation_tokens or len(self.tokens)
