@@ -2,7 +2,6 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _alone(tmp_path, monkeypatch):
-    """No corpus of this machine's, and a cache of the test's own."""
+def _no_corpus_of_this_machine_and_a_cache_of_its_own(tmp_path, monkeypatch):
     monkeypatch.delenv("MEMFORMERS_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}-cache")
