@@ -20,6 +20,7 @@ NUMBERS = (
     "the gradient's norm",
     "the norm of the compression functions' gradient",
 )
+"""The numbers of a step, in words."""
 
 
 @dataclass(frozen=True)
