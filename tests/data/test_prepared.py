@@ -25,7 +25,7 @@ from memformers.data.builtin import write_play
 from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import dataset_of, prepare
 from memformers.data.tokenizers import OWN
-from tests.data.reading import contents, dataset, refused, whole, write
+from tests.data.reading import as_text, contents, dataset, refused, whole, write
 from tests.processes import Server, program, run, start, wait_for
 
 REAL = Path(os.environ.get("MEMFORMERS_DATA", "/nowhere")) / "tinyshakespeare" / "input.txt"
@@ -190,8 +190,7 @@ def test_any_file_becomes_tokens_that_decode_to_it_or_one_line(tmp_path_factory,
         assert ("\n" in str(error), out.exists()) == (False, False)  # noqa: PT017
         return
     if source.is_file() and tokenizer == "byte" and source.suffix in ("", ".txt", ".bin", ".npy", ".csv"):
-        read = whole(found).encode("utf-8", "surrogateescape")
-        assert read == source.read_bytes().removeprefix(b"\xef\xbb\xbf")
+        assert whole(found) == as_text(source.read_bytes().removeprefix(b"\xef\xbb\xbf"))
 
 
 def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path):

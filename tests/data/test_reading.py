@@ -10,6 +10,7 @@ import pickle
 import re
 import shlex
 from contextlib import nullcontext
+from itertools import pairwise
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -32,8 +33,7 @@ from tests.processes import run
 TEXT = "Über die Brücke – 橋を渡る 🌉.\n" * 400
 RAW, WORDS, PLAIN = TEXT.encode(), "some words\n" * 9, {"x.txt": TEXT, "y": " \n", "z": Path.mkdir}
 IDS = np.random.default_rng(0).integers(0, 300, 4000)
-NPY, SHORT, LENGTHS = saved(IDS), IDS.astype("<u2").tobytes(), [[1000, 2500], [500]]
-PIECES = [IDS[:1000], IDS[1000:3500], IDS[3500:]]
+NPY, SHORT, PIECES = saved(IDS), IDS.astype("<u2").tobytes(), np.split(IDS, [1000, 3500])
 DOCUMENTS = [{"id": 3, "text": "One\u2028line", "body": "other"}, {"text": "naïve\ntext", "body": "fields"}]
 LINES, ARRAY = ("\ufeff" + "\r\n\n".join(map(json.dumps, DOCUMENTS))).encode(), json.dumps(DOCUMENTS).encode()
 PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.compress,
@@ -113,19 +113,22 @@ def test_every_text_in_utf_8_is_read(tmp_path_factory, text):
 def test_what_lies_across_the_portions_that_are_read_and_encoded_is_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(BaseProcess, "start", None)  # since a script may have no main guard
     texts = [f"{n} naïve kings…\r\n{'🌉 crowns, ' * (n % 30)}\n" for n in range(22_000)]
-    text, end = "".join(texts), "<the end of a document>"
+    text, end = "".join(texts), "<end of a document>"
     lines = "\n".join(json.dumps({"text": each}, ensure_ascii=False) for each in texts)
-    write(tmp_path, {"x.jsonl": lines, "x.txt": end.join(texts), "x": text.encode("utf-16"), "y": text})
+    across = [(n << 20) - before for n, before in enumerate((1, 9, len(end) - 1), 1)]
+    parts = ["x" * (b - a - len(end)) for a, b in pairwise([-len(end), *across])]
+    write(tmp_path, {"x.jsonl": lines, "x.txt": end.join([*parts, ""])})
+    write(tmp_path, {"x": text.encode("utf-16"), "y": text})
     assert contents(tmp_path / "x") == (text, [])
-    for name, how in {"x.jsonl": {}, "x.txt": {"document_separator": end}}.items():
-        named = [(f"{name}:{n}", each) for n, each in enumerate(texts, 1)]
-        assert contents(tmp_path / name, **how) == (text, named)
+    for name, separator, expected in (("x.jsonl", "", texts), ("x.txt", end, parts)):
+        named = [(f"{name}:{n}", each) for n, each in enumerate(expected, 1)]
+        assert contents(tmp_path / name, document_separator=separator) == ("".join(expected), named)
     for tokenizer in ("character", "bpe"):
         found = dataset(tmp_path / "y", tokenizer=tokenizer, vocab_size=300)
         assert (whole(found, "train"), whole(found)) == (text[: len(text) * 9 // 10], text)
 
 
-BY_SPLIT = {"train": torch.from_numpy(IDS[:3500]), "validation": PIECES[2:]}
+BY_SPLIT, LENGTHS = {"train": torch.from_numpy(IDS[:3500]), "validation": PIECES[2:]}, [[1000, 2500], [500]]
 OF_IDS = [
     *[({name: raw}, [[], []], [[], []])
       for name, raw in (("x.npy", NPY), ("x.NPY", saved(IDS.astype(np.uint16))), ("x.bin", SHORT),
