@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memformers.common.errors import UserError
-from memformers.common.intervals import Mean, mean_of_known
+from memformers.common.intervals import mean_of_known
 from memformers.report.arms import MEASURES, Arm, Column, arms_of, base_of
 from memformers.report.markdown import DASH, PARSER, Markup, number, plain, prose, table
 from memformers.report.page import html_of
@@ -86,14 +86,14 @@ def body(arms: Sequence[Arm], runs: Runs, knows: Knows) -> tuple[str, str]:
     except UserError as error:  # of a plan that is broken
         above.append(plain(str(error)))
     valid = next((name for name in FIRST if any(arm.curves(name) for arm in arms)), "")
-    columns: dict[str, Column] = {
-        "state": states,
+    columns: dict[str, Column] = {"state": states}
+    if valid:
+        columns[IN_WORDS.get(valid, valid)] = lambda arm: number(last(arm, valid), ".3f")
+    columns |= {
         "tokens": lambda arm: number(last(arm, TOKENS), ",.0f"),
         "time": lambda arm: number(last(arm, SECONDS), ",.0f", " s"),
         "tokens/s": lambda arm: number(last(arm, "tokens_per_second"), ",.0f"),
     }
-    if valid:
-        columns[IN_WORDS.get(valid, valid)] = lambda arm: number(last(arm, valid), ".3f")
     above.append(results_table(arms, base, [measure], columns))
     below = [*settings(arms), "### Runs", runs_table(runs.all, valid, knows)]
     return bars(arms, measure) + rendered(above), rendered(below)
@@ -104,9 +104,10 @@ def rendered(parts: Sequence[str]) -> str:
     return html_of(PARSER.parse("\n\n".join(parts)))
 
 
-def last(arm: Arm, name: str) -> Mean | None:
+def last(arm: Arm, name: str) -> float | None:
     """The mean over an arm's runs of the last value of a metric."""
-    return mean_of_known(run.last(name) for run in arm.counted)
+    mean = mean_of_known(run.last(name) for run in arm.counted)
+    return mean and mean.mean
 
 
 def state_in_words(run: Run) -> str:

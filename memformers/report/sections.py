@@ -162,9 +162,9 @@ def claim(label: str, difference: Mean | None, base: Arm, measure: Measure) -> s
 def results_table(
     arms: Sequence[Arm], base: Arm, measures: Sequence[Measure], more: Mapping[str, Column] | None = None
 ) -> str:
-    """A row for each arm: how many of its seeds have finished, the columns ``more``, and by each measure its
-    mean, and if there are several seeds its paired difference to ``base``."""
-    columns: dict[str, Column] = {"seeds": lambda arm: f"{len(arm.results)}", **(more or {})}
+    """A row for each arm: how many of its seeds have finished, by each measure its mean, and if there are
+    several seeds its paired difference to ``base``; then the columns ``more``."""
+    columns: dict[str, Column] = {"seeds": lambda arm: f"{len(arm.results)}"}
     for measure in measures:
         head = measure.head or measure.label
         columns[head] = lambda arm, m=measure: m.shown(arm.mean(m.of))  # type: ignore[misc]
@@ -173,7 +173,7 @@ def results_table(
             columns[f"{head}, minus {base.label}" if len(measures) > 1 else f"minus {base.label}"] = (
                 lambda arm, m=measure, of=differences: m.cell(of.get(arm.name))  # type: ignore[misc]
             )
-    return arms_table(arms, columns)
+    return arms_table(arms, columns | dict(more or {}))
 
 
 def bars(arms: Sequence[Arm], measure: Measure) -> str:
@@ -181,7 +181,7 @@ def bars(arms: Sequence[Arm], measure: Measure) -> str:
     means = {arm.name: mean for arm in arms if (mean := arm.mean(measure.of))}
     most, looks = max((mean.mean for mean in means.values()), default=0.0), looks_of([a.name for a in arms])
     rows = [
-        f'<li><span>{html.escape(arm.label)}</span><i style="width: {50 * means[arm.name].mean / most:.1f}%; '
+        f'<li><span>{html.escape(arm.label)}</span><i style="--share: {means[arm.name].mean / most:.3f}; '
         f'background: var(--c{looks[arm.name]["color"][1:].lower()}, {looks[arm.name]["color"]})"></i>'
         f"<b>{html.escape(measure.shown(means[arm.name]))}</b></li>"
         for arm in arms
