@@ -17,7 +17,7 @@ from memformers.models.base import memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CONFIG, FACTS, RESULT
 from memformers.tracking.recorder import Tracking
-from memformers.training.config import TrainConfig
+from memformers.training.config import TrainConfig, unused_settings
 from memformers.training.loop import train_steps
 from memformers.training.run import build_model
 from memformers.training.state import TrainingState
@@ -100,6 +100,7 @@ def train_recall(folder: Path) -> None:
         "parameters": sum(p.numel() for p in model.parameters()),
         **of_memory,
         "decided": run.train.decided,
+        "unused": unused_settings(run.train),
         "commit": git_commit(),
         "sees_back": of_memory["memory"]["one_layer"] + model.config.segment_len,
         "environment": describe_environment(model.device),

@@ -13,7 +13,6 @@ from memformers.runs.card import Card, known_card
 from memformers.runs.folder import flatten
 from memformers.runs.plan import read_plan
 from memformers.runs.reader import differing_settings
-from memformers.runs.settings import unused
 
 
 def how_it_was_made(arms: Sequence[Arm], base: Arm, folder: Path, method: str) -> list[str]:
@@ -95,7 +94,8 @@ def shown_settings(arm: Arm) -> dict[str, str]:
     run, config = arm.first, dict(flatten(arm.first.config))
     seeds = ", ".join(str(run.seed) for run in arm.runs)
     used = run.settings | {"seed": seeds, "data": config["data"] or run.facts["corpus"]["name"]}
-    return {name: DASH if name in unused(config) else in_words(value) for name, value in used.items()}
+    no_use = run.facts.get("unused", ())
+    return {name: DASH if name in no_use else in_words(value) for name, value in used.items()}
 
 
 def in_words(value: Any) -> str:

@@ -20,7 +20,6 @@ from memformers.report.plotting import looks_of
 from memformers.runs.folder import CONFIG, FACTS, METRICS, flatten
 from memformers.runs.plan import read_plan
 from memformers.runs.reader import Run, differing_settings
-from memformers.runs.settings import OF_A_COMPRESSION
 
 STEADY = 1.5
 """A run whose speed varied by more than this factor shared its machine with other work."""
@@ -29,8 +28,10 @@ FEWEST_SPEEDS = 3
 ROUNDING = 0.03
 """The change of final losses, in bits per character, that rounding alone has made: the same sums in another
 order."""
-MAY_DIFFER = OF_A_COMPRESSION | {
-    "seed", "data", "recall.frozen", "agent.core", "model.model", "model.mem_len",
+MAY_DIFFER = {
+    "seed", "data", "recall.frozen", "agent.core", "model.model", "model.mem_len", "model.c_mem_len",
+    "model.compression_rate", "model.compression", "model.compression_start", "model.compression_loss",
+    "model.bptt",
 }  # fmt: skip
 """The settings that an experiment may vary: the memory and the seed, and the path of the text, which its
 checksum identifies."""

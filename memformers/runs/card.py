@@ -11,7 +11,6 @@ from typing import Any
 from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.runs.folder import CARD
-from memformers.runs.settings import unused
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def open_card(folder: Path, name: str, config: Mapping[str, Any], given: Sequenc
     """The card of a training that starts or goes on in ``folder``, without settings that its model doesn't
     use; the user chose the ``given`` ones."""
     card = known_card(folder) or Card(new_run_id(), folder.resolve().name)
-    no_use = unused(config)
+    no_use = ["unused", *config.get("unused", ())]
     card = replace(
         card,
         name=card.name or name,

@@ -28,7 +28,6 @@ from memformers.runs.folder import (
     flatten,
 )
 from memformers.runs.plan import Planned, read_plan
-from memformers.runs.settings import unused
 
 CONFIG_HAS = {
     "model": {"model": str, "positions": str, "embedding": str, "compression": str},
@@ -188,9 +187,9 @@ class Run:
         if not self.facts:
             known = [name for name in config if config[name] is not None and name != "model.vocab_size"]
             config = {name: config[name] for name in known}
-        decided = self.facts.get("decided")
+        decided, unused = self.facts.get("decided"), self.facts.get("unused")
         used = config | (decided if isinstance(decided, dict) else {})
-        return {name: used[name] for name in config} | dict.fromkeys(unused(config) & config.keys())
+        return {name: used[name] for name in config} | dict.fromkeys(config.keys() & (unused or ()))
 
 
 class Runs:

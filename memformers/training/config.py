@@ -1,6 +1,6 @@
 """What a training run is made from: the model, the text and how to learn."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ from memformers.common.errors import UserError
 from memformers.common.fields import Count, NonNegativeInt, Positive, Range, Share, check_fields
 from memformers.common.files import config_from_dict, read_json
 from memformers.data.tokenizers import check_name
-from memformers.models.config import ModelConfig, check_used
+from memformers.models.config import WITHOUT_PARAMETERS, ModelConfig, check_used, is_used
 from memformers.runs.folder import CONFIG
 
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -188,6 +188,21 @@ class TrainConfig:
             "model.clamp_len": self.model.clamp_len or "none",
             "model.adaptive.d_embed": self.model.d_embed,
         }
+
+
+def unused_settings(config: TrainConfig) -> list[str]:
+    """The settings, by their dotted names, that have no effect beside the others of ``config``."""
+    model = config.model
+    names = [each.name for each in fields(config)] + [f"model.{each.name}" for each in fields(model)]
+    found = [name for name in names if not is_used(name.rpartition(".")[2], model.model)]
+    if model.model == "compressive" and (model.compression in WITHOUT_PARAMETERS or ":" in model.compression):
+        found.append("model.compression_start")
+        found += ["model.bptt"] if model.compression in WITHOUT_PARAMETERS else []
+    if model.positions != "sinusoidal":
+        found += ["model.position_features", "model.clamp_len"]
+    if model.embedding != "adaptive":
+        found += [f"model.adaptive.{each.name}" for each in fields(model.adaptive)]
+    return found if config.optimizer == "muon" else [*found, "muon_learning_rate"]
 
 
 def check_all_used(config: TrainConfig) -> None:

@@ -34,7 +34,7 @@ from memformers.runs.folder import (
     flatten,
 )
 from memformers.runs.reader import read_facts
-from memformers.training.config import TrainConfig, read_train_config
+from memformers.training.config import TrainConfig, read_train_config, unused_settings
 from memformers.training.data_module import check_long_enough, find_text
 from memformers.training.distributed import SINGLE_PROCESS, Distributed
 from memformers.training.initial import copy_weights, freeze
@@ -163,6 +163,7 @@ def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> di
         "parameters": sum(p.numel() for p in model.parameters()),
         **memory_facts(model.config),
         "decided": config.decided,
+        "unused": unused_settings(config),
         "environment": describe_environment(model.device),
         "command": command_as_given(),
         "commit": git_commit(),

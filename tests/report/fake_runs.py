@@ -7,6 +7,7 @@ from memformers.common.files import read_json, write_json
 from memformers.report.document import write_report
 from memformers.runs.card import plan_run
 from memformers.runs.plan import Arm, Plan, runs_of
+from memformers.training.config import unused_settings
 from tests.builders import MODELS, small_training
 
 XL = [2.40, 2.50, 2.45]
@@ -31,9 +32,10 @@ def fake_run(folder, model, bits, *, finished=True, facts=FACTS, read=9_000, **c
     """A run of ``model`` that came to ``bits`` per character, and whose evaluations ``read`` this number of
     tokens, of 9,000."""
     folder.mkdir(parents=True)
-    config = asdict(small_training(model=model, **changes))
+    training = small_training(model=model, **changes)
+    config = asdict(training)
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "run.json").write_text(json.dumps(facts))
+    (folder / "run.json").write_text(json.dumps({"unused": unused_settings(training)} | facts))
     plan_run(folder, model, "", "")
     with open(folder / "metrics.jsonl", "w") as file:
         for i in range(1, 11):
