@@ -112,7 +112,7 @@ def rendered(parts: Sequence[str]) -> str:
 def last(arm: Arm, name: str) -> float | None:
     """The mean over an arm's runs of the last value of a metric."""
     mean = mean_of_known(run.last(name) for run in arm.counted)
-    return mean and mean.mean
+    return mean.mean if mean else None
 
 
 def state_in_words(run: Run) -> str:
