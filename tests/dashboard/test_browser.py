@@ -225,6 +225,7 @@ def test_on_labml_s_page_a_run_that_has_just_begun_has_the_settings_that_it_uses
         configs.get_by_text("d_model").wait_for()
         assert not {"mem_len", "seed"} & set(configs.inner_text().split())
         assert "does not reach" not in page.inner_text("html")
+        assert not page.get_by_text("Computer").is_visible()
     assert [trouble for trouble in troubles if not {"404", "net::ERR_FAILED"} & set(trouble.split())] == []
 
 
