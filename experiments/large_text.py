@@ -129,6 +129,8 @@ def run(*arguments: str | Path, until: Callable[[], bool] = lambda: False, kill:
 def measure(settings: LargeText, folder: Path) -> list[list[str]]:
     """The rows of the table: what was done, what came, and the goal."""
     text, short, part = folder / "large.txt", folder / "short.txt", folder / "part.txt"
+    held_out = folder / "held_out.txt"  # of which a run reads all at its end
+    write_words(held_out, MB, seed=1)
     write_words(text, settings.size)
     write_words(short, MB)
     write_words(part, settings.size // 10)
@@ -140,7 +142,8 @@ def measure(settings: LargeText, folder: Path) -> list[list[str]]:
 
     def divide(source: Path, tokenizer: str, out: str) -> Measured:
         learned = ("--vocab-size", str(settings.vocab_size)) if tokenizer == "bpe" else ()
-        return run("prepare", source, "--tokenizer", tokenizer, *learned, "--out", folder / out)
+        how = ("--tokenizer", tokenizer, *learned, "--validation", held_out)
+        return run("prepare", source, *how, "--out", folder / out)
 
     for name, tokenizer, goal in (
         ("bytes", "byte", "≥ 20 MB/s"),

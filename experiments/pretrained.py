@@ -22,10 +22,9 @@ from memformers.data.sources import CorpusSpec, find
 from memformers.data.tokenizers import save_tokenizer
 from memformers.models.config import ModelConfig
 from memformers.models.io import PACKAGED, RECIPE
-from memformers.training.api import evaluate
+from memformers.training.api import evaluate, train
 from memformers.training.config import TrainConfig, read_train_config
-from memformers.training.run import train_run
-from memformers.training.text import EVALUATION_STREAMS, find_text
+from memformers.training.data_module import EVALUATION_STREAMS, find_text
 
 # Two bytes a weight of the Compressive Transformer make 1.95 MB; at d_ff=512 they would be 2.3 MB.
 NETWORK = ModelConfig(d_ff=384, position_features=64)
@@ -66,7 +65,7 @@ def main(pretraining: Pretraining) -> None:
             seed=pretraining.seed,
             memory_warmup=0.0,  # as the models in the package were trained
         )
-        run = train_run(config, pretraining.runs / name, "off", resume=True)
+        run = train(config, pretraining.runs / name, resume=True, dashboard="off").folder
         recipe = put(run, pretraining.out / name)
         print(f"{name}: {recipe['held_out']['loss_nats']:.4f} nats per token → {pretraining.out / name}")
 

@@ -29,10 +29,10 @@ from memformers.report.plotting import BLUE, ORANGE, Series, draw_lines, legend,
 from memformers.runs.plan import Arm
 from memformers.runs.reader import Run, read_runs
 from memformers.training.config import TrainConfig
-from memformers.training.loop import train
+from memformers.training.data_module import check_long_enough, find_text
+from memformers.training.loop import train_steps
 from memformers.training.run import build_model, with_vocabulary
 from memformers.training.state import TrainingState
-from memformers.training.text import check_long_enough, find_text
 
 DEFAULT = TrainConfig(model=ModelConfig(model="transformer-xl"), evaluations=1)
 RATES = ("learning_rate", "muon_learning_rate", "beta2", "warmup", "weight_decay", "chunk_len")
@@ -152,7 +152,7 @@ def speed(recipe: str, data: str) -> float:
     )
     look_away: dict[str, Any] = dict.fromkeys(("record", "evaluate"), lambda *_: None)
     with suppress(Enough):
-        train(build_model(config), segments, config, maybe_checkpoint=look, **look_away)
+        train_steps(build_model(config), segments, config, maybe_checkpoint=look, **look_away)
     return config.tokens_a_step * TIMED_STEPS / (times[-1] - times[WARM_UP - 1])
 
 

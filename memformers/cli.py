@@ -6,6 +6,7 @@ from importlib import import_module
 
 from memformers import __version__
 from memformers.common.command_line import parse_arguments, plain_errors
+from memformers.common.errors import UserError
 
 ABOUT = "Train, compare and use memory transformers: Transformer-XL and the Compressive Transformer."
 COMMANDS = {
@@ -15,6 +16,7 @@ COMMANDS = {
     "prepare": "Divide a text of any size into tokens, once.",
     "generate": "Continue a text with a trained model.",
     "evaluate": "Measure how well a trained model predicts a text.",
+    "convert": "Write a checkpoint as the plain files of a model.",
     "probe": "Measure how much context and memory help trained models.",
     "check": "Check that a memory satisfies what every memory must.",
     "report": "Write the report of a run or a comparison.",
@@ -24,8 +26,8 @@ COMMANDS = {
 }
 """The commands, as ``memformers --help`` shows them. Their options are in ``memformers.commands``, which
 needs PyTorch and is imported when a command is used."""
-
-
+PRINTING = ("generate", "evaluate", "check", "doctor")
+"""The commands whose result is what they print."""
 HOMES = {"probe": "evaluate", "recall": "compare"}
 """The modules of commands that share one with another command."""
 
@@ -37,6 +39,10 @@ def main(arguments: list[str] | None = None) -> None:
         name, options = command_name(given[:1]), given[1:]
         module = import_module(f"memformers.commands.{HOMES.get(name, name)}")
         prog = f"memformers {name}"
+        if sys.__stdout__ is None and name in PRINTING:
+            raise UserError(f"standard output is closed, where {name} writes; use > FILE, or > /dev/null.")
+        if name in ("train", "compare", "recall"):
+            import_module("memformers.common.machine").keep_freed_memory()
         if name == "train":
             command = module.parse_train(options, module.Train(), prog=prog)
         elif name == "check":

@@ -25,10 +25,10 @@ from memformers.data.sources import builtin_play
 from memformers.report import plotting
 from memformers.runs.folder import RESULT
 from memformers.tracking import relay
-from memformers.training import observer
-from memformers.training.run import train_run
+from memformers.training import callbacks
 from tests.builders import small_training, tiny_recall
 from tests.processes import train_first_beside, train_here
+from tests.training.runs import train_run
 
 settings.register_profile("any machine", deadline=None)  # which may be busy with something else
 settings.load_profile("any machine")
@@ -81,8 +81,8 @@ def quick_runs(monkeypatch):
     samples are short, and a comparison is hardly probed."""
     make_tiny(monkeypatch)
     monkeypatch.setattr(sources, "builtin_play", short_play)
-    monkeypatch.setattr(observer, "SAMPLE_CHARACTERS", 30)
-    monkeypatch.setattr(observer, "GLIMPSE_CHARACTERS", 10)
+    monkeypatch.setattr(callbacks, "SAMPLE_CHARACTERS", 30)
+    monkeypatch.setattr(callbacks, "GLIMPSE_CHARACTERS", 10)
     monkeypatch.setattr(text, "PROBED", 5)
     monkeypatch.setattr(text, "WITH_CHANGES", 64)
 

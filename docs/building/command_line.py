@@ -15,13 +15,10 @@ WIDTH = "100"
 """Characters in a line of the help: few enough for its boxes to stand one below the other."""
 BOX = re.compile(r"^╭─ (.+?) ─+╮\n(.*?)^╰─+╯$", re.MULTILINE | re.DOTALL)
 ENDING = re.compile(r"\s*\((default: .*|required)\)$")
-NOTHING = ("default: ", "default: None", "default: ''")
-"""Defaults that mean that the option isn't given."""
 INTRODUCTION = f"""# The command line
 
 {ABOUT}
-This page is made from `--help`: `memformers COMMAND --help` says the same, and `memformers --version` prints
-the version.
+`memformers COMMAND --help-all` prints the same as this page, and `memformers --version` the version.
 """
 
 
@@ -43,7 +40,7 @@ def command_line_page() -> str:
 
 
 def help_of(command: str) -> str:
-    """What ``memformers COMMAND --help`` prints; ValueError if it fails."""
+    """What ``memformers COMMAND --help-all`` prints; ValueError if it fails."""
     said = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # a plain StringIO gets no boxes
     with (
         patch.dict(os.environ, {"COLUMNS": WIDTH}),
@@ -51,10 +48,10 @@ def help_of(command: str) -> str:
         contextlib.redirect_stdout(said),
     ):
         try:
-            main([command, "--help"])
+            main([command, "--help-all"])
         except SystemExit as end:
             if end.code:
-                raise ValueError(f"memformers {command} --help ended with {end.code}.") from None
+                raise ValueError(f"memformers {command} --help-all ended with {end.code}.") from None
     said.seek(0)
     return said.read()
 
@@ -91,7 +88,7 @@ def option_of(names: str, lines: list[str]) -> Option:
     """An option from the words beside it."""
     meaning = " ".join(" ".join(lines).split())
     ending = ENDING.search(meaning)
-    value = ending[1] if ending and ending[1] not in NOTHING else ""
+    value = ending[1] if ending else ""
     return Option(names, ENDING.sub("", meaning), value)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file
 
 from experiments.agents.environments import Environments
 from experiments.agents.ppo import Agent, AgentRun, Episodes, Place, act, evaluate, learn
@@ -25,11 +25,12 @@ from memformers.common.command_line import plain_errors
 from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.common.machine import describe_environment, git_commit, peak_memory
-from memformers.evaluation.memory_ablation import UNTOUCHED, controls_of
+from memformers.evaluation.memory_ablation import BASELINE, controls_of
 from memformers.models.base import memory_facts
+from memformers.models.io import save_tensors
 from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, RESULT
 from memformers.tracking.recorder import Tracking
-from memformers.training.checkpoints import Checkpoint, load_tensors, optimizer_tensors
+from memformers.training.checkpoints import Checkpoint, optimizer_tensors
 from memformers.training.resume import alone_in, cut_metrics
 from memformers.training.state import TrainingState, random_states
 
@@ -92,14 +93,14 @@ def train_agent(folder: Path) -> None:
                 saved = time.monotonic()
         save(folder, agent, state)
         begun = time.perf_counter()
-        found = {UNTOUCHED: evaluate(agent, run)}
+        found = {BASELINE: evaluate(agent, run)}
         if not is_gru:
             controls = controls_of(train.model.memory_sizes)
             found |= {name: evaluate(agent, run, control) for name, control in controls.items()}
         state.evaluation_seconds += time.perf_counter() - begun
-        success = {"success.valid": found[UNTOUCHED]["success"]}
+        success = {"success.valid": found[BASELINE]["success"]}
         track.record({"tokens": state.tokens, "seconds": state.seconds, **success})
-    untouched = found.pop(UNTOUCHED)
+    untouched = found.pop(BASELINE)
     memory = {"peak_memory_bytes": peak_memory(device)}
     result = {**state.progress, **memory, **untouched, "controls": found}
     print(f"{folder.name}: {result['success']:.1%} of {run.agent.task} in {state.seconds:.0f} s", flush=True)
@@ -111,8 +112,8 @@ def save(folder: Path, agent: Agent, state: TrainingState) -> None:
     path = folder / CHECKPOINTS / f"{state.tokens:012}"
     records = len((folder / METRICS).read_bytes().splitlines()) if (folder / METRICS).exists() else 0
     with atomic_dir(path) as temporary:
-        save_file(agent.state_dict(), temporary / WEIGHTS)
-        save_file(optimizer_tensors(agent, state.optimizers), temporary / MOMENTS)
+        save_tensors(agent.state_dict(), temporary / WEIGHTS)
+        save_tensors(optimizer_tensors(agent, state.optimizers), temporary / MOMENTS)
         write_json(temporary / STATE, {**state.progress, "records": records, "random": random_states()})
     for old in numbered(path.parent)[1:]:
         remove(old)
@@ -127,7 +128,7 @@ def restore(folder: Path, agent: Agent, state: TrainingState) -> TrainingState:
         numbers = read_json(path / STATE, {"records": int, "random": dict[str, Any]})
         records, random = numbers.pop("records"), numbers.pop("random")
         found = config_from_dict(TrainingState, numbers | {"optimizers": state.optimizers}, str(path / STATE))
-        return Checkpoint(load_tensors(path / WEIGHTS), load_tensors(path / MOMENTS), random, found), records
+        return Checkpoint(load_file(path / WEIGHTS), load_file(path / MOMENTS), random, found), records
 
     remove_leftovers(folder / CHECKPOINTS)
     if not (folders := numbered(folder / CHECKPOINTS)):

@@ -27,15 +27,14 @@ from memformers import CoreConfig, MemoryCore, MemoryLM, ModelConfig, Stepper, f
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.files import write_json, write_text
 from memformers.common.machine import describe_environment
-from memformers.convert.load import load_checkpoint
-from memformers.data.streams import taken
+from memformers.data.streams import read_tokens
 from memformers.data.tokenizers import CharacterTokenizer
 from memformers.evaluation.evaluate import evaluate
 from memformers.generation.text import TextStream
 from memformers.models.memory import Memory
+from memformers.training.api import train
 from memformers.training.config import TrainConfig
-from memformers.training.run import train_run
-from memformers.training.text import find_text
+from memformers.training.data_module import find_text
 
 CONFIG = ModelConfig(vocab_size=65, d_model=512, heads=8, d_ff=2048, n_layers=6, segment_len=64, mem_len=2048)
 LENGTHS = (800, 1800, 2800, 3800)
@@ -144,8 +143,8 @@ def rounding(training: int, tokens: int = 4000) -> dict[str, float]:
     caches in float32 and in bfloat16."""
     with TemporaryDirectory() as folder:
         config = TrainConfig(data="builtin", tokens=training, evaluations=1)
-        model, _ = load_checkpoint(train_run(config, Path(folder) / "run"), torch.device("cpu"))
-    text = taken(find_text(config).validation.tokens, torch.arange(tokens + 1))
+        model = train(config, Path(folder) / "run").model
+    text = read_tokens(find_text(config).validation.tokens, torch.arange(tokens + 1))
     losses = {}
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         decoder = Stepper(model.to(dtype), 1)

@@ -21,7 +21,7 @@ from memformers.data.tokenizers import build_tokenizer
 from memformers.report.markdown import table
 from memformers.tracking.recorder import Tracking
 from memformers.training.config import TrainConfig
-from memformers.training.loop import train
+from memformers.training.loop import train_steps
 from memformers.training.run import build_model, with_vocabulary
 
 RECORD = {"tokens": 512.0, "seconds": 1.0, **{f"metric_{i}.train": 1.0 + i for i in range(10)}}
@@ -47,7 +47,7 @@ def record_interval() -> float:
     tokenizer = build_tokenizer("character", text)
     config = with_vocabulary(TrainConfig(batch_size=8, tokens=512 * 100), tokenizer.vocab_size)
     times: list[float] = []
-    train(
+    train_steps(
         build_model(config),
         training_segments(tokenizer.encode(text), config.batch_size, config.model.segment_len),
         config,

@@ -30,6 +30,7 @@ from experiments.memory_worth.report import (
     TWICE,
     write_report,
 )
+from experiments.memory_worth.word_distances import word_distances, word_groups, word_lengths
 from experiments.python_source import prepared_python_source
 from memformers.commands.options import ExperimentCommand
 from memformers.common.errors import UserError
@@ -43,14 +44,14 @@ from memformers.convert.load import load_checkpoint
 from memformers.data.streams import Reading, streams_and_places
 from memformers.data.tokenizer import Tokenizer
 from memformers.evaluation.evaluate import with_lengths
+from memformers.evaluation.frequency_buckets import groups_between
 from memformers.evaluation.memory_ablation import (
-    UNTOUCHED,
+    BASELINE,
     losses_under_controls,
     parts_of_documents,
     parts_of_text,
 )
 from memformers.evaluation.probe import common_corpus, held_out_tokens
-from memformers.evaluation.token_groups import groups_between, word_distances, word_groups, word_lengths
 from memformers.models.config import OF_MODELS
 from memformers.models.language_model import MemoryLM
 from memformers.runs.reader import read_runs
@@ -131,7 +132,7 @@ def measure(folder: Path, documents: int) -> None:
             title: {name: means(losses, group == i) for i, name in enumerate(names) if (group == i).any()}
             for title, (group, names) in groups_of(tokens, reading, tokenizer).items()
         }
-        found[DISTANCE][ALL_TOKENS] = means(losses, torch.ones(len(losses[UNTOUCHED]), dtype=torch.bool))
+        found[DISTANCE][ALL_TOKENS] = means(losses, torch.ones(len(losses[BASELINE]), dtype=torch.bool))
         write_json(run.folder / MEASURED, {"documents": len(reading.lengths), **found})
 
 
@@ -139,14 +140,16 @@ def losses_of_readings(model: MemoryLM, tokens: Tensor, reading: Reading) -> dic
     """The loss of each prediction of the ``reading`` of ``tokens [n]``: with the memory untouched, under each
     control, and, for the package's own memories, with one that is twice as long. It stays so long."""
     losses = losses_under_controls(model, tokens, reading, 0, lambda _: None)
-    if model.config.model in OF_MODELS["mem_len"]:
-        mem_len, c_mem_len = (
-            tuple(2 * length for length in model.config.of_layers(name)) for name in ("mem_len", "c_mem_len")
-        )
-        longer = with_lengths(model, mem_len=mem_len, c_mem_len=c_mem_len)
+    lengths = {
+        name: tuple(2 * length for length in model.config.of_layers(name))
+        for name in ("mem_len", "c_mem_len")
+        if model.config.model in OF_MODELS[name]
+    }
+    if lengths:
+        longer = with_lengths(model, **lengths)  # type: ignore[arg-type]
         no_controls = max(reading.lengths)  # as if all of it were the warm-up, which is read once
         again = losses_under_controls(longer, tokens, reading, no_controls, lambda _: None)
-        losses[TWICE] = again[UNTOUCHED]
+        losses[TWICE] = again[BASELINE]
     return losses
 
 

@@ -28,7 +28,7 @@ from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
 from memformers.common.files import read_json
 from memformers.common.machine import describe_environment
-from memformers.common.processes import sigterm_as_exit
+from memformers.common.processes import ending_as_exit
 from memformers.report.markdown import table
 from memformers.runs.folder import CONFIG, read_metrics
 from memformers.training.resume import differences
@@ -155,7 +155,7 @@ def main(soak: Soak) -> None:
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     folders = (folder / "disturbed", folder / "undisturbed")
     try:
-        with sigterm_as_exit(), ExitStack() as stack:
+        with ending_as_exit(), ExitStack() as stack:
             dashboard = stack.enter_context(running(Dashboard(folder / "dashboard")))
             training = stack.enter_context(running(Training(soak.steps, folders[1], "off")))
             if (ended := training.wait()) != "finished":

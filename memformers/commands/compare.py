@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-import tyro
-
 from memformers.commands.options import GROUPS, ExperimentCommand
 from memformers.comparison.experiment import run_experiment
 from memformers.comparison.recall import RecallConfig
@@ -44,7 +42,7 @@ class Recall(ExperimentCommand):
     """
 
     name: ClassVar = "recall"
-    config: tyro.conf.OmitArgPrefixes[RecallConfig] = field(default_factory=RecallConfig)
+    config: RecallConfig = field(default_factory=RecallConfig)
 
     def experiment(self, folder: Path) -> Path:
         """Train and measure; returns the report's page."""

@@ -5,12 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from statistics import median
-from time import perf_counter
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.benchmark import Timer
 
 from memformers.common.fields import Checked, Count
 from memformers.common.machine import (
@@ -80,9 +79,9 @@ def examine(device: torch.device, dtype: torch.dtype, d_head: int) -> dict[str, 
         said = said or ("" if name == "naive" else find_mismatch(kernel_of(name), device, dtype, d_head))
         state = said or ("the definition" if name == "naive" else "agrees with naive")
         marked = f"{name} (auto)" if name == taken else name
-        found[marked] = [state, f"{milliseconds(compute, query):.2f}" if compute and not said else "–"]
+        found[marked] = [state, f"{milliseconds(compute):.2f}" if compute and not said else "–"]
     sdpa = partial(F.scaled_dot_product_attention, query, key, value)
-    return found | {"SDPA": ["no positions", f"{milliseconds(sdpa, query):.2f}"]}
+    return found | {"SDPA": ["no positions", f"{milliseconds(sdpa):.2f}"]}
 
 
 def kernel_of(name: dispatch.KernelName) -> Callable[..., Tensor]:
@@ -92,14 +91,9 @@ def kernel_of(name: dispatch.KernelName) -> Callable[..., Tensor]:
     return compute
 
 
-def milliseconds(compute: Callable[[], Tensor], like: Tensor, rounds: int = 7) -> float:
-    """The median time of a forward and backward pass of ``compute``, which returns ``[B, H, S, E]``, on the
-    device of ``like [B, H, S, E]``, after two that warm up."""
-    times = []
-    for _ in range(rounds + 2):
-        begin = perf_counter()
-        compute().sum().backward()
-        if like.device.type == "cuda":
-            torch.cuda.synchronize(like.device)
-        times.append(1e3 * (perf_counter() - begin))
-    return median(times[2:])
+def milliseconds(compute: Callable[[], Tensor]) -> float:
+    """The median time of a forward and backward pass of ``compute``, which returns ``[B, H, S, E]``."""
+    timer = Timer(
+        "compute().sum().backward()", globals={"compute": compute}, num_threads=torch.get_num_threads()
+    )
+    return 1e3 * timer.blocked_autorange(min_run_time=0.05).median

@@ -14,26 +14,23 @@ from memformers.commands.options import ModelCommand, OwnCode, reading_bar, say_
 from memformers.common.errors import UserError
 from memformers.common.fields import Count
 from memformers.common.files import read_json, write_json
-from memformers.common.intervals import Mean
-from memformers.common.machine import choose_device
-from memformers.common.words import counted
+from memformers.common.machine import choose_device, give_back_freed_memory
+from memformers.common.text_format import counted
 from memformers.data import TEST, VALIDATION
 from memformers.data.dataset import Split
 from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import dataset_of
 from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import OWN
+from memformers.evaluation.bits_per_byte import units
 from memformers.evaluation.evaluate import evaluate, summary, with_lengths
-from memformers.evaluation.probe import ProbeConfig, probe
-from memformers.evaluation.units import units
+from memformers.evaluation.probe import ProbeConfig, findings, probe
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory_sizes import ByLayer
-from memformers.report.curves import save_loss_by_position
-from memformers.report.document import write_report
-from memformers.report.markdown import number
 from memformers.runs.folder import CONFIG, check_nothing_is_lost
+from memformers.runs.reader import read_runs
 from memformers.training.config import read_train_config
-from memformers.training.text import spec_of
+from memformers.training.data_module import spec_of
 
 NUMBERS, FIGURE = "evaluation.json", "loss_by_position.png"
 
@@ -77,11 +74,13 @@ class Evaluate(ModelCommand):
         if self.out == Path():
             raise UserError("out='' is the current folder; name a folder for the numbers and the figure.")
         if self.out:
-            check_only_ours(self.out)
+            try:
+                read_json(self.out / NUMBERS, {"loss_nats": float, "loss_in_segment": list[float]})
+            except UserError:  # no evaluation wrote it
+                check_nothing_is_lost(self.out, (NUMBERS, FIGURE))
         model, tokenizer = self.load()
-        model = with_lengths(
-            model, segment_len=self.segment_len, mem_len=self.mem_len, c_mem_len=self.c_mem_len
-        )
+        lengths = {name: getattr(self, name) for name in ("segment_len", "mem_len", "c_mem_len")}
+        model = with_lengths(model, **lengths)
         if self.out:  # before a long text is read
             self.out.mkdir(parents=True, exist_ok=True)
         self.measure(model, tokenizer, self.read(tokenizer))
@@ -107,6 +106,7 @@ class Evaluate(ModelCommand):
 
     def measure(self, model: MemoryLM, tokenizer: Tokenizer, split: Split) -> None:
         """Evaluate ``split``, print the numbers and write them."""
+        give_back_freed_memory()
         start, lengths = time.perf_counter(), tuple(split.documents.tolist())
         total = 0.0
         with reading_bar("evaluating", len(split.tokens) - (len(lengths) or 1), model) as bar:
@@ -119,51 +119,43 @@ class Evaluate(ModelCommand):
                 bar.update(len(losses))
 
             evaluation = evaluate(model, split.tokens, self.streams, documents=lengths, progress=progress)
-        numbers = summary(evaluation, units(tokenizer, split))
+        numbers = summary(evaluation, tokenizer, units(tokenizer, split.tokens, lengths))
         seconds = time.perf_counter() - start
-        loss = Mean(numbers["loss_nats"], numbers["uncertainty_nats"], int(numbers["tokens"]))
-        print(f"loss            {number(loss, '.4f')} nats per token")
-        if tokenizer.name == "ids":
-            print(f"per token       {numbers['bits_per_character']:.4f} bits")
-        else:
-            print(
-                f"per character   {numbers['bits_per_character']:.4f} bits\n"
-                f"per byte        {numbers['bits_per_byte']:.4f} bits\n"
-                f"per word        perplexity {numbers['word_perplexity']:,.1f}"
-            )
+        loss, width = numbers["loss_nats"], numbers["uncertainty_nats"]
+        print(f"loss            {loss:.4f}{'' if math.isnan(width) else f' ± {width:.4f}'} nats per token")
+        unit = "per token" if tokenizer.name == "ids" else "per character"
+        shown = (
+            (unit, "bits_per_character", "{:.4f} bits"),
+            ("per byte", "bits_per_byte", "{:.4f} bits"),
+            ("perplexity", "perplexity", "{:,.1f} per token, ends of lines included"),
+            ("per word", "word_perplexity", "perplexity {:,.1f}"),
+            ("accuracy", "accuracy", "{:.1%}"),
+        )
+        for label, name, how in shown:
+            if not math.isnan(numbers[name]):
+                print(f"{label:<15} {how.format(numbers[name])}")
         print(
-            f"accuracy        {numbers['accuracy']:.1%}\n"
             f"                {numbers['tokens']:,} tokens, {numbers['tokens'] / seconds:,.0f} per second"
             f"{', in ' + counted(len(lengths), 'document') if lengths else ''}"
         )
         if self.out:
             in_segment, by_memory = evaluation.by_position, evaluation.by_memory
-            details: dict[str, Any] = {
-                "loss_in_segment": in_segment,
-                "loss_by_memory": [
-                    {"positions_before": before, "loss": loss, "uncertainty": or_none(uncertainty)}
-                    for before, loss, uncertainty in by_memory
-                ],
-            }
+            details: dict[str, Any] = {name: or_none(value) for name, value in numbers.items()}
+            details["loss_in_segment"] = in_segment
+            details["loss_by_memory"] = [
+                {"positions_before": before, "loss": loss, "uncertainty": or_none(uncertainty)}
+                for before, loss, uncertainty in by_memory
+            ]
             if lengths:
+                found = zip(split.names, evaluation.lengths.tolist(), evaluation.document_losses, strict=True)
                 details["documents"] = [
-                    {"name": name, "tokens": predicted, "loss": or_none(loss)}
-                    for name, predicted, loss in zip(
-                        split.names, evaluation.predicted, evaluation.document_losses, strict=True
-                    )
+                    {"name": n, "tokens": k, "loss": or_none(loss)} for n, k, loss in found
                 ]
-            finite = {name: or_none(value) for name, value in numbers.items()}
-            write_json(self.out / NUMBERS, {**finite, **details})
+            write_json(self.out / NUMBERS, details)
+            from memformers.report.curves import save_loss_by_position  # not above: it takes 30 MiB
+
             save_loss_by_position(in_segment, by_memory, self.out / FIGURE)
             print(f"written to {self.out}")
-
-
-def check_only_ours(folder: Path) -> None:
-    """Raise UserError if ``folder`` has files with the names of ours that no evaluation wrote."""
-    try:
-        read_json(folder / NUMBERS, {"loss_nats": float, "loss_in_segment": list[float]})
-    except UserError:
-        check_nothing_is_lost(folder, (NUMBERS, FIGURE))
 
 
 def or_none(value: float) -> float | None:
@@ -180,12 +172,17 @@ class Probe(OwnCode):
 
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """The folder of a run or of a comparison."""
-    config: tyro.conf.OmitArgPrefixes[ProbeConfig] = field(default_factory=ProbeConfig)
+    config: ProbeConfig = field(default_factory=ProbeConfig)
     device: str = "auto"
     """Where to run, such as cpu or cuda:1; auto takes a GPU if there is one."""
 
     def run(self) -> None:
-        """Measure, write the report again, say where it is."""
+        """Measure, write the report again, say what memory is worth and where the report is."""
+        from memformers.report.document import write_report  # not above: it takes 30 MiB
+
         self.import_own()
-        probe(self.folder, self.config, choose_device(self.device))
-        say_report(write_report(self.folder))
+        self.check_own([run.config["model"] for run in read_runs(self.folder)])
+        found = probe(self.folder, self.config, choose_device(self.device))
+        page = write_report(self.folder)
+        print("\n".join(findings(read_json(found))))
+        say_report(page)

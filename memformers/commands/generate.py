@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import tyro
 
 from memformers.commands.options import ModelCommand, reading_bar
 from memformers.common.errors import UserError
@@ -33,7 +32,7 @@ class Generate(ModelCommand):
     """A text file to read first, of any length; - is standard input."""
     tokens: NonNegativeInt = 400
     """How many tokens to write."""
-    sampling: tyro.conf.OmitArgPrefixes[Sampling] = field(default_factory=lambda: Sampling(0.8))
+    sampling: Sampling = field(default_factory=lambda: Sampling(0.8))
     stop: str = ""
     """Stop after this text was written."""
     seed: int | None = None
@@ -59,12 +58,15 @@ class Generate(ModelCommand):
         with StopSignals() as signals:
             try:
                 self.converse(stream, signals)
-            except (EOFError, Stopped, BrokenPipeError) as end:
-                ending = how_to_end(end)
+            except BrokenPipeError as end:
+                ending = end
+            except (EOFError, Stopped) as end:
+                print()
+                ending = end.conventional() if isinstance(end, Stopped) else None
             finally:
                 if self.save_memory and stream.reader.last is not None:
                     save_memory(stream.reader, self.save_memory)
-        if ending:
+        if ending and not isinstance(ending, KeyboardInterrupt):  # which is how a user ends it
             raise ending
 
     def converse(self, stream: TextStream, signals: StopSignals) -> None:
@@ -116,13 +118,3 @@ def ask() -> str:
     if not (line := sys.stdin.buffer.readline()):
         raise EOFError
     return text_of(line).rstrip("\r\n")
-
-
-def how_to_end(end: BaseException) -> BaseException | None:
-    """What to raise when all is saved: nothing for Ctrl-C and for the end of what is read, else what ends the
-    program with the code that shells know of a signal or of a reader that has gone."""
-    if isinstance(end, BrokenPipeError):
-        return end
-    print()
-    ending = end.conventional() if isinstance(end, Stopped) else None
-    return None if isinstance(ending, KeyboardInterrupt) else ending

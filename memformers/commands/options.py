@@ -1,94 +1,52 @@
-"""What several commands share: options, their groups in ``--help``, and where runs are."""
+"""What several commands share: options, and their groups in ``--help-all``."""
 
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from memformers.common.atomic_dir import has_manifest
 from memformers.common.command_line import Group, parse_arguments, plain_errors
 from memformers.common.errors import UserError
 from memformers.common.fields import Checked
 from memformers.common.progress import Progress
-from memformers.runs.folder import CONFIG, RUNS, new_folder
+from memformers.runs.folder import new_folder
 
 if TYPE_CHECKING:
     from memformers.data.tokenizer import Tokenizer
     from memformers.models.config import ModelConfig
     from memformers.models.language_model import MemoryLM
 
-GROUPS = {
-    "comparison": Group("The comparison, in addition to the models.", ("arms", "equal_keys")),
-    "run": Group("How a run begins or continues, and where it is shown.", ("resume", "seed", "dashboard")),
-    "network": Group(
-        "The layers, which are the same for every model.",
-        (
-            "model", "d_model", "heads", "n_layers", "d_ff", "dropout", "norm", "gate", "positions",
-            "position_features", "clamp_len", "kernel", "vocab_size",
-        ),
-    ),
-    "memory": Group(
-        "What is remembered between segments.",
-        ("segment_len", "mem_len", "c_mem_len", "compression_rate", "same_length", "memory_warmup", "tbptt"),
-    ),
-    "compression": Group(
-        "What makes compressed slots of old memories, and what it learns from.",
-        ("compression", "compression_start", "compression_loss", "bptt"),
-    ),
-    "embedding": Group(
-        "How tokens become vectors, and vectors predictions.",
-        ("embedding", "cutoffs", "div_val", "d_embed", "tie_weights", "tie_projections"),
-    ),
-    "text": Group(
-        "How the text is read.",
-        (
-            "validation", "test", "text_field", "document_separator", "tokenizer", "tokens", "batch_size",
-            "chunk_len",
-        ),
-    ),
-    "optimizer": Group(
-        "How the weights are learned.",
-        (
-            "optimizer", "learning_rate", "muon_learning_rate", "beta2", "warmup", "weight_decay",
-            "max_grad_norm", "skip_bad_steps",
-        ),
-    ),
-    "evaluation": Group(
-        "What is measured during training.", ("evaluations", "evaluation_share", "log_every")
-    ),
-    "checkpoint": Group(
-        "What is kept for --resume.", ("checkpoint_every", "checkpoint_minutes", "keep_checkpoints")
-    ),
-    "hardware": Group(
-        "Where and in which precision a training run is computed.",
-        ("device", "precision", "compile", "parallel", "accumulate", "activation_checkpointing"),
-    ),
-}  # fmt: skip
-"""The groups in which ``--help`` shows the options of training runs and comparisons."""
+GROUPS: dict[str, Group] = {
+    "model": ("network", "The layers, which are the same for every model."),
+    "segment_len": ("memory", "What is remembered between segments."),
+    "compression": ("compression", "What makes compressed slots of old memories, and what it learns from."),
+    "own": ("own", "The settings of a memory of your own."),
+    "vocab_size": ("embedding", "How tokens become vectors, and vectors predictions."),
+    "data": ("text", "How the text is read."),
+    "optimizer": ("optimizer", "How the weights are learned."),
+    "evaluations": ("evaluation", "What is measured during training."),
+    "checkpoint_every": ("checkpoint", "What is kept for --resume, and which steps may fail."),
+    "seed": ("step", "Where a step is computed, in which precision, and through how much memory."),
+    "models": ("comparison", "What is compared, in addition to the models."),
+}
+"""The groups in which ``--help-all`` shows the options of training runs and comparisons, by the field with
+which each begins; it goes on to the field with which the next one begins."""
+
+
+def given_to(option: str, arguments: list[str]) -> str:
+    """What ``arguments``, which are not parsed yet, give to ``option`` last; empty for nothing."""
+    pairs = pairwise([*arguments, ""])
+    given = [word.partition("=")[2] or after for word, after in pairs if word.split("=")[0] == option]
+    return given[-1] if given and not given[-1].startswith("-") else ""
 
 
 def with_own_memory(config: "ModelConfig", arguments: list[str]) -> "ModelConfig":
     """``config`` with the memory of the user's own that ``--model`` names among the ``arguments``, if any, so
     that its settings are options too."""
-    pairs = pairwise([*arguments, ""])
-    given = [word.partition("=")[2] or after for word, after in pairs if word.split("=")[0] == "--model"]
-    return replace(config, model=given[-1]) if given and ":" in given[-1] else config
-
-
-def newest_run() -> Path:
-    """The run under runs/ that was begun or resumed last; ValueError if there is none."""
-    configs = list(RUNS.glob(f"*/{CONFIG}"))
-    if not configs:
-        raise UserError(f"{RUNS} holds no run to resume; name its folder after --resume.")
-    return max(configs, key=lambda path: path.stat().st_mtime).parent
-
-
-def resumable(folder: Path) -> Path:
-    """The folder, if a run was begun in it; else ValueError."""
-    if not (folder / CONFIG).is_file() or has_manifest(folder):
-        raise UserError(f"{folder} is not the folder of a run; name the run to resume.")
-    return folder
+    own = given_to("--model", arguments)
+    return replace(config, model=own) if ":" in own else config
 
 
 def say_report(page: Path) -> None:
@@ -128,19 +86,15 @@ class ExperimentCommand(TrackedCommand):
     """Continue the experiment in --out with the same settings: finish the training runs that were stopped,
     and add arms and seeds that it doesn't have."""
 
-    def folder(self) -> Path:
-        """Where the experiment goes, or is."""
-        if self.resume and self.out is None:
-            raise UserError("name the experiment to resume as --out.")
-        return self.out or new_folder(self.name)
-
     @abstractmethod
     def experiment(self, folder: Path) -> Path:
         """Train and measure in ``folder``; returns the report's page."""
 
     def run(self) -> None:
         """Train and measure, then say where the report is."""
-        say_report(self.experiment(self.folder()))
+        if self.resume and self.out is None:
+            raise UserError("name the experiment to resume as --out.")
+        say_report(self.experiment(self.out or new_folder(self.name)))
 
     @classmethod
     def main(cls) -> None:
@@ -171,6 +125,18 @@ class OwnCode:
             for place in getattr(self, setting):
                 name_of(place, setting)
 
+    def check_own(self, models: Sequence[Mapping[str, Any]]) -> None:
+        """Raise UserError for what none of the ``models``, given by their settings, was trained with."""
+        from memformers.models.registry import PARTS, name_of
+
+        for setting in ("model", *PARTS):
+            for place in getattr(self, setting):
+                if name_of(place, setting) not in (trained := [model[setting] for model in models]):
+                    raise UserError(
+                        f"{setting}={place} was given, but what is read was trained with {setting}="
+                        f"{' or '.join(dict.fromkeys(trained))}; leave it out."
+                    )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCommand(Checked, OwnCode):
@@ -199,6 +165,7 @@ class ModelCommand(Checked, OwnCode):
             )
         device = choose_device(self.device)
         self.import_own()
-        if self.checkpoint is None:
-            return load_packaged(self.pretrained, device)
-        return load_checkpoint(self.checkpoint, device)
+        place = self.checkpoint
+        loaded = load_checkpoint(place, device) if place else load_packaged(self.pretrained, device)
+        self.check_own([vars(loaded[0].config)])
+        return loaded

@@ -8,7 +8,7 @@ import tyro
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count
-from memformers.common.words import counted
+from memformers.common.text_format import counted
 from memformers.data.benchmarks import PYTHON_SOURCE, Benchmark, benchmark
 from memformers.data.dataset import read_info
 from memformers.data.sources import CorpusSpec, find
@@ -62,16 +62,8 @@ class Prepare(Checked):
         tokenizer = self.tokenizer or usual.tokenizer
         vocab_size = self.vocab_size or (usual.vocab_size if tokenizer == "bpe" else None)
         data = self.file or ("" if corpus else self.text)
-        spec = CorpusSpec(
-            data,
-            self.validation,
-            self.test,
-            self.document_separator,
-            self.text_field,
-            tokenizer,
-            vocab_size,
-            corpus,
-        )
+        how = self.document_separator, self.text_field, tokenizer, vocab_size, corpus
+        spec = CorpusSpec(data, self.validation, self.test, *how)
         sources = find(spec)
         kind = "ids" if any(part.has_ids for part in sources.parts) else tokenizer
         if self.vocab_size and kind in ("character", "frequency", "byte"):

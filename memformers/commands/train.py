@@ -6,16 +6,18 @@ from typing import Annotated, ClassVar
 
 import tyro
 
-from memformers.commands.options import GROUPS, TrackedCommand, newest_run, resumable, with_own_memory
+from memformers.commands.options import GROUPS, TrackedCommand, given_to, with_own_memory
+from memformers.common.atomic_dir import has_manifest
 from memformers.common.command_line import parse_arguments
 from memformers.common.errors import UserError
 from memformers.common.processes import is_first
 from memformers.models.registry import short_name
-from memformers.runs.folder import CONFIG, new_folder
-from memformers.training.config import TrainConfig, check_all_used, read_train_config
+from memformers.runs.folder import CONFIG, RUNS, new_folder
+from memformers.training.api import train
+from memformers.training.config import TrainConfig, read_train_config
 from memformers.training.distributed import end_rank
+from memformers.training.initial import load_initial
 from memformers.training.presets import read_preset
-from memformers.training.run import train_run
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,10 @@ class Train(TrackedCommand):
     Example: memformers train --resume
     """
 
-    first: ClassVar = ("model", "data", "tokens", "preset", "out", "resume")
+    first: ClassVar = (
+        "model", "data", "tokenizer", "tokens", "n_layers", "d_model", "mem_len",
+        "preset", "init_from", "out", "resume",
+    )  # fmt: skip
     groups: ClassVar = GROUPS
     config: TrainConfig = field(default_factory=TrainConfig)
     preset: str = ""
@@ -35,9 +40,14 @@ class Train(TrackedCommand):
     them. An unknown name gets the list of all."""
     out: Path | None = None
     """The folder of the run; by default a new folder in runs/ with the date and the model in its name."""
+    init_from: str = ""
+    """The weights and the tokenizer to begin with: the folder of a run, of a checkpoint, of save_pretrained
+    or of Hugging Face's Transformer-XL; or compressive-shakespeare or transformer-xl-shakespeare, which come
+    with the package. The optimizer is a fresh one; the lengths of segments and memories may differ."""
     resume: Annotated[tuple[Path, ...] | None, tyro.conf.arg(metavar="[FOLDER]")] = None
     """Continue a stopped run from its newest checkpoint and with its settings: the run in this folder, else
-    in --out, else the newest run in runs/. With --out, a new run starts there if there is none."""
+    in --out, else the newest run in runs/. With --out, a new run starts there if there is none. A finished
+    run trains on if --tokens is more than before."""
 
     def folder(self) -> Path:
         """Where the run goes, or is."""
@@ -45,13 +55,20 @@ class Train(TrackedCommand):
             return self.out or new_folder(short_name(self.config.model.model))
         if len(self.resume) + (self.out is not None) > 1:
             raise UserError("name one run to resume, after --resume or as --out.")
-        return resumable(self.resume[0]) if self.resume else self.out or newest_run()
+        if self.out:
+            return self.out
+        begun = sorted(RUNS.glob(f"*/{CONFIG}"), key=lambda path: path.stat().st_mtime)
+        runs = self.resume or [path.parent for path in begun]
+        if not runs:
+            raise UserError(f"{RUNS} holds no run to resume; name its folder after --resume.")
+        if not (runs[-1] / CONFIG).is_file() or has_manifest(runs[-1]):
+            raise UserError(f"{runs[-1]} is not the folder of a run; name the run to resume.")
+        return runs[-1]
 
     def train(self) -> Path:
         """Train; returns the run's folder."""
-        if self.resume is None:  # an arm of an experiment may have lengths without use
-            check_all_used(self.config)
-        return train_run(self.config, self.folder(), self.dashboard, resume=self.resume is not None)
+        folder, init, resume = self.folder(), self.init_from or None, self.resume is not None
+        return train(self.config, folder, resume=resume, init=init, dashboard=self.dashboard).folder
 
     def run(self) -> None:
         """Train, say where the run is, and end the process if it is one of several ranks."""
@@ -65,17 +82,17 @@ def parse_train(arguments: list[str], default: Train, prog: str | None = None) -
     """The arguments of a training run, on top of ``default`` or of the preset that they name; where it
     resumes a run, on top of that run's config, so that only what is named can differ from it."""
 
-    def naming(config: TrainConfig) -> Train:
-        return replace(default, config=replace(config, model=with_own_memory(config.model, arguments)))
-
-    default = naming(default.config)
-    train: Train = parse_arguments(Train, arguments, prog=prog, default=default)
-    if train.preset:
-        with_preset = naming(read_preset(train.preset).config)
-        train = parse_arguments(Train, arguments, prog=prog, default=with_preset)
-    if train.resume is None or not (train.folder() / CONFIG).exists():
+    def parsed(config: TrainConfig) -> Train:
+        named = replace(config, model=with_own_memory(config.model, arguments))
+        train: Train = parse_arguments(Train, arguments, prog=prog, default=replace(default, config=named))
         return train
-    folder = train.folder()
-    from_run = replace(train, config=read_train_config(folder))
-    resumed: Train = parse_arguments(Train, arguments, prog=prog, default=from_run)
-    return replace(resumed, out=folder, resume=())
+
+    preset = given_to("--preset", arguments)
+    train = parsed(read_preset(preset).config if preset else default.config)
+    if train.resume is not None and ((folder := train.folder()) / CONFIG).exists():
+        if train.init_from:
+            raise UserError(f"{folder} is resumed with its own weights; leave out --init-from.")
+        return replace(parsed(read_train_config(folder)), out=folder, resume=())
+    if train.init_from:
+        return parsed(replace(train.config, model=load_initial(train.init_from)[0].config))
+    return train

@@ -10,15 +10,17 @@ import shutil
 import stat
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from memformers.common.errors import UserError
+from memformers.common.fields import check_keys
 from memformers.common.files import config_from_dict, read_json, sync, write_json
-from memformers.common.words import counted
+from memformers.common.text_format import counted
 
 T = TypeVar("T")
 MANIFEST = "manifest.json"
@@ -40,23 +42,20 @@ class FileEntry:
     sha256: str
     """In hexadecimal digits."""
 
-
-@dataclass(frozen=True)
-class Manifest:
-    """What ``manifest.json`` holds."""
-
-    format: int
-    """Of the folder's files; another number means another meaning."""
-    files: dict[str, FileEntry]
-    """By name."""
+    @classmethod
+    def of(cls, path: Path) -> "FileEntry":
+        """That of the file at ``path``, as it is now."""
+        return cls(path.stat().st_size, checksum(path))
 
 
 @contextmanager
-def atomic_dir(folder: Path) -> Iterator[Path]:
+def atomic_dir(folder: Path, of_others: Mapping[str, FileEntry] = MappingProxyType({})) -> Iterator[Path]:
     """A temporary folder beside ``folder``, given its name and a manifest when the block ends well.
 
-    Another folder of this name is replaced. Raises OSError if it can't be written; then nothing of it is
-    left, and no other folder has changed.
+    Another folder of this name is replaced. It is renamed first; if the process stops between the two
+    renames, [`remove_leftovers`][] restores it. ``of_others`` are the files that other processes have written
+    into it and put on the disk when the block ends. Raises OSError if it can't be written, or lacks one of
+    these; then nothing of it is left, and no other folder has changed.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.parent / f"{LEFTOVER}{uuid.uuid4().hex}"
@@ -64,31 +63,27 @@ def atomic_dir(folder: Path) -> Iterator[Path]:
     try:
         yield temporary
         paths = sorted(temporary.iterdir())
-        files = {path.name: FileEntry(path.stat().st_size, checksum(path)) for path in paths}
-        write_json(temporary / MANIFEST, asdict(Manifest(FORMAT, files)))
+        files = {path.name: of_others.get(path.name) or FileEntry.of(path) for path in paths}
+        if absent := sorted(of_others.keys() - files.keys()):
+            raise OSError(f"{absent[0]} of another process isn't there; name a folder that all of them share")
+        write_json(temporary / MANIFEST, {"format": FORMAT, "files": files})
         mode = stat.S_IMODE((temporary / MANIFEST).stat().st_mode)
         for path in paths:
             path.chmod(mode)  # safetensors gives its files another than the umask says
             sync(path)
         sync(temporary)
-        put_in_place(temporary, folder)
+        old = moved(folder, REPLACED) if folder.exists() else None
+        try:
+            temporary.rename(folder)
+        except BaseException:
+            if old:
+                old.rename(folder)
+            raise
+        sync(folder.parent)
+        if old:
+            shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def put_in_place(new: Path, folder: Path) -> None:
-    """Give ``new`` the name ``folder``. A folder that has this name is renamed first; if the process stops
-    between the two renames, [`remove_leftovers`][] restores it."""
-    old = moved(folder, REPLACED) if folder.exists() else None
-    try:
-        new.rename(folder)
-    except BaseException:
-        if old:
-            old.rename(folder)
-        raise
-    sync(folder.parent)
-    if old:
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def moved(folder: Path, prefix: str) -> Path:
@@ -99,29 +94,25 @@ def moved(folder: Path, prefix: str) -> Path:
 
 
 def check_manifest(folder: Path, names: Sequence[str] | None = None) -> None:
-    """Raise ValueError unless the files called ``names``, or all, are as the manifest in ``folder`` says."""
+    """Raise UserError unless the files called ``names``, or all, are as the manifest in ``folder`` says, and
+    OSError if one can't be read: a file system that fails for a moment must not cost a checkpoint."""
     source = f"{folder / MANIFEST}"
     data = read_json(folder / MANIFEST)
     if data.get("format") != FORMAT:
         raise UserError(f"{source} has format {data.get('format')!r}; this version reads format {FORMAT}.")
-    files = config_from_dict(Manifest, data, source).files
-    for name in files if names is None else names:
-        if name not in files:
+    check_keys(data, {"files": dict[str, dict[str, Any]]}, source)
+    for name in data["files"] if names is None else names:
+        if name not in data["files"]:
             raise UserError(f"{source} lists no {name}; a complete checkpoint has one.")
-        check_file(folder / name, files[name])
-
-
-def check_file(path: Path, written: FileEntry) -> None:
-    """Raise UserError unless the file at ``path`` is unchanged, and OSError if it can't be read: a file
-    system that fails for a moment must not cost a checkpoint."""
-    try:
-        size = path.stat().st_size
-        if size != written.size:
-            raise UserError(f"{path} was written with {written.size:,} bytes and now has {size:,}.")
-        if checksum(path) != written.sha256:
-            raise UserError(f"{path} has changed since it was written: its checksum differs.")
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        raise UserError(f"expected a file {path}, but it is missing.") from None
+        path, written = folder / name, config_from_dict(FileEntry, data["files"][name], source)
+        try:
+            size = path.stat().st_size
+            if size != written.size:
+                raise UserError(f"{path} was written with {written.size:,} bytes and now has {size:,}.")
+            if checksum(path) != written.sha256:
+                raise UserError(f"{path} has changed since it was written: its checksum differs.")
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise UserError(f"expected a file {path}, but it is missing.") from None
 
 
 def numbered(parent: Path) -> list[Path]:

@@ -1,12 +1,6 @@
-"""Parse command lines, and end a program with one line for errors that the user can correct.
+"""Parse command lines, and end a program with one line for errors that the user can correct."""
 
-tyro shows a group of options for each dataclass. So the options of nested configs are parsed as another
-dataclass, which holds one for each group, and from which the configs then get their values.
-"""
-
-import ast
 import contextlib
-import inspect
 import io
 import os
 import re
@@ -14,24 +8,27 @@ import shlex
 import shutil
 import signal
 import sys
-import textwrap
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass, replace
 from fractions import Fraction
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 from memformers.common.errors import USER_MODULES, UserError
 from memformers.common.fields import annotations_of
-from memformers.common.words import printable
+from memformers.common.text_format import printable
 
-OTHER = "other"
+Group = tuple[str, str]
+"""The title of a group of options, and what they have in common."""
 NARROWEST = 40
 """The narrowest terminal, in columns, in which tyro finds a layout within a moment."""
+OUT_OF_MEMORY = ("allocate memory", "not enough memory", "out of memory")
+"""What PyTorch says on CPU or GPU when there is none left."""
+NO_DEFAULTS = ("None", "", "''")
+"""What a help doesn't show as a default: the option is not given."""
 
 
 @contextlib.contextmanager
@@ -49,25 +46,26 @@ def plain_errors() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at exit
         sys.exit(128 + signal.SIGPIPE)
     except (UserError, OSError, UnicodeEncodeError) as error:  # the last of a path that no file can have
-        print(printable(f"error: {error}"), file=sys.stderr)
-        sys.exit(2)
+        code, said = 2, f"error: {error}"
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        code, said = 130, "interrupted"
     except Exception as error:
-        if _is_out_of_memory(error):
-            said = (str(error) or "out of memory").splitlines()[0]
-            said = f"error: not enough memory; a smaller model, batch or segment needs less. ({said})"
-            print(said, file=sys.stderr)
-            sys.exit(2)
-        traceback.print_exc()
-        frames = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
-        if USER_MODULES.intersection(frames):
-            said = f"error: {type(error).__name__} in your own code; see the lines above."
+        code, said = 1, "error: this is a mistake in memformers and not yours; please report the lines above."
+        if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
+            first = (str(error) or "out of memory").splitlines()[0]
+            code, said = (
+                2,
+                f"error: not enough memory; a smaller model, batch or segment needs less. ({first})",
+            )
         else:
-            said = "error: this is a mistake in memformers and not yours; please report the lines above."
-        print(said, file=sys.stderr)
-        sys.exit(1)
+            traceback.print_exc()
+            frames = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
+            if USER_MODULES.intersection(frames):
+                said = f"error: {type(error).__name__} in your own code; see the lines above."
+    else:
+        return
+    print(printable(said), file=sys.stderr)
+    sys.exit(code)
 
 
 def open_what_is_closed() -> None:
@@ -83,13 +81,14 @@ def open_what_is_closed() -> None:
 
 
 def parse_arguments(
-    kind: Any, arguments: Sequence[str] | None = None, *, prog: str | None = None, default: Any = None
+    kind: type, arguments: Sequence[str] | None = None, *, prog: str | None = None, default: Any = None
 ) -> Any:
-    """The dataclass ``kind``, or one of a union, from the command line, on top of ``default``.
+    """The dataclass ``kind`` from the command line, on top of ``default``; a whole number may be written as
+    1e6. ``--help`` shows the options that are ``first`` in ``kind`` and the names of its ``groups``,
+    ``--help-all`` all options; where it has no groups, both show all.
 
-    Where ``kind`` has ``groups``, ``--help`` shows its options in these, below those that are ``first``. A
-    whole number may be written as 1e6. If a config refuses a value, its own UserError is raised, which is
-    clearer than tyro's message around it. tyro itself answers --help and unknown options, and exits.
+    If a config refuses a value, its own UserError is raised, which is clearer than tyro's message around it.
+    tyro itself answers --help and unknown options, and exits.
     """
     # Not above: --help and --version do without.
     import tyro
@@ -107,49 +106,77 @@ def parse_arguments(
         asked.pop()
         if not isinstance(spec, PrimitiveConstructorSpec):
             return None
-        return replace(spec, metavar=readable_metavar(spec.metavar))
-
-    @rules.primitive_rule
-    def rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
-        if kind.type is not int:
-            return None
-        return PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="INT",
-            instance_from_str=lambda words: whole_number(words[0]),
-            is_instance=lambda value: isinstance(value, int),
-            str_from_instance=lambda value: [str(value)],
-        )
+        if kind.type is int:
+            return replace(spec, instance_from_str=lambda words: whole_number(words[0]))
+        # PATH for {None}|PATH, [INT ...] for [INT [INT ...]], INT [INT ...] for one or several numbers
+        metavar = re.sub(r"\[(\w+) \[\1 \.\.\.\]\]", r"[\1 ...]", spec.metavar.replace("{None}|", ""))
+        return replace(spec, metavar=re.sub(r"(\w+)\|\{\[\1 \.\.\.\]\}", r"\1 [\1 ...]", metavar))
 
     if shutil.get_terminal_size().columns < NARROWEST:
         os.environ["COLUMNS"] = str(NARROWEST)
-    groups = getattr(kind, "groups", None)
-    if groups:
-        config = kind() if default is None else default
-        kind, default = grouped(config, kind.first, groups), None
+    prog = prog or Path(sys.argv[0]).name
+    given, ending = list(sys.argv[1:] if arguments is None else arguments), ""
+    if {"-h", "--help", "--help-all"}.intersection(given):
+        kind, left_out = shown(kind, default, everything="--help-all" in given)
+        if left_out:
+            lines = [f"  {title:<11} {about}" for title, about in left_out]
+            ending = "\n".join(["Further options:", *lines, f"\n{prog} --help-all shows all options"])
+        given, default = ["--help"], None
     said = io.StringIO()
     extra = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(said), rules:
-            parsed = tyro.cli(kind, args=arguments, prog=prog, **extra)
-        if not groups:
-            return parsed
-        return with_values(config, {name: value for _, name, value in values_of(parsed)})
+            return tyro.cli(kind, args=given, prog=prog, config=(tyro.conf.OmitArgPrefixes,), **extra)
     except SystemExit as end:
         cause = end.__context__
         while cause is not None:
             if isinstance(cause, UserError):
                 raise cause from None
             cause = cause.__context__
+        if ending:
+            print(ending)
         print(said.getvalue(), end="", file=sys.stderr)
         raise
 
 
-def readable_metavar(metavar: str) -> str:
-    """What tyro writes behind an option, with fewer marks: PATH for ``{None}|PATH``, ``[INT ...]`` for
-    ``[INT [INT ...]]``, and ``INT [INT ...]`` for one or several numbers."""
-    metavar = re.sub(r"\[(\w+) \[\1 \.\.\.\]\]", r"[\1 ...]", metavar.replace("{None}|", ""))
-    return re.sub(r"(\w+)\|\{\[\1 \.\.\.\]\}", r"\1 [\1 ...]", metavar)
+def shown(kind: type, default: Any, everything: bool) -> tuple[type, list[Group]]:
+    """The dataclass whose help is that of ``kind``: the options that are ``first`` in it, or in no group, and
+    with ``everything`` a box for each other group; and the groups that it leaves out."""
+    import tyro
+    from docstring_parser import parse_from_object
+
+    first, groups = list(getattr(kind, "first", ())), getattr(kind, "groups", {})
+    members: list[tuple[str, Any, Any]] = []
+    boxes: dict[Group, list[tuple[str, Any, Any]]] = {}
+    group: Group | None = None
+
+    def hint(default: str) -> str:
+        return "" if default in NO_DEFAULTS else f"(default: {default})"
+
+    def collect(owner: type, config: Any) -> None:
+        nonlocal group
+        parts = [part for part in reversed(owner.__mro__) if is_dataclass(part)]
+        texts = {each.arg_name: each.description for part in parts for each in parse_from_object(part).params}
+        for each in fields(owner):
+            group = groups.get(each.name, group)
+            usual = each.default if each.default_factory is MISSING else each.default_factory()
+            value = getattr(config, each.name, usual)
+            if is_dataclass(value):
+                collect(type(value), value)
+                continue
+            text = " ".join((texts.get(each.name) or "").split())
+            about = tyro.conf.arg(help=text, help_behavior_hint=hint)
+            option = each.name, Annotated[annotations_of(owner)[each.name], about], field(default=value)
+            box = members if group is None or each.name in first else boxes.setdefault(group, [])
+            box.append(option)
+
+    collect(kind, default)
+    members.sort(key=lambda option: [*first, option[0]].index(option[0]))
+    for (title, about), options in boxes.items() if everything else []:
+        part = make_dataclass(title, options, namespace={"__doc__": about})
+        members.append((title, part, field(default_factory=part)))
+    made = make_dataclass(kind.__name__, members, kw_only=True, namespace={"__doc__": kind.__doc__})
+    return made, [] if everything else list(boxes)
 
 
 def command_as_given() -> str:
@@ -161,97 +188,19 @@ def command_as_given() -> str:
         words = ["python", "-m", module.name.removesuffix(".__main__")]
     else:
         words = ["python"] * program.endswith(".py") + [program]
-    hidden = {i for i, word in enumerate(arguments) if word.split("=")[0] == "--dashboard"}
-    hidden |= {i + 1 for i in hidden if arguments[i] == "--dashboard"}
-    words += [word for i, word in enumerate(arguments) if i not in hidden]
-    return shlex.join(map(without_folder, words))
-
-
-def without_folder(word: str) -> str:
-    """``word``, or of an absolute path, alone or after an option's =, the last part."""
-    option, equals, value = word.rpartition("=")
-    return option + equals + (Path(value).name if Path(value).is_absolute() else value)
+    pairs = pairwise(["", *arguments])
+    words += [word for before, word in pairs if "--dashboard" not in (before, word.split("=")[0])]
+    parts = (word.rpartition("=") for word in words)
+    return shlex.join(
+        "".join((*option, Path(last).name if Path(last).is_absolute() else last)) for *option, last in parts
+    )
 
 
 def whole_number(text: str) -> int:
     """The whole number that ``text`` is, as Python writes it, or as 1e6 or 2000.0; else ValueError."""
     with contextlib.suppress(ValueError):
         return int(text)
-    if not re.fullmatch(r"[+-]?\d+(\.\d*)?([eE][+-]?\d{1,2})?", text):
-        raise ValueError(f"{text!r} is not a whole number; write one such as 1000 or 1e6")
-    number = Fraction(text)  # exact, as a float is not
-    if number.denominator != 1:
-        raise ValueError(f"{text} is not a whole number; write one such as 1000 or 1e6")
-    return int(number)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether Python, or PyTorch on CPU or GPU, has run out of memory."""
-    words = ("allocate memory", "not enough memory", "out of memory")
-    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
-
-
-@dataclass(frozen=True)
-class Group:
-    """A group of options."""
-
-    about: str
-    """What the options have in common, in one sentence."""
-    names: Sequence[str]
-    """The names of the configs' fields; those that a command doesn't have are left out."""
-
-
-def values_of(config: Any) -> Iterator[tuple[type, str, Any]]:
-    """The owner, name and value of each field of the dataclass instance ``config`` and of those in it."""
-    for each in fields(config):
-        value = getattr(config, each.name)
-        yield from values_of(value) if is_dataclass(value) else [(type(config), each.name, value)]
-
-
-@cache
-def field_docstrings(kind: type) -> dict[str, str]:
-    """The string below each field of a dataclass, in one line; also of fields that it inherits."""
-    sources = [inspect.getsource(each) for each in reversed(kind.__mro__) if is_dataclass(each)]
-    nodes = [node for source in sources for node in ast.parse(textwrap.dedent(source)).body]
-    return {
-        named.target.id: " ".join(said.value.value.split())
-        for node in nodes
-        if isinstance(node, ast.ClassDef)
-        for named, said in pairwise(node.body)
-        if isinstance(named, ast.AnnAssign) and isinstance(named.target, ast.Name)
-        if isinstance(said, ast.Expr) and isinstance(said.value, ast.Constant)
-        if isinstance(said.value.value, str)
-    }
-
-
-def grouped(config: Any, first: Sequence[str], groups: Mapping[str, Group]) -> type:
-    """A dataclass of all options of ``config``: those called ``first`` on top, then each of ``groups`` under
-    its title, then the options that are in none of them."""
-    import tyro
-
-    options = {name: (owner, value) for owner, name, value in values_of(config)}
-    named = {name for group in groups.values() for name in group.names} | {*first}
-    rest = Group("Further options.", [name for name in options if name not in named])
-
-    def made(name: str) -> tuple[str, Any, Any]:
-        owner, value = options[name]
-        about = tyro.conf.arg(help=field_docstrings(owner).get(name, ""), prefix_name=False)
-        return name, Annotated[annotations_of(owner)[name], about], field(default=value)
-
-    parts: list[tuple[str, Any, Any]] = [made(name) for name in first]
-    for title, group in {**groups, OTHER: rest}.items():
-        members = [made(name) for name in group.names if name in options and name not in first]
-        if members:
-            part = make_dataclass(title, members, frozen=True, namespace={"__doc__": group.about})
-            parts.append((title, part, field(default_factory=part)))
-    kind = type(config)
-    return make_dataclass(kind.__name__, parts, frozen=True, namespace={"__doc__": kind.__doc__})
-
-
-def with_values(config: Any, values: Mapping[str, Any]) -> Any:
-    """A copy of ``config`` and of the dataclasses in it, with these values; raises what they raise."""
-    changes = {}
-    for each in fields(config):
-        inner = getattr(config, each.name)
-        changes[each.name] = with_values(inner, values) if is_dataclass(inner) else values[each.name]
-    return replace(config, **changes)
+    is_number = re.fullmatch(r"[+-]?\d+(\.\d*)?([eE][+-]?\d{1,2})?", text)
+    if is_number and (number := Fraction(text)).denominator == 1:  # exact, as a float is not
+        return int(number)
+    raise ValueError(f"{text!r} is not a whole number; write one such as 1000 or 1e6")

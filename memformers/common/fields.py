@@ -37,9 +37,8 @@ class Range:
     below: float | None = None
 
     def __contains__(self, number: float) -> bool:
-        inside = self.least <= number <= self.most
-        inside = inside and (self.above is None or number > self.above)
-        return inside and (self.below is None or number < self.below)
+        inside = self.above is None or number > self.above
+        return inside and self.least <= number <= self.most and (self.below is None or number < self.below)
 
     def __str__(self) -> str:
         bounds = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
@@ -59,20 +58,18 @@ Positive = Annotated[float, Range(above=0)]
 """A number above 0."""
 
 
-class Checked:
-    """A dataclass whose fields are checked when it is built."""
-
-    def __post_init__(self) -> None:
-        """Raise UserError for a field that is out of its range."""
-        check_fields(self)
-
-
 def check_fields(config: Any) -> None:
     """Raise UserError for the first field of the dataclass instance ``config`` whose value is not of the
     field's type, not among its choices, or outside its range."""
     kinds = annotations_of(config.__class__)
     for each in fields(config):
         check_value(each.name, getattr(config, each.name), kinds[each.name], each.default)
+
+
+class Checked:
+    """A dataclass whose fields are checked when it is built."""
+
+    __post_init__ = check_fields
 
 
 def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
@@ -92,8 +89,7 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
 def check_value(name: str, value: object, kind: Any, default: object = MISSING) -> None:
     """Raise UserError unless ``value`` is of this ``kind``, an annotation."""
     if not fits(value, kind):
-        known = default is not MISSING and default is not inspect.Parameter.empty
-        instead = f"; the default is {default!r}" if known else ""
+        instead = f"; the default is {default!r}" if default not in (MISSING, inspect.Parameter.empty) else ""
         raise UserError(f"expected {name} to be {described(kind)}, got {name}={value!r}{instead}.")
 
 
@@ -121,10 +117,8 @@ def fits(value: Any, kind: Any) -> bool:
         return any(fits(value, each) for each in args)
     if origin is Literal:
         return any(value == each and type(value) is type(each) for each in args)
-    if origin is tuple and args[1:] == (...,):
-        return isinstance(value, tuple) and all(fits(each, args[0]) for each in value)
-    if origin is list:
-        return isinstance(value, list) and all(fits(each, args[0]) for each in value)
+    if origin is list or (origin is tuple and args[1:] == (...,)):
+        return isinstance(value, origin) and all(fits(each, args[0]) for each in value)
     if origin is dict:
         return isinstance(value, dict) and all(fits(each, args[1]) for each in value.values())
     if isinstance(kind, dict):

@@ -53,9 +53,8 @@ def locked(path: Path, seconds: float = 0.0) -> AbstractContextManager[object]:
     try:
         return FileLock(path).acquire(timeout=seconds)
     except NotImplementedError:  # how filelock says that a file system has no locks
-        print(
-            f"{path.parent} lies where files can't be locked; let no other process use it.", file=sys.stderr
-        )
+        said = f"{path.parent} lies where files can't be locked; let no other process use it."
+        print(said, file=sys.stderr)
         return nullcontext()
 
 
@@ -98,16 +97,14 @@ def write_json(path: Path, data: Any) -> None:
     """Write ``data`` to ``path`` as indented JSON, atomically; a dataclass becomes an object of its
     fields, or what its ``to_json`` returns. Lone surrogates, as in the name of a file that is not UTF-8, are
     read back as they were."""
-    text = json.dumps(data, indent=2, ensure_ascii=False, default=_jsonable) + "\n"
-    write_text(path, text.encode("utf-8", "backslashreplace").decode())  # as JSON escapes them
 
-
-def _jsonable(value: Any) -> Any:
-    if hasattr(value, "to_json"):
-        return value.to_json()
-    if is_dataclass(value):
+    def plain(value: Any) -> Any:
+        if hasattr(value, "to_json"):
+            return value.to_json()
         return {field.name: getattr(value, field.name) for field in fields(value)}
-    raise TypeError(f"{type(value).__name__} is no JSON")
+
+    text = json.dumps(data, indent=2, ensure_ascii=False, default=plain) + "\n"
+    write_text(path, text.encode("utf-8", "backslashreplace").decode())  # as JSON escapes them
 
 
 def read_json(path: Path, kinds: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -126,34 +123,26 @@ def read_json(path: Path, kinds: Mapping[str, Any] | None = None) -> dict[str, A
 
 
 def config_from_dict(config: type[T], data: Mapping[str, Any], source: str) -> T:
-    """The frozen dataclass ``config`` from a dict that ``asdict`` made; unknown keys are refused.
-
-    ``source`` names where the dict came from. Raises ValueError for unknown keys (with the nearest
-    known one), wrong types, and whatever the dataclass itself refuses.
-    """
+    """The frozen dataclass ``config`` from a dict that ``asdict`` made. Raises UserError, with the ``source``
+    of ``data``, for unknown keys (with the nearest known one), wrong types, and what the config refuses."""
     before = IS_READ.set(True)
     try:
         return dacite.from_dict(config, data, dacite.Config(strict=True, cast=[tuple]))
     except dacite.UnexpectedDataError as error:
-        known = sorted(_keys(config))
-        unknown = sorted(error.keys)
+        known, unknown = sorted(_keys(config)), sorted(error.keys)
         near = difflib.get_close_matches(unknown[0], known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
-        raise UserError(f"{source}: unknown key {', '.join(map(repr, unknown))}; {hint}") from None
+        said = f"unknown key {', '.join(map(repr, unknown))}; {hint}"
     except dacite.WrongTypeError as error:
-        kind = described(error.field_type)
-        raise UserError(f"{source}: expected {error.field_path} to be {kind}, got {error.value!r}.") from None
+        said = f"expected {error.field_path} to be {described(error.field_type)}, got {error.value!r}."
     except (dacite.DaciteError, TypeError) as error:  # a tuple of no list is a TypeError
-        raise UserError(f"{source}: {error}") from None
+        said = str(error)
     finally:
         IS_READ.reset(before)
+    raise UserError(f"{source}: {said}")
 
 
 def _keys(config: Any) -> set[str]:
     """The names of a dataclass's fields and of those of the dataclasses in it."""
-    keys = set()
-    for field in fields(config):
-        keys.add(field.name)
-        if is_dataclass(field.type):
-            keys |= _keys(field.type)
-    return keys
+    inner = [_keys(field.type) for field in fields(config) if is_dataclass(field.type)]
+    return {field.name for field in fields(config)}.union(*inner)

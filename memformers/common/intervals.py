@@ -83,9 +83,6 @@ def t_quantile(freedom: int) -> float:
     z = 1.959964
     if freedom <= len(few):
         return few[freedom - 1]
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    terms = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, third
     return z + sum(term / freedom**i for i, term in enumerate(terms, 1))

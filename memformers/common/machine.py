@@ -19,12 +19,6 @@ CPUINFO = Path("/proc/cpuinfo")
 """Where Linux describes the processor."""
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 """What a processor may have that makes matrix products faster, as Linux names them."""
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Names of settings in glibc's malloc.h."""
-KEPT = 1 << 30
-"""Bytes of freed memory that a process keeps, at most, at the end of its heap."""
-FROM_HEAP = 1 << 25
-"""Bytes up to which memory is taken from the heap: the most that glibc allows."""
 JOBS = "MEMFORMERS_JOBS"
 """The environment variable in which an experiment tells a training how many run at the same time."""
 PACKAGES = ("memformers-torch", "torch", "einops", "labml", "labml-helpers", "numpy", "matplotlib")
@@ -78,17 +72,28 @@ def keep_freed_memory() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library
             mallopt = ctypes.CDLL(None).mallopt
-            mallopt(M_MMAP_THRESHOLD, FROM_HEAP)
-            mallopt(M_TRIM_THRESHOLD, KEPT)
+            mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD: up to so many bytes from the heap, the most that may be
+            mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD: as many freed bytes are kept at its end
+
+
+def give_back_freed_memory() -> None:
+    """Let the C library, where it is glibc, give what is free in its heaps back to the system: dividing a
+    large text into tokens leaves some 70 MiB."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
     """Versions, hardware and threads, as a report states them."""
+    found = re.search(r"^model name\s*: *(.+)$", cpuinfo(), re.MULTILINE)
+    name = found[1].strip() if found else platform.processor() or platform.machine()
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "packages": {name: installed(name) for name in PACKAGES},
-        "device": _device_name(device),
+        "packages": {package: installed(package) for package in PACKAGES},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else name,
+        **({"gpus": torch.cuda.device_count()} if torch.cuda.is_available() else {}),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         **({"jobs": int(os.environ[JOBS])} if JOBS in os.environ else {}),
@@ -99,14 +104,17 @@ def git_commit() -> str | None:
     """The commit that this package's files are of, with "-dirty" after it where tracked files differ from it;
     None where they are not tracked by git, as in an installed package."""
     here = Path(__file__)
-    git = ["git", "-C", str(here.parent)]
+    tracked, commit = (
+        f"ls-files --error-unmatch {here.name}",
+        "describe --always --dirty --abbrev=12 --exclude=*",
+    )
     try:
-        for command in (["ls-files", "--error-unmatch", here.name],
-                        ["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]):  # fmt: skip
-            found = subprocess.run([*git, *command], capture_output=True, text=True, timeout=10, check=True)
+        for command in (tracked, commit):
+            git = ["git", "-C", str(here.parent), *command.split()]
+            said = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
+    return said.strip()
 
 
 def peak_memory(device: torch.device) -> int | None:
@@ -124,14 +132,6 @@ def peak_memory(device: torch.device) -> int | None:
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    if name := re.search(r"^model name\s*: *(.+)$", cpuinfo(), re.MULTILINE):
-        return name[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def installed(package: str) -> str:

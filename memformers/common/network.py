@@ -23,13 +23,18 @@ def get(url: str, seconds: float, body: bytes | None = None) -> tuple[int, bytes
 
     def fetch() -> None:
         try:
-            address, headers = _without_password(url)
+            parts = urllib.parse.urlsplit(url)
+            who, at, host = parts.netloc.rpartition("@")
+            request = urllib.request.Request(parts._replace(netloc=host).geturl(), body)
+            if at:  # name:password, which stays out of the address, and so out of errors
+                code = base64.b64encode(urllib.parse.unquote(who).encode()).decode()
+                request.add_header("Authorization", f"Basic {code}")
             if body:
-                headers["Content-Type"] = "application/json"
-            request = urllib.request.Request(address, body, headers)
+                request.add_header("Content-Type", "application/json")
             # No proxy can reach this machine.
-            here = urllib.parse.urlsplit(url).hostname in LOOPBACK
-            opener = urllib.request.build_opener(*[urllib.request.ProxyHandler({})] * here)
+            opener = urllib.request.build_opener(
+                *[urllib.request.ProxyHandler({})] * (parts.hostname in LOOPBACK)
+            )
             with opener.open(request, timeout=seconds) as response:
                 outcome.append((response.status, response.read()))
         except urllib.error.HTTPError as error:
@@ -57,13 +62,3 @@ def ask_json(url: str, seconds: float, question: Any = None) -> Any:
         return json.loads(answer)
     except ValueError:
         raise OSError("it answers with something that is not JSON") from None
-
-
-def _without_password(url: str) -> tuple[str, dict[str, str]]:
-    """An address without ``name:password@``, so that no error shows them, and the header with them."""
-    parts = urllib.parse.urlsplit(url)
-    who, at, host = parts.netloc.rpartition("@")
-    if not at:
-        return url, {}
-    code = base64.b64encode(urllib.parse.unquote(who).encode()).decode()
-    return parts._replace(netloc=host).geturl(), {"Authorization": f"Basic {code}"}

@@ -47,16 +47,16 @@ def run_modules(
     the number and the exit code of each when it has ended. ``begin`` is called with the number of each before
     it starts.
 
-    Ctrl-C or SIGTERM is passed on to the running processes, which may have to save a checkpoint, and
-    KeyboardInterrupt or SystemExit is raised when they have ended. A second Ctrl-C kills them. If this
-    process is killed itself, they get SIGTERM.
+    Ctrl-C, SIGTERM or SIGHUP ends the running processes with SIGTERM, for which they save a checkpoint, and
+    KeyboardInterrupt or SystemExit is raised when they have. A second Ctrl-C kills them. If this process is
+    killed itself, they get SIGTERM.
     """
     waiting = list(enumerate(commands))[::-1]
     running: dict[int, subprocess.Popen[bytes]] = {}
     variables = module_environment() | dict(environment)
     theirs, ours = os.pipe()
     try:
-        with sigterm_as_exit():
+        with ending_as_exit():
             while waiting or running:
                 while waiting and len(running) < jobs:
                     number, (module, *arguments) = waiting.pop()
@@ -80,8 +80,8 @@ def run_modules(
 
 
 def end_with_parent() -> None:
-    """Send SIGTERM to this process when its standard input ends: a pipe that nobody writes to, and whose
-    other end only the parent has, however that ends."""
+    """Send SIGTERM to this process when the parent has ended, however: standard input is a pipe that nobody
+    writes to, and whose other end only the parent has."""
     os.read(0, 1)
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -101,9 +101,19 @@ def handling(number: signal.Signals, handler: Any) -> Iterator[None]:
         signal.signal(number, before)
 
 
-def sigterm_as_exit() -> contextlib.AbstractContextManager[None]:
-    """A block in which SIGTERM raises SystemExit with the conventional code."""
-    return handling(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+@contextlib.contextmanager
+def ending_as_exit() -> Iterator[None]:
+    """A block in which SIGTERM, or SIGHUP of a terminal that was closed, raises SystemExit with the
+    conventional code. A second one is ignored: a closed terminal often sends two."""
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    with contextlib.ExitStack() as stack:
+        for name in {"SIGTERM", "SIGHUP"}.intersection(signal.Signals.__members__):
+            stack.enter_context(handling(signal.Signals[name], end))
+        yield
 
 
 if __name__ == "__main__":  # as run_modules starts a module

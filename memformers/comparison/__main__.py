@@ -10,6 +10,7 @@ from pathlib import Path
 
 from memformers.common.command_line import plain_errors
 from memformers.common.files import read_json
+from memformers.common.machine import keep_freed_memory
 from memformers.comparison.recall import RECALL
 from memformers.comparison.text import TEXT
 from memformers.models.registry import name_of
@@ -17,6 +18,7 @@ from memformers.runs.folder import CONFIG
 
 if __name__ == "__main__":
     with plain_errors():
+        keep_freed_memory()
         folder = Path(sys.argv[1])
         for own in sys.argv[2:]:
             setting, _, place = own.partition("=")

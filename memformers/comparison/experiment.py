@@ -15,7 +15,7 @@ from memformers.common.fields import Count, check_fields
 from memformers.common.files import write_json
 from memformers.common.machine import JOBS, choose_device
 from memformers.common.processes import run_modules
-from memformers.common.words import counted
+from memformers.common.text_format import counted
 from memformers.comparison.arms import check_arms, settings_of
 from memformers.models.registry import places
 from memformers.runs.card import known_card, new_run_id, plan_run

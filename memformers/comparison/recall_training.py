@@ -11,14 +11,14 @@ from memformers.common.fields import Checked, Count, NonNegativeInt, Share
 from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.common.machine import describe_environment, git_commit, peak_memory
 from memformers.data.recall_stream import RecallStream, recall_segments
-from memformers.evaluation.memory_ablation import UNTOUCHED, controls_of
+from memformers.evaluation.memory_ablation import BASELINE, controls_of
 from memformers.evaluation.recall_by_distance import Recall, distance_edges, recall_by_distance
 from memformers.models.base import memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CONFIG, FACTS, RESULT
 from memformers.tracking.recorder import Tracking
 from memformers.training.config import TrainConfig
-from memformers.training.loop import train
+from memformers.training.loop import train_steps
 from memformers.training.run import build_model
 from memformers.training.state import TrainingState
 
@@ -115,7 +115,7 @@ def train_recall(folder: Path) -> None:
             track.record({"tokens": state.tokens, "seconds": state.seconds, **metrics})
 
         def evaluate(state: TrainingState) -> None:
-            recall = measure(model, run, GLIMPSE * S)[UNTOUCHED]
+            recall = measure(model, run, GLIMPSE * S)[BASELINE]
             track.record({"tokens": state.tokens, "seconds": state.seconds, **curves(recall)})
             print(
                 f"{name}: {min(state.tokens / run.train.tokens, 1):.0%}, {state.seconds:.0f} s, "
@@ -123,12 +123,12 @@ def train_recall(folder: Path) -> None:
                 flush=True,
             )
 
-        state = train(model, (s for s, _ in segments), run.train, record=record, evaluate=evaluate)
+        state = train_steps(model, (s for s, _ in segments), run.train, record=record, evaluate=evaluate)
         peak = peak_memory(model.device)
         found = measure(model, run, run.recall.evaluated, controls=True)
-    result = {**state.progress, "peak_memory_bytes": peak, "recall": asdict(found[UNTOUCHED])}
-    result["within_reach"] = found[UNTOUCHED].within_reach
-    result["controls"] = {name: asdict(recall) for name, recall in found.items() if name != UNTOUCHED}
+    result = {**state.progress, "peak_memory_bytes": peak, "recall": asdict(found[BASELINE])}
+    result["within_reach"] = found[BASELINE].within_reach
+    result["controls"] = {name: asdict(recall) for name, recall in found.items() if name != BASELINE}
     (folder / MODEL).mkdir(exist_ok=True)
     model.save_pretrained(folder / MODEL)
     write_json(folder / RESULT, result)

@@ -26,10 +26,10 @@ from memformers.evaluation.probe import ProbeConfig, probe
 from memformers.models.config import ModelConfig, ModelName
 from memformers.runs.folder import check_nothing_is_lost
 from memformers.runs.plan import Arm, read_plan
+from memformers.training.api import train
 from memformers.training.config import TrainConfig, read_train_config
+from memformers.training.data_module import find_text
 from memformers.training.resume import check_apart, check_same_config, check_same_corpus
-from memformers.training.run import train_run
-from memformers.training.text import find_text
 
 PROBED, LONGEST, WITH_CHANGES = 200, 192, 12_288
 """Tokens that are predicted with each context when a comparison is probed, the longest context, and tokens
@@ -119,7 +119,7 @@ class TextTask(Task):
 
     def train(self, folder: Path) -> None:
         """Train from the newest checkpoint, or from the beginning if there is none."""
-        train_run(read_train_config(folder), folder, resume=True)
+        train(read_train_config(folder), folder, resume=True)
 
     def measure(self, train: TrainConfig, folder: Path) -> None:
         """Probe what was trained; where that can't be, say so."""

@@ -30,7 +30,7 @@ def load_with_tokenizer(folder: Path, device: torch.device) -> tuple[MemoryLM, T
         check_manifest(folder, (TOKENIZER,))
     if not has_manifest(folder) and is_hugging_faces(folder):
         model, tokenizer = from_transfo_xl(folder).to(device), vocabulary_of(folder)
-    elif (folder / WEIGHTS).is_file():
+    elif has_manifest(folder) or (folder / WEIGHTS).is_file():
         model, tokenizer = MemoryLM.from_pretrained(folder, device), load_tokenizer(folder)
     else:
         raise UserError(f"{folder} holds no checkpoint; name the folder of a run or of a checkpoint.")

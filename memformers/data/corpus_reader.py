@@ -1,8 +1,7 @@
 """From files to one text: texts, JSON lines, tables and what is between separators, read into one file of
-UTF-8, in constant memory."""
+UTF-8, in constant memory; or from token ids to one file of these."""
 
 import codecs
-import contextlib
 import hashlib
 import json
 import warnings
@@ -15,28 +14,23 @@ from typing import Any
 import numpy as np
 
 from memformers.common.errors import UserError
-from memformers.data.files import STDIN, SeveralFiles, blocks_of, lines_of, parts_of, plain_name
-from memformers.data.ids import Ids, as_bytes, checked, documents_in, ids_in, meta_beside
+from memformers.data.files import LONGEST, STDIN, SeveralFiles, blocks_of, plain_name, split_at
+from memformers.data.ids import Ids, as_bytes, ids_in, meta_beside
 from memformers.data.sources import CorpusSpec, Part, Sources, some_of
 from memformers.data.utf8 import as_utf8, bytes_of, not_text, text_of
 
-MARK = 4 << 20
-"""Bytes between two places of a text that are known in bytes and in characters."""
 MOST_NAMES = 100_000
 """Documents of which the names are kept."""
-JSON_LINES = (".jsonl", ".ndjson")
-TABLES = (".parquet", ".csv")
+TABLES, JSON = (".parquet", ".csv"), (".jsonl", ".ndjson", ".json")
 
 
 class Text:
     """A text in UTF-8, or token ids of four bytes, in a new file, and where its splits and documents end."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, progress: Callable[[int], object]):
+        self.path, self._progress = path, progress
         self.file = open(path, "wb")  # noqa: SIM115
         self.bytes = self.characters = 0
-        self.marks: list[tuple[int, int]] = [(0, 0)]
-        """Some of its places, in bytes and in characters."""
         self.ends, self.lengths = array("q"), array("q")
         """Where each document, or file, ends, in bytes, and how many characters it has."""
         self.names: list[str] = []
@@ -62,47 +56,44 @@ class Text:
 
     def add(self, name: str, blocks: Iterable[bytes], *, is_document: bool, keep_bad: bool = True) -> None:
         """Append the text in ``blocks``, unless it is blank, or not UTF-8 where that isn't kept."""
-        start, characters, marks, digest = self.bytes, self.characters, len(self.marks), self._hash.copy()
+        begin, before, digest = self.bytes, self.characters, self._hash.copy()
         decoder, blank, bad = codecs.getincrementaldecoder("utf-8")(), True, ""
         for block in chain(filter(None, blocks), [b""]):
             pending = decoder.getstate()[0]
             try:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
-                at = self.bytes - start - len(pending) + error.start
+                at = self.bytes - begin - len(pending) + error.start
                 bad = f"byte {error.object[error.start]:#04x} at offset {at} of {name}"
                 decoder = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape")
                 text = decoder.decode(pending + block, final=not block)
             blank = blank and not text.strip()
             self._write(block, len(text))
-            if self.bytes - self.marks[-1][0] > MARK and not decoder.getstate()[0]:
-                self.marks.append((self.bytes, self.characters))
-        if blank or (bad and not keep_bad):
-            self.bytes, self.characters, self._hash = start, characters, digest
-            del self.marks[marks:]
-            self.file.seek(start)
-            self.file.truncate()
-            self.leave_out(name, "documents without text are" if blank else "not UTF-8 and")
-        else:
+        if not blank and (keep_bad or not bad):
             self.bad = self.bad or bad
-            self._end(name, characters, is_document)
+            return self._end(name, before, is_document)
+        self.bytes, self.characters, self._hash = begin, before, digest
+        self.file.seek(begin)
+        self.file.truncate()
+        return self.leave_out(name, "documents without text are" if blank else "not UTF-8 and")
 
     def add_ids(self, name: str, ids: Ids, *, is_document: bool) -> None:
         """Append token ``ids [n]``."""
-        characters, self.are_ids = self.characters, True
+        before, self.are_ids = self.characters, True
         for block in as_bytes(ids, name):
             self._write(block, len(block) // 4)
-        self._end(name, characters, is_document)
+        self._end(name, before, is_document)
 
     def _write(self, block: bytes, characters: int) -> None:
         self.file.write(block)
         self._hash.update(block)
+        self._progress(len(block))
         self.bytes, self.characters = self.bytes + len(block), self.characters + characters
 
-    def _end(self, name: str, begin: int, is_document: bool) -> None:
+    def _end(self, name: str, before: int, is_document: bool) -> None:
         self.are_documents = self.are_documents or is_document
         self.ends.append(self.bytes)
-        self.lengths.append(self.characters - begin)
+        self.lengths.append(self.characters - before)
         if len(self.names) < MOST_NAMES:
             self.names.append(name)
 
@@ -110,37 +101,17 @@ class Text:
         """Note what is not read."""
         self.left_out.setdefault(why, []).append(name)
 
-    def add_divided(self, name: str, blocks: Iterable[bytes], separator: str) -> None:
-        """Append the documents between the ``separator`` in a text, without it; what follows the last one is
-        a document if it has text. Raises UserError where the separator doesn't occur."""
-        parts, number = parts_of(blocks, bytes_of(separator)), 0
-
-        def until_end(part: bytes, is_end: bool) -> Iterator[bytes]:
-            yield part
-            while not is_end:
-                part, is_end = next(parts)
-                yield part
-
-        for number, (part, is_end) in enumerate(parts, 1):
-            self.add(f"{name}:{number}", until_end(part, is_end), is_document=True)
-        if number == 1:
-            raise UserError(
-                f"document_separator={separator!r} doesn't occur in {name}; give the text between its "
-                f"documents (a line break is written as $'\\n' in a shell), or leave it out."
-            )
-        for names in self.left_out.values():
-            if names[-1:] == [f"{name}:{number}"]:  # what follows the last separator
-                names.pop()
-
     def place(self, character: int) -> int:
         """Where a character begins, in bytes, in the file."""
         if self.are_ids:
             return 4 * character
-        at, before = max(mark for mark in self.marks if mark[1] <= character)
-        with open(self.path, "rb") as file:
-            file.seek(at)
-            text = file.read(4 * (character - before)).decode("utf-8", errors="surrogateescape")
-        return at + len(bytes_of(text[: character - before]))
+        decoder, at = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape"), 0
+        for block in blocks_of(self.path):
+            text = decoder.decode(block)
+            if len(text) > character:
+                return at + len(bytes_of(text[:character]))
+            at, character = at + len(bytes_of(text)), character - len(text)
+        return self.bytes
 
 
 def read(sources: Sources, spec: CorpusSpec, path: Path, progress: Callable[[int], object]) -> Text:
@@ -151,13 +122,13 @@ def read(sources: Sources, spec: CorpusSpec, path: Path, progress: Callable[[int
 
     Raises UserError where nothing is left, for what can't be read, for a line without a text, and for a
     separator in a text that consists of documents."""
-    text = Text(path)
+    text = Text(path, progress)
     of_ids = {part.has_ids and spec.tokenizer != "byte": part.name for part in sources.parts}
     if len(of_ids) > 1:
         raise UserError(f"{of_ids[True]} holds token ids, and {of_ids[False]} a text; name one kind alone.")
     with text.file:
         for part in sources.parts:
-            (read_ids if True in of_ids else read_part)(text, part, spec, progress)
+            (read_ids if True in of_ids else read_part)(text, part, spec)
             text.splits[part.split] = text.bytes
     if not text.bytes:
         raise UserError(f"{sources.source} contains no text; name another file or folder.")
@@ -172,32 +143,28 @@ def read(sources: Sources, spec: CorpusSpec, path: Path, progress: Callable[[int
     return text
 
 
-def read_ids(text: Text, part: Part, spec: CorpusSpec, progress: Callable[[int], object]) -> None:
+def read_ids(text: Text, part: Part, spec: CorpusSpec) -> None:
     """Append the token ids of a file, or those that a program has."""
     if spec.document_separator or spec.tokenizer in ("frequency", "word"):
         raise UserError(
             f"{part.name} holds token ids, which are not divided again; leave out document_separator and "
             f"tokenizer, or name the tokenizer.json that they were made with."
         )
-    if not isinstance(part.file, Path):
-        text.add_ids(part.name, checked(part.file, part.name), is_document=part.is_document)
-        return
-    ids = ids_in(part.file)
-    if None in text.vocabulary:
+    assert not isinstance(part.file, bytes)
+    ids, documents = ids_in(part.file, part.name)
+    if None in text.vocabulary and isinstance(part.file, Path):
         text.vocabulary = meta_beside(part.file)
-    documents = documents_in(ids, part.file)
     for number, document in enumerate(documents or [ids], 1):
         name = f"{part.name}:{number}" if documents else part.name
         text.add_ids(name, document, is_document=part.is_document or bool(documents))
-    progress(part.file.stat().st_size)
 
 
-def read_part(text: Text, part: Part, spec: CorpusSpec, progress: Callable[[int], object]) -> None:
+def read_part(text: Text, part: Part, spec: CorpusSpec) -> None:
     """Append the text of a file: as one document, as several, or as a plain text."""
     _, name, file, is_document = part
     assert not isinstance(file, np.ndarray)
-    named, separator, blocks = plain_name(name).lower(), spec.document_separator, blocks_of(file, progress)
-    documents = None
+    named, separator, blocks = plain_name(name).lower(), spec.document_separator, blocks_of(file)
+    documents: Iterable[tuple[str, bytes]] | None = None
     if named.endswith(TABLES) and spec.tokenizer != "byte" and isinstance(file, Path):
         documents = texts_of_table(file, spec.text_field)
     else:
@@ -209,66 +176,80 @@ def read_part(text: Text, part: Part, spec: CorpusSpec, progress: Callable[[int]
             return text.leave_out(f"{name} (not one file, but several)", "not text and")
         if spec.tokenizer != "byte":  # which was asked for bytes, and gets them
             head, blocks = as_utf8(head, blocks)
-            if kind := not_text(head):
-                if not is_document:
-                    raise UserError(f"{file!s} looks like {kind}, or read its bytes with tokenizer='byte'.")
+            if (kind := not_text(head)) and not is_document:
+                raise UserError(f"{file!s} looks like {kind}, or read its bytes with tokenizer='byte'.")
+            if kind:
                 return text.leave_out(f"{name} ({kind.partition(';')[0]})", "not text and")
         blocks = chain([head], blocks)
-        if has_documents(named, head, spec.text_field):
-            documents = texts_of_json(blocks, name, spec.text_field)
+        if named.endswith(JSON):
+            documents = texts_of_json(head, blocks, name, spec.text_field)
     if separator and (documents or is_document):
         raise UserError(
             f"document_separator={separator!r} divides a single text, but {name} consists of documents "
             f"already, or is one; leave it out."
         )
+    if separator:
+        documents = texts_between(bytes_of(separator), blocks, name)
     if documents:
         for place, document in documents:
-            text.add(place, [document.encode()], is_document=True)
-    elif separator:
-        text.add_divided(name, blocks, separator)
+            text.add(place, [document], is_document=True)
     else:
         text.add(name, blocks, is_document=is_document, keep_bad=not is_document)
     return None
 
 
-def has_documents(name: str, begin: bytes, text_field: str) -> bool:
-    """Whether a file has a document per line, or per element of one JSON array: one with such an ending, or a
-    .json file that begins so."""
-    if name.endswith(".json"):
-        with contextlib.suppress(UserError):
-            if not is_array(begin.lstrip()):
-                text_in(begin.lstrip().partition(b"\n")[0], name, text_field)
-            return True
-    return name.endswith(JSON_LINES)
+def texts_between(separator: bytes, blocks: Iterable[bytes], name: str) -> Iterator[tuple[str, bytes]]:
+    """The place and the text of each document between the ``separator``; what follows the last one is a
+    document if it has text. Raises UserError where the separator doesn't occur."""
+    number, last = 0, b""
+    for number, document in enumerate(split_at(separator, blocks, name), 1):
+        if number > 1:
+            yield f"{name}:{number - 1}", last
+        last = document
+    if number == 1:
+        raise UserError(
+            f"document_separator={text_of(separator)!r} doesn't occur in {name}; give the text between its "
+            f"documents (a line break is written as $'\\n' in a shell), or leave it out."
+        )
+    if last.strip():
+        yield f"{name}:{number}", last
 
 
-def is_array(begin: bytes) -> bool:
-    """Whether JSON that begins so is an array of objects."""
-    return begin.startswith(b"[") and begin[1:].lstrip().startswith(b"{")
+def texts_of_json(
+    head: bytes, blocks: Iterable[bytes], name: str, field: str
+) -> Iterator[tuple[str, bytes]] | None:
+    """The place and the text of each document in ``blocks``, which begin with ``head``: of a file of JSON
+    lines, or of one array; None for a .json file of another form. UserError, which names the place, for what
+    has no text."""
+    begin = head.lstrip()
+    if begin.startswith(b"[") and begin[1:].lstrip().startswith(b"{"):
+        return ((place, text_in(value, place, field)) for place, value in elements_of(blocks, name))
+    if plain_name(name).lower().endswith(".json"):
+        try:
+            text_in(begin.partition(b"\n")[0], name, field)
+        except UserError:
+            return None
+    lines = enumerate(split_at(b"\n", blocks, name), 1)
+    return ((f"{name}:{n}", text_in(line, f"{name}:{n}", field)) for n, line in lines if line.strip())
 
 
-def texts_of_json(blocks: Iterator[bytes], name: str, text_field: str) -> Iterator[tuple[str, str]]:
-    """The place and the text of each document in a file of JSON lines, or of one array, which must fit into
-    a line's length. Raises UserError, which names the place, for what has no text."""
-    head = next(blocks, b"")
-    if not is_array(head.lstrip()):
-        for number, line in enumerate(lines_of(chain([head], blocks), name), 1):
-            if line.strip():
-                yield f"{name}:{number}", text_in(line, f"{name}:{number}", text_field)
-        return
-    (whole,) = lines_of((block.replace(b"\n", b" ") for block in chain([head], blocks)), name)
+def elements_of(blocks: Iterable[bytes], name: str) -> Iterator[tuple[str, Any]]:
+    """The place and the value of each element of a JSON array, which must fit into memory."""
+    whole = bytearray()
+    for block in blocks:
+        whole += block
+        if len(whole) > LONGEST:
+            raise UserError(f"{name}: expected an array of at most {LONGEST >> 20} MiB; write JSON lines.")
     try:
         elements = json.loads(whole)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name}: expected a JSON array of objects, got {error}; correct it.") from None
-    for number, element in enumerate(elements, 1):
-        place = f"{name}, element {number}"
-        yield place, text_in(element, place, text_field)
+    yield from ((f"{name}, element {number}", element) for number, element in enumerate(elements, 1))
 
 
-def text_in(value: Any, name: str, text_field: str) -> str:
-    """The text in the field of this name of a JSON object, or of a line that holds one; UserError, which
-    begins with the ``name`` of the place, where it has none."""
+def text_in(value: Any, place: str, field: str) -> bytes:
+    """The text, in UTF-8, in the ``field`` of a JSON object, or of a line that holds one; UserError, which
+    begins with the ``place``, where it has none."""
     reason, shown = "", value
     if isinstance(value, bytes):
         shown = value.decode("utf-8", errors="replace").strip()
@@ -276,25 +257,26 @@ def text_in(value: Any, name: str, text_field: str) -> str:
             value = json.loads(value.decode("utf-8"))
         except (ValueError, RecursionError) as error:
             value, reason = None, f" ({str(error).partition(':')[0]})"
-    text = value.get(text_field) if isinstance(value, dict) else None
+    text = value.get(field) if isinstance(value, dict) else None
     if not isinstance(text, str):
         shown = shown if isinstance(shown, str) else json.dumps(shown)
         got = repr(shown if len(shown) <= 40 else f"{shown[:40]}…") + reason
         raise UserError(
-            f'{name}: expected a JSON object with a string "{text_field}", got {got}; correct or remove it, '
-            f"or name another field with text_field."
+            f'{place}: expected a JSON object with a string "{field}", got {got}; correct or remove it, or '
+            f"name another field with text_field."
         )
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
         raise UserError(
-            f"{name}: the text has half of a surrogate pair (\\ud800 to \\udfff), which is not a character; "
+            f"{place}: the text has half of a surrogate pair (\\ud800 to \\udfff), which is not a character; "
             f"correct or remove the line."
-        )
-    return text
+        ) from None
 
 
-def texts_of_table(path: Path, text_field: str) -> Iterator[tuple[str, str]]:
-    """The place and the text of each row of a table, from the column of this name, by pyarrow. Raises
-    UserError, which names the place, for what has no text."""
+def texts_of_table(path: Path, field: str) -> Iterator[tuple[str, bytes]]:
+    """The place and the text of each row of a table, from the column ``field``, by pyarrow. Raises UserError,
+    which names the place, for what has no text."""
     try:
         from pyarrow import ArrowException, csv, parquet, string
     except ImportError:
@@ -305,24 +287,21 @@ def texts_of_table(path: Path, text_field: str) -> Iterator[tuple[str, str]]:
     number = 0
     try:
         if path.suffix.lower() == ".parquet":
-            batches = parquet.ParquetFile(path).iter_batches(columns=[text_field])
+            batches = parquet.ParquetFile(path).iter_batches(columns=[field])
         else:
-            convert = csv.ConvertOptions(include_columns=[text_field], column_types={text_field: string()})
-            parse = csv.ParseOptions(newlines_in_values=True)
-            batches = csv.open_csv(path, parse_options=parse, convert_options=convert)
+            convert = csv.ConvertOptions(include_columns=[field], column_types={field: string()})
+            batches = csv.open_csv(path, None, csv.ParseOptions(newlines_in_values=True), convert)
         for batch in batches:
-            for value in batch.column(text_field).to_pylist():
+            for value in batch.column(field).to_pylist():
                 number += 1
                 if not isinstance(value, str):
-                    raise UserError(
-                        f"{path}, row {number}: expected a text as {text_field!r}, got {value!r}."
-                    )
-                yield f"{path.name}:{number}", value
+                    raise UserError(f"{path}, row {number}: expected a text as {field!r}, got {value!r}.")
+                yield f"{path.name}:{number}", value.encode()
     except (ArrowException, KeyError, OSError) as error:
-        words = " ".join(str(error).split())
+        why = " ".join(str(error).split())
         raise UserError(
-            f"{path}: the column {text_field!r} can't be read after row {number:,}: {words}; name a column "
-            f"of texts with text_field."
+            f"{path}: the column {field!r} can't be read after row {number:,}: {why}; name a column of texts "
+            f"with text_field."
         ) from None
 
 

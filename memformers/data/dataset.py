@@ -3,8 +3,7 @@
 ``train.npy``, ``validation.npy`` and, where there is one, ``test.npy`` are the tokens of a split: one
 dimension, of the smallest unsigned type that holds the vocabulary. ``train_documents.npy`` and so on are the
 places where documents begin, and the end, int64 ``[documents + 1]``; a plain text has none.
-``tokenizer.json`` is the tokenizer; ``card.json`` says what the text is
-([`DatasetInfo`][memformers.data.dataset.DatasetInfo]);
+``tokenizer.json`` is the tokenizer, ``card.json`` a [`DatasetInfo`][memformers.data.dataset.DatasetInfo], and
 ``manifest.json`` has the size and the checksum of each file.
 """
 
@@ -30,16 +29,16 @@ from memformers.data.tokenizers import load_tokenizer
 CARD, FORMAT = STORE[0], 1
 
 
-@dataclass(frozen=True)
+@dataclass
 class Counts:
     """How large a split is; of token ids, each counts as a character, and bytes and words are 0."""
 
-    bytes: int
+    bytes: int = 0
     """In UTF-8."""
-    characters: int
-    words: int
+    characters: int = 0
+    words: int = 0
     """Separated by white space."""
-    tokens: int
+    tokens: int = 0
     documents: int = 0
     """0 for a plain text."""
 
@@ -106,17 +105,16 @@ class SplitWriter:
 
     def __init__(self, folder: Path, split: str, vocab_size: int):
         self.path, self.dtype = folder / f"{split}.npy", np.dtype(np.min_scalar_type(vocab_size - 1))
-        self.tokens = self.bytes = self.characters = self.words = 0
-        self.begins = array("q", [0])
+        self.counts, self.begins = Counts(), array("q", [0])
         self._file = open(self.path, "wb")  # noqa: SIM115
         self._write_header()
 
     def add(self, tokens: Ids, *, is_end: bool) -> None:
         """Append ``tokens [n]``, with which a document may end."""
         self._file.write(tokens.astype(self.dtype, copy=False).tobytes())
-        self.tokens += len(tokens)
+        self.counts.tokens += len(tokens)
         if is_end:
-            self.begins.append(self.tokens)
+            self.begins.append(self.counts.tokens)
 
     def close(self, *, are_documents: bool) -> Counts:
         """End the files, and write where documents begin if there are any."""
@@ -125,11 +123,12 @@ class SplitWriter:
             self._write_header()
         if are_documents:
             np.save(f"{self.path.with_suffix('')}_documents.npy", np.array(self.begins, np.int64))
-        documents = (len(self.begins) - 1) * are_documents
-        return Counts(self.bytes, self.characters, self.words, self.tokens, documents)
+            self.counts.documents = len(self.begins) - 1
+        return self.counts
 
     def _write_header(self) -> None:
-        about = {"descr": npy.dtype_to_descr(self.dtype), "fortran_order": False, "shape": (self.tokens,)}
+        shape = (self.counts.tokens,)
+        about = {"descr": npy.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape}
         npy.write_array_header_1_0(self._file, about)  # with room for a larger shape
 
 
@@ -160,24 +159,24 @@ def open_store(folder: Path) -> TokenDataset:
 def read_dataset(folder: Path, info: DatasetInfo, *, in_memory: bool = False) -> TokenDataset:
     """The tokens in ``folder``, mapped or ``in_memory``; UserError unless each split has as many tokens and
     documents as ``info`` says."""
+
+    def array_in(path: Path, length: int) -> npt.NDArray[Any]:
+        try:
+            found = np.load(path, mmap_mode=None if in_memory else "r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise UserError(f"{path} can't be read: {error}; prepare the text again.") from None
+        if found.shape != (length,) or found.dtype.kind not in "ui":
+            got = f"{list(found.shape)} of {found.dtype}"
+            raise UserError(
+                f"expected {path} to have [{length}] whole numbers, got {got}; prepare the text again."
+            )
+        return found
+
     splits = {}
     for name, counts in info.splits.items():
-        tokens, lengths = _array(folder / f"{name}.npy", counts.tokens, in_memory), np.zeros(0, np.int64)
+        splits[name] = Split(array_in(folder / f"{name}.npy", counts.tokens), counts)
         if counts.documents:
             path = folder / f"{name}_documents.npy"
-            lengths = lengths_of(_array(path, counts.documents + 1, in_memory), counts.tokens, str(path))
-        splits[name] = Split(tokens, counts, lengths)
+            lengths = lengths_of(array_in(path, counts.documents + 1), counts.tokens, str(path))
+            splits[name] = Split(splits[name].tokens, counts, lengths)
     return TokenDataset(info, load_tokenizer(folder), splits)
-
-
-def _array(path: Path, length: int, in_memory: bool) -> npt.NDArray[Any]:
-    try:
-        found = np.load(path, mmap_mode=None if in_memory else "r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path} can't be read: {error}; prepare the text again.") from None
-    if found.shape != (length,) or found.dtype.kind not in "ui":
-        raise UserError(
-            f"expected {path} to have [{length}] whole numbers, got {list(found.shape)} of {found.dtype}; "
-            f"prepare the text again."
-        )
-    return found

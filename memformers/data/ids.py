@@ -20,42 +20,36 @@ BLOCK = 1 << 18
 """Ids that are read at once."""
 
 
-def ids_in(path: Path) -> Ids:
-    """The ids in a file; UserError for one that is broken or holds something else."""
+def ids_in(file: Path | Ids, name: str) -> tuple[Ids, list[Ids]]:
+    """The ids ``[n]`` in a file, or those of a program, and the documents in them, where NAME_documents.npy
+    beside the file has the places at which they begin, and the end, int64 ``[documents + 1]``. UserError,
+    with the ``name``, for what is broken or holds something else."""
+    found: Ids = mapped(file) if isinstance(file, Path) else np.asanyarray(file)
+    if found.ndim != 1 or found.dtype.kind not in "ui" or not len(found):
+        got = f"{list(found.shape)} of {found.dtype}"
+        raise UserError(f"expected {name} to be token ids [n] of an integer type, got {got}; convert them.")
+    if not isinstance(file, Path) or not (beside := file.with_name(f"{file.stem}_documents.npy")).exists():
+        return found, []
+    lengths = lengths_of(ids_in(beside, str(beside))[0], len(found), str(beside))
+    return found, np.split(found, lengths.cumsum()[:-1])
+
+
+def mapped(path: Path) -> Ids:
+    """What a file of ids holds; UserError for one that is broken."""
     try:
         if path.suffix.lower() == ".npy":
-            return checked(np.load(path, mmap_mode="r", allow_pickle=False), str(path))
+            return np.load(path, mmap_mode="r", allow_pickle=False)
         head, size = np.fromfile(path, "<u4", HEADER), path.stat().st_size
         if len(head) == HEADER and int(head[0]) in LLM_C:
             found: Ids = np.memmap(path, LLM_C[int(head[0])], "r", offset=4 * HEADER)
             if len(found) != head[2]:
                 raise ValueError(f"its header says {head[2]:,} ids, and {len(found):,} follow")
-        elif size % 2 or not size:
+            return found
+        if size % 2 or not size:
             raise ValueError(f"expected ids of two bytes, got {size:,} bytes")
-        else:
-            found = np.memmap(path, "<u2", "r")
+        return np.memmap(path, "<u2", "r")
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"{path} can't be read as token ids: {error}; write it again.") from None
-    return found
-
-
-def checked(ids: Any, name: str) -> Ids:
-    """``ids``, an array ``[n]`` of an integer type; else UserError."""
-    found: Ids = np.asanyarray(ids)
-    if found.ndim != 1 or found.dtype.kind not in "ui" or not len(found):
-        got = f"{list(found.shape)} of {found.dtype}"
-        raise UserError(f"expected {name} to be token ids [n] of an integer type, got {got}; convert them.")
-    return found
-
-
-def documents_in(ids: Ids, path: Path) -> list[Ids]:
-    """The documents in the ``ids`` of a file, where NAME_documents.npy beside it has the places at which they
-    begin, and the end, int ``[documents + 1]``; none without such a file."""
-    beside = path.with_name(f"{path.stem}_documents.npy")
-    if not beside.exists():
-        return []
-    ends = lengths_of(ids_in(beside), len(ids), str(beside)).cumsum()
-    return np.split(ids, ends[:-1])
 
 
 def lengths_of(begins: Ids, n_ids: int, name: str) -> npt.NDArray[np.int64]:

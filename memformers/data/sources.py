@@ -98,16 +98,12 @@ class Sources:
         return [part.file for part in self.parts if isinstance(part.file, Path) and part.file != STDIN]
 
     @property
-    def size(self) -> int | None:
-        """The bytes of the text; None where that is known only at its end."""
-        if any(p.name == STDIN.name or plain_name(p.name) != p.name for p in self.parts):
-            return None
-        return sum(p.file.stat().st_size if isinstance(p.file, Path) else len(p.file) for p in self.parts)
-
-    def is_large(self, limit: int) -> bool:
-        """Whether the text has about as many bytes as ``limit``, or more."""
-        packed = [path for path in self.paths if plain_name(path.name) != path.name]
-        return sum(path.stat().st_size for path in (*self.paths, *packed, *packed, *packed)) >= limit
+    def size(self) -> int:
+        """About how many bytes the text has, where that is known; a compressed file's count four times."""
+        in_memory = sum(len(part.file) for part in self.parts if not isinstance(part.file, Path))
+        return in_memory + sum(
+            p.stat().st_size * (1 if plain_name(p.name) == p.name else 4) for p in self.paths
+        )
 
     def key(self, spec: CorpusSpec) -> str:
         """A name that no other corpus, no other state of this one and no other tokens of it have."""
@@ -145,26 +141,18 @@ def builtin_play(length: int = BUILTIN_LENGTH, seed: int = 0, is_stand_in: bool 
 def at_path(spec: CorpusSpec, path: Path) -> Sources:
     """The files of ``spec``, whose data is at ``path``; a folder is Tiny Shakespeare, has splits, or is one
     of documents."""
-    for name in IN_FOLDER:
-        if (path / name).is_file():
-            return unchanged(path / name)
+    if found := next((path / name for name in IN_FOLDER if (path / name).is_file()), None):
+        return unchanged(found)
     left_out: dict[str, list[str]] = {}
-    given = {VALIDATION: spec.validation, TEST: spec.test}
-    places = {split: local(name) for split, name in given.items() if name}
-    if places:
-        places = {TRAIN: path} | places
-    elif path.is_dir():
-        places = splits_in(path, left_out)
+    given = {TRAIN: path, VALIDATION: spec.validation, TEST: spec.test}
+    places = {split: local(str(place)) for split, place in given.items() if place}
+    if not spec.validation:
+        places = splits_in(path, left_out) if path.is_dir() else {}
     known = benchmark(spec.corpus) if spec.corpus else None
-    if known and known.sizes and not path.is_file():
-        raise UserError(f"expected {path} to be one file, the decompressed corpus; name that file.")
-    if known and not known.sizes and set(places) != set(SPLITS):
-        raise UserError(
-            f"expected {path} to be a folder with train, valid and test, as published; name that."
-        )
-    parts: list[Part] = []
-    for split, place in (places or {"": path}).items():
-        parts += parts_at(split, place, left_out)
+    if known and (not path.is_file() if known.sizes else set(places) != set(SPLITS)):
+        form = "one file, decompressed" if known.sizes else "a folder with train, valid and test"
+        raise UserError(f"expected {path} to be {form}, as {spec.corpus} is published; name that.")
+    parts = [part for s, p in (places or {"": path}).items() for part in parts_at(s, p, left_out)]
     return Sources(spec.corpus or path.resolve().name, spec.data, parts, left_out)
 
 
@@ -173,9 +161,7 @@ def parts_at(split: str, path: Path, left_out: dict[str, list[str]]) -> list[Par
     if all((path / name).is_file() for name in STORE):
         raise UserError(f"{path} holds tokens and no text; train on it as --data, or name the text itself.")
     if path.is_dir():
-        files, runs = files_below(path)
-        left_out.setdefault("folders of runs or tokens are", []).extend(runs)
-        if not files:
+        if not (files := files_below(path, left_out)):
             raise UserError(f"{path} contains no text; name another file or folder.")
         return [Part(split, name, file, True) for name, file in sorted(files.items())]
     if not path.exists() and path != STDIN:
@@ -202,23 +188,20 @@ def splits_in(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]:
     return {split: found[split][0] for split in SPLITS if split in found}
 
 
-def files_below(folder: Path) -> tuple[dict[str, Path], list[str]]:
-    """By their paths in ``folder``: all files there and in its sub-folders; and the sub-folders that hold a
-    run, an experiment or tokens, which are not searched: a command may write into the folder of its texts.
-    Hidden ones are left out. Raises UserError for a sub-folder that can't be read."""
+def files_below(folder: Path, left_out: dict[str, list[str]]) -> dict[str, Path]:
+    """By their paths in ``folder``: all files there and in its sub-folders, but those of a run, an experiment
+    or tokens, since a command may write into the folder of its texts, and hidden ones. Raises UserError for a
+    sub-folder that can't be read."""
     files: dict[str, Path] = {}
-    runs: list[str] = []
+    runs = left_out.setdefault("folders of runs or tokens are", [])
     for where, folders, names in os.walk(folder, onerror=refuse):
-        shown = [
-            name for name in (*folders, *names) if not name.startswith(".") and not name.endswith(OF_IDS)
-        ]
-        inside = {name: Path(where, name) for name in shown}
-        of_runs = [name for name in folders if name in inside and holds_run(inside[name])]
-        folders[:] = [name for name in folders if name in inside and name not in of_runs]
-        runs += [inside[name].relative_to(folder).as_posix() for name in of_runs]
-        there = [inside[name] for name in names if name in inside and inside[name].is_file()]
-        files |= {path.relative_to(folder).as_posix(): path for path in there}
-    return files, sorted(runs)
+        at = Path(where)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        runs += [(at / name).relative_to(folder).as_posix() for name in folders if holds_run(at / name)]
+        folders[:] = [name for name in folders if not holds_run(at / name)]
+        shown = [at / name for name in names if not name.startswith(".") and not name.endswith(OF_IDS)]
+        files |= {path.relative_to(folder).as_posix(): path for path in shown if path.is_file()}
+    return files
 
 
 def holds_run(folder: Path) -> bool:
@@ -240,30 +223,27 @@ def unchanged(path: Path) -> Sources:
 
 def tiny_shakespeare() -> Sources:
     """Tiny Shakespeare or what stands in for it, as [`find`][] looks for it."""
-    if named := os.environ.get("MEMFORMERS_DATA", ""):
-        try:
+    try:
+        if named := os.environ.get("MEMFORMERS_DATA", ""):
             path = Path(named)
-            if not path.is_file() and not any((path / name).is_file() for name in IN_FOLDER):
-                places = " or ".join(IN_FOLDER)
-                raise UserError(
-                    f"expected MEMFORMERS_DATA to be a text file or a folder with {places}, got {path}."
-                )
-            return at_path(CorpusSpec(named), path)
-        except ValueError as error:
-            warnings.warn(f"{error} Looking further.", stacklevel=3)
-    path = Path(platformdirs.user_cache_dir("memformers")) / "tinyshakespeare" / "input.txt"
-    if path.is_file():
-        try:
+            if path.is_file() or any((path / name).is_file() for name in IN_FOLDER):
+                return at_path(CorpusSpec(named), path)
+            places = " or ".join(IN_FOLDER)
+            warn(f"expected MEMFORMERS_DATA to be a text file or a folder with {places}, got {path}.")
+    except UserError as error:
+        warn(f"{error} Looking further.")
+    path = Path(platformdirs.user_cache_dir("memformers")) / IN_FOLDER[0]
+    try:
+        if path.is_file():
             return unchanged(path)
-        except ValueError as error:
-            warnings.warn(f"{error} Downloading it again.", stacklevel=3)
+    except UserError as error:
+        warn(f"{error} Downloading it again.")
     try:
         raw = download()
     except OSError as error:
-        warnings.warn(
+        warn(
             f"Tiny Shakespeare was neither found nor downloadable ({TINY_SHAKESPEARE_URL}: {error}): the "
-            "built-in play is used instead. To use the real corpus, give --data or MEMFORMERS_DATA its path.",
-            stacklevel=3,
+            "built-in play is used instead. To use the real corpus, give --data or MEMFORMERS_DATA its path."
         )
         return builtin_play(is_stand_in=True)
     try:
@@ -271,7 +251,7 @@ def tiny_shakespeare() -> Sources:
         with replacing(path) as temporary:
             temporary.write_bytes(raw)
     except OSError as error:
-        warnings.warn(f"Tiny Shakespeare can't be kept in the cache: {error}", stacklevel=3)
+        warn(f"Tiny Shakespeare can't be kept in the cache: {error}")
         return Sources(TINY_SHAKESPEARE, TINY_SHAKESPEARE_URL, [Part("", path.name, raw, False)])
     return unchanged(path)
 
@@ -282,6 +262,11 @@ def download() -> bytes:
     if hashlib.sha256(raw).hexdigest() != TINY_SHAKESPEARE_SHA256:
         raise OSError(f"{len(raw):,} bytes that aren't the corpus came")
     return raw
+
+
+def warn(what: str) -> None:
+    """Say what is done otherwise than one may expect."""
+    warnings.warn(what, stacklevel=5)
 
 
 def some_of(names: Sequence[str]) -> str:

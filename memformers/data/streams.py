@@ -117,7 +117,7 @@ def ordered(tokens: Tokens, batch_size: int, chunk_len: int, seed: int, epoch: i
 
     def read(positions: Tensor) -> tuple[Tensor, Tensor, None]:
         at = begins[positions // length] + (positions % length)[:, None]
-        return taken(tokens, at), taken(tokens, at + 1), None
+        return read_tokens(tokens, at), read_tokens(tokens, at + 1), None
 
     return len(begins) * length, read
 
@@ -145,13 +145,13 @@ def shuffled(
         document = torch.searchsorted(end, joined, right=True)
         place = joined - end[document] + lengths[order[document]]
         at, is_last = begin[document] + place, joined + 1 == end[document]
-        targets = taken(tokens, (at + 1).where(~is_last, 0)).masked_fill(is_last, IGNORED)
-        return taken(tokens, at), targets, (place == 0) | (positions == 0)[:, None]
+        targets = read_tokens(tokens, (at + 1).where(~is_last, 0)).masked_fill(is_last, IGNORED)
+        return read_tokens(tokens, at), targets, (place == 0) | (positions == 0)[:, None]
 
     return length, read
 
 
-def taken(tokens: Tokens, at: Tensor) -> Tensor:
+def read_tokens(tokens: Tokens, at: Tensor) -> Tensor:
     """The tokens at these places, of any shape, int64; of a file that is mapped, no others are read, and none
     stay in memory."""
     if isinstance(tokens, Tensor):
@@ -222,8 +222,8 @@ class Reading:
             place = torch.arange(start, end)[:, None]
             there = place < lengths[numbers]  # [S, B]
             at = (begins[numbers] + place).where(there, 0)
-            inputs = taken(tokens, at).where(there, 0)
-            targets = taken(tokens, (at + 1).where(there, 0)).where(there, IGNORED)
+            inputs = read_tokens(tokens, at).where(there, 0)
+            targets = read_tokens(tokens, (at + 1).where(there, 0)).where(there, IGNORED)
             yield Segment(inputs, targets, starts_over=start == 0, end=end, epoch=0)
 
     def in_order(self, parts: Sequence[Tensor]) -> Tensor:

@@ -180,7 +180,7 @@ def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTok
         show_progress=sys.stderr.isatty(),
     )
     cut = (LONG_WORD.sub(r"\g<0> ", NOT_UTF8.sub(" ", text)) for text in texts)
-    in_the_background(lambda: inner.train_from_iterator(with_enough_words(cut), trainer))
+    in_the_background(inner.train_from_iterator, with_enough_words(cut), trainer)
     learned = inner.get_vocab_size()
     if vocab_size is not None and learned < vocab_size:
         raise UserError(
@@ -188,21 +188,6 @@ def learn_bpe(texts: Iterable[str], vocab_size: int | None = None) -> SubwordTok
             f"smaller vocab_size, or a longer text."
         )
     return SubwordTokenizer(inner.to_str())
-
-
-def in_the_background(work: Callable[[], object]) -> None:
-    """Do some ``work`` of another language in a thread, so that Ctrl-C ends the wait for it."""
-    done: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-            done.set_result(None)
-        except BaseException as error:
-            done.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    done.result()
 
 
 def with_enough_words(texts: Iterable[str]) -> Iterator[str]:
@@ -219,10 +204,26 @@ def with_enough_words(texts: Iterable[str]) -> Iterator[str]:
             break
 
 
+def in_the_background(work: Callable[..., object], *args: object) -> None:
+    """Do some ``work`` of another language in a thread, so that Ctrl-C ends the wait for it."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work(*args)
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    done.result()
+
+
 def bytes_of_letters() -> dict[str, int]:
     """The byte that each letter of a byte-level token stands for: printable ones for themselves, the others
-    from U+0100 on, as GPT-2's encoder has them."""
-    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    letters = {chr(byte): byte for byte in shown}
-    return letters | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+    from U+0100 on, in order, as GPT-2's encoder has them."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = sorted(ByteLevel.alphabet())
+    hidden = (byte for byte in range(256) if chr(byte) not in letters)
+    return {letter: ord(letter) if ord(letter) < 256 else next(hidden) for letter in letters}

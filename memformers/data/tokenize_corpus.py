@@ -10,12 +10,11 @@ import hashlib
 import mmap
 import random
 import sys
-from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -44,7 +43,7 @@ from memformers.data.dataset import (
 from memformers.data.files import forget, local
 from memformers.data.sources import TINY_SHAKESPEARE, TINY_SHAKESPEARE_SHA256, CorpusSpec, Part, Sources, find
 from memformers.data.subwords import PIECE, pieces
-from memformers.data.tokenizer import Numbers, Tokenizer
+from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import (
     OWN,
     CharacterTokenizer,
@@ -74,8 +73,10 @@ def dataset_of(spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDat
     if not spec.data or not is_store(path):
         return dataset_from(find(spec), spec, tokenizer)
     store = open_store(path)
+    if spec.tokenizer.endswith(".json"):
+        tokenizer = tokenizer or load_tokenizer(Path(spec.tokenizer))
     if tokenizer and store.tokenizer.saved() != tokenizer.saved():
-        raise UserError(f"{path} has the tokens of another tokenizer than the model; name the text.")
+        raise UserError(f"{path} has the tokens of another tokenizer; name the text.")
     is_other = spec.document_separator or spec.tokenizer not in ("character", store.info.tokenizer)
     if is_other and not tokenizer:
         raise UserError(
@@ -87,7 +88,7 @@ def dataset_of(spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDat
 
 def dataset_from(sources: Sources, spec: CorpusSpec, tokenizer: Tokenizer | None = None) -> TokenDataset:
     """The tokens of ``sources``, as [`dataset_of`][] gives them."""
-    is_large = sources.is_large(BIG)
+    is_large = sources.size >= BIG
     if is_large and not tokenizer:
         return open_store(in_cache(sources, spec))
     temporary = TemporaryDirectory(prefix="memformers-", ignore_cleanup_errors=True)
@@ -102,10 +103,8 @@ def prepare(
     spec: CorpusSpec, folder: Path, tokenizer: Tokenizer | None = None, sources: Sources | None = None
 ) -> Path:
     """Write ``folder``, the tokens of ``spec``; it appears whole or not at all. Returns it. With the
-    ``tokenizer`` of a trained model, a text that has no splits is a test.
-
-    Beside another preparation, it waits until that one has ended; where ``folder`` is there then, nothing is
-    left to do. What a killed one left behind is removed.
+    ``tokenizer`` of a trained model, a text that has no splits is a test. Beside another preparation, it
+    waits until that one has ended; where ``folder`` is there then, nothing is left to do.
 
     Raises UserError for a text that can't be read, that changes meanwhile or is too short; OSError if the
     folder can't be written."""
@@ -211,13 +210,20 @@ def tokenize(
         with bytes_bar("encoding", text.bytes) as bar:
             for split, end in ends.items():
                 writer = SplitWriter(folder, split, tokenizer.vocab_size)
-                counts[split] = write_split(raw, text, (begin, end), tokenizer, writer, bar)
+                for job in jobs(raw, text, begin, end):
+                    write_job(raw, text, job, tokenizer, writer)
+                    bar.update(job[-1][1] - job[0][0])
+                counts[split] = writer.close(are_documents=text.are_documents)
                 first = bisect_right(text.ends, begin)
                 named = text.names[first : first + counts[split].documents]
                 names[split] = named if len(named) == counts[split].documents else ()
                 begin = end
     (folder / TEXT).unlink()
-    check_splits(counts, sources.source)
+    for split, size in counts.items():
+        if size.tokens < 2:
+            raise UserError(f"{sources.source} leaves {size.tokens} tokens for {split}; use a longer text.")
+    if not set(counts) <= set(SPLITS) or (TRAIN in counts) != (VALIDATION in counts):
+        raise UserError(f"expected splits train, validation and perhaps test, got {', '.join(counts)}.")
     if known:
         known.check(counts, spec.tokenizer)
     sha256 = text.sha256
@@ -230,15 +236,6 @@ def tokenize(
     save_tokenizer(tokenizer, folder)
     write_json(folder / CARD, info)
     return info, names
-
-
-def check_splits(counts: Mapping[str, Counts], source: str) -> None:
-    """Raise UserError for a split without anything to predict, and for those that can't be used together."""
-    for split, size in counts.items():
-        if size.tokens < 2:
-            raise UserError(f"{source} leaves {size.tokens} tokens for {split}; use a longer text.")
-    if not set(counts) <= set(SPLITS) or (TRAIN in counts) != (VALIDATION in counts):
-        raise UserError(f"expected splits train, validation and perhaps test, got {', '.join(counts)}.")
 
 
 def split_of(length: int, documents: Sequence[int] = ()) -> int:
@@ -254,99 +251,88 @@ def tokenizer_of(raw: mmap.mmap, text: Text, trained_on: int, spec: CorpusSpec) 
     over the training part."""
     if spec.tokenizer not in OWN:
         return load_tokenizer(Path(spec.tokenizer))
+    size = len(raw) if text.are_ids or spec.tokenizer in ("character", "frequency") else trained_on
+    places = list(places_in(raw, text, 0, size))
     if text.are_ids:
-        size, characters = text.vocabulary
-        if (size := spec.vocab_size or size) is None:
-            most = max(
-                int(np.frombuffer(raw[a:b], "<u4").max()) for a, b in pieces_of(raw, text, 0, len(raw))
-            )
+        known, characters = text.vocabulary
+        if (known := spec.vocab_size or known) is None:
+            most = max(int(np.frombuffer(raw[a:b], "<u4").max()) for a, b in places)
             raise UserError(
                 f"{text.names[0]} holds token ids; give vocab_size, how many different ones there are: the "
                 f"largest is {most:,}, so at least {most + 1}."
             )
-        return CharacterTokenizer(characters) if len(characters) == size else IdTokenizer(size)
-    size = len(raw) if spec.tokenizer in ("character", "frequency") else trained_on
-    places: Iterable[tuple[int, int]] = pieces_of(raw, text, 0, size)
+        return CharacterTokenizer(characters) if len(characters) == known else IdTokenizer(known)
     if spec.tokenizer == "bpe" and size > LEARNED_FROM:
-        places, size = list(places), LEARNED_FROM
         random.Random(0).shuffle(places)
-        places = islice(places, size // PIECE)
-    with bytes_bar("learning tokens", size) as bar:
+        places = places[: LEARNED_FROM // PIECE]
+    with bytes_bar("learning tokens", sum(end - begin for begin, end in places)) as bar:
 
         def texts() -> Iterator[str]:
-            for a, b in places:
-                yield text_at(raw, a, b)
-                bar.update(b - a)
+            for begin, end in places:
+                yield text_at(raw, begin, end)
+                bar.update(end - begin)
 
         return learn(spec.tokenizer, spec.vocab_size, texts())
 
 
-def pieces_of(raw: mmap.mmap, text: Text, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Where a text in ``raw`` is cut, by [`pieces`][memformers.data.subwords.pieces], or token ids; they are
-    in memory only while they are used."""
-    of_ids = ((at, min(at + PIECE, end)) for at in range(begin, end, PIECE))
-    for place in of_ids if text.are_ids else pieces(raw, begin, end) if end > begin else ():
-        yield place
-        forget(raw)
+def places_in(raw: mmap.mmap, text: Text, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Where a text, or token ids, are cut between two bytes."""
+    if text.are_ids:
+        yield from ((at, min(at + PIECE, end)) for at in range(begin, end, PIECE))
+    elif end > begin:
+        yield from pieces(raw, begin, end)
 
 
-def text_at(raw: mmap.mmap, begin: int, end: int) -> str:
-    """The text between two bytes."""
-    return raw[begin:end].decode("utf-8", errors="surrogateescape")
-
-
-def write_split(
-    raw: mmap.mmap, text: Text, place: tuple[int, int], tokenizer: Tokenizer, writer: SplitWriter, bar: Any
-) -> Counts:
-    """Write the tokens of the split that is at ``place``, some [`JOB`][] bytes at once; returns its size."""
-    (begin, stop), job = place, list[tuple[int, int, bool]]()  # the pieces, and whether a document ends
-    inside = text.ends[bisect_right(text.ends, begin) : bisect_left(text.ends, stop)]
-    for end in (inside if text.are_documents else array("q")) + array("q", [stop]):
-        for a, b in pieces_of(raw, text, begin, end):
-            job.append((a, b, b == end))
+def jobs(raw: mmap.mmap, text: Text, begin: int, end: int) -> Iterator[list[tuple[int, int, bool]]]:
+    """The pieces between two bytes, each with whether a document ends there, some [`JOB`][] bytes at once."""
+    inside = text.ends[bisect_right(text.ends, begin) : bisect_left(text.ends, end)]
+    job: list[tuple[int, int, bool]] = []
+    for stop in (*(inside if text.are_documents else ()), end):
+        for a, b in places_in(raw, text, begin, stop):
+            job.append((a, b, b == stop))
             if b - job[0][0] >= JOB:
-                write_job(raw, text, job, tokenizer, writer)
+                yield job
                 job = []
-            bar.update(b - a)
-        begin = end
-    write_job(raw, text, job, tokenizer, writer)
-    return writer.close(are_documents=text.are_documents)
+        begin = stop
+    if job:
+        yield job
 
 
 def write_job(
     raw: mmap.mmap, text: Text, job: list[tuple[int, int, bool]], tokenizer: Tokenizer, writer: SplitWriter
 ) -> None:
-    """Write the tokens of some pieces of what is in ``raw``, each with whether its document ends."""
+    """Write the tokens of some pieces of what is in ``raw``; UserError for token ids that aren't below the
+    size of the vocabulary."""
     if text.are_ids:
         for begin, end, is_end in job:
-            writer.add(ids_at(raw, begin, end, tokenizer.vocab_size), is_end=is_end)
-            writer.characters = writer.tokens
+            ids = np.frombuffer(raw[begin:end], "<u4")
+            if (wrong := ids >= tokenizer.vocab_size).any():
+                at = int(wrong.argmax())
+                raise UserError(
+                    f"expected token ids below vocab_size={tokenizer.vocab_size}, got {ids[at]:,} at "
+                    f"{begin // 4 + at:,}; give the right vocab_size."
+                )
+            writer.add(ids, is_end=is_end)
+            writer.counts.characters = writer.counts.tokens
+        forget(raw)
         return
     texts = [text_at(raw, begin, end) for begin, end, _ in job]
-    forget(raw)
     ended = [tokenizer.ended(text) if is_end else text for text, (*_, is_end) in zip(texts, job, strict=True)]
     for (begin, end, is_end), piece, tokens in zip(job, texts, tokenizer.numbers_of(ended), strict=True):
         writer.add(tokens, is_end=is_end)
-        writer.bytes += end - begin
-        writer.characters += len(piece)
-        writer.words += len(piece.split())
+        writer.counts.bytes += end - begin
+        writer.counts.characters += len(piece)
+        writer.counts.words += len(piece.split())
 
 
-def ids_at(raw: mmap.mmap, begin: int, end: int, vocab_size: int) -> Numbers:
-    """The token ids between two bytes, ``[n]``; UserError for one that isn't below ``vocab_size``."""
-    ids = np.frombuffer(raw[begin:end], "<u4")
-    if ids.max() >= vocab_size:
-        at = int((ids >= vocab_size).argmax())
-        raise UserError(
-            f"expected token ids below vocab_size={vocab_size}, got {ids[at]:,} at {begin // 4 + at:,}; give "
-            f"the right vocab_size."
-        )
-    return ids
+def text_at(raw: mmap.mmap, begin: int, end: int) -> str:
+    """The text between two bytes of a map, of which nothing stays in memory."""
+    text = raw[begin:end].decode("utf-8", errors="surrogateescape")
+    forget(raw)
+    return text
 
 
-def bytes_bar(what: str, total: int | None) -> "tqdm[Any]":
+def bytes_bar(what: str, total: int) -> "tqdm[Any]":
     """A progress bar of bytes a second; a short text needs none."""
-    short = total is not None and total < SMALL_JOB
-    return tqdm(
-        total=total, desc=what, unit="B", unit_scale=True, disable=True if short else None, leave=False
-    )
+    disable = True if 0 < total < SMALL_JOB else None
+    return tqdm(total=total or None, desc=what, unit="B", unit_scale=True, disable=disable, leave=False)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:  # processes that only tokenize do without PyTorch
 OWN = ("character", "frequency", "byte", "word", "bpe")
 """The tokenizers that are made for a text."""
 TOKENIZER = "tokenizer.json"
-BY_FREQUENCY = ("frequency", "word")
-"""Those that number their tokens by how often they occur."""
 EOS, UNKNOWN = "<eos>", "<unk>"
 COUNTED = 1 << 20
 """Different words that are counted at once, beside those of the vocabulary."""
@@ -172,7 +170,7 @@ def learn(name: str, vocab_size: int | None, pieces: Iterable[str]) -> Tokenizer
     if name == "bpe":
         return learn_bpe(pieces, vocab_size)
     if name == "word":
-        return word_tokenizer(count_words(pieces, vocab_size), vocab_size)
+        return learn_words(pieces, vocab_size)
     if name == "byte":
         return ByteTokenizer()
     counts = np.zeros(0x110000, dtype=np.int64)
@@ -185,27 +183,23 @@ def learn(name: str, vocab_size: int | None, pieces: Iterable[str]) -> Tokenizer
     return CharacterTokenizer("".join(map(chr, found)))
 
 
-def count_words(pieces: Iterable[str], vocab_size: int | None) -> Counter[str]:
-    """How often each word occurs. Where more than [`COUNTED`][] are different, the rarest are forgotten, and
-    counted anew where they occur again, so that memory is bounded. Raises UserError for as many where all
-    words are asked for."""
+def learn_words(pieces: Iterable[str], vocab_size: int | None) -> WordTokenizer:
+    """The most frequent words of a text in ``pieces``, those as frequent in the order in which they first
+    occurred; ``vocab_size`` tokens in all, or all words.
+
+    Where more than [`COUNTED`][] are different, the rarest are forgotten, and counted anew where they occur
+    again, so that memory is bounded. Raises UserError for as many where all words are asked for."""
     most = COUNTED + (vocab_size or 0)
-    words: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for piece in pieces:
-        words.update(words_and_ends(piece))
-        if len(words) > most:
+        counts.update(words_and_ends(piece))
+        if len(counts) > most:
             if vocab_size is None:
                 raise UserError(
                     f"the training text has more than {most:,} different words; give vocab_size (all others "
                     f"become {UNKNOWN}), or use tokenizer='bpe'."
                 )
-            words = Counter(dict(words.most_common(most - COUNTED // 2)))
-    return words
-
-
-def word_tokenizer(counts: Counter[str], vocab_size: int | None) -> WordTokenizer:
-    """The tokenizer of the most frequent of the words that were counted, those as frequent in the order in
-    which they first occurred; ``vocab_size`` tokens in all, or all words."""
+            counts = Counter(dict(counts.most_common(most - COUNTED // 2)))
     words = [word for word, _ in counts.most_common() if word != EOS]
     if UNKNOWN not in (words := words[: None if vocab_size is None else max(vocab_size - 1, 1)]):
         words = [*words[: None if vocab_size is None else max(vocab_size - 2, 0)], UNKNOWN]
@@ -216,9 +210,7 @@ def build_tokenizer(name: str, text: str, vocab_size: int | None = None) -> Toke
     """The tokenizer called ``name`` for ``text``, as by [`learn`][], or the one in the file with this
     name."""
     check_name(name)
-    if name in OWN:
-        return learn(name, vocab_size, [text])
-    return load_tokenizer(Path(name))
+    return learn(name, vocab_size, [text]) if name in OWN else load_tokenizer(Path(name))
 
 
 def check_name(name: str) -> None:
@@ -227,15 +219,6 @@ def check_name(name: str) -> None:
         raise UserError(
             f"expected tokenizer to be one of {', '.join(map(repr, OWN))}, or the path of a {TOKENIZER}, got "
             f"{name!r}."
-        )
-
-
-def check_order(name: str, cutoffs: tuple[int, ...]) -> None:
-    """Raise UserError for cutoffs between tokens that aren't numbered by how often they occur."""
-    if cutoffs and name not in BY_FREQUENCY:
-        raise UserError(
-            f"cutoffs={cutoffs} need tokens that are numbered by frequency, but tokenizer={name!r} numbers "
-            f"them otherwise; use tokenizer='frequency' or 'word', or leave the cutoffs out."
         )
 
 
@@ -250,18 +233,17 @@ def load_tokenizer(path: Path) -> Tokenizer:
     path = path / TOKENIZER if path.is_dir() or path.suffix != ".json" else path
     data = read_json(path)
     name, vocabulary = data.get("tokenizer"), data.get("vocabulary")
-    if data == {"tokenizer": "byte"}:
-        return ByteTokenizer()
-    if name == "character" and isinstance(vocabulary, str):
-        return CharacterTokenizer(vocabulary)
-    if name == "word" and isinstance(vocabulary, list) and all(isinstance(word, str) for word in vocabulary):
-        return WordTokenizer(vocabulary)
-    if name == "ids" and "vocab_size" in data:
-        return IdTokenizer(data["vocab_size"])
     if "model" in data:
         return SubwordTokenizer(path.read_text(encoding="utf-8"), str(path))
-    shown = str(data)[:200]
+    if name == "word" and isinstance(vocabulary, list) and all(isinstance(word, str) for word in vocabulary):
+        return WordTokenizer(vocabulary)
+    if name == "character" and isinstance(vocabulary, str):
+        return CharacterTokenizer(vocabulary)
+    if name == "ids" and "vocab_size" in data:
+        return IdTokenizer(data["vocab_size"])
+    if name == "byte":
+        return ByteTokenizer()
     raise UserError(
         f"expected {path} to be a tokenizer of Hugging Face's, or to name the tokenizer 'byte', 'character' "
-        f"or 'word', got {shown}."
+        f"or 'word', got {str(data)[:200]}."
     )

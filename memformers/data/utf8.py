@@ -18,20 +18,17 @@ WIDE = {
 """The encodings that a byte order mark says."""
 MAGIC = {
     b"\x1f\x8b": "gzip; end its name with .gz",
+    b"BZh91AY&SY": "bzip2; end its name with .bz2",
     b"\xfd7zXZ\0": "xz; end its name with .xz",
     b"\x28\xb5\x2f\xfd": "Zstandard; end its name with .zst",
     b"PK\x03\x04": "a ZIP archive; end its name with .zip, or unpack it",
-    b"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it",
     b"\x93NUMPY": "a NumPy array; end its name with .npy if it holds token ids",
     b"PAR1": "Parquet; end its name with .parquet",
     b"%PDF-": "PDF; extract its text",
-    b"\xd0\xcf\x11\xe0": "an Office document; save it as plain text",
     b"{\\rtf": "RTF; save it as plain text",
+    b"\xd0\xcf\x11\xe0": "an Office document; save it as plain text",
     b"\x89PNG": "a PNG image; name a text",
-    b"\xff\xd8\xff": "a JPEG image; name a text",
     b"SQLite format 3\0": "an SQLite database; export its texts",
-    b"\x89HDF": "HDF5; export its texts",
-    **{b"BZh%d1AY&SY" % level: "bzip2; end its name with .bz2" for level in range(1, 10)},
     **{bytes((0x80, protocol)): "a pickle; write what is in it as text" for protocol in (2, 3, 4, 5)},
 }
 """How files begin that are no text: what they are, and what to do."""

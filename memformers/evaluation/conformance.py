@@ -33,9 +33,8 @@ TOLERANCE = 1e-9
 
 def conformance(model: str | type[MemoryStack], **settings: Any) -> Iterator[tuple[str, str, str]]:
     """For each check its name, what it asks, and one sentence that says what differs, or what the memory's
-    own code raised; an empty one if nothing does. ``model`` is a name or a class as in
-    [`ModelConfig`][memformers.models.config.ModelConfig], which takes ``settings`` too. Raises UserError for
-    a model that can't be built."""
+    own code raised; an empty one if nothing does. ``model`` and ``settings`` are those of a
+    [`ModelConfig`][memformers.models.config.ModelConfig]. Raises UserError for one that can't be built."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config = ModelConfig(**{**SMALL, **settings, "model": model})
@@ -78,34 +77,36 @@ def segments(lm: MemoryLM) -> str:
 
 def documents(lm: MemoryLM) -> str:
     """A stream that was reset equals a fresh one, and changes no other."""
-    S, rate = lm.config.segment_len, math.lcm(*(own.compression_rate for own in lm.config.memory_sizes))
-    M = max(own.mem_len for own in lm.config.memory_sizes)
+
+    def differs(found: Tensor, fresh: Tensor, other: Tensor, by: str) -> str:
+        return _differs(
+            found[-len(fresh) :, :1], fresh, f"a stream after {by}", "a fresh stream"
+        ) or _differs(found[:, 1:], other[:, 1:], f"a stream beside one with {by}", "the same without it")
+
+    S, sizes = lm.config.segment_len, lm.config.memory_sizes
+    rate, M = math.lcm(*(own.compression_rate for own in sizes)), max(own.mem_len for own in sizes)
     begin = rate * ((M + S) // rate + 1)  # the edge of a slot
     text = _tokens(lm, begin + 3 * S)
     starts = torch.zeros_like(text, dtype=torch.bool)
     starts[begin, 0] = True
-    found, _, _ = _read(lm, text, starts=starts)
     first = S - begin % S
     fresh, _, _ = _read(lm, text[begin:, :1], [first, *_whole(3 * S - first, S)])
-    said = _differs(found[begin:, :1], fresh, "a stream after doc_starts", "a fresh stream")
-    untouched, _, _ = _read(lm, text)
-    other = "a stream beside one with doc_starts", "the same without them"
-    said = said or _differs(found[:, 1:], untouched[:, 1:], *other)
-
-    _, memory, _ = _read(lm, _tokens(lm, math.lcm(S, rate) * (M // math.lcm(S, rate) + 2)))
-    text = _tokens(lm, 3 * S)
-    found, _, _ = _read(lm, text, memory=memory.reset(torch.tensor([True, False])))
-    fresh, untouched = _read(lm, text[:, :1])[0], _read(lm, text, memory=memory)[0]
-    said = said or _differs(found[:, :1], fresh, "a stream after Memory.reset", "a fresh stream")
-    other = "a stream beside one that was reset", "the same beside one that was not"
-    return said or _differs(found[:, 1:], untouched[:, 1:], *other)
+    if said := differs(_read(lm, text, starts=starts)[0], fresh, _read(lm, text)[0], "doc_starts"):
+        return said
+    both = math.lcm(S, rate)
+    _, memory, _ = _read(lm, _tokens(lm, both * (M // both + 2)))
+    text, reset = _tokens(lm, 3 * S), memory.reset(torch.tensor([True, False]))
+    found, fresh, other = (
+        _read(lm, part, memory=of)[0] for part, of in ((text, reset), (text[:, :1], None), (text, memory))
+    )
+    return differs(found, fresh, other, "Memory.reset")
 
 
 def streams(lm: MemoryLM) -> str:
     """The streams of a batch don't change each other."""
     text = _tokens(lm, _filling(lm), 3)
-    found, wanted = _read(lm, text)[0], [_read(lm, one)[0] for one in text.split(1, dim=1)]
-    return _differs(found, torch.cat(wanted, dim=1), "a stream in a batch", "the stream alone")
+    wanted = torch.cat([_read(lm, one)[0] for one in text.split(1, dim=1)], dim=1)
+    return _differs(_read(lm, text)[0], wanted, "a stream in a batch", "the stream alone")
 
 
 def causality(lm: MemoryLM) -> str:
@@ -116,9 +117,8 @@ def causality(lm: MemoryLM) -> str:
     for t in range(1, len(text)):
         changed = text.clone()
         changed[t] = (changed[t] + 1) % lm.config.vocab_size
-        after = lm(changed, memory).logits[:t]
         what = f"the output before token {t} of a segment, when that token is another one,"
-        if said := _differs(after, before[:t], what, "what it was"):
+        if said := _differs(lm(changed, memory).logits[:t], before[:t], what, "what it was"):
             return said
     x = lm.embed(text).detach().requires_grad_()
     output, _ = lm.transformer(x, memory, sizes=lm.config.memory_sizes)
@@ -142,9 +142,8 @@ def size(lm: MemoryLM) -> str:
         memory = lm(text, memory).memory
         sizes.append(sum(x[:, 0].numel() for part in memory.parts.values() for x in part))
     early, late = max(sizes[: 2 * whole]), max(sizes[2 * whole :])
-    if late <= early:
-        return ""
-    return f"a stream's memory has {early} numbers after {2 * whole} segments and {late} after {4 * whole}."
+    said = f"a stream's memory has {early} numbers after {2 * whole} segments and {late} after {4 * whole}."
+    return said * (late > early)
 
 
 def keys(lm: MemoryLM) -> str:
@@ -152,8 +151,7 @@ def keys(lm: MemoryLM) -> str:
     _, memory, _ = _read(lm, _tokens(lm, _filling(lm)))
     lengths = memory.lengths(lm.config.n_layers)
     for layer, ((M, C), own) in enumerate(zip(lengths, lm.config.memory_sizes, strict=True)):
-        waiting = own.compression_rate - 1 if _waits(lm) else 0  # for a whole slot
-        if not own.mem_len - waiting <= M <= own.longest_memory or own.c_mem_len != C:
+        if not own.mem_len - _waiting(lm) <= M <= own.longest_memory or own.c_mem_len != C:
             return (
                 f"layer {layer} remembers {M} positions and {C} slots, but memory_sizes declares "
                 f"{own.mem_len} and {own.c_mem_len}."
@@ -161,16 +159,15 @@ def keys(lm: MemoryLM) -> str:
     parts = {"position": memory.mem, "slot": memory.c_mem}
     read = [(what, i, x.requires_grad_()) for what, xs in parts.items() for i, x in enumerate(xs) if len(x)]
     score = lm(_tokens(lm, lm.config.segment_len), memory).logits.square().sum()
-    for what, layer, remembered in read:
-        (grad,) = torch.autograd.grad(
-            score, remembered, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
+    of_all = [x for _, _, x in read]
+    grads = torch.autograd.grad(score, of_all, allow_unused=True, materialize_grads=True) if read else ()
+    for (what, layer, _), grad in zip(read, grads, strict=True):
         unread = (grad == 0).flatten(1).all(1)
         if what == "position" and lm.config.same_length:
             unread[0] = False  # the query's own position takes its place in the window
-        unread = unread.nonzero()
-        if len(unread):
-            return f"{what} {int(unread[0])} of layer {layer} changes no output of the next segment."
+        if unread.any():
+            at = int(unread.nonzero()[0])
+            return f"{what} {at} of layer {layer} changes no output of the next segment."
     return ""
 
 
@@ -187,19 +184,21 @@ def cost(lm: MemoryLM) -> str:
     found, sizes = _counted(lm.config)
     without, own_alone = _counted(ModelConfig(model="transformer", **shared))
     declared, more = kind.attention_sizes(lm.config), kind.more_operations(lm.config)
-    # Positions that don't fill a slot yet wait for others.
-    waiting = max(own.compression_rate for own in lm.config.memory_sizes) - 1 if _waits(lm) else 0
-    if [Q for Q, _ in sizes] != [Q for Q, _ in declared] or any(
-        abs(K - of_own) > waiting for (_, K), (_, of_own) in zip(sizes, declared, strict=True)
-    ):
-        return f"attention gets {_queries_and_keys(sizes)}, declared are {_queries_and_keys(declared)}."
-    for other, sign in ((sizes, -1), (own_alone, 1)):
-        found += sign * sum(operations(D, *each) for each in other)
-    if (found - without) // S == more:
+    pairs = zip(sizes, declared, strict=False)
+    if len(sizes) != len(declared) or any(Q != R or abs(K - L) > _waiting(lm) for (Q, K), (R, L) in pairs):
+        said = (
+            ", ".join(f"{Q} queries and {K} keys" for Q, K in each) or "nothing" for each in (sizes, declared)
+        )
+        return f"attention gets {next(said)}, declared are {next(said)}."
+    of_attention = sum(operations(D, *each) for each in sizes) - sum(
+        operations(D, *each) for each in own_alone
+    )
+    beside = (found - without - of_attention) // S
+    if beside == more:
         return ""
     return (
-        f"beside attention, a token takes {(found - without) // S:,} operations to read and write the "
-        f"memory, but more_operations declares {more:,}."
+        f"beside attention, a token takes {beside:,} operations to read and write the memory, but "
+        f"more_operations declares {more:,}."
     )
 
 
@@ -210,10 +209,8 @@ def saving(lm: MemoryLM) -> str:
     with TemporaryDirectory() as folder:
         lm.save_pretrained(Path(folder) / "model")
         loaded = MemoryLM.from_pretrained(Path(folder) / "model", model=type(lm.transformer))
-    again = memory_from_tensors(memory_tensors(memory), lm.config.n_layers)
-    return _differs(
-        loaded(text, again).logits, lm(text, memory).logits, "a model that was loaded", "the saved one"
-    )
+    again = loaded(text, memory_from_tensors(memory_tensors(memory), lm.config.n_layers)).logits
+    return _differs(again, lm(text, memory).logits, "a model that was loaded", "the saved one")
 
 
 def stepping(lm: MemoryLM) -> str:
@@ -254,9 +251,7 @@ class Softmaxes(TorchDispatchMode):
         super().__init__()
         self.sizes: list[tuple[int, int]] = []
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation of PyTorch."""
         result = function(*args, **(kwargs or {}))
         if "softmax" in str(function):
@@ -282,13 +277,10 @@ def _counted(config: ModelConfig) -> tuple[int, list[tuple[int, int]]]:
     return counts[1] - counts[0], attentions.sizes
 
 
-def _queries_and_keys(sizes: Sequence[tuple[int, int]]) -> str:
-    return ", ".join(f"{Q} queries and {K} keys" for Q, K in sizes) or "nothing"
-
-
-def _waits(lm: MemoryLM) -> bool:
-    """Whether positions wait in its memory until they fill a slot."""
-    return is_used("compression_rate", lm.config.model)
+def _waiting(lm: MemoryLM) -> int:
+    """How many positions of a layer wait at most until they fill a slot."""
+    rates = [own.compression_rate for own in lm.config.memory_sizes]
+    return max(rates) - 1 if is_used("compression_rate", lm.config.model) else 0
 
 
 def _filling(lm: MemoryLM) -> int:
@@ -315,11 +307,8 @@ def _read(
 ) -> tuple[Tensor, Memory, Tensor]:
     """The logits ``[T, B, ·]`` of ``text [T, B]``, read in segments of these ``lengths`` or of the model's,
     with these ``starts [T, B]``; the memory after it, and the sum of the auxiliary losses."""
-    logits, losses, parts = (
-        [],
-        text.new_zeros((), dtype=torch.float64),
-        list(lengths) or _whole(len(text), lm.config.segment_len),
-    )
+    logits, losses = [], torch.zeros((), dtype=torch.float64)
+    parts = list(lengths) or _whole(len(text), lm.config.segment_len)
     all_starts = [None] * len(parts) if starts is None else starts.split(parts)
     for part, part_starts in zip(text.split(parts), all_starts, strict=True):
         output = lm(part, memory, doc_starts=part_starts, through_memory=through_memory)
@@ -332,10 +321,10 @@ def _read(
 def _differs(found: Tensor, wanted: Tensor, what: str, than: str) -> str:
     """A sentence if ``found [T, B, ·]`` is not ``wanted``, of the same shape."""
     difference = (found - wanted).abs().amax(-1)
-    wrong = ~(difference <= TOLERANCE)  # NaN too
-    if not wrong.any():
+    wrong = (~(difference <= TOLERANCE)).nonzero()  # NaN too
+    if not len(wrong):
         return ""
-    t, b = wrong.nonzero()[0].tolist()
+    t, b = wrong[0].tolist()
     return (
         f"{what} differs from {than} by up to {difference.max():.2g}, first at position {t} of "
         f"{len(found)} in stream {b}."

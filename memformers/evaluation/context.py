@@ -28,7 +28,7 @@ from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, check_arguments
-from memformers.common.words import counted
+from memformers.common.text_format import counted
 from memformers.data.streams import streams_and_places
 from memformers.models.base import eval_mode
 from memformers.models.language_model import MemoryLM
@@ -105,17 +105,20 @@ def effective_context(
                 read[known[name]] = losses_with_context(model, tokens, at, context)
         return {name: read[known[name]] for name in models}
 
-    samples = resamples(len(at))
+    # The tokens themselves, and draws of as many with replacement, always the same: [1 + RESAMPLES, n].
+    drawn = torch.randint(len(at), (RESAMPLES, len(at)), generator=torch.Generator().manual_seed(0))
+    samples = torch.cat((torch.arange(len(at))[None], drawn))
     gains: dict[str, dict[str, list[Tensor]]] = {str(r): {name: [] for name in models} for r in HARDEST}
-    context, short = step, losses(step)
-    helped = True
+    context, short, helped = step, losses(step), True
     while helped and context + step <= longest:
         helped, long = False, losses(context + step)
         baseline = torch.stack(list(short.values())).amin(0)[samples]
         for r in HARDEST:
             hardest = baseline.topk(max(round(r * len(at)), 1)).indices
+            b = baseline.gather(1, hardest)
             for name in models:
-                gain = relative_gain(baseline.gather(1, hardest), long[name][samples].gather(1, hardest))
+                best = torch.minimum(b, long[name][samples].gather(1, hardest))
+                gain = -torch.expm1(best.mean(1) - b.mean(1))  # g, [1 + RESAMPLES]
                 gains[str(r)][name].append(gain)
                 helped |= gain[0].item() >= THRESHOLD
         context, short = context + step, long
@@ -134,36 +137,16 @@ def effective_context(
     )
 
 
-def resamples(n: int) -> Tensor:
-    """The numbers of ``n`` tokens, and [`RESAMPLES`][] draws of as many with replacement, always the same:
-    int64 ``[1 + RESAMPLES, n]``."""
-    drawn = torch.randint(n, (RESAMPLES, n), generator=torch.Generator().manual_seed(0))
-    return torch.cat((torch.arange(n)[None], drawn))
-
-
-def relative_gain(baseline: Tensor, losses: Tensor) -> Tensor:
-    """g of tokens with these baselines and losses over the longer context, in nats, both ``[samples, n]``:
-    ``[samples]``."""
-    short, long = baseline.mean(1), torch.minimum(baseline, losses).mean(1)
-    return -torch.expm1(long - short)
-
-
 def first_below(gains: list[float], step: int) -> int | None:
     """The context length, in tokens, of the first gain below the threshold."""
     return next((step * (i + 1) for i, gain in enumerate(gains) if gain < THRESHOLD), None)
-
-
-def context_in_sight(model: MemoryLM, context: int) -> int:
-    """How many of ``context`` tokens before another one reach its prediction: of a model without memory, a
-    segment at most, since it knows nothing of the segments before the last one."""
-    return context if model.config.remembered_positions else min(context, model.config.segment_len)
 
 
 def recl_interval(gains: Tensor, step: int) -> tuple[int | None, int | None]:
     """The 2.5 % and 97.5 % percentiles of RECL over resamples with ``gains [samples, contexts]``; None for
     one beyond the longest context."""
     found = [first_below(gain, step) for gain in gains.tolist()]
-    lengths = sorted(found, key=lambda length: math.inf if length is None else length)
+    lengths = sorted(found, key=lambda length: length or math.inf)
     return lengths[round(0.025 * (len(lengths) - 1))], lengths[round(0.975 * (len(lengths) - 1))]
 
 
@@ -173,21 +156,23 @@ def gain_intervals(gains: Tensor) -> list[tuple[float, float]]:
     return [(low, high) for low, high in ends.T.tolist()]
 
 
+def context_in_sight(model: MemoryLM, context: int) -> int:
+    """How many of ``context`` tokens before another one reach its prediction: without memory a segment."""
+    return context if model.config.remembered_positions else min(context, model.config.segment_len)
+
+
 @torch.no_grad()
 def losses_with_context(model: MemoryLM, tokens: Tensor, at: Tensor, context: int) -> Tensor:
     """The loss of the tokens at ``at [n]`` when only the ``context`` tokens before each were read, in nats,
     float64 ``[n]``. The context is read in segments; the last one is complete and ends at the token."""
-    device, segment_len = model.device, model.config.segment_len
-    context = context_in_sight(model, context)
-    first = context % segment_len
-    lengths = [first] * (first > 0) + [segment_len] * (context // segment_len)
+    context, S = context_in_sight(model, context), model.config.segment_len
+    lengths = [context % S] * (context % S > 0) + [S] * (context // S)
     found = []
     with eval_mode(model):
         for some in at.split(STREAMS):
-            text = tokens[some + torch.arange(-context, 0)[:, None]].to(device)  # [context, B]
             memory = Memory(())
-            for segment in text.split(lengths):
-                logits, memory, _ = model(segment, memory)
-            target = tokens[some].to(device)
+            for segment in tokens[some + torch.arange(-context, 0)[:, None]].to(model.device).split(lengths):
+                logits, memory, _ = model(segment, memory)  # segments [S, B]
+            target = tokens[some].to(model.device)
             found.append(F.cross_entropy(upcast(logits[-1]), target, reduction="none").double().cpu())
     return torch.cat(found)

@@ -3,99 +3,89 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from memformers.common.errors import UserError
 from memformers.common.intervals import mean_of, mean_of_groups
-from memformers.data.streams import (
-    IGNORED,
-    Reading,
-    Segment,
-    Tokens,
-    documents_reading,
-    plain_reading,
-)
-from memformers.evaluation.units import Units, word_perplexity
+from memformers.data.streams import IGNORED, Reading, Segment, Tokens, documents_reading, plain_reading
+from memformers.data.tokenizer import Tokenizer
+from memformers.evaluation.bits_per_byte import Units, comparable
 from memformers.models.base import eval_mode
+from memformers.models.config import OF_MODELS, is_used
 from memformers.models.language_model import LMScores, MemoryLM
 from memformers.models.memory import Memory
 from memformers.models.memory_sizes import ByLayer
 from memformers.models.vocabulary import TokenLosses
 
-LONGEST_CHARACTER = 4
-"""The most bytes of a character in UTF-8."""
 BLOCK = 500
 """Tokens whose mean loss counts as one observation in [`Evaluation.uncertainty`][]."""
 Control = Callable[[Memory], Memory]
 """A function from a memory to the one that the model gets instead; it may change its contents but not its
 shape."""
-Progress = Callable[[Tensor], object]
-"""What is called after each segment with the losses of its predictions, ``[n]``."""
 
 
 class Evaluation:
-    """How well a model predicts a text, or documents, as sums: they take a number for each block of a text or
-    some for each document, and not one for each token.
+    """How well a model predicts the streams of a ``reading``, as sums: they take a number for each block of a
+    text or some for each document, and not one for each token. What was read before a segment can be
+    remembered as far as ``reach`` positions. Parts that several processes read are merged."""
 
-    ``lengths`` says how many tokens of each stream are predicted. With ``of_documents``, each stream is a
-    document; otherwise the streams are parts of a plain text. Streams are read in segments of
-    ``segment_len``, and what was read before one can be remembered as far as ``reach`` positions.
-    """
-
-    def __init__(
-        self, lengths: Sequence[int], *, of_documents: bool = False, segment_len: int = 1, reach: int = 0
-    ):
-        self.lengths, self.of_documents, self.reach = tuple(lengths), of_documents, reach
-        self.tokens = sum(self.lengths)
+    def __init__(self, reading: Reading, reach: int = 0):
+        self.of_documents, self.reach = reading.of_documents, reach
+        self.lengths = torch.tensor(reading.lengths)
+        """How many tokens of each stream are predicted, ``[streams]``; a document is a stream."""
+        self.tokens = sum(reading.lengths)
         """How many tokens are predicted."""
-        self.reconstruction_losses: list[float] = []
-        """The attention-reconstruction loss of each segment in which something was compressed."""
-        self.part: Evaluation | None = None
-        """That of the first segments alone, where it was asked for."""
-        self._right = 0
-        self._lengths = torch.tensor(self.lengths)
-        self._begins = self._lengths.cumsum(0) - self._lengths  # in the order of streams
+        self._begins = self.lengths.cumsum(0) - self.lengths
         # The sum and the number of losses: of each stream, place in the segment, and stream by what was read.
         self._streams = torch.zeros(2, len(self.lengths), dtype=torch.float64)
-        self._places = torch.zeros(2, segment_len, dtype=torch.float64)
+        self._places = torch.zeros(2, reading.segment_len, dtype=torch.float64)
         self._read_before: dict[int, Tensor] = {}
-        self._blocks = torch.zeros(0 if of_documents else self.tokens // BLOCK, dtype=torch.float64)
-        # The first and the last losses of each document, or of the plain text.
-        self._text_lengths = self._lengths if of_documents else self._lengths.sum()[None]
-        self._edges = torch.zeros(2, len(self._text_lengths), LONGEST_CHARACTER, dtype=torch.float64)
+        self._blocks = torch.zeros(0 if self.of_documents else self.tokens // BLOCK, dtype=torch.float64)
+        self._compressed = torch.zeros(2, dtype=torch.float64)
+        self._right = 0
 
-    def add(self, numbers: Sequence[int], start: int, losses: Tensor, correct: Tensor) -> None:
+    def add(
+        self, numbers: Sequence[int], start: int, losses: Tensor, correct: Tensor, compressed: float = 0.0
+    ) -> None:
         """Count the ``losses [S, B]`` of a segment, in nats, and whether each token was the most likely
         prediction, of the streams of these ``numbers``, from the position ``start`` in them on; what is past
-        the end of a stream doesn't count."""
+        the end of a stream doesn't count. ``compressed`` is the reconstruction loss, 0 if there is none."""
         of = torch.tensor(numbers)
         place = start + torch.arange(len(losses))[:, None]
-        there = place < self._lengths[of]  # [S, B]
+        there = place < self.lengths[of]  # [S, B]
         nats = losses.double().where(there, 0.0)
         self._right += int((correct & there).sum())
+        self._compressed += torch.tensor([compressed, float(compressed > 0)])
         found = torch.stack((nats, there.double()))  # [2, S, B]
         self._streams.index_add_(1, of, found.sum(1))
-        self._places[:, : len(losses)] += found.sum(2)
-        before = self._read_before.setdefault(min(start, self.reach), torch.zeros_like(self._streams))
-        before.index_add_(1, of, found.sum(1))
-        at, text = place.expand_as(there), of.expand_as(there)
-        if not self.of_documents:
-            at, text = at + self._begins[of], torch.zeros_like(text)
-            block = at // BLOCK
+        self._places[:, : len(nats)] += found.sum(2)
+        if (before := min(start, self.reach)) not in self._read_before:
+            self._read_before[before] = torch.zeros_like(self._streams)
+        self._read_before[before].index_add_(1, of, found.sum(1))
+        if len(self._blocks):
+            block = (place + self._begins[of]) // BLOCK
             counted = there & (block < len(self._blocks))
             self._blocks.index_add_(0, block[counted], nats[counted])
-        from_end = self._text_lengths[text] - at
-        for edge, place_there in ((0, at), (1, LONGEST_CHARACTER - from_end)):
-            near = there & (place_there >= 0) & (place_there < LONGEST_CHARACTER)
-            self._edges[edge, text[near], place_there[near]] = nats[near]
+
+    def merge(self, other: "Evaluation") -> None:
+        """Add what another process read of the same reading."""
+        self._right += other._right
+        for name in ("_streams", "_places", "_blocks", "_compressed"):
+            getattr(self, name).add_(getattr(other, name))
+        for before, sums in other._read_before.items():
+            self._read_before[before] = sums + self._read_before.get(before, 0.0)
+
+    @property
+    def nats(self) -> float:
+        """The sum over all predictions."""
+        return self._streams[0].sum().item()
 
     @property
     def loss(self) -> float:
         """Mean over all predictions, in nats per token."""
-        return self._streams[0].sum().item() / self.tokens
+        return self.nats / self.tokens
 
     @property
     def accuracy(self) -> float:
@@ -105,36 +95,13 @@ class Evaluation:
     @property
     def reconstruction_loss(self) -> float | None:
         """Mean attention-reconstruction loss of the segments in which something was compressed."""
-        found = self.reconstruction_losses
-        return sum(found) / len(found) if found else None
-
-    @property
-    def predicted(self) -> list[int]:
-        """How many tokens of each document, or of the plain text, were predicted."""
-        return [int(length) for length in self._text_lengths]
+        total, count = self._compressed.tolist()
+        return total / count if count else None
 
     @property
     def document_losses(self) -> list[float]:
         """The mean loss of each document, in nats per token; NaN where nothing was predicted."""
         return (self._streams[0] / self._streams[1]).tolist()
-
-    def comparable(self, of: Units) -> dict[str, float]:
-        """Bits per character and per byte, and perplexity per word, over all texts; NaN for units ``of``
-        which nothing was predicted."""
-        in_all, in_characters = self._streams[0].sum().item(), 0.0
-        sums = self._streams[0] if self.of_documents else self._streams[0].sum()[None]
-        each = zip(of.edges, self.predicted, sums.tolist(), strict=True)
-        for text, ((begin, end), length, nats) in enumerate(each):
-            if begin + end < length:
-                first, last = self._edges[:, text]
-                outside = first[:begin].sum() + last[LONGEST_CHARACTER - end :].sum()
-                in_characters += nats - outside.item()
-        bit = math.log(2)
-        return {
-            "bits_per_character": in_characters / bit / of.characters if of.characters > 0 else math.nan,
-            "bits_per_byte": in_all / bit / of.bytes if of.bytes > 0 else math.nan,
-            "word_perplexity": word_perplexity(in_all, of.words),
-        }
 
     @property
     def uncertainty(self) -> float:
@@ -193,69 +160,56 @@ def read_segment(
     return read, {name: found.scores for name, found in changed.items()}
 
 
+def reading_of(n_tokens: int, streams: int, segment_len: int, documents: Sequence[int] = ()) -> Reading:
+    """How a text of ``n_tokens`` is read in parallel ``streams``, or ``documents``, the lengths in tokens of
+    those that it consists of, as many at once. Raises UserError where nothing can be predicted."""
+    if len(documents):
+        return documents_reading(documents, streams, segment_len)
+    return plain_reading(n_tokens, streams, segment_len)
+
+
 def evaluate(
     model: MemoryLM,
     tokens: Tokens,
-    batch_size: int,
+    streams: int,
     *,
     documents: Sequence[int] = (),
-    progress: Progress = lambda losses: None,
+    progress: Callable[[Tensor], object] = lambda losses: None,
 ) -> Evaluation:
-    """Predict ``tokens [n]`` once, in ``batch_size`` parallel streams, with segments as long as in training;
-    the mode of the model doesn't change.
+    """Predict ``tokens [n]`` once, in parallel ``streams``, with segments as long as in training; the mode of
+    the model doesn't change.
 
     Fewer streams are stricter and slower, since each begins with an empty memory. If the text consists of
     ``documents``, given by their numbers of tokens, each is predicted from an empty memory and all but its
-    first token, and the result equals that of evaluating each alone. Raises UserError where nothing can be
-    predicted.
+    first token, and the result equals that of evaluating each alone. ``progress`` is called after each
+    segment with the losses of its predictions, ``[n]``. Raises UserError where nothing can be predicted.
     """
-    S = model.config.segment_len
-    if documents:
-        return evaluate_reading(model, tokens, documents_reading(documents, batch_size, S), progress)
-    return evaluate_reading(model, tokens, plain_reading(len(tokens), batch_size, S), progress)
+    reading = reading_of(len(tokens), streams, model.config.segment_len, documents)
+    return evaluate_reading(model, tokens, reading, progress)
 
 
 def evaluate_reading(
-    model: MemoryLM,
-    tokens: Tokens,
-    reading: Reading,
-    progress: Progress = lambda losses: None,
-    steps: int | None = None,
-    part: int | None = None,
+    model: MemoryLM, tokens: Tokens, reading: Reading, progress: Callable[[Tensor], object]
 ) -> Evaluation:
-    """Predict ``tokens [n]`` in the order of ``reading``. ``progress`` may raise any exception to end it;
-    with ``steps``, only this number of segments is read. The result has as its ``part`` the evaluation of the
-    first ``part`` segments, if it is given."""
-    reach, memory = model.config.remembered_positions, Memory(())
-
-    def of_first(steps: int | None) -> Evaluation:
-        lengths, S = reading.predicted(steps), reading.segment_len
-        return Evaluation(lengths, of_documents=reading.of_documents, segment_len=S, reach=reach)
-
-    whole = of_first(steps)
-    whole.part = None if part is None else of_first(part)
+    """Predict ``tokens [n]`` in the order of ``reading``, whose groups may leave out streams that another
+    process reads. ``progress`` may raise any exception to end it."""
+    found, memory = Evaluation(reading, model.config.remembered_positions), Memory(())
     with eval_mode(model):
-        order = enumerate(zip(reading.steps, reading.segments(tokens, steps), strict=False))
-        for step, ((numbers, start), segment) in order:
+        for (numbers, start), segment in zip(reading.steps, reading.segments(tokens), strict=True):
             read, _ = read_segment(model, segment, memory)
-            memory, scores, compressed = read.memory, read.scores, float(read.auxiliary_loss)
-            losses, correct = scores.losses.cpu(), scores.correct.cpu()
-            for each in (whole, whole.part if part is not None and step < part else None):
-                if each is not None:
-                    each.add(numbers, start, losses, correct)
-                    each.reconstruction_losses += [compressed] * (compressed > 0)
+            memory, losses, correct = read.memory, read.scores.losses.cpu(), read.scores.correct.cpu()
+            found.add(numbers, start, losses, correct, float(read.auxiliary_loss))
             progress(losses[segment.targets != IGNORED])
-    return whole
+    return found
 
 
-def summary(evaluation: Evaluation, of: Units) -> dict[str, float]:
+def summary(evaluation: Evaluation, tokenizer: Tokenizer, of: Units) -> dict[str, float]:
     """The numbers that papers compare, for the text or the documents that were evaluated; ``of`` says what
-    was predicted of them. All tokens of each but the first are predicted. Words are separated by white space,
-    and a character counts if all of its bytes were predicted ([`memformers.evaluation.units`][])."""
+    was predicted of them ([`memformers.evaluation.bits_per_byte`][])."""
     return {
         "loss_nats": evaluation.loss,
         "uncertainty_nats": evaluation.uncertainty,
-        **evaluation.comparable(of),
+        **comparable(evaluation.nats, of, tokenizer),
         "accuracy": evaluation.accuracy,
         "tokens": evaluation.tokens,
     }
@@ -270,10 +224,18 @@ def with_lengths(
 ) -> MemoryLM:
     """The same model, which now reads in other segments or has longer or shorter memories than in training.
 
-    Raises ValueError for impossible lengths, and for more positions than there are learned ones.
+    Raises ValueError for impossible lengths, for those of a memory that the model doesn't have, and for more
+    positions than there are learned ones.
     """
-    given: dict[str, Any] = {"segment_len": segment_len, "mem_len": mem_len, "c_mem_len": c_mem_len}
-    config = replace(model.config, **{name: x for name, x in given.items() if x is not None})
+    lengths = {"segment_len": segment_len, "mem_len": mem_len, "c_mem_len": c_mem_len}
+    given = {name: length for name, length in lengths.items() if length is not None}
+    for name, length in given.items():
+        if not is_used(name, model.config.model):
+            whose = " or ".join(OF_MODELS[name])
+            raise UserError(
+                f"{name}={length} is for {whose}, got a {model.config.model} model; leave it out."
+            )
+    config = replace(model.config, **given)  # type: ignore[arg-type]
     attention = model.transformer.memory_layers[0].self_attn
     if attention.positions == "learned" and config.longest_attention > attention.max_positions:
         raise UserError(

@@ -17,9 +17,14 @@ from torch import Tensor
 
 from memformers.common.intervals import Mean, mean_of_groups
 from memformers.data.streams import Reading, streams_and_places
-from memformers.evaluation.attention_mass import filling_segments
+from memformers.evaluation.attention_distribution import filling_segments
 from memformers.evaluation.evaluate import Control, read_segment
-from memformers.evaluation.token_groups import rarity_groups, repeat_distances, repeat_edges, repeat_groups
+from memformers.evaluation.frequency_buckets import (
+    rarity_groups,
+    repeat_distances,
+    repeat_edges,
+    repeat_groups,
+)
 from memformers.models.base import eval_mode
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
@@ -29,27 +34,28 @@ AT_ONCE = 16
 """Streams of a text that is long enough, and documents that are read at once."""
 N_GRAM = 8
 """Tokens, the last of them the one that is predicted, that must have occurred before for it to repeat."""
-Change = Callable[[Tensor], Tensor]
-UNTOUCHED = "untouched"
+BASELINE = "untouched"
 """The name of the unchanged memory beside those of the controls."""
 
 
 def controls_of(lengths: Sequence[MemorySizes]) -> dict[str, Control]:
-    """The changes of a memory of these lengths, by name: its slots or its positions are zeroed, or swapped,
-    so that each stream has those of the stream before it."""
-    changes: dict[str, Change] = {"zeroed": torch.zeros_like, "swapped": lambda x: x.roll(1, dims=1)}
+    """The changes of a memory of these lengths, by name: its slots or its positions, ``[C, B, D]`` or
+    ``[M, B, D]`` a layer, are zeroed, or swapped, so that each stream has those of the stream before it."""
+
+    def changed(part: str, change: Callable[[Tensor], Tensor], memory: Memory) -> Memory:
+        new: dict[str, Any] = {part: tuple(map(change, getattr(memory, part)))}
+        return replace(memory, **new)
+
+    changes: dict[str, Callable[[Tensor], Tensor]] = {
+        "zeroed": torch.zeros_like,
+        "swapped": lambda x: x.roll(1, dims=1),
+    }
     return {
         f"{name} {how}": partial(changed, part, change)
         for name, part in {"slots": "c_mem", "memory": "mem"}.items()
         if any(getattr(own, f"{part}_len") for own in lengths)
         for how, change in changes.items()
     }
-
-
-def changed(part: str, change: Change, memory: Memory) -> Memory:
-    """``memory`` with this change of a ``part`` of each layer, ``[M, B, D]`` or ``[C, B, D]``."""
-    new: dict[str, Any] = {part: tuple(map(change, getattr(memory, part)))}
-    return replace(memory, **new)
 
 
 @dataclass(frozen=True)
@@ -108,11 +114,8 @@ def memory_ablation(
     configs = {name: model.config for name, model in models.items()}
     segment_len = max(config.segment_len for config in configs.values())
     warm_up = max(filling_segments(model) * model.config.segment_len for model in models.values())
-    reading = (
-        parts_of_documents(documents, warm_up, segment_len, tokens)
-        if documents
-        else parts_of_text(len(text), warm_up, segment_len, tokens)
-    )
+    how = warm_up, segment_len, tokens
+    reading = parts_of_documents(documents, *how) if documents else parts_of_text(len(text), *how)
     if reading is None:
         return None
     reach = {name: config.remembered_positions for name, config in configs.items()}
@@ -120,6 +123,7 @@ def memory_ablation(
     losses = {
         name: losses_under_controls(model, text, reading, warm_up, progress) for name, model in models.items()
     }
+    plain = {model: of_model[BASELINE] for model, of_model in losses.items()}
     stream, place = streams_and_places(reading.lengths)
     counted = place >= warm_up
     at = torch.tensor(reading.begins)[stream] + place + 1
@@ -135,18 +139,14 @@ def memory_ablation(
         """The group of the tokens that are true in ``which [n]``."""
         if not which.any():
             return Group(name, 0, {}, {}, {})
-        plain = {model: of_model[UNTOUCHED] for model, of_model in losses.items()}
+        others = {model: loss for model, loss in plain.items() if baseline not in (None, model)}
         return Group(
             name=name,
             tokens=int(which.sum()),
             loss={model: loss[which].mean().item() for model, loss in plain.items()},
-            less_baseline={
-                model: difference(loss, plain[baseline], which)
-                for model, loss in plain.items()
-                if baseline not in (None, model)
-            },
+            less_baseline={m: difference(loss, plain[str(baseline)], which) for m, loss in others.items()},
             less_untouched={
-                model: {c: difference(of_model[c], plain[model], which) for c in of_model if c != UNTOUCHED}
+                model: {c: difference(of_model[c], plain[model], which) for c in of_model if c != BASELINE}
                 for model, of_model in losses.items()
             },
         )
@@ -182,7 +182,7 @@ def losses_under_controls(
     predictions are read with the memory untouched alone."""
     reading = replace(reading, segment_len=model.config.segment_len)
     controls, memory = controls_of(model.config.memory_sizes), Memory(())
-    found: dict[str, list[Tensor]] = {name: [] for name in (UNTOUCHED, *controls)}
+    found: dict[str, list[Tensor]] = {name: [] for name in (BASELINE, *controls)}
     with eval_mode(model):
         for segment in reading.segments(text):
             counts = segment.end > warm_up

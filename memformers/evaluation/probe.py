@@ -1,9 +1,11 @@
 """What memory is worth to the models of a comparison, measured from its checkpoints."""
 
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +20,10 @@ from memformers.data.dataset import TokenDataset
 from memformers.data.sources import CorpusSpec
 from memformers.data.streams import streams_and_places
 from memformers.data.tokenize_corpus import BIG, dataset_of
-from memformers.evaluation.attention_mass import attention_mass, check_long_enough
+from memformers.evaluation.attention_distribution import attention_distribution, check_long_enough
 from memformers.evaluation.context import effective_context
+from memformers.evaluation.frequency_buckets import NO_WORD, WORD, word_counts, word_occurrences
 from memformers.evaluation.memory_ablation import memory_ablation
-from memformers.evaluation.token_groups import NO_WORD, WORD, word_occurrences
-from memformers.evaluation.units import slice_of
 from memformers.runs.folder import PROBE
 from memformers.runs.reader import Run, newest_checkpoint, read_runs
 
@@ -89,23 +90,16 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
             check_long_enough(model, tokens, config.streams)
     context = None
     if not documents or streams_and_places(documents)[1].median() >= 2 * config.step:
+        how = {name: getattr(config, name) for name in ("step", "positions", "longest")}
         with Progress(unit="tok", unit_scale=True, desc="probing contexts") as bar:
-            context = effective_context(
-                models,
-                tokens,
-                step=config.step,
-                positions=config.positions,
-                longest=config.longest,
-                documents=documents,
-                progress=bar.update,
-            )
+            context = effective_context(models, tokens, **how, documents=documents, progress=bar.update)
     occurrences = occurrences_in(corpus, tokens, documents)
     with Progress(unit="tok", unit_scale=True, desc="probing memory") as bar:
         found = memory_ablation(
             models, tokens, occurrences, tokens=config.tokens, documents=documents, progress=bar.update
         )
     attention = {
-        name: attention_mass(model, tokens, documents=documents, streams=config.streams)
+        name: attention_distribution(model, tokens, documents=documents, streams=config.streams)
         for name, model in models.items()
     }
     results = {
@@ -117,6 +111,23 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
     }
     write_json(folder / PROBE, results)
     return folder / PROBE
+
+
+def findings(probed: Mapping[str, Any]) -> list[str]:
+    """What the contents of ``probe.json`` say about each part of each model's memory, a line for each."""
+    if not (ablation := probed["memory_ablation"]):
+        return ["The held-out text is too short to measure what memory is worth."]
+    lines = []
+    for run, costs in ablation["overall"]["less_untouched"].items():
+        for part, name in {"slots": "compressed memory", "memory": "memory"}.items():
+            if f"{part} zeroed" in costs:
+                zeroed, swapped = (
+                    costs[f"{part} {how}"]["mean"] / math.log(2) for how in ("zeroed", "swapped")
+                )
+                lines.append(
+                    f"{run}: zeroing its {name} costs {zeroed:.4f} bits per token, swapping it {swapped:.4f}"
+                )
+    return lines or ["No model here has a memory."]
 
 
 def held_out_tokens(corpus: TokenDataset) -> tuple[Tensor, tuple[int, ...]]:
@@ -137,18 +148,14 @@ def occurrences_in(corpus: TokenDataset, tokens: Tensor, documents: Sequence[int
     tokenizer, train = corpus.tokenizer, corpus.train
     if tokenizer.name not in ("character", "byte") or len(train.tokens) >= BIG:
         return token_occurrences(corpus, tokens)
-    held_out, trained_on = (
-        "\n".join(map(slice_of, map(tokenizer.bytes_of, ids.split(lengths or len(ids)))))
-        for ids, lengths in (
-            (tokens, list(documents)),
-            (torch.from_numpy(train.tokens.astype(np.int64)), train.documents.tolist()),
-        )
-    )
-    found = word_occurrences(held_out, trained_on, len(tokens) + max(len(documents) - 1, 0))
-    if not documents:
-        return found
-    parts = found.split([length + 1 for length in documents[:-1]] + [documents[-1]])
-    return torch.cat([part[:length] for part, length in zip(parts, documents, strict=True)])
+
+    def texts(ids: Tensor, lengths: Sequence[int]) -> list[str]:
+        parts = ids.split(list(lengths) or len(ids))
+        return [tokenizer.bytes_of(part).decode("utf-8", errors="surrogateescape") for part in parts]
+
+    trained_on = texts(torch.from_numpy(train.tokens.astype(np.int64)), train.documents.tolist())
+    counts, of_bytes = word_counts("\n".join(trained_on)), tokenizer.name == "byte"
+    return torch.cat([word_occurrences(text, counts, of_bytes=of_bytes) for text in texts(tokens, documents)])
 
 
 def token_occurrences(corpus: TokenDataset, tokens: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from memformers.data.recall_stream import NOTHING
 from memformers.data.streams import Segment
 from memformers.evaluation.evaluate import Control, read_segment
-from memformers.evaluation.memory_ablation import UNTOUCHED
+from memformers.evaluation.memory_ablation import BASELINE
 from memformers.models.base import eval_mode
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
@@ -68,15 +68,14 @@ def recall_by_distance(
     """Read ``segments``, each with its distances ``[S, B]``, from an empty memory; returns what the model
     recalls with its memory untouched, and under each of the ``controls``, by name.
 
-    A control changes the memory that the model reads in one segment. The memory that is carried on is always
-    the untouched one, so a loss in one segment is not a loss in the next. Segments that end within the first
-    ``warm_up`` positions of each stream don't count. The mode of the model is restored.
+    The memory that is carried on is always the untouched one. Segments that end within the first ``warm_up``
+    positions of each stream don't count. The mode of the model is restored.
 
     Raises UserError if there is only one stream, since controls exchange them.
     """
     changes, lengths = controls or {}, model.config.memory_sizes
     bins, places, memory = [], [], Memory(())
-    found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in (UNTOUCHED, *changes)}
+    found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in (BASELINE, *changes)}
     with eval_mode(model):
         for segment, distances in segments:
             counts, held, reach = segment.end > warm_up, memory.mem_len, memory.positions(lengths)
@@ -86,7 +85,7 @@ def recall_by_distance(
                 before = distances - torch.arange(len(distances))[:, None]  # the segment's first position
                 bins.append(torch.bucketize(distances[asked], torch.tensor(edges), right=True))
                 places.append(torch.bucketize(before[asked], torch.tensor([0, held, reach])))
-                for name, scores in ({UNTOUCHED: read.scores} | changed).items():
+                for name, scores in ({BASELINE: read.scores} | changed).items():
                     found[name].append((scores.correct.cpu()[asked], scores.losses.cpu()[asked]))
             memory = read.memory
     asks = torch.cat(bins), torch.cat(places)

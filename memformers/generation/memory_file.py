@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from memformers.common.errors import UserError
 from memformers.common.files import check_utf8_name, replacing
 from memformers.generation.incremental import Stepper
+from memformers.models.io import save_tensors
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import memory_from_tensors, memory_tensors
 
@@ -51,7 +52,7 @@ def save_memory(decoder: Stepper, path: Path) -> None:
     tensors = memory_tensors(decoder.memory()) | {"running": running, "logits": decoder.last}
     tensors |= {} if starts is None else {"doc_starts": starts}
     with replacing(path) as temporary:
-        safetensors.torch.save_file(tensors, temporary, {MODEL: fingerprint(decoder.model)})
+        save_tensors(tensors, temporary, {MODEL: fingerprint(decoder.model)})
 
 
 def load_memory(model: MemoryLM, path: Path) -> Stepper:

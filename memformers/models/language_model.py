@@ -102,11 +102,15 @@ class MemoryLM(Pretrained):
                 that a later segment's loss reaches it. Slots never do. [`Memory.detach`][] removes it.
 
         Raises:
-            ValueError: For tokens, targets or starts of another shape or dtype, a memory of another model,
-                batch, dtype or device, and a segment longer than learned positions.
+            ValueError: For tokens, targets or starts of another shape, dtype or range, a memory of another
+                model, batch, dtype or device, and a segment longer than learned positions.
         """
         self.check_tokens(tokens)
         check_streams("targets, the next tokens,", targets, torch.int64, tokens.shape, tokens.device)
+        if targets is not None and has_values(targets):
+            (low, high), size = targets.where(targets != -100, 0).aminmax(), self.config.vocab_size
+            if low < 0 or high >= size:
+                raise UserError(f"expected targets below vocab_size={size}, or -100, got {low} to {high}.")
         x, sizes = self.dropout(self.embed(tokens)), self.config.memory_sizes  # x [S, B, D]
         hidden, memory, loss = self.transformer.step(x, memory, sizes, doc_starts, through_memory)
         if targets is None:

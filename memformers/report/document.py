@@ -57,21 +57,25 @@ def title_of(arms: Sequence[Arm], corpus: dict[str, Any]) -> str:
 def units_table(arms: Sequence[Arm]) -> str:
     """What the losses of the results are in other units, and the accuracy, a row for each arm."""
 
-    def perplexity(arm: Arm) -> str:
-        mean = arm.mean(lambda result: result.get("word_perplexity"))
+    def perplexity(arm: Arm, name: str) -> str:
+        mean = arm.mean(lambda result: result.get(name))
         return number(mean, ",.1f") if mean and mean.mean < MOST_PERPLEXITY else DASH
 
     columns: dict[str, Column] = {
         "nats per token": lambda arm: number(arm.mean("loss"), ".3f"),
         "bits per byte": lambda arm: number(arm.mean(lambda result: result.get("bits_per_byte")), ".3f"),
-        "perplexity per word": perplexity,
+        "perplexity": lambda arm: perplexity(arm, "perplexity"),
+        "perplexity per word": lambda arm: perplexity(arm, "word_perplexity"),
         "accuracy": lambda arm: number(arm.mean("accuracy"), ".1f", " %", scale=100),
     }
+    for name, key in (("perplexity", "perplexity"), ("perplexity per word", "word_perplexity")):
+        if not any(result.get(key) for arm in arms for result in arm.results.values()):
+            del columns[name]  # of words, and of subwords
     return arms_table(arms, columns)
 
 
-IN_TABLE = ("loss", "bits_per_character", "bits_per_byte", "word_perplexity", "accuracy", "seconds",
-            "evaluation_seconds", "peak_memory_bytes")  # fmt: skip
+IN_TABLE = ("loss", "bits_per_character", "bits_per_byte", "perplexity", "word_perplexity", "accuracy",
+            "seconds", "evaluation_seconds", "peak_memory_bytes")  # fmt: skip
 """The numbers of a result in the table of each training run; the loss is in nats per token."""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memformers.common.intervals import Mean
-from memformers.common.words import counted
+from memformers.common.text_format import counted
 from memformers.report.arms import BITS, Arm
 from memformers.report.curves import bits
 from memformers.report.markdown import DASH, number, prose, table

@@ -1,22 +1,49 @@
 """Training and evaluation from Python, a call each: what a notebook or another program needs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 from memformers.common.files import read_json
 from memformers.common.machine import choose_device
 from memformers.convert.load import load_checkpoint
+from memformers.data.streams import training_segments
 from memformers.data.tokenizer import Tokenizer
+from memformers.evaluation.bits_per_byte import units
 from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.evaluation.evaluate import summary
-from memformers.evaluation.units import encoded, units
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import short_name
 from memformers.runs.folder import RESULT, new_folder, read_metrics
-from memformers.training.config import TrainConfig, check_all_used
-from memformers.training.run import train_run
+from memformers.tracking.discovery import find_dashboard
+from memformers.tracking.recorder import Tracking
+from memformers.training.callbacks import Bar, Callbacks
+from memformers.training.config import TrainConfig, check_all_used, read_train_config
+from memformers.training.distributed import joined, with_precision
+from memformers.training.initial import begun_with, initial_of
+from memformers.training.loop import train_steps
+from memformers.training.optimizers import build_optimizers
+from memformers.training.resume import alone_in, is_finished, restore_newest
+from memformers.training.run import (
+    alone_in_this_process,
+    build_model,
+    check_folder,
+    chosen_settings,
+    describe_run,
+    in_its_precision,
+    read_text,
+    say_what,
+    with_vocabulary,
+    write_down,
+)
+from memformers.training.signals import StopSignals
+from memformers.training.state import TrainingState
 
 
 @dataclass(frozen=True)
@@ -34,40 +61,72 @@ class TrainedModel:
         20
     """
 
-    model: MemoryLM = field(repr=False)
-    """The model of the newest checkpoint, in eval mode."""
-    tokenizer: Tokenizer = field(repr=False)
-    """Its tokenizer: ``encode`` gives the tokens of a text, ``decode`` the text of tokens."""
     folder: Path
     """The folder of the run, which the commands take too, as in ``memformers report FOLDER``."""
-    metrics: list[dict[str, float]] = field(repr=False)
-    """Every record of the training, in order. All have ``tokens`` and ``seconds``; some have ``loss.train``
-    and others ``loss.valid``, in nats per token."""
-    result: dict[str, Any] = field(repr=False)
-    """The last evaluation of the held-out text: ``loss`` in nats per token, ``bits_per_character``,
-    ``accuracy`` and more, as in ``result.json``."""
+    device: str = "auto"
+    """Where the model is loaded to."""
+
+    @cached_property
+    def loaded(self) -> tuple[MemoryLM, Tokenizer]:
+        """The model of the newest checkpoint, in eval mode, and its tokenizer."""
+        return load_checkpoint(self.folder, choose_device(self.device))
+
+    @property
+    def model(self) -> MemoryLM:
+        """The model of the newest checkpoint, in eval mode."""
+        return self.loaded[0]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer: ``encode`` gives the tokens of a text, ``decode`` the text of tokens."""
+        return self.loaded[1]
+
+    @cached_property
+    def metrics(self) -> list[dict[str, float]]:
+        """Every record of the training, in order. All have ``tokens`` and ``seconds``; some have
+        ``loss.train`` and others ``loss.valid``, in nats per token."""
+        return read_metrics(self.folder)
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """The last evaluation of the held-out text: ``loss`` in nats per token, ``bits_per_character``,
+        ``accuracy`` and more, as in ``result.json``."""
+        return read_json(self.folder / RESULT)
 
 
 def train(
-    config: TrainConfig, folder: str | Path | None = None, *, resume: bool = False, dashboard: str = ""
+    config: TrainConfig,
+    folder: str | Path | None = None,
+    *,
+    resume: bool = False,
+    init: MemoryLM | str | Path | None = None,
+    dashboard: str = "",
 ) -> TrainedModel:
-    """Train a model on a text as ``memformers train`` does, with its checkpoints, records and dashboard.
+    """Train a model on a text, as ``memformers train`` does, with its checkpoints, records and dashboard.
 
-    Ctrl-C, or the stop button of a notebook, ends the training after a checkpoint.
+    Ctrl-C, the stop button of a notebook, SIGTERM and SIGHUP end the training after the current step and its
+    checkpoint, by KeyboardInterrupt or by SystemExit with 128 and the signal's number. Afterwards, the random
+    states of the process are as before.
 
     Args:
         config: What to train, on which text and for how long.
         folder: The folder of the run; by default a new one in ``runs/``.
-        resume: Whether a run in ``folder`` continues from its newest checkpoint. A finished one is only
-            loaded; if there is none, a new run begins.
-        dashboard: The address of a labml server; by default a dashboard on this machine is found.
+        resume: Whether a run in ``folder`` continues from its newest checkpoint, as if it had never stopped.
+            A finished one is only loaded, unless ``config`` has more tokens: then it trains on. If there is
+            none, a new run begins.
+        init: The weights to begin with, with a fresh optimizer: a model, whose tokens ``config`` names; or a
+            folder or name as ``--init-from`` takes it, which has its tokenizer. The network of ``config`` is
+            left at its default, or has the same settings but for the lengths of segments and memories,
+            dropout and others that are no weights.
+        dashboard: The address of a labml server, or off; by default a dashboard on this machine is found.
 
     Returns:
         The trained model with its tokenizer and what was measured.
 
     Raises:
-        ValueError: For a text or config that can't be used, a folder that already has another run, and a
-            training that diverged.
+        ValueError: For a text or config that can't be used, a folder that is in use or has another run, and a
+            training that diverged ([`memformers.training.loop.NotFiniteError`][]). The last good checkpoint
+            is kept.
         OSError: If the folder can't be written.
 
     Examples:
@@ -80,11 +139,64 @@ def train(
         >>> sorted(run.result)[:3]
         ['accuracy', 'bits_per_byte', 'bits_per_character']
     """
-    check_all_used(config)
-    place = new_folder(short_name(config.model.model)) if folder is None else Path(folder)
-    place = train_run(config, place, dashboard, resume=resume)
-    model, tokenizer = load_checkpoint(place, choose_device(config.device))
-    return TrainedModel(model, tokenizer, place, read_metrics(place), read_json(place / RESULT))
+    if not resume:  # an arm of an experiment may have lengths without use
+        check_all_used(config)
+    folder = new_folder(short_name(config.model.model)) if folder is None else Path(folder)
+    find_dashboard(dashboard)
+    with alone_in_this_process(), joined(config) as ranks:
+        folder = ranks.all_gather(folder)[0]
+        config = in_its_precision(config, folder)
+        ranks.first_alone(lambda: check_folder(config, folder, resume))
+        initial = None if init is None else initial_of(init)
+        if initial:
+            config = begun_with(*initial, config, folder, ranks)
+        trained = TrainedModel(folder, config.device)
+        if resume and ranks.all_gather(is_finished(config, folder))[0]:
+            if config.data != read_train_config(folder).data:
+                read_text(config, folder, ranks)  # which refuses another one
+            ranks.say(f"{folder} is finished; nothing is left to train.")
+            return trained
+        text = read_text(config, folder, ranks)
+        config = with_vocabulary(config, text.tokenizer.vocab_size)
+        config = with_precision(config, choose_device(ranks.device_name(config.device)), ranks)
+        model = build_model(config, ranks, initial[0] if initial else None)
+        state, records = TrainingState(build_optimizers(model, config)), 0
+
+        with alone_in(folder, ranks), StopSignals(alone=ranks.size == 1) as signals:
+            facts = describe_run(config, text, model)
+            say_what(config, facts, folder, ranks)
+            if resume:
+                state, records = restore_newest(
+                    folder, model, state, config, text.info, ranks, text.tokenizer
+                )
+            ranks.first_alone(lambda: write_down(config, facts, folder, state))
+            settings = {**asdict(config), **facts}
+            with (
+                Tracking(folder, short_name(config.model.model), settings, dashboard, chosen_settings(config))
+                if ranks.first
+                else nullcontext() as tracking,
+                closing(Bar(config, state.tokens, shown=ranks.first)) as bar,
+            ):
+                write = tracking.record if tracking else lambda record: None
+                callbacks = Callbacks(
+                    folder, config, model, text, state, records, write, signals, bar, ranks, not initial
+                )
+                segments = training_segments(
+                    text.train.tokens,
+                    config.batch_size,
+                    config.model.segment_len,
+                    (state.epoch, state.position),
+                    chunk_len=config.chunk_len,
+                    seed=config.seed,
+                    documents=torch.from_numpy(text.train.documents),
+                )
+                with callbacks.plain_endings():
+                    train_steps(model, segments, config, record=callbacks.record,
+                                evaluate=callbacks.evaluate, maybe_checkpoint=callbacks.maybe_checkpoint,
+                                state=state, ranks=ranks)  # fmt: skip
+                    callbacks.finish()
+            ranks.barrier()  # until all is written
+    return trained
 
 
 def evaluate(
@@ -102,8 +214,9 @@ def evaluate(
 
     Returns:
         ``loss_nats`` per token and ``uncertainty_nats``, half of its 95 % confidence interval;
-        ``bits_per_character``, ``bits_per_byte``, ``word_perplexity``, ``accuracy``, and the number of
-        predicted ``tokens``.
+        ``bits_per_character`` and ``bits_per_byte``; ``perplexity``, per token, where tokens are words, and
+        ``word_perplexity`` where they are subwords, else NaN; ``accuracy``, and the number of predicted
+        ``tokens``.
 
     Raises:
         ValueError: For a text with characters that the tokenizer doesn't have, and for one in which nothing
@@ -117,9 +230,7 @@ def evaluate(
         >>> numbers["tokens"]
         1049
     """
-    split = encoded(
-        tokenizer, [text] if isinstance(text, str) else text, are_documents=not isinstance(text, str)
-    )
-    documents = tuple(split.documents.tolist())
-    found = evaluate_tokens(model, split.tokens, streams, documents=documents)
-    return summary(found, units(tokenizer, split))
+    parts = [tokenizer.numbers(tokenizer.ended(t)) for t in ([text] if isinstance(text, str) else text)]
+    tokens, documents = np.concatenate(parts), () if isinstance(text, str) else tuple(map(len, parts))
+    found = evaluate_tokens(model, tokens, streams, documents=documents)
+    return summary(found, tokenizer, units(tokenizer, tokens, documents))

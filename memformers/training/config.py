@@ -14,6 +14,7 @@ from memformers.runs.folder import CONFIG
 Precision = Literal["auto", "float32", "bfloat16"]
 Parallel = Literal["single", "ddp", "fsdp"]
 OptimizerName = Literal["muon", "adamw"]
+Schedule = Literal["linear", "cosine", "constant", "wsd"]
 
 
 @dataclass(frozen=True)
@@ -61,25 +62,32 @@ class TrainConfig:
     """Muon for the matrices of the layers and AdamW for all other weights (muon), or AdamW for all weights
     (adamw)."""
     learning_rate: Positive = 4e-3
-    """The peak of AdamW's learning rate, after the warm-up; it then falls linearly to 0."""
+    """The peak of AdamW's learning rate, after the warm-up."""
     muon_learning_rate: Positive | None = None
     """The peak of Muon's learning rate; 0.04 if not given (muon)."""
     beta2: Annotated[float, Range(0, below=1)] = 0.99
     """AdamW's β₂: how slowly its mean of squared gradients changes."""
     warmup: Annotated[float, Range(0, below=1)] = 0.03
     """Fraction of the training over which the learning rate rises from 0."""
+    schedule: Schedule = "linear"
+    """How the learning rate goes on after the warm-up: it falls to 0 in a line (linear) or as half a cosine
+    (cosine), stays (constant), or stays and falls to 0 in a line over the last fifth (wsd)."""
+    freeze: tuple[str, ...] = ()
+    """The weights that don't learn: names of parameters or of modules, or parts of these between dots, such
+    as embed, layers.0 or layers.[0-3]."""
     weight_decay: Annotated[float, Range(0)] = 0.1
     """Weight decay of the matrices; it is multiplied by the learning rate."""
     max_grad_norm: Positive = 1.0
     """The largest norm of the gradient; a larger one is scaled down to it. The gradient of the compression
     functions, which comes from another loss, is clipped separately."""
     evaluations: Count = 6
-    """The number of evaluations on the held-out text, at equal intervals. The last one is at the end of the
-    training and reads the whole text, or at most as many tokens as take a fifth of the training's work, but
-    never fewer than 250,000."""
-    evaluation_share: Share = 0.02
-    """The largest fraction of the training's work that all evaluations but the last may take together; each
-    reads the same part of the held-out text. With 0, each reads the whole text, and so does the last."""
+    """The number of evaluations on the held-out text, at equal intervals, the last one at the end of the
+    training."""
+    evaluation_tokens: NonNegativeInt = 32_768
+    """How many tokens each of them reads, always the first ones of the held-out text; 0 for all. At the end
+    all of the text is read once more for the result."""
+    stop_after: NonNegativeInt = 0
+    """End the training after so many evaluations in a row without a lower loss; 0 for never."""
     log_every: Count = 10
     """Steps between two training records."""
     checkpoint_every: NonNegativeInt = 0

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from memformers.common.errors import UserError
 from memformers.common.machine import multiplies_bfloat16_faster
-from memformers.common.words import printable
+from memformers.common.text_format import printable
 from memformers.models.language_model import MemoryLM
-from memformers.models.memory import Memory
 from memformers.training.config import Parallel, TrainConfig
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
@@ -40,6 +40,8 @@ class Distributed:
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, parallel: Parallel = "single"):
         self.rank, self.size, self.local_rank, self.parallel = rank, size, local_rank, parallel
+        self.mesh: DeviceMesh | None = None
+        """The processes as PyTorch has them, if there are several, from [`place`][Distributed.place] on."""
 
     @property
     def first(self) -> bool:
@@ -57,22 +59,36 @@ class Distributed:
             print(printable(message))
 
     def place(self, model: MemoryLM, device: torch.device) -> None:
-        """Bring ``model`` to this rank's ``device``; with FSDP each rank keeps a part of every weight."""
+        """Bring ``model`` to this rank's ``device``, before an optimizer is built. With FSDP2 each rank keeps
+        a part of every weight. They are whole from the forward pass to the end of the backward pass, since
+        the reconstruction loss reads those of every layer once more."""
         model.to(device)
+        if self.parallel == "single":
+            return
+        from torch.distributed.device_mesh import init_device_mesh  # not above: both take most of a second
+
+        self.mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         if self.parallel == "fsdp":
-            shard(model, device)
+            from torch.distributed.fsdp import fully_shard
+
+            # It warns that outputs are views; nothing here writes into one.
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+            # Compression functions are called by themselves.
+            for module in (*model.transformer.compressions, *model.transformer.layers, model):
+                fully_shard(module, mesh=self.mesh, reshard_after_forward=False)
 
     def own(self, streams: Tensor) -> Tensor:
         """This rank's part of ``streams [·, B, …]``."""
         return streams.chunk(self.size, dim=1)[self.rank]
 
-    def own_memory(self, memory: Memory) -> Memory:
-        """This rank's part of the memory of all streams."""
-        return memory.map(self.own)
+    def of_all(self, own: Tensor) -> Tensor:
+        """The tensor of all streams, ``[·, B, D]`` or ``[B]``, of which each rank holds its ``own``."""
+        if self.mesh is None:
+            return own
+        from torch.distributed.tensor import DTensor, Shard
 
-    def all_memory(self, memory: Memory) -> Memory:
-        """The memory of all ranks' streams, from each rank's own; every rank must ask."""
-        return memory.map(self._gather)
+        streams = Shard(min(own.dim() - 1, 1))
+        return DTensor.from_local(own.contiguous(), self.mesh, [streams], run_check=False)
 
     def means(self, numbers: Tensor) -> Tensor:
         """The mean of each of ``numbers``, of any shape, over the ranks."""
@@ -108,7 +124,7 @@ class Distributed:
             do()
         self.barrier()
 
-    def in_turn(self, make: Callable[[], T]) -> T:
+    def rank_zero_first(self, make: Callable[[], T]) -> T:
         """What ``make`` gives, which runs on the first rank before the others: they find what it left. They
         wait for as long as it takes, and not for the half an hour after which gloo gives up."""
         others = dist.new_group(backend="gloo", timeout=LONGEST_TURN) if self.size > 1 else None
@@ -121,16 +137,8 @@ class Distributed:
         """Wait until all ranks have called this."""
         self.highest(0)
 
-    def _gather(self, mem: Tensor) -> Tensor:
-        """``[M, B, D]`` of each rank to that of all streams, on CPU."""
-        if self.size == 1:
-            return mem
-        parts = [torch.empty_like(mem, device="cpu") for _ in range(self.size)]
-        dist.all_gather(parts, mem.cpu().contiguous())
-        return torch.cat(parts, dim=1)
 
-
-ALONE = Distributed()
+SINGLE_PROCESS = Distributed()
 """A training in a single process."""
 
 
@@ -148,7 +156,7 @@ def joined(config: TrainConfig) -> Iterator[Distributed]:
             raise UserError(
                 f"torchrun started {size} processes, but parallel='single'; use parallel='ddp' or 'fsdp'."
             )
-        yield ALONE
+        yield SINGLE_PROCESS
         return
     if not started_by_torchrun:
         raise UserError(
@@ -212,23 +220,6 @@ def is_about_another_rank(error: RuntimeError) -> bool:
     )
 
 
-def shard(model: MemoryLM, device: torch.device) -> None:
-    """Let each rank keep its part of every weight (FSDP2), before an optimizer is built.
-
-    Weights are whole from the forward pass to the end of the backward pass, since the reconstruction loss
-    reads those of every layer once more.
-    """
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard  # not above: it takes most of a second
-
-    # It warns that outputs are views; nothing here writes into one.
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    # Compression functions are called by themselves.
-    for module in (*model.transformer.compressions, *model.transformer.layers, model):
-        fully_shard(module, mesh=mesh, reshard_after_forward=False)
-
-
 @contextmanager
 def summon_full_params(model: nn.Module) -> Iterator[None]:
     """A block in which every rank has all of the weights, to be read; all must enter it."""
@@ -243,37 +234,20 @@ def summon_full_params(model: nn.Module) -> Iterator[None]:
 
 
 def is_sharded(module: nn.Module) -> "TypeGuard[FSDPModule]":
-    """Whether [`shard`][] let each rank hold a part of this module's weights."""
-    if "torch.distributed.fsdp" not in sys.modules:  # nobody has sharded, and importing it takes long
-        return False
-    from torch.distributed.fsdp import FSDPModule
-
-    return isinstance(module, FSDPModule)
+    """Whether each rank holds a part of this module's weights."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # None: nobody has sharded, and importing it takes long
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
 def is_part(tensor: Tensor) -> "TypeGuard[DTensor]":
     """Whether each rank holds a part of this tensor, of any shape."""
-    if "torch.distributed.tensor" not in sys.modules:  # nobody has sharded, and importing it takes long
-        return False
-    from torch.distributed.tensor import DTensor
-
-    return isinstance(tensor, DTensor)
+    parts = sys.modules.get("torch.distributed.tensor")  # None: as above
+    return parts is not None and isinstance(tensor, parts.DTensor)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """A weight or a moment of any shape, whole; if each rank holds a part, all ranks must call this."""
     return tensor.full_tensor() if is_part(tensor) else tensor
-
-
-def placed_like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """``tensor``, of any shape, which all ranks have whole, kept as ``parameter`` is: on its device, in its
-    parts."""
-    tensor = tensor.to(parameter.device)
-    if is_part(parameter) and tensor.dim():
-        from torch.distributed.tensor import distribute_tensor
-
-        return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
-    return tensor
 
 
 def subtract_rows(parameter: Tensor, whole: Tensor, times: float) -> None:
@@ -286,7 +260,9 @@ def subtract_rows(parameter: Tensor, whole: Tensor, times: float) -> None:
     parameter.sub_(whole, alpha=times)
 
 
-def with_precision(config: TrainConfig, device: torch.device, ranks: Distributed = ALONE) -> TrainConfig:
+def with_precision(
+    config: TrainConfig, device: torch.device, ranks: Distributed = SINGLE_PROCESS
+) -> TrainConfig:
     """``config`` with bfloat16 in place of ``precision="auto"`` if ``device`` multiplies it faster, else
     float32; the first of several ``ranks`` decides."""
     if config.precision != "auto":

@@ -1,6 +1,5 @@
 """The training loop that all models and experiments share."""
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -12,20 +11,22 @@ from memformers.common.errors import UserError
 from memformers.data.streams import Segment
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
-from memformers.models.memory_sizes import MemorySizes
-from memformers.models.memory_update import cut
 from memformers.training.config import TrainConfig
-from memformers.training.distributed import ALONE, Distributed, with_precision
-from memformers.training.gradients import backward, clip, forward_of
+from memformers.training.distributed import SINGLE_PROCESS, Distributed, with_precision
+from memformers.training.memory_growth import share_of_memory, shortened
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule, set_learning_rates
-from memformers.training.state import MetricAccumulator, StepTaken, TrainingState
+from memformers.training.state import MetricAccumulator, StepMetrics, TrainingState
+from memformers.training.train_step import Forward, backward, clip, forward_of
+
+FREE_TO_WAIT_FOR = ("cpu",)
+"""The devices that have computed a number when PyTorch returns it."""
 
 
 class NotFiniteError(UserError):
     """The loss or the gradient is no longer finite; the optimizer did not use it."""
 
 
-def train(
+def train_steps(
     model: MemoryLM,
     segments: Iterator[Segment],
     config: TrainConfig,
@@ -34,7 +35,7 @@ def train(
     evaluate: Callable[[TrainingState], None],
     state: TrainingState | None = None,
     maybe_checkpoint: Callable[[TrainingState], None] = lambda state: None,
-    ranks: Distributed = ALONE,
+    ranks: Distributed = SINGLE_PROCESS,
 ) -> TrainingState:
     """Train ``model`` in place on ``config.tokens`` tokens of ``segments``; returns the state at the end.
 
@@ -50,56 +51,34 @@ def train(
     that no step waits for it: warning and error come with the next record, evaluation or checkpoint, and
     nothing is learned after a step with an error.
     """
-    device = next(model.parameters()).device
+    device = model.device
     config = with_precision(config, device, ranks)
     forward = forward_of(model, ranks, compile=config.compile)
     state = state or TrainingState(build_optimizers(model, config))
-    learning_rate = learning_rate_schedule(config)
-    bad_steps, allowed = torch.tensor(state.skipped, device=device), max(state.skipped, config.skip_bad_steps)
+    learning_rate = learning_rate_schedule(config, config.tokens - state.begun)
+    bad_steps = torch.tensor(state.skipped, device=device)
     model.train()
     clock = time.perf_counter()
     while True:
         pause = time.perf_counter()
-        if evaluations_due(state.tokens, config) > state.evaluations:
+        if evaluations_due(state, config) > state.evaluations:
             evaluate(state)
-            state.evaluations = evaluations_due(state.tokens, config)
+            state.evaluations = evaluations_due(state, config)
             state.evaluation_seconds += time.perf_counter() - pause
         maybe_checkpoint(state)
         clock += time.perf_counter() - pause
-        if state.tokens >= config.tokens:
+        if has_ended(state, config):
             return state
 
         read = [next(segments) for _ in range(1 + config.tbptt)]
-        tokens = sum(segment.inputs.numel() for segment in read)
-        predictions = sum(segment.predictions for segment in read)
-        own = [segment.with_streams(lambda x: sent(ranks.own(x), device)) for segment in read]  # [S, B] each
-        set_learning_rates(state.optimizers, learning_rate(state.tokens + tokens // 2))
+        seen = state.tokens - state.begun + sum(segment.inputs.numel() for segment in read) // 2
+        set_learning_rates(state.optimizers, learning_rate(seen))
+        take_step(model, forward, read, state, config, ranks, bad_steps)
 
-        memory = nothing_remembered(model, own[0], config) if read[0].starts_over else state.memory
-        model.zero_grad()
-        outcome = backward(forward, own, memory, config, ranks, predictions=predictions)
-        norms = clip(model, config.max_grad_norm)
-
-        numbers = torch.stack([outcome.loss, outcome.auxiliary_loss, *norms, outcome.correct])
-        bad = ~numbers.isfinite().all()
-        bad_steps += bad
-        skipped = bad | (bad_steps > allowed)  # all steps between the last bad one and its error are skipped
-        for optimizer in state.optimizers:
-            optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]
-            optimizer.step()
-        share = share_of_memory(state.tokens + tokens, config)
-        remembered = shortened(outcome.memory, share, model.config.memory_sizes)
-        # The memory after the segments of a bad step may contain NaN.
-        state.memory = one_of(skipped, without_what_has_ended(memory, own), remembered)
-        lengths = remembered.mem_len, remembered.c_mem_len
-        state.unread.append(StepTaken(state.step, state.tokens, tokens, predictions, lengths, numbers))
-
-        state.step, state.tokens = state.step + 1, state.tokens + tokens
-        state.epoch, state.position = read[-1].epoch, read[-1].end
         recorded = state.step % config.log_every == 0 or state.tokens >= config.tokens
-        evaluated = evaluations_due(state.tokens, config) > state.evaluations
+        evaluated = evaluations_due(state, config) > state.evaluations
         if recorded or evaluated or device.type in FREE_TO_WAIT_FOR:
-            read_numbers(state, config)
+            flush_metrics(state, config)
         now = time.perf_counter()
         state.seconds, clock = state.seconds + now - clock, now
         if recorded:
@@ -109,8 +88,44 @@ def train(
             state.window = MetricAccumulator(state.seconds)
 
 
-FREE_TO_WAIT_FOR = ("cpu",)
-"""The devices that have computed a number when PyTorch returns it."""
+def take_step(
+    model: MemoryLM,
+    forward: Forward,
+    read: Sequence[Segment],
+    state: TrainingState,
+    config: TrainConfig,
+    ranks: Distributed,
+    bad_steps: Tensor,
+) -> None:
+    """Learn from the segments that were ``read``, ``[S, B]`` of all streams each, and change ``model`` and
+    ``state``; a step with a number that is not finite changes no weight, and is counted in ``bad_steps``, a
+    scalar on the device."""
+    tokens = sum(segment.inputs.numel() for segment in read)
+    predictions = sum(segment.predictions for segment in read)
+    own = [segment.with_streams(lambda x: sent(ranks.own(x), model.device)) for segment in read]
+    memory = initial_memory(model, own[0], config) if read[0].starts_over else state.memory
+
+    model.zero_grad()
+    outcome = backward(forward, own, memory, config, ranks, predictions=predictions)
+    norms = clip(model, config.max_grad_norm)
+    numbers = torch.stack([outcome.loss, outcome.auxiliary_loss, *norms, outcome.correct])
+
+    bad = ~numbers.isfinite().all()
+    bad_steps += bad
+    allowed = max(state.skipped, config.skip_bad_steps)
+    skipped = bad | (bad_steps > allowed)  # all steps between the last bad one and its error are skipped
+    for optimizer in state.optimizers:
+        optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]
+        optimizer.step()
+
+    share = 1.0 if state.begun else share_of_memory(state.tokens + tokens, config)
+    remembered = shortened(outcome.memory, share, model.config.memory_sizes)
+    # The memory after the segments of a bad step may contain NaN.
+    state.memory = one_of(skipped, reset_finished_streams(memory, own), remembered)
+    lengths = remembered.mem_len, remembered.c_mem_len
+    state.pending.append(StepMetrics(state.step, state.tokens, tokens, predictions, lengths, numbers))
+    state.step, state.tokens = state.step + 1, state.tokens + tokens
+    state.epoch, state.position = read[-1].epoch, read[-1].end
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
@@ -132,17 +147,16 @@ def one_of(first: Tensor, memory: Memory, other: Memory) -> Memory:
     return memory_from_tensors(chosen, len(memory.mem))
 
 
-def nothing_remembered(model: MemoryLM, segment: Segment, config: TrainConfig) -> Memory:
+def initial_memory(model: MemoryLM, segment: Segment, config: TrainConfig) -> Memory:
     """What the streams of a ``segment`` begin with. For a compiled step on documents, that is as long as a
     full memory: so all steps have the same shapes, and one compilation is enough."""
     if segment.doc_starts is None or not config.compile:
         return Memory(())
-    weight = next(model.parameters())
-    batch = segment.inputs.shape[1]
-    return Memory.empty(model.config, batch, dtype=weight.dtype, device=weight.device)
+    dtype, batch = next(model.parameters()).dtype, segment.inputs.shape[1]
+    return Memory.empty(model.config, batch, dtype=dtype, device=model.device)
 
 
-def without_what_has_ended(memory: Memory, segments: Sequence[Segment]) -> Memory:
+def reset_finished_streams(memory: Memory, segments: Sequence[Segment]) -> Memory:
     """The part of the ``memory`` before ``segments``, ``[S, B]`` each, that the next segments may still use:
     nothing if the streams started over within them, and nothing of a stream in which a document began."""
     if any(segment.starts_over for segment in segments[1:]):
@@ -151,79 +165,31 @@ def without_what_has_ended(memory: Memory, segments: Sequence[Segment]) -> Memor
     return memory.reset(torch.cat(doc_starts).any(0)) if doc_starts else memory
 
 
-def evaluations_due(tokens: int, config: TrainConfig) -> int:
-    """The number of evaluations that are due after this number of ``tokens``."""
-    return tokens * config.evaluations // config.tokens
+def evaluations_due(state: TrainingState, config: TrainConfig) -> int:
+    """The number of evaluations that are due by now, since the training began or went on."""
+    return (state.tokens - state.begun) * config.evaluations // (config.tokens - state.begun)
 
 
-NUMBERS = (
-    "the loss",
-    "the reconstruction loss",
-    "the gradient's norm",
-    "the norm of the compression functions' gradient",
-)
+def has_ended(state: TrainingState, config: TrainConfig) -> bool:
+    """Whether nothing is left to train: all tokens are read, or the loss has fallen no more for long."""
+    return state.tokens >= config.tokens or 0 < config.stop_after <= state.without_gain
 
 
-def what_is_not_finite(*numbers: float) -> str:
-    """The first of the ``NUMBERS`` of a step that is not finite, in words; empty if all are finite."""
-    named = zip(NUMBERS, numbers, strict=True)
-    return next((f"{name} is {value}" for name, value in named if not math.isfinite(value)), "")
-
-
-def read_numbers(state: TrainingState, config: TrainConfig) -> None:
+def flush_metrics(state: TrainingState, config: TrainConfig) -> None:
     """Count the steps that were taken since the last call, which waits for the device: the good ones in the
-    record, and the bad ones as skipped. Raises [`NotFiniteError`][] if they are too many."""
-    taken, state.unread = state.unread, []
-    if taken:
-        for step, numbers in zip(taken, torch.stack([step.numbers for step in taken]).tolist(), strict=True):
-            if problem := what_is_not_finite(*numbers[: len(NUMBERS)]):
-                skip(problem, step, state, config)
-            else:
-                state.window.add(step, numbers)
-
-
-def skip(problem: str, step: StepTaken, state: TrainingState, config: TrainConfig) -> None:
-    """Count a bad ``step`` and warn, or raise [`NotFiniteError`][] if ``config`` allows no more."""
-    where = f"{problem} at token {step.seen:,} (step {step.step:,})"
-    if state.skipped >= config.skip_bad_steps:
-        raise NotFiniteError(
-            f"{where}; training stopped before learning from it. A lower learning_rate, "
-            f"muon_learning_rate or max_grad_norm may help, or a larger skip_bad_steps."
-        )
-    state.skipped += 1
-    left = f"{state.skipped} of {config.skip_bad_steps}"
-    warnings.warn(f"{where}; the step is skipped ({left}).", RuntimeWarning, stacklevel=4)
-
-
-STAGES = 8
-"""The number of lengths that a growing memory has, one after the other; few, since each is another shape to
-compile and to choose a kernel for."""
-
-
-def share_of_memory(tokens: int, config: TrainConfig) -> float:
-    """The fraction of a whole memory's keys that a segment may use after a training on this number of
-    ``tokens``: 0 at the beginning, 1 from ``memory_growth`` of the training on."""
-    grown = config.memory_growth * config.tokens
-    return 1.0 if tokens >= grown else int(STAGES * tokens / grown) / STAGES
-
-
-def shortened(memory: Memory, share: float, layers: Sequence[MemorySizes]) -> Memory:
-    """``memory`` with the newest keys of each of ``layers`` only: at most the fraction ``share`` of as many
-    as a whole memory has. Slots come after a whole memory of positions, which they are older than."""
-    if share == 1.0 or not memory.mem:
-        return memory
-
-    def newest(x: Tensor, length: int) -> Tensor:
-        return cut([x], max(len(x) - length, 0))
-
-    mem, c_mem, slot_inputs = [], [], []
-    for layer, own in enumerate(layers):
-        keys = int(share * own.keys)
-        positions = keys - keys % own.compression_rate if keys < own.mem_len else own.longest_memory
-        slots = max(keys - own.mem_len, 0)
-        mem.append(newest(memory.mem[layer], positions))
-        c_mem += [newest(x, slots) for x in memory.c_mem[layer : layer + 1]]
-        slot_inputs += [
-            newest(x, slots * own.compression_rate) for x in memory.slot_inputs[layer : layer + 1]
-        ]
-    return Memory(tuple(mem), tuple(c_mem), memory.valid, tuple(slot_inputs))
+    record, and the bad ones as skipped, with a warning. Raises [`NotFiniteError`][] if they are too many."""
+    taken, state.pending = state.pending, []
+    numbers = torch.stack([step.numbers for step in taken]).tolist() if taken else []
+    for step, found in zip(taken, numbers, strict=True):
+        if not (problem := step.problem(found)):
+            state.window.add(step, found)
+            continue
+        where = f"{problem} at token {step.seen:,} (step {step.step:,})"
+        if state.skipped >= config.skip_bad_steps:
+            raise NotFiniteError(
+                f"{where}; training stopped before learning from it. A lower learning_rate, "
+                f"muon_learning_rate or max_grad_norm may help, or a larger skip_bad_steps."
+            )
+        state.skipped += 1
+        left = f"{state.skipped} of {config.skip_bad_steps}"
+        warnings.warn(f"{where}; the step is skipped ({left}).", RuntimeWarning, stacklevel=3)

@@ -5,6 +5,7 @@ Muon brings all singular values of a momentum to about 1 before it applies it. S
 2502.16982 (weight decay).
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -28,11 +29,12 @@ def build_optimizers(model: MemoryLM, config: TrainConfig) -> Optimizers:
     Weight decay applies only to the weights of linear maps and convolutions, since there is no reason to pull
     an embedding, a bias, a norm or a position towards zero.
     """
-    matrices = layer_matrices(model) if config.optimizer == "muon" else []
+    learning = {id(p): p for p in model.parameters() if p.requires_grad}
+    matrices = [w for w in layer_matrices(model) if id(w) in learning] if config.optimizer == "muon" else []
     taken = {id(matrix) for matrix in matrices}
     maps = (module.weight for module in model.modules() if isinstance(module, nn.Linear | nn.Conv1d))
-    decaying = {id(weight): weight for weight in maps if id(weight) not in taken}
-    others = [p for p in model.parameters() if id(p) not in taken and id(p) not in decaying]
+    decaying = {id(weight): weight for weight in maps if id(weight) in learning.keys() - taken}
+    others = [p for own, p in learning.items() if own not in taken and own not in decaying]
     adamw = torch.optim.AdamW(
         [
             {"params": list(decaying.values()), "weight_decay": config.weight_decay},
@@ -57,11 +59,21 @@ def layer_matrices(model: MemoryLM) -> list[Tensor]:
     return [module.weight for module in modules if isinstance(module, nn.Linear)]
 
 
-def learning_rate_schedule(config: TrainConfig) -> Callable[[int], float]:
-    """The fraction of its peak that each learning rate has after a number of tokens: it rises linearly from 0
-    and then falls linearly to 0."""
-    shape = [(0.0, 0.0), (config.warmup, 1.0), (1.0, 0.0)]
-    return RelativePiecewise(shape if config.warmup else shape[1:], config.tokens)
+def learning_rate_schedule(config: TrainConfig, tokens: int) -> Callable[[int], float]:
+    """The fraction of its peak that each learning rate has after a number of tokens of a training on
+    ``tokens``: it rises linearly from 0 and goes on as ``config.schedule`` says."""
+    rise = [(0.0, 0.0)] * (config.warmup > 0) + [(config.warmup, 1.0)]
+    stays = (max(WSD_FALLS, config.warmup), 1.0)
+    falls = {
+        "linear": [(1.0, 0.0)],
+        "constant": [(1.0, 1.0)],
+        "wsd": [stays, (1.0, 0.0)],
+        "cosine": [(1.0, 2.0)],
+    }
+    part = RelativePiecewise([*rise, *falls[config.schedule]], tokens)
+    if config.schedule == "cosine":  # from 1 to 2 in the half cosine's own measure
+        return lambda seen: x if (x := part(seen)) < 1 else (1 + math.cos(math.pi * (x - 1))) / 2
+    return part
 
 
 def set_learning_rates(optimizers: Optimizers, part: float) -> None:
@@ -71,6 +83,8 @@ def set_learning_rates(optimizers: Optimizers, part: float) -> None:
             group["lr"] = part * optimizer.defaults["lr"]
 
 
+WSD_FALLS = 0.8
+"""Where in a training the last part of the schedule wsd begins."""
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """a, b, c of the quintic x → ax + bx³ + cx⁵, which takes small singular values to about 1 fast; Jordan's."""
 STEPS = 5

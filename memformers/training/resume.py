@@ -4,7 +4,7 @@ import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,12 @@ from memformers.data.tokenizer import Tokenizer
 from memformers.data.tokenizers import TOKENIZER
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
-from memformers.runs.folder import CHECKPOINTS, CONFIG, METRICS, flatten
+from memformers.runs.folder import CHECKPOINTS, CONFIG, METRICS, RESULT, flatten
 from memformers.runs.reader import read_facts
 from memformers.training.checkpoints import ABOUT, Checkpoint, read_about, read_checkpoint
 from memformers.training.config import TrainConfig, read_train_config
-from memformers.training.distributed import ALONE, Distributed
+from memformers.training.distributed import SINGLE_PROCESS, Distributed
+from memformers.training.loop import has_ended
 from memformers.training.state import TrainingState
 
 MAY_DIFFER = {
@@ -52,12 +53,19 @@ def check_same_config(config: TrainConfig, folder: Path) -> None:
                 f"{folder} has metrics, but no {CONFIG}, so it can't be resumed; name a new folder."
             )
         return
-    stored = read_train_config(folder)
-    if changes := differences(asdict(stored), asdict(config)):
+    stored, is_finished = read_train_config(folder), (folder / RESULT).exists()
+    goes_on = is_finished and config.tokens > stored.tokens
+    before = replace(stored, tokens=config.tokens) if goes_on else stored
+    if changes := differences(asdict(before), asdict(config)):
         raise UserError(
             f"{folder} can't be resumed with other settings: {changes}. Leave them out, or begin a new run. "
-            f"(A longer training is a new run too, since its learning rate falls more slowly.)"
+            f"(A finished run can go on to more tokens.)"
         )
+
+
+def is_finished(config: TrainConfig, folder: Path) -> bool:
+    """Whether the run in ``folder`` has its result, and ``config`` asks for no more tokens."""
+    return (folder / RESULT).exists() and read_train_config(folder).tokens >= config.tokens
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
@@ -98,7 +106,7 @@ def restore_newest(
     state: TrainingState,
     config: TrainConfig,
     corpus: DatasetInfo,
-    ranks: Distributed = ALONE,
+    ranks: Distributed = SINGLE_PROCESS,
     tokenizer: Tokenizer | None = None,
 ) -> tuple[TrainingState, int]:
     """The newest usable checkpoint of ``folder``, put into ``model`` and the optimizers of ``state``; returns
@@ -117,9 +125,14 @@ def restore_newest(
             raise UserError("it belongs to another text.")
         if tokenizer and read_json(path / TOKENIZER) != tokenizer.saved():
             raise UserError("it belongs to another tokenizer, so its tokens would be others; name its own.")
-        if changes := differences(asdict(made_with), asdict(config)):
+        if changes := differences(asdict(replace(made_with, tokens=config.tokens)), asdict(config)):
             raise UserError(f"it belongs to another training: {changes}.")
-        return read_checkpoint(path, model, optimizers, config.batch_size, ranks), about.records
+        found = read_checkpoint(path, model, optimizers, config.batch_size, ranks)
+        if made_with.tokens != config.tokens:
+            if not has_ended(found.state, made_with):
+                raise UserError(f"it belongs to a training of {made_with.tokens:,} tokens, before its end.")
+            found.state.go_on()
+        return found, about.records
 
     ranks.first_alone(lambda: remove_leftovers(checkpoints))
     say = say_passed_over if ranks.first else lambda *_: None
@@ -135,6 +148,11 @@ def restore_newest(
     path, (checkpoint, records) = found
     state = checkpoint.restore(model, optimizers)
     ranks.say(f"continues at token {state.tokens:,}, from {path}")
+    if state.begun == state.tokens > 0:
+        ranks.say(
+            f"trains on to token {config.tokens:,}: the learning rate rises again over "
+            f"{config.warmup:.0%} of the new part and goes on as schedule={config.schedule!r} says."
+        )
     if ranks.first:
         note_other_environment(path, model.device)
         for later in folders[: folders.index(path)]:
@@ -171,7 +189,7 @@ def cut_metrics(folder: Path, records: int) -> int:
 
 
 @contextmanager
-def alone_in(folder: Path, ranks: Distributed = ALONE, seconds: float = 0.0) -> Iterator[None]:
+def alone_in(folder: Path, ranks: Distributed = SINGLE_PROCESS, seconds: float = 0.0) -> Iterator[None]:
     """A block in which no other training uses ``folder``, which is made if it is missing; UserError if one
     does for as many ``seconds``."""
     if not ranks.first:

@@ -1,7 +1,9 @@
-"""A run: one training, from its config to the files in its folder."""
+"""What a training is made of: its folder, its text, its model, and the facts that are written down."""
 
 import contextlib
 import random
+import threading
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,9 @@ from memformers.common.atomic_dir import numbered
 from memformers.common.command_line import command_as_given
 from memformers.common.errors import UserError
 from memformers.common.files import write_json
-from memformers.common.machine import choose_device, describe_environment, git_commit, keep_freed_memory
-from memformers.common.words import counted
+from memformers.common.machine import choose_device, describe_environment, git_commit
+from memformers.common.text_format import counted
 from memformers.data.dataset import TokenDataset
-from memformers.data.streams import training_segments
 from memformers.models.base import memory_facts
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
@@ -33,81 +34,29 @@ from memformers.runs.folder import (
     flatten,
 )
 from memformers.runs.reader import read_facts
-from memformers.tracking.discovery import find_dashboard
-from memformers.tracking.recorder import Tracking
 from memformers.training.config import TrainConfig, read_train_config
-from memformers.training.distributed import ALONE, Distributed, joined, with_precision
-from memformers.training.loop import train
-from memformers.training.observer import Bar, Observer
-from memformers.training.optimizers import build_optimizers
-from memformers.training.resume import alone_in, check_same_config, check_same_corpus, restore_newest
-from memformers.training.signals import StopSignals
-from memformers.training.state import TrainingState
-from memformers.training.text import check_long_enough, find_text
+from memformers.training.data_module import check_long_enough, find_text
+from memformers.training.distributed import SINGLE_PROCESS, Distributed
+from memformers.training.initial import copy_weights, freeze
+from memformers.training.resume import check_same_config, check_same_corpus
+from memformers.training.state import TrainingState, random_states, set_random_states
+
+TRAINING = threading.Lock()
+"""Held by the training of this process."""
 
 
-def train_run(config: TrainConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> Path:
-    """Train as ``config`` says in ``folder``, which must not contain a run yet; returns the folder.
-
-    With ``resume``, a run in ``folder`` continues from its newest checkpoint, as if it had never stopped. A
-    finished run is not changed, and if there is no run, one begins. ``dashboard`` is the address of a labml
-    server; if it is empty, labml's own ``$labml_app_url`` is used.
-
-    SIGINT and SIGTERM end the training after the current step and its checkpoint, by KeyboardInterrupt and
-    SystemExit(143). Raises ValueError for a corpus or config that can't be used, and for a folder that is in
-    use or belongs to another training; [`memformers.training.loop.NotFiniteError`][] for a training that
-    diverged; OSError if the folder can't be written. The last good checkpoint is kept.
-    """
-    keep_freed_memory()
-    find_dashboard(dashboard)
-    with joined(config) as ranks:
-        folder = ranks.all_gather(folder)[0]
-        config = in_its_precision(config, folder)
-        ranks.first_alone(lambda: check_folder(config, folder, resume))
-        if resume and ranks.all_gather((folder / RESULT).exists())[0]:
-            ranks.say(f"{folder} is finished; nothing is left to train.")
-            return folder
-        text = read_text(config, folder, ranks)
-        config = with_vocabulary(config, text.tokenizer.vocab_size)
-        config = with_precision(config, choose_device(ranks.device_name(config.device)), ranks)
-        model = build_model(config, ranks)
-        state, records = TrainingState(build_optimizers(model, config)), 0
-
-        with alone_in(folder, ranks), StopSignals(alone=ranks.size == 1) as signals:
-            facts = describe_run(config, text, model)
-            network, read = short_name(config.model.model), facts["corpus"]
-            ranks.say(f"{network}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
-            documents = f", {counted(read['documents'], 'document')}" if "documents" in read else ""
-            ranks.say(f"corpus: {read['name']} ({read['source']}){documents}")
-            if resume:
-                state, records = restore_newest(
-                    folder, model, state, config, text.info, ranks, text.tokenizer
-                )
-            ranks.first_alone(lambda: write_down(config, facts, folder, state))
-            settings = {**asdict(config), **facts}
-            with (
-                Tracking(folder, network, settings, dashboard, chosen_settings(config))
-                if ranks.first
-                else contextlib.nullcontext() as tracking,
-                contextlib.closing(Bar(config, state.tokens, shown=ranks.first)) as bar,
-            ):
-                write = tracking.record if tracking else lambda record: None
-                observer = Observer(folder, config, model, text, state, records, write, signals, bar, ranks)
-                segments = training_segments(
-                    text.train.tokens,
-                    config.batch_size,
-                    config.model.segment_len,
-                    (state.epoch, state.position),
-                    chunk_len=config.chunk_len,
-                    seed=config.seed,
-                    documents=torch.from_numpy(text.train.documents),
-                )
-                with observer.plain_endings():
-                    train(model, segments, config, record=observer.record, evaluate=observer.evaluate,
-                          maybe_checkpoint=observer.maybe_checkpoint, state=state, ranks=ranks)  # fmt: skip
-                    observer.finish()
-            ranks.barrier()  # until all is written
-    return folder
+@contextlib.contextmanager
+def alone_in_this_process() -> Iterator[None]:
+    """A block that trains, after which the random states are as before; UserError where another thread
+    trains, which would draw from the same random numbers."""
+    if not TRAINING.acquire(blocking=False):
+        raise UserError("another training runs in this process; wait for its end, or use another process.")
+    before = random_states()
+    try:
+        yield
+    finally:
+        set_random_states(before)
+        TRAINING.release()
 
 
 def check_folder(config: TrainConfig, folder: Path, resume: bool) -> None:
@@ -142,7 +91,7 @@ def in_its_precision(config: TrainConfig, folder: Path) -> TrainConfig:
 def read_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDataset:
     """The text to train on. Raises ValueError unless it is the same on all ``ranks``, and that of the run in
     ``folder`` if there is one."""
-    text = ranks.in_turn(lambda: find_text(config))
+    text = ranks.rank_zero_first(lambda: find_text(config))
     info = text.info
     ranks.check_alike(
         info.sha256,
@@ -161,16 +110,23 @@ def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
     return replace(config, model=replace(config.model, vocab_size=vocab_size))
 
 
-def build_model(config: TrainConfig, ranks: Distributed = ALONE) -> MemoryLM:
+def build_model(
+    config: TrainConfig, ranks: Distributed = SINGLE_PROCESS, initial: MemoryLM | None = None
+) -> MemoryLM:
     """A model on this rank's device with the weights of ``config.seed``, whatever random numbers were drawn
-    before. From then on, each rank draws its own random numbers."""
+    before, or of the ``initial`` model. From then on, each rank draws its own random numbers."""
     device = choose_device(ranks.device_name(config.device))
+    if device.type == "mps":
+        raise UserError("device='mps' has no float64, in which a training sums its losses; use device='cpu'.")
     if config.compile:
         check_compiler(device)
     model = MemoryLM(config.model)
     torch.manual_seed(config.seed)
     model.reset_parameters()
     model.transformer.recompute = config.activation_checkpointing
+    if initial is not None:
+        copy_weights(initial, model)
+    freeze(model, config.freeze)
     ranks.place(model, device)
     own_seed = config.seed + ranks.rank
     random.seed(own_seed)  # which a user's module may draw from, as from NumPy's
@@ -213,9 +169,18 @@ def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> di
     }
 
 
+def say_what(config: TrainConfig, facts: dict[str, Any], folder: Path, ranks: Distributed) -> None:
+    """Print what is trained, on what, and where."""
+    network, corpus = short_name(config.model.model), facts["corpus"]
+    ranks.say(f"{network}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
+    documents = f", {counted(corpus['documents'], 'document')}" if "documents" in corpus else ""
+    ranks.say(f"corpus: {corpus['name']} ({corpus['source']}){documents}")
+
+
 def write_down(config: TrainConfig, facts: dict[str, Any], folder: Path, state: TrainingState) -> None:
     """Write the config and the facts; if a training continues on another machine or with other versions, the
     facts list all of its environments."""
+    (folder / RESULT).unlink(missing_ok=True)  # of a training that goes on
     write_json(folder / CONFIG, asdict(config))
     if state.tokens and (before := read_facts(folder)):
         environments = before.get("environments", [before["environment"]])

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, which stop a training at the next step."""
+"""The signals that stop a training at the next step."""
 
 import signal
 from collections.abc import Iterator
@@ -6,7 +6,10 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 from memformers.common.processes import handling
-from memformers.training.distributed import ALONE, Distributed
+from memformers.training.distributed import SINGLE_PROCESS, Distributed
+
+ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""What ends a process: Ctrl-C, kill, and a terminal that was closed."""
 
 
 class Stopped(BaseException):
@@ -37,14 +40,14 @@ class StopSignals:
         self._handled = ExitStack()
 
     def __enter__(self) -> "StopSignals":
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ENDING:
             self._handled.enter_context(handling(number, self._note))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._handled.close()
 
-    def check(self, ranks: Distributed = ALONE) -> None:
+    def check(self, ranks: Distributed = SINGLE_PROCESS) -> None:
         """Raise [`Stopped`][] if a signal has come to any of ``ranks``, all of which must call this.
 
         Only what the ranks have told each other counts: a signal that comes while they do waits for the next

@@ -1,5 +1,6 @@
 """The state of a training between two steps."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,9 +14,17 @@ from memformers.common.errors import UserError
 from memformers.common.fields import Checked, NonNegativeInt, Range
 from memformers.models.memory import Memory
 
+NUMBERS = (
+    "the loss",
+    "the reconstruction loss",
+    "the gradient's norm",
+    "the norm of the compression functions' gradient",
+)
+"""The numbers of a step, in words."""
+
 
 @dataclass(frozen=True)
-class StepTaken:
+class StepMetrics:
     """A training step, of which the device has the numbers."""
 
     step: int
@@ -28,8 +37,12 @@ class StepTaken:
     memory: tuple[int, int]
     """The lengths of memory and compressed memory after it."""
     numbers: Tensor
-    """float64 ``[5]``: the loss, the reconstruction loss, the norm of the gradient, that of the compression
-    functions' gradient, and how many predictions were correct."""
+    """float64 ``[5]``: those of [`NUMBERS`][], and how many predictions were correct."""
+
+    def problem(self, numbers: Sequence[float]) -> str:
+        """The first of the ``numbers`` that is not finite, in words; empty if all are finite."""
+        named = zip(NUMBERS, numbers, strict=False)
+        return next((f"{name} is {value}" for name, value in named if not math.isfinite(value)), "")
 
 
 @dataclass
@@ -54,7 +67,7 @@ class MetricAccumulator:
     mem_len: int = 0
     c_mem_len: int = 0
 
-    def add(self, taken: StepTaken, numbers: Sequence[float]) -> None:
+    def add(self, taken: StepMetrics, numbers: Sequence[float]) -> None:
         """Count the step that was ``taken``, whose ``numbers`` were read."""
         loss, reconstruction_loss, grad_norm, compression_grad_norm, correct = numbers
         self.steps += 1
@@ -106,13 +119,23 @@ class TrainingState(Checked):
     """The time of training steps, without evaluations and checkpoints."""
     evaluation_seconds: Annotated[float, Range(0)] = 0.0
     """The time of evaluations and of the samples that are generated with them."""
+    begun: NonNegativeInt = 0
+    """How many tokens had been read when a finished training went on; 0 if it never did."""
     evaluations: NonNegativeInt = 0
-    """The number of evaluations that are done."""
+    """The number of evaluations that are done, since then."""
+    lowest_loss: float | None = None
+    """Of these evaluations, in nats per token."""
+    without_gain: NonNegativeInt = 0
+    """How many of these, in a row and up to now, didn't have a lower loss than all before."""
     skipped: NonNegativeInt = 0
     """The number of steps that were skipped because a number in them was not finite."""
     window: MetricAccumulator = field(default_factory=MetricAccumulator)
-    unread: list[StepTaken] = field(default_factory=list)
+    pending: list[StepMetrics] = field(default_factory=list)
     """The steps that aren't counted yet, since nobody has waited for their numbers."""
+
+    def go_on(self) -> None:
+        """Begin another part of the training, after the end of the one before."""
+        self.begun, self.evaluations, self.lowest_loss, self.without_gain = self.tokens, 0, None, 0
 
     @property
     def progress(self) -> dict[str, float]:

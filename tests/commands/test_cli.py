@@ -3,6 +3,7 @@ need not start each time."""
 
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import pytest
 from memformers.cli import COMMANDS
 from memformers.common.files import read_json
 from memformers.data.utf8 import bytes_of
-from memformers.runs.folder import new_folder
 from tests.builders import SMALL_RUN, SMALL_SIZES
 from tests.processes import finish, program, run
 
@@ -22,27 +22,33 @@ def _somewhere_else(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_without_a_command_there_is_help_and_options_have_readable_values(monkeypatch):
+def test_help_has_readable_values_no_empty_defaults_and_no_errors(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert run().out == run("--help").out
     assert run().code == 0
     for name in COMMANDS:
-        assert not re.search(r"\{None\}|\|\{", run(name, "--help").out), name
+        said = run(name, "--help-all")
+        assert said.code == 0
+        assert not re.search(r"\{None\}|\|\{|default: (None|''|)\)|Raises|Error", said.out), name
 
 
 @pytest.mark.parametrize(
     ("command", "first"),
-    [("train", ["model", "data", "tokens", "preset", "out", "resume"]),
-     ("compare", ["data", "scale", "seeds", "models", "out"])],
+    [("train", "model data tokenizer tokens n-layers d-model mem-len preset init-from out resume dashboard"),
+     ("compare", "data scale seeds models out dashboard resume")],
 )  # fmt: skip
-def test_help_begins_with_the_common_options_and_has_all_others_in_groups(command, first, monkeypatch):
+def test_help_has_a_dozen_options_and_the_names_of_the_groups_of_all_others(command, first, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    boxes = run(command, "--help").out.split("╭─ ")[1:]
-    assert [box.split(" ")[0] for box in boxes[:1]] == ["options"]
-    assert re.findall(r"^│ --([a-z-]+)", boxes[0], re.MULTILINE) == first
-    groups = {box.partition(" options")[0] for box in boxes[1:]}
-    assert {"network", "memory", "compression", "optimizer", "hardware"} <= groups
-    assert "other" not in groups, "an option is in no group of memformers/commands/options.py"
+    box, *others = run(command, "--help").out.split("╭─ ")[1:]
+    assert not others
+    assert re.findall(r"^│ --([a-z-]+)", box, re.MULTILINE) == first.split()
+    assert f"\nmemformers {command} --help-all shows all options\n" in box
+    listed = re.findall(r"^  (\w+) +[A-Z]", box, re.MULTILINE)
+    boxes = run(command, "--help-all").out.split("╭─ ")[1:]
+    assert boxes[0].split()[0] == "options"
+    assert [each.partition(" options")[0] for each in boxes[1:]] == listed
+    assert {"network", "memory", "compression", "optimizer", "checkpoint"} <= set(listed)
+    assert sum(len(re.findall("^│ --", each, re.MULTILINE)) for each in boxes) > 60
 
 
 def test_no_command_imports_what_only_several_processes_or_a_compiler_need():
@@ -73,15 +79,10 @@ def test_train_then_generate_then_report_in_processes_of_their_own(tmp_path):
     assert (folder / "report.html").is_file()
 
 
-def test_runs_that_begin_in_the_same_second_have_folders_of_their_own():
-    assert len({new_folder("xl") for _ in range(100)}) == 100
-
-
 def test_a_name_cannot_write_to_the_terminal_and_a_narrow_one_has_its_help(monkeypatch):
-    ended = run("report", "\x1b[31mrun\a")
-    assert ended.said("\ufffd[31mrun\ufffd"), ended.err
+    assert run("report", "\x1b[31mrun\a").said("\ufffd[31mrun\ufffd")
     monkeypatch.setenv("COLUMNS", "3")
-    assert "--learning-rate" in run("train", "--help").out
+    assert "--model" in run("train", "--help").out
 
 
 @pytest.mark.usefixtures("quick_runs")
@@ -90,62 +91,66 @@ def test_resume_takes_the_newest_run_in_runs_with_its_own_settings_and_refuses_o
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.endswith("-transformer-xl")
     (folder / "result.json").unlink()
-    other = run("train", "--resume", folder, "--learning-rate", "0.002")
-    assert other.said("can't be resumed with other settings: learning_rate 0.01 → 0.002")
+    assert run("train", "--resume", folder, "--learning-rate", "0.002").said("learning_rate 0.01 → 0.002")
     resumed = run("train", "--resume", "--keep-checkpoints", 1)
     assert resumed.code == 0, resumed.err
     assert "continues at token" in resumed.out
     assert read_json(folder / "result.json")["tokens"] >= 1500
     config = read_json(folder / "config.json")
     assert (config["learning_rate"], config["keep_checkpoints"], config["batch_size"]) == (0.01, 1, 4)
-
-
-@pytest.mark.usefixtures("quick_runs")
-def test_resume_begins_a_run_where_there_is_none(tmp_path):
-    assert run("train", "--resume", "--out", "runs/first", *SMALL_RUN).code == 0
+    assert run("train", "--resume", "--out", "runs/first", *SMALL_RUN).code == 0, "where there is none"
     assert (tmp_path / "runs" / "first" / "result.json").is_file()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [("train --d-model 100 --heads 8", "d_model=100"),
-     ("train --model transformer-xl --c-mem-len 5", "c_mem_len=5 is for model='compressive'"),
-     ("train --batch-size 500000 --data builtin", "500000"),
-     ("train --vocab-size 7 --data builtin", "vocab_size=7"),
-     ("train --embedding adaptive --cutoffs 9 --data builtin", "tokenizer='frequency'"),
-     ("train --dashboard nowhere", "dashboard='nowhere'"),
-     ("train --device warp --data builtin", "device='warp'"),
-     ("train --learnin-rate 1", "--learning-rate"),
-     ("train --tokens 1.5", "--tokens: 1.5 is"),
-     ("train --device meta --data builtin", "device='meta'"),
-     ("generate --device meta", "device='meta'"),
-     ("train --resume", "--resume"),
-     ("train --resume /gone", "error: /gone "),
-     ("train --resume a --out b", "--out"),
-     ("compare --scale inf", "scale=inf"),
-     ("compare --model transformer", "models"),
-     ("compare --models transformer transformer", "'transformer'"),
-     ("generate --checkpoint /gone", "error: /gone "),
-     ("report /gone", "error: /gone "),
-     ("generate --prompt=", "prompt"),
-     ("generate --prompt ΩmegaΩ", "51: 'Ω' at 0 (2x)"),
-     ("generate --temperature -1", "temperature=-1.0"),
-     ("generate --tokens -1", "tokens=-1"),
-     ("generate --prompt-file /gone.txt", "/gone.txt can't be read"),
-     ("generate --load-memory /gone", "/gone can't be read"),
-     ("evaluate --text /gone.txt", "/gone.txt doesn't exist"),
-     ("evaluate --text - --out=", "out=''"),
-     ("generate --seed 1e30", "seed=1000000000000000000000000000000"),
-     ("evaluate --text - --streams 0", "streams=0"),
-     ("evaluate --text - --mem-len -1", "mem_len=-1"),
-     ("evaluate --text -", "no text")],
-)  # fmt: skip
-def test_a_mistake_gets_a_clear_answer(arguments, message, trained, tmp_path):
-    command, *others = arguments.split()
+MISTAKES = """
+train --d-model 100 --heads 8 | d_model=100
+train --model transformer-xl --c-mem-len 5 | c_mem_len=5
+train --batch-size 500000 --data builtin | 500000
+train --vocab-size 7 --data builtin | vocab_size=7
+train --embedding adaptive --cutoffs 9 --data builtin | tokenizer='frequency'
+train --dashboard nowhere | dashboard='nowhere'
+train --device warp --data builtin | device='warp'
+train --learnin-rate 1 | --learning-rate
+train --tokens 1.5 | --tokens: '1.5' is
+train --device meta --data builtin | device='meta'
+train --resume | --resume
+train --resume /gone | error: /gone
+train --resume a --out b | --out
+compare --scale inf | scale=inf
+compare --model transformer | models
+compare --models transformer transformer | 'transformer'
+recall --arms compresive | 'compresive'
+recall --seeds 0 | seeds=0
+recall --resume | --out
+recall --device warp | device='warp'
+recall --dashboard nowhere | http://
+doctor --device cuda:77 | device='cuda:77'
+report /gone | error: /gone
+generate --device meta | device='meta'
+generate --checkpoint /gone | error: /gone
+generate --prompt= | prompt
+generate --prompt ΩmegaΩ | 51: 'Ω' at 0 (2x)
+generate --temperature -1 | temperature=-1.0
+generate --tokens -1 | tokens=-1
+generate --prompt-file /gone.txt | /gone.txt
+generate --load-memory /gone | /gone
+generate --seed 1e30 | seed=1000000000000000000000000000000
+evaluate --text /gone.txt | /gone.txt
+evaluate --text - --out= | out=''
+evaluate --text - --streams 0 | streams=0
+evaluate --text - --mem-len -1 | mem_len=-1
+evaluate --text - | no text
+"""
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.strip().splitlines())
+def test_a_mistake_gets_a_clear_answer_before_anything_is_written(mistake, trained, tmp_path):
+    given, _, word = mistake.partition(" | ")
+    command, *others = given.split()
     needs_run = command in ("generate", "evaluate") and "--checkpoint" not in others
     ended = run(command, *(["--checkpoint", trained] if needs_run else []), *others)
-    assert ended.said(message), ended.err
-    assert not list(tmp_path.rglob("metrics.jsonl"))
+    assert ended.said(word), ended.err
+    assert not list(tmp_path.iterdir())
 
 
 def test_generate_reads_a_book_keeps_its_memory_and_goes_on_from_there(trained, tmp_path):
@@ -217,3 +222,17 @@ def test_text_and_names_that_are_not_utf8_are_trained_on_reported_and_continued(
     evaluated = run("evaluate", "--checkpoint", "run", "--text", texts, "--out", "numbers")
     assert ", in 1 document\n" in evaluated.out, evaluated.err
     assert read_json(Path("numbers", "evaluation.json"))["documents"][0]["name"] == "\udce0.txt"
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_recall_trains_reports_and_is_reported_again(tmp_path):
+    ended = run("recall", "--quick", "--arms", "compressive", "--tokens", "1e2")
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.endswith("-recall")
+    assert ended.code == 0, ended.err
+    assert "Recall by distance" in ended.out
+    assert read_json(folder / "experiment.json")["settings"]["tokens"] == 100
+    shutil.rmtree(folder / "figures")
+    assert run("report", folder).code == 0
+    assert (folder / "figures" / "recall_accuracy.png").is_file()
+    assert run("report", folder / "compressive").said("experiment.json")

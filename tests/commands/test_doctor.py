@@ -6,7 +6,6 @@ import torch
 from memformers.commands import doctor
 from memformers.kernels import dispatch, naive
 from memformers.kernels.self_test import find_mismatch
-from tests.processes import run_module
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +35,3 @@ def test_a_kernel_that_is_wrong_is_named(monkeypatch):
     assert "differs in output by 5.0e-01" in found["blocked"][0]
     assert found["blocked"][1] == "–"
     assert set(found) == {"naive (auto)", *dispatch.SUPPORT, "SDPA"} - {"naive"}
-
-
-def test_a_device_that_is_not_here_is_refused():
-    assert run_module("memformers", "doctor", "--device", "cuda:77").said(
-        "device='cuda:77' can't be used here"
-    )

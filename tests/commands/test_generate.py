@@ -1,6 +1,7 @@
 """``memformers generate`` loses no memory, however it ends, and overwrites nothing else."""
 
 import os
+import shlex
 import signal
 import subprocess
 
@@ -93,3 +94,19 @@ def test_a_terminal_that_knows_ascii_alone_shows_what_it_can(trained):
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
     assert line.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "word"),
+    [
+        ("generate", "--gate gru", "gate=gru"),
+        ("evaluate", "--model compressive --text /dev/null", "model=compressive"),
+        ("evaluate", "--c-mem-len 4 --text /dev/null", "c_mem_len=4"),
+        ("generate", ">&-", "output is closed"),
+        ("evaluate", ">&-", "output is closed"),
+    ],
+)
+def test_what_would_be_ignored_or_lost_is_refused(command, more, word, trained):
+    ended = finish(["sh", "-c", f"{shlex.join(program(command, '--checkpoint', trained))} {more}"])
+    assert ended.returncode == 2
+    assert word in ended.stderr

@@ -3,45 +3,26 @@
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
 
-from memformers.common.command_line import Group, parse_arguments
 from memformers.common.errors import UserError
-from memformers.common.fields import (
-    Count,
-    NonNegativeInt,
-    Positive,
-    Range,
-    Share,
-    check_arguments,
-    check_fields,
-)
+from memformers.common.fields import Checked, Count, NonNegativeInt, Positive, Range, Share, check_arguments
 from memformers.common.files import config_from_dict
 
 Lengths = NonNegativeInt | tuple[NonNegativeInt, ...]
 
 
 @dataclass(frozen=True)
-class Inner:
-    """What is inside."""
-
+class Inner(Checked):
     width: Count = 3
-    """How wide it is."""
     lengths: Lengths = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True)
-class Config:
-    """What it is for."""
-
-    first: ClassVar = ()
-    groups: ClassVar = {"size": Group("How large it is.", ("width", "lengths"))}
+class Config(Checked):
     norm: Literal["pre", "post"] = "pre"
     names: tuple[Literal["a", "b"], ...] = ("a",)
     share: Share = 0.0
@@ -53,13 +34,11 @@ class Config:
     bound: bool = False
     other: Any = None
 
-    def __post_init__(self) -> None:
-        check_fields(self)
 
-
-def test_values_in_their_range_are_taken():
+def test_values_in_their_range_are_taken_and_read_back():
     Config("post", ("a", "b"), 1, 1e300, 2.0, Inner(1, (0, 3)), "x", Path("y"), True, object())
-    Config(share=0.5, rate=math.inf)
+    config = Config(names=("b", "a"), rate=math.inf, inner=Inner(10, (3, 4)), share=0.5)
+    assert config_from_dict(Config, asdict(config), "it") == config
 
 
 @pytest.mark.parametrize(
@@ -90,19 +69,17 @@ def test_any_other_value_is_an_error_that_says_what_was_expected_and_what_came(
     assert (setting == "inner") or f"the default is {getattr(kind(), setting)!r}" in said
 
 
-def test_annotations_with_ranges_leave_the_command_line_and_files_as_they_are(capsys, monkeypatch):
-    config = Config(inner=Inner(10, (3, 4)), share=0.5)
-    given = ["--width", "1e1", "--lengths", "3", "4", "--share", ".5"]
-    assert parse_arguments(Config, given) == config
-    assert config_from_dict(Config, asdict(config), "it") == config
-    with pytest.raises(UserError, match=r"expected width to be .*, got width=0; the default is 3\.$"):
-        parse_arguments(Config, ["--width", "0"])
-    with pytest.raises(UserError, match="share=2"):
-        config_from_dict(Config, asdict(config) | {"share": 2}, "it")
-    monkeypatch.setenv("COLUMNS", "100")
-    with pytest.raises(SystemExit):
-        parse_arguments(Config, ["--help"])
-    assert "How wide it is. (default: 3)" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [({"share": 2}, "share=2"),
+     ({"inner": {"widht": 3}}, "it: unknown key 'widht'; did you mean 'width'"),
+     ({"zzzzzz": 3}, "known are bound, "),
+     ({"text": 3}, "it: expected text to be a text, got 3"),
+     ({"names": 3}, "it: ")],
+)  # fmt: skip
+def test_what_a_file_has_wrong_is_said_with_its_name(data, word):
+    with pytest.raises(UserError, match=word):
+        config_from_dict(Config, data, "it")
 
 
 @check_arguments

@@ -8,17 +8,18 @@ from memformers.common.intervals import Mean, mean_of, mean_of_groups, mean_of_k
 
 @pytest.mark.parametrize(
     ("numbers", "mean", "half_width"),
-    [
-        ([0.1, 0.3], 0.2, 12.706 * 0.1),
-        ([1.0, 2.0, 3.0, 4.0, 5.0], 3.0, 1.96324),  # 2.77645 · √(5/2) / √5
-        ([1.64, 1.66, 1.65, 1.63], 1.645, 0.020542),  # 3.18245 · 0.0129099 / 2
-        ([2.0] * 3, 2.0, 0.0),
-    ],
-)
-def test_an_interval_is_students(numbers, mean, half_width):
-    found = mean_of(numbers)
-    assert (found.mean, found.n) == (pytest.approx(mean), len(numbers))
-    assert found.half_width == pytest.approx(half_width, rel=3e-4)
+    [([0.1, 0.3], 0.2, 12.706 * 0.1),
+     ([1.0, 2.0, 3.0, 4.0, 5.0], 3.0, 1.96324),  # 2.77645 · √(5/2) / √5
+     ([1.64, 1.66, 1.65, 1.63], 1.645, 0.020542),  # 3.18245 · 0.0129099 / 2
+     ([-1.0, 1.1, 0.9], 1 / 3, 2.8792),  # 4.30265 · 1.15902 / √3: more than the mean
+     ([2.0] * 3, 2.0, 0.0)],
+)  # fmt: skip
+def test_an_interval_is_students_and_may_leave_out_zero(numbers, mean, half_width):
+    for sign in (1, -1):
+        found = mean_of([sign * number for number in numbers])
+        assert (found.mean, found.n) == (pytest.approx(sign * mean), len(numbers))
+        assert found.half_width == pytest.approx(half_width, rel=3e-4)
+        assert found.leaves_out_zero == (mean > half_width)
 
 
 @pytest.mark.parametrize(
@@ -36,12 +37,6 @@ def test_numbers_without_an_interval_leave_nothing_out(numbers):
     assert math.isnan(found.half_width)
     assert (found.mean, found.n) == (pytest.approx(sum(numbers) / len(numbers), nan_ok=True), len(numbers))
     assert not found.leaves_out_zero
-
-
-def test_an_interval_leaves_out_zero_where_the_mean_is_farther_from_it_than_half_its_width():
-    assert mean_of([1.0, 1.1, 0.9]).leaves_out_zero
-    assert mean_of([-1.0, -1.1, -0.9]).leaves_out_zero
-    assert not mean_of([-1.0, 1.1, 0.9]).leaves_out_zero
 
 
 def test_the_mean_of_groups_weighs_them_by_their_numbers():

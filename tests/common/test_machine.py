@@ -5,7 +5,6 @@ import shutil
 import subprocess
 
 import pytest
-import torch
 
 from memformers.common import machine
 from memformers.common.errors import UserError
@@ -14,41 +13,29 @@ from memformers.common.machine import choose_device, git_commit
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [
-        ("meta", "it keeps shapes and no numbers"),
-        ("xla", "this PyTorch doesn't have it"),
-        ("hpu", "No module named"),
-        ("warp", "Expected one of cpu, cuda"),
-        ("", "Device string must not be empty"),
-        pytest.param(
-            "mps", "", marks=pytest.mark.skipif(torch.backends.mps.is_available(), reason="it is here")
-        ),
-    ],
-)
+    [("meta", "no numbers"), ("xla", "doesn't have it"), ("hpu", "No module"), ("warp", "Expected one of"),
+     ("", "empty")],
+)  # fmt: skip
 def test_a_device_that_holds_no_numbers_here_is_one_line_that_says_what_to_do(name, reason):
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=rf"device={name!r} .*{reason}.*; use auto") as error:
         choose_device(name)
-    said = str(error.value)
-    assert said.startswith(f"device={name!r} can't be used here: {reason}")
-    assert said.endswith("; use auto, cpu or, with a GPU, cuda.")
-    assert "\n" not in said
-
-
-def git(folder, *arguments):
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    subprocess.run(["git", "-C", folder, *identity, *arguments], check=True, capture_output=True)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
 def test_the_commit_is_that_of_the_package_and_says_if_files_differ_from_it(tmp_path, monkeypatch):
+    def git(*arguments):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        subprocess.run(["git", "-C", tmp_path, *identity, *arguments], check=True, capture_output=True)
+
     module = tmp_path / "machine.py"
     module.write_text("first")
     monkeypatch.setattr(machine, "__file__", str(module))
     assert git_commit() is None
-    git(tmp_path, "init")
+    git("init")
     assert git_commit() is None  # a repository that the package is not part of
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-m", "first")
+    git("add", ".")
+    git("commit", "-m", "first")
     commit = git_commit()
     assert re.fullmatch("[0-9a-f]{12}", commit)
     module.write_text("second")

@@ -30,7 +30,9 @@ def test_each_module_runs_and_no_more_than_so_many_at_a_time(capfd):
     assert capfd.readouterr().out.count("best of 1") == 3
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
+)
 def test_what_runs_is_ended_with_the_program(number, code, tmp_path):
     child = f"import os, time; open(r'{tmp_path}/' + str(os.getpid()), 'w').close(); time.sleep(60)"
     commands = [["timeit", "-n1", "-r1", child]] * 2

@@ -20,7 +20,7 @@ from memformers.comparison.text import CompareConfig, compare, pinned
 from memformers.data import sources
 from memformers.data.sources import builtin_play
 from memformers.runs.folder import read_metrics
-from memformers.training.text import find_text
+from memformers.training.data_module import find_text
 from tests.builders import MODELS, SMALL_RUN, SMALL_SIZES, small_training
 from tests.processes import program, run, start, wait_for
 

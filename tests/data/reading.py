@@ -2,40 +2,61 @@
 
 import io
 import zipfile
+from contextlib import contextmanager
 from itertools import accumulate
 
 import numpy as np
+import pytest
 
-from memformers.data.corpus_reader import read
-from memformers.data.sources import CorpusSpec, find
+from memformers.common.errors import UserError
+from memformers.data.sources import CorpusSpec
 from memformers.data.tokenize_corpus import dataset_of
+from memformers.data.tokenizers import ByteTokenizer
 
 
-def text_and_documents(path, folder, **spec):
-    """What is read of a file or folder: the text, and the name and the text of each document."""
-    sources = find(CorpusSpec(str(path), **spec))
-    found = read(sources, CorpusSpec(str(path), **spec), folder / ".text", lambda n: None)
-    text = (folder / ".text").read_bytes().decode("utf-8", errors="surrogateescape")
-    (folder / ".text").unlink()
-    ends = accumulate(found.lengths)
-    of_each = [text[end - n : end] for n, end in zip(found.lengths, ends, strict=True)]
-    return text, list(zip(found.names, of_each, strict=True)) if found.are_documents else []
+def write(folder, files):
+    """Write files with these texts or bytes, or by these functions of their paths; returns ``folder``."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if callable(content):
+            content(folder / name)
+        else:
+            (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
 
 
 def dataset(path, **spec):
     return dataset_of(CorpusSpec(str(path), **spec))
 
 
-def text_in(tokens, tokenizer):
-    """The text of a split or of several."""
-    return b"".join(tokenizer.bytes_of(np.asarray(each.tokens).astype(np.int64)) for each in tokens).decode(
-        "utf-8", errors="surrogateescape"
-    )
+def as_text(*raw):
+    return b"".join(raw).decode("utf-8", errors="surrogateescape")
+
+
+def whole(found, *splits):
+    """The text of these splits of a dataset, or of all."""
+    return as_text(*(found.tokenizer.bytes_of(found.splits[n].tokens) for n in splits or found.splits))
+
+
+def contents(path, **spec):
+    """What is read of a file or folder: the text, and the name and the text of each document."""
+    read = dataset_of(CorpusSpec(str(path), **spec), ByteTokenizer()).splits["test"]
+    raw, lengths = bytes(read.tokens), read.documents.tolist()
+    texts = [as_text(raw[end - n : end]) for n, end in zip(lengths, accumulate(lengths), strict=True)]
+    return as_text(raw), list(zip(read.names, texts, strict=True))
+
+
+@contextmanager
+def refused(words):
+    """A block that ends with an error of one line with these ``words``."""
+    with pytest.raises(UserError, match=words) as error:
+        yield
+    assert "\n" not in str(error.value)
 
 
 def zipped(files):
     raw = io.BytesIO()
-    with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(raw, "w") as archive:
         for name, content in files.items():
             archive.writestr(name, content)
     return raw.getvalue()

@@ -1,53 +1,141 @@
-import json
+"""Tokens and their numbers, and the texts that come back from them."""
 
+import json
+from collections import Counter
+from itertools import accumulate
+
+import numpy as np
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Inner
+from tokenizers import decoders, models, pre_tokenizers
 
-from memformers.data.tokenizers import build_tokenizer, check_order, load_tokenizer, save_tokenizer
+from memformers.data import tokenizers
+from memformers.data.subwords import SubwordTokenizer, learn_bpe
+from memformers.data.tokenizers import IdTokenizer, build_tokenizer, load_tokenizer
+from memformers.data.utf8 import NOT_UTF8, bytes_of, text_of
+from tests.data.reading import dataset, refused, write
 
-TEXT = "To be, or not to be — naïve?\n"
-
-
-@pytest.mark.parametrize("name", ["character", "frequency", "byte"])
-def test_text_survives_encoding_saving_and_decoding(name, tmp_path):
-    tokenizer = build_tokenizer(name, TEXT)
-    save_tokenizer(tokenizer, tmp_path)
-    again = load_tokenizer(tmp_path)
-    tokens = again.encode(TEXT)
-    assert torch.equal(tokens, tokenizer.encode(TEXT))
-    assert again.decode(tokens) == TEXT
-    assert again.vocab_size == tokenizer.vocab_size
-    assert tokens.max() < again.vocab_size
-    assert len(tokens) == len(TEXT.encode() if name == "byte" else TEXT)
+TEXT = "The king's crown, the king’s cröwn: 12 kings, 3¼ crowns!\n\n  The crown's\tlost…\r\nking kings\n" * 9
+ROWS = [row.split() for row in TEXT.replace("\r\n", "\n").splitlines()]
+BPE = learn_bpe([TEXT], 285)
+REFERENCE = Inner.from_str(json.dumps(BPE.saved()))
 
 
-def test_characters_are_numbered_by_how_often_the_text_has_them_when_asked_for(tmp_path):
-    tokenizer = build_tokenizer("frequency", "banana bonanza")
-    assert tokenizer.vocabulary == "anb oz"  # of those that are as frequent, as sorted
-    save_tokenizer(tokenizer, tmp_path)
-    assert load_tokenizer(tmp_path).vocabulary == "anb oz"
-    assert build_tokenizer("character", "banana bonanza").vocabulary == " abnoz"
+@pytest.mark.parametrize("name", tokenizers.OWN)
+def test_a_text_comes_back_from_a_tokenizer_that_was_learned_again_or_saved(name, tmp_path):
+    tokenizer, other = (build_tokenizer(name, TEXT, 280) for _ in range(2))
+    tokenizers.save_tokenizer(tokenizer, tmp_path)
+    tokens = tokenizer.encode(TEXT)
+    for again in (load_tokenizer(tmp_path), build_tokenizer(str(tmp_path / "tokenizer.json"), ""), other):
+        assert again.saved() == tokenizer.saved()
+        assert torch.equal(again.encode(TEXT), tokens)
+    text = "".join(" ".join(row) + "\n" for row in ROWS) if name == "word" else TEXT
+    assert tokenizer.decode(tokens) == "".join(map(tokenizer.decoder(), tokens.tolist())) == text
+    assert tokens.max() < tokenizer.vocab_size <= 280
+    assert name in ("word", "bpe") or len(tokens) == len(TEXT.encode() if name == "byte" else TEXT)
 
 
-@pytest.mark.parametrize("name", ["character", "byte", "bpe"])
-def test_cutoffs_between_tokens_that_are_in_no_order_of_frequency_are_an_error(name):
-    with pytest.raises(ValueError, match=rf"^cutoffs=\(3,\) .*'{name}' "):
-        check_order(name, (3,))
-    check_order(name, ())
-    check_order("frequency", (3,))
-    check_order("word", (3,))
+def test_characters_and_words_are_numbered_as_by_an_independent_count():
+    by_frequency = sorted(sorted({*TEXT}), key=lambda character: -TEXT.count(character))
+    for name, expected in (("character", sorted({*TEXT})), ("frequency", by_frequency)):
+        assert build_tokenizer(name, TEXT).vocabulary == "".join(expected)
+    counts = Counter(word for row in ROWS for word in row)  # in the order of their occurrence
+    words, tokenizer = sorted(counts, key=lambda word: -counts[word]), build_tokenizer("word", TEXT)
+    assert tokenizer.vocabulary == ["<eos>", *words, "<unk>"], "as the original's"
+    number = {word: i for i, word in enumerate(tokenizer.vocabulary)}
+    assert tokenizer.numbers(TEXT).tolist() == [number[word] for row in ROWS for word in [*row, "<eos>"]]
+    assert tokenizer.numbers("never\n").tolist() == [number["<unk>"], 0]
+    assert build_tokenizer("word", TEXT, 5).vocabulary == ["<eos>", *words[:3], "<unk>"]
+    known = build_tokenizer("word", TEXT + "<unk> " * 99, 5)
+    assert known.vocabulary == ["<eos>", "<unk>", *words[:3]], "a word of the text, as in WikiText-103"
 
 
-def test_unknown_characters_are_named_with_their_places():
-    tokenizer = build_tokenizer("character", "abc")
-    with pytest.raises(ValueError, match=r"'X' at 1 \(2x\), 'é' at 3 \(1x\).*known are 'abc'"):
-        tokenizer.encode("aXbéX")
+def test_words_are_counted_in_bounded_memory_and_cut_nowhere(tmp_path):
+    words = ["often"] * 9 + [f"{n:x}" for n in range(1_200_000)]
+    words[900_000] = words[-1] = "forgotten"  # as the rarest are, and then counted anew
+    text = " ".join([*words, "twice twice", "the end " * 200_000])
+    path, cut = write(tmp_path, {"x": text}) / "x", len(text) * 9 // 10
+    with refused("more than 1,048,576 different words; give vocab_size"):
+        dataset(path, tokenizer="word")
+    found = dataset(path, tokenizer="word", vocab_size=6)
+    assert found.tokenizer.vocabulary == ["<eos>", "the", "end", "often", "twice", "<unk>"]
+    assert found.info.total("tokens") == sum(len(part.split()) + 1 for part in (text[:cut], text[cut:]))
 
 
-def test_broken_tokenizer_files_are_errors(tmp_path):
-    with pytest.raises(ValueError, match="is missing"):
-        load_tokenizer(tmp_path)
-    for wrong in ({"tokenizer": "word"}, {"tokenizer": "character", "vocabulary": "aba"}):
-        (tmp_path / "tokenizer.json").write_text(json.dumps(wrong))
-        with pytest.raises(ValueError, match=list(wrong.values())[-1]):
-            load_tokenizer(tmp_path)
+@given(st.binary(max_size=60) | st.text(max_size=40).map(str.encode))
+@example(b"\xff\xc3\xa9 \xc3")
+@example("it's  \x0b\x1c\u2003é½ \u2003…-—. RO\n\n é1  ".encode())
+def test_any_bytes_come_back_from_the_tokens_of_hugging_face_and_half_a_character_is_never_shown(raw):
+    text, tokens = text_of(raw), BPE.encode(text_of(raw))
+    assert BPE.bytes_of(tokens) == bytes_of(text) == raw.removeprefix(b"\xef\xbb\xbf")
+    shown = [*accumulate(map(BPE.decoder(), tokens.tolist()), initial="")]
+    assert all(map(BPE.decode(tokens).startswith, shown))
+    if not NOT_UTF8.search(text):
+        assert tokens.tolist() == REFERENCE.encode(text, add_special_tokens=False).ids
+        assert shown[-1] == text
+
+
+def test_learning_takes_no_more_words_than_there_is_memory_for_and_divides_long_ones():
+    rng, taken = np.random.default_rng(0), []
+    texts = ("".join(rng.choice(list("äCGT"), 700_000)) for _ in range(99))
+    tokenizer = learn_bpe((taken.append(text) or text for text in texts), 300)
+    assert 2 << 20 <= len("".join(taken).encode()) < 4 << 20
+    found = tokenizer.encode(taken[0])
+    assert (len(found) < 350_000, tokenizer.decode(found)) == (True, taken[0])
+    assert {tokenizer.bytes_of(np.array([i])) for i in range(256)} == {bytes([b]) for b in range(256)}
+
+
+def of(model, decoder=None):
+    inner = Inner(model)
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Whitespace(), decoder
+    return SubwordTokenizer(inner.to_str())
+
+
+WITH_BYTES = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}, "a": 257, "▁b": 258}
+TO_TEXT = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+FALLING_BACK = of(models.BPE(WITH_BYTES, [], unk_token="<unk>", byte_fallback=True), TO_TEXT)
+
+
+@given(st.lists(st.sampled_from([257, 258, 0x41 + 1, 0xC3 + 1, 0xA9 + 1, 0xE6 + 1, 0xF0 + 1]), max_size=30))
+@example([196, 258, 241, 257, 66, 258, 196, 257, 66, 231, 257])
+def test_no_bytes_end_the_decoding_of_a_tokenizer_that_falls_back_on_bytes(tokens):
+    assert (FALLING_BACK.name, FALLING_BACK.vocab_size) == ("bpe", 259)
+    text = "".join(map(FALLING_BACK.decoder(), tokens))
+    assert text.count("a") == tokens.count(257)
+    assert text.count("b") <= tokens.count(258)
+
+
+def kept(folder, **data):
+    return load_tokenizer(write(folder, {"tokenizer.json": json.dumps(data)} if data else {}))
+
+
+def test_ids_in_a_prompt_are_numbers_and_are_written_as_such(tmp_path):
+    tokenizer = kept(tmp_path, **IdTokenizer(300).saved())
+    assert tokenizer.numbers(" 12 0\n299").tolist() == [12, 0, 299]
+    assert "".join(map(tokenizer.decoder(), [12, 0])) == tokenizer.decode(torch.tensor([12, 0])) == " 12 0"
+    assert tokenizer.numbers(tokenizer.line_break).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [(lambda _: learn_bpe(["abab"], 300), r"vocab_size=300.* 2\d\d "),
+     (lambda _: learn_bpe(["abab"], 255), "vocab_size.* 256.* 255"),
+     (lambda _: SubwordTokenizer("{}", "x.json"), "x.json"), (lambda _: of(models.BPE()), "tokens"),
+     (lambda _: of(models.BPE({"a": 0}, [])).numbers("aéa"), "'é'"),
+     (lambda _: of(models.BPE({"a": 0}, [])).numbers("a\udcff"), "0xff"),
+     *[(lambda _, model=model: of(model({"a": 0})).numbers("a c"), r"Missing \[UNK\] token.*; give it an unk")
+       for model in (models.WordLevel, models.WordPiece)],
+     (lambda _: build_tokenizer("character", "abc").encode("aXbéX"), r"'X' at 1 \(2x\), 'é' at 3 \(1x\).*'a"),
+     (lambda _: tokenizers.check_name("words"), "'words'"), (kept, "is missing"),
+     (lambda _: build_tokenizer("x.json", ""), "x.json"), (lambda path: kept(path, tokenizer="word"), "word"),
+     (lambda path: kept(path, tokenizer="word", vocabulary=["a", "b"]), "<eos>"),
+     (lambda path: kept(path, tokenizer="character", vocabulary="aba"), "aba"),
+     *[(lambda _, wrong=wrong: IdTokenizer(300).numbers(f"1 {wrong}"), f"ids from 0 to 299, got '{wrong}'")
+       for wrong in ("300", "-1", "a", "1.5", "²")]],
+)  # fmt: skip
+def test_what_is_no_tokenizer_or_has_no_token_is_an_error_of_one_line(make, words, tmp_path):
+    with refused(words):
+        make(tmp_path)

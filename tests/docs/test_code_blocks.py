@@ -125,7 +125,7 @@ def tiny(arguments):
     if command == "recall":  # its settings are tiny here
         return arguments if "--quick" not in arguments else [*arguments, "--tokens", "300"]
     if "--help" in arguments or "--resume" in arguments:
-        return arguments
+        return [*arguments, "--tokens", "1200"] if "--tokens" in arguments else arguments
     data = ["--data", "book.txt"] if command in ("train", "compare") and "--data" not in arguments else []
     slots = ["--c-mem-len", "8"] if command == "train" and "compressive" in arguments else []
     return [*arguments, *data, *TINY.get(command, []), *slots]

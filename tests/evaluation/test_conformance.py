@@ -1,5 +1,6 @@
 """What every memory must satisfy: ours does, and each broken one is found by the check that is for it."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,74 +52,18 @@ class Sound(CustomMemory):
         return 0.5 * slots + left.sum(0) * torch.tensor([0.1, 0.2])[:, None, None]
 
 
-class Looks(Sound):
-    """Ahead."""
+def forward(of_x=lambda x: x, of_memory=lambda memory: memory):
+    """A forward pass that changes what it gets."""
 
-    def forward(self, x, *args, **kwargs):
-        return super().forward(x + x.mean(0), *args, **kwargs)
+    def run(self, x, memory=None, **kwargs):
+        return Sound.forward(self, of_x(x), memory and of_memory(memory), **kwargs)
 
-
-class Leaks(Sound):
-    """A gradient from later tokens, and no value."""
-
-    def forward(self, x, *args, **kwargs):
-        return super().forward(x + x.mean(0) - x.mean(0).detach(), *args, **kwargs)
+    return {"forward": run}
 
 
-class Reads(Sound):
-    """More keys than it declares."""
-
-    def forward(self, x, memory=None, **kwargs):
-        memory = memory and replace(memory, c_mem=tuple(torch.cat([one, one]) for one in memory.c_mem))
-        return super().forward(x, memory, **kwargs)
-
-
-class Works(Sound):
-    """More than it declares."""
-
-    def grow(self, layer, slots, left, belongs):
-        return super().grow(layer, slots, left @ torch.eye(12, dtype=left.dtype), belongs)
-
-
-class Scales(Sound):
-    """What it remembers."""
-
-    def forward(self, x, memory=None, **kwargs):
-        memory = memory and replace(memory, mem=tuple(0.5 * one for one in memory.mem))
-        return super().forward(x, memory, **kwargs)
-
-
-class Mixes(Sound):
-    """The streams of a batch."""
-
-    def grow(self, layer, slots, left, belongs):
-        return super().grow(layer, slots, left, belongs).flip(1)
-
-
-class Shows(Sound):
-    """Slots of an earlier document, which are zeros."""
-
-    def keys_seen(self, valid, mem_len, c_mem_len, rate):
-        return valid.clamp(0, mem_len) + c_mem_len
-
-
-class Hides(Sound):
-    """The slots that it keeps."""
-
-    def forward(self, x, memory=None, **kwargs):
-        return super().forward(x, memory and replace(memory, c_mem=()), **kwargs)
-
-
-class Forgets(Sound):
-    """More than it declares."""
-
-    def update_memory(self, memory, inputs, sizes, doc_starts):
-        return super().update_memory(memory, inputs, [MemorySizes(7, 2, 3)] * 2, doc_starts)
-
-
-class Grows(Sound):
-    def grow(self, layer, slots, left, belongs):
-        return torch.cat([slots, left])
+def grow(change):
+    """A memory whose slots are changed."""
+    return {"grow": lambda self, layer, *parts: change(Sound.grow(self, layer, *parts), parts)}
 
 
 class Loses(Sound):
@@ -150,31 +95,43 @@ class Idles(Sound):
         self.rate = torch.nn.Parameter(torch.ones(3))
 
 
-@pytest.mark.parametrize(
-    ("model", "check", "sentence"),
-    [
-        (Looks, "causality", "the output before token 1 of a segment, when that token is another one,"),
-        (
-            Leaks,
-            "causality",
-            "the output at position 0 of a segment has a gradient from the input at position 5",
-        ),
-        (Reads, "cost", "attention gets 6 queries and 18 keys, 6 queries and 18 keys, declared are 6"),
-        (Works, "cost", "beside attention, a token takes 576 operations to read and write the memory"),
-        (Scales, "segments", "a text read in segments differs from the same text in one pass by up to"),
-        (Mixes, "streams", "a stream in a batch differs from the stream alone by up to"),
-        (Shows, "documents", "a stream after doc_starts differs from a fresh stream by up to"),
-        (Hides, "keys", "slot 0 of layer 0 changes no output of the next segment."),
-        (Forgets, "keys", "layer 0 remembers 7 positions and 2 slots, but memory_sizes declares 8 and 2."),
-        (Grows, "size", "Grows.grow returned [6, 2, 12], expected a tensor [2, 2, 12]."),
-        (Loses, "saving", "a model that was loaded differs from the saved one by up to"),
-        (Counts, "stepping", "a text read token by token differs from the same text in segments by up to"),
-        (Idles, "gradients", "transformer.rate [3] gets no gradient from any loss."),
-    ],
-)
-def test_a_broken_memory_is_found_with_one_sentence(model, check, sentence):
-    said = next(said for name, _, said in conformance(model) if name == check)
-    assert sentence in said
+def forgets(self, memory, inputs, sizes, doc_starts):
+    """More than it declares."""
+    return Sound.update_memory(self, memory, inputs, [MemorySizes(7, 2, 3)] * 2, doc_starts)
+
+
+BROKEN = {
+    "Looks ahead": (forward(lambda x: x + x.mean(0)), "causality", "before token 1 of"),
+    "Leaks a gradient, and no value": (
+        forward(lambda x: x + x.mean(0) - x.mean(0).detach()), "causality", "position 0 .* position 5"),
+    "Reads more keys than it declares": (
+        forward(of_memory=lambda m: replace(m, c_mem=tuple(torch.cat([x, x]) for x in m.c_mem))),
+        "cost", "6 queries and 18 keys, .* declared are 6"),
+    "Works more than it declares": (
+        grow(lambda slots, parts: slots + 0 * (parts[1] @ torch.eye(12, dtype=slots.dtype)).sum()),
+        "cost", "takes 576 operations"),
+    "Scales what it remembers": (
+        forward(of_memory=lambda m: replace(m, mem=tuple(0.5 * x for x in m.mem))), "segments", "one pass"),
+    "Mixes the streams": (grow(lambda slots, _: slots.flip(1)), "streams", "the stream alone"),
+    "Shows slots of an earlier document": (
+        {"keys_seen": lambda self, valid, M, C, rate: valid.clamp(0, M) + C}, "documents", "doc_starts"),
+    "Hides the slots that it keeps": (
+        forward(of_memory=lambda m: replace(m, c_mem=())), "keys", "slot 0 of layer 0"),
+    "Forgets": ({"update_memory": forgets}, "keys", "7 positions and 2 slots, .* 8 and 2"),
+    "Grows": (grow(lambda _, parts: torch.cat(parts[:2])), "size", r"\[6, 2, 12\], .*\[2, 2, 12\]"),
+    "Loses": (Loses, "saving", "loaded"),
+    "Counts": (Counts, "stepping", "token by token"),
+    "Idles": (Idles, "gradients", r"transformer.rate \[3\]"),
+}  # fmt: skip
+"""What is changed, the check that finds it, and what this says."""
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_memory_is_found_with_one_sentence(name):
+    change, check, sentence = BROKEN[name]
+    model = change if isinstance(change, type) else type(name.split()[0], (Sound,), change)
+    said = next(said for of, _, said in conformance(model) if of == check)
+    assert re.search(sentence, said)
     assert "\n" not in said
 
 

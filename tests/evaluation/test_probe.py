@@ -1,6 +1,7 @@
 """The probe of a real comparison, and its part of the report."""
 
 import json
+import math
 import re
 import shutil
 
@@ -9,13 +10,12 @@ import torch
 
 from memformers.cli import main
 from memformers.common.files import read_json, write_json
+from memformers.evaluation.frequency_buckets import NO_WORD
 from memformers.evaluation.probe import ProbeConfig, held_out_tokens, occurrences_in, probe
-from memformers.evaluation.token_groups import NO_WORD
 from memformers.report.document import write_report
-from memformers.training.run import train_run
 from tests.builders import MODELS, small_training
 from tests.report.fake_runs import markdown_of
-from tests.training.runs import SHORT, finding
+from tests.training.runs import SHORT, finding, train_run
 
 QUICK = ProbeConfig(step=16, positions=20, longest=64, streams=2, tokens=256)
 CPU = torch.device("cpu")
@@ -60,10 +60,15 @@ def test_the_first_seed_of_each_arm_is_probed(copied, tmp_path):
     assert said in markdown_of(folder)
 
 
-def test_a_single_run_is_probed_from_inside_its_folder(copied, monkeypatch):
+def test_a_single_run_is_probed_from_inside_its_folder(copied, monkeypatch, capsys):
     monkeypatch.chdir(copied / "compressive")
     main(["probe", ".", "--step", "16", "--positions", "10", "--longest", "32", "--tokens", "512"])
     results = read_json(copied / "compressive" / "probe.json")
+    costs = results["memory_ablation"]["overall"]["less_untouched"]["compressive"]
+    zeroed, swapped = (costs[f"memory {how}"]["mean"] / math.log(2) for how in ("zeroed", "swapped"))
+    assert (
+        f"its memory costs {zeroed:.4f} bits per token, swapping it {swapped:.4f}" in capsys.readouterr().out
+    )
     assert set(results["attention"]) == {"compressive"}
     markdown = (copied / "compressive" / "report.md").read_text()
     (cells,) = re.findall(r"\| Compressive Transformer \|((?: [^|]*\([^|]*\) \|){3})\n", markdown)

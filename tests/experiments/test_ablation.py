@@ -71,7 +71,7 @@ def tiny_ablation(folder, **changes):
     """An ablation of three rows and two seeds in ``folder``."""
     usual = {"arms": THREE, "data": "builtin", "recall_tokens": 256, "device": "cpu", "out": folder}
     config = Ablation(**(usual | changes))
-    return config.experiment(config.folder())
+    return config.experiment(config.out)
 
 
 def test_rows_are_in_the_papers_order_and_each_is_an_arm_of_both_tasks():

@@ -10,7 +10,11 @@ from experiments.memory_worth import report
 from experiments.memory_worth.__main__ import MemoryWorth
 from experiments.memory_worth.arms import ALL, Kind, rivals_of
 from experiments.memory_worth.report import write_report
+from experiments.memory_worth.word_distances import word_distances, word_groups, word_lengths
 from memformers.common.errors import UserError
+from memformers.data.subwords import learn_bpe
+from memformers.data.tokenizers import ByteTokenizer
+from memformers.evaluation.frequency_buckets import NEVER, NO_WORD
 from tests.builders import small_training
 
 ARMS = (
@@ -106,3 +110,23 @@ def test_the_report_of_no_memory_alone_has_its_losses_and_no_empty_section(tmp_p
 def test_only_its_own_arms_can_be_named():
     with pytest.raises(UserError, match="xl-full-length, or NAME: settings; got 'other'"):
         MemoryWorth(arms=("none", "other"))
+
+
+def test_all_tokens_of_a_word_have_the_distance_to_where_it_last_began():
+    found = word_distances(ByteTokenizer().encode("né_2, ab: né_2 ab"), ByteTokenizer())
+    assert found.tolist() == [NEVER] * 5 + [NO_WORD] * 2 + [NEVER] * 2 + [NO_WORD] * 2 + [11] * 5 + [
+        -1,
+        10,
+        10,
+    ]
+    groups, names = word_groups(found, [1, 11])
+    assert [names[i] for i in groups[[0, 5, 11, -1]].tolist()] == ["first", "no word", "11 or more", "1 – 10"]
+
+
+def test_a_subword_belongs_to_the_word_that_has_its_last_character():
+    tokenizer = learn_bpe(["one two one two one two"] * 9)
+    tokens = tokenizer.encode("one two (one")
+    assert [tokenizer.decode(token[None]) for token in tokens] == ["one", " two", " ", "(", "one"]
+    assert word_distances(tokens, tokenizer).tolist() == [NEVER, NEVER, NO_WORD, NO_WORD, 4]
+    assert word_lengths(tokens, tokenizer).tolist() == [1, 1, 0, 0, 1]
+    assert word_lengths(tokenizer.encode("(onex"), tokenizer).tolist() == [0, 2, 2]

@@ -24,8 +24,8 @@ from memformers.models.memory import Memory
 from memformers.report.markdown import table
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import Distributed
-from memformers.training.gradients import InTurn, backward, forward_of
 from memformers.training.optimizers import build_optimizers
+from memformers.training.train_step import UnrolledSegments, backward, forward_of
 from tests.builders import MODELS
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +114,9 @@ def test_operations_are_those_of_a_step_that_runs(changes):
     lm = built(config)
     memory = with_full_memories(lm, config)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        backward(InTurn(lm), [Segment(tokens(config), tokens(config))], memory, config, Distributed())
+        backward(
+            UnrolledSegments(lm), [Segment(tokens(config), tokens(config))], memory, config, Distributed()
+        )
     assert flops(config).total() == counter.get_total_flops()
 
 

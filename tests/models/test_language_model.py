@@ -157,6 +157,28 @@ def test_a_file_that_no_model_wrote_and_the_current_folder_are_not_overwritten(n
     assert [path.read_text() for path in tmp_path.rglob("*.*")] == ['{"mine": 1}']
 
 
+@pytest.mark.parametrize("where", [0.3, 0.6, 0.99])
+def test_weights_in_which_a_byte_has_changed_are_refused(where, tmp_path):
+    lm = small_lm("compressive")
+    lm.head.weight = lm.embed.weight
+    lm.save_pretrained(tmp_path)
+    raw = bytearray((tmp_path / "model.safetensors").read_bytes())
+    raw[int(where * len(raw))] ^= 1
+    (tmp_path / "model.safetensors").write_bytes(raw)
+    with pytest.raises(ValueError, match=r"checksum|weights"):
+        MemoryLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(("target", "range_"), [(11, "0 to 11"), (-1, "-1 to 0"), (-101, "-101 to 0")])
+@pytest.mark.parametrize("embedding", ["plain", "adaptive"])
+def test_targets_that_the_vocabulary_does_not_have_are_refused(target, range_, embedding):
+    lm, tokens = small_lm("transformer-xl", embedding=embedding), torch.zeros(4, 2, dtype=torch.int64)
+    targets = tokens.clone()
+    targets[0], targets[1, 0] = -100, target
+    with pytest.raises(ValueError, match=f"targets below vocab_size=11.* {range_}"):
+        lm(tokens, None, targets)
+
+
 def test_a_core_is_a_language_models_network_and_is_saved_and_loaded(tmp_path):
     core = MemoryCore(CoreConfig("compressive", d_input=3, d_model=12, heads=3, gate="gru")).eval()
     core.save_pretrained(tmp_path)

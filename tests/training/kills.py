@@ -15,14 +15,15 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
+import torch.distributed.checkpoint.hf_storage  # noqa: F401 - once, and not in each fork that resumes
+
 from memformers.common.atomic_dir import LEFTOVER, numbered
 from memformers.runs.folder import read_metrics
 from memformers.tracking import relay
-from memformers.training import observer
+from memformers.training import callbacks
 from memformers.training import run as run_module
-from memformers.training.run import train_run
 from tests.builders import MODELS, small_training
-from tests.training.runs import find_short_text, without_times
+from tests.training.runs import find_short_text, train_run, without_times
 
 SEED = 0
 SAVE_SECONDS = 0.02
@@ -90,7 +91,7 @@ def train(model: str, folder: Path) -> None:
     try:
         # labml has nothing to do with it, and thirty of it would take longer than all the rest.
         relay.module_command = lambda *_: ["cat"]  # type: ignore[assignment]
-        observer.SAMPLE_CHARACTERS, observer.GLIMPSE_CHARACTERS = 30, 10
+        callbacks.SAMPLE_CHARACTERS, callbacks.GLIMPSE_CHARACTERS = 30, 10
         run_module.find_text = find_short_text  # type: ignore[attr-defined]
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         config = small_training(model=model, tokens=64 * 24, checkpoint_every=128, log_every=3)

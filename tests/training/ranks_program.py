@@ -31,7 +31,7 @@ def train_in_double(path: Path, config: TrainConfig, ranks: Distributed) -> None
     segments = segments_of(config, documents=DOCUMENTS if config.document_separator else ())
     records = train_here(model, config, segments, state=state, ranks=ranks)
     found = {name: full_tensor(tensor).contiguous() for name, tensor in model.state_dict().items()}
-    found |= memory_tensors(ranks.all_memory(state.memory))
+    found |= {name: full_tensor(ranks.of_all(x)) for name, x in memory_tensors(state.memory).items()}
     losses = [record["loss.train"] for record in records]
     save_file(found | {"losses": torch.tensor(losses, dtype=torch.float64)}, path)
 

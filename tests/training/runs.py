@@ -1,6 +1,9 @@
-"""Small texts, checkpoints and runs that the tests of resuming share."""
+"""Small texts, checkpoints, runs and processes that the tests of resuming share."""
 
 import signal
+import subprocess
+import sys
+from dataclasses import asdict
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -11,17 +14,31 @@ import torch
 
 from memformers.common.atomic_dir import MANIFEST, checksum
 from memformers.common.files import read_json, write_json
+from memformers.common.machine import describe_environment
+from memformers.common.processes import module_environment
 from memformers.data.builtin import write_play
 from memformers.data.sources import Part, Sources
 from memformers.data.streams import training_segments
 from memformers.data.tokenize_corpus import dataset_from
 from memformers.data.tokenizers import CharacterTokenizer
-from memformers.training import run as run_module
-from memformers.training.checkpoints import About
-from memformers.training.loop import train
-from memformers.training.run import train_run
+from memformers.training import api
+from memformers.training.checkpoints import About, save_checkpoint
+from memformers.training.data_module import spec_of
+from memformers.training.distributed import SINGLE_PROCESS
+from memformers.training.loop import train_steps
+from memformers.training.optimizers import build_optimizers
+from memformers.training.run import build_model
 from memformers.training.signals import Stopped
-from memformers.training.text import spec_of
+from memformers.training.state import TrainingState
+from tests.builders import small_training
+
+
+def train_run(config, folder, dashboard="", **options):
+    """Train; returns the folder. The network may have lengths without use, as an experiment's arms do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "check_all_used", lambda config: None)
+        return api.train(config, folder, dashboard=dashboard, **options).folder
+
 
 TEXT = torch.arange(4 * 125 + 1) ** 2 % 7
 """Four streams of seven segments of 16 and a shorter one."""
@@ -68,6 +85,39 @@ def about(**changes: Any) -> About:
     return About(**(facts | changes))
 
 
+CHECKPOINTED = small_training(model="compressive", batch_size=12, tokens=12 * 16 * 6)
+"""A training of six steps, by as many processes as divide twelve."""
+
+
+def keep_two_checkpoints(folder, config=CHECKPOINTED, ranks=SINGLE_PROCESS, save=save_checkpoint):
+    """Train, and keep the checkpoints of steps 5 and 6 in ``folder``, as a run of CHECKPOINTED; returns the
+    model and the state."""
+    facts = about(config=asdict(CHECKPOINTED), corpus_sha256=find_short_text(CHECKPOINTED).info.sha256,
+                  environment=describe_environment(torch.device("cpu")))  # fmt: skip
+    lm = build_model(config, ranks)
+    state = TrainingState(build_optimizers(lm, config))
+
+    def keep(state):
+        if state.step > 4:
+            save(folder / "checkpoints" / f"{state.tokens:012}", lm, letters(), state, facts, ranks)
+
+    segments = training_segments(torch.arange(12 * 125 + 1) ** 2 % 7, 12, 16)
+    train_here(lm, config, segments, maybe_checkpoint=keep, state=state, ranks=ranks)
+    if ranks.first:
+        write_json(folder / "config.json", asdict(CHECKPOINTED))
+    return lm, state
+
+
+def launch(module: str, *arguments: object, processes: int) -> "subprocess.Popen[str]":
+    """Begin to run ``module``, in one process or, by torchrun, in several ``processes`` with a core each."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
+    command = [sys.executable, *(torchrun if processes > 1 else []), "-m", module, *arguments]
+    return subprocess.Popen(
+        list(map(str, command)), env=module_environment() | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
 def poisoned(model, part, bad_steps):
     """``model``, of which a part, in the forward passes of these numbers, gives no numbers."""
     calls = iter(range(10**6))
@@ -80,14 +130,14 @@ def poisoned(model, part, bad_steps):
 def train_here(lm, config, segments=None, **options):
     """Train ``lm``, by default on TEXT; returns the metrics of each record."""
     found = []
-    train(lm, segments or segments_of(config), config, record=lambda _, metrics: found.append(metrics),
+    train_steps(lm, segments or segments_of(config), config, record=lambda _, metrics: found.append(metrics),
           evaluate=lambda _: None, **options)  # fmt: skip
     return found
 
 
 def stop(config, folder, step):
     """Train in ``folder`` until a signal comes after ``step``, which hasn't been kept before."""
-    maybe_checkpoint = run_module.Observer.maybe_checkpoint
+    maybe_checkpoint = api.Callbacks.maybe_checkpoint
 
     def stopped(self, state):
         maybe_checkpoint(self, state)
@@ -95,7 +145,7 @@ def stop(config, folder, step):
             raise Stopped(signal.SIGTERM)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module.Observer, "maybe_checkpoint", stopped)
+        patch.setattr(api.Callbacks, "maybe_checkpoint", stopped)
         with pytest.raises(SystemExit) as end:
             train_run(config, folder, resume=True)
     assert end.value.code == 143

@@ -10,44 +10,66 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load, load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import load, save_file
 
 from memformers import MemoryLM
 from memformers.common.atomic_dir import BROKEN, check_manifest, numbered
 from memformers.common.command_line import plain_errors
 from memformers.common.files import config_from_dict, read_json, write_json
-from memformers.common.machine import describe_environment
 from memformers.convert.load import load_checkpoint as load_for_use
+from memformers.models.memory import memory_tensors
 from memformers.training import run as run_module
-from memformers.training.checkpoints import FILES, read_checkpoint, save_checkpoint
+from memformers.training.checkpoints import read_checkpoint
 from memformers.training.config import TrainConfig
 from memformers.training.optimizers import build_optimizers
 from memformers.training.resume import restore_newest
-from memformers.training.run import build_model, train_run
+from memformers.training.run import build_model
 from memformers.training.state import TrainingState
 from tests.builders import Bomb, small_training
-from tests.training.runs import about, find_short_text, letters, reseal, tensors_of, train_here
+from tests.processes import run as command
+from tests.training.runs import CHECKPOINTED as CONFIG
+from tests.training.runs import (
+    find_short_text,
+    keep_two_checkpoints,
+    launch,
+    letters,
+    reseal,
+    tensors_of,
+    train_run,
+)
 
 CPU = torch.device("cpu")
-CONFIG = small_training(model="compressive", tokens=64 * 6)
 INFO = find_short_text(CONFIG).info
-WRITTEN = (*FILES, "manifest.json")
+pytestmark = pytest.mark.filterwarnings("ignore:.* was made in another environment")  # with other threads
+KINDS = ("whole", "parts")
+"""What a single process writes, and what several do where weights are sharded."""
+
+
+def parts_program(*folders, processes):
+    process = launch("tests.training.parts_program", *folders, processes=processes)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run's folder with two checkpoints, of steps 5 and 6."""
-    folder = tmp_path_factory.mktemp("run")
-    facts = about(config=asdict(CONFIG), corpus_sha256=INFO.sha256, environment=describe_environment(CPU))
-
-    def keep(state):
-        if state.step > 4:
-            save_checkpoint(folder / "checkpoints" / f"{state.tokens:012}", lm, letters(), state, facts)
-
-    lm = build_model(CONFIG)
-    train_here(lm, CONFIG, maybe_checkpoint=keep)
-    write_json(folder / "config.json", asdict(CONFIG))
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    keep_two_checkpoints(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parts")
+    parts_program(folder, processes=2)
+    return folder
+
+
+@pytest.fixture(params=KINDS)
+def run(request):
+    """A run's folder with two checkpoints, of steps 5 and 6, of each kind."""
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
@@ -66,18 +88,19 @@ def loaded_step(folder):
 
 
 @given(
-    name=st.sampled_from(WRITTEN),
+    data=st.data(),
     how=st.sampled_from(["flip", "cut", "grow", "gone", "folder"]),
     where=st.floats(0, 1, exclude_max=True),
     bit=st.integers(0, 7),
 )
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_happens_to_a_file_the_checkpoint_before_is_taken(run, name, how, where, bit, capsys):
+def test_whatever_happens_to_a_file_the_checkpoint_before_is_taken(run, data, how, where, bit, capsys):
     newest, older = numbered(run / "checkpoints")
-    path, data = newest / name, (newest / name).read_bytes()
+    path = data.draw(st.sampled_from(sorted(newest.iterdir())))
+    data = path.read_bytes()
     files = sorted(run.rglob("*"))
     place = int(where * (len(data) - 1))  # a manifest without its last line break is not damaged
-    all_weights = [load_file(folder / "model.safetensors") for folder in (newest, older)]
+    all_weights = [tensors_of(MemoryLM.from_pretrained(folder)) for folder in (newest, older)]
     try:
         path.unlink()
         if how == "flip":
@@ -131,40 +154,52 @@ def test_values_that_make_no_sense_are_passed_over_though_their_seal_is_good(run
             path.write_bytes(old)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "memory.safetensors"])
-def test_tensors_of_another_shape_name_or_number_are_passed_over(name, copy, capsys):
-    newest = numbered(copy / "checkpoints")[0]
-    tensors = load((newest / name).read_bytes())  # load_file may map the file that is written over below
-    last = 0 if name.startswith("memory") else -1
-    one_of_each_kind = {
-        re.split("[/.]", key)[last]: key for key in sorted(tensors)
-    }  # exp_avg, bias, c_mem, …
-    for key in one_of_each_kind.values():
-        for spoiled in (
-            tensors | {key: torch.zeros(3, 3, 3)},
-            tensors | {"another": torch.zeros(3)},
-            {n: t for n, t in tensors.items() if n != key},
-        ):
-            save_file(spoiled, newest / name)
-            reseal(newest)
-            assert loaded_step(copy) == 5, key
-            (line,) = capsys.readouterr().err.splitlines()
-            assert "is passed over" in line
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_pickle_is_never_unpickled(name, copy, tmp_path, capsys):
-    exploded = tmp_path / "exploded"
-    newest = numbered(copy / "checkpoints")[0]
-    (newest / name).write_bytes(pickle.dumps(Bomb(exploded)))
-    for extra in ("pytorch_model.bin", "optimizer.pt", "state.pkl"):
-        torch.save({"weights": Bomb(exploded)}, newest / extra)
+def test_tensors_of_another_shape_name_or_number_are_passed_over(copy, capsys):
+    newest, seen = numbered(copy / "checkpoints")[0], set()
+    for path in sorted(newest.glob("*.safetensors")):
+        whole = path.read_bytes()
+        tensors = load(whole)  # load_file may map the file that is written over below
+        with safe_open(path, "pt") as file:
+            facts = file.metadata()
+        kinds = {
+            re.sub(r"\.\d+|.*[./](?=\D)", "", key): key for key in sorted(tensors)
+        }  # exp_avg, bias, c_mem, …
+        for key in kinds.values():
+            for spoiled in (
+                tensors | {key: torch.zeros(3, 3, 3)},
+                tensors | {"another": torch.zeros(3)},
+                {n: t for n, t in tensors.items() if n != key},
+            ):
+                save_file(spoiled, path, facts)
+                reseal(newest)
+                assert loaded_step(copy) == 5, key
+                (line,) = capsys.readouterr().err.splitlines()
+                assert "is passed over" in line
+        path.write_bytes(whole)
+        seen |= kinds.keys()
+    assert {"exp_avg", "momentum", "step", "weight", "bias", "mem", "c_mem"} <= seen
     reseal(newest)
-    assert loaded_step(copy) == (6 if name == "tokenizer.json" else 5)  # a training makes it from the text
-    load_for_use(copy, CPU)
-    if name in ("config.json", "model.safetensors"):
-        with pytest.raises(ValueError, match=name):
-            MemoryLM.from_pretrained(newest)
+    assert loaded_step(copy) == 6
+
+
+def test_a_pickle_is_never_unpickled(run, tmp_path, capsys):
+    exploded = tmp_path / "exploded"
+    for name in [path.name for path in numbered(run / "checkpoints")[0].iterdir()]:
+        copy = shutil.copytree(run, tmp_path / name, symlinks=True)
+        newest = numbered(copy / "checkpoints")[0]
+        (newest / name).write_bytes(pickle.dumps(Bomb(exploded)))
+        (newest / ".metadata").write_bytes(pickle.dumps(Bomb(exploded)))
+        for extra in ("pytorch_model.bin", "optimizer.pt", "state.pkl"):
+            torch.save({"weights": Bomb(exploded)}, newest / extra)
+        if name != "manifest.json":
+            reseal(newest)
+        assert loaded_step(copy) == (
+            6 if name == "tokenizer.json" else 5
+        )  # a training makes it from the text
+        load_for_use(copy, CPU)
+        if name == "config.json" or name.endswith("1.safetensors") or name.startswith("model"):
+            with pytest.raises(ValueError, match=r"config\.json|safetensors"):
+                MemoryLM.from_pretrained(newest)
     assert not exploded.exists()
     # Unsafe on purpose: this pickle is made here, and its code only makes a folder. Without this check, a
     # pickle whose code never runs would pass the test.
@@ -174,7 +209,8 @@ def test_a_pickle_is_never_unpickled(name, copy, tmp_path, capsys):
 
 def test_only_broken_checkpoints_are_an_error_and_nothing_begins_anew(copy, monkeypatch, capsys):
     for folder in numbered(copy / "checkpoints"):
-        (folder / "model.safetensors").write_bytes(b"")
+        for path in folder.glob("*.safetensors"):
+            path.write_bytes(b"")
     files, config = sorted(copy.rglob("*")), (copy / "config.json").read_bytes()
     monkeypatch.setattr(run_module, "find_text", find_short_text)
     with pytest.raises(SystemExit) as end, plain_errors():
@@ -236,6 +272,50 @@ def test_a_checkpoint_is_a_pretrained_model(copy):
     assert model.config == CONFIG.model
     with pytest.raises(ValueError, match="is the checkpoint of a training; name another folder"):
         model.save_pretrained(newest)
+
+
+def test_a_checkpoint_converted_to_plain_files_is_the_same_model(run, tmp_path):
+    assert command("convert", "--checkpoint", run, "--out", tmp_path / "plain", "--device", "cpu").code == 0
+    assert sorted(p.name for p in (tmp_path / "plain").iterdir()) == [
+        "config.json", "model.safetensors", "tokenizer.json"
+    ]  # fmt: skip
+    (model, tokenizer), (trained, _) = (load_for_use(folder, CPU) for folder in (tmp_path / "plain", run))
+    assert tokenizer.vocabulary == letters().vocabulary
+    assert all(torch.equal(x, tensors_of(model)[name]) for name, x in tensors_of(trained).items())
+
+
+def test_no_process_has_more_than_its_part_of_weights_optimizer_and_memory(whole, parts):
+    """Nor does one bring a tensor together, where parts_program would fail."""
+    newest, of_one = (numbered(folder / "checkpoints")[0] for folder in (parts, whole))
+    first, second, both = (
+        sum(x.nbytes for path in folder.glob(names) for x in load(path.read_bytes()).values())
+        for folder, names in ((newest, "shard-00001-*"), (newest, "shard-00002-*"), (of_one, "*.safetensors"))
+    )
+    assert first + second == both
+    assert max(first, second) < 0.51 * both
+
+
+def everything_in(checkpoint):
+    """What one process reads: weights, the optimizers' state, and the memory."""
+    lm = build_model(CONFIG)
+    read = read_checkpoint(checkpoint, lm, build_optimizers(lm, CONFIG), CONFIG.batch_size)
+    return read.weights | read.moments | memory_tensors(read.state.memory)
+
+
+@pytest.mark.parametrize("kind", ["parts", pytest.param("whole", marks=pytest.mark.long)])
+def test_any_number_of_processes_reads_what_others_wrote_and_one_reads_theirs(kind, request, tmp_path):
+    """Twelve streams, and weights whose rows three processes don't divide."""
+    written = request.getfixturevalue(kind)
+    parts_program(written, tmp_path, processes=3)
+    before, after = (everything_in(numbered(f)[0]) for f in (written / "checkpoints", tmp_path))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+def test_a_disk_that_is_full_for_one_process_is_an_error_on_all_and_leaves_nothing(parts):
+    failed = parts / "failed"
+    assert sorted(path.name for path in failed.iterdir()) == ["error.0", "error.1"]
+    assert all("File too large" in path.read_text() for path in failed.iterdir())
 
 
 @given(data=st.data())

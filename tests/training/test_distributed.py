@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from memformers import AdaptiveConfig
+from memformers.common.atomic_dir import LEFTOVER
 from memformers.common.files import write_json
-from memformers.common.processes import module_environment
 from memformers.data.sources import CorpusSpec
 from memformers.data.streams import plain_reading
 from memformers.data.tokenize_corpus import prepare
@@ -23,13 +23,12 @@ from memformers.runs.folder import read_metrics
 from memformers.training.checkpoints import own_randomness
 from memformers.training.distributed import Distributed
 from memformers.training.resume import restore_newest
-from memformers.training.run import train_run
 from memformers.training.signals import Stopped, StopSignals
 from memformers.training.state import TrainingState
 from tests.builders import small_lm, small_training
 from tests.processes import finish, run, wait_for
 from tests.training.ranks_program import train_in_double
-from tests.training.runs import without_times
+from tests.training.runs import launch, train_run, without_times
 
 TEXT = "".join(chr(97 + i * i % 23) for i in range(30_000))
 LONG = pytest.mark.long
@@ -45,16 +44,6 @@ numbers of processes agree on any machine."""
 def start(folder: Path, *arguments: object, processes: int = 1) -> "subprocess.Popen[str]":
     """Begin to train into ``folder``."""
     return launch("memformers", "train", *ARGUMENTS, "--out", folder, *arguments, processes=processes)
-
-
-def launch(module: str, *arguments: object, processes: int) -> "subprocess.Popen[str]":
-    """Begin to run ``module``, in one process or, by torchrun, in several ``processes`` with a core each."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
-    command = [sys.executable, *(torchrun if processes > 1 else []), "-m", module, *arguments]
-    return subprocess.Popen(
-        list(map(str, command)), env=module_environment() | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
 
 
 def worker(torchrun: int, rank: int) -> int:
@@ -143,22 +132,27 @@ def test_two_ranks_end_with_one_processs_weights_memory_and_losses(number, ranks
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "several", "data"),
-    [(2, 1, "fsdp", "text.txt"), pytest.param(1, 2, "fsdp", "text.txt", marks=LONG),
-     pytest.param(2, 2, "ddp", "documents", marks=LONG)],
+    ("before", "after", "several", "data", "number"),
+    [(2, 1, "fsdp", "text.txt", signal.SIGTERM),
+     pytest.param(1, 2, "fsdp", "text.txt", signal.SIGTERM, marks=LONG),
+     pytest.param(2, 2, "ddp", "documents", signal.SIGTERM, marks=LONG),
+     (2, 2, "fsdp", "documents", signal.SIGKILL)],
 )  # fmt: skip
-def test_a_run_that_a_signal_to_any_rank_stopped_goes_on_with_any_number(
-    before, after, several, data, text, tmp_path
+def test_a_run_that_a_signal_to_any_rank_ended_goes_on_with_any_number(
+    before, after, several, data, number, text, tmp_path
 ):
+    """SIGKILL comes while the processes save."""
     options = ["--model", "compressive", "--data", text.with_name(data), "--checkpoint-every", 640]
     assert run("train", *ARGUMENTS, *options, "--out", tmp_path / "alone").code == 0
     folder, parallel = tmp_path / "run", {1: "single", 2: several}
     first = start(folder, *options, "--parallel", parallel[before], processes=before)
     wait_for(lambda: (folder / "checkpoints" / "000000000640").exists())
-    os.kill(worker(first.pid, rank=1) if before > 1 else first.pid, signal.SIGTERM)
+    if number == signal.SIGKILL:
+        wait_for(lambda: list(folder.glob(f"checkpoints/{LEFTOVER}*/*")))
+    os.kill(worker(first.pid, rank=1) if before > 1 else first.pid, number)
     output, _ = first.communicate(timeout=120)
     assert first.returncode != 0
-    assert "stopped by SIGTERM at token" in output
+    assert ("stopped by SIGTERM at token" in output) == (number == signal.SIGTERM)
     options += ["--parallel", parallel[after], "--resume"]
     if after == 1:
         output = run("train", *ARGUMENTS, *options, "--out", folder).out

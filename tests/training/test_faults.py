@@ -17,13 +17,13 @@ from memformers.common.files import read_json
 from memformers.evaluation.evaluate import Evaluation
 from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
-from memformers.training.loop import train
-from memformers.training.observer import Observer
-from memformers.training.run import build_model, train_run
-from memformers.training.text import Validation
+from memformers.training.callbacks import Callbacks
+from memformers.training.data_module import Validation
+from memformers.training.loop import train_steps
+from memformers.training.run import build_model
 from tests.builders import MODELS, SMALL_RUN, small_training
 from tests.processes import finish, program, start, wait_for
-from tests.training.runs import poisoned, segments_of, tensors_of, train_here, without_times
+from tests.training.runs import poisoned, segments_of, tensors_of, train_here, train_run, without_times
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.long)])
@@ -61,7 +61,7 @@ def test_a_signal_in_an_evaluation_ends_it_at_once_and_it_is_made_again(tmp_path
     config = small_training(log_every=4)
     whole = train_run(config, tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(Observer, "_evaluation", lambda *_: signal.raise_signal(signal.SIGTERM) or 1 / 0)
+        patch.setattr(Callbacks, "_evaluation", lambda *_, **__: signal.raise_signal(signal.SIGTERM) or 1 / 0)
         with pytest.raises(SystemExit) as end:
             train_run(config, tmp_path / "run")
     assert end.value.code == 143
@@ -98,7 +98,7 @@ def test_a_disk_that_is_full_is_one_line_and_the_earlier_checkpoint_is_whole(
     size, small_files, tmp_path, monkeypatch, capsys
 ):
     config = small_training()
-    save = Observer.save
+    save = Callbacks.save
 
     def fill(self, state):
         if numbered(self.folder / "checkpoints"):
@@ -109,7 +109,7 @@ def test_a_disk_that_is_full_is_one_line_and_the_earlier_checkpoint_is_whole(
             small_files(resource.RLIM_INFINITY)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Observer, "save", fill)
+        patch.setattr(Callbacks, "save", fill)
         with pytest.raises(SystemExit) as end, plain_errors():
             train_run(config, tmp_path / "run")
     assert end.value.code == 2
@@ -124,7 +124,7 @@ def test_a_disk_that_is_full_is_one_line_and_the_earlier_checkpoint_is_whole(
 
 
 def test_a_disk_too_full_for_a_record_is_one_line_too(tmp_path, monkeypatch, capsys):
-    record = Observer.record
+    record = Callbacks.record
 
     def fill(self, state, metrics):
         if state.step > 20:
@@ -132,7 +132,7 @@ def test_a_disk_too_full_for_a_record_is_one_line_too(tmp_path, monkeypatch, cap
         record(self, state, metrics)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Observer, "record", fill)
+        patch.setattr(Callbacks, "record", fill)
         with pytest.raises(SystemExit), plain_errors():
             train_run(small_training(), tmp_path)
     error = capsys.readouterr().err.splitlines()[-1]
@@ -154,14 +154,14 @@ def test_a_folder_that_cannot_be_written_is_one_line(place, tmp_path, capsys):
 
 def test_only_the_newest_and_the_best_checkpoints_are_kept(tmp_path, monkeypatch):
     losses = iter([3.0, 1.0, 2.0, 2.5])
-    part = Validation.part
+    read = Validation.evaluate
 
-    def changed(self, read):
-        found = part(self, read)
+    def changed(*arguments):
+        found = read(*arguments)
         found.__class__ = type("Fixed", (Evaluation,), {"loss": next(losses)})
         return found
 
-    monkeypatch.setattr(Validation, "part", changed)
+    monkeypatch.setattr(Validation, "evaluate", changed)
     config = small_training(tokens=64 * 32, evaluations=4, checkpoint_every=64 * 3, keep_checkpoints=3)
     folder = train_run(config, tmp_path) / "checkpoints"
     assert [int(path.name) // 64 for path in numbered(folder)] == [32, 30, 27, 16]
@@ -185,7 +185,7 @@ def test_a_skipped_step_changes_neither_weights_nor_memory(model):
     with pytest.warns(
         RuntimeWarning, match=r"the loss is nan at token 192 \(step 3\); .* skipped \(1 of 1\)"
     ):
-        end = train(lm, segments_of(config), config, **hooks, maybe_checkpoint=look)
+        end = train_steps(lm, segments_of(config), config, **hooks, maybe_checkpoint=look)
     before, after = seen[3], seen[4]
     assert (before[2], after[2], end.step) == (0, 1, 6)
     assert all(torch.equal(tensor, after[0][name]) for name, tensor in before[0].items())

@@ -5,10 +5,10 @@ import torch
 
 from memformers.data.streams import training_segments
 from memformers.kernels import dispatch
-from memformers.training.gradients import clip
-from memformers.training.loop import train
+from memformers.training.loop import train_steps
 from memformers.training.optimizers import build_optimizers, learning_rate_schedule
 from memformers.training.run import build_model
+from memformers.training.train_step import clip
 from tests.builders import MODELS, small_training
 
 TEXT = torch.arange(3_000) % 7  # so regular that every model can learn it
@@ -18,8 +18,13 @@ def run(config, model=None, text=TEXT):
     records, evaluations = [], []
     model = model or build_model(config)
     segments = training_segments(text, config.batch_size, config.model.segment_len)
-    end = train(model, segments, config, record=lambda state, metrics: records.append((state.step, metrics)),
-                evaluate=lambda state: evaluations.append(state.step))  # fmt: skip
+    end = train_steps(
+        model,
+        segments,
+        config,
+        record=lambda state, metrics: records.append((state.step, metrics)),
+        evaluate=lambda state: evaluations.append(state.step),
+    )
     return model, records, evaluations, end
 
 
@@ -38,10 +43,10 @@ def test_records_and_evaluations_come_as_often_as_asked_for():
 
 
 def test_the_learning_rate_rises_from_zero_and_falls_to_zero_in_straight_lines():
-    rate = learning_rate_schedule(small_training(tokens=1_000, warmup=0.1, learning_rate=1.0))
+    rate = learning_rate_schedule(small_training(warmup=0.1, learning_rate=1.0), 1_000)
     assert [rate(t) for t in (0, 50, 100, 550, 999)] == pytest.approx([0.0, 0.5, 1.0, 0.5, 1 / 900])
     assert rate(1_000) == rate(2_000) == 0.0
-    flat = learning_rate_schedule(small_training(tokens=1_000, warmup=0.0, learning_rate=1.0))
+    flat = learning_rate_schedule(small_training(warmup=0.0, learning_rate=1.0), 1_000)
     assert flat(0) == 1.0
 
 

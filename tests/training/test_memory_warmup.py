@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from memformers.models.memory import Memory
-from memformers.training.loop import STAGES, share_of_memory, shortened
+from memformers.training.memory_growth import STAGES, share_of_memory, shortened
 from tests.builders import small_lm, small_training
 from tests.training.runs import train_here
 

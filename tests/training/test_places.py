@@ -15,10 +15,11 @@ from memformers.report.document import write_report
 from memformers.runs.folder import METRICS
 from memformers.tracking import recorder
 from memformers.training import run as run_module
-from memformers.training.observer import in_one_line
-from memformers.training.run import check_folder, train_run
-from memformers.training.text import find_text
+from memformers.training.callbacks import in_one_line
+from memformers.training.data_module import find_text
+from memformers.training.run import check_folder
 from tests.builders import small_lm, small_training
+from tests.training.runs import train_run
 
 CONFIG = small_training()
 

@@ -8,8 +8,8 @@ from memformers.runs.folder import CONFIG
 from memformers.training import distributed
 from memformers.training.config import read_train_config
 from memformers.training.distributed import with_precision
-from memformers.training.run import train_run
 from tests.builders import small_training
+from tests.training.runs import train_run
 
 
 @pytest.fixture(params=[True, False])

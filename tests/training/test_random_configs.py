@@ -20,9 +20,8 @@ from memformers.runs.folder import read_metrics
 from memformers.training import run as run_module
 from memformers.training.config import TrainConfig
 from memformers.training.loop import NotFiniteError
-from memformers.training.run import train_run
 from tests.builders import SMALL, small_training
-from tests.training.runs import find_short_text, stop, train_here, without_times
+from tests.training.runs import find_short_text, stop, train_here, train_run, without_times
 
 EXAMPLES = max(int(os.environ.get("MEMFORMERS_FUZZ", "240")) // 20, 1)
 BASE = small_training(device="cpu", log_every=1)

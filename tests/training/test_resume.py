@@ -11,13 +11,21 @@ from memformers.common.atomic_dir import numbered
 from memformers.common.files import read_json, write_json
 from memformers.models.config import AdaptiveConfig
 from memformers.runs.folder import METRICS, read_metrics
-from memformers.training import observer
+from memformers.training import api, callbacks
 from memformers.training import run as run_module
 from memformers.training.checkpoints import read_about
 from memformers.training.resume import cut_metrics, differences
-from memformers.training.run import train_run
 from tests.builders import MODELS, small_training
-from tests.training.runs import SHORT, find_documents, find_short_text, finding, reseal, stop, without_times
+from tests.training.runs import (
+    SHORT,
+    find_documents,
+    find_short_text,
+    finding,
+    reseal,
+    stop,
+    train_run,
+    without_times,
+)
 
 
 def configs():
@@ -79,7 +87,7 @@ def test_a_resumed_run_has_the_same_records_sample_result_and_weights(name, tmp_
 
 def test_peak_memory_is_the_highest_of_all_processes_and_ranks(tmp_path, monkeypatch):
     here, of_another_rank = [0], 75
-    monkeypatch.setattr(observer, "peak_memory", lambda device: here[0])
+    monkeypatch.setattr(callbacks, "peak_memory", lambda device: here[0])
     monkeypatch.setattr(
         run_module.Distributed,
         "highest",
@@ -110,7 +118,7 @@ def test_a_run_without_a_checkpoint_begins_anew_and_a_finished_one_is_left_alone
 ):
     config = small_training(tokens=64 * 8, evaluations=1)
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "train", lambda *_, **__: 1 / 0)
+        patch.setattr(api, "train_steps", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train_run(config, tmp_path)
     (tmp_path / METRICS).write_text('{"tokens": 5}\n')
@@ -135,7 +143,7 @@ def stopped(tmp_path_factory):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [({"learning_rate": 1.0, "seed": 4}, r"learning_rate 0.004 → 1.0, seed 0 → 4"),
-     ({"tokens": 9_000}, r"tokens 2000 → 9000.*its learning rate falls more slowly"),
+     ({"tokens": 9_000}, r"tokens 2000 → 9000.*A finished run can go on"),
      ({"model": "compressive"}, r"model.model transformer-xl → compressive"),
      ({"batch_size": 5}, "batch_size 4 → 5"),
      ({"tbptt": 1}, "tbptt 0 → 1"),
@@ -179,7 +187,7 @@ def test_with_dropout_a_batch_in_other_parts_is_another_training(stopped):
 
 def test_two_processes_cannot_train_in_one_folder(tmp_path):
     with (
-        run_module.alone_in(tmp_path),
+        api.alone_in(tmp_path),
         pytest.raises(ValueError, match="is being trained by another process"),
     ):
         train_run(small_training(), tmp_path, resume=True)

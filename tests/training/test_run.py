@@ -11,13 +11,11 @@ from memformers.convert.load import load_checkpoint
 from memformers.evaluation.evaluate import evaluate
 from memformers.runs.folder import read_metrics
 from memformers.tracking import relay
-from memformers.training import observer
-from memformers.training import run as run_module
+from memformers.training import api, callbacks
+from memformers.training.data_module import EVALUATION_STREAMS
 from memformers.training.loop import NotFiniteError
-from memformers.training.run import train_run
-from memformers.training.text import EVALUATION_STREAMS
 from tests.builders import small_training
-from tests.training.runs import SHORT
+from tests.training.runs import SHORT, train_run
 
 
 def test_a_run_leaves_everything_in_its_folder(tmp_path):
@@ -40,7 +38,7 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path):
     assert set(trained[-1]) == expected
     assert trained[-1]["tokens"] == last["tokens"] >= 2_000
     assert result["peak_memory_bytes"] > 50 * 2**20
-    assert len((folder / "sample.txt").read_text()) == observer.SAMPLE_CHARACTERS + 1
+    assert len((folder / "sample.txt").read_text()) == callbacks.SAMPLE_CHARACTERS + 1
 
 
 def test_the_checkpoint_gives_the_last_evaluation_again(tmp_path):
@@ -52,7 +50,7 @@ def test_the_checkpoint_gives_the_last_evaluation_again(tmp_path):
 
 
 def test_a_run_that_diverges_keeps_the_last_good_checkpoint_and_says_where(tmp_path, monkeypatch):
-    train = run_module.train
+    train = api.train_steps
 
     def poisoned(model, segments, config, **hooks):
         def evaluate(state):
@@ -61,7 +59,7 @@ def test_a_run_that_diverges_keeps_the_last_good_checkpoint_and_says_where(tmp_p
 
         return train(model, segments, config, **(hooks | {"evaluate": evaluate}))
 
-    monkeypatch.setattr(run_module, "train", poisoned)
+    monkeypatch.setattr(api, "train_steps", poisoned)
     monkeypatch.setattr(relay, "module_command", module_command)  # labml's own
     with pytest.raises(NotFiniteError, match=r"gradient's norm is nan at token .* token 1,024 is kept"):
         train_run(small_training(), tmp_path / "run")
@@ -79,4 +77,4 @@ def test_a_run_that_diverges_keeps_the_last_good_checkpoint_and_says_where(tmp_p
      ("?!\n--\n", "?!\n")],
 )  # fmt: skip
 def test_a_sample_goes_on_from_the_first_line_with_a_letter(held_out, prompt):
-    assert observer.opening(held_out) == prompt
+    assert callbacks.opening(held_out) == prompt

@@ -6,7 +6,7 @@ from memformers.training.config import TrainConfig
 OUT_OF_RANGE = {
     "parallel": ("many",), "precision": ("float16",), "optimizer": ("sgd",), "compile": (1,), "data": (3,),
     "accumulate": (0,), "tokens": (0, 1.5), "batch_size": (0,), "evaluations": (0,), "log_every": (0,),
-    "evaluation_share": (1.5,), "keep_checkpoints": (0,), "checkpoint_every": (-1,), "skip_bad_steps": (-1,),
+    "evaluation_tokens": (-1,), "keep_checkpoints": (0,), "checkpoint_every": (-1,), "skip_bad_steps": (-1,),
     "checkpoint_minutes": (-1.0,), "learning_rate": (0.0, float("nan")), "muon_learning_rate": (0.0,),
     "max_grad_norm": (-1.0,), "weight_decay": (-0.1,), "warmup": (1.0,), "memory_warmup": (1.5,),
     "seed": (-1, 2**64), "beta2": (1.0,), "chunk_len": (-1,), "tbptt": (-1,),

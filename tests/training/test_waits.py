@@ -14,12 +14,12 @@ from memformers.kernels import operators
 from memformers.models import attention, documents, language_model
 from memformers.runs.folder import read_metrics
 from memformers.training import loop
-from memformers.training.loop import NotFiniteError, train
+from memformers.training.loop import NotFiniteError, train_steps
 from memformers.training.optimizers import build_optimizers
-from memformers.training.run import build_model, train_run
+from memformers.training.run import build_model
 from memformers.training.state import TrainingState
 from tests.builders import MODELS, small_training
-from tests.training.runs import poisoned, stop, tensors_of, without_times
+from tests.training.runs import poisoned, stop, tensors_of, train_run, without_times
 
 STEPS, LONGEST = 12, 5
 """The steps of a training, and after how many memory is as long as it gets."""
@@ -94,7 +94,7 @@ def trained(lm, config, documents, waited_for, watched=()):
     with block, pytest.MonkeyPatch.context() as patch:
         if not waited_for:
             patch.setattr(loop, "FREE_TO_WAIT_FOR", ())
-        train(lm, iter([*segments_of(config, documents)]), config, state=state, evaluate=lambda _: None,
+        train_steps(lm, iter([*segments_of(config, documents)]), config, state=state, evaluate=lambda _: None,
               record=lambda state, metrics: records.append(metrics), maybe_checkpoint=between)  # fmt: skip
     return state, records
 
@@ -118,7 +118,7 @@ def test_no_step_waits_for_the_device_and_all_is_as_if_each_did(settings, docume
         lm = build_model(config)
         watched = () if waited_for else (LONGEST, STEPS - 1)
         state, records = trained(lm, config, documents, waited_for, watched)
-        assert not state.unread
+        assert not state.pending
         assert len(records) == 1
         found.append((tensors_of(lm), records[0]["loss.train"], records[0]["accuracy.train"]))
     assert all(torch.equal(tensor, found[1][0][name]) for name, tensor in found[0][0].items())

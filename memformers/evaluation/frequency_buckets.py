@@ -3,30 +3,22 @@
 A character says little by how rare it is itself. Its word tells the names and rare words, which a text often
 says again, from the common words that every model knows.
 
-Where tokens are subwords, a token belongs to the word that has its last character; a word that occurs again
-is d tokens back if it last began d tokens ago. Names of programs count as words.
-
 A token *repeats from distance d* where it and the n − 1 tokens before it, its n-gram, last occurred d tokens
 ago. So a model that remembers what was d tokens ago can copy the token from there.
 """
 
 import re
-from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from memformers.data.tokenizer import Tokenizer
 from memformers.data.utf8 import bytes_of
-from memformers.evaluation.units import by_character
 
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 """Letters, with apostrophes between them."""
-NAME = re.compile(r"[^\W\d]\w*")
-"""A word, or a name of a program, which may have digits and underscores."""
 NO_WORD = -1
 """The number of occurrences where there is no word: white space, punctuation, digits."""
 EDGES = (0, 1, 10, 100, 1000)
@@ -35,17 +27,18 @@ NEVER = 0
 """The distance of a token that repeats nothing."""
 
 
-def word_occurrences(text: str, trained_on: str, n_tokens: int) -> Tensor:
-    """For each of the ``n_tokens`` tokens of ``text``, each a character or a byte: how often its word occurs
-    in ``trained_on``, upper and lower case alike, int64 ``[n]``; [`NO_WORD`][] outside of words.
+def word_counts(text: str) -> Counter[str]:
+    """How often each word occurs in ``text``, in lower case."""
+    return Counter(match[0].lower() for match in WORD.finditer(text))
 
-    Raises UserError for as many tokens as the text has neither characters nor bytes.
-    """
-    counts = Counter(match[0].lower() for match in WORD.finditer(trained_on))
+
+def word_occurrences(text: str, counts: Counter[str], *, of_bytes: bool) -> Tensor:
+    """For each character of ``text``, or each byte: how often its word was counted in the training text,
+    int64 ``[n]``; [`NO_WORD`][] outside of words."""
     found = torch.full((len(text),), NO_WORD)
     for match in WORD.finditer(text):
         found[match.start() : match.end()] = counts[match[0].lower()]
-    if by_character(text, n_tokens):
+    if not of_bytes:
         return found
     return found.repeat_interleave(torch.tensor([len(bytes_of(character)) for character in text]))
 
@@ -76,41 +69,6 @@ def repeat_distances(tokens: Tensor, n: int) -> Tensor:
             found[end - 1] = end - newest[n_gram]
         newest[n_gram] = end
     return found
-
-
-def word_distances(tokens: Tensor, tokenizer: Tokenizer) -> Tensor:
-    """How many tokens ago the word of each of ``tokens [T]`` last began before it began here, int64 ``[T]``;
-    [`NEVER`][] where it had not occurred, and [`NO_WORD`][] outside of words."""
-    newest: dict[str, int] = {}
-    found = torch.full_like(tokens, NO_WORD, dtype=torch.int64)
-    for word, begin, end in words_in(tokens, tokenizer):
-        found[begin:end] = begin - newest.get(word, begin)
-        newest[word] = begin
-    return found
-
-
-def word_lengths(tokens: Tensor, tokenizer: Tokenizer) -> Tensor:
-    """How many tokens the word of each of ``tokens [T]`` has, int64 ``[T]``; 0 outside of words."""
-    found = torch.zeros_like(tokens, dtype=torch.int64)
-    for _, begin, end in words_in(tokens, tokenizer):
-        found[begin:end] = end - begin
-    return found
-
-
-def words_in(tokens: Tensor, tokenizer: Tokenizer) -> Iterator[tuple[str, int, int]]:
-    """The words of ``tokens [T]``, each with its first token and the one after its last."""
-    pieces = list(map(tokenizer.decoder(), tokens.tolist()))
-    ends = list(accumulate(map(len, pieces)))
-    for match in NAME.finditer("".join(pieces)):
-        yield match[0], bisect_left(ends, match.start() + 1), bisect_right(ends, match.end())
-
-
-def word_groups(distances: Tensor, edges: Sequence[int]) -> tuple[Tensor, list[str]]:
-    """The group of each of ``distances``, of any shape, as [`word_distances`][] gives them, and the groups'
-    names: i from edge i to before the next, then first occurrences, and last the tokens of no word."""
-    group, names = groups_between(distances, edges)
-    group = group.where(distances != NEVER, len(edges)).where(distances != NO_WORD, len(edges) + 1)
-    return group, [*names, "first", "no word"]
 
 
 def repeat_groups(distances: Tensor, edges: list[int]) -> tuple[Tensor, list[str]]:

@@ -14,7 +14,7 @@ from memformers.common.atomic_dir import numbered
 from memformers.common.files import sync, write_json, write_text
 from memformers.common.machine import describe_environment, peak_memory
 from memformers.common.progress import Progress
-from memformers.common.words import fitting, printable
+from memformers.common.text_format import fitting, printable
 from memformers.data.dataset import TokenDataset
 from memformers.evaluation.evaluate import Evaluation
 from memformers.generation.sampling import Sampling
@@ -24,11 +24,11 @@ from memformers.models.registry import short_name
 from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
 from memformers.training.checkpoints import About, keep_best_and_newest, save_checkpoint, usable_about
 from memformers.training.config import TrainConfig
+from memformers.training.data_module import Validation, held_out_beginning
 from memformers.training.distributed import Distributed, summon_full_params
-from memformers.training.loop import NotFiniteError, read_numbers
+from memformers.training.loop import NotFiniteError, flush_metrics
 from memformers.training.signals import Stopped, StopSignals
 from memformers.training.state import TrainingState
-from memformers.training.text import Validation, held_out_beginning
 
 SAMPLE_CHARACTERS, GLIMPSE_CHARACTERS = 400, 50
 PROMPT_CHARACTERS = 100
@@ -93,8 +93,8 @@ class Bar:
 
 
 @dataclass
-class Observer:
-    """Watches a training in a folder. With several ``ranks``, each has an observer that measures the same,
+class Callbacks:
+    """Watches a training in a folder. With several ``ranks``, each has an callbacks that measures the same,
     and only that of the first rank writes files."""
 
     folder: Path
@@ -110,17 +110,21 @@ class Observer:
     bar: Bar
     ranks: Distributed
 
+    begins_anew: bool = True
+    """Whether the weights are those of ``config.seed``, so that no checkpoint is needed before a step."""
+
     def __post_init__(self) -> None:
         """Begin where the training begins."""
         self._is_saved(self.state)
-        self.validation = Validation(self.text, self.config)
+        if not self.begins_anew and not self.state.tokens:
+            self.saved = 0, -1
+        self.validation = Validation(self.text, self.config, self.ranks)
         self.evaluation: Evaluation | None = None
-        """The last one, at the end."""
+        """The last one."""
         self.validation_loss: float | None = None
-        """In nats per token, over the part that every evaluation reads."""
+        """In nats per token, over the tokens that every evaluation reads."""
         self.characters_a_token = self.text.train.counts.characters / len(self.text.train.tokens)
-        self.read = ""
-        """How much the last evaluation read, in words."""
+        self.unit = f"bits per {'token' if self.text.info.tokenizer == 'ids' else 'character'}"
         self.evaluated = 0
         """Tokens seen before [`validation_loss`][] was measured."""
         newest = numbered(self.folder / CHECKPOINTS)[:1] if self.ranks.first else []
@@ -136,29 +140,25 @@ class Observer:
         self.bar.show(state.tokens, metrics["loss.train"])
 
     def evaluate(self, state: TrainingState) -> None:
-        """Evaluate the held-out text, most of it at the end, and show the beginning of a sample; a signal
-        ends it at once, and nothing is recorded.
-
-        Every record is over the same part of the text, also the last one; the loss over all that was read at
-        the end is in the result.
-        """
-        begun, is_last = time.perf_counter(), state.tokens >= self.config.tokens
+        """Evaluate the held-out text, and show the beginning of a sample; a signal ends it at once, and
+        nothing is recorded. Every record is over the same tokens."""
+        begun = time.perf_counter()
         with self.signals.at_once(), summon_full_params(self.model):
-            result = self._evaluation(is_last)
+            result = self._evaluation(whole=False)
             if not math.isfinite(result.loss):
                 raise NotFiniteError(f"validation loss is {result.loss} at token {state.tokens:,}.")
             glimpse = in_one_line(self._sample(GLIMPSE_CHARACTERS))
-        part = self.validation.part(result)
+        metrics = self.validation.metrics(result)
         seconds = state.evaluation_seconds + time.perf_counter() - begun
-        self._write(state, {**self.validation.metrics(part), "evaluation_seconds": seconds})
-        self.evaluation = result if is_last else None
-        self.validation_loss, self.evaluated = part.loss, state.tokens
-        if (read := self.validation.read(result)) != self.read:
-            self.read = read
-            self.bar.say(f"over {read} held-out tokens:")
-        bits = self.validation.bits_per_character(result)
-        unit = "token" if self.text.info.tokenizer == "ids" else "character"
-        line = f"{state.tokens:>13,} tokens  {bits:.4f} bits per {unit}  │ {glimpse}"
+        self._write(state, {**metrics, "evaluation_seconds": seconds})
+        if self.evaluation is None:
+            self.bar.say(f"{self._over(result)}:")
+        self.evaluation, self.validation_loss, self.evaluated = result, result.loss, state.tokens
+        gained = state.lowest_loss is None or result.loss < state.lowest_loss
+        state.lowest_loss = result.loss if gained else state.lowest_loss
+        state.without_gain = 0 if gained else state.without_gain + 1
+        bits = f"{metrics['bits_per_character.valid']:.4f} {self.unit}"
+        line = f"{state.tokens:>13,} tokens  {bits}  │ {glimpse}"
         self.bar.say(fitting(line, shutil.get_terminal_size().columns))
 
     def maybe_checkpoint(self, state: TrainingState) -> None:
@@ -172,7 +172,7 @@ class Observer:
 
     def save(self, state: TrainingState) -> None:
         """Save a checkpoint of ``state`` if it isn't saved already."""
-        read_numbers(state, self.config)
+        flush_metrics(state, self.config)
         if (state.tokens, state.evaluations) == self.saved:
             return
         about = About(
@@ -195,13 +195,19 @@ class Observer:
 
     def finish(self) -> None:
         """Write the sample and the result; a signal ends it at once."""
+        begun, evaluation = time.perf_counter(), self.evaluation
         with self.signals.at_once(), summon_full_params(self.model):
-            evaluation = self.evaluation or self._evaluation(last=True)
+            if evaluation is None or evaluation.tokens < self.validation.predictable:
+                evaluation = self._evaluation(whole=True)
             sample = self._sample(SAMPLE_CHARACTERS)
+        self.state.evaluation_seconds += time.perf_counter() - begun
+        in_units = self.validation.comparable(evaluation)
+        if evaluation is not self.evaluation:
+            self.bar.say(f"{self._over(evaluation)}: {in_units['bits_per_character']:.4f} {self.unit}")
         result: dict[str, Any] = {
             **self.state.progress,
             "loss": evaluation.loss,
-            **{k: v if math.isfinite(v) else None for k, v in self.validation.comparable(evaluation).items()},
+            **{name: x if math.isfinite(x) else None for name, x in in_units.items()},
             "accuracy": evaluation.accuracy,
             "evaluated_tokens": evaluation.tokens,
             "held_out_tokens": self.validation.predictable,
@@ -251,14 +257,18 @@ class Observer:
         self.write({"tokens": state.tokens, "seconds": state.seconds, **metrics})
         self.records += 1
 
-    def _evaluation(self, last: bool) -> Evaluation:
+    def _evaluation(self, whole: bool) -> Evaluation:
         with self.bar.standing() as show:
 
             def done(fraction: float) -> None:
                 self.signals.check(self.ranks)
                 show(f"evaluating, {fraction:.0%}")
 
-            return self.validation.evaluate(self.model, last, done)
+            return self.validation.evaluate(self.model, whole, done)
+
+    def _over(self, evaluation: Evaluation) -> str:
+        n, whole = evaluation.tokens, self.validation.predictable
+        return f"over {f'all {n:,}' if n == whole else f'{n:,} of {whole:,}'} held-out tokens"
 
     def _peak_memory(self) -> int | None:
         """The most bytes that any process of the run has held, on any rank and before a resume; every rank

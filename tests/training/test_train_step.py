@@ -14,19 +14,18 @@ from memformers.data.streams import IGNORED, Segment
 from memformers.models.memory import Memory
 from memformers.training import run as run_module
 from memformers.training.distributed import Distributed
-from memformers.training.gradients import InTurn, backward, clip
 from memformers.training.optimizers import build_optimizers
-from memformers.training.run import train_run
 from memformers.training.state import TrainingState
+from memformers.training.train_step import UnrolledSegments, backward, clip
 from tests.builders import small_lm, small_training
-from tests.training.runs import DOCUMENTS, finding, poisoned, segments_of, train_here
+from tests.training.runs import DOCUMENTS, finding, poisoned, segments_of, train_here, train_run
 
 
 def gradient_of(lm, parts, forward=None, **changes):
     """What a step's backward pass finds, and the gradient."""
     lm.zero_grad()
     config = small_training(batch_size=4, tbptt=len(parts) - 1, **changes)
-    outcome = backward(forward or InTurn(lm), parts, Memory(()), config, Distributed())
+    outcome = backward(forward or UnrolledSegments(lm), parts, Memory(()), config, Distributed())
     return outcome, [p.grad for p in lm.parameters()]
 
 
@@ -84,7 +83,7 @@ def test_the_gradient_reaches_into_a_steps_earlier_segments_and_no_other():
     assert reached()
     past = lm(first.inputs).memory
     lm.zero_grad()
-    backward(InTurn(lm), [second], past, small_training(), Distributed())
+    backward(UnrolledSegments(lm), [second], past, small_training(), Distributed())
     assert not reached()
     gradient_of(lm, [first, replace(second, starts_over=True)])
     assert not reached()
@@ -155,7 +154,7 @@ def test_a_compiled_step_has_the_same_gradient(model):
     lm, parts = small_lm(model, n_layers=1), [segment(7) for _ in range(3)]
     compiled = torch.compile(lm, fullgraph=True, backend=CompileCounterWithBackend("aot_eager"))
     outcome, wanted = gradient_of(lm, parts)
-    again, found = gradient_of(lm, parts, InTurn(compiled))
+    again, found = gradient_of(lm, parts, UnrolledSegments(compiled))
     assert again.loss.item() == pytest.approx(outcome.loss.item(), abs=1e-12)
     check_same(found, wanted, 1e-10)
 
@@ -168,7 +167,7 @@ def test_a_step_on_documents_learns_from_each_of_them_alone():
     config = replace(config, model=lm.config)
     segment = next(segments_of(config, documents=DOCUMENTS))
     assert segment.doc_starts[1:].any()
-    outcome = backward(InTurn(lm), [segment], Memory(()), config, Distributed())
+    outcome = backward(UnrolledSegments(lm), [segment], Memory(()), config, Distributed())
     losses = []
     for b in range(2):
         firsts = [*segment.doc_starts[:, b].nonzero()[:, 0].tolist(), 64]
@@ -223,7 +222,7 @@ def test_each_stream_counts_alike_in_the_reconstruction_loss_whatever_part_of_a_
     for accumulate in (1, 2, 4):
         lm.zero_grad()
         config = replace(small_training(batch_size=4, accumulate=accumulate), model=lm.config)
-        outcome = backward(InTurn(lm), parts[:segments], memory, config, Distributed())
+        outcome = backward(UnrolledSegments(lm), parts[:segments], memory, config, Distributed())
         found.append((outcome.auxiliary_loss.item(), [p.grad for p in lm.parameters()]))
     (one, expected), *others = found
     assert one > 0

@@ -2,7 +2,7 @@ import sys
 import time
 from contextlib import closing
 
-from memformers.training.observer import Bar
+from memformers.training.callbacks import Bar
 from tests.builders import small_training
 
 

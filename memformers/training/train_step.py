@@ -24,7 +24,7 @@ from memformers.training.config import TrainConfig
 from memformers.training.distributed import Distributed, full_tensor, is_sharded
 
 
-class InTurn(nn.Module):
+class UnrolledSegments(nn.Module):
     """Applies ``model``, a [`MemoryLM`][] or a wrapper of one, to all segments of a training step.
 
     Between two segments the memory keeps its graph, so that the loss of the later segment has a gradient in
@@ -184,7 +184,7 @@ def in_parts(
 
 def forward_of(model: MemoryLM, ranks: Distributed, *, compile: bool) -> Forward:
     """The forward pass of a training step of ``model``, whose gradients are averaged over ``ranks``."""
-    forward: nn.Module = InTurn(torch.compile(model, fullgraph=True) if compile else model)  # type: ignore[arg-type]
+    forward: nn.Module = UnrolledSegments(torch.compile(model, fullgraph=True) if compile else model)  # type: ignore[arg-type]
     if compile:  # which looks whether a memory with a gradient graph has a .grad
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
     if ranks.parallel == "ddp":

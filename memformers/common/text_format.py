@@ -1,4 +1,4 @@
-"""Words for people, as a terminal or a report shows them."""
+"""What people read in a terminal or a report: numbers with their nouns, and text that fits and is safe."""
 
 import unicodedata
 

@@ -15,7 +15,7 @@ from memformers.models.memory import Memory
 
 
 @dataclass(frozen=True)
-class AttentionMass:
+class AttentionDistribution:
     """Mean attention probabilities, over all queries whose memories are full."""
 
     by_place: list[list[list[float]]]
@@ -28,9 +28,9 @@ class AttentionMass:
 
 
 @torch.no_grad()
-def attention_mass(
+def attention_distribution(
     model: MemoryLM, tokens: Tensor, *, documents: Sequence[int] = (), streams: int = 8, segments: int = 8
-) -> AttentionMass | None:
+) -> AttentionDistribution | None:
     """The attention of ``model`` when it reads the text ``tokens [n]`` in ``streams`` parallel streams, over
     ``segments`` segments after its memories are full.
 
@@ -51,23 +51,19 @@ def attention_mass(
     else:
         check_long_enough(model, tokens, streams)
         parts = (segment.inputs for segment in plain_reading(len(tokens), streams, S).segments(tokens))
-    places, distances, memory = [], [], Memory(())
+    means, memory, sizes = [], Memory(()), model.config.memory_sizes
     with eval_mode(model):
         for number, inputs in enumerate(islice(parts, filling + segments)):  # [S, B]
             if len(inputs) < S:
                 break
-            x = model.embed(inputs.to(model.device))
-            _, layer_inputs = model.transformer(x, memory, sizes=model.config.memory_sizes)
+            _, layer_inputs = model.transformer(model.embed(inputs.to(model.device)), memory, sizes=sizes)
             if number >= filling:
-                place, distance = mass_of_segment(model, layer_inputs, memory)
-                places.append(place)
-                distances.append(distance)
-            memory, _ = model.transformer.remember(memory, layer_inputs, model.config.memory_sizes)
-    return AttentionMass(
-        by_place=torch.stack(places).mean(0).tolist(),
-        nearest=bin_edges(model.config.remembered_positions + S),
-        by_distance=torch.stack(distances).mean(0).tolist(),
+                means.append(distribution_of_segment(model, layer_inputs, memory))
+            memory, _ = model.transformer.remember(memory, layer_inputs, sizes)
+    by_place, by_distance = (
+        torch.stack(of_segments).mean(0).tolist() for of_segments in zip(*means, strict=True)
     )
+    return AttentionDistribution(by_place, bin_edges(model.config.remembered_positions + S), by_distance)
 
 
 def filling_segments(model: MemoryLM) -> int:
@@ -85,7 +81,7 @@ def check_long_enough(model: MemoryLM, tokens: Tensor, streams: int) -> None:
         )
 
 
-def mass_of_segment(model: MemoryLM, inputs: list[Tensor], memory: Memory) -> tuple[Tensor, Tensor]:
+def distribution_of_segment(model: MemoryLM, inputs: list[Tensor], memory: Memory) -> tuple[Tensor, Tensor]:
     """Means over the queries of one segment, whose layers have these ``inputs [S, B, D]``: by place,
     ``[layers, H, 3]``, and by distance bin, ``[layers, H, bins]``."""
     config, S = model.config, len(inputs[0])

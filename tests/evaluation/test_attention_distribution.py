@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from memformers.evaluation.attention_mass import attention_mass, bin_edges, distance_bins
+from memformers.evaluation.attention_distribution import attention_distribution, bin_edges, distance_bins
 from memformers.models.memory import Memory
 from tests.builders import MODELS, SMALL, small_lm
 
@@ -13,7 +13,7 @@ from tests.builders import MODELS, SMALL, small_lm
 @pytest.mark.parametrize("model", MODELS)
 def test_attention_adds_up_to_one_by_place_and_by_distance(model):
     lm = small_lm(model).train()
-    mass = attention_mass(lm, torch.randint(0, 11, (1000,)), streams=3, segments=4)
+    mass = attention_distribution(lm, torch.randint(0, 11, (1000,)), streams=3, segments=4)
     for parts in (mass.by_place, mass.by_distance):
         sums = torch.tensor(parts).sum(-1)
         assert sums.shape == (SMALL.n_layers, SMALL.heads)
@@ -27,7 +27,7 @@ def test_attention_adds_up_to_one_by_place_and_by_distance(model):
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_mass_is_the_mean_over_full_memories_of_what_each_query_looks_at(norm):
     lm, tokens = small_lm("compressive", norm=norm), torch.randint(0, 11, (100,))
-    mass = attention_mass(lm, tokens, streams=1, segments=3)
+    mass = attention_distribution(lm, tokens, streams=1, segments=3)
     C, M, S, c = SMALL.c_mem_len, SMALL.mem_len, SMALL.segment_len, SMALL.compression_rate
     filling, memory, places, bins, queries = -(-(M + C * c) // S), Memory(()), 0.0, 0.0, 0
     for number, segment in enumerate(tokens[: (filling + 3) * S, None].split(S)):
@@ -59,20 +59,20 @@ def test_mass_is_the_mean_over_full_memories_of_what_each_query_looks_at(norm):
 def test_documents_are_read_side_by_side_each_from_an_empty_memory(segments):
     lm, texts = small_lm("compressive"), torch.randint(0, 11, (3, 40))
     streams = torch.cat((texts.flatten(), texts[0, :1]))  # the last token is predicted only
-    wanted = attention_mass(lm, streams, streams=3, segments=segments)
+    wanted = attention_distribution(lm, streams, streams=3, segments=segments)
     documents = [texts[0], texts[0, :20], texts[1], torch.cat((texts[2], texts[0]))]
     lengths = [len(document) for document in documents]
-    found = attention_mass(lm, torch.cat(documents), documents=lengths, streams=3, segments=segments)
+    found = attention_distribution(lm, torch.cat(documents), documents=lengths, streams=3, segments=segments)
     for name in ("by_place", "by_distance"):
         torch.testing.assert_close(torch.tensor(getattr(found, name)), torch.tensor(getattr(wanted, name)))
-    assert attention_mass(lm, streams, documents=[27, 27, 27, 13, 27], streams=3) is None
+    assert attention_distribution(lm, streams, documents=[27, 27, 27, 13, 27], streams=3) is None
 
 
 def test_with_same_length_nothing_falls_beyond_the_newest_positions():
     tokens = torch.randint(0, 11, (100,))
     for same_length, beyond in ((True, False), (False, True)):
         lm = small_lm("transformer-xl", mem_len=4, same_length=same_length)
-        mass = attention_mass(lm, tokens, streams=1, segments=3)
+        mass = attention_distribution(lm, tokens, streams=1, segments=3)
         assert mass.nearest[:4] == [0, 1, 2, 4]
         assert (torch.tensor(mass.by_distance)[..., 3:].sum() > 0) == beyond
 
@@ -86,4 +86,4 @@ def test_bins_are_octaves_and_cover_every_distance():
 
 def test_a_text_that_never_fills_the_memory_is_an_error():
     with pytest.raises(ValueError, match=r"3 streams .* 50 tokens .* 85"):
-        attention_mass(small_lm("compressive"), torch.zeros(50, dtype=torch.long), streams=3)
+        attention_distribution(small_lm("compressive"), torch.zeros(50, dtype=torch.long), streams=3)

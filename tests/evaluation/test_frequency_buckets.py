@@ -1,22 +1,17 @@
-"""What a token repeats, and the words it is in, against plain loops."""
+"""What a token repeats, and how rare its word is, against plain loops."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memformers.data.subwords import learn_bpe
-from memformers.data.tokenizers import ByteTokenizer
-from memformers.evaluation.token_groups import (
+from memformers.evaluation.frequency_buckets import (
     NEVER,
     NO_WORD,
     rarity_groups,
     repeat_distances,
     repeat_edges,
     repeat_groups,
-    word_distances,
-    word_groups,
-    word_lengths,
+    word_counts,
     word_occurrences,
 )
 
@@ -55,29 +50,8 @@ def test_groups_have_names():
 
 
 def test_a_character_or_byte_has_the_occurrences_of_its_word_in_the_training_text():
-    trained_on = "The king's men. the KING'S men; the end"
-    found = word_occurrences("The king’s king's cat.", trained_on, 22)
+    counts = word_counts("The king's men. the KING'S men; the end")
+    found = word_occurrences("The king’s king's cat.", counts, of_bytes=False)
     assert found.tolist() == [3] * 3 + [-1] + [0] * 6 + [-1] + [2] * 6 + [-1] + [0] * 3 + [-1]
-    assert word_occurrences("é a\udcff", "é é a", 5).tolist() == [2, 2, NO_WORD, 1, NO_WORD]
-    with pytest.raises(ValueError, match=r"4 characters and 5 bytes .* 7 tokens"):
-        word_occurrences("é a\udcff", "", 7)
-
-
-def test_all_tokens_of_a_word_have_the_distance_to_where_it_last_began():
-    found = word_distances(ByteTokenizer().encode("né_2, ab: né_2 ab"), ByteTokenizer())
-    assert found.tolist() == [NEVER] * 5 + [NO_WORD] * 2 + [NEVER] * 2 + [NO_WORD] * 2 + [11] * 5 + [
-        -1,
-        10,
-        10,
-    ]
-    groups, names = word_groups(found, [1, 11])
-    assert [names[i] for i in groups[[0, 5, 11, -1]].tolist()] == ["first", "no word", "11 or more", "1 – 10"]
-
-
-def test_a_subword_belongs_to_the_word_that_has_its_last_character():
-    tokenizer = learn_bpe(["one two one two one two"] * 9)
-    tokens = tokenizer.encode("one two (one")
-    assert [tokenizer.decode(token[None]) for token in tokens] == ["one", " two", " ", "(", "one"]
-    assert word_distances(tokens, tokenizer).tolist() == [NEVER, NEVER, NO_WORD, NO_WORD, 4]
-    assert word_lengths(tokens, tokenizer).tolist() == [1, 1, 0, 0, 1]
-    assert word_lengths(tokenizer.encode("(onex"), tokenizer).tolist() == [0, 2, 2]
+    of_bytes = word_occurrences("é a\udcff", word_counts("é é a"), of_bytes=True)
+    assert of_bytes.tolist() == [2, 2, NO_WORD, 1, NO_WORD]

@@ -1,0 +1,51 @@
+"""How far back a token's word last occurred, and how many tokens it has. A token belongs to the word that has
+its last character; names of programs are words too. A word is d tokens back if it last began d tokens ago."""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from memformers.data.tokenizer import Tokenizer
+from memformers.evaluation.frequency_buckets import NEVER, NO_WORD, groups_between
+
+NAME = re.compile(r"[^\W\d]\w*")
+"""A word, or a name of a program, which may have digits and underscores."""
+
+
+def word_distances(tokens: Tensor, tokenizer: Tokenizer) -> Tensor:
+    """How many tokens ago the word of each of ``tokens [T]`` last began before it began here, int64 ``[T]``;
+    [`NEVER`][] where it had not occurred, and [`NO_WORD`][] outside of words."""
+    newest: dict[str, int] = {}
+    found = torch.full_like(tokens, NO_WORD, dtype=torch.int64)
+    for word, begin, end in words_in(tokens, tokenizer):
+        found[begin:end] = begin - newest.get(word, begin)
+        newest[word] = begin
+    return found
+
+
+def word_lengths(tokens: Tensor, tokenizer: Tokenizer) -> Tensor:
+    """How many tokens the word of each of ``tokens [T]`` has, int64 ``[T]``; 0 outside of words."""
+    found = torch.zeros_like(tokens, dtype=torch.int64)
+    for _, begin, end in words_in(tokens, tokenizer):
+        found[begin:end] = end - begin
+    return found
+
+
+def words_in(tokens: Tensor, tokenizer: Tokenizer) -> Iterator[tuple[str, int, int]]:
+    """The words of ``tokens [T]``, each with its first token and the one after its last."""
+    pieces = list(map(tokenizer.decoder(), tokens.tolist()))
+    ends = list(accumulate(map(len, pieces)))
+    for match in NAME.finditer("".join(pieces)):
+        yield match[0], bisect_left(ends, match.start() + 1), bisect_right(ends, match.end())
+
+
+def word_groups(distances: Tensor, edges: Sequence[int]) -> tuple[Tensor, list[str]]:
+    """The group of each of ``distances``, of any shape, as [`word_distances`][] gives them, and the groups'
+    names: i from edge i to before the next, then first occurrences, and last the tokens of no word."""
+    group, names = groups_between(distances, edges)
+    group = group.where(distances != NEVER, len(edges)).where(distances != NO_WORD, len(edges) + 1)
+    return group, [*names, "first", "no word"]

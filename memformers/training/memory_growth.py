@@ -1,0 +1,43 @@
+"""A memory that grows while a model is trained, as ``memory_warmup`` asks for."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from memformers.models.memory import Memory
+from memformers.models.memory_sizes import MemorySizes
+from memformers.models.memory_update import cut
+from memformers.training.config import TrainConfig
+
+STAGES = 8
+"""The number of lengths that a growing memory has, one after the other; few, since each is another shape to
+compile and to choose a kernel for."""
+
+
+def share_of_memory(tokens: int, config: TrainConfig) -> float:
+    """The fraction of a whole memory's keys that a segment may use after a training on this number of
+    ``tokens``: 0 at the beginning, 1 from ``memory_growth`` of the training on."""
+    grown = config.memory_growth * config.tokens
+    return 1.0 if tokens >= grown else int(STAGES * tokens / grown) / STAGES
+
+
+def shortened(memory: Memory, share: float, layers: Sequence[MemorySizes]) -> Memory:
+    """``memory`` with the newest keys of each of ``layers`` only: at most the fraction ``share`` of as many
+    as a whole memory has. Slots come after a whole memory of positions, which they are older than."""
+    if share == 1.0 or not memory.mem:
+        return memory
+
+    def newest(x: Tensor, length: int) -> Tensor:
+        return cut([x], max(len(x) - length, 0))
+
+    mem, c_mem, slot_inputs = [], [], []
+    for layer, own in enumerate(layers):
+        keys = int(share * own.keys)
+        positions = keys - keys % own.compression_rate if keys < own.mem_len else own.longest_memory
+        slots = max(keys - own.mem_len, 0)
+        mem.append(newest(memory.mem[layer], positions))
+        c_mem += [newest(x, slots) for x in memory.c_mem[layer : layer + 1]]
+        slot_inputs += [
+            newest(x, slots * own.compression_rate) for x in memory.slot_inputs[layer : layer + 1]
+        ]
+    return Memory(tuple(mem), tuple(c_mem), memory.valid, tuple(slot_inputs))

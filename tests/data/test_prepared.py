@@ -1,0 +1,264 @@
+"""From what is read to a dataset of tokens, in memory and in a folder."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from memformers.common.errors import UserError
+from memformers.data import sources, tokenize_corpus
+from memformers.data.benchmarks import BENCHMARKS
+from memformers.data.builtin import write_play
+from memformers.data.sources import CorpusSpec
+from memformers.data.tokenize_corpus import dataset_of, prepare
+from memformers.data.tokenizers import OWN
+from tests.data.reading import as_text, contents, dataset, refused, whole, write
+from tests.processes import Server, program, run, start, wait_for
+
+REAL = Path(os.environ.get("MEMFORMERS_DATA", "/nowhere")) / "tinyshakespeare" / "input.txt"
+LINES = [f"Line {n}: naïve kings — and {'crowns ' * (n % 7)}…" for n in range(400)]
+TEXT = "\n".join(LINES) + "\n"
+TEXTS = ["to learn from. " * 9, "to choose by. " * 5, "to claim on. " * 4]
+CORPUS, PAGE = (200, b"Speak, speak.\n" * 50), (200, b"<html>log in</html>")
+PLAY = "neither found nor downloadable .*{}.*built-in play is used"
+LENGTHS_BY_CHECKSUM = {}
+CORPORA = {"enwik8": {"sizes": (901, 49, 50), "sha256": ""}, "text8": {"sizes": (901, 49, 50)},
+           "wikitext-103": {"words": (3596, 602, 596)}, "pg19": {"documents": (3, 1, 2)}}  # fmt: skip
+SOURCES = [
+    *[({"shakespeare": path.read_bytes()}, "bc4437a5 7332bdc3 dbcfebea 4d9f8ad3 26e53625")
+      for path in [REAL] if path.is_file()],
+    ({"play": write_play(300_000)}, "3a564635 0e68852b 24e03e20 1d4cee1c ee9808a8"),
+    ({"x.jsonl": "\n".join(json.dumps({"text": line}) for line in LINES)},
+     "ae25c6da 353f876b 297f4bee 78d160b9 f84b47ae"),
+    ({f"books/{'b/' * (n % 2)}{n}.txt": "\n".join(LINES[20 * n :][: 5 + 3 * n]) for n in range(12)},
+     "c930c1ac 99c9ddb7 5638eaf3 4eebbab2 f16ed939"),
+    ({"divided": "<end>".join(LINES)}, "ae25c6da 353f876b 297f4bee 78d160b9 f84b47ae"),
+    ({"enwik8": ("naïve " * 200).encode()[:1000]}, "- - f59556cf - -"),
+    ({"text8": ("a quick brown fox " * 60)[:1000]}, "300af649 - - - -"),
+    ({f"wikitext-103/wiki.{part}.tokens": "\n \n".join(LINES[a:b]) + "\n" for part, a, b in
+      (("train", 0, 300), ("valid", 300, 350), ("test", 350, 400))}, "- - - 20fab90c -"),
+    ({f"pg19/{part}/{n}.txt": "\n".join(LINES[n::3]) for part, numbers in
+      (("train", (0, 1, 2)), ("validation", (1,)), ("test", (0, 2))) for n in numbers}, "- - - - 423b8d31"),
+]  # fmt: skip
+MADE = [(files, tokenizer, checksum) for files, checksums in SOURCES
+        for tokenizer, checksum in zip(OWN, checksums.split(), strict=True) if checksum != "-"]  # fmt: skip
+"""Files, a tokenizer, and the checksum of the tokens as they were first made."""
+
+
+def checksum(found):
+    digest = hashlib.sha256()
+    for name, split in found.splits.items():
+        for part in (name.encode(), np.asarray(split.tokens).astype("<i8"), split.documents.astype("<i8")):
+            digest.update(part)
+    sizes = {n: (c.bytes, c.characters, c.words, c.tokens, c.documents) for n, c in found.info.splits.items()}
+    digest.update(f"{json.dumps(found.tokenizer.saved())}{sizes}".encode())
+    return digest.hexdigest()[:8]
+
+
+@pytest.mark.parametrize(("files", "tokenizer", "made"), MADE)
+def test_tokens_are_always_the_same_in_memory_and_on_the_disk(files, tokenizer, made, tmp_path, monkeypatch):
+    monkeypatch.chdir(write(tmp_path, files))
+    name = next(iter(files)).partition("/")[0]
+    separator, size = "<end>" * (name == "divided"), 400 if tokenizer == "bpe" else None
+    spec = CorpusSpec(name, "", "", separator, "text", tokenizer, size, name if name in CORPORA else "")
+    folder = Path("tokens", f"{name}-{tokenizer}")
+    if name in CORPORA:  # of which the command knows the tokenizer
+        monkeypatch.setitem(BENCHMARKS, name, replace(BENCHMARKS[name], vocab_size=400, **CORPORA[name]))
+        said = run("prepare", name, name).out
+        assert f"{dataset(folder, tokenizer=tokenizer).info.splits['test'].tokens:,} tokens" in said
+    in_memory, stored = dataset_of(spec), dataset(prepare(spec, folder), tokenizer=tokenizer)
+    monkeypatch.setattr(tokenize_corpus, "BIG", 0)
+    in_cache = dataset_of(spec)
+    assert [checksum(found) for found in (in_memory, stored, in_cache)] == [made] * 3
+    assert in_memory.info == stored.info == in_cache.info
+    assert [isinstance(found.train.tokens, np.memmap) for found in (in_memory, stored)] == [False, True]
+    assert stored.train.tokens.dtype == (np.uint8 if stored.tokenizer.vocab_size <= 256 else np.uint16)
+
+
+@pytest.mark.filterwarnings("ignore:expected MEMFORMERS_DATA", "ignore:Tiny Shakespeare can't be kept")
+@pytest.mark.parametrize(
+    ("there", "answer", "size", "late", "said", "asked"),
+    [("data/input.txt", CORPUS, None, 0, "", 0), ("data/tinyshakespeare/input.txt", CORPUS, None, 0, "", 0),
+     ("x", CORPUS, None, 0, "MEMFORMERS_DATA to be a text file or a folder", 1),
+     ("cache/memformers/tinyshakespeare/input.txt", CORPUS, None, 0, "Downloading it again", 1),
+     ("cache/memformers", CORPUS, None, 0, "can't be kept in the cache", 2), ("x", None, None, 0, PLAY, 1),
+     ("x", PAGE, None, 0, PLAY.format("19 bytes that aren't"), 1), ("x", PAGE, 5_000, 0, PLAY, 1),
+     ("x", CORPUS, None, 2, PLAY, 1)],
+)  # fmt: skip
+def test_tiny_shakespeare_is_found_or_replaced(there, answer, size, late, said, asked, tmp_path, monkeypatch):
+    write(tmp_path, {there: CORPUS[1] if there[:4] == "data" else "half"})
+    monkeypatch.setenv("MEMFORMERS_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sources, "TINY_SHAKESPEARE_SHA256", hashlib.sha256(CORPUS[1]).hexdigest())
+    monkeypatch.setattr(sources, "DOWNLOAD_SECONDS", 1.0)
+    with Server(lambda *_: time.sleep(late) or answer, size) as server:
+        monkeypatch.setattr(sources, "TINY_SHAKESPEARE_URL", f"http://{server.host}")
+        with pytest.warns(UserWarning, match=said.format("")) if said else nullcontext():
+            found = dataset("")
+        if said[:7] != PLAY[:7]:
+            again = dataset("" if asked else tmp_path / "data")
+            assert whole(found) == whole(again) == CORPUS[1].decode()
+            assert (found.info.name, found.info.is_stand_in) == ("Tiny Shakespeare", False)
+        else:
+            assert (found.info.sha256[:16], found.info.is_stand_in) == ("271e63d42e89431b", True)
+            assert not (tmp_path / "cache").exists()
+    assert len(server.bodies) == asked
+
+
+@pytest.mark.parametrize(
+    "names", [("train.txt", "valid.txt", "test.txt"), ("a.train.raw", "a.val.raw", "a.test.raw"),
+              ("train.jsonl", "validation.jsonl", "test.jsonl"), ("Train/a", "VALID/b", "test/c"), "xyz"],
+)  # fmt: skip
+def test_a_folder_or_options_may_have_splits_of_their_own(names, tmp_path, monkeypatch):
+    texts = [json.dumps({"text": text}) for text in TEXTS] if names[0] == "train.jsonl" else TEXTS
+    monkeypatch.chdir(write(tmp_path, {"same": "".join(TEXTS), **dict(zip(names, texts, strict=True))}))
+    if names == "xyz":
+        found = dataset("x", validation="y", test="z")
+    else:
+        with pytest.warns(UserWarning, match="of no split and left out: same"):
+            found = dataset(".")
+    assert [whole(found, split) for split in ("train", "validation", "test")] == TEXTS
+    assert dataset("same").info.sha256 != found.info.sha256
+
+
+def test_a_text_of_another_machine_is_copied_and_copied_again_when_it_has_changed():
+    for text in ("first words " * 9, "and other words " * 9):
+        fsspec.filesystem("memory").pipe("/far/x.txt", text.encode())
+        assert whole(dataset("memory://far/x.txt")) == text
+
+
+def test_the_sources_of_python_are_documents_in_a_fixed_order(tmp_path, monkeypatch):
+    write(tmp_path, {f"lib/{name}": f"# {name}\n" * 30 for name in ("b/one.py", "a.py", "b/two.txt")})
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "lib"))
+    monkeypatch.setattr(sys, "path", [])
+    found = dataset("", corpus="python-source")
+    assert (found.info.name, found.info.documents) == ("python-source", 2)
+    assert whole(found) == "# a.py\n" * 30 + "# b/one.py\n" * 30
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=30).filter(lambda lengths: sum(lengths) > 40))
+@example([2, 110])
+@example([50, 50])
+@example([110, 2])
+def test_about_a_tenth_is_held_out_in_whole_documents_where_these_come_near_it(tmp_path_factory, lengths):
+    path = tmp_path_factory.mktemp("documents") / "x.jsonl"
+    path.write_text("".join(json.dumps({"text": "x" * length}) + "\n" for length in lengths))
+    found, length = dataset(path), sum(lengths)
+    assert LENGTHS_BY_CHECKSUM.setdefault(found.info.sha256, lengths) == lengths, "it is that of the ends too"
+    cut = len(found.train.tokens)
+    shares = {sum(lengths[:n]): sum(lengths[n:]) / length for n in range(1, len(lengths))}
+    if near := [share for share in shares.values() if 0.05 <= share <= 0.2]:
+        assert abs(shares[cut] - 0.1) == pytest.approx(min(abs(share - 0.1) for share in near))
+    else:
+        assert cut == length * 9 // 10
+
+
+NAMES = st.from_regex(
+    r"(x|train|a b|ünï|-|valid|meta|x_documents)(\.(txt|json|jsonl|csv|parquet|npy|bin|pkl))?"
+    r"(\.(gz|bz2|xz|zst|zip))?", fullmatch=True,
+)  # fmt: skip
+RAW = (
+    st.binary(max_size=400) | st.builds(str.encode, st.text(max_size=200), st.sampled_from(["utf8", "utf16"]))
+    | st.lists(st.builds(dict, text=st.text(max_size=40)).map(json.dumps), max_size=5).map("\n".join)
+    | st.lists(st.integers(0, 300), max_size=99).map(lambda ids: np.array(ids, "<u2").tobytes())
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@settings(max_examples=300)
+@given(st.dictionaries(NAMES, RAW, min_size=1, max_size=3), st.booleans(), st.sampled_from(["bpe", "byte"]))
+@example({"x.npy": b"\x93NUMPY\x01\x00v\x00{'descr'"}, False, "bpe")
+def test_any_file_becomes_tokens_that_decode_to_it_or_one_line(tmp_path_factory, files, is_folder, tokenizer):
+    folder = write(tmp_path_factory.mktemp("any"), files)
+    source, out = folder if is_folder else folder / next(iter(files)), folder / "out" / "tokens"
+    try:
+        found = dataset(prepare(CorpusSpec(str(source), tokenizer=tokenizer), out), tokenizer=tokenizer)
+    except UserError as error:
+        assert ("\n" in str(error), out.exists()) == (False, False)  # noqa: PT017
+        return
+    if source.is_file() and tokenizer == "byte" and source.suffix in ("", ".txt", ".bin", ".npy", ".csv"):
+        assert whole(found) == as_text(source.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+
+
+def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path):
+    path = write(tmp_path, {"x.txt": TEXT * 200}) / "x.txt"
+    changing = start(["sh", "-c", 'while :; do echo more >> "$0"; done', path])
+    try:
+        with refused(r"x\.txt has changed while it was read"):
+            contents(path)
+    finally:
+        changing.kill()
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("kill", ""), ("Ctrl-C", "interrupted\n"), ("full disk", "File too large: 'x'\n"), ("", "")],
+)  # fmt: skip
+def test_another_preparation_waits_for_one_and_takes_its_place_if_it_ends_early(how, words, tmp_path):
+    write(tmp_path, {"x.txt": TEXT})
+    limited = ["sh", "-c", 'ulimit -f 9; exec "$@"', "sh"] * (how == "full disk")
+    learned = ["--vocab-size", 300_000] * (how == "Ctrl-C")  # which takes ten seconds
+    command, pipe = [*limited, *program("prepare", "-", "--out", "x", *learned)], subprocess.PIPE
+    first = start(command, cwd=tmp_path, stdin=pipe, stderr=pipe)
+    first.stdin.write(TEXT)  # it waits for more
+    wait_for(lambda: [*tmp_path.glob(".unfinished-*/text")])
+    second = start(program("prepare", "x.txt", "--out", "x"), cwd=tmp_path, stderr=pipe)
+    assert "waiting for another process that prepares a text" in second.stderr.readline()
+    if how == "kill":
+        first.kill()
+    elif how == "Ctrl-C":
+        first.stdin.write("".join(np.random.default_rng(0).choice(list("abcdefghijkl "), 4_000_000)))
+    first.stdin.close()
+    if how == "Ctrl-C":
+        time.sleep(2)
+        first.send_signal(signal.SIGINT)
+    assert (first.wait(timeout=5 if how in ("kill", "Ctrl-C") else 60) == 0) == (not how)
+    assert words in first.stderr.read()
+    said = second.communicate(timeout=60)[1]
+    assert ("x was made from - meanwhile; name another folder as --out.\n" in said) == (not how)
+    assert {path.name for path in tmp_path.iterdir()} == {"x.txt", "x", ".preparing.lock"}
+    assert dataset(tmp_path / "x", tokenizer="bpe").info.source == ("x.txt" if how else "-")
+
+
+def test_a_large_text_is_prepared_in_the_cache_once_for_each_of_its_states(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tokenize_corpus, "BIG", 0)
+    path = write(tmp_path, {"x.txt": TEXT}) / "x.txt"
+
+    def made(**changes):
+        return Path(dataset(path, **changes).train.tokens.filename).parent
+
+    first, second = made(), made()
+    assert first == second == made(vocab_size=len({*TEXT}))
+    assert capsys.readouterr().err.count("prepared once") == 1
+    path.write_text(TEXT + "more")
+    assert len({made(), made(tokenizer="byte"), made(document_separator="naïve"), first}) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [("train.npy", Path.unlink, "train.npy"),
+     ("train.npy", lambda path: path.write_bytes(path.read_bytes()[:-5]), "train.npy"),
+     ("validation.npy", lambda path: np.save(path, np.zeros((2, 3), np.uint8)), "validation.npy"),
+     ("train_documents.npy", lambda path: np.save(path, np.load(path)[::-1]), "rise from 0 .* steps back"),
+     ("train_documents.npy", lambda path: np.save(path, np.load(path) + 1), "train_documents.npy to rise"),
+     ("card.json", lambda path: path.write_text(path.read_text().replace('t": 1', 't": 9')), "format.* 9"),
+     ("tokenizer.json", lambda path: path.write_text("{}"), "tokenizer.json")],
+)  # fmt: skip
+def test_a_folder_that_has_changed_is_an_error(name, change, words, tmp_path):
+    spec = CorpusSpec(str(write(tmp_path, {"x.txt": TEXT}) / "x.txt"), document_separator="\n")
+    change(prepare(spec, tmp_path / "tokens") / name)
+    with refused(words):
+        dataset(tmp_path / "tokens")

@@ -1,0 +1,269 @@
+"""Every kind of file, as the text, documents or token ids in it, or as one line that says what is wrong."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import pickle
+import re
+import shlex
+from contextlib import nullcontext
+from itertools import pairwise
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from memformers import prepare_ids
+from memformers.data.corpus_reader import read_text
+from memformers.data.sources import CorpusSpec
+from memformers.data.tokenize_corpus import prepare
+from tests.data.reading import as_text, contents, dataset, refused, saved, whole, write, zipped
+from tests.processes import run
+
+TEXT = "Über die Brücke – 橋を渡る 🌉.\n" * 400
+RAW, WORDS, PLAIN = TEXT.encode(), "some words\n" * 9, {"x.txt": TEXT, "y": " \n", "z": Path.mkdir}
+IDS = np.random.default_rng(0).integers(0, 300, 4000)
+NPY, SHORT, PIECES = saved(IDS), IDS.astype("<u2").tobytes(), np.split(IDS, [1000, 3500])
+DOCUMENTS = [{"id": 3, "text": "One\u2028line", "body": "other"}, {"text": "naïve\ntext", "body": "fields"}]
+LINES, ARRAY = ("\ufeff" + "\r\n\n".join(map(json.dumps, DOCUMENTS))).encode(), json.dumps(DOCUMENTS).encode()
+PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.compress,
+        ".zip": lambda raw: zipped({"folder/": "", "folder/x": raw})}  # fmt: skip
+
+
+def llm_c(ids, magic=20240520, kind="<u2"):
+    return np.array([magic, 1, len(ids), *[0] * 253], "<u4").tobytes() + ids.astype(kind).tobytes()
+
+
+CSV = '"id","text","body"\n3,"One\u2028line","other"\n,"naïve\ntext","fields"\n'.encode()
+PARQUET = io.BytesIO()
+parquet.write_table(pyarrow.Table.from_pylist(DOCUMENTS), PARQUET)
+NO_TEXT = {
+    "ids": (NPY, "a NumPy array; end its name with .npy"), "short.txt": (SHORT, "16-bit token ids"),
+    **{f"{kind}.dat": (IDS.astype(kind).tobytes(), "end its name with .bin") for kind in ("i4", "i8", ">u2")},
+    "meta.txt": (pickle.dumps({"vocab_size": 65, "itos": "abc" * 9}), "a pickle"),
+    "no-mark.txt": (("plain text " * 500).encode("utf-16-le"), "UTF-16 without a byte order mark"),
+    "latin.txt": (("für Gänse öffnen " * 300).encode("latin-1"), "another encoding"),
+    **{f"packed{end}.x": (pack(RAW), f"end its name with {end}") for end, pack in PACK.items()},
+}  # fmt: skip
+OF_DOCUMENTS = {
+    **dict.fromkeys(("x.jsonl", "x.ndjson", "x.JSON"), (LINES, ":1", ":3")),
+    **{f"x.jsonl{end}": (pack(LINES), ":1", ":3") for end, pack in PACK.items()},
+    "x.json": (ARRAY, ", element 1", ", element 2"), "x.csv": (CSV, ":1", ":2"),
+    "y.json": (json.dumps(DOCUMENTS, indent=2).encode(), ", element 1", ", element 2"),
+    "x.csv.gz": (PACK[".gz"](CSV), ":1", ":2"), "x.parquet": (PARQUET.getvalue(), ":1", ":2"),
+}  # fmt: skip
+FOLDER = {"x/b.txt": "Zwei: ä.\n", "x/a/z.md": "One.\n", "x/c.jsonl": '{"text": "Tre"}\n{"text": "IV"}'}
+IN_ORDER = [("a/z.md", "One.\n"), ("b.txt", "Zwei: ä.\n"), ("c.jsonl:1", "Tre"), ("c.jsonl:2", "IV")]
+READ = [
+    *[({"x.txt": f"\ufeff{TEXT}".encode(encoding)}, {}, TEXT, "")
+      for encoding in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")],
+    (PLAIN, {}, TEXT, ""), ({"x.zip": PACK[".zip"](RAW)}, {}, TEXT, ""),
+    *[({f"x.txt{end}": pack(RAW[:5000]) + pack(RAW[5000:]) + bytes(zeros)}, {}, TEXT, "")
+      for end, pack in PACK.items() if end != ".zip" for zeros in (0, 5, 100_000)],
+    *[({name: raw}, {"tokenizer": "byte"}, as_text(raw), "") for name, (raw, _) in NO_TEXT.items()],
+    *[({"x.json": text}, {}, text, "") for text in ('{\n"text": "a"}', '["a"]\n', '{"txt": "a"}\n', "plain")],
+    *[({folder + name: raw}, {"text_field": field}, [(name + first, a[field]), (name + second, b[field])], "")
+      for name, (raw, first, second) in OF_DOCUMENTS.items() for folder in ("", "x/")
+      for field in ("text", "body") for a, b in [DOCUMENTS]],
+    ({"x.txt": "One\n---\nTwo\nlines\n---\n \n---\nThree\n---\n"}, {"document_separator": "\n---\n"},
+     [("x.txt:1", "One"), ("x.txt:2", "Two\nlines"), ("x.txt:4", "Three")],
+     r"documents without text are left out: x\.txt:3\.$"),
+    *[(FOLDER | {f"x/{name}": content for name, content in others.items()}, {}, IN_ORDER, said)
+      for others, said in (
+          ({"a/.hidden": "not read", ".git/config": "not read"}, ""),
+          ({"b.dat": NPY}, r"not text and left out: b.dat \(a NumPy array\)\.$"),
+          ({"c.zip": zipped({"a": "x", "b": "y"})}, r"left out: c.zip \(not one file, but several\)\.$"),
+          ({"d.txt": b"abc" * 99 + b"\xff"}, r"not UTF-8 and left out: d\.txt\.$"),
+          ({"e.txt": " \n"}, r"documents without text are left out: e\.txt\.$"),
+          ({f"{n}.png": b"\x89PNG\xff" for n in range(6)}, r"4.png \(a PNG image\) and 1 more\.$"),
+          *[({f"runs/x/{name}.json": "{}" for name in names}, r"runs or tokens are left out: runs/x\.$")
+            for names in (["config", "run"], ["experiment", "other"], ["card", "tokenizer"])])],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "how", "expected", "said"), READ)
+def test_a_file_or_folder_is_its_text_or_its_documents(files, how, expected, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(write(tmp_path, files))
+    with pytest.warns(UserWarning, match=said) if said else nullcontext():
+        text, documents = contents(next(iter(files)).partition("/")[0], **how)
+    assert (documents or text) == expected
+    if documents:
+        assert text == "".join(text for _, text in documents)
+    elif not how:
+        assert read_text(next(iter(files))) == text
+
+
+@given(st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=300))
+def test_every_text_in_utf_8_is_read(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("text") / "x"
+    path.write_bytes(("plain: " * 3 + text).encode())
+    assert contents(path)[0] == "plain: " * 3 + text
+
+
+def test_what_lies_across_the_portions_that_are_read_and_encoded_is_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(BaseProcess, "start", None)  # since a script may have no main guard
+    texts = [f"{n} naïve kings…\r\n{'🌉 crowns, ' * (n % 30)}\n" for n in range(22_000)]
+    text, end = "".join(texts), "<end of a document>"
+    lines = "\n".join(json.dumps({"text": each}, ensure_ascii=False) for each in texts)
+    across = [(n << 20) - before for n, before in enumerate((1, 9, len(end) - 1), 1)]
+    parts = ["x" * (b - a - len(end)) for a, b in pairwise([-len(end), *across])]
+    write(tmp_path, {"x.jsonl": lines, "x.txt": end.join([*parts, ""])})
+    write(tmp_path, {"x": text.encode("utf-16"), "y": text})
+    assert contents(tmp_path / "x") == (text, [])
+    for name, separator, expected in (("x.jsonl", "", texts), ("x.txt", end, parts)):
+        named = [(f"{name}:{n}", each) for n, each in enumerate(expected, 1)]
+        assert contents(tmp_path / name, document_separator=separator) == ("".join(expected), named)
+    for tokenizer in ("character", "bpe"):
+        found = dataset(tmp_path / "y", tokenizer=tokenizer, vocab_size=300)
+        assert (whole(found, "train"), whole(found)) == (text[: len(text) * 9 // 10], text)
+
+
+BY_SPLIT, LENGTHS = {"train": torch.from_numpy(IDS[:3500]), "validation": PIECES[2:]}, [[1000, 2500], [500]]
+OF_IDS = [
+    *[({name: raw}, [[], []], [[], []])
+      for name, raw in (("x.npy", NPY), ("x.NPY", saved(IDS.astype(np.uint16))), ("x.bin", SHORT),
+                        ("gpt2.bin", llm_c(IDS)), ("llama.bin", llm_c(IDS, 20240801, "<u4")))],
+    ({f"x/{n}.npy": saved(ids) for n, ids in enumerate(PIECES)}, LENGTHS, [["0.npy", "1.npy"], ["2.npy"]]),
+    ({"x.npy": NPY, "x_documents.npy": saved([0, 1000, 3500, 4000])}, LENGTHS,
+     [["x.npy:1", "x.npy:2"], ["x.npy:3"]]),
+    *[({"x": lambda path, ids=ids: prepare_ids(path, ids, vocab_size=300)}, lengths, [[], []])
+      for ids, lengths in ((IDS, [[], []]), (PIECES, LENGTHS), (BY_SPLIT, [[3500], [500]]))],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "lengths", "names"), OF_IDS)
+def test_ids_are_the_tokens_and_their_documents_in_memory_and_on_the_disk(files, lengths, names, tmp_path):
+    path = write(tmp_path, files) / next(iter(files)).partition("/")[0]
+    found, spec = dataset(path, vocab_size=300), CorpusSpec(str(path), vocab_size=300)
+    stored = dataset(path if "x" in files else prepare(spec, tmp_path / "tokens"))
+    for each in (found, stored):
+        assert np.array_equal(np.concatenate([each.train.tokens, each.validation.tokens]), IDS)
+        assert [split.documents.tolist() for split in each.splits.values()] == lengths
+        assert [each.tokenizer.name, each.tokenizer.vocab_size, each.train.tokens.dtype] == ["ids", 300, "u2"]
+        assert [each.info.total(what) for what in ("characters", "tokens", "bytes")] == [4000, 4000, 0]
+    assert [list(split.names) for split in found.splits.values()] == names
+
+
+def test_nanogpt_folders_have_their_splits_their_vocabulary_and_their_characters(tmp_path):
+    letters, parts = "\n !abcdefgh", {"train": IDS[:3000] % 11, "val": IDS[3000:] % 11}
+    meta = {"meta.pkl": pickle.dumps({"vocab_size": 11, "itos": dict(enumerate(letters))})}
+    write(tmp_path, meta | {f"{split}.bin": ids.astype("<u2").tobytes() for split, ids in parts.items()})
+    found, expected = dataset(tmp_path), ["".join(letters[i] for i in ids) for ids in parts.values()]
+    assert [whole(found, split) for split in found.splits] == expected
+    write(tmp_path, {"meta.pkl": pickle.dumps({"vocab_size": 11})})
+    assert dataset(tmp_path).tokenizer.saved() == {"tokenizer": "ids", "vocab_size": 11}
+    assert dataset(tmp_path, vocab_size=20).tokenizer.vocab_size == 20
+
+
+def test_ids_of_a_program_that_are_wrong_leave_nothing(tmp_path):
+    for name, ids, words in (
+        ("y", {"training": IDS}, "expected splits train, validation"), ("y", {"train": IDS}, "expected spli"),
+        ("y", IDS / 2, "float64"), ("y", [IDS, IDS + 1], "got 300 at 4,"), ("y", [], "no text"),
+        (".", IDS, "exists already"),
+    ):  # fmt: skip
+        with refused(words):
+            prepare_ids(tmp_path / name, ids, vocab_size=300)
+    assert [path.name for path in tmp_path.iterdir()] == [".preparing.lock"]
+
+
+REFUSED = [
+    *[({name: raw}, f"--tokenizer {tokenizer}", f"{name} looks like .*{words}")
+      for name, (raw, words) in NO_TEXT.items() for tokenizer in ("character", "word", "bpe")],
+    *[({f"x{end}": pack(RAW)[:-20]}, "", f"x{end} .* give a complete file") for end, pack in PACK.items()],
+    *[({"x.jsonl": b'{"text": "a"}\n\n' + line + b'\n{"text": "b"}\n'}, "", rf"x\.jsonl:3: .*{words}")
+      for line, words in (
+          (b'{"text": "cut o', r'"text", got \'{"text": "cut o\' \('), (b'["a"]', r"""got '\["a"\]';"""),
+          (b'{"txt": "a"}', "name another field with text_field"), (b'{"text": 3}', "3"),
+          (b'{"text": "\xff"}', "codec"), (b"[" * 100_000, r"got '\[{40}…' \("),
+          (b'{"text": "\\ud83d"}', "half of a surrogate pair"))],
+    *[({"x.json": text}, "", rf"x\.json\b.*{words}")
+      for text, words in (('[{"text": "a"}, {"title": "b"}]', 'element 2: .*string "text".*title'),
+                          ('[{"text": "a"}', "JSON array"), ('[{"text": "a"}, 5]', "element 2"))],
+    *[({name: raw}, f"--text-field {field}", f"{name}.*{words}")
+      for name, raw, field, words in (
+          ("x.csv", CSV, "title", "'title' can't be read after row 0"), ("x.csv", b"", "text", "after row 0"),
+          ("x.parquet", PARQUET.getvalue(), "title", "'title' can't be read after row 0"),
+          ("x.parquet", PARQUET.getvalue(), "id", "row 1: expected a text as 'id', got 3"),
+          ("x.parquet", b"PAR1 of nothing", "text", "after row 0"))],
+    *[({"x": content}, how, f"x {words}")
+      for how, content, words in (
+          ("", zipped({"a": "x"}), "looks like a ZIP"), ("", "", "contains no text"),
+          ("", " \n", "contains no text"), ("", Path.mkdir, "contains no text"),
+          ("--tokenizer byte", " \n", "contains no text"), ("enwik8 x", Path.mkdir, "to be one file"),
+          ("--tokenizer character", RAW + b"\xff", f".*0xff at offset {len(RAW)} of x;"),
+          ("--tokenizer character", b"abc\xc3", ".*0xc3 at offset 3 of x;"),
+          ("--tokenizer character", "a", "leaves 0 tokens for train; use a longer text"),
+          ("pg19 x", Path.mkdir, "to be a folder with train, valid and test"))],
+    *[(PLAIN, how, words)
+      for how, words in (
+          ("gone.jsonl", r"gone\.jsonl doesn't exist; name a text file"), ("''", "TEXT is empty; name"),
+          ("--document-separator '<end>'", r"'<end>' doesn't occur in x\.txt; give the text"),
+          ("--vocab-size 9999", "9999"), ("--tokenizer letters", "'letters'"),
+          *[(f"--tokenizer {name} --vocab-size 5", "vocab_size=5 is for 'word' and 'bpe'")
+            for name in ("byte", "character", "frequency")],
+          ("--validation y", "leaves 0 tokens for validation"), ("--validation z", "z contains no text"),
+          ("--test x.txt", "a text for test was given, and none as validation"),
+          ("enwik8 x.txt", "SHA-256 2b49"), ("--out z", "z exists already"),
+          ("enwik9 x.txt", "enwik8, text8, wikitext-103, pg19, python-source"),
+          ("memory://far/y.txt", r"memory://far/y\.txt can't be read: .*y\.txt"),
+          ("nowhere://x", "nowhere://x can't be read: Protocol not known: nowhere"))],
+    *[({"x.zip": zipped(dict.fromkeys("ab"[:n], ""))}, "", f"x.zip holds {n} files") for n in (0, 2)],
+    ({"x.jsonl.zst": lambda path: path.write_bytes(PACK[".zst"](b"{" + b"x" * (257 << 20)))}, "",
+     r"x\.jsonl\.zst:1: .* at most 256 MiB"),
+    ({"x/y": lambda path: path.symlink_to("/proc/self/mem")}, "", "/y can't be read: Input/output error"),
+    ({"x/x.txt": TEXT}, "--document-separator x", r"divides a single text, but x\.txt consists of documents"),
+    ({"x.jsonl": '{"text": "a"}'}, "--document-separator x", "but x.jsonl consists of documents"),
+    ({"x/card.json": "{}", "x/tokenizer.json": "{}", "x/train.npy": ""}, "", "x holds tokens and no text"),
+    ({"x/input.txt": "half"}, "", "the download is incomplete, or it is another text"),
+    ({"x/train": WORDS, "x/valid": WORDS, "x/val": WORDS}, "", "x/val and x/valid are all for validation"),
+    *[({f"x/{split}/0.txt": WORDS for split in ("train", "valid", "test")}, f"{name} x", f"{found}; is it")
+      for name, found in (("pg19 --vocab-size 256", r"\(1, 1, 1\)"), ("wikitext-103", r"\(27, 27, 27\)"))],
+    ({"x.npy": NPY}, "", "x.npy .*the largest is 299, so at least 300"),
+    ({"x.npy": NPY}, "--vocab-size 299", r"below vocab_size=299, got 299 at \d"),
+    ({"x.npy": NPY}, "--tokenizer word", "x.npy .* which are not divided again"),
+    ({"x/x.npy": NPY, "x/y.txt": b"a text"}, "", "x.npy holds token ids, and y.txt a text"),
+    *[({name: raw} | others, "--vocab-size 300", words)
+      for name, raw, words, others in (
+          ("x.npy", saved(IDS - 5), "x.npy: .* from 0 on, got -5", {}),
+          ("x.npy", saved(IDS / 2), r"x.npy .* of an integer type, got \[4000\] of float64", {}),
+          ("x.npy", saved([IDS, IDS]), r"x.npy .* got \[2, 4000\] of int64", {}),
+          ("x.npy", NPY[:-20], "x.npy can't be read as token ids", {}),
+          ("x.npy", saved(np.array([IDS, None], object)), "x.npy can't be read as token ids", {}),
+          ("x.bin", b"abc", "x.bin .* two bytes, got 3", {}), ("x.bin", b"", "x.bin .* got 0 bytes", {}),
+          ("x.bin", llm_c(IDS) + b"18", "x.bin .* says 4,000 ids, and 4,001 follow", {}),
+          *[("x.npy", NPY, f"x_documents.npy to rise {words}", {"x_documents.npy": saved(places)})
+            for places, words in (([0, 9, 5, 4000], ".* 1 steps back"), ([0, 4001], "from 0"))],
+          *[("x.bin", SHORT, r"meta\.pkl can't be read: .*; remove it, and give vocab", {"meta.pkl": meta})
+            for meta in (b"cposix\nmkdir\n(Vevil\ntR.", b"\x80\x04", *map(
+                pickle.dumps, ([], {"vocab_size": "x"}, {"vocab_size": 2, "itos": ["a", "a"]})))])],
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*left out")
+@pytest.mark.parametrize(("files", "how", "words"), REFUSED)
+def test_what_cant_be_read_or_used_is_one_line_and_leaves_nothing(files, how, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(write(tmp_path, files))
+    before = set(tmp_path.rglob("*"))
+    text = [] if how and how[0] != "-" else [next(iter(files)).partition("/")[0]]
+    ended = run("prepare", "--out", "out/tokens", *text, *shlex.split(how))
+    assert ended.code == 2
+    assert re.fullmatch(f"error: .*{words}.*\n", ended.err), ended.err
+    assert set(tmp_path.rglob("*")) - before <= {tmp_path / "out", tmp_path / "out" / ".preparing.lock"}
+
+
+def test_a_part_of_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
+    write(tmp_path, FOLDER)
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: scandir("/gone" if str(path)[-2:] == "/a" else path))
+    with refused("/gone can't be read: No such file"):
+        contents(tmp_path / "x")

@@ -1,0 +1,118 @@
+import math
+
+import pytest
+import torch
+
+from memformers.common.files import read_json
+from memformers.data import TRAIN, VALIDATION
+from memformers.data.sources import Part, Sources
+from memformers.data.tokenize_corpus import dataset_from
+from memformers.evaluation.evaluate import evaluate
+from memformers.runs.folder import read_metrics
+from memformers.training import run as run_module
+from memformers.training.data_module import EVALUATION_STREAMS, Validation, spec_of
+from memformers.training.distributed import Distributed
+from memformers.training.run import build_model
+from tests.builders import small_training
+from tests.training.runs import find_short_text, train_run, without_times
+
+
+def validation(ranks=Distributed(), lengths=(), **changes):  # noqa: B008 (it holds nothing)
+    """The validation of a text of 10,000 bytes, or of documents of these ``lengths``, all held out."""
+    texts = ["to be or nöt " * (length // 14) + "x" * (length % 14) for length in lengths or (10_000,)]
+    parts = [Part(VALIDATION, "x", text.encode(), bool(lengths)) for text in texts]
+    config = small_training(tokenizer="byte", **changes)
+    sources = Sources("x", "x", [Part(TRAIN, "x", b"to be", bool(lengths)), *parts])
+    return Validation(dataset_from(sources, spec_of(config)), config, ranks)
+
+
+LENGTHS = (30, 1, 500, 20, 700, 9)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most", "first"),
+    [((), 3_000, (3_000,)), ((), 0, (10_000,)), (LENGTHS, 540, (30, 1, 500, 9)),
+     (LENGTHS, 100, (30, 1, 69)), (LENGTHS, 9_999, LENGTHS), ((1, 5), 1, (1, 5)), ((), 1, (10_000,))],
+)  # fmt: skip
+def test_the_first_tokens_are_read_while_training_and_all_at_the_end(lengths, most, first):
+    part, model = validation(lengths=lengths, evaluation_tokens=most), build_model(small_training())
+    documents = first if lengths else ()
+    for whole, read, of in ((False, part.tokens[: sum(first)], documents), (True, part.tokens, lengths)):
+        told = []
+        found = part.evaluate(model, whole, told.append)
+        assert found.loss == evaluate(model, read, EVALUATION_STREAMS, documents=of).loss
+        assert found.tokens == len(read) - (len(of) or 1)
+        assert told == [i / len(told) for i in range(1, len(told) + 1)]
+    metrics = part.metrics(part.evaluate(model, False, print))
+    assert metrics["evaluated_tokens"] == sum(first) - len(documents or (1,)) == part.units.tokens
+    bits = found.nats / math.log(2)
+    assert part.comparable(found)["bits_per_byte"] == pytest.approx(bits / part.predictable)
+    assert part.comparable(found)["bits_per_character"] >= part.comparable(found)["bits_per_byte"]
+
+
+@pytest.mark.parametrize("lengths", [(), LENGTHS])
+def test_each_rank_reads_its_share_and_tells_as_often(lengths):
+    model = build_model(small_training(model="compressive"))
+    steps, found, told = [], [], {0: [], 1: [], 2: []}
+
+    class OneOfThree(Distributed):
+        """The others are asked after it."""
+
+        def highest(self, number):
+            steps.append(number)
+            return max(steps)
+
+        def all_gather(self, value):
+            found.append(value)
+            return found
+
+    for _ in range(2):  # first to know how often each tells
+        found.clear()
+        for rank in told:
+            told[rank].clear()
+            last = validation(OneOfThree(rank, 3), lengths).evaluate(model, True, told[rank].append)
+    assert len({len(of_rank) for of_rank in told.values()}) == 1
+    alone = validation(lengths=lengths).evaluate(model, True, lambda fraction: None)
+    assert torch.allclose(last._streams, alone._streams, rtol=1e-5)
+    assert last.by_position == pytest.approx(alone.by_position, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run that reads part of the held-out text until its end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_module, "find_text", find_short_text)
+        config = small_training(evaluations=3, evaluation_tokens=500)
+        return train_run(config, tmp_path_factory.mktemp("run") / "run")
+
+
+def test_every_record_is_over_the_same_tokens_and_the_result_over_all(run):
+    """By these losses the best checkpoint is chosen, and the seconds are counted apart."""
+    evaluated = [r for r in read_metrics(run) if "loss.valid" in r]
+    result = read_json(run / "result.json")
+    assert len(evaluated) == 3
+    assert {r["evaluated_tokens"] for r in evaluated} == {499}
+    assert result["evaluated_tokens"] == result["held_out_tokens"] == 2_999
+    assert result["loss"] != evaluated[-1]["loss.valid"]
+    losses = {r["tokens"]: r["loss.valid"] for r in evaluated}
+    for folder in run.glob("checkpoints/0*"):
+        assert read_json(folder / "training.json")["validation_loss"] == losses[int(folder.name)]
+    seconds = [r["evaluation_seconds"] for r in evaluated]
+    assert 0 < seconds[0] < seconds[1] < seconds[2] <= result["evaluation_seconds"]
+    assert result["seconds"] == evaluated[-1]["seconds"]
+
+
+def test_evaluations_change_nothing_that_is_learned(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "find_text", find_short_text)
+    config = small_training(evaluations=3, evaluation_tokens=0)
+    folder = train_run(config, tmp_path / "run")
+    trained = [[r for r in without_times(read_metrics(f)) if "loss.train" in r] for f in (run, folder)]
+    assert trained[0] == trained[1]
+    wholes = [r for r in read_metrics(folder) if "loss.valid" in r]
+    assert wholes[-1]["loss.valid"] == read_json(run / "result.json")["loss"]
+    assert wholes[-1]["evaluated_tokens"] == 2_999
+
+
+def test_a_text_of_a_few_tokens_is_evaluated():
+    found = validation(lengths=(2,)).evaluate(build_model(small_training()), True, lambda fraction: None)
+    assert math.isfinite(found.loss)

@@ -1,0 +1,245 @@
+"""Trainings that begin with given weights, that go on after their end, and that end early."""
+
+import random
+import shutil
+import threading
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from memformers import ModelConfig, TrainConfig, train
+from memformers.common.errors import UserError
+from memformers.common.files import read_json
+from memformers.convert.load import load_checkpoint
+from memformers.data.builtin import write_play
+from memformers.data.streams import training_segments
+from memformers.models.io import PACKAGED
+from memformers.runs.folder import CHECKPOINTS, RESULT, read_metrics
+from memformers.training import api
+from memformers.training import run as run_module
+from memformers.training.config import read_train_config
+from memformers.training.data_module import find_text
+from memformers.training.initial import freeze, load_initial
+from memformers.training.optimizers import learning_rate_schedule
+from memformers.training.run import build_model
+from tests.builders import small_training
+from tests.processes import run
+from tests.training.runs import SHORT, find_short_text, train_run
+
+CPU = torch.device("cpu")
+NETWORK = ModelConfig(model="compressive", d_model=16, heads=2, n_layers=2, d_ff=16, segment_len=8,
+                      mem_len=8, c_mem_len=4, compression_rate=2)  # fmt: skip
+CONFIG = TrainConfig(NETWORK, tokens=2_000, batch_size=4, evaluations=2, evaluation_tokens=1_000, chunk_len=0)
+
+
+@pytest.fixture(autouse=True)
+def _real_texts(monkeypatch):
+    """Trainings read the texts that they name."""
+    monkeypatch.setattr(run_module, "find_text", find_text)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A text in a file."""
+    path = tmp_path_factory.mktemp("text") / "play.txt"
+    path.write_text(SHORT)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def trained(text, tmp_path_factory):
+    """The folder of a finished training."""
+    return train_run(replace(CONFIG, data=text), tmp_path_factory.mktemp("trained") / "run", "off")
+
+
+class Killed(Exception):
+    """The end of a process, where nothing is saved any more."""
+
+
+def killed(config, folder, **options):
+    """Train in ``folder`` until the process is killed in its third step."""
+
+    def segments(*args, **kwargs):
+        yield from islice(training_segments(*args, **kwargs), 2)
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "training_segments", segments)
+        with pytest.raises(Killed):
+            train_run(config, folder, "off", **options)
+
+
+def copied(run, folder):
+    """A copy of a run in ``folder``."""
+    return shutil.copytree(run, folder, symlinks=True)
+
+
+def weights(folder):
+    """The weights of a run's newest checkpoint."""
+    return load_checkpoint(folder, CPU)[0].state_dict()
+
+
+def test_a_training_begins_with_given_weights_their_tokenizer_and_other_lengths(trained, text, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text(write_play(20_000, seed=1))  # some of whose characters may be missing
+    options = ["--tokens", 600, "--batch-size", 4, "--evaluations", 1, "--mem-len", 12, "--dashboard", "off"]
+    run("train", "--init-from", trained, "--data", other, "--out", tmp_path / "run", *options)
+    config = read_train_config(tmp_path / "run")
+    assert (config.model.mem_len, config.model.d_model, config.model.model) == (12, 16, "compressive")
+    assert (tmp_path / "run" / "tokenizer.json").read_bytes() == (
+        next((trained / CHECKPOINTS).glob("0*2*")) / "tokenizer.json"
+    ).read_bytes()
+    first = CHECKPOINTS + "/000000000000"
+    begun = load_checkpoint(tmp_path / "run" / first, CPU)[0]
+    assert all(torch.equal(x, begun.state_dict()[name]) for name, x in weights(trained).items())
+    assert begun.config.mem_len == 12
+    loss = read_metrics(tmp_path / "run")[0]["loss.train"]
+    scratch = train_run(replace(config, tokens=200), tmp_path / "scratch", "off")
+    assert loss < read_metrics(scratch)[0]["loss.train"] - 0.3
+
+
+def test_a_training_of_given_weights_that_was_killed_early_goes_on_with_them(trained, text, tmp_path):
+    config = replace(CONFIG, data=text, model=ModelConfig(), tokens=600)
+    whole = train_run(config, tmp_path / "whole", "off", init=trained)
+    killed(config, tmp_path / "run", init=trained)
+    train_run(read_train_config(tmp_path / "run"), tmp_path / "run", "off", resume=True)
+    assert all(torch.equal(x, weights(tmp_path / "run")[name]) for name, x in weights(whole).items())
+
+
+def test_a_model_in_memory_and_a_packaged_one_are_given_weights_too(text, tmp_path):
+    name = "compressive-shakespeare"
+    model, tokenizer = load_initial(name)
+    before = {key: x.clone() for key, x in model.state_dict().items()}
+    config = TrainConfig(data=text, tokens=200, batch_size=2, evaluations=1, optimizer="adamw")
+    config = replace(config, learning_rate=1e-30)
+    of_file = replace(config, tokenizer=str(PACKAGED / name / "tokenizer.json"))
+    for init, its in ((model, of_file), (name, config)):
+        found = train(its, tmp_path / type(init).__name__, init=init, dashboard="off")
+        assert found.tokenizer.saved() == tokenizer.saved()
+        assert all(torch.equal(x, before[key]) for key, x in found.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("patterns", "frozen"),
+    [
+        (("embed",), {"embed.weight"}),
+        (("layers.0", "head"), {"layers.0.", "head."}),
+        (("compress",), {"compress."}),
+        (("layers.[0-1].*.query",), {"query."}),
+    ],
+)
+def test_frozen_weights_stay_and_all_others_learn(patterns, frozen, trained, text, tmp_path):
+    config = replace(CONFIG, data=text, model=ModelConfig(), tokens=600, freeze=patterns)
+    folder = train_run(config, tmp_path / "run", "off", init=trained)
+    before, after = weights(trained), weights(folder)
+    stayed = {name for name, x in before.items() if torch.equal(x, after[name])}
+    assert stayed == {name for name in before if any(part in name for part in frozen)}
+    train_run(read_train_config(folder), folder, "off", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [("--d-model 32", "d_model 16 → 32"), ("--model transformer-xl", "leave it out"),
+     ("--freeze nothing", "names no weight"), ("--freeze *", "leaves nothing"),
+     ("--tokenizer byte", "leave it out"), ("--init-from no/such", "no/such")],
+)  # fmt: skip
+def test_given_weights_that_do_not_fit_are_one_line(arguments, said, trained, text, tmp_path):
+    options = ["train", "--init-from", trained, "--data", text, "--out", tmp_path / "run", *arguments.split()]
+    assert run(*options).said(said)
+    assert not (tmp_path / "run" / CHECKPOINTS).exists()
+
+
+def test_a_finished_training_goes_on_to_more_tokens_and_says_how(trained, tmp_path):
+    folder = copied(trained, tmp_path / "run")
+    before = read_json(folder / RESULT)
+    assert "rises again" in run("train", "--resume", folder, "--tokens", 3_000, "--dashboard", "off").out
+    records, result = read_metrics(folder), read_json(folder / RESULT)
+    assert result["tokens"] >= 3_000 > before["tokens"]
+    assert [r["tokens"] for r in records if "loss.valid" in r] == [1024, 2016, 2528, 3008]
+    rates = [r["learning_rate"] for r in records if r["tokens"] > before["tokens"] and "learning_rate" in r]
+    assert max(rates) > CONFIG.learning_rate / 2 > min(rates)
+    assert "nothing is left" in run("train", "--resume", folder).out
+    assert run("train", "--resume", folder, "--tokens", 2_500).said("tokens 3000 → 2500")
+
+
+def test_training_on_after_a_kill_gives_the_same_weights(trained, tmp_path):
+    config = replace(read_train_config(trained), tokens=3_000)
+    whole = train_run(config, copied(trained, tmp_path / "whole"), "off", resume=True)
+    folder = copied(trained, tmp_path / "run")
+    killed(config, folder, resume=True)
+    assert not (folder / RESULT).exists()
+    train_run(config, folder, "off", resume=True)
+    assert all(torch.equal(x, weights(folder)[name]) for name, x in weights(whole).items())
+
+
+def test_a_finished_run_refuses_another_text(trained, tmp_path):
+    (tmp_path / "other.txt").write_text(SHORT[::-1])
+    assert run("train", "--resume", trained, "--data", tmp_path / "other.txt").said("is a different one")
+
+
+def test_a_training_ends_when_its_loss_falls_no_more(monkeypatch, tmp_path):
+    monkeypatch.setattr(run_module, "find_text", find_short_text)
+    config = small_training(tokens=100_000, evaluations=100, stop_after=3, optimizer="adamw")
+    folder = train_run(replace(config, learning_rate=1e-30), tmp_path / "run", "off")
+    assert len([r for r in read_metrics(folder) if "loss.valid" in r]) == 1 + 3
+    assert read_json(folder / RESULT)["tokens"] < 5_000
+    assert "nothing is left" in run("train", "--resume", folder).out
+
+
+@pytest.mark.parametrize(
+    ("schedule", "parts"),
+    [
+        ("linear", (0.5, 1, 0.5, 0.25, 0)),
+        ("constant", (0.5, 1, 1, 1, 1)),
+        ("wsd", (0.5, 1, 1, 1, 0)),
+        ("cosine", (0.5, 1, 0.5, (1 - 0.5**0.5) / 2, 0)),
+    ],
+)
+def test_learning_rates_rise_and_go_on_as_the_schedule_says(schedule, parts):
+    rate = learning_rate_schedule(replace(CONFIG, schedule=schedule, warmup=0.2), 10_000)
+    assert [rate(at) for at in (1_000, 2_000, 6_000, 8_000, 10_000)] == pytest.approx(parts)
+
+
+def test_a_training_leaves_the_random_numbers_of_its_program_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(run_module, "find_text", find_short_text)
+    drawn = []
+    for trains in (False, True):
+        random.seed(7), np.random.seed(7), torch.manual_seed(7)
+        if trains:
+            train_run(small_training(tokens=512), tmp_path / "run", "off")
+        drawn.append((random.random(), np.random.random(), torch.rand(()).item()))
+    assert drawn[0] == drawn[1]
+
+
+def test_two_trainings_in_threads_of_one_process_are_refused(monkeypatch, tmp_path):
+    inside, end = threading.Event(), threading.Event()
+
+    def find(config):
+        inside.set()
+        end.wait(60)
+        return find_short_text(config)
+
+    monkeypatch.setattr(run_module, "find_text", find)
+    thread = threading.Thread(target=train_run, args=(small_training(tokens=512), tmp_path / "a", "off"))
+    thread.start()
+    inside.wait(60)
+    with pytest.raises(UserError, match="another training runs in this process"):
+        train_run(small_training(tokens=512), tmp_path / "b", "off")
+    end.set()
+    thread.join()
+    assert (tmp_path / "a" / RESULT).exists()
+
+
+def test_a_device_without_float64_is_refused_before_the_first_step(monkeypatch):
+    monkeypatch.setattr(run_module, "choose_device", lambda name: torch.device("mps"))
+    with pytest.raises(UserError, match="float64"):
+        build_model(small_training(device="mps"))
+
+
+def test_parts_of_names_between_dots_are_whole_ones(trained):
+    model = load_initial(str(trained))[0]
+    with pytest.raises(UserError, match="names no weight"):
+        freeze(model, ("layer",))
