@@ -34,6 +34,11 @@ IN_WORDS = {
     "reconstruction_loss.valid": "reconstruction loss, validation (MSE)",
     "tokens_per_second": "training speed (tokens per second)",
     "success.train": "episodes that succeed (share)",
+    "success.valid": "episodes that succeed, likeliest actions (share)",
+    "return.train": "rewards of an episode",
+    "gradient_norm": "norm of the gradient",
+    "memory.length": "memory (positions)",
+    "memory.compressed_length": "compressed memory (slots)",
 }
 """What metrics are called, with their units; others have their own names."""
 AXES = {TOKENS: "training tokens", SECONDS: "training time (seconds)"}

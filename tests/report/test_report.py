@@ -68,13 +68,6 @@ def test_a_stand_in_corpus_is_said_on_top(tmp_path):
     assert rest.strip().startswith("> **The text is the built-in play.**")
 
 
-def test_a_run_that_stopped_half_way_is_reported_as_such(comparison):
-    (comparison / "compressive" / "result.json").unlink()
-    markdown = markdown_of(comparison)
-    assert "**Compressive Transformer did not finish**" in markdown
-    assert "| Compressive Transformer | 0 | – |" in markdown
-
-
 def test_no_text_can_break_out_of_its_block_or_cell():
     assert fenced("a\n```\nb").startswith("````text\n")
     assert r"a\|b c" in table(["x"], [["a|b\nc"]])

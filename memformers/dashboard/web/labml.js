@@ -9,6 +9,9 @@ const link = document.createElement('a')
 link.textContent = 'All runs in one chart'
 link.style.color = '#fff'
 bar.append(link)
+const style = document.createElement('style')
+style.textContent = '.process-row { display: none; }'  // buttons to pages that never have anything
+bar.append(style)
 document.documentElement.append(bar)
 
 function lead() {
@@ -22,9 +25,9 @@ for (const event of ['pointerenter', 'focus', 'pointerdown', 'click']) {
 lead()
 
 function check() {
-    if (!window.d3 && bar.childNodes.length === 1) {
+    if (!window.d3 && bar.childNodes.length === 2) {
         bar.prepend("labml's page needs d3, Bootstrap and Font Awesome from public servers, which this browser "
-            + 'does not reach; this page needs no network: ')
+            + 'does not reach. Our page needs no network: ')
     }
 }
 
