@@ -255,6 +255,7 @@ def test_a_large_text_is_prepared_in_the_cache_once_for_each_of_its_states(tmp_p
      ("train_documents.npy", lambda path: np.save(path, np.load(path)[::-1]), "rise from 0 .* steps back"),
      ("train_documents.npy", lambda path: np.save(path, np.load(path) + 1), "train_documents.npy to rise"),
      ("card.json", lambda path: path.write_text(path.read_text().replace('t": 1', 't": 9')), "format.* 9"),
+     ("card.json", lambda path: path.write_text(path.read_text().replace("x.txt", "y.txt")), "card.json has"),
      ("tokenizer.json", lambda path: path.write_text("{}"), "tokenizer.json")],
 )  # fmt: skip
 def test_a_folder_that_has_changed_is_an_error(name, change, words, tmp_path):

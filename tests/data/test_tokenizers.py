@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Inner
 from tokenizers import decoders, models, pre_tokenizers
 
 from memformers.data import tokenizers
-from memformers.data.subwords import SubwordTokenizer, learn_bpe
+from memformers.data.subwords import LINE_END, PIECE, WORD_END, SubwordTokenizer, learn_bpe, pieces
 from memformers.data.tokenizers import IdTokenizer, build_tokenizer, load_tokenizer
 from memformers.data.utf8 import NOT_UTF8, bytes_of, text_of
 from tests.data.reading import dataset, refused, write
@@ -51,6 +51,18 @@ def test_characters_and_words_are_numbered_as_by_an_independent_count():
     assert build_tokenizer("word", TEXT, 5).vocabulary == ["<eos>", *words[:3], "<unk>"]
     known = build_tokenizer("word", TEXT + "<unk> " * 99, 5)
     assert known.vocabulary == ["<eos>", "<unk>", *words[:3]], "a word of the text, as in WikiText-103"
+
+
+@pytest.mark.parametrize("line", [0, 1])
+@pytest.mark.parametrize("text", ["to be or nöt\n", "to be or not ", "to\tbe\r\n\r\n", "ö→", "\n"])
+def test_pieces_are_cut_where_no_word_goes_on(line, text):
+    raw = (text * (3 * PIECE // len(text.encode()) + line)).encode()
+    found = list(pieces(raw, 0, len(raw)))
+    assert [0, *(end for _, end in found)] == [*(begin for begin, _ in found), len(raw)]
+    assert "".join(raw[begin:end].decode() for begin, end in found) == raw.decode(), "and no character"
+    for begin, end in found[:-1]:
+        assert raw[end - 1] > 0x20 or not WORD_END.search(raw)
+        assert raw[end] == 10 or not LINE_END.search(raw, begin + PIECE, begin + 2 * PIECE)
 
 
 def test_words_are_counted_in_bounded_memory_and_cut_nowhere(tmp_path):
