@@ -11,7 +11,7 @@ import mmap
 import random
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
@@ -252,7 +252,7 @@ def tokenizer_of(raw: mmap.mmap, text: Text, trained_on: int, spec: CorpusSpec) 
     if spec.tokenizer not in OWN:
         return load_tokenizer(Path(spec.tokenizer))
     size = len(raw) if text.are_ids or spec.tokenizer in ("character", "frequency") else trained_on
-    places = list(places_in(raw, text, 0, size))
+    places: Iterable[tuple[int, int]] = places_in(raw, text, 0, size)
     if text.are_ids:
         known, characters = text.vocabulary
         if (known := spec.vocab_size or known) is None:
@@ -263,9 +263,9 @@ def tokenizer_of(raw: mmap.mmap, text: Text, trained_on: int, spec: CorpusSpec) 
             )
         return CharacterTokenizer(characters) if len(characters) == known else IdTokenizer(known)
     if spec.tokenizer == "bpe" and size > LEARNED_FROM:
-        random.Random(0).shuffle(places)
-        places = places[: LEARNED_FROM // PIECE]
-    with bytes_bar("learning tokens", sum(end - begin for begin, end in places)) as bar:
+        random.Random(0).shuffle(every := list(places))
+        places, size = every[: LEARNED_FROM // PIECE], LEARNED_FROM
+    with bytes_bar("learning tokens", size) as bar:
 
         def texts() -> Iterator[str]:
             for begin, end in places:
@@ -276,11 +276,12 @@ def tokenizer_of(raw: mmap.mmap, text: Text, trained_on: int, spec: CorpusSpec) 
 
 
 def places_in(raw: mmap.mmap, text: Text, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Where a text, or token ids, are cut between two bytes."""
-    if text.are_ids:
-        yield from ((at, min(at + PIECE, end)) for at in range(begin, end, PIECE))
-    elif end > begin:
-        yield from pieces(raw, begin, end)
+    """Where a text, or token ids, are cut between two bytes of a map; what is read of it, to find or to use a
+    piece, stays in memory no longer than the piece is used."""
+    of_ids = ((at, min(at + PIECE, end)) for at in range(begin, end, PIECE))
+    for place in of_ids if text.are_ids else pieces(raw, begin, end) if end > begin else ():
+        yield place
+        forget(raw)
 
 
 def jobs(raw: mmap.mmap, text: Text, begin: int, end: int) -> Iterator[list[tuple[int, int, bool]]]:
