@@ -6,13 +6,13 @@ the same learning rates, chosen with a seed of its own on the validation part; t
 are those of the test part, over other seeds.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
 from memformers.common.command_line import parse_arguments, plain_errors
-from memformers.common.fields import Checked, Count
+from memformers.common.fields import Checked, Count, changed
 from memformers.common.files import write_json
 from memformers.common.intervals import mean_of
 from memformers.data.corpus_reader import read_text
@@ -54,7 +54,7 @@ class FineTuning(Checked):
         def loss(begun: bool, rate: float, seed: int, part: str) -> float:
             """Train once; returns the loss on a part that isn't learned, in nats per character."""
             usual = TrainConfig()
-            config = replace(
+            config = changed(
                 usual,
                 model=network.config,
                 data=str(parts["learned"]),
@@ -64,8 +64,8 @@ class FineTuning(Checked):
                 batch_size=16,
                 evaluations=1,
                 evaluation_tokens=0,
-                learning_rate=rate * usual.learning_rate,
-                muon_learning_rate=rate * usual.muon_peak,
+                learning_rate=rate * usual.optim.learning_rate,
+                muon_learning_rate=rate * usual.optim.muon_peak,
                 memory_warmup=0.0 if begun else None,
                 seed=seed,
             )

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 
 from memformers.commands.options import ExperimentCommand
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, Range
+from memformers.common.fields import Count, Range, changed
 from memformers.common.files import read_json, write_json, write_text
 from memformers.common.intervals import mean_of
 from memformers.common.machine import keep_freed_memory
@@ -28,15 +28,15 @@ from memformers.report.arms import Column, Measure, arms_of, arms_table
 from memformers.report.plotting import BLUE, ORANGE, Series, draw_lines, legend, panels, save, style
 from memformers.runs.plan import Arm
 from memformers.runs.reader import Run, read_runs
-from memformers.training.config import TrainConfig
+from memformers.training.config import EvaluationConfig, TrainConfig
 from memformers.training.data_module import check_long_enough, find_text
 from memformers.training.loop import train_steps
 from memformers.training.run import build_model, with_vocabulary
 from memformers.training.state import TrainingState
 
-DEFAULT = TrainConfig(model=ModelConfig(model="transformer-xl"), evaluations=1)
-RATES = ("learning_rate", "muon_learning_rate", "beta2", "warmup", "weight_decay", "chunk_len")
-"""Settings that change what is learned from a step, but not its work."""
+DEFAULT = TrainConfig(model=ModelConfig(model="transformer-xl"), evaluation=EvaluationConfig(evaluations=1))
+RATES = ("learning_rate", "muon_learning_rate", "beta2", "warmup", "weight_decay")
+"""Settings of ``optim`` that change what is learned from a step, but not its work."""
 CANDIDATES: dict[str, dict[str, Any]] = {
     "default": {},
     "first version": {
@@ -186,7 +186,8 @@ def training_of(recipe: str) -> TrainConfig:
 def work_of(recipe: str) -> TrainConfig:
     """A value that is equal for recipes whose steps have the same work: they differ in rates, or in the
     data."""
-    return replace(training_of(recipe), **{name: getattr(DEFAULT, name) for name in RATES})
+    usual = {name: getattr(DEFAULT.optim, name) for name in RATES}
+    return changed(training_of(recipe), chunk_len=DEFAULT.chunk_len, **usual)
 
 
 def draw(runs: Mapping[str, Run], speeds: Mapping[str, float], path: Path) -> None:

@@ -39,6 +39,11 @@ if TYPE_CHECKING:
     from memformers.training.api import TrainedModel as TrainedModel
     from memformers.training.api import evaluate as evaluate
     from memformers.training.api import train as train
+    from memformers.training.config import CheckpointConfig as CheckpointConfig
+    from memformers.training.config import EvaluationConfig as EvaluationConfig
+    from memformers.training.config import OptimConfig as OptimConfig
+    from memformers.training.config import StepConfig as StepConfig
+    from memformers.training.config import TextConfig as TextConfig
     from memformers.training.config import TrainConfig as TrainConfig
 
 __version__ = "0.1.0"
@@ -67,7 +72,9 @@ _NAMES = {
     "models.registry": ("register_memory",),
     "models.transformer_xl": ("TransformerXL",),
     "training.api": ("TrainedModel", "evaluate", "train"),
-    "training.config": ("TrainConfig",),
+    "training.config": (
+        "CheckpointConfig", "EvaluationConfig", "OptimConfig", "StepConfig", "TextConfig", "TrainConfig",
+    ),
 }  # fmt: skip
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_HOMES)

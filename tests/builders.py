@@ -16,11 +16,12 @@ from memformers import (
     TransformerXL,
     TransformerXLLayer,
 )
+from memformers.common.fields import changed
 from memformers.comparison.recall import SETTINGS, Setting
 from memformers.models.config import OF_MODELS, ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.models.layers import Norm
-from memformers.training.config import TrainConfig
+from memformers.training.config import EvaluationConfig, TrainConfig
 
 SMALL = ModelConfig(
     vocab_size=11,
@@ -100,14 +101,13 @@ def small_training(**changes: Any) -> TrainConfig:
         data="builtin",
         tokens=2_000,
         batch_size=4,
-        evaluations=2,
-        log_every=5,
         memory_warmup=0.0,
+        evaluation=EvaluationConfig(evaluations=2, log_every=5),
     )
     model = changes.pop("model", None)
     if isinstance(model, str):
         changes["model"] = replace(defaults.model, model=model)
-    return replace(defaults, **changes)
+    return changed(defaults, **changes)
 
 
 NEAR = SETTINGS["near"]
@@ -118,7 +118,7 @@ def tiny_recall() -> Setting:
     model = replace(
         NEAR.train.model, d_model=8, heads=2, d_ff=16, n_layers=1, segment_len=32, mem_len=32, c_mem_len=32
     )
-    train = replace(
+    train = changed(
         NEAR.train, model=model, tokens=256, batch_size=4, evaluations=1, log_every=1, device="cpu"
     )
     return replace(NEAR, train=train, recall=replace(NEAR.recall, evaluated=32))

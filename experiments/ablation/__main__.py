@@ -6,14 +6,14 @@ text, in FOLDER/text, and as an arm of a recall experiment, in FOLDER/recall. On
 Finished training runs are kept; ``--resume`` continues, and adds rows and seeds.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from experiments.ablation.report import ROWS, arms_of_rows, write_report
 from memformers.commands.options import ExperimentCommand
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, check_fields
+from memformers.common.fields import Count, changed, check_fields
 from memformers.comparison.experiment import Experiment
 from memformers.comparison.recall import RECALL, USUAL_JOBS, RecallConfig
 from memformers.comparison.several import run_experiments
@@ -68,7 +68,7 @@ class Ablation(ExperimentCommand):
         """The experiments, by the names of their tasks and folders."""
         seeds = 1 if self.quick else self.seeds
         changes: dict[str, Any] = {"device": self.device, **({"evaluations": 1} if self.quick else {})}
-        text = replace(
+        text = changed(
             TEXT,
             data=self.data,
             tokens=self.text_tokens or (QUICK_TOKENS if self.quick else TEXT.tokens),

@@ -16,7 +16,7 @@ from experiments.agents.ppo import AgentRun, AgentSettings
 from experiments.agents.report import write_report
 from memformers.commands.options import ExperimentCommand
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, Share, check_fields
+from memformers.common.fields import Count, Share, changed, check_fields
 from memformers.comparison.arms import read_arms
 from memformers.comparison.experiment import Experiment, Settings, Task
 from memformers.comparison.several import run_experiments
@@ -26,9 +26,10 @@ from memformers.training.config import TrainConfig
 NETWORK = ModelConfig(
     "compressive", d_model=32, heads=2, n_layers=2, d_ff=64, segment_len=16, mem_len=16, c_mem_len=16,
 )  # fmt: skip
-BASE = TrainConfig(
-    model=NETWORK, chunk_len=0, optimizer="adamw", learning_rate=1e-3, max_grad_norm=0.5, batch_size=64,
-    memory_warmup=0.0, log_every=5, checkpoint_minutes=1.0, precision="float32", device="cpu",
+BASE = changed(
+    TrainConfig(model=NETWORK, batch_size=64, chunk_len=0, memory_warmup=0.0),
+    optimizer="adamw", learning_rate=1e-3, max_grad_norm=0.5, log_every=5, checkpoint_minutes=1.0,
+    precision="float32", device="cpu",
 )  # fmt: skip
 """The training of all arms; its tokens are steps of the environments."""
 XL = "model=transformer-xl mem_len=32"

@@ -22,7 +22,7 @@ from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, Positive, Share
 from memformers.common.files import config_from_dict
 from memformers.models.core import CoreOutput
-from memformers.training.config import TrainConfig
+from memformers.training.config import TrainConfig, train_config_from
 
 MOST_APART = 1e-5
 """How far log-probabilities when learning may be from those when acting, with the same weights; where an
@@ -70,7 +70,7 @@ class AgentRun:
         """The run of these ``settings``; UserError, with their ``source``, if there is no such run."""
         train = dict(settings)
         agent = config_from_dict(AgentSettings, train.pop("agent", {}), source)
-        return cls(config_from_dict(TrainConfig, train, source), agent)
+        return cls(train_config_from(train, source), agent)
 
 
 class GRUCore(nn.Module):
@@ -230,7 +230,7 @@ def learn(agent: Agent, optimizer: torch.optim.Optimizer, window: Window, run: A
                 raise UserError(f"the loss became {loss.item()}; use a lower learning rate.")
             optimizer.zero_grad()
             loss.backward()
-            norm = nn.utils.clip_grad_norm_(agent.parameters(), run.train.max_grad_norm)
+            norm = nn.utils.clip_grad_norm_(agent.parameters(), run.train.optim.max_grad_norm)
             optimizer.step()
             losses.append(torch.stack((policy_loss, value_loss, entropy, reconstruction, norm)).detach())
     names = ("loss.policy", "loss.value", "entropy", "reconstruction_loss.train", "gradient_norm")

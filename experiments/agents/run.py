@@ -48,7 +48,7 @@ def train_agent(folder: Path) -> None:
     train, B, S = run.train, run.train.batch_size, run.train.model.segment_len
     environments = Environments(run.agent.task, B)
     agent = Agent(run, environments.features, environments.actions)
-    optimizer = torch.optim.AdamW(agent.parameters(), train.learning_rate, eps=1e-5, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(agent.parameters(), train.optim.learning_rate, eps=1e-5, weight_decay=0.0)
     state = restore(folder, agent, TrainingState((optimizer,)))
     is_gru = run.agent.core == "gru"
     nothing = {"memory": {"one_layer": 0, "all_layers": 0}, "keys": 0, "attention_operations": 0}
@@ -68,7 +68,7 @@ def train_agent(folder: Path) -> None:
         place = Place(seen, ~nowhere, nowhere, agent.core.initial(B))
         saved = time.monotonic()
         while state.tokens < train.tokens:
-            optimizer.param_groups[0]["lr"] = train.learning_rate * (1 - state.tokens / train.tokens)
+            optimizer.param_groups[0]["lr"] = train.optim.learning_rate * (1 - state.tokens / train.tokens)
             begun = time.perf_counter()
             try:
                 window, place = act(agent, environments, place, S)
@@ -83,12 +83,12 @@ def train_agent(folder: Path) -> None:
             state.step += 1
             state.tokens += B * S
             state.seconds += ended - begun
-            if state.step % train.log_every == 0:
+            if state.step % train.evaluation.log_every == 0:
                 record = {f"{name}.train": value for name, value in episodes.means().items()}
                 speeds = {"acting": acted - begun, "learning": ended - acted, "tokens": ended - begun}
                 record |= losses | {f"{name}_per_second": B * S / seconds for name, seconds in speeds.items()}
                 track.record({"tokens": state.tokens, "seconds": state.seconds, **record})
-            if time.monotonic() - saved > 60 * train.checkpoint_minutes:
+            if time.monotonic() - saved > 60 * train.checkpoint.checkpoint_minutes:
                 save(folder, agent, state)
                 saved = time.monotonic()
         save(folder, agent, state)

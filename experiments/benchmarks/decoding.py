@@ -33,7 +33,7 @@ from memformers.evaluation.evaluate import evaluate
 from memformers.generation.text import TextStream
 from memformers.models.memory import Memory
 from memformers.training.api import train
-from memformers.training.config import TrainConfig
+from memformers.training.config import EvaluationConfig, TrainConfig
 from memformers.training.data_module import find_text
 
 CONFIG = ModelConfig(vocab_size=65, d_model=512, heads=8, d_ff=2048, n_layers=6, segment_len=64, mem_len=2048)
@@ -142,7 +142,7 @@ def rounding(training: int, tokens: int = 4000) -> dict[str, float]:
     """Mean loss, in nats, of a trained model that reads held-out text token by token, with weights and
     caches in float32 and in bfloat16."""
     with TemporaryDirectory() as folder:
-        config = TrainConfig(data="builtin", tokens=training, evaluations=1)
+        config = TrainConfig(data="builtin", tokens=training, evaluation=EvaluationConfig(evaluations=1))
         model = train(config, Path(folder) / "run").model
     text = read_tokens(find_text(config).validation.tokens, torch.arange(tokens + 1))
     losses = {}

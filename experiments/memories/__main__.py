@@ -27,7 +27,7 @@ from memformers.report.recall import accuracy_figure, right_between
 from memformers.report.sections import costs_table, warnings
 from memformers.runs.folder import EXPERIMENT, RESULTS, TABLE
 from memformers.runs.reader import read_runs
-from memformers.training.config import TrainConfig
+from memformers.training.config import EvaluationConfig, TrainConfig
 
 SHOWN, RECALL, SHAKESPEARE, PYTHON = "transformer-xl", "recall", "tiny-shakespeare", "python-source"
 """The arm that the others are compared with, and the tasks."""
@@ -98,7 +98,7 @@ class Memories(ExperimentCommand):
         arms = ("no-memory", SHOWN, "compressive", *(own.format(average=127, half=16) for own in OWN))
         of_stream = None if self.quick else self.recall_tokens
         recall = RecallConfig("near", seeds, self.quick, of_stream, arms, self.jobs)
-        text = TrainConfig(model=MEMORIES, tokens=tokens, evaluations=2)
+        text = TrainConfig(model=MEMORIES, tokens=tokens, evaluation=EvaluationConfig(evaluations=2))
         trains = {SHAKESPEARE: text}
         if not self.quick:
             model, data = (

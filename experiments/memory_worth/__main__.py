@@ -55,9 +55,9 @@ from memformers.evaluation.probe import common_corpus, held_out_tokens
 from memformers.models.config import OF_MODELS
 from memformers.models.language_model import MemoryLM
 from memformers.runs.reader import read_runs
-from memformers.training.config import TrainConfig
+from memformers.training.config import EvaluationConfig, TrainConfig
 
-BASE = TrainConfig(model=MEMORIES, tokenizer="bpe", evaluations=2)
+BASE = TrainConfig(model=MEMORIES, tokenizer="bpe", evaluation=EvaluationConfig(evaluations=2))
 """The training of all arms, without its memory."""
 
 

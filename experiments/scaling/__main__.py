@@ -13,7 +13,7 @@ from experiments.scaling.counting import flops, kept_bytes, over_layers
 from experiments.scaling.estimate import Estimate, estimate
 from memformers.common.command_line import parse_arguments, plain_errors
 from memformers.common.errors import UserError
-from memformers.common.fields import Checked, Positive
+from memformers.common.fields import Checked, Positive, changed
 from memformers.report.markdown import table
 from memformers.training.config import Parallel, TrainConfig
 from memformers.training.presets import Preset, preset_names, read_preset
@@ -81,7 +81,7 @@ def page(rates: Rates) -> str:
 def on_gpu(preset: Preset, batch_size: int = STREAMS) -> TrainConfig:
     """The training of a preset in bfloat16, with the naive kernel and the vocabulary of its corpus."""
     model = replace(preset.config.model, vocab_size=preset.vocab_size, kernel="naive")
-    return replace(preset.config, model=model, batch_size=batch_size, precision="bfloat16", device="cuda")
+    return changed(preset.config, model=model, batch_size=batch_size, precision="bfloat16", device="cuda")
 
 
 def benchmarks(rates: Rates) -> str:
@@ -97,7 +97,7 @@ def benchmark(name: str, rates: Rates) -> list[str]:
     tokens, costs = preset.config.tokens, []
     for ranks, parallel in SHARES[:2]:
         streams = -(-preset.config.batch_size // ranks) * ranks
-        e = estimate(replace(on_gpu(preset, streams), parallel=parallel), ranks)
+        e = estimate(changed(on_gpu(preset, streams), parallel=parallel), ranks)
         hours = step_seconds(e, rates) / e.tokens * tokens / 3600
         costs += [gibibytes(e.total_bytes), f"{hours:,.0f}"]
     steps = f"{tokens / preset.config.tokens_a_step:,.0f}"
@@ -118,10 +118,10 @@ def tables(config: TrainConfig, rates: Rates) -> list[str]:
     """The tables of a case: the costs of ranks in a step, their parts, and ways to reduce activations."""
     alone = estimate(config, 1)
     total = alone.flops.total()
-    steps = [step_row(replace(config, parallel=parallel), ranks, rates) for ranks, parallel in SHARES]
+    steps = [step_row(changed(config, parallel=parallel), ranks, rates) for ranks, parallel in SHARES]
     counts = {part: alone.flops[part] for part in PARTS if alone.flops[part]}
     shares = [[part, f"{count / 1e12:,.1f}", f"{count / total:.1%}"] for part, count in counts.items()]
-    again = over_layers(flops, replace(config, activation_checkpointing=True)).total() / total - 1
+    again = over_layers(flops, changed(config, activation_checkpointing=True)).total() / total - 1
     kept = [[str(ranks), *kept_by(config, ranks)] for ranks in (1, 8, 64)]
     return [
         f"{alone.parameters:,} parameters, {alone.tokens:,} tokens a step.",
@@ -142,7 +142,7 @@ def step_row(config: TrainConfig, ranks: int, rates: Rates) -> list[str]:
     step = step_seconds(e, rates)
     sizes = (e.state_bytes, e.copy_bytes, e.memory_bytes, e.activation_bytes, e.total_bytes)
     return [
-        str(ranks), config.parallel, f"{e.flops.total() / 1e12:,.1f}", *map(gibibytes, sizes),
+        str(ranks), config.step.parallel, f"{e.flops.total() / 1e12:,.1f}", *map(gibibytes, sizes),
         f"{e.sent_bytes / 1e9:.2f}", *(f"{seconds:.3f}" for seconds in (compute, sending, step)),
         f"{e.tokens / step:,.0f}",
     ]  # fmt: skip
@@ -153,7 +153,7 @@ def kept_by(config: TrainConfig, ranks: int) -> list[str]:
     config = replace(config, batch_size=config.batch_size // ranks)
     fused = replace(config, model=replace(config.model, kernel="fused"))
     return [
-        gibibytes(over_layers(kept_bytes, replace(way, activation_checkpointing=again))["kept"])
+        gibibytes(over_layers(kept_bytes, changed(way, activation_checkpointing=again))["kept"])
         for way in (config, fused)
         for again in (False, True)
     ]

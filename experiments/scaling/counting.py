@@ -117,7 +117,7 @@ def kept_bytes(config: TrainConfig) -> Counts:
     ``activation_checkpointing`` also what one layer keeps while it is computed again. ``memories``: bytes of
     the memories before the step. A memory that is not longer than a segment stores all inputs of that
     segment."""
-    rules = nullcontext() if config.device == "cpu" else OnGPU()
+    rules = nullcontext() if config.step.device == "cpu" else OnGPU()
     with torch.device("meta"):
         lm = built(config)
     # The fused kernel is refused on a CPU, but with fake tensors it only makes fake ones.
@@ -125,7 +125,7 @@ def kept_bytes(config: TrainConfig) -> Counts:
     with allowed, FakeTensorMode(allow_non_fake_inputs=True), rules:
         lm.to_empty(device="cpu")
         inputs = full_inputs(lm, config.batch_size)
-        with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16"):
+        with torch.autocast("cpu", torch.bfloat16, enabled=config.step.precision == "bfloat16"):
             memories = *inputs[1].mem, *inputs[1].c_mem
             kept = kept_by(lm, lambda: loss(lm, *inputs), memories)
             if lm.transformer.recompute:
@@ -171,7 +171,7 @@ def built(config: TrainConfig) -> MemoryLM:
     """The model that is trained; ``auto`` means the naive kernel."""
     kernel = "naive" if config.model.kernel == "auto" else config.model.kernel
     lm = MemoryLM(replace(config.model, kernel=kernel))
-    lm.transformer.recompute = config.activation_checkpointing
+    lm.transformer.recompute = config.step.activation_checkpointing
     return lm
 
 

@@ -1,11 +1,12 @@
 """The compute, memory and communication of one of several ranks in a training step."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from experiments.scaling.counting import Counts, built, flops, kept_bytes, over_layers
 from memformers.common.errors import UserError
+from memformers.common.fields import changed
 from memformers.training.config import TrainConfig
 from memformers.training.optimizers import Muon, build_optimizers
 
@@ -50,25 +51,25 @@ class Estimate:
 def estimate(config: TrainConfig, ranks: int) -> Estimate:
     """The estimate for each of the ``ranks`` of a training run with ``config``, whose batch is processed in
     one part. Raises UserError for ranks that can't share the batch."""
-    if ranks < 1 or (ranks > 1 and config.parallel == "single"):
-        raise UserError(f"{ranks} ranks can't train with parallel={config.parallel!r}; use ddp or fsdp.")
-    if config.batch_size % ranks or config.accumulate > 1:
+    if ranks < 1 or (ranks > 1 and config.step.parallel == "single"):
+        raise UserError(f"{ranks} ranks can't train with parallel={config.step.parallel!r}; use ddp or fsdp.")
+    if config.batch_size % ranks or config.step.accumulate > 1:
         raise UserError(
             f"expected a multiple of {ranks} streams in one part, for {ranks} ranks, got "
-            f"batch_size={config.batch_size} and accumulate={config.accumulate}."
+            f"batch_size={config.batch_size} and accumulate={config.step.accumulate}."
         )
-    streams = replace(config, batch_size=config.batch_size // ranks, parallel="single")
+    streams = changed(config, batch_size=config.batch_size // ranks, parallel="single")
     kept, weights = over_layers(kept_bytes, streams), over_layers(lambda c: own_weights(c, ranks), config)
     whole, own = weights["whole"] * FLOAT32, weights["own"] * FLOAT32
     # In rings: an all-gather and a reduce-scatter send W - 1 parts each, and an all-reduce is both. FSDP
     # gathers the weights once, and scatters the gradient.
-    sent = 2 * (ranks - 1) * (own if config.parallel == "fsdp" else whole / ranks)
+    sent = 2 * (ranks - 1) * (own if config.step.parallel == "fsdp" else whole / ranks)
     return Estimate(
         parameters=weights["whole"],
         tokens=config.batch_size * config.model.segment_len,
         flops=over_layers(flops, streams),
         state_bytes=2 * own + (weights["moments"] + weights["tensors"]) * FLOAT32,
-        copy_bytes={"single": 0, "ddp": whole, "fsdp": own * ranks}[config.parallel],
+        copy_bytes={"single": 0, "ddp": whole, "fsdp": own * ranks}[config.step.parallel],
         memory_bytes=kept["memories"],
         activation_bytes=kept["kept"],
         sent_bytes=int(sent),
@@ -80,7 +81,7 @@ def own_weights(config: TrainConfig, ranks: int) -> Counts:
     a part of each tensor, divided along its first axis; the first ranks get whole rows until there are no
     more. Also the number of ``moments`` that the optimizers keep for them, and of ``tensors`` for which AdamW
     keeps a count."""
-    parts = ranks if config.parallel == "fsdp" else 1
+    parts = ranks if config.step.parallel == "fsdp" else 1
     with torch.device("meta"):
         model = built(config)
         moments = {

@@ -24,11 +24,12 @@ GROUPS: dict[str, Group] = {
     "compression": ("compression", "What makes compressed slots of old memories, and what it learns from."),
     "own": ("own", "The settings of a memory of your own."),
     "vocab_size": ("embedding", "How tokens become vectors, and vectors predictions."),
-    "data": ("text", "How the text is read."),
-    "optimizer": ("optimizer", "How the weights are learned."),
+    "data": ("text", "What is read, and what a token is."),
+    "tokens": ("training", "How much is learned from, in which order, and through how much memory."),
+    "optimizer": ("optim", "How the weights are learned."),
     "evaluations": ("evaluation", "What is measured during training."),
     "checkpoint_every": ("checkpoint", "What is kept for --resume, and which steps may fail."),
-    "seed": ("step", "Where a step is computed, in which precision, and through how much memory."),
+    "device": ("step", "Where and in which precision a step is computed, and how it is shared."),
     "models": ("comparison", "What is compared, in addition to the models."),
 }
 """The groups in which ``--help-all`` shows the options of training runs and comparisons, by the field with

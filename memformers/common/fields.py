@@ -13,7 +13,7 @@ import inspect
 import math
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache, wraps
 from pathlib import Path
 from types import NoneType, UnionType
@@ -91,6 +91,17 @@ def check_value(name: str, value: object, kind: Any, default: object = MISSING) 
     if not fits(value, kind):
         instead = f"; the default is {default!r}" if default not in (MISSING, inspect.Parameter.empty) else ""
         raise UserError(f"expected {name} to be {described(kind)}, got {name}={value!r}{instead}.")
+
+
+def changed(config: T, **settings: Any) -> T:
+    """The dataclass instance ``config`` with these ``settings``, each of it or of a group in it."""
+    own = {each.name: getattr(config, each.name) for each in fields(config)}  # type: ignore[arg-type]
+    for name, group in own.items():
+        if is_dataclass(group):
+            inner = {each.name for each in fields(group)} & settings.keys() - own.keys()
+            if given := {each: settings.pop(each) for each in inner}:
+                settings[name] = changed(settings.get(name, group), **given)
+    return replace(config, **settings)  # type: ignore[type-var]
 
 
 def check_keys(data: Mapping[str, Any], kinds: Mapping[str, Any], source: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from memformers.common.command_line import command_as_given
 from memformers.common.errors import TrainingsFailed, UserError
-from memformers.common.fields import Count, check_fields
+from memformers.common.fields import Count, changed, check_fields
 from memformers.common.files import write_json
 from memformers.common.machine import JOBS, choose_device
 from memformers.common.processes import run_modules
@@ -135,7 +135,8 @@ def run_experiment(
                     rmtree(folder / name, ignore_errors=True)
         ids = plan_runs(plan.runs, folder)
         for name in due:
-            write_json(folder / name / CONFIG, runs[name] | pinned)
+            own = {k: runs[name][k] | x if isinstance(x, dict) else x for k, x in pinned.items()}
+            write_json(folder / name / CONFIG, runs[name] | own)
         show_comparison(folder, dashboard)
         failed = train_all(experiment, plan, {name: runs[name] for name in due}, folder, dashboard)
         if not any((folder / name / RESULT).exists() for name in runs):
@@ -154,9 +155,9 @@ def run_experiment(
 def in_one_precision(experiment: Experiment, folder: Path) -> Experiment:
     """``experiment`` with a precision that all arms share, if it leaves it open: that of the experiment in
     ``folder``, if there is one, or what the device computes fastest."""
-    device, train = choose_device(experiment.train.device), experiment.train
-    if train.precision == "auto" and (saved := read_plan(folder)):
-        train = replace(train, precision=saved.settings.get("precision", "auto"))
+    device, train = choose_device(experiment.train.step.device), experiment.train
+    if train.step.precision == "auto" and (saved := read_plan(folder)):
+        train = changed(train, precision=saved.settings.get("step", {}).get("precision", "auto"))
     return replace(experiment, train=with_precision(train, device))
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, check_fields
+from memformers.common.fields import Count, changed, check_fields
 from memformers.comparison.arms import keys_of_layers, read_arms, settings_of
 from memformers.comparison.experiment import Experiment, Settings, Task
 from memformers.comparison.recall_training import RecallRun, RecallSettings, train_recall
 from memformers.data.recall_stream import RecallStream
 from memformers.models.config import ModelConfig
 from memformers.runs.plan import Arm
-from memformers.training.config import TrainConfig
+from memformers.training.config import EvaluationConfig, OptimConfig, StepConfig, TrainConfig
 from memformers.training.resume import alone_in
 
 QUICK_TOKENS, QUICK_EVALUATED = 65_536, 256
@@ -138,13 +138,10 @@ TRAINING = TrainConfig(
     tokens=3_000_000,
     batch_size=32,
     chunk_len=0,
-    optimizer="muon",
-    learning_rate=3e-3,
-    muon_learning_rate=0.02,
     memory_warmup=0.0,  # the distances grow instead
-    evaluations=8,
-    log_every=20,
-    precision="float32",  # in a network of this size, casts take as much time as faster products save
+    optim=OptimConfig(learning_rate=3e-3, muon_learning_rate=0.02),
+    evaluation=EvaluationConfig(evaluations=8, log_every=20),
+    step=StepConfig(precision="float32"),  # casts would take as much time as faster products save
 )
 SETTINGS: dict[Reach, Setting] = {
     "near": Setting(replace(TRAINING, model=network(64, 64, 4)), ceiling=True),
@@ -193,11 +190,11 @@ class RecallConfig:
         """The setting that all arms share."""
         base = SETTINGS[self.reach]
         tokens = self.tokens or (QUICK_TOKENS if self.quick else base.train.tokens)
-        train = replace(base.train, tokens=tokens, device=self.device)
+        train = changed(base.train, tokens=tokens, device=self.device)
         if not self.quick:
             return replace(base, train=train)
         recall = replace(base.recall, evaluated=QUICK_EVALUATED)
-        return replace(base, train=replace(train, evaluations=1, log_every=5), recall=recall)
+        return replace(base, train=changed(train, evaluations=1, log_every=5), recall=recall)
 
     @property
     def experiment(self) -> Experiment:

@@ -17,7 +17,7 @@ from memformers.models.base import memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CONFIG, FACTS, RESULT
 from memformers.tracking.recorder import Tracking
-from memformers.training.config import TrainConfig, unused_settings
+from memformers.training.config import TrainConfig, train_config_from, unused_settings
 from memformers.training.loop import train_steps
 from memformers.training.run import build_model
 from memformers.training.state import TrainingState
@@ -67,9 +67,7 @@ class RecallRun:
         train = dict(settings)
         if not isinstance(recall := train.pop("recall", None), Mapping):
             raise UserError(f"{source}: expected the settings of a recall run, which have 'recall'.")
-        return cls(
-            config_from_dict(TrainConfig, train, source), config_from_dict(RecallSettings, recall, source)
-        )
+        return cls(train_config_from(train, source), config_from_dict(RecallSettings, recall, source))
 
     def longest(self) -> Callable[[int], int] | None:
         """The longest distance of a question in a segment, as a function of the position where the segment

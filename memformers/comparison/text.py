@@ -10,7 +10,7 @@ from typing import Annotated
 from memformers.common.atomic_dir import checksum
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, Range, check_fields
-from memformers.common.files import config_from_dict, replacing
+from memformers.common.files import replacing
 from memformers.common.machine import choose_device
 from memformers.comparison.arms import arms_of_models, read_arms
 from memformers.comparison.experiment import Experiment, Settings, Task, run_experiment
@@ -27,7 +27,7 @@ from memformers.models.config import ModelConfig, ModelName
 from memformers.runs.folder import check_nothing_is_lost
 from memformers.runs.plan import Arm, read_plan
 from memformers.training.api import train
-from memformers.training.config import TrainConfig, read_train_config
+from memformers.training.config import TrainConfig, read_train_config, train_config_from
 from memformers.training.data_module import find_text
 from memformers.training.resume import check_apart, check_same_config, check_same_corpus
 
@@ -65,9 +65,9 @@ class CompareConfig:
         check_fields(self)
         if self.train.model.model != MEMORIES.model:  # which uses all settings that arms may share
             raise UserError("a comparison trains several models; name them with models, not model.")
-        if self.train.parallel != "single":
+        if self.train.step.parallel != "single":
             raise UserError(
-                f"parallel={self.train.parallel!r} can't be used in a comparison, which starts its runs "
+                f"parallel={self.train.step.parallel!r} can't be used in a comparison, which starts its runs "
                 f"one by one; train each with torchrun, and compare them with memformers report."
             )
         self.experiment()
@@ -103,7 +103,7 @@ class TextTask(Task):
 
     def parse(self, settings: Settings, source: str) -> TrainConfig:
         """The run's TrainConfig."""
-        return config_from_dict(TrainConfig, settings, source)
+        return train_config_from(settings, source)
 
     def read(self, runs: Mapping[str, Settings], folder: Path) -> Callable[[], Settings]:
         """The corpus, pinned by a path or word that gives the same text whatever the network or a cache
@@ -126,7 +126,7 @@ class TextTask(Task):
         if not self.probed:
             return
         try:
-            device = choose_device(train.device)
+            device = choose_device(train.step.device)
             probe(folder, ProbeConfig(positions=PROBED, longest=LONGEST, tokens=WITH_CHANGES), device)
         except ValueError as error:
             print(f"NOTE: not probed: {error}")
@@ -147,7 +147,9 @@ def pinned(train: TrainConfig, corpus: DatasetInfo, folder: Path) -> Settings:
             with replacing(path) as temporary:
                 temporary.write_bytes(download())
         return {"data": str(path.resolve())}
-    if "-" in (train.data, train.validation, train.test):
+    if "-" in (train.data, train.text.validation, train.text.test):
         raise UserError("several runs can't read standard input, -; write the text to a file, and name it.")
-    named = {"data": train.data or corpus.source, "validation": train.validation, "test": train.test}
-    return {n: name if "://" in name else str(Path(name).resolve()) for n, name in named.items() if name}
+    text = train.text
+    named = {"data": train.data or corpus.source, "validation": text.validation, "test": text.test}
+    paths = {n: name if "://" in name else str(Path(name).resolve()) for n, name in named.items() if name}
+    return {"data": paths.pop("data"), **({"text": paths} if paths else {})}

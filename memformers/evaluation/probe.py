@@ -24,7 +24,7 @@ from memformers.evaluation.attention_distribution import attention_distribution,
 from memformers.evaluation.context import effective_context
 from memformers.evaluation.frequency_buckets import NO_WORD, WORD, word_counts, word_occurrences
 from memformers.evaluation.memory_ablation import memory_ablation
-from memformers.runs.folder import PROBE
+from memformers.runs.folder import PROBE, flatten
 from memformers.runs.reader import Run, newest_checkpoint, read_runs
 
 MOST_TOKENS = 4_000_000
@@ -175,7 +175,8 @@ def common_corpus(runs: Sequence[Run]) -> TokenDataset:
     """The text that all runs were trained on, as it was then; else ValueError."""
     first = runs[0].config
     fields = ("data", "validation", "test", "document_separator", "text_field", "tokenizer")
-    given = {name: first[name] for name in fields if name in first}  # earlier versions have fewer
+    known = {name.rpartition(".")[2]: value for name, value in flatten(first)}
+    given = {name: known[name] for name in fields if name in known}  # earlier versions have fewer
     corpus = dataset_of(CorpusSpec(**given, vocab_size=first["model"]["vocab_size"]))
     for run in runs:
         if run.facts["corpus"]["sha256"] != corpus.info.sha256:

@@ -31,7 +31,7 @@ from memformers.runs.plan import Planned, read_plan
 
 CONFIG_HAS = {
     "model": {"model": str, "positions": str, "embedding": str, "compression": str},
-    "data": str, "document_separator": str, "tokens": int, "optimizer": str, "seed": int,
+    "data": str, "tokens": int, "seed": int,
 }  # fmt: skip
 """What a report or a probe reads in ``config.json``, by the kind of each value."""
 FACTS_HAVE = {

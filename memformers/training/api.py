@@ -150,7 +150,7 @@ def train(
         initial = None if init is None else initial_of(init)
         if initial:
             config = begun_with(*initial, config, folder, ranks)
-        trained = TrainedModel(folder, config.device)
+        trained = TrainedModel(folder, config.step.device)
         if resume and ranks.all_gather(is_finished(config, folder))[0]:
             if config.data != read_train_config(folder).data:
                 read_text(config, folder, ranks)  # which refuses another one
@@ -158,7 +158,7 @@ def train(
             return trained
         text = read_text(config, folder, ranks)
         config = with_vocabulary(config, text.tokenizer.vocab_size)
-        config = with_precision(config, choose_device(ranks.device_name(config.device)), ranks)
+        config = with_precision(config, choose_device(ranks.device_name(config.step.device)), ranks)
         model = build_model(config, ranks, initial[0] if initial else None)
         state, records = TrainingState(build_optimizers(model, config)), 0
 

@@ -164,7 +164,7 @@ class Callbacks:
     def maybe_checkpoint(self, state: TrainingState) -> None:
         """Save a checkpoint if it is due; raise [`Stopped`][] if a signal has come."""
         tokens, evaluations = self.saved
-        every = self.config.checkpoint_every
+        every = self.config.checkpoint.checkpoint_every
         due = state.evaluations > evaluations or (every and state.tokens // every > tokens // every)
         if due or self._is_long_ago(state):
             self.save(state)
@@ -191,7 +191,7 @@ class Callbacks:
             save_checkpoint(new, self.model, self.text.tokenizer, state, about, self.ranks)
         self._is_saved(state)
         if self.ranks.first:
-            keep_best_and_newest(checkpoints, self.config.keep_checkpoints)
+            keep_best_and_newest(checkpoints, self.config.checkpoint.keep_checkpoints)
 
     def finish(self) -> None:
         """Write the sample and the result; a signal ends it at once."""
@@ -243,9 +243,9 @@ class Callbacks:
     def _is_long_ago(self, state: TrainingState) -> bool:
         """Whether the last checkpoint is older than wanted, on any rank; they ask each other now and then."""
         minutes = (time.monotonic() - self.saved_at) / 60
-        wanted = self.config.checkpoint_minutes
+        wanted = self.config.checkpoint.checkpoint_minutes
         due = bool(wanted) and minutes >= wanted
-        return state.step % self.config.log_every == 0 and bool(self.ranks.highest(due))
+        return state.step % self.config.evaluation.log_every == 0 and bool(self.ranks.highest(due))
 
     def _newest_checkpoint(self) -> str:
         kept = numbered(self.folder / CHECKPOINTS)

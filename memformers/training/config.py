@@ -1,11 +1,12 @@
 """What a training run is made from: the model, the text and how to learn."""
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from memformers.common.errors import UserError
-from memformers.common.fields import Count, NonNegativeInt, Positive, Range, Share, check_fields
+from memformers.common.fields import Checked, Count, NonNegativeInt, Positive, Range, Share, check_fields
 from memformers.common.files import config_from_dict, read_json
 from memformers.data.tokenizers import check_name
 from memformers.models.config import WITHOUT_PARAMETERS, ModelConfig, check_used, is_used
@@ -18,26 +19,9 @@ Schedule = Literal["linear", "cosine", "constant", "wsd"]
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """One training run.
+class TextConfig(Checked):
+    """Which parts of the text are read, and how it is divided."""
 
-    Raises:
-        ValueError: For a value out of its range, and for settings that can't be used together.
-
-    Examples:
-        >>> from memformers import ModelConfig, TrainConfig
-        >>> config = TrainConfig(model=ModelConfig(model="compressive"), data="book.txt", tokens=1_000_000)
-        >>> config.tokens_a_step  # 64 streams of segments of 64
-        4096
-    """
-
-    model: ModelConfig = field(default_factory=ModelConfig)
-    """The network."""
-    data: str = ""
-    """The text to train on: a text file; or documents, as a folder of texts, a .jsonl file, or a .parquet or
-    .csv table; or token ids, as .npy or .bin; or a folder with train.*, valid.* and perhaps test.* of these;
-    or "builtin" for the built-in play. Empty: Tiny Shakespeare from $MEMFORMERS_DATA, the user's cache or its
-    public address, or the built-in play if none of them works."""
     validation: str = ""
     """The text to validate on, of the same kinds; empty: the last 10 % of data, or its folder's own."""
     test: str = ""
@@ -46,18 +30,12 @@ class TrainConfig:
     """Which field of a line of JSON, or which column of a table, is the text."""
     document_separator: str = ""
     """The text between the documents of a text file; empty: the file is one text."""
-    tokenizer: str = "character"
-    """A token is a character, numbered in alphabetical order (character) or by frequency in the text
-    (frequency); a byte (byte); a word, numbered by frequency (word); or a part of a word (bpe), of which
-    --vocab-size are learned from the training text. Or the path of a tokenizer.json of Hugging Face's."""
-    tokens: Count = 2_700_000
-    """How long to train: the number of tokens seen."""
-    batch_size: Count = 64
-    """Parallel streams of text, B."""
-    chunk_len: NonNegativeInt = 4096
-    """The training text is divided into chunks of this many tokens. Each epoch reads them in another random
-    order, which depends on the seed; memory is carried from one to the next. 0 reads the text from beginning
-    to end. Documents are never cut, and always read in a random order that depends on the seed."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """How the weights are learned."""
+
     optimizer: OptimizerName = "muon"
     """Muon for the matrices of the layers and AdamW for all other weights (muon), or AdamW for all weights
     (adamw)."""
@@ -80,6 +58,26 @@ class TrainConfig:
     max_grad_norm: Positive = 1.0
     """The largest norm of the gradient; a larger one is scaled down to it. The gradient of the compression
     functions, which comes from another loss, is clipped separately."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, saying what doesn't fit."""
+        check_fields(self)
+        if self.optimizer != "muon" and self.muon_learning_rate is not None:
+            raise UserError(
+                f"muon_learning_rate={self.muon_learning_rate} was given to optimizer={self.optimizer!r}, "
+                f"which uses only learning_rate; leave it out, or use optimizer='muon'."
+            )
+
+    @property
+    def muon_peak(self) -> float:
+        """The peak of Muon's learning rate."""
+        return self.muon_learning_rate or 0.04
+
+
+@dataclass(frozen=True)
+class EvaluationConfig(Checked):
+    """What is measured during training."""
+
     evaluations: Count = 6
     """The number of evaluations on the held-out text, at equal intervals, the last one at the end of the
     training."""
@@ -90,6 +88,12 @@ class TrainConfig:
     """End the training after so many evaluations in a row without a lower loss; 0 for never."""
     log_every: Count = 10
     """Steps between two training records."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig(Checked):
+    """What is kept to go on from, and which steps may fail."""
+
     checkpoint_every: NonNegativeInt = 0
     """Tokens between two checkpoints, in addition to the one at each evaluation; 0 for none."""
     checkpoint_minutes: Annotated[float, Range(0)] = 5.0
@@ -98,24 +102,18 @@ class TrainConfig:
     """How many of the newest checkpoints are kept, in addition to the one with the lowest validation loss."""
     skip_bad_steps: NonNegativeInt = 0
     """How many steps whose loss or gradient is NaN or infinite may be skipped before the training stops."""
-    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
-    """The seed of the initial weights, of the order of the text and of dropout."""
+
+
+@dataclass(frozen=True)
+class StepConfig(Checked):
+    """Where and in which precision a step is computed, and how it is shared."""
+
     device: str = "auto"
     """Where to train, such as cpu or cuda:1; auto takes a GPU if there is one."""
     precision: Precision = "auto"
     """The precision of matrix products in training steps. With bfloat16 (autocast), weights, memory, norms,
     attention scores and losses stay in float32. auto takes bfloat16 if the device multiplies it faster, else
     float32. Evaluations always use float32."""
-    tbptt: NonNegativeInt = 0
-    """How many earlier segments a gradient reaches into through memory; 0: memory carries no gradient. A step
-    reads tbptt + 1 segments of each stream and learns from the mean of their losses, so a training run of the
-    same length in tokens has fewer steps. The gradient of a step's first segment reaches into no earlier one,
-    that of its last into tbptt; compressed slots never carry it (transformer-xl, compressive)."""
-    memory_warmup: Share | None = None
-    """Fraction of the training over which the memory grows from no keys to all of them, in eight stages; with
-    0, it has its full length from the beginning. If not given, 0.5; but 0 with tbptt, whose steps read their
-    own segments' memory, and with compile, where each length is another shape to compile. Evaluations always
-    use the full memory (transformer-xl, compressive)."""
     compile: bool = False
     """Whether torch.compile builds the forward and backward pass of the training step; this takes minutes at
     the beginning."""
@@ -127,31 +125,79 @@ class TrainConfig:
     activation_checkpointing: bool = False
     """Whether layers are computed again in the backward pass, to save the memory of their activations."""
 
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run.
+
+    Raises:
+        ValueError: For a value out of its range, and for settings that can't be used together.
+
+    Examples:
+        >>> from memformers import ModelConfig, OptimConfig, TrainConfig
+        >>> model, optim = ModelConfig(model="compressive"), OptimConfig(learning_rate=2e-3)
+        >>> config = TrainConfig(model=model, data="book.txt", tokens=1_000_000, optim=optim)
+        >>> config.tokens_a_step  # 64 streams of segments of 64
+        4096
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """The network."""
+    data: str = ""
+    """The text to train on: a text file; or documents, as a folder of texts, a .jsonl file, or a .parquet or
+    .csv table; or token ids, as .npy or .bin; or a folder with train.*, valid.* and perhaps test.* of these;
+    or "builtin" for the built-in play. Empty: Tiny Shakespeare from $MEMFORMERS_DATA, the user's cache or its
+    public address, or the built-in play if none of them works."""
+    tokenizer: str = "character"
+    """A token is a character, numbered in alphabetical order (character) or by frequency in the text
+    (frequency); a byte (byte); a word, numbered by frequency (word); or a part of a word (bpe), of which
+    --vocab-size are learned from the training text. Or the path of a tokenizer.json of Hugging Face's."""
+    text: TextConfig = field(default_factory=TextConfig)
+    tokens: Count = 2_700_000
+    """How long to train: the number of tokens seen."""
+    batch_size: Count = 64
+    """Parallel streams of text, B."""
+    chunk_len: NonNegativeInt = 4096
+    """The training text is divided into chunks of this many tokens. Each epoch reads them in another random
+    order, which depends on the seed; memory is carried from one to the next. 0 reads the text from beginning
+    to end. Documents are never cut, and always read in a random order that depends on the seed."""
+    tbptt: NonNegativeInt = 0
+    """How many earlier segments a gradient reaches into through memory; 0: memory carries no gradient. A step
+    reads tbptt + 1 segments of each stream and learns from the mean of their losses, so a training run of the
+    same length in tokens has fewer steps. The gradient of a step's first segment reaches into no earlier one,
+    that of its last into tbptt; compressed slots never carry it (transformer-xl, compressive)."""
+    memory_warmup: Share | None = None
+    """Fraction of the training over which the memory grows from no keys to all of them, in eight stages; with
+    0, it has its full length from the beginning. If not given, 0.5; but 0 with tbptt, whose steps read their
+    own segments' memory, and with compile, where each length is another shape to compile. Evaluations always
+    use the full memory (transformer-xl, compressive)."""
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
+    """The seed of the initial weights, of the order of the text and of dropout."""
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    step: StepConfig = field(default_factory=StepConfig)
+
     def __post_init__(self) -> None:
         """Raise ValueError, saying what doesn't fit."""
         check_fields(self)
         check_name(self.tokenizer)
         check_used(self, self.model.model)
-        if self.optimizer != "muon" and self.muon_learning_rate is not None:
-            raise UserError(
-                f"muon_learning_rate={self.muon_learning_rate} was given to optimizer={self.optimizer!r}, "
-                f"which uses only learning_rate; leave it out, or use optimizer='muon'."
-            )
         if 0 < self.chunk_len < self.model.segment_len:
             raise UserError(
                 f"chunk_len={self.chunk_len} is shorter than a segment of {self.model.segment_len}; use at "
                 f"least {self.model.segment_len}, or 0 to read the text from front to back."
             )
-        for name in ("compile", "tbptt"):
-            if getattr(self, name) and self.parallel == "fsdp":
+        for name, value in (("compile", self.step.compile), ("tbptt", self.tbptt)):
+            if value and self.step.parallel == "fsdp":
                 raise UserError(
-                    f"{name}={getattr(self, name)} can't be used with parallel='fsdp'; use parallel='ddp', "
-                    f"or leave {name} out."
+                    f"{name}={value} can't be used with parallel='fsdp'; use parallel='ddp', or leave {name} "
+                    f"out."
                 )
-        if self.batch_size % self.accumulate:
+        if self.batch_size % (parts := self.step.accumulate):
             raise UserError(
-                f"batch_size={self.batch_size} streams can't be divided into accumulate={self.accumulate} "
-                f"equal parts; use a multiple of {self.accumulate}."
+                f"batch_size={self.batch_size} streams can't be divided into accumulate={parts} equal "
+                f"parts; use a multiple of {parts}."
             )
         if self.memory_growth and self.tbptt:
             raise UserError(
@@ -170,20 +216,15 @@ class TrainConfig:
         if ":" in self.model.model:
             return 0.0
         if self.memory_warmup is None:
-            return 0.0 if self.tbptt or self.compile else 0.5
+            return 0.0 if self.tbptt or self.step.compile else 0.5
         return self.memory_warmup
-
-    @property
-    def muon_peak(self) -> float:
-        """The peak of Muon's learning rate."""
-        return self.muon_learning_rate or 0.04
 
     @property
     def decided(self) -> dict[str, float | str]:
         """What is used for the settings that may be left open, by their dotted names."""
         return {
             "memory_warmup": self.memory_growth,
-            "muon_learning_rate": self.muon_peak,
+            "optim.muon_learning_rate": self.optim.muon_peak,
             "model.position_features": self.model.position_features or self.model.d_model,
             "model.clamp_len": self.model.clamp_len or "none",
             "model.adaptive.d_embed": self.model.d_embed,
@@ -202,7 +243,7 @@ def unused_settings(config: TrainConfig) -> list[str]:
         found += ["model.position_features", "model.clamp_len"]
     if model.embedding != "adaptive":
         found += [f"model.adaptive.{each.name}" for each in fields(model.adaptive)]
-    return found if config.optimizer == "muon" else [*found, "muon_learning_rate"]
+    return found if config.optim.optimizer == "muon" else [*found, "optim.muon_learning_rate"]
 
 
 def check_all_used(config: TrainConfig) -> None:
@@ -211,6 +252,17 @@ def check_all_used(config: TrainConfig) -> None:
         check_used(part, config.model.model, lengths=True)
 
 
+def train_config_from(data: Mapping[str, Any], source: str) -> TrainConfig:
+    """The config that ``data`` of the file ``source`` are; else ValueError. In files of before there are no
+    groups."""
+    data = dict(data)
+    for group in fields(TrainConfig):
+        if group.name != "model" and is_dataclass(group.type):
+            flat = {each.name: data.pop(each.name) for each in fields(group.type) if each.name in data}
+            data |= {group.name: {**data.get(group.name, {}), **flat}} if flat else {}
+    return config_from_dict(TrainConfig, data, source)
+
+
 def read_train_config(folder: Path) -> TrainConfig:
     """The config of the run in ``folder``; else ValueError."""
-    return config_from_dict(TrainConfig, read_json(folder / CONFIG), str(folder / CONFIG))
+    return train_config_from(read_json(folder / CONFIG), str(folder / CONFIG))

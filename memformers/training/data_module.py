@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import torch
@@ -29,12 +29,9 @@ def spec_of(config: TrainConfig) -> CorpusSpec:
     size = config.model.vocab_size
     return CorpusSpec(
         config.data,
-        config.validation,
-        config.test,
-        config.document_separator,
-        config.text_field,
-        config.tokenizer,
-        None if size == ModelConfig().vocab_size else size,
+        tokenizer=config.tokenizer,
+        vocab_size=None if size == ModelConfig().vocab_size else size,
+        **asdict(config.text),
     )
 
 
@@ -80,7 +77,7 @@ class Validation:
     def __init__(self, text: TokenDataset, config: TrainConfig, ranks: Distributed = SINGLE_PROCESS):
         self.tokenizer, self.tokens, self.ranks = text.tokenizer, text.validation.tokens, ranks
         self.documents = tuple(text.validation.documents.tolist())
-        most = config.evaluation_tokens or len(self.tokens)
+        most = config.evaluation.evaluation_tokens or len(self.tokens)
         first = np.diff(np.minimum(np.cumsum(self.documents, dtype=np.int64), most), prepend=0)
         self.first = self.tokens[:most], tuple(first[first > 0].tolist())
         """What every evaluation reads, and how many tokens each of its documents has."""

@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from memformers.common.errors import UserError
+from memformers.common.fields import changed
 from memformers.common.machine import multiplies_bfloat16_faster
 from memformers.common.text_format import printable
 from memformers.models.language_model import MemoryLM
@@ -151,7 +151,7 @@ def joined(config: TrainConfig) -> Iterator[Distributed]:
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     started_by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-    if config.parallel == "single":
+    if config.step.parallel == "single":
         if size > 1:
             raise UserError(
                 f"torchrun started {size} processes, but parallel='single'; use parallel='ddp' or 'fsdp'."
@@ -160,17 +160,17 @@ def joined(config: TrainConfig) -> Iterator[Distributed]:
         return
     if not started_by_torchrun:
         raise UserError(
-            f"parallel={config.parallel!r} needs processes; start them with torchrun --nproc-per-node 2 "
+            f"parallel={config.step.parallel!r} needs processes; start them with torchrun --nproc-per-node 2 "
             f"-m memformers train …"
         )
-    if config.batch_size % (size * config.accumulate):
+    if config.batch_size % (size * config.step.accumulate):
         raise UserError(
             f"batch_size={config.batch_size} streams can't be shared equally by {size} processes in "
-            f"accumulate={config.accumulate} parts; use a multiple of {size * config.accumulate}."
+            f"accumulate={config.step.accumulate} parts; use a multiple of {size * config.step.accumulate}."
         )
-    ranks = Distributed(int(os.environ["RANK"]), size, int(os.environ["LOCAL_RANK"]), config.parallel)
-    if torch.cuda.is_available() and config.device != "cpu":
-        choose_gpu(config.device, ranks.local_rank)
+    ranks = Distributed(int(os.environ["RANK"]), size, int(os.environ["LOCAL_RANK"]), config.step.parallel)
+    if torch.cuda.is_available() and config.step.device != "cpu":
+        choose_gpu(config.step.device, ranks.local_rank)
         dist.init_process_group("cpu:gloo,cuda:nccl")
     else:
         dist.init_process_group("gloo")
@@ -265,7 +265,7 @@ def with_precision(
 ) -> TrainConfig:
     """``config`` with bfloat16 in place of ``precision="auto"`` if ``device`` multiplies it faster, else
     float32; the first of several ``ranks`` decides."""
-    if config.precision != "auto":
+    if config.step.precision != "auto":
         return config
     faster = ranks.all_gather(multiplies_bfloat16_faster(device))[0]
-    return replace(config, precision="bfloat16" if faster else "float32")
+    return changed(config, precision="bfloat16" if faster else "float32")

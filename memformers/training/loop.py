@@ -53,7 +53,7 @@ def train_steps(
     """
     device = model.device
     config = with_precision(config, device, ranks)
-    forward = forward_of(model, ranks, compile=config.compile)
+    forward = forward_of(model, ranks, compile=config.step.compile)
     state = state or TrainingState(build_optimizers(model, config))
     learning_rate = learning_rate_schedule(config, config.tokens - state.begun)
     bad_steps = torch.tensor(state.skipped, device=device)
@@ -75,7 +75,7 @@ def train_steps(
         set_learning_rates(state.optimizers, learning_rate(seen))
         take_step(model, forward, read, state, config, ranks, bad_steps)
 
-        recorded = state.step % config.log_every == 0 or state.tokens >= config.tokens
+        recorded = state.step % config.evaluation.log_every == 0 or state.tokens >= config.tokens
         evaluated = evaluations_due(state, config) > state.evaluations
         if recorded or evaluated or device.type in FREE_TO_WAIT_FOR:
             flush_metrics(state, config)
@@ -107,12 +107,12 @@ def take_step(
 
     model.zero_grad()
     outcome = backward(forward, own, memory, config, ranks, predictions=predictions)
-    norms = clip(model, config.max_grad_norm)
+    norms = clip(model, config.optim.max_grad_norm)
     numbers = torch.stack([outcome.loss, outcome.auxiliary_loss, *norms, outcome.correct])
 
     bad = ~numbers.isfinite().all()
     bad_steps += bad
-    allowed = max(state.skipped, config.skip_bad_steps)
+    allowed = max(state.skipped, config.checkpoint.skip_bad_steps)
     skipped = bad | (bad_steps > allowed)  # all steps between the last bad one and its error are skipped
     for optimizer in state.optimizers:
         optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]
@@ -150,7 +150,7 @@ def one_of(first: Tensor, memory: Memory, other: Memory) -> Memory:
 def initial_memory(model: MemoryLM, segment: Segment, config: TrainConfig) -> Memory:
     """What the streams of a ``segment`` begin with. For a compiled step on documents, that is as long as a
     full memory: so all steps have the same shapes, and one compilation is enough."""
-    if segment.doc_starts is None or not config.compile:
+    if segment.doc_starts is None or not config.step.compile:
         return Memory(())
     dtype, batch = next(model.parameters()).dtype, segment.inputs.shape[1]
     return Memory.empty(model.config, batch, dtype=dtype, device=model.device)
@@ -167,12 +167,12 @@ def reset_finished_streams(memory: Memory, segments: Sequence[Segment]) -> Memor
 
 def evaluations_due(state: TrainingState, config: TrainConfig) -> int:
     """The number of evaluations that are due by now, since the training began or went on."""
-    return (state.tokens - state.begun) * config.evaluations // (config.tokens - state.begun)
+    return (state.tokens - state.begun) * config.evaluation.evaluations // (config.tokens - state.begun)
 
 
 def has_ended(state: TrainingState, config: TrainConfig) -> bool:
     """Whether nothing is left to train: all tokens are read, or the loss has fallen no more for long."""
-    return state.tokens >= config.tokens or 0 < config.stop_after <= state.without_gain
+    return state.tokens >= config.tokens or 0 < config.evaluation.stop_after <= state.without_gain
 
 
 def flush_metrics(state: TrainingState, config: TrainConfig) -> None:
@@ -185,11 +185,11 @@ def flush_metrics(state: TrainingState, config: TrainConfig) -> None:
             state.window.add(step, found)
             continue
         where = f"{problem} at token {step.seen:,} (step {step.step:,})"
-        if state.skipped >= config.skip_bad_steps:
+        if state.skipped >= config.checkpoint.skip_bad_steps:
             raise NotFiniteError(
                 f"{where}; training stopped before learning from it. A lower learning_rate, "
                 f"muon_learning_rate or max_grad_norm may help, or a larger skip_bad_steps."
             )
         state.skipped += 1
-        left = f"{state.skipped} of {config.skip_bad_steps}"
+        left = f"{state.skipped} of {config.checkpoint.skip_bad_steps}"
         warnings.warn(f"{where}; the step is skipped ({left}).", RuntimeWarning, stacklevel=3)

@@ -30,24 +30,25 @@ def build_optimizers(model: MemoryLM, config: TrainConfig) -> Optimizers:
     an embedding, a bias, a norm or a position towards zero.
     """
     learning = {id(p): p for p in model.parameters() if p.requires_grad}
-    matrices = [w for w in layer_matrices(model) if id(w) in learning] if config.optimizer == "muon" else []
+    optim, matrices = config.optim, [w for w in layer_matrices(model) if id(w) in learning]
+    matrices = matrices if optim.optimizer == "muon" else []
     taken = {id(matrix) for matrix in matrices}
     maps = (module.weight for module in model.modules() if isinstance(module, nn.Linear | nn.Conv1d))
     decaying = {id(weight): weight for weight in maps if id(weight) in learning.keys() - taken}
     others = [p for own, p in learning.items() if own not in taken and own not in decaying]
     adamw = torch.optim.AdamW(
         [
-            {"params": list(decaying.values()), "weight_decay": config.weight_decay},
+            {"params": list(decaying.values()), "weight_decay": optim.weight_decay},
             {"params": others, "weight_decay": 0.0},
         ],
-        lr=config.learning_rate,
-        betas=(0.9, config.beta2),
+        lr=optim.learning_rate,
+        betas=(0.9, optim.beta2),
         fused=True,
     )
     if not matrices:
         return (adamw,)
-    dtype = torch.bfloat16 if config.precision == "bfloat16" else None
-    return adamw, Muon(matrices, lr=config.muon_peak, weight_decay=config.weight_decay, dtype=dtype)
+    dtype = torch.bfloat16 if config.step.precision == "bfloat16" else None
+    return adamw, Muon(matrices, lr=optim.muon_peak, weight_decay=optim.weight_decay, dtype=dtype)
 
 
 def layer_matrices(model: MemoryLM) -> list[Tensor]:
@@ -62,16 +63,17 @@ def layer_matrices(model: MemoryLM) -> list[Tensor]:
 def learning_rate_schedule(config: TrainConfig, tokens: int) -> Callable[[int], float]:
     """The fraction of its peak that each learning rate has after a number of tokens of a training on
     ``tokens``: it rises linearly from 0 and goes on as ``config.schedule`` says."""
-    rise = [(0.0, 0.0)] * (config.warmup > 0) + [(config.warmup, 1.0)]
-    stays = (max(WSD_FALLS, config.warmup), 1.0)
+    warmup, schedule = config.optim.warmup, config.optim.schedule
+    rise = [(0.0, 0.0)] * (warmup > 0) + [(warmup, 1.0)]
+    stays = (max(WSD_FALLS, warmup), 1.0)
     falls = {
         "linear": [(1.0, 0.0)],
         "constant": [(1.0, 1.0)],
         "wsd": [stays, (1.0, 0.0)],
         "cosine": [(1.0, 2.0)],
     }
-    part = RelativePiecewise([*rise, *falls[config.schedule]], tokens)
-    if config.schedule == "cosine":  # from 1 to 2 in the half cosine's own measure
+    part = RelativePiecewise([*rise, *falls[schedule]], tokens)
+    if schedule == "cosine":  # from 1 to 2 in the half cosine's own measure
         return lambda seen: x if (x := part(seen)) < 1 else (1 + math.cos(math.pi * (x - 1))) / 2
     return part
 

@@ -20,7 +20,7 @@ from memformers.common.atomic_dir import (
     say_passed_over,
 )
 from memformers.common.errors import UserError
-from memformers.common.files import config_from_dict, locked, read_json, write_text
+from memformers.common.files import locked, read_json, write_text
 from memformers.common.machine import describe_environment
 from memformers.data.dataset import DatasetInfo
 from memformers.data.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, CONFIG, METRICS, RESULT, flatten
 from memformers.runs.reader import read_facts
 from memformers.training.checkpoints import ABOUT, Checkpoint, read_about, read_checkpoint
-from memformers.training.config import TrainConfig, read_train_config
+from memformers.training.config import TrainConfig, read_train_config, train_config_from
 from memformers.training.distributed import SINGLE_PROCESS, Distributed
 from memformers.training.loop import has_ended
 from memformers.training.state import TrainingState
@@ -73,11 +73,12 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     # As JSON has them, which knows no tuples.
     old, new = (dict(flatten(json.loads(json.dumps(config)))) for config in (before, now))
     may_differ = MAY_DIFFER - {"accumulate"} if new.get("model.dropout") else MAY_DIFFER
-    names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)} - may_differ
+    names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
+    names -= {name for name in names if name.rpartition(".")[2] in may_differ}
     if ModelConfig().vocab_size in (old.get("model.vocab_size"), new.get("model.vocab_size")):
         names.discard("model.vocab_size")  # left to the text
-    if "auto" in (old.get("precision"), new.get("precision")):
-        names.discard("precision")  # left to the device
+    if "auto" in (old.get("step.precision"), new.get("step.precision")):
+        names.discard("step.precision")  # left to the device
     return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in sorted(names))
 
 
@@ -116,11 +117,11 @@ def restore_newest(
     Raises UserError if there are checkpoints, but none can be used, or if ``ranks`` see different ones, and
     OSError if one can't be read. Then nothing has changed.
     """
-    checkpoints, optimizers = folder / CHECKPOINTS, state.optimizers
+    checkpoints, optimizers, optim = folder / CHECKPOINTS, state.optimizers, config.optim
 
     def read(path: Path) -> tuple[Checkpoint, int]:
         about = read_about(path)
-        made_with = config_from_dict(TrainConfig, about.config, str(path / ABOUT))
+        made_with = train_config_from(about.config, str(path / ABOUT))
         if about.corpus_sha256 != corpus.sha256:
             raise UserError("it belongs to another text.")
         if tokenizer and read_json(path / TOKENIZER) != tokenizer.saved():
@@ -151,7 +152,7 @@ def restore_newest(
     if state.begun == state.tokens > 0:
         ranks.say(
             f"trains on to token {config.tokens:,}: the learning rate rises again over "
-            f"{config.warmup:.0%} of the new part and goes on as schedule={config.schedule!r} says."
+            f"{optim.warmup:.0%} of the new part and goes on as schedule={optim.schedule!r} says."
         )
     if ranks.first:
         note_other_environment(path, model.device)

@@ -14,6 +14,7 @@ import torch
 from memformers.common.atomic_dir import numbered
 from memformers.common.command_line import command_as_given
 from memformers.common.errors import UserError
+from memformers.common.fields import changed
 from memformers.common.files import write_json
 from memformers.common.machine import choose_device, describe_environment, git_commit
 from memformers.common.text_format import counted
@@ -83,8 +84,8 @@ def is_config_of(config: TrainConfig, folder: Path) -> bool:
 def in_its_precision(config: TrainConfig, folder: Path) -> TrainConfig:
     """``config`` with the precision of the run in ``folder``, if there is one and ``config`` chooses none."""
     with contextlib.suppress(ValueError):  # which is reported when the run is resumed
-        if config.precision == "auto" and (folder / CONFIG).exists():
-            return replace(config, precision=read_train_config(folder).precision)
+        if config.step.precision == "auto" and (folder / CONFIG).exists():
+            return changed(config, precision=read_train_config(folder).step.precision)
     return config
 
 
@@ -115,18 +116,18 @@ def build_model(
 ) -> MemoryLM:
     """A model on this rank's device with the weights of ``config.seed``, whatever random numbers were drawn
     before, or of the ``initial`` model. From then on, each rank draws its own random numbers."""
-    device = choose_device(ranks.device_name(config.device))
+    device = choose_device(ranks.device_name(config.step.device))
     if device.type == "mps":
         raise UserError("device='mps' has no float64, in which a training sums its losses; use device='cpu'.")
-    if config.compile:
+    if config.step.compile:
         check_compiler(device)
     model = MemoryLM(config.model)
     torch.manual_seed(config.seed)
     model.reset_parameters()
-    model.transformer.recompute = config.activation_checkpointing
+    model.transformer.recompute = config.step.activation_checkpointing
     if initial is not None:
         copy_weights(initial, model)
-    freeze(model, config.freeze)
+    freeze(model, config.optim.freeze)
     ranks.place(model, device)
     own_seed = config.seed + ranks.rank
     random.seed(own_seed)  # which a user's module may draw from, as from NumPy's
@@ -195,6 +196,6 @@ def chosen_settings(config: TrainConfig) -> list[str]:
     """The dotted names of the settings that are not the defaults, except those that the text and the device
     determine."""
     usual = dict(flatten(asdict(TrainConfig())))
-    decided = {"model.vocab_size", *(["precision"] if usual["precision"] == "auto" else [])}
+    decided = {"model.vocab_size", *(["step.precision"] if usual["step.precision"] == "auto" else [])}
     settings = dict(flatten(asdict(config)))
     return [n for n, value in settings.items() if value != usual.get(n) and n not in decided]

@@ -86,14 +86,14 @@ def backward(
     weight, in every segment and part. So has, in each segment, each stream that the reconstruction loss
     counts ([`auxiliary_weights`][]); that loss is the mean over segments.
     """
-    numbers, memories, parts = [], [], config.accumulate
+    numbers, memories, parts = [], [], config.step.accumulate
     if predictions is None:
         predictions = sum(segment.predictions for segment in segments) * ranks.size
     in_each, device = predictions / (ranks.size * parts), segments[0].inputs.device.type
     weights = auxiliary_weights(segments, memory, config, ranks)
     for number, (own, past) in enumerate(in_parts(segments, memory, parts), 1):
         with grad_sync(forward, last=number == parts):
-            with torch.autocast(device, torch.bfloat16, enabled=config.precision == "bfloat16"):
+            with torch.autocast(device, torch.bfloat16, enabled=config.step.precision == "bfloat16"):
                 outputs, remembered = forward(own, past)
             losses = [weighted(x.scores.loss, s.targets, in_each) for x, s in zip(outputs, own, strict=True)]
             part_loss = reduce(add, losses)
@@ -126,7 +126,7 @@ def auxiliary_weights(
     it is a mean over, so that each of those counts alike. Where layers have memories or rates of their own,
     other streams may count in each, and all parts count alike. ``segments`` and ``memory`` are those of this
     rank."""
-    model, parts = config.model, config.accumulate
+    model, parts = config.model, config.step.accumulate
     plain = memory.valid is None and all(segment.doc_starts is None for segment in segments)
     layers = {(own.mem_len, own.compression_rate) for own in model.memory_sizes}
     if model.model != "compressive" or parts * ranks.size == 1 or plain or len(layers) > 1:

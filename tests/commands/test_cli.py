@@ -97,7 +97,8 @@ def test_resume_takes_the_newest_run_in_runs_with_its_own_settings_and_refuses_o
     assert "continues at token" in resumed.out
     assert read_json(folder / "result.json")["tokens"] >= 1500
     config = read_json(folder / "config.json")
-    assert (config["learning_rate"], config["keep_checkpoints"], config["batch_size"]) == (0.01, 1, 4)
+    kept = config["optim"]["learning_rate"], config["checkpoint"]["keep_checkpoints"], config["batch_size"]
+    assert kept == (0.01, 1, 4)
     assert run("train", "--resume", "--out", "runs/first", *SMALL_RUN).code == 0, "where there is none"
     assert (tmp_path / "runs" / "first" / "result.json").is_file()
 

@@ -15,16 +15,17 @@ def test_an_arm_is_a_name_and_the_settings_that_differ():
     arm = parse_arm("long: model=transformer-xl mem-len=320 model.d_ff=1e3 learning_rate=1", SHARED)
     assert arm.name == "long"
     assert arm.settings == {
-        "model.model": "transformer-xl", "model.mem_len": 320, "model.d_ff": 1000, "learning_rate": 1.0
+        "model.model": "transformer-xl", "model.mem_len": 320, "model.d_ff": 1000,
+        "optim.learning_rate": 1.0,
     }  # fmt: skip
     training = TEXT.parse(settings_of(arm, SHARED), arm.name)
     assert (training.model.mem_len, training.model.d_model) == (320, TRAIN.model.d_model)
-    assert (training.learning_rate, training.tokens) == (1.0, TRAIN.tokens)
+    assert (training.optim.learning_rate, training.tokens) == (1.0, TRAIN.tokens)
 
 
 @pytest.mark.parametrize(
     ("words", "name", "value"),
-    [("compile=true", "compile", True), ("compile=False", "compile", False),
+    [("compile=true", "step.compile", True), ("compile=False", "step.compile", False),
      ("clamp_len=9", "model.clamp_len", 9), ("clamp_len=none", "model.clamp_len", "none"),
      ("clamp_len=null", "model.clamp_len", None),
      ("cutoffs=[5,9]", "model.adaptive.cutoffs", [5, 9]), ("compression=mean", "model.compression", "mean")],

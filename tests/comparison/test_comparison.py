@@ -213,7 +213,8 @@ def same(tmp_path, monkeypatch):
         train = small_training(data=data, **how)
         corpus = find_text(train).info
         settings = pinned(train, corpus, tmp_path)
-        again = find_text(replace(train, **settings)).info
+        text = {"text": replace(train.text, **settings["text"])} if "text" in settings else {}
+        again = find_text(replace(train, **settings | text)).info
         assert (again.sha256, again.is_stand_in) == (corpus.sha256, corpus.is_stand_in)
         return settings
 
@@ -233,7 +234,8 @@ def test_all_models_get_the_very_same_corpus(same, tmp_path, monkeypatch):
         (tmp_path / name).write_text(f"This is {name}.\n")
     assert same("texts") == {"data": str(tmp_path / "texts")}
     given = dict(zip(("data", "validation", "test"), names, strict=True))
-    assert same(**given) == {split: str(tmp_path / name) for split, name in given.items()}
+    paths = {split: str(tmp_path / name) for split, name in given.items()}
+    assert same(**given) == {"data": paths.pop("data"), "text": paths}
 
 
 @pytest.mark.parametrize("separator", ["", "|"])

@@ -15,6 +15,7 @@ from experiments.agents.__main__ import ARMS, BASE, Agents, AgentTask
 from experiments.agents.environments import Environments
 from experiments.agents.ppo import Agent, AgentRun, AgentSettings, Episodes, Place, act, advantages, learn
 from experiments.agents.t_maze import FORWARD, TMaze
+from memformers.common.fields import changed
 from memformers.common.files import read_json, write_json
 from memformers.comparison import experiment
 from memformers.comparison.arms import read_arms, settings_of
@@ -23,7 +24,7 @@ from memformers.tracking import relay
 from tests.processes import run_module
 
 MODEL = replace(BASE.model, d_model=8, n_layers=1, d_ff=8, segment_len=5, mem_len=4, c_mem_len=4)
-TINY = replace(BASE, model=MODEL, batch_size=6, tokens=120, log_every=1)
+TINY = changed(BASE, model=MODEL, batch_size=6, tokens=120, log_every=1)
 MORE = {"agent": asdict(AgentSettings("t-maze-3", minibatches=2, evaluated=12))}
 SHARED = asdict(TINY) | MORE
 NAMES = [arm.partition(":")[0] for arm in ARMS.values()]

@@ -18,6 +18,7 @@ from experiments.scaling.__main__ import Rates, benchmark
 from experiments.scaling.counting import built, flops, full_inputs, held, kept_by, kept_bytes, over_layers
 from experiments.scaling.estimate import estimate
 from memformers import MemoryLM, ModelConfig
+from memformers.common.fields import changed
 from memformers.data.streams import Segment
 from memformers.models import positions
 from memformers.models.memory import Memory
@@ -148,16 +149,16 @@ def test_activations_and_memories_are_those_of_a_step_that_runs(changes):
     memory = with_full_memories(lm, config)
 
     def loss():
-        with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16"):
+        with torch.autocast("cpu", torch.bfloat16, enabled=config.step.precision == "bfloat16"):
             logits, _, auxiliary_loss = lm(tokens(config), memory)
             return F.cross_entropy(logits.flatten(0, 1), tokens(config).flatten()) + auxiliary_loss
 
     kept = kept_by(lm, loss, memory.mem + memory.c_mem)
-    counted = kept_bytes(replace(config, activation_checkpointing=False))
+    counted = kept_bytes(changed(config, activation_checkpointing=False))
     assert counted == {"kept": kept, "memories": held((*memory.mem, *memory.c_mem))}
     lm.transformer.recompute = True
     inputs = kept_by(lm, loss, memory.mem + memory.c_mem)
-    again = kept_bytes(replace(config, activation_checkpointing=True))
+    again = kept_bytes(changed(config, activation_checkpointing=True))
     assert again["kept"] == inputs + (kept - inputs) // config.model.n_layers
 
 
@@ -189,7 +190,7 @@ def bytes_after_a_step(config, ranks, watch, hook=None):
     ``hook`` with DDP; returns the bytes of its weights, gradients and optimizers' state."""
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
-        lm, alone = built(config), Distributed(parallel=config.parallel)
+        lm, alone = built(config), Distributed(parallel=config.step.parallel)
         alone.place(lm, torch.device("cpu"))
         optimizers, forward = build_optimizers(lm, config), forward_of(lm, alone, compile=False)
         if hook:

@@ -6,7 +6,6 @@ checkpoint of FOLDER, with any number of processes, and writes it again below OT
 
 import resource
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,14 @@ import pytest
 from torch.distributed.tensor import DTensor
 
 from memformers.common.atomic_dir import numbered
+from memformers.common.fields import changed
 from memformers.training.checkpoints import read_checkpoint, save_checkpoint
 from memformers.training.distributed import end_rank, joined
 from memformers.training.optimizers import build_optimizers
 from memformers.training.run import build_model
 from tests.training.runs import CHECKPOINTED, about, keep_two_checkpoints, letters
 
-SHARDED = replace(CHECKPOINTED, parallel="fsdp")
+SHARDED = changed(CHECKPOINTED, parallel="fsdp")
 UNLIMITED = resource.RLIM_INFINITY
 
 

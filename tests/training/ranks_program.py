@@ -28,7 +28,7 @@ def train_in_double(path: Path, config: TrainConfig, ranks: Distributed) -> None
     model = fill_zeros(MemoryLM(config.model)).double()
     ranks.place(model, torch.device("cpu"))
     state = TrainingState(build_optimizers(model, config))
-    segments = segments_of(config, documents=DOCUMENTS if config.document_separator else ())
+    segments = segments_of(config, documents=DOCUMENTS if config.text.document_separator else ())
     records = train_here(model, config, segments, state=state, ranks=ranks)
     found = {name: full_tensor(tensor).contiguous() for name, tensor in model.state_dict().items()}
     found |= {name: full_tensor(ranks.of_all(x)) for name, x in memory_tensors(state.memory).items()}
@@ -41,6 +41,6 @@ if __name__ == "__main__":
     configs = [config_from_dict(TrainConfig, each, "argument") for each in json.loads(sys.argv[2])]
     with joined(configs[0]) as ranks:
         for number, config in enumerate(configs):
-            ranks.parallel = config.parallel
+            ranks.parallel = config.step.parallel
             train_in_double(folder / f"{number}.{ranks.rank}", config, ranks)
     end_rank()

@@ -4,7 +4,7 @@ import json
 import pickle
 import re
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from safetensors.torch import load, save_file
 from memformers import MemoryLM
 from memformers.common.atomic_dir import BROKEN, check_manifest, numbered
 from memformers.common.command_line import plain_errors
+from memformers.common.fields import changed
 from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.convert.load import load_checkpoint as load_for_use
 from memformers.models.memory import memory_tensors
@@ -214,7 +215,7 @@ def test_only_broken_checkpoints_are_an_error_and_nothing_begins_anew(copy, monk
     files, config = sorted(copy.rglob("*")), (copy / "config.json").read_bytes()
     monkeypatch.setattr(run_module, "find_text", find_short_text)
     with pytest.raises(SystemExit) as end, plain_errors():
-        train_run(replace(CONFIG, skip_bad_steps=3), copy, resume=True)
+        train_run(changed(CONFIG, skip_bad_steps=3), copy, resume=True)
     assert end.value.code == 2
     assert "has 2 checkpoints, of which none can be used" in capsys.readouterr().err.splitlines()[-1]
     assert {*files} <= {*copy.rglob("*")}
@@ -230,10 +231,10 @@ def test_a_checkpoint_of_another_training_or_version_is_passed_over(copy, capsys
     reseal(newest)
     assert loaded_step(copy) == 5
     assert "it belongs to another text" in capsys.readouterr().err
-    write_json(newest / "training.json", facts | {"config": asdict(replace(CONFIG, learning_rate=0.5))})
+    write_json(newest / "training.json", facts | {"config": asdict(changed(CONFIG, learning_rate=0.5))})
     reseal(newest)
     assert loaded_step(copy) == 5
-    assert "it belongs to another training: learning_rate 0.5 → 0.004" in capsys.readouterr().err
+    assert "it belongs to another training: optim.learning_rate 0.5 → 0.004" in capsys.readouterr().err
     manifest = read_json(newest / "manifest.json")
     write_json(newest / "manifest.json", manifest | {"format": 2})
     assert loaded_step(copy) == 5
@@ -248,7 +249,7 @@ def test_a_broken_checkpoint_that_is_newer_takes_no_place_from_those_that_come(t
     (tmp_path / "result.json").unlink()
     for broken in numbered(tmp_path / "checkpoints")[:2]:
         (broken / "model.safetensors").write_bytes(b"")
-    train_run(replace(config, keep_checkpoints=1), tmp_path, resume=True)
+    train_run(changed(config, keep_checkpoints=1), tmp_path, resume=True)
     (newest,) = numbered(tmp_path / "checkpoints")
     assert int(newest.name) == 64 * 8
     check_manifest(newest)

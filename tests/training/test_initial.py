@@ -12,6 +12,7 @@ import torch
 
 from memformers import ModelConfig, TrainConfig, train
 from memformers.common.errors import UserError
+from memformers.common.fields import changed
 from memformers.common.files import read_json
 from memformers.convert.load import load_checkpoint
 from memformers.data.builtin import write_play
@@ -32,7 +33,9 @@ from tests.training.runs import SHORT, find_short_text, train_run
 CPU = torch.device("cpu")
 NETWORK = ModelConfig(model="compressive", d_model=16, heads=2, n_layers=2, d_ff=16, segment_len=8,
                       mem_len=8, c_mem_len=4, compression_rate=2)  # fmt: skip
-CONFIG = TrainConfig(NETWORK, tokens=2_000, batch_size=4, evaluations=2, evaluation_tokens=1_000, chunk_len=0)
+CONFIG = changed(
+    TrainConfig(NETWORK, tokens=2_000, batch_size=4, chunk_len=0), evaluations=2, evaluation_tokens=1_000
+)
 
 
 @pytest.fixture(autouse=True)
@@ -113,8 +116,8 @@ def test_a_model_in_memory_and_a_packaged_one_are_given_weights_too(text, tmp_pa
     name = "compressive-shakespeare"
     model, tokenizer = load_initial(name)
     before = {key: x.clone() for key, x in model.state_dict().items()}
-    config = TrainConfig(data=text, tokens=200, batch_size=2, evaluations=1, optimizer="adamw")
-    config = replace(config, learning_rate=1e-30)
+    config = changed(TrainConfig(), data=text, tokens=200, batch_size=2, evaluations=1, optimizer="adamw")
+    config = changed(config, learning_rate=1e-30)
     of_file = replace(config, tokenizer=str(PACKAGED / name / "tokenizer.json"))
     for init, its in ((model, of_file), (name, config)):
         found = train(its, tmp_path / type(init).__name__, init=init, dashboard="off")
@@ -132,7 +135,7 @@ def test_a_model_in_memory_and_a_packaged_one_are_given_weights_too(text, tmp_pa
     ],
 )
 def test_frozen_weights_stay_and_all_others_learn(patterns, frozen, trained, text, tmp_path):
-    config = replace(CONFIG, data=text, model=ModelConfig(), tokens=600, freeze=patterns)
+    config = changed(CONFIG, data=text, model=ModelConfig(), tokens=600, freeze=patterns)
     folder = train_run(config, tmp_path / "run", "off", init=trained)
     before, after = weights(trained), weights(folder)
     stayed = {name for name, x in before.items() if torch.equal(x, after[name])}
@@ -183,7 +186,7 @@ def test_a_finished_run_refuses_another_text(trained, tmp_path):
 def test_a_training_ends_when_its_loss_falls_no_more(monkeypatch, tmp_path):
     monkeypatch.setattr(run_module, "find_text", find_short_text)
     config = small_training(tokens=100_000, evaluations=100, stop_after=3, optimizer="adamw")
-    folder = train_run(replace(config, learning_rate=1e-30), tmp_path / "run", "off")
+    folder = train_run(changed(config, learning_rate=1e-30), tmp_path / "run", "off")
     assert len([r for r in read_metrics(folder) if "loss.valid" in r]) == 1 + 3
     assert read_json(folder / RESULT)["tokens"] < 5_000
     assert "nothing is left" in run("train", "--resume", folder).out
@@ -199,7 +202,7 @@ def test_a_training_ends_when_its_loss_falls_no_more(monkeypatch, tmp_path):
     ],
 )
 def test_learning_rates_rise_and_go_on_as_the_schedule_says(schedule, parts):
-    rate = learning_rate_schedule(replace(CONFIG, schedule=schedule, warmup=0.2), 10_000)
+    rate = learning_rate_schedule(changed(CONFIG, schedule=schedule, warmup=0.2), 10_000)
     assert [rate(at) for at in (1_000, 2_000, 6_000, 8_000, 10_000)] == pytest.approx(parts)
 
 

@@ -22,18 +22,18 @@ def faster(request, monkeypatch):
 @pytest.mark.parametrize("asked", ["auto", "float32", "bfloat16"])
 def test_auto_is_bfloat16_where_it_is_faster_and_else_float32(faster, asked):
     expected = {"auto": "bfloat16" if faster else "float32"}.get(asked, asked)
-    assert with_precision(small_training(precision=asked), torch.device("cpu")).precision == expected
+    assert with_precision(small_training(precision=asked), torch.device("cpu")).step.precision == expected
 
 
 def test_a_run_says_its_precision_and_keeps_it_on_another_machine(tmp_path, monkeypatch, faster):
     config = small_training(tokens=256, precision="auto")
     train_run(config, tmp_path / "run", dashboard="off")
-    taken = read_train_config(tmp_path / "run").precision
+    taken = read_train_config(tmp_path / "run").step.precision
     assert taken == ("bfloat16" if faster else "float32")
     (tmp_path / "run" / "result.json").unlink()  # as if it had not ended
     monkeypatch.setattr(distributed, "multiplies_bfloat16_faster", lambda device: not faster)
     train_run(config, tmp_path / "run", dashboard="off", resume=True)
-    assert json.loads((tmp_path / "run" / CONFIG).read_text())["precision"] == taken
+    assert json.loads((tmp_path / "run" / CONFIG).read_text())["step"]["precision"] == taken
 
 
 @pytest.mark.parametrize(

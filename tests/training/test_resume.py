@@ -1,6 +1,5 @@
 """A training that was stopped and goes on is the training that never stopped, bit for bit."""
 
-import json
 import shutil
 from dataclasses import asdict, replace
 
@@ -8,6 +7,7 @@ import pytest
 from safetensors.torch import load_file
 
 from memformers.common.atomic_dir import numbered
+from memformers.common.fields import changed
 from memformers.common.files import read_json, write_json
 from memformers.models.config import AdaptiveConfig
 from memformers.runs.folder import METRICS, read_metrics
@@ -174,15 +174,15 @@ def test_what_changes_nothing_that_is_learned_may_differ_and_other_versions_are_
     with pytest.warns(RuntimeWarning, match=r"made in another environment \(packages.torch 2.5.0 → "):
         train_run(small_training(**changes), folder, resume=True)
     assert read_json(folder / "result.json")["step"] == 32
-    assert read_json(folder / "config.json")["skip_bad_steps"] == 2
+    assert read_json(folder / "config.json")["checkpoint"]["skip_bad_steps"] == 2
 
 
 def test_with_dropout_a_batch_in_other_parts_is_another_training(stopped):
-    config = json.loads(json.dumps(asdict(small_training())))
-    assert differences(config, config | {"accumulate": 2}) == ""
-    config["model"]["dropout"] = 0.1
-    assert differences(config, config | {"accumulate": 2}) == "accumulate 1 → 2"
-    assert differences(config, config | {"skip_bad_steps": 2}) == ""
+    config = small_training()
+    changes = [asdict(changed(config, **change)) for change in ({"accumulate": 2}, {"skip_bad_steps": 2})]
+    assert [differences(asdict(config), other) for other in changes] == ["", ""]
+    before, *changes = ({**each, "model": {"dropout": 0.1}} for each in (asdict(config), *changes))
+    assert [differences(before, other) for other in changes] == ["step.accumulate 1 → 2", ""]
 
 
 def test_two_processes_cannot_train_in_one_folder(tmp_path):

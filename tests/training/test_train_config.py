@@ -1,5 +1,6 @@
 import pytest
 
+from memformers.common.fields import changed
 from memformers.models.config import ModelConfig
 from memformers.training.config import TrainConfig
 
@@ -18,7 +19,7 @@ OUT_OF_RANGE = {
 )
 def test_a_setting_of_another_type_or_out_of_its_range_is_an_error(name, value):
     with pytest.raises(ValueError, match=f"got {name}={value!r}"):
-        TrainConfig(**{name: value})
+        changed(TrainConfig(), **{name: value})
 
 
 @pytest.mark.parametrize(
@@ -33,4 +34,4 @@ def test_a_setting_of_another_type_or_out_of_its_range_is_an_error(name, value):
 )  # fmt: skip
 def test_settings_that_do_not_fit_each_other_are_an_error(changes, message):
     with pytest.raises(ValueError, match=message):
-        TrainConfig(**changes)
+        changed(TrainConfig(), **changes)

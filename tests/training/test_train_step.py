@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
 from memformers import AdaptiveConfig, MemoryLM
+from memformers.common.fields import changed
 from memformers.data.streams import IGNORED, Segment
 from memformers.models.memory import Memory
 from memformers.training import run as run_module
@@ -221,7 +222,7 @@ def test_each_stream_counts_alike_in_the_reconstruction_loss_whatever_part_of_a_
     found = []
     for accumulate in (1, 2, 4):
         lm.zero_grad()
-        config = replace(small_training(batch_size=4, accumulate=accumulate), model=lm.config)
+        config = changed(small_training(batch_size=4, accumulate=accumulate), model=lm.config)
         outcome = backward(UnrolledSegments(lm), parts[:segments], memory, config, Distributed())
         found.append((outcome.auxiliary_loss.item(), [p.grad for p in lm.parameters()]))
     (one, expected), *others = found

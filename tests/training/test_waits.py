@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from memformers.common.fields import changed
 from memformers.data.streams import Segment, training_segments
 from memformers.kernels import operators
 from memformers.models import attention, documents, language_model
@@ -71,7 +72,7 @@ def small(model, **changes):
     GPU and never waits for one."""
     config = small_training(model=model, **changes)
     own = replace(config.model, kernel="naive", **({"compression_rate": 4} if model == "compressive" else {}))
-    return replace(config, model=own, tokens=STEPS * config.tokens_a_step, log_every=STEPS, evaluations=1)
+    return changed(config, model=own, tokens=STEPS * config.tokens_a_step, log_every=STEPS, evaluations=1)
 
 
 def segments_of(config, documents):
