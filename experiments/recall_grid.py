@@ -164,7 +164,7 @@ def band_table(streams: Streams, rate: int, band: tuple[int, int]) -> str:
 def grid_figure(streams: Streams, rate: int, folder: Path) -> str:
     """A panel for each band of distances, with a line for each memory."""
     figure, panels = plotting.panels([2.2] * len(BANDS), sharex=True, sharey=True)
-    looks, labels = plotting.looks_of([*MEMORIES]), labels_of(streams)
+    looks, labels = plotting.line_styles([*MEMORIES]), labels_of(streams)
     for band, axes in zip(BANDS, panels, strict=True):
         title = title_of(band)
         points: dict[str, list[tuple[float, Mean]]] = {memory: [] for memory in labels}

@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+import shutil
 import signal
 from functools import cache
 from pathlib import Path
@@ -114,3 +115,19 @@ def compared(for_all):
         if not (folder / "report.html").exists():
             compare(CompareConfig(train=small_training(model="compressive", tokens=1_024)), folder)
     return folder
+
+
+@pytest.fixture
+def page():
+    """A page of a browser that reaches this machine and nothing else; skipped where there is no browser."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    if not (chromium := shutil.which("chromium")):
+        pytest.skip("Chromium is not installed; with it, this test looks at a page")
+    with playwright.sync_playwright() as player:
+        browser = player.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 900, "height": 1000})
+        page.route(
+            lambda url: not url.startswith(("http://127.0.0.1:", "file:")), lambda route: route.abort()
+        )
+        yield page
+        browser.close()

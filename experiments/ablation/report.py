@@ -73,7 +73,7 @@ Arms = Mapping[str, Mapping[str, Arm]]
 """By task, the rows that have finished training runs, by name, in the order of the table."""
 TASKS = ("text", "recall")
 FEWEST_TOKENS = 500_000
-LOOKS: dict[str, plotting.Look] = {
+LOOKS: dict[str, plotting.LineStyle] = {
     "paper": plotting.BLACK | {"marker": "D", "linestyle": "none"},
     "bits_per_character": plotting.BLUE | {"linestyle": "none"},
     "right_beyond": plotting.ORANGE | {"linestyle": "none"},

@@ -103,7 +103,7 @@ def figure(tasks: Tasks, folder: Path) -> list[str]:
         return []
     columns = [measured(str(length), SUCCESS, arms) for length, arms in lengths.items()]
     names = labels_of(columns)
-    looks, many = plotting.looks_of(list(names)) | LOOKS, []
+    looks, many = plotting.line_styles(list(names)) | LOOKS, []
     for name, label in names.items():
         points = [(float(column.head), mean) for column in columns if (mean := column.mean(name))]
         many.append(plotting.Series(label, points, looks[name], scale=100))

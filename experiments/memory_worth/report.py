@@ -120,7 +120,7 @@ def gain(arm: Arm, arms: Sequence[Arm], quantity: Quantity) -> Mean | None:
     return arm.minus(base, quantity) if base and base is not arm else None
 
 
-def looks_of(names: Sequence[str]) -> dict[str, plotting.Look]:
+def line_styles(names: Sequence[str]) -> dict[str, plotting.LineStyle]:
     """The look of each arm, the same in all figures."""
     others = [name for name in names if name not in LOOKS and name != "none"]
     return LOOKS | dict(zip(others, cycle(plotting.PALETTE), strict=False))
@@ -165,7 +165,7 @@ def gains_figure(budgets: Budgets, folder: Path) -> str:
     """The bits per byte that each memory saves against no memory, by the tokens of the training; empty if
     there is no memory."""
     labels = {name: label for name, label in labels_of(budgets).items() if name != "none"}
-    looks, many = looks_of([*labels]), []
+    looks, many = line_styles([*labels]), []
     for name in labels:
         of = zip(budgets, (column.difference(name, "none") for column in columns_of(budgets)), strict=True)
         points = [(float(budget), saved(mean)) for budget, mean in of if mean]
@@ -192,7 +192,7 @@ def groups_figure(budget: int, arms: Sequence[Arm], folder: Path) -> str:
     """What each memory saves against no memory, by how far back the word last occurred; empty if there is no
     memory."""
     groups = groups_of(arms)
-    looks, many = looks_of([arm.name for arm in arms]), []
+    looks, many = line_styles([arm.name for arm in arms]), []
     for arm in (arm for arm in arms if arm.name != "none"):
         means = [gain(arm, arms, in_group(DISTANCE, group)) for group in groups]
         points = [(float(i), saved(mean)) for i, mean in enumerate(means) if mean]

@@ -28,7 +28,7 @@ OF_RUN = re.compile(
     r"/api/v1/(?:run/status|run|metrics/preferences|metrics|compare/metrics|compare/preferences"
     r"|custom_metrics|logs/(?:stdout|stderr|std_logger))/(?P<run>[^/]+)(?:/\w+)?/?"
 )
-"""The paths that ask about a run."""
+"""The paths that ask about a run; of one that doesn't exist, labml would make records."""
 TRACK = re.compile(r"/api/v1/[^/]+/track")
 SETTING, SERIES = {"name": Any, "computed": Any}, {"step": list[float], "value": list[float]}
 STATUS = {"status": Any, "details": Any, "time": Any}
@@ -47,25 +47,27 @@ def add_guard(app: FastAPI, names: frozenset[str], knows: Callable[[str], bool])
 
     @app.middleware("http")
     async def guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-        if reason := refuse(request.headers, names):
-            return PlainTextResponse(reason, 403, SAFE_HEADERS)
-        refusal = await check_body(request)
-        if refusal or (refusal := check_run(request.url.path, knows)):
-            return PlainTextResponse(refusal[1], refusal[0], SAFE_HEADERS)
-        response = await answer(request)
+        status, why = 403, refuse(request.headers, names)
+        if not why:
+            status, why = await check_body(request)
+        if not why and (asked := OF_RUN.fullmatch(request.url.path)):
+            if not RUN_ID.fullmatch(asked["run"]):
+                status, why = 400, "That is no run's id."
+            elif not knows(asked["run"].partition("_")[0]):
+                status, why = 404, "There is no such run."
+        response = PlainTextResponse(why, status) if why else await answer(request)
         response.headers.update(SAFE_HEADERS)
         return response
 
-    @app.exception_handler(KeyError)
-    @app.exception_handler(ValueError)
-    def say_malformed(request: Request, error: Exception) -> Response:
-        """A request lacks something, as labml's handlers find out."""
-        LOG.warning("%s %s: %r", request.method, request.url.path, error)
-        return PlainTextResponse("The dashboard can't read this request; its log says why.", 400)
-
-    @app.exception_handler(Exception)
     def say_failed(request: Request, error: Exception) -> Response:
-        return PlainTextResponse("The dashboard failed at this request; its log says why.", 500, SAFE_HEADERS)
+        """labml's handlers find out by KeyError and ValueError that a request lacks something."""
+        LOG.warning("%s %s: %r", request.method, request.url.path, error)
+        status = 400 if isinstance(error, KeyError | ValueError) else 500
+        said = "The dashboard can't answer this request; its log says why."
+        return PlainTextResponse(said, status, SAFE_HEADERS)
+
+    for kind in (KeyError, ValueError, Exception):
+        app.add_exception_handler(kind, say_failed)
 
 
 def refuse(headers: Mapping[str, str], names: frozenset[str]) -> str:
@@ -84,43 +86,30 @@ def refuse(headers: Mapping[str, str], names: frozenset[str]) -> str:
 
 def is_here(host: str, names: frozenset[str]) -> bool:
     """Whether a Host header is an address or one of our ``names``; other names are refused."""
-    found = re.fullmatch(r"\[([^\]]*)\](?::\d+)?|([^:]*)(?::\d+)?", host.lower())
-    name = (found[1] or found[2] or "") if found else ""
+    name = re.sub(r":\d+$", "", host.lower())
     if name == "localhost" or name in names:
         return bool(name)
     try:
-        ipaddress.ip_address(name)
+        return bool(ipaddress.ip_address(re.sub(r"^\[(.*)\]$", r"\1", name)))
     except ValueError:
         return False
-    return True
 
 
-async def check_body(request: Request) -> tuple[int, str] | None:
-    """The status and the message of a refusal of a request's body, or None. One that is too long is read to
-    its end, since a program that is still sending would not read the answer."""
+async def check_body(request: Request) -> tuple[int, str]:
+    """The status and the message of a refusal of a request's body, empty if it is good. One that is too long
+    is read to its end, since a program that is still sending would not read the answer."""
     length = request.headers.get("content-length", "0")
     if "transfer-encoding" in request.headers or not length.isdigit() or int(length) > MOST_BYTES:
         async for _ in request.stream():
             pass
         return 413, f"A request says its length, which is at most {MOST_BYTES:,} bytes."
     try:
-        body = await request.body()
-        question = json.loads(body) if body else {}
+        question = json.loads(await request.body() or b"{}")
     except (ValueError, RecursionError):
         return 400, "A request's body is JSON, and this one is not."
     if not isinstance(question, dict) and not TRACK.fullmatch(request.url.path):
         return 400, "A JSON object is expected."
-    return None
-
-
-def check_run(path: str, knows: Callable[[str], bool]) -> tuple[int, str] | None:
-    """The status and the message of a refusal of a request about a run that doesn't exist, for which labml
-    would make records; else None."""
-    if (asked := OF_RUN.fullmatch(path)) is None:
-        return None
-    if not RUN_ID.fullmatch(asked["run"]):
-        return 400, "That is no run's id."
-    return None if knows(asked["run"].partition("_")[0]) else (404, "There is no such run.")
+    return 200, ""
 
 
 def is_packet(packet: Any) -> bool:

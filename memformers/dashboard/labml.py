@@ -46,9 +46,7 @@ can't be reached."""
 
 def open_records(folder: Path, say: Callable[[str], None]) -> Records:
     """Keep the records of labml's models in ``folder``, all of them readable and consistent."""
-    records = Records(folder, say)
-    records.install(db.models, db.indexes)
-    records.check()
+    records = Records(folder, say, db.models, db.indexes)
     prepare(records)
     return records
 
@@ -95,14 +93,13 @@ def build(names: frozenset[str], records: Records) -> FastAPI:
             return HTMLResponse(html)
         return PlainTextResponse("Not found.", 404)
 
-    app.add_api_route("/{path:path}", serve, response_class=Response)
-
     def knows(run_id: str) -> bool:
         if records.is_damaged:
             records.begin_again()
             prepare(records)
         return is_known(run_id)
 
+    app.add_api_route("/{path:path}", serve, response_class=Response)
     add_guard(app, names, knows)
     Series.find_step_gap = smallest_gap
     return app
@@ -134,10 +131,8 @@ async def track(request: Request, labml_token: str) -> Response:
         if packet.get("once"):
             drop_known(run_id, packet)
     request._json = packets
-    rank, world_size, main_rank = (int(query.get(n, 0)) for n in ("rank", "world_size", "main_rank"))
-    answer = await handlers._update_run(
-        request, labml_token, query.get("labml_version", ""), run_id, rank, world_size, main_rank
-    )
+    ranks = (int(query.get(name, 0)) for name in ("rank", "world_size", "main_rank"))
+    answer = await handlers._update_run(request, labml_token, query.get("labml_version", ""), run_id, *ranks)
     for packet in packets:
         if "started" in packet and (one := run.get(run_id)):
             one.start_time = packet["started"]
@@ -147,16 +142,20 @@ async def track(request: Request, labml_token: str) -> Response:
     return JSONResponse({**answer, "seconds": time.process_time() - begun})
 
 
+def tracked(run_id: str) -> dict[str, Any]:
+    """What labml has of a run's metrics, by their names."""
+    metrics = MetricsAnalysis.get(run_id)
+    return metrics.metrics.tracking if metrics else {}
+
+
 def series_names(run_id: str) -> list[str]:
     """The metrics of a run in labml's order."""
-    metrics = MetricsAnalysis.get(run_id)
-    return sorted(metrics.metrics.tracking) if metrics else []
+    return sorted(tracked(run_id))
 
 
 def drop_known(run_id: str, packet: dict[str, Any]) -> None:
     """Remove the steps that the run already has from a packet."""
-    metrics = MetricsAnalysis.get(run_id)
-    known = metrics.metrics.tracking if metrics else {}
+    known = tracked(run_id)
     for name, series in list(packet.get("track", {}).items()):
         last = known[name]["last_step"][-1] if name in known else -math.inf
         pairs = [(s, v) for s, v in zip(series["step"], series["value"], strict=True) if s > last]
@@ -174,15 +173,13 @@ def choose_losses(run_id: str, before: list[str], after: list[str]) -> None:
         if not preferences.base_series_preferences:
             preferences.base_series_preferences = chosen([], [], series_names(preferences.base_experiment))
         preferences.save()
-    for key in ComparisonPreferencesIndex.get_all():
-        preferences = Key(key).load()
+    for preferences in (Key(key).load() for key in ComparisonPreferencesIndex.get_all()):
         if preferences is not None and preferences.base_experiment == run_id:
             preferences.base_series_preferences = chosen(preferences.base_series_preferences, before, after)
             preferences.save()
     if (key := MetricsPreferencesIndex.get(run_id)) and (preferences := key.load()):
         choice = dict(zip(after, preferences.series_preferences, strict=False))
-        old = [choice.get(name, -1) for name in before]
-        preferences.series_preferences = chosen(old, before, after)
+        preferences.series_preferences = chosen([choice.get(name, -1) for name in before], before, after)
         preferences.save()
 
 

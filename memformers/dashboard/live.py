@@ -12,11 +12,11 @@ from typing import Any
 from memformers.common.errors import UserError
 from memformers.common.intervals import mean_of_known
 from memformers.report.arms import MEASURES, Arm, Column, arms_of, base_of
-from memformers.report.markdown import DASH, PARSER, Markup, number, plain, prose, table
+from memformers.report.markdown import DASH, Markup, number, plain, prose, table
 from memformers.report.page import html_of
-from memformers.report.plotting import DARK, looks_of
+from memformers.report.plotting import DARK, line_styles
 from memformers.report.provenance import in_words
-from memformers.report.sections import bars, claims, results_table, scale_of
+from memformers.report.sections import bars, claims, results_table, trial
 from memformers.runs.folder import PAGE, SECONDS, TOKENS, short_names
 from memformers.runs.reader import FINISHED, PLANNED, RUNNING, Run, Runs, differing_settings, totals
 from memformers.runs.reader import number as known
@@ -78,41 +78,48 @@ def describe(
 
 def body(arms: Sequence[Arm], runs: Runs, knows: Knows) -> tuple[str, str]:
     """What stands above the chart, and what below it, as HTML."""
-    base, task = base_of(arms), arms[0].first.task
-    measure = replace(MEASURES[task], of=lambda result: known(result.get(str(MEASURES[task].of))))
+    base, measure = base_of(arms), MEASURES[arms[0].first.task]
+    measured = str(measure.of)  # a name, as all measures of tasks have
+    measure = replace(measure, of=lambda result: known(result.get(measured)))
     finished = [run.state[0] for run in runs.all].count(FINISHED)
-    above = []
+    above: list[str] = []
     try:
-        if (scale := scale_of(runs.folder)) < 1:
-            above.append(f"> {prose('trial', percent=f'{100 * scale:.3g}')}")
+        above += [f"> {warning}" for warning in trial(runs.folder)]
         if 0 < finished < len(runs.all):
             above.append(prose("so_far", finished=finished, planned=len(runs.all)))
         above += claims(arms, base, [measure], runs.folder)[: 1 if finished < len(runs.all) else None]
     except UserError as error:  # of a plan that is broken
         above.append(plain(str(error)))
     valid = next((name for name in FIRST if any(arm.curves(name) for arm in arms)), "")
-    columns: dict[str, Column] = {"state": states}
-    if valid:
-        columns[IN_WORDS.get(valid, valid)] = lambda arm: number(last(arm, valid), ".3f")
-    columns |= {
-        "tokens": lambda arm: number(last(arm, TOKENS), ",.0f"),
-        "time": lambda arm: number(last(arm, SECONDS), ",.0f", " s"),
-        "tokens/s": lambda arm: number(last(arm, "tokens_per_second"), ",.0f"),
-    }
+    valid_in_words = IN_WORDS.get(valid, valid) or "validation"
+
+    def last(name: str, form: str, unit: str = "") -> Column:
+        return lambda arm: number(
+            mean.mean if (mean := mean_of_known(run.last(name) for run in arm.counted)) else None, form, unit
+        )
+
+    columns = {"state": states} | ({valid_in_words: last(valid, ".3f")} if valid else {})
+    columns |= {"tokens": last(TOKENS, ",.0f"), "time": last(SECONDS, ",.0f", " s")}
+    columns["tokens/s"] = last("tokens_per_second", ",.0f")
     above.append(results_table(arms, base, [measure], columns))
-    below = [*settings(arms), "### Runs", runs_table(runs.all, valid, knows)]
-    return bars(arms, measure) + rendered(above), rendered(below)
-
-
-def rendered(parts: Sequence[str]) -> str:
-    """Paragraphs of Markdown as HTML."""
-    return html_of(PARSER.parse("\n\n".join(parts)))
-
-
-def last(arm: Arm, name: str) -> float | None:
-    """The mean over an arm's runs of the last value of a metric."""
-    mean = mean_of_known(run.last(name) for run in arm.counted)
-    return mean.mean if mean else None
+    below, of_arms = [], [arm.first.settings for arm in arms]
+    if differing := [name for name in differing_settings(of_arms) if name not in ("seed", "label")]:
+        names = short_names(differing)
+        rows = [
+            [names[name], *(DASH if of.get(name) is None else in_words(of[name]) for of in of_arms)]
+            for name in differing
+        ]
+        below = ["### Settings that differ", table(["setting", *(a.label for a in arms)], rows, numbers=True)]
+    rows = []
+    for run in runs.all[:MOST_SHOWN]:
+        name = plain(run.folder.name)
+        if run.identity.isalnum() and knows(run.identity):
+            name = Markup(f"[{name}](/run/{run.identity})")
+        rows.append([name, state_in_words(run), number(run.last(valid), ".3f")])
+    if len(runs.all) > MOST_SHOWN:
+        rows.append([f"and {len(runs.all) - MOST_SHOWN:,} more", "", ""])
+    below += ["### Runs", table(["run", "state", valid_in_words], rows, numbers=True)]
+    return bars(arms, measure) + html_of("\n\n".join(above)), html_of("\n\n".join(below))
 
 
 def state_in_words(run: Run) -> str:
@@ -132,65 +139,31 @@ def states(arm: Arm) -> str:
     return ", ".join(f"{every.count(state)} {state}" for state in dict.fromkeys(every))
 
 
-def settings(arms: Sequence[Arm]) -> list[str]:
-    """The settings in which arms differ, folded; nothing if there is none."""
-    of_arms = [arm.first.settings for arm in arms]
-    differing = [name for name in differing_settings(of_arms) if name not in ("seed", "label")]
-    if not differing:
-        return []
-    names = short_names(differing)
-    shown = [{name: DASH if of[name] is None else in_words(of[name]) for name in of} for of in of_arms]
-    rows = [[names[name], *(one.get(name, DASH) for one in shown)] for name in differing]
-    head = ["setting", *(arm.label for arm in arms)]
-    return ["### Settings that differ", table(head, rows, numbers=True)]
-
-
-def runs_table(runs: Sequence[Run], valid: str, knows: Knows) -> str:
-    """A row for each run, with a link to labml's page of it."""
-    rows = []
-    for run in runs[:MOST_SHOWN]:
-        name = plain(run.folder.name)
-        linked = run.identity.isalnum() and knows(run.identity)
-        rows.append(
-            [
-                Markup(f"[{name}](/run/{run.identity})") if linked else name,
-                state_in_words(run),
-                number(run.last(valid), ".3f"),
-            ]
-        )
-    more = [[f"and {len(runs) - MOST_SHOWN:,} more", "", ""]] if len(runs) > MOST_SHOWN else []
-    return table(["run", "state", IN_WORDS.get(valid, valid) or "validation"], [*rows, *more], numbers=True)
-
-
 def figure(arms: Sequence[Arm], metric: str, over: str, log: bool, dark: bool) -> dict[str, Any]:
     """The curves of the arms, with bands over seeds, as plotly has them."""
-    looks, traces = looks_of([arm.name for arm in arms]), []
+    lines, traces = line_styles([arm.name for arm in arms]), []
     for arm in arms:
-        look = looks[arm.name]
-        color = look["color"].lower()
-        color = DARK[color] if dark else color
         curve = arm.curve(metric, over) if metric else []
         if not curve:
             continue
-        xs, means = [finite(x) for x, _ in curve], [mean for _, mean in curve]
-        name = html.escape(arm.label)  # plotly reads some tags
-        shared = {"x": xs, "legendgroup": arm.name, "mode": "lines", "hoverinfo": "skip", "showlegend": False}
+        style, (xs, means) = lines[arm.name], zip(*curve, strict=True)
+        color = style["color"].lower()
+        color = DARK[color] if dark else color
+        shared = {"x": [*map(finite, xs)], "legendgroup": arm.name, "mode": "lines", "hoverinfo": "skip",
+                  "showlegend": False}  # fmt: skip
         if any(mean.n > 1 and not math.isnan(mean.half_width) for mean in means):
             low, high = ([finite(m.mean + sign * m.half_width) for m in means] for sign in (-1, 1))
-            traces += [
-                {**shared, "y": low, "line": {"width": 0}},
-                {**shared, "y": high, "line": {"width": 0}, "fill": "tonexty", "fillcolor": f"{color}2e"},
-            ]
-        dash = DASHES.get(look["linestyle"], "longdash") if isinstance(look["linestyle"], str) else "longdash"
-        line = {"color": color, "dash": dash, "width": 2}
-        marked = "lines+markers" if len(xs) <= MOST_MARKED else "lines"
+            band = {"line": {"width": 0}, "fill": "tonexty", "fillcolor": f"{color}2e"}
+            traces += [{**shared, "y": low, "line": {"width": 0}}, {**shared, "y": high, **band}]
+        dash = DASHES.get(str(style["linestyle"]), "longdash")
         traces.append(
-            {**shared, "y": [finite(mean.mean) for mean in means], "name": name, "mode": marked, "line": line,
-             "marker": {"symbol": SYMBOLS[look["marker"]], "size": 7}, "showlegend": True,
-             "hoverinfo": "x+y+name"}
+            {**shared, "y": [finite(mean.mean) for mean in means], "name": html.escape(arm.label),
+             "mode": "lines+markers" if len(curve) <= MOST_MARKED else "lines",
+             "line": {"color": color, "dash": dash, "width": 2}, "showlegend": True, "hoverinfo": "x+y+name",
+             "marker": {"symbol": SYMBOLS[style["marker"]], "size": 7}}
         )  # fmt: skip
     axis = {"gridcolor": "#80808040", "zeroline": False, "automargin": True, "exponentformat": "none"}
-    title, kind = html.escape(IN_WORDS.get(metric, metric)), "log" if log else "linear"
+    title, kind = html.escape(IN_WORDS.get(metric, metric)), "log" if log else "linear"  # plotly reads tags
     layout = {
         "xaxis": {**axis, "title": {"text": AXES[over]}, "tickformat": "~s"},
         "yaxis": {**axis, "title": {"text": title, "font": {"size": 12}}, "type": kind},
@@ -249,13 +222,7 @@ class Comparisons:
 
     def all(self) -> dict[str, Runs]:
         """Every comparison, the newest first."""
-        found = {identity: self.get(identity) for identity in noted_comparisons()}
-        return {identity: runs for identity, runs in found.items() if runs}
-
-    def of_run(self, run: str) -> str:
-        """The id of the comparison that has the run with this id; empty if there is none."""
-        found = (i for i, runs in self.all().items() if any(one.identity == run for one in runs.all))
-        return next(found, "")
+        return {identity: runs for identity in noted_comparisons() if (runs := self.get(identity))}
 
 
 def version_of(runs: Runs, *asked: object) -> str:

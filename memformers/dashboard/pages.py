@@ -41,20 +41,17 @@ NONE_YET = (
 )
 
 
-def plotly_file() -> Path:
-    """plotly's script in the installed package; UserError where it is missing."""
-    found = importlib.util.find_spec("plotly")
-    path = Path((found and found.origin) or "").parent / "package_data" / "plotly.min.js"
-    if not path.is_file():
-        raise UserError("the dashboard needs plotly, which is not installed: pip install '.[dashboard]'")
-    return path
-
-
 def add_pages(app: FastAPI, knows: live.Knows) -> None:
-    """Serve our pages; ``knows`` says whether labml's pages have a run."""
+    """Serve our pages; ``knows`` says whether labml's pages have a run. UserError where plotly, whose script
+    they have from the installed package, is missing."""
+    found = importlib.util.find_spec("plotly")
+    plotly = Path((found and found.origin) or "").parent / "package_data" / "plotly.min.js"
+    if not plotly.is_file():
+        raise UserError("the dashboard needs plotly, which is not installed: pip install '.[dashboard]'")
     comparisons, lock = live.Comparisons(), threading.Lock()
-    files = {path.name: path for path in (WEB / "live.js", WEB / "labml.js", plotly_file())}
+    files = {path.name: path for path in (WEB / "live.js", WEB / "labml.js", plotly)}
     style = STYLE + (WEB / "live.css").read_text(encoding="utf-8")
+    nothing = PlainTextResponse("There is nothing at this address.", 404)
 
     def home() -> Response:
         with lock:
@@ -62,19 +59,20 @@ def add_pages(app: FastAPI, knows: live.Knows) -> None:
         return RedirectResponse(f"{COMPARISONS}/{newest}" if newest else COMPARISONS)
 
     def every(run: str = "") -> Response:
+        """All comparisons, or that of the run with this id in labml."""
         with lock:
-            if run and (found := comparisons.of_run(run)):
-                return RedirectResponse(f"{COMPARISONS}/{found}")
-            links = live.list_of(comparisons.all(), COMPARISONS)
-        body = f"<h1>Comparisons</h1>{links or NONE_YET}"
+            known = comparisons.all()
+            for identity, runs in known.items():
+                if run and any(one.identity == run for one in runs.all):
+                    return RedirectResponse(f"{COMPARISONS}/{identity}")
+            body = f"<h1>Comparisons</h1>{live.list_of(known, COMPARISONS) or NONE_YET}"
         page = TEMPLATE.substitute(title="Comparisons", style=STYLE, contents="", body=body)
         return HTMLResponse(page, headers=OF_REPORT)
 
     def page(identity: str) -> Response:
         with lock:
-            if not comparisons.get(identity):
-                return PlainTextResponse("There is no such comparison.", 404)
-        return FileResponse(WEB / "live.html", headers=HEADERS)
+            is_known = comparisons.get(identity)
+        return FileResponse(WEB / "live.html", headers=HEADERS) if is_known else nothing
 
     def data(
         identity: str, metric: str = "", over: str = "tokens", log: bool = False, dark: bool = False,
@@ -84,26 +82,25 @@ def add_pages(app: FastAPI, knows: live.Knows) -> None:
             return PlainTextResponse("That is no comparison's id, or no axis.", 400)
         with lock:
             if not (runs := comparisons.get(identity)):
-                return PlainTextResponse("There is no such comparison.", 404)
+                return nothing
             version = live.version_of(runs, metric, over, log, dark)
-            new = (
-                {} if version == seen else live.describe(runs, metric, over, log=log, dark=dark, knows=knows)
-            )
-            return JSONResponse({"version": version, "summary": live.summary(runs), **new})
+            told = {"version": version, "summary": live.summary(runs)}
+            if version != seen:
+                told |= live.describe(runs, metric, over, log=log, dark=dark, knows=knows)
+            return JSONResponse(told)
 
     def report(identity: str) -> Response:
         with lock:
             runs = comparisons.get(identity)
         if runs and (runs.folder / PAGE).is_file():
             return FileResponse(runs.folder / PAGE, headers=OF_REPORT, media_type="text/html; charset=utf-8")
-        return PlainTextResponse("There is no report yet.", 404)
+        return nothing
 
     def file(name: str) -> Response:
         if name == "page.css":
             return Response(style, headers=HEADERS, media_type="text/css; charset=utf-8")
-        if name in files:
-            return FileResponse(files[name], headers=HEADERS, media_type="text/javascript; charset=utf-8")
-        return PlainTextResponse("Not found.", 404)
+        kind = "text/javascript; charset=utf-8"
+        return FileResponse(files[name], headers=HEADERS, media_type=kind) if name in files else nothing
 
     answers: dict[str, Callable[..., Response]] = {
         "/": home,

@@ -3,6 +3,9 @@
 labml-db writes a file in place, so a crash leaves half a record; here the old one stays until the new one is
 on the disk. Records refer to each other, so where one can't be read, all are set aside: they are copies of
 what runs have in their folders, and come again.
+
+They are JSON, with marks for the types that labml stores besides plain values, and not pickles, as in labml's
+MongoDB: a file that someone else wrote must not be able to run code.
 """
 
 import base64
@@ -13,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from labml_db import Index, Key, Model, Serializer
+from labml_db import Index, Key, Model
 from labml_db.driver.file import FileDbDriver
 from labml_db.index_driver.file import FileIndexDbDriver
 
@@ -24,22 +27,17 @@ ASIDE = "unreadable"
 """The folder of the files that can't be read."""
 
 
-class JsonRecords(Serializer):
-    """Records as JSON, with the types that labml stores in them besides plain values. They are not pickles,
-    as in labml's MongoDB: a file that someone else wrote must not be able to run code."""
+def to_text(record: Any) -> str:
+    """A record, or an index, as JSON."""
+    return json.dumps(_marked(record), default=_to_json)
 
-    file_extension = "json"
 
-    def to_string(self, data: dict[str, Any]) -> str:
-        """A record, or an index, as text."""
-        return json.dumps(_marked(data), default=_to_json)
-
-    def from_string(self, data: str | None) -> dict[str, Any] | None:
-        """The record or index in a text; ValueError if it isn't one."""
-        record = None if data is None else json.loads(data, object_hook=_from_json)
-        if not isinstance(record, dict | None):
-            raise UserError(f"it holds a {type(record).__name__}, not a record")
-        return record
+def from_text(text: str) -> dict[str, Any]:
+    """The record or index in a text; ValueError or TypeError if it isn't one."""
+    record = json.loads(text, object_hook=_from_json)
+    if not isinstance(record, dict):
+        raise UserError(f"it holds a {type(record).__name__}, not a record")
+    return record
 
 
 def _marked(value: Any) -> Any:
@@ -47,9 +45,7 @@ def _marked(value: Any) -> Any:
     if isinstance(value, dict):
         items = {name: _marked(item) for name, item in value.items()}
         return {"$dict": list(items.items())} if any(str(name).startswith("$") for name in items) else items
-    if isinstance(value, list | tuple):
-        return [_marked(item) for item in value]
-    return value
+    return [_marked(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _to_json(value: Any) -> Any:
@@ -80,27 +76,13 @@ def _from_json(value: dict[str, Any]) -> Any:
 class Records:
     """The drivers for all of labml's models and indexes in ``folder``, which only this process uses.
 
-    ``say`` tells the user about a record that can't be read; ``is_damaged`` that there is one.
+    All records are read once, and where one can't be, all are set aside. ``say`` tells the user about it;
+    ``is_damaged`` that there is one.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None]):
-        self.folder = folder
-        self.say = say
-        self.is_damaged = False
-
-    def install(self, models: list[Any], indexes: list[Any]) -> None:
-        """Store labml's models here, and delete unfinished files of a dashboard that was killed."""
-        self.installed = models, indexes
-        (self.folder / "indexes").mkdir(parents=True, exist_ok=True)
-        for unfinished in self.folder.glob("*/.*"):
-            unfinished.unlink(missing_ok=True)
-        self.drivers = {model.__name__: RecordDriver(self, model) for model in models}
-        self.indexes = {index.__name__: IndexDriver(self, index) for index in indexes}
-        Model.set_db_drivers(list(self.drivers.values()))
-        Index.set_db_drivers(list(self.indexes.values()))
-
-    def check(self) -> None:
-        """Read everything once, and begin again if something can't be read."""
+    def __init__(self, folder: Path, say: Callable[[str], None], models: list[Any], indexes: list[Any]):
+        self.folder, self.say, self.models, self.index_types = folder, say, models, indexes
+        self.install()
         for driver in self.drivers.values():
             for key in driver.get_all():
                 driver.load_dict(key)
@@ -112,6 +94,17 @@ class Records:
         if self.is_damaged:
             self.begin_again()
 
+    def install(self) -> None:
+        """Let labml use what is here, without unfinished files of a dashboard that was killed."""
+        self.is_damaged = False
+        (self.folder / "indexes").mkdir(parents=True, exist_ok=True)
+        for unfinished in self.folder.glob("*/.*"):
+            unfinished.unlink(missing_ok=True)
+        self.drivers = {model.__name__: RecordDriver(self, model) for model in self.models}
+        self.indexes = {index.__name__: IndexDriver(self, index) for index in self.index_types}
+        Model.set_db_drivers(list(self.drivers.values()))
+        Index.set_db_drivers(list(self.indexes.values()))
+
     def begin_again(self) -> None:
         """Set all records aside, and start with none."""
         aside = self.folder / ASIDE / f"{time.time_ns()}"
@@ -122,13 +115,12 @@ class Records:
         self.say(
             f"all records were set aside as {aside}; runs that go on come again, and --import brings others."
         )
-        self.is_damaged = False
-        self.install(*self.installed)
+        self.install()
 
     def read(self, path: Path) -> dict[str, Any] | None:
         """The contents of the file; None if it doesn't exist or can't be read."""
         try:
-            return JsonRecords().from_string(path.read_text(encoding="utf-8"))
+            return from_text(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError) as error:
@@ -146,13 +138,12 @@ class RecordDriver(FileDbDriver):
     """The records of one model, a file for each."""
 
     def __init__(self, records: Records, model: Any):
-        super().__init__(JsonRecords(), model, records.folder / model.__name__)
+        super().__init__(None, model, records.folder / model.__name__)
         self._records = records
 
     def path(self, key: str) -> Path:
         """The file of a record."""
-        path: Path = self._db_path / f"{key}.json"
-        return path
+        return Path(self._db_path, f"{key}.json")
 
     def load_dict(self, key: str) -> dict[str, Any] | None:
         """A record; None if there is none that can be read."""
@@ -160,7 +151,7 @@ class RecordDriver(FileDbDriver):
 
     def save_dict(self, key: str, data: dict[str, Any]) -> None:
         """Write a record atomically."""
-        write_text(self.path(key), self._serializer.to_string(data))
+        write_text(self.path(key), to_text(data))
 
     def delete(self, key: str) -> None:
         """Remove a record, if it is there."""
@@ -170,24 +161,14 @@ class RecordDriver(FileDbDriver):
 class IndexDriver(FileIndexDbDriver):
     """One index: a file that maps names to keys of records."""
 
-    _cache: dict[str, Any] | None
-
     def __init__(self, records: Records, index: Any):
-        super().__init__(JsonRecords(), index, records.folder / "indexes" / f"{index.__name__}.json")
-        self._records = records
-
-    def _load_cache(self) -> None:
-        if self._cache is None:
-            self._cache = self._records.read(self._index_path) or {}
+        super().__init__(None, index, records.folder / "indexes" / f"{index.__name__}.json")
+        self.entries: dict[str, str] = records.read(self._index_path) or {}
+        """The keys by their names."""
+        self._cache = self.entries
 
     def _save_cache(self) -> None:
-        write_text(self._index_path, self._serializer.to_string(self._cache))
-
-    @property
-    def entries(self) -> dict[str, str]:
-        """The keys by their names."""
-        self._load_cache()
-        return self._cache or {}
+        write_text(self._index_path, to_text(self.entries))
 
     def get_all(self) -> list[str]:
         """The keys of all records in the index, as labml's driver for MongoDB returns them."""

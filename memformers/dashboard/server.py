@@ -2,13 +2,12 @@
 
 import contextlib
 import errno
-import json
 import signal
 import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -16,12 +15,12 @@ import platformdirs
 from filelock import Timeout
 
 from memformers.common.errors import UserError
-from memformers.common.files import locked
+from memformers.common.files import locked, read_json, write_json
 from memformers.common.network import LOOPBACK
 from memformers.common.processes import handling
 from memformers.runs.card import read_card
 from memformers.runs.reader import find_runs
-from memformers.tracking.discovery import announced, api_address, note_comparison
+from memformers.tracking.discovery import announce, api_address, note_comparison
 from memformers.tracking.feeding import feed
 
 INSTALL = "pip install '.[dashboard]' in a clone of the repository"
@@ -34,29 +33,28 @@ def serve(folder: Path | None, host: str, port: int, imported: Sequence[Path], o
     """Run the dashboard whose records are in ``folder``, by default in the user's folder for data, until
     Ctrl-C, and bring the runs in the ``imported`` folders to it. If one already runs on the folder, bring the
     runs to that one, if there are any. ValueError if it can't be started."""
-    found = {place: find_runs(place) for place in imported}
-    runs = [run for inside in found.values() for run in inside]
-    for together in {
-        run if run == place else run.parent for place, inside in found.items() for run in inside
-    }:
+    runs = {run: place for place in imported for run in find_runs(place)}
+    for together in {run if run == place else run.parent for run, place in runs.items()}:
         note_comparison(together)
     folder = folder or platformdirs.user_data_path("memformers") / "dashboard"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         lock = locked(folder / ".lock")
     except Timeout:
-        owner = address_in(folder)
+        owner = "an address that it is about to open"
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            owner = str(read_json(folder / ADDRESS)["url"])
         if not (runs and owner.startswith("http")):
             raise UserError(
                 f"{folder} belongs to the dashboard that runs at {owner}; open that one, or name another "
                 f"folder with --folder."
             ) from None
         print(f"dashboard: {owner}")
-        bring_in(runs, owner)
+        bring_in(list(runs), owner)
         return
     with lock:
         (folder / ADDRESS).unlink(missing_ok=True)  # that of the previous one
-        serve_alone(folder, host, port, runs, open_browser)
+        serve_alone(folder, host, port, list(runs), open_browser)
 
 
 def serve_alone(folder: Path, host: str, port: int, runs: list[Path], open_browser: bool) -> None:
@@ -68,13 +66,16 @@ def serve_alone(folder: Path, host: str, port: int, runs: list[Path], open_brows
     except ImportError as error:
         raise UserError(f"the dashboard needs {error.name}, which is not installed: {INSTALL}") from None
     quiet_labml(folder / LOG_FILE)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
     with listen(host, port) as listener:
-        port = listener.getsockname()[1]
         here = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
-        url = f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"
+        url = f"http://{f'[{here}]' if ':' in here else here}:{listener.getsockname()[1]}"
         names = frozenset({host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
         app = build(names, open_records(folder, say))
-        (folder / ADDRESS).write_text(json.dumps({"url": url}), encoding="utf-8")
+        write_json(folder / ADDRESS, {"url": url})
         if host not in LOOPBACK:
             say(f"it listens on {host} and has no login: whoever reaches that sees and changes all.")
         config = uvicorn.Config(
@@ -85,18 +86,15 @@ def serve_alone(folder: Path, host: str, port: int, runs: list[Path], open_brows
             threading.Thread(target=bring_in, args=(runs, url), daemon=True).start()
         if open_browser:
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-        with announced(url), ends_well():
-            print(f"dashboard: {url}  (Ctrl-C ends it; records in {folder})", flush=True)
+        announce(url)
+        print(f"dashboard: {url}  (Ctrl-C ends it; records in {folder})", flush=True)
+        with (
+            handling(signal.SIGINT, stop),
+            handling(signal.SIGTERM, stop),
+            contextlib.suppress(KeyboardInterrupt),
+        ):
             uvicorn.Server(config).run(sockets=[listener])
     print("dashboard: stopped")
-
-
-def address_in(folder: Path) -> str:
-    """The address of the dashboard that runs on the folder."""
-    try:
-        return str(json.loads((folder / ADDRESS).read_text(encoding="utf-8"))["url"])
-    except (OSError, ValueError, KeyError):
-        return "an address that it is about to open"
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -110,21 +108,6 @@ def listen(host: str, port: int) -> socket.socket:
                 f"port {port} is taken by another program; choose one with --port, or 0 for any."
             ) from None
         raise UserError(f"host={host!r} and port={port} can't be listened on: {error}") from None
-
-
-@contextlib.contextmanager
-def ends_well() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM, after which uvicorn has closed everything, end only the block."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with (
-        handling(signal.SIGINT, stop),
-        handling(signal.SIGTERM, stop),
-        contextlib.suppress(KeyboardInterrupt),
-    ):
-        yield
 
 
 def bring_in(runs: list[Path], url: str) -> None:

@@ -1,7 +1,7 @@
 """Arms: runs that differ only in their seed, with their means, curves and paired differences."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from statistics import fmean
 from typing import Any
@@ -53,6 +53,8 @@ class Measure:
 
     def shown_difference(self, value: Mean | float | None, *, signed: bool = True) -> str:
         """A difference of two values, or its size if it is not ``signed``."""
+        if isinstance(value, Mean) and not signed:
+            value = replace(value, mean=abs(value.mean))
         return number(value, self.form, self.unit_of_differences, scale=self.scale, signed=signed)
 
     def cell(self, difference: Mean | None) -> str:
@@ -120,23 +122,23 @@ class Arm:
         budget = max(run.budget for run in self.counted)
         return {seed: _thinned(*points, budget) for seed, points in found.items() if len(points[0])}
 
-    def curve(self, metric: str, over: str = TOKENS) -> list[tuple[float, Mean]]:
-        """The mean of the place and that of the ``metric`` at each number of tokens that the curves of all
-        seeds have."""
-        every = list(self.curves(metric, over).values())
+    def curve(self, metric: str, over: str = TOKENS, base: "Arm | None" = None) -> list[tuple[float, Mean]]:
+        """At each number of tokens that the curves of all seeds have, the mean of the place, and that of the
+        ``metric`` or of its difference to ``base`` from the same seed."""
+        found = self.curves(metric, over)
+        if base:
+            theirs = base.curves(metric, over)
+            found = {
+                seed: {at: (x, y - theirs[seed][at][1]) for at, (x, y) in curve.items() if at in theirs[seed]}
+                for seed, curve in found.items()
+                if seed in theirs
+            }
+        every = list(found.values())
         shared = [at for at in (every[0] if every else ()) if all(at in curve for curve in every)]
         return [
             (fmean(curve[at][0] for curve in every), mean_of([curve[at][1] for curve in every]))
             for at in shared
         ]
-
-    def curve_minus(self, base: "Arm", metric: str) -> list[tuple[float, Mean]]:
-        """The tokens at which both have the ``metric``, and the mean of their difference over the seeds that
-        both have."""
-        ours, theirs = self.curves(metric), base.curves(metric)
-        pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
-        shared = [at for at in (pairs[0][0] if pairs else ()) if all(at in c for pair in pairs for c in pair)]
-        return [(at, mean_of([a[at][1] - b[at][1] for a, b in pairs])) for at in shared]
 
 
 def _thinned(tokens: Any, places: Any, values: Any, budget: float) -> Curve:

@@ -3,89 +3,92 @@
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
-from memformers.common.intervals import Mean, mean_of
+from memformers.common.intervals import Mean
 from memformers.report import plotting
-from memformers.report.arms import Arm, Result
+from memformers.report.arms import Arm, Quantity, Result
 from memformers.report.markdown import prose
-from memformers.report.plotting import Look, Series
-from memformers.report.sections import stages_of
+from memformers.report.plotting import Series, line_styles
+from memformers.report.sections import not_comparable, stages_of
 from memformers.runs.folder import SECONDS, TOKENS
 
-VALID = "bits_per_character.valid"
+VALID, RECONSTRUCTION, SPEED = "bits_per_character.valid", "reconstruction_loss", "tokens_per_second"
 LOSS = "validation loss (bits per character)"
 
 
-def curve_figures(
-    arms: Sequence[Arm], base: Arm, folder: Path, bands: str, read: str, *, timed: bool
-) -> list[str]:
-    """Every figure of curves that ``arms`` have data for: those against time if they are ``timed``. ``bands``
-    explains the bands, and ``read`` says which part of the held-out text the validation read."""
-    looks = plotting.looks_of([arm.name for arm in arms])
-    stages = stages_of(arms)
+def figures(arms: Sequence[Arm], base: Arm, folder: Path, read: str) -> list[str]:
+    """Every figure that ``arms`` have data for; ``read`` says which part of the held-out text the validation
+    read."""
+    counts = sorted({len(arm.counted) for arm in arms})
+    bands = prose("bands", seeds=" or ".join(map(str, counts))) if counts[-1] > 1 else ""
+    lines, stages = line_styles([arm.name for arm in arms]), stages_of(arms)
 
-    def curves(y: str, over: str = TOKENS, label: str = "{}", *, marked: bool = False) -> list[Series]:
-        look: Look = {} if marked else {"marker": "", "linewidth": 1.0}
-        return [Series(label.format(arm.label), arm.curve(y, over), looks[arm.name] | look) for arm in arms]
+    def curves(
+        metric: str, over: str = TOKENS, label: str = "{}", *, marked: bool = True, against: Arm | None = None
+    ) -> list[Series]:
+        thin = {} if marked else {"marker": "", "linewidth": 1.0}
+        found = [(arm, arm.curve(metric, over, against)) for arm in arms]
+        return [Series(label.format(arm.label), of, lines[arm.name] | thin) for arm, of in found if of]
 
-    def drawn(
-        name: str, title: str, caption: str, y: str, many: Sequence[Series], x: str = "training tokens"
-    ) -> list[str]:
-        many = [series for series in many if series.points]
-        if not many:
-            return []
-        figure, [axes] = plotting.panels([2.7])
-        if name == "reconstruction_loss":
-            axes.set_yscale("log")
-        plotting.draw_lines(axes, many)
-        if name == "tokens_per_second":
-            axes.set_ylim(bottom=0)
-        plotting.style(axes, x, y)
-        if x == "training tokens":
-            plotting.mark(axes, stages)
-            caption = " ".join([caption, *[prose("growth")] * bool(stages)])
-        return [plotting.save_figure(figure, folder, name, title, f"{caption} {bands}".strip())]
-
-    compared = arms if len(arms) > 1 and len(base.counted) > 1 else ()
-    reconstruction = "reconstruction_loss"
-    return [
-        *drawn("validation_tokens", "Validation loss against training tokens",
-               prose("validation_tokens", read=read), LOSS, curves(VALID, marked=True)),
-        *drawn("differences", "Validation loss minus the baseline's, against training tokens",
-               prose("differences", base=base.label),
-               "validation loss minus the baseline's\n(bits per character)",
-               [Series(arm.label, arm.curve_minus(base, VALID), looks[arm.name]) for arm in compared]),
-        *drawn("validation_time", "Validation loss against training time", prose("validation_time"), LOSS,
-               curves(VALID, SECONDS, marked=True) if timed else [], "training time (seconds)"),
-        *drawn(reconstruction, "Loss of the compression functions against training tokens",
-               prose(reconstruction), "reconstruction loss\n(MSE, sum over layers)",
-               curves(f"{reconstruction}.train", label="{}, training")
-               + curves(f"{reconstruction}.valid", label="{}, validation", marked=True)),
-        *drawn("tokens_per_second", "Training speed against training tokens",
-               prose("tokens_per_second", grows=bool(stages)), "training tokens per second",
-               curves("tokens_per_second")),
-    ]  # fmt: skip
+    is_timed = len(arms) == 1 or not not_comparable(arms)
+    has_differences = len(arms) > 1 and len(base.counted) > 1
+    every: dict[str, tuple[str, str, list[Series], dict[str, Any]]] = {
+        "validation_tokens": (
+            "Validation loss against training tokens", LOSS, curves(VALID), {"read": read},
+        ),
+        "differences": (
+            "Validation loss minus the baseline's, against training tokens",
+            "validation loss minus the baseline's\n(bits per character)",
+            curves(VALID, against=base) if has_differences else [], {"base": base.label},
+        ),
+        "validation_time": (
+            "Validation loss against training time", LOSS, curves(VALID, SECONDS) if is_timed else [], {},
+        ),
+        RECONSTRUCTION: (
+            "Loss of the compression functions against training tokens",
+            "reconstruction loss\n(MSE, sum over layers)",
+            curves(f"{RECONSTRUCTION}.train", label="{}, training", marked=False)
+            + curves(f"{RECONSTRUCTION}.valid", label="{}, validation"), {},
+        ),
+        SPEED: (
+            "Training speed against training tokens", "training tokens per second",
+            curves(SPEED, marked=False), {"grows": bool(stages)},
+        ),
+    }  # fmt: skip
+    parts = []
+    for name, (title, y, many, about) in every.items():
+        if many:
+            figure, [axes] = plotting.panels([2.7])
+            axes.set_yscale("log" if name == RECONSTRUCTION else "linear")
+            plotting.draw_lines(axes, many)
+            if name == SPEED:
+                axes.set_ylim(bottom=0)
+            over_tokens = name != "validation_time"
+            plotting.style(axes, "training tokens" if over_tokens else "training time (seconds)", y)
+            plotting.mark(axes, stages if over_tokens else [])
+            grows = prose("growth") if stages and over_tokens else ""
+            caption = " ".join(filter(None, [prose(name, **about), grows, bands]))
+            parts.append(plotting.save_figure(figure, folder, name, title, caption))
+    return [*parts, *position_figure(arms, base, folder, bands)]
 
 
 def position_figure(arms: Sequence[Arm], base: Arm, folder: Path, bands: str) -> list[str]:
     """The loss by position in the segment: above, that of each arm; below, if there are several seeds, the
     difference to that of ``base`` from the same seed. Nothing if no run has finished."""
-    looks = plotting.looks_of([arm.name for arm in arms])
-    found = {
-        "loss (bits per character)": [(arm, by_octave(arm)) for arm in arms],
-        f"minus that of\n{base.label}": [(arm, by_octave(arm, base)) for arm in arms if arm is not base],
-    }
+    lines = line_styles([arm.name for arm in arms])
+    above = [(arm, by_octave(arm)) for arm in arms]
+    below = [(arm, by_octave(arm, base)) for arm in arms if arm is not base]
+    found = {"loss (bits per character)": above, f"minus that of\n{base.label}": below}
     found = {name: [(arm, of) for arm, of in pairs if of] for name, pairs in found.items()}
     found = {name: pairs for name, pairs in found.items() if pairs}
     if not found:
         return []
     figure, places = plotting.panels([2.6] * len(found))
     for axes, (name, pairs) in zip(places, found.items(), strict=True):
-        many = [
-            Series(arm.label, [((a * z) ** 0.5, mean) for (a, z), mean in octaves.items()], looks[arm.name])
-            for arm, octaves in pairs
-        ]
-        plotting.draw_lines(axes, many)
+        for arm, of in pairs:
+            points = [((first * last) ** 0.5, mean) for (first, last), mean in of.items()]
+            plotting.draw_lines(axes, [Series(arm.label, points, lines[arm.name])])
         plotting.style(axes, "position in the segment (tokens)", name)
         plotting.octave_axis(axes, [first for first, _ in pairs[0][1]])
     if len(places) > 1:
@@ -96,33 +99,30 @@ def position_figure(arms: Sequence[Arm], base: Arm, folder: Path, bands: str) ->
 
 
 def by_octave(arm: Arm, base: Arm | None = None) -> dict[tuple[int, int], Mean]:
-    """The mean loss in each octave of positions over seeds, or the difference to that of ``base`` from the
-    same seed; no difference for a single seed, and none if the segments have different lengths."""
-    results = {seed: octave_means(result) for seed, result in arm.results.items()}
-    if base is None:
-        pairs = [(octaves, dict.fromkeys(octaves, 0.0)) for octaves in results.values()]
-    else:
-        theirs = {seed: octave_means(result) for seed, result in base.results.items()}
-        pairs = [(octaves, theirs[seed]) for seed, octaves in results.items() if seed in theirs]
-        if len(pairs) < 2 or any(a.keys() != b.keys() for a, b in pairs):
-            return {}
-    octaves = pairs[0][0] if pairs else ()
-    return {octave: mean_of([a[octave] - b[octave] for a, b in pairs]) for octave in octaves}
+    """The mean loss over seeds at the positions 1, 2, 3 – 4, 5 – 8 and so on of a segment, by the first and
+    the last, or the difference to that of ``base`` from the same seed; no difference for a single seed, and
+    none if the segments have different lengths."""
+    results = [*arm.results.values(), *(base or arm).results.values()]
+    lengths = {len(result["loss_by_position"]) for result in results}
+    if len(lengths) != 1:
+        return {}
+
+    def between(first: int, last: int) -> Quantity:
+        return lambda result: bits(result, fmean(result["loss_by_position"][first - 1 : last]))
+
+    [length], found = lengths, {}
+    firsts = [1, 2, *(2**i + 1 for i in range(1, length.bit_length()))]
+    for first in (first for first in firsts if first <= length):
+        last = min(max(2 * (first - 1), 1), length)
+        mean = arm.minus(base, between(first, last)) if base else arm.mean(between(first, last))
+        if mean and (mean.n > 1 or not base):
+            found[first, last] = mean
+    return found
 
 
 def bits(result: Result, nats: float = 1.0) -> float:
     """Nats per token as bits per character of the text of ``result``."""
     return float(nats * result["bits_per_character"] / result["loss"])
-
-
-def octave_means(result: Result) -> dict[tuple[int, int], float]:
-    """The mean loss at the positions 1, 2, 3 – 4, 5 – 8 and so on of a segment, by the first and the last."""
-    by_position, found, first = result["loss_by_position"], {}, 1
-    while first <= len(by_position):
-        last = min(max(2 * (first - 1), 1), len(by_position))
-        found[first, last] = bits(result, fmean(by_position[first - 1 : last]))
-        first = last + 1
-    return found
 
 
 def save_loss_by_position(

@@ -10,12 +10,11 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
+from markdown_it.common.utils import escapeHtml
 
 from memformers.common.intervals import Mean
 
 DASH = "–"
-PARSER = MarkdownIt("commonmark", {"html": False}).enable("table")
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True,
     lstrip_blocks=True,
@@ -32,10 +31,6 @@ def plain(text: str) -> str:
         return text
     marks = r"([\\`*\[\]<>|]|\b_+|_+\b|&(?=#?\w+;))"
     return re.sub(marks, lambda found: "".join(f"\\{c}" for c in found[0]), " ".join(text.splitlines()))
-
-
-TEMPLATES.filters["plain"] = plain
-TEMPLATES.filters["lines"] = lambda texts: "\n".join(f"- {text}" for text in texts)
 
 
 def prose(name: str, **values: Any) -> Markup:
@@ -63,13 +58,25 @@ def number(
     return f"{scale * mean:{'+' if signed else ''}{form}}{interval}{unit}".replace("-", "−")
 
 
+TEMPLATES.filters |= {
+    "plain": plain, "number": number, "lines": lambda texts: "\n".join(f"- {text}" for text in texts),
+}  # fmt: skip
+
+
 def fenced(text: str) -> str:
     """A code block that no text inside can end."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
     return f"{fence}text\n{text.rstrip()}\n{fence}"
 
 
+def _text(self: Any, tokens: Sequence[Any], i: int, options: Any, env: Any) -> str:
+    """The HTML of a text, in which no line ends between a number and its interval or its unit."""
+    text = re.sub(r" ± |(?<=\d) (?=(?:s|MiB)\b|%)", lambda t: t[0].replace(" ", "\xa0"), tokens[i].content)
+    return escapeHtml(text)
+
+
+PARSER = MarkdownIt("commonmark", {"html": False}).enable("table")
+PARSER.add_render_rule("text", _text)
 MOST_CLAIMS = 4
 """The number of claims that a terminal shows beside their table."""
 
@@ -77,43 +84,27 @@ MOST_CLAIMS = 4
 def answer_of(markdown: str, width: int = 80) -> str:
     """What a report comes to, in lines of at most ``width`` characters: its headline, its first table, and
     the warnings and claims that it has above its first figure; of more than a few claims, only the table."""
-    headline = ""
-    bold: list[str] = []
-    warnings: list[str] = []
+    headline, tables = "", 0
+    rows: list[list[str]] = []
+    said: list[str] = []
     claims: list[str] = []
-    tokens = PARSER.parse(markdown.partition("\n\n![")[0].partition("\n\n##")[0])
-    for before, token in pairwise(tokens):
-        if token.type != "inline":
-            continue
-        if before.tag == "h1":
-            headline = text_of(token)
+    for before, token in pairwise(PARSER.parse(markdown.partition("\n\n![")[0].partition("\n\n##")[0])):
+        text = "".join(child.content for child in token.children or [])
+        tables += token.type == "table_open"
+        if token.type == "tr_open" and tables == 1:
+            rows.append([])
+        elif before.tag == "h1":
+            headline = headline or text
+        elif before.type in ("th_open", "td_open") and tables == 1:
+            rows[-1].append(text)
         elif before.type == "paragraph_open" and token.level > 1:
-            (claims if before.hidden else warnings).append(text_of(token))
-        elif before.type == "paragraph_open" and (found := re.match(r"\*\*(.+?)\*\*", token.content)):
-            bold.append(found[1])
-    parts = [headline, text_table(rows, width)] if (rows := first_table(tokens)) else [headline]
-    parts += [fill(text, width) for text in dict.fromkeys((*warnings, *bold))]
+            (claims if before.hidden else said).append(text)
+        elif before.type == "paragraph_open" and (bold := re.match(r"\*\*(.+?)\*\*", token.content)):
+            said.append(bold[1])
+    parts = [headline, *([text_table(rows, width)] if rows else []), *(fill(text, width) for text in said)]
     if 0 < len(claims) <= MOST_CLAIMS:
         parts.append("\n".join(fill(f"- {claim}", width, subsequent_indent="  ") for claim in claims))
     return "\n\n".join(parts)
-
-
-def text_of(token: Token) -> str:
-    """What an inline ``token`` says, without its marks."""
-    return "".join(child.content for child in token.children or [])
-
-
-def first_table(tokens: Sequence[Token]) -> list[list[str]]:
-    """The cells of the first table, its head first; empty if there is none."""
-    rows: list[list[str]] = []
-    for before, token in pairwise(tokens):
-        if token.type == "tr_open":
-            rows.append([])
-        elif before.type in ("th_open", "td_open"):
-            rows[-1].append(text_of(token))
-        elif token.type == "table_close":
-            break
-    return rows
 
 
 def text_table(rows: Sequence[Sequence[str]], width: int) -> str:
@@ -126,14 +117,12 @@ def text_table(rows: Sequence[Sequence[str]], width: int) -> str:
     for row in rows:
         cells = [wrap(cell, w, break_on_hyphens=False) or [""] for cell, w in zip(row, widths, strict=True)]
         height = max(map(len, cells))
-        for i in range(height):
-            at = i if row is not rows[0] else i - height  # heads stand on the line below them
-            parts = [cell[at] if -len(cell) <= at < len(cell) else "" for cell in cells]
-            shown = [
-                parts[0].ljust(widths[0]),
-                *(p.rjust(w) for p, w in zip(parts[1:], widths[1:], strict=True)),
-            ]
-            lines.append("  ".join(shown).rstrip())
+        for cell in cells:
+            missing = [""] * (height - len(cell))
+            cell[:] = missing + cell if row is rows[0] else cell + missing  # heads stand on the line below
+        for first, *others in zip(*cells, strict=True):
+            right = (part.rjust(w) for part, w in zip(others, widths[1:], strict=True))
+            lines.append("  ".join([first.ljust(widths[0]), *right]).rstrip())
         if row is rows[0]:
             lines.append("  ".join("-" * w for w in widths))
     return "\n".join(lines)

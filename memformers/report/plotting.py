@@ -4,6 +4,7 @@ readers can distinguish."""
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
 from memformers.common.files import replacing
 from memformers.common.intervals import Mean
@@ -30,40 +31,38 @@ FEWEST_FOR_A_LINE = 3
 GREY, PALE = "#888888", "#bbbbbb"
 APART = 0.16
 """The distance between the marks of two series at the same place; places have a distance of 1."""
-Look = dict[str, Any]
+LineStyle = dict[str, Any]
 """A colour, a line and a marker, as matplotlib's keyword arguments."""
 
 
-def _look(color: str, linestyle: object, marker: str) -> Look:
+def _line(color: str, linestyle: object, marker: str) -> LineStyle:
     return {"color": color, "linestyle": linestyle, "marker": marker, "markersize": 4.0, "linewidth": 1.3}
 
 
 # Okabe and Ito's palette (2008), with a line and a marker of its own for print without colour.
-BLUE = _look("#0072B2", ":", "o")
-ORANGE = _look("#D55E00", "-", "s")
-GREEN = _look("#009E73", "--", "^")
-PINK = _look("#CC79A7", "-.", "D")
-SKY = _look("#56B4E9", (0, (4, 1, 1, 1)), "v")
-AMBER = _look("#E69F00", (0, (2, 1)), "P")
-BLACK = _look("#000000", (0, (1, 1)), "X")
+BLUE = _line("#0072B2", ":", "o")
+ORANGE = _line("#D55E00", "-", "s")
+GREEN = _line("#009E73", "--", "^")
+PINK = _line("#CC79A7", "-.", "D")
+SKY = _line("#56B4E9", (0, (4, 1, 1, 1)), "v")
+AMBER = _line("#E69F00", (0, (2, 1)), "P")
+BLACK = _line("#000000", (0, (1, 1)), "X")
 PALETTE = (BLUE, ORANGE, GREEN, PINK, SKY, AMBER, BLACK)
-LOOKS = {"transformer": BLUE, "no-memory": BLUE, "transformer-xl": ORANGE, "compressive": GREEN,
-         "conv": GREEN, "frozen": PINK, "mean": SKY, "ceiling": AMBER}  # fmt: skip
-"""The looks of arms with these names in every figure and on the live page."""
+LINE_STYLES = {"transformer": BLUE, "no-memory": BLUE, "transformer-xl": ORANGE, "compressive": GREEN,
+               "conv": GREEN, "frozen": PINK, "mean": SKY, "ceiling": AMBER}  # fmt: skip
+"""Those of arms with these names, in every figure and on the live page."""
 DARK = {"#0072b2": "#3fa9e8", "#d55e00": "#f58a3c", "#009e73": "#2ccb9e", "#cc79a7": "#e29bc6",
         "#56b4e9": "#8cd0f5", "#e69f00": "#f0bc45", "#000000": "#e3e3e3", "#ffffff": "#17191c",
         "#888888": "#999999", "#bbbbbb": "#555555", "#b0b0b0": "#666666", "#666666": "#aaaaaa"}  # fmt: skip
 """The colours of a dark page, by those of a light one."""
-OTHER_LOOKS = PALETTE[3:]
-"""The looks of arms with other names, in their order; after the last, they repeat."""
 
 
-def looks_of(names: Sequence[str]) -> dict[str, Look]:
-    """The look of each arm."""
-    others = [name for name in names if name not in LOOKS]
-    taken = [LOOKS[name]["color"] for name in names if name in LOOKS]
-    free = [look for look in OTHER_LOOKS if look["color"] not in taken] or OTHER_LOOKS
-    return LOOKS | {name: free[i % len(free)] for i, name in enumerate(others)}
+def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
+    """The style of each arm; after the last of the palette, those of arms with other names repeat."""
+    taken = [LINE_STYLES[name]["color"] for name in names if name in LINE_STYLES]
+    free = [line for line in PALETTE[3:] if line["color"] not in taken] or PALETTE[3:]
+    others = (name for name in dict.fromkeys(names) if name not in LINE_STYLES)
+    return LINE_STYLES | dict(zip(others, cycle(free), strict=False))
 
 
 @dataclass(frozen=True)
@@ -73,28 +72,23 @@ class Series:
     label: str
     """Its name in the legend; empty: it is not there."""
     points: Sequence[tuple[float, Mean]]
-    look: Look
+    line: LineStyle
     bars: Sequence[tuple[float, float]] = ()
     """How far the interval of each mean reaches below and above it, if that is not its half width."""
     scale: float = 1.0
     """The factor by which it is multiplied when it is drawn: 100 for percent."""
 
     @property
-    def legend(self) -> str | None:
-        """Its label for matplotlib, which would hide one that begins with _."""
-        return (literal(self.label).lstrip("_") or "run") if self.label else None
+    def style(self) -> LineStyle:
+        """What matplotlib draws it with; its label there must not begin with _, which would hide it."""
+        return self.line | {"label": (literal(self.label).lstrip("_") or "run") if self.label else None}
 
-    def coordinates(self) -> tuple[np.ndarray, np.ndarray]:
-        """The places of its points, and their means."""
-        return np.array([at for at, _ in self.points], float), np.array(
-            [self.scale * m.mean for _, m in self.points]
-        )
-
-    def lengths(self) -> np.ndarray | None:
-        """The intervals below and above the means, ``[2, points]``; None without any."""
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """The places, the means, and ``[2, points]`` how far the intervals reach; None without any."""
         bars = self.bars or [(mean.half_width, mean.half_width) for _, mean in self.points]
-        found = self.scale * np.array(bars, dtype=float).reshape(-1, 2).T
-        return None if np.isnan(found).all() else found
+        reach = self.scale * np.array(bars, float).reshape(-1, 2).T
+        means = self.scale * np.array([mean.mean for _, mean in self.points])
+        return np.array([at for at, _ in self.points], float), means, None if np.isnan(reach).all() else reach
 
 
 def panels(
@@ -108,16 +102,16 @@ def panels(
 
 
 def style(axes: Axes, x: str = "", y: str = "", title: str = "") -> None:
-    """Set the names of the axes and the look that all panels share."""
+    """Set the names of the axes and what else all panels share."""
     axes.set_xlabel(literal(x), fontsize=9)
     axes.set_ylabel(literal(y), fontsize=9)
     if title:
         axes.set_title(literal(title), fontsize=9, loc="left")
     axes.tick_params(labelsize=8, which="both")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(thousands))
+        axis.set_major_formatter(thousands)
     if axes.get_yscale() == "log":
-        axes.yaxis.set_minor_formatter(FuncFormatter(thousands))
+        axes.yaxis.set_minor_formatter(thousands)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
 
@@ -126,7 +120,7 @@ def octave_axis(axes: Axes, ticks: Sequence[float]) -> None:
     """Make the horizontal axis logarithmic, with these ``ticks``."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks)
-    axes.xaxis.set_major_formatter(FuncFormatter(thousands))
+    axes.xaxis.set_major_formatter(thousands)
     axes.xaxis.set_minor_locator(NullLocator())
 
 
@@ -143,29 +137,28 @@ def draw_lines(axes: Axes, many: Sequence[Series]) -> None:
         if len(series.points) < FEWEST_FOR_A_LINE:
             draw_marks(axes, [series])
             continue
-        x, mean = series.coordinates()
-        axes.plot(x, mean, label=series.legend, **series.look)
-        if (lengths := series.lengths()) is not None:
-            low = mean - lengths[0]
+        x, mean, reach = series.arrays()
+        axes.plot(x, mean, **series.style)
+        if reach is not None:
+            low = mean - reach[0]
             if axes.get_yscale() == "log":  # which can't show zero and negative values
                 low = np.maximum(low, mean.min() / 10)
-            axes.fill_between(x, low, mean + lengths[1], color=series.look["color"], alpha=0.18, linewidth=0)
+            axes.fill_between(x, low, mean + reach[1], color=series.line["color"], alpha=0.18, linewidth=0)
 
 
 def draw_marks(axes: Axes, many: Sequence[Series], apart: float = 0.0, *, horizontal: bool = False) -> None:
     """Marks with bars, joined by a line if there are three or more; each of ``many`` series is moved so that
     the next one is this far ``apart``. ``horizontal``: the values are on the horizontal axis."""
     for number, series in enumerate(many):
-        x, mean = series.coordinates()
+        x, mean, reach = series.arrays()
         x = x + apart * (number - (len(many) - 1) / 2)
-        look = {**series.look, "marker": series.look["marker"] or "."}
+        style = series.style | {"marker": series.line["marker"] or ".", "capsize": 2.5}
         if len(x) < FEWEST_FOR_A_LINE:
-            look["linestyle"] = "none"
-        bars = series.lengths()
+            style["linestyle"] = "none"
         if horizontal:
-            axes.errorbar(mean, x, xerr=bars, label=series.legend, capsize=2.5, **look)
+            axes.errorbar(mean, x, xerr=reach, **style)
         else:
-            axes.errorbar(x, mean, yerr=bars, label=series.legend, capsize=2.5, **look)
+            axes.errorbar(x, mean, yerr=reach, **style)
 
 
 def categories(axes: Axes, names: Sequence[str], *, horizontal: bool = False, rotation: float = 0.0) -> None:
@@ -187,8 +180,8 @@ def legend(figure: Figure, handles: Sequence[Any] = (), columns: int = 2) -> Non
     if max(map(len, named), default=0) > LONG_NAME:
         columns = 1
     figure.set_figheight(figure.get_figheight() + LINE * math.ceil(len(named) / columns))
-    look = {"frameon": False, "fontsize": 8, "ncols": columns}
-    figure.legend(named.values(), named, loc="outside lower center", **look)
+    style = {"frameon": False, "fontsize": 8, "ncols": columns}
+    figure.legend(named.values(), named, loc="outside lower center", **style)
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -211,7 +204,7 @@ def save_figure(figure: Figure, folder: Path, name: str, title: str, caption: st
     return f"![{plain(title)}]({FIGURES}/{name}.png)\n\n{caption}"
 
 
-def thousands(value: float, _: int | None = None) -> str:
+def thousands(value: float, _: float = 0.0) -> str:
     """12000 as 12k, 1500000 as 1.5M."""
     if abs(value) >= 1e6:
         text = f"{value / 1e6:g}M"

@@ -1,16 +1,17 @@
-"""The last section of a report: everything needed to make it again."""
+"""The end of a report: everything needed to make it again, and its numbers."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from memformers.common.files import csv_text, write_json, write_text
 from memformers.report.arms import Arm
 from memformers.report.markdown import DASH, prose, table
 from memformers.report.sections import all_runs, unfair_settings
 from memformers.runs.card import Card, known_card
-from memformers.runs.folder import flatten
+from memformers.runs.folder import RESULTS, TABLE, flatten
 from memformers.runs.plan import read_plan
 from memformers.runs.reader import differing_settings
 
@@ -18,27 +19,24 @@ from memformers.runs.reader import differing_settings
 def how_it_was_made(arms: Sequence[Arm], base: Arm, folder: Path, method: str) -> list[str]:
     """The last section of the report of ``folder``; ``method`` says how its task is measured."""
     alike = [prose("fairness")] if len(arms) > 1 and not unfair_settings(arms, base) else []
-    return [
-        "## How it was made",
-        " ".join([*alike, *parameters_that_differ(arms, base), method, prose("costs")]),
-        facts_table(arms, folder),
-        "### Settings",
-        *settings_tables(arms),
-    ]
-
-
-def parameters_that_differ(arms: Sequence[Arm], base: Arm) -> list[str]:
-    """How many more or fewer parameters arms have than ``base``, as a sentence; empty if there is no
-    difference."""
     level = base.first.facts["parameters"]
-    more = {arm.label: arm.first.facts["parameters"] - level for arm in arms}
-    told = [
-        prose("parameters", label=label, n=f"{abs(n):,}", kind="more" if n > 0 else "fewer",
-              base=base.label, share=f"{abs(n) / level:.1%}")
-        for label, n in more.items()
-        if n
-    ]  # fmt: skip
-    return [prose("unequal_size", more=told)] if told else []
+    more = {arm.label: n for arm in arms if (n := arm.first.facts["parameters"] - level)}
+    sizes = [prose("unequal_size", more=more, base=base.label, level=level)] if more else []
+    tables = [facts_table(arms, folder), "### Settings", *settings_tables(arms)]
+    return ["## How it was made", " ".join([*alike, *sizes, method, prose("costs")]), *tables]
+
+
+def write_results(
+    folder: Path, arms: Sequence[Arm], base: Arm, numbers: Callable[[Arm], dict[str, Any]],
+    head: Sequence[str], lines: Sequence[Sequence[Any]], **about: Any,
+) -> None:  # fmt: skip
+    """Write the ``numbers`` of each arm, its means over seeds with half the widths of their 95 % intervals,
+    and ``about`` all, as ``results.json``, and what each training run came to as ``results.csv``."""
+    found = [
+        {"name": arm.name, "label": arm.label, "seeds": list(arm.results), **numbers(arm)} for arm in arms
+    ]
+    write_json(folder / RESULTS, {"base": base.name, **about, "arms": found})
+    write_text(folder / TABLE, csv_text(head, lines))
 
 
 def facts_table(arms: Sequence[Arm], folder: Path) -> str:
@@ -52,6 +50,10 @@ def facts_table(arms: Sequence[Arm], folder: Path) -> str:
     times = min(card.started for card in cards), max(card.ended for card in cards)
     dates = [f"{datetime.fromtimestamp(t, timezone.utc):%Y-%m-%d %H:%M} UTC" for t in times if t]
     characters = f"{corpus['characters']:,}, {corpus['sha256']}" if "sha256" in corpus else ""
+
+    def distinct(values: Iterable[str | None]) -> str:
+        return "; ".join(dict.fromkeys(value for value in values if value))
+
     rows = {
         "name": folder.resolve().name,
         "trained": " to ".join(dates),
@@ -67,24 +69,15 @@ def facts_table(arms: Sequence[Arm], folder: Path) -> str:
     return table(["", "value"], [[name, value] for name, value in rows.items() if value])
 
 
-def distinct(values: Iterable[str | None]) -> str:
-    """Each of ``values`` once, without unknown ones."""
-    return "; ".join(dict.fromkeys(value for value in values if value))
-
-
 def settings_tables(arms: Sequence[Arm]) -> list[str]:
     """The settings of ``arms``, those that differ and those that all share, as paragraphs; one that no arm
     uses is left out."""
     of_arms = [shown_settings(arm) for arm in arms]
     differing = differing_settings(of_arms)
     shared = {name: value for name, value in of_arms[0].items() if name not in differing and value != DASH}
-    parts = []
-    if differing:
-        rows = [[name, *(settings.get(name, DASH) for settings in of_arms)] for name in differing]
-        parts = [
-            prose("settings_differ"),
-            table(["setting", *(arm.label for arm in arms)], rows, numbers=True),
-        ]
+    rows = [[name, *(settings.get(name, DASH) for settings in of_arms)] for name in differing]
+    head = ["setting", *(arm.label for arm in arms)]
+    parts = [prose("settings_differ"), table(head, rows, numbers=True)] if rows else []
     title = "Settings of all arms:" if len(arms) > 1 else "Settings:"
     return [*parts, title, table(["setting", "value"], [*shared.items()])]
 

@@ -1,8 +1,6 @@
 """What every report of arms says: warnings, what the seeds support, and what each arm costs."""
 
-import html
 import json
-import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -13,10 +11,10 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from memformers.common.intervals import Mean, mean_of
+from memformers.common.intervals import Mean, mean_of_known
 from memformers.report.arms import Arm, Column, Measure, arms_table
-from memformers.report.markdown import DASH, fenced, number, prose
-from memformers.report.plotting import looks_of
+from memformers.report.markdown import TEMPLATES, fenced, number, prose
+from memformers.report.plotting import line_styles
 from memformers.runs.folder import CONFIG, FACTS, METRICS, flatten
 from memformers.runs.plan import read_plan
 from memformers.runs.reader import Run, differing_settings
@@ -45,15 +43,11 @@ def all_runs(arms: Sequence[Arm]) -> list[Run]:
 def warnings(arms: Sequence[Arm], base: Arm, folder: Path, *, fewest_tokens: int = 0) -> list[str]:
     """What a reader must know before trusting the numbers; training runs of less than ``fewest_tokens`` are
     too short to compare models."""
-    found = []
-    runs = all_runs(arms)
-    corpus, tokens = runs[0].facts["corpus"], runs[0].config["tokens"]
-    if corpus.get("stands_in_for_tiny_shakespeare"):
-        found.append(prose("stand_in"))
-    if corpus.get("tokenizer") == "ids":
-        found.append(prose("token_ids"))
-    if (scale := scale_of(folder)) < 1:
-        found.append(prose("trial", percent=f"{100 * scale:.3g}"))
+    first = arms[0].runs[0]
+    corpus, tokens = first.facts["corpus"], first.config["tokens"]
+    found: list[str] = [prose("stand_in")] if corpus.get("stands_in_for_tiny_shakespeare") else []
+    found += [prose("token_ids")] if corpus.get("tokenizer") == "ids" else []
+    found += trial(folder)
     if tokens < fewest_tokens:
         found.append(prose("too_few_tokens", corpus=corpus["name"], tokens=f"{tokens:,}"))
     for arm in arms:
@@ -67,11 +61,11 @@ def warnings(arms: Sequence[Arm], base: Arm, folder: Path, *, fewest_tokens: int
     return [f"> {warning}" for warning in found]
 
 
-def scale_of(folder: Path) -> float:
-    """The share of the usual number of tokens with which the comparison in ``folder`` was begun."""
+def trial(folder: Path) -> list[str]:
+    """The warning that the comparison in ``folder`` was begun with a share of the usual number of tokens."""
     plan = read_plan(folder)
-    found = re.search(r"--scale[ =]([\d.]+)", plan.commands[0]) if plan and plan.commands else None
-    return float(found[1]) if found else 1.0
+    scale = re.search(r"--scale[ =]([\d.]+)", plan.commands[0]) if plan and plan.commands else None
+    return [prose("trial", percent=f"{100 * float(scale[1]):.3g}")] if scale and float(scale[1]) < 1 else []
 
 
 def missing(folder: Path) -> dict[str, list[str]]:
@@ -93,23 +87,9 @@ def unfair_settings(arms: Sequence[Arm], base: Arm) -> list[str]:
     runs = all_runs(arms)
     every = differing_settings([dict(flatten(run.config)) for run in runs])
     found = [name for name in every if name not in MAY_DIFFER and not name.startswith("model.own.")]
-    if len({run.facts["corpus"].get("sha256") for run in runs}) > 1:
-        found.append("text")
-    if not all({run.seed for run in arm.runs} & {run.seed for run in base.runs} for arm in arms):
-        found.append("seed")
-    return found
-
-
-def with_more_seeds(arms: Sequence[Arm], folder: Path) -> list[str]:
-    """How the command that began the experiment in ``folder`` adds seeds, as paragraphs; none for a trial, or
-    where no command began it."""
-    plan = read_plan(arms[0].first.folder.parent)
-    words = shlex.split(plan.commands[0]) if plan and plan.commands else []
-    if "--quick" in words or not re.search(r"\b(memformers|experiments)\b", " ".join(words[:3])):
-        return []
-    kept = re.sub(r" --(resume|(seeds|out)[ =]('[^']*'|\S+))(?!\S)", "", shlex.join(words))
-    where = folder.name if folder.is_absolute() else str(folder)
-    return [prose("more_seeds"), fenced(f"{kept} --seeds 5 --resume --out {shlex.quote(where)}")]
+    found += ["text"] * (len({run.facts["corpus"].get("sha256") for run in runs}) > 1)
+    seeds = {run.seed for run in base.runs}
+    return found + ["seed"] * any(seeds.isdisjoint(run.seed for run in arm.runs) for arm in arms)
 
 
 def claims(arms: Sequence[Arm], base: Arm, measures: Sequence[Measure], folder: Path) -> list[str]:
@@ -120,44 +100,35 @@ def claims(arms: Sequence[Arm], base: Arm, measures: Sequence[Measure], folder: 
         return []
     if not base.results:
         return [prose("no_base", base=base.label)]
-    found = [{arm.label: arm.minus(base, m.of) for arm in others} for m in measures]
-    n = max((d.n for by_label in found for d in by_label.values() if d), default=0)
+    found = [[(arm, arm.minus(base, m.of)) for arm in others] for m in measures]
+    n = max((d.n for pairs in found for _, d in pairs if d), default=0)
     if n < 2:
-        return [_of_one_seed(arms, measures[0]), *with_more_seeds(arms, folder)]
+        return of_one_seed(arms, measures[0], folder)
     parts = []
-    for measure, by_label in zip(measures, found, strict=True):
+    for measure, pairs in zip(measures, found, strict=True):
+        about = {"base": base.label, "measure": measure, "level": base.mean(measure.of)}
+        said = [prose("claim", label=arm.label, difference=d, **about) for arm, d in pairs]
         parts += [f"By {measure.label}:"] * (len(measures) > 1)
-        parts.append("\n".join(f"- {claim(label, d, base, measure)}" for label, d in by_label.items()))
-    labels, streams = [measure.label for measure in measures], "recall" in base.first.config
-    many = len(others) * len(measures) > 2
-    about = {"base": base.label, "measures": labels, "n": n, "rounding": ROUNDING}
-    return [*parts, prose("how_compared", **about, own_streams=streams, many=many)]
+        parts.append("\n".join(f"- {claim}" for claim in said))
+    about = {"base": base.label, "measures": [m.label for m in measures], "n": n, "rounding": ROUNDING}
+    about |= {"own_streams": "recall" in base.first.config, "many": len(others) * len(measures) > 2}
+    return [*parts, prose("how_compared", **about)]
 
 
-def _of_one_seed(arms: Sequence[Arm], measure: Measure) -> str:
+def of_one_seed(arms: Sequence[Arm], measure: Measure, folder: Path) -> list[str]:
+    """That nothing is claimed, and how the command that began the experiment in ``folder`` adds seeds, unless
+    it was a trial or no command began it."""
     means = {arm.label: mean.mean for arm in arms if (mean := arm.mean(measure.of))}
-    best, second = [*sorted(means, key=lambda label: -measure.better * means[label]), "", ""][:2]
-    gap = measure.shown_difference(abs(means[best] - means[second]), signed=False) if second else ""
-    gap += "" if measure.unit_of_differences else f" {measure.label}"
-    return prose("one_seed", best=second and best, gap=gap, second=second, rounding=ROUNDING)
-
-
-def claim(label: str, difference: Mean | None, base: Arm, measure: Measure) -> str:
-    """What can be claimed about one arm's ``difference`` to ``base``."""
-    if difference is None or math.isnan(difference.half_width):
-        return prose("too_few_seeds", label=label, base=base.label)
-    size = Mean(abs(difference.mean), difference.half_width, difference.n)
-    about = {"label": label, "n": difference.n}
-    if difference.leaves_out_zero:
-        level = base.mean(measure.of)
-        assert level is not None  # there is a difference
-        relative = "" if measure.unit_of_differences else f"{size.mean / level.mean:.1%}"
-        kind = "better" if difference.mean * measure.better > 0 else "worse"
-        shown = measure.shown_difference(size, signed=False)
-        return prose("better", **about, kind=kind, size=shown, relative=relative)
-    most = measure.shown_difference(size.mean + size.half_width, signed=False)
-    side, shown = "below" if measure.better < 0 else "above", measure.shown_difference(difference)
-    return prose("no_difference", **about, difference=shown, side=side, most=most)
+    best = sorted(means, key=lambda label: -measure.better * means[label])[:2]
+    gap = abs(means[best[0]] - means[best[-1]]) if best else 0.0
+    said: list[str] = [prose("one_seed", best=best, gap=gap, measure=measure, rounding=ROUNDING)]
+    plan = read_plan(arms[0].first.folder.parent)
+    words = shlex.split(plan.commands[0]) if plan and plan.commands else []
+    if "--quick" in words or not re.search(r"\b(memformers|experiments)\b", " ".join(words[:3])):
+        return said
+    kept = re.sub(r" --(resume|(seeds|out)[ =]('[^']*'|\S+))(?!\S)", "", shlex.join(words))
+    where = folder.name if folder.is_absolute() else str(folder)
+    return [*said, prose("more_seeds"), fenced(f"{kept} --seeds 5 --resume --out {shlex.quote(where)}")]
 
 
 def results_table(
@@ -171,31 +142,26 @@ def results_table(
         columns[head] = lambda arm, m=measure: m.shown(arm.mean(m.of))  # type: ignore[misc]
         differences = {arm.name: arm.minus(base, measure.of) for arm in arms if arm is not base}
         if any(d and d.n > 1 for d in differences.values()):
-            columns[f"{head}, minus {base.label}" if len(measures) > 1 else f"minus {base.label}"] = (
-                lambda arm, m=measure, of=differences: m.cell(of.get(arm.name))  # type: ignore[misc]
-            )
+            against = f"{head}, minus {base.label}" if len(measures) > 1 else f"minus {base.label}"
+            columns[against] = lambda arm, m=measure, of=differences: m.cell(of.get(arm.name))  # type: ignore[misc]
     return arms_table(arms, columns | dict(more or {}))
 
 
 def bars(arms: Sequence[Arm], measure: Measure) -> str:
     """What each arm came to, as bars of a page; empty if none has finished."""
-    means = {arm.name: mean for arm in arms if (mean := arm.mean(measure.of))}
-    most, looks = max((mean.mean for mean in means.values()), default=0.0), looks_of([a.name for a in arms])
-    rows = [
-        f'<li><span>{html.escape(arm.label)}</span><i style="--share: {means[arm.name].mean / most:.3f}; '
-        f'background: var(--c{looks[arm.name]["color"][1:].lower()}, {looks[arm.name]["color"]})"></i>'
-        f"<b>{html.escape(measure.shown(means[arm.name]))}</b></li>"
-        for arm in arms
-        if arm.name in means and most > 0
-    ]
-    title = f"<p>{html.escape(measure.label)}, {'less' if measure.better < 0 else 'more'} is better</p>"
-    return f'<section class="bars">{title}<ul>{"".join(rows)}</ul></section>' if rows else ""
+    found = [(arm, mean) for arm in arms if (mean := arm.mean(measure.of))]
+    most, lines = max((mean.mean for _, mean in found), default=0.0), line_styles([arm.name for arm in arms])
+    rows = [(arm.label, lines[arm.name]["color"], mean.mean / most, mean) for arm, mean in found if most > 0]
+    return TEMPLATES.get_template("bars.html").render(rows=rows, measure=measure) if rows else ""
 
 
 def costs_table(arms: Sequence[Arm], base: Arm, more: Mapping[str, Column] | None = None) -> str:
     """The costs and the reach of each arm, a row for each, and the columns ``more``; below the table, why
     there are no ratios of time, if there are none."""
-    why_not = no_ratios(arms, base)
+    why_not = not_comparable(arms)
+    is_timed, ratios = not why_not, {arm.name: time_ratio(arm, base) for arm in arms if arm is not base}
+    if is_timed and not any(ratio and ratio.n > 1 for ratio in ratios.values()):
+        why_not = prose("needs_seeds")
     columns: dict[str, Column] = {
         "keys per layer, without the segment's": lambda arm: number(arm.first.facts["keys"], ",.10g"),
         "memory reach, one layer / all layers (positions)": lambda arm: (
@@ -207,8 +173,9 @@ def costs_table(arms: Sequence[Arm], base: Arm, more: Mapping[str, Column] | Non
         "training time": lambda arm: number(arm.mean("seconds"), ",.0f", " s"),
     }
     if not why_not:
-        ratio = f"training time divided by that of {base.label}"
-        columns[ratio] = lambda arm: DASH if arm is base else number(time_ratio(arm, base), ".2f")
+        columns[f"training time divided by that of {base.label}"] = lambda arm: number(
+            ratios.get(arm.name), ".2f"
+        )
     columns |= {
         "evaluation time": lambda arm: number(arm.mean("evaluation_seconds"), ",.0f", " s"),
         "peak memory": lambda arm: number(
@@ -218,12 +185,12 @@ def costs_table(arms: Sequence[Arm], base: Arm, more: Mapping[str, Column] | Non
         ),
         **(more or {}),
     }
-    note = ""
+    parts = [arms_table(arms, columns)]
     if why_not and len(arms) > 1:
-        note = "\n\n" + prose("no_ratios", curves=bool(not_comparable(arms)), why=why_not)
+        parts.append(prose("no_ratios", curves=not is_timed, why=why_not))
     elif not on_one_machine(all_runs(arms)):
-        note = "\n\n" + prose("not_alike")
-    return arms_table(arms, columns) + note
+        parts.append(prose("not_alike"))
+    return "\n\n".join(parts)
 
 
 def median_speed(arm: Arm) -> str:
@@ -235,16 +202,7 @@ def median_speed(arm: Arm) -> str:
 def time_ratio(arm: Arm, base: Arm) -> Mean | None:
     """The training time of ``arm`` divided by that of ``base`` from the same seed."""
     ours, theirs = arm.values("seconds"), base.values("seconds")
-    ratios = [ours[seed] / theirs[seed] for seed in ours if seed in theirs]
-    return mean_of(ratios) if ratios else None
-
-
-def no_ratios(arms: Sequence[Arm], base: Arm) -> str:
-    """Why there are no ratios of training times, in words; empty if there are."""
-    if why_not := not_comparable(arms):
-        return why_not
-    ratios = [time_ratio(arm, base) for arm in arms if arm is not base]
-    return "" if any(ratio and ratio.n > 1 for ratio in ratios) else prose("needs_seeds")
+    return mean_of_known(ours[seed] / theirs[seed] for seed in ours if seed in theirs)
 
 
 def not_comparable(arms: Sequence[Arm]) -> str:
@@ -284,11 +242,9 @@ def stages_of(arms: Sequence[Arm]) -> list[float]:
     """The tokens at which the memory of any arm became longer during its training, as the middle between two
     training records."""
     found = set()
-    for arm in arms:
-        run = arm.first
+    for run in (arm.first for arm in arms):
         is_said = ~np.isnan(run.metrics.column("memory.length"))
         tokens, keys = run.metrics.column("tokens")[is_said], keys_in_records(run)[is_said]
-        for before, after in pairwise(zip(tokens.tolist(), keys.tolist(), strict=True)):
-            if after[1] > before[1]:
-                found.add((before[0] + after[0]) / 2)
+        pairs = pairwise(zip(tokens.tolist(), keys.tolist(), strict=True))
+        found |= {(at + later) / 2 for (at, before), (later, after) in pairs if after > before}
     return sorted(found)

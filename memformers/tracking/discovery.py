@@ -7,7 +7,6 @@ a note of its folder, by which dashboards find it, also those that are started l
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import platformdirs
@@ -24,19 +23,15 @@ TOKEN = "default"
 COMPARISONS = "/comparisons"
 """Where a dashboard has its pages of them."""
 ANSWER_SECONDS = 2.0
-DASHBOARD = "MEMFORMERS_DASHBOARD"
-"""The environment variable that tells a training, and its relay, which dashboard to use."""
-LABML_URL = "labml_app_url"
-"""The environment variable by which labml itself finds its server."""
+DASHBOARD, LABML_URL = "MEMFORMERS_DASHBOARD", "labml_app_url"
+"""The environment variables that tell a training, and its relay, which dashboard to use; the second is
+labml's own."""
 
 
 def find_dashboard(wish: str) -> str:
-    """Where a run is sent: the labml server's address, ``http://host:port/api/v1/token``; "off"; or
-    "auto", to a dashboard that runs on this machine whenever there is one.
-
-    An empty value means the value of the environment variable, ours or labml's own, else "auto". ValueError
-    for any other word.
-    """
+    """Where a run is sent: to a labml server's address, ``http://host:port/api/v1/token``; nowhere, "off"; or
+    "auto", to a dashboard that runs on this machine whenever there is one. An empty ``wish`` is that of the
+    environment, else "auto". ValueError for any other word."""
     wish = wish or os.environ.get(DASHBOARD, "").strip() or os.environ.get(LABML_URL, "").strip() or AUTO
     if wish not in (AUTO, OFF) and not wish.startswith(("http://", "https://")):
         raise UserError(f"dashboard={wish!r} must be auto, off or an address with http:// or https://.")
@@ -56,11 +51,6 @@ def answers(url: str, seconds: float = ANSWER_SECONDS) -> bool:
         return False
 
 
-def run_address(api: str, run: str) -> str:
-    """Where the labml server that takes runs at ``api`` has the data of a run."""
-    return f"{api.rstrip('/').rpartition('/')[0]}/run/{run}"
-
-
 def check_dashboard(url: str) -> str:
     """The problem with the labml server at ``url``, or an empty string; within two seconds."""
     try:
@@ -71,23 +61,32 @@ def check_dashboard(url: str) -> str:
     return f"answers with an error, {status}" if status >= 500 else ""
 
 
+def api_address(url: str) -> str:
+    """Where runs are sent, for the dashboard at ``url``."""
+    return f"{url}/api/v1/{TOKEN}"
+
+
+def run_address(api: str, run: str) -> str:
+    """Where the labml server that takes runs at ``api`` has the data of a run."""
+    return f"{api.rstrip('/').rpartition('/')[0]}/run/{run}"
+
+
+def page_address(api: str) -> str:
+    """The dashboard's page, for the address that runs are sent to; without a name or a password."""
+    scheme, mark, host = api.partition("/api/")[0].rstrip("/").partition("://")
+    return scheme + mark + host.rpartition("@")[2]
+
+
 def state_folder() -> Path:
     """The folder of these files."""
     return platformdirs.user_state_path("memformers")
 
 
-@contextlib.contextmanager
-def announced(url: str) -> Iterator[None]:
-    """Let trainings find the dashboard of this process, at ``url``, during the block."""
-    note, ours = state_folder() / "dashboard.json", {"url": url, "process": os.getpid()}
-    note.parent.mkdir(parents=True, exist_ok=True)
-    write_json(note, ours)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError, ValueError):
-            if read_json(note) == ours:  # else another one was started since
-                note.unlink()
+def announce(url: str) -> None:
+    """Let trainings find the dashboard of this process, at ``url``. The note stays; it is checked when it is
+    read."""
+    state_folder().mkdir(parents=True, exist_ok=True)
+    write_json(state_folder() / "dashboard.json", {"url": url, "process": os.getpid()})
 
 
 def find_running() -> str:
@@ -97,18 +96,6 @@ def find_running() -> str:
         if ask_json(said["url"] + WHO, ANSWER_SECONDS)["process"] == said["process"]:
             return api_address(said["url"])
     return ""
-
-
-def api_address(url: str) -> str:
-    """Where runs are sent, for the dashboard at ``url``."""
-    return f"{url}/api/v1/{TOKEN}"
-
-
-def page_address(api: str) -> str:
-    """The dashboard's page, for the address that runs are sent to; without a name or a password."""
-    root = api.partition("/api/")[0].rstrip("/")
-    scheme, mark, host = root.partition("://")
-    return scheme + mark + host.rpartition("@")[2]
 
 
 def comparison_id(folder: Path) -> str:
@@ -129,14 +116,13 @@ def note_comparison(folder: Path) -> None:
 
 def noted_comparisons() -> dict[str, Path]:
     """The folders of all comparisons, by their ids; that which was begun last comes first."""
-    found = {}
+    found = []
     for note in (state_folder() / "comparisons").glob("*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             folder = Path(read_json(note)["folder"])
             if comparison_id(folder) == note.stem:
-                found[note.stem] = (note.stat().st_mtime, folder)
-    newest = sorted(found, key=lambda identity: found[identity][0], reverse=True)
-    return {identity: found[identity][1] for identity in newest}
+                found.append((note.stat().st_mtime, note.stem, folder))
+    return {identity: folder for _, identity, folder in sorted(found, reverse=True)}
 
 
 def show_comparison(folder: Path, dashboard: str) -> None:
@@ -146,11 +132,6 @@ def show_comparison(folder: Path, dashboard: str) -> None:
         return
     with contextlib.suppress(OSError):  # where the user's own folders can't be written
         note_comparison(folder)
-    if page := comparison_page(sent_to(dashboard), folder):
-        print(f"dashboard: {page}  (all runs in one chart)", flush=True)
-
-
-def comparison_page(api: str, folder: Path) -> str:
-    """Where the dashboard that takes runs at ``api`` shows the comparison in ``folder``; else empty."""
-    path = f"{COMPARISONS}/{comparison_id(folder)}"
-    return page_address(api) + path if api and answers(api.partition("/api/")[0] + path) else ""
+    api, path = sent_to(dashboard), f"{COMPARISONS}/{comparison_id(folder)}"
+    if api and answers(api.partition("/api/")[0] + path):
+        print(f"dashboard: {page_address(api)}{path}  (all runs in one chart)", flush=True)

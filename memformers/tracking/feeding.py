@@ -35,67 +35,52 @@ RECORDS_A_POLL = 100
 
 def feed(folder: Path, find: Callable[[], str], ended: threading.Event) -> bool:
     """Send the run in ``folder`` to the dashboard that ``find`` gives the address of, as the run grows
-    and until it has ``ended``; whether that dashboard, if there ever was one, got everything."""
-    was_there, said = False, ""
-    while True:
-        last_try = ended.is_set()
+    and until it has ended; whether that dashboard, if there ever was one, got everything."""
+    said, was_there, is_over = "", False, False
+    while not is_over:
+        is_over = ended.is_set()
         if api := find():
             was_there = True
             try:
-                dashboard = Feed(folder, api)
-                while True:
-                    is_over = ended.is_set()
-                    cost = dashboard.send(is_over)
-                    if is_over:
-                        return True
-                    ended.wait(max(SEND_SECONDS, cost / SHARE))
+                send_all(folder, api.rstrip("/"), ended)
+                return True
             except OSError as error:
                 if str(error) != said:
                     said = str(error)
                     print(f"dashboard: {said}", flush=True)
-        if last_try:
-            return not was_there
-        ended.wait(RETRY_SECONDS)
+        if not is_over:
+            ended.wait(RETRY_SECONDS)
+    return not was_there
 
 
-class Feed:
-    """One run on its way to one dashboard; OSError if something else answers, or nothing."""
-
-    def __init__(self, folder: Path, api: str):
-        self.folder = folder
-        self.card = read_card(folder)
-        self.api = api.rstrip("/")
-        self.series: set[str] = set()
-        """What the dashboard should know by now; ours refuses what comes after something that it has not."""
-        self.metrics = Metrics(folder / METRICS)
-        post(self.api, self.card.run, introduction(self.card), POST_SECONDS)
-        other = self.card.compare_with
-        if other and answers(run_address(self.api, other), POST_SECONDS):
-            with contextlib.suppress(OSError):
-                self._set_against(self.card.run, other)
-                self._set_against(other, self.card.run)  # which was sent before this one was there
-
-    def send(self, is_over: bool) -> float:
-        """Send what is new, and how the run ended if it ``is_over``; the seconds of work, here and there."""
-        begun, there = time.thread_time(), 0.0
-        records = list(self.metrics.read())
-        self.metrics.check()
-        posts = in_posts(records)
+def send_all(folder: Path, api: str, ended: threading.Event) -> None:
+    """Send a run to one dashboard until it has ended; OSError if something else answers there, or nothing."""
+    card, metrics, is_over = read_card(folder), Metrics(folder / METRICS), False
+    sent: set[str] = (
+        set()
+    )  # what the dashboard should know; ours refuses what comes after something it has not
+    post(api, card.run, introduction(card), POST_SECONDS)
+    if card.compare_with and answers(run_address(api, card.compare_with), POST_SECONDS):
+        with contextlib.suppress(OSError):
+            for one, other in ((card.run, card.compare_with), (card.compare_with, card.run)):
+                address = f"{api.rpartition('/')[0]}/compare/preferences/{one}"
+                chosen = ask_json(address, POST_SECONDS)
+                if not chosen["base_experiment"]:
+                    ask_json(address, POST_SECONDS, {**chosen, "base_experiment": other})
+    while not is_over:
+        is_over, begun, there = ended.is_set(), time.thread_time(), 0.0
+        posts = in_posts(list(metrics.read()))
+        metrics.check()
         if is_over:
             posts = posts or [{"track": {}}]
-            posts[-1] |= conclusion(read_card(self.folder))
+            posts[-1] |= conclusion(read_card(folder))
         for packet in posts:
-            answer = post(self.api, self.card.run, {**packet, "series": len(self.series)}, POST_SECONDS)
-            self.series |= packet["track"].keys()
+            answer = post(api, card.run, {**packet, "series": len(sent)}, POST_SECONDS)
+            sent |= packet["track"].keys()
             there += float(answer.get("seconds", 0.0))
-        return time.thread_time() - begun + there if posts else 0.0
-
-    def _set_against(self, run: str, other: str) -> None:
-        """Let labml's comparison of a run be with the ``other``, unless one was chosen."""
-        address = f"{self.api.rpartition('/')[0]}/compare/preferences/{run}"
-        chosen = ask_json(address, POST_SECONDS)
-        if not chosen["base_experiment"]:
-            ask_json(address, POST_SECONDS, {**chosen, "base_experiment": other})
+        if not is_over:
+            cost = time.thread_time() - begun + there if posts else 0.0
+            ended.wait(max(SEND_SECONDS, cost / SHARE))
 
 
 def introduction(card: Card) -> dict[str, Any]:

@@ -14,15 +14,8 @@ from typing import Any
 
 from memformers.runs.card import close_card, open_card
 from memformers.runs.folder import LOG, METRICS, flatten
-from memformers.tracking.discovery import (
-    ANSWER_SECONDS,
-    AUTO,
-    OFF,
-    check_dashboard,
-    find_dashboard,
-    page_address,
-    sent_to,
-)
+from memformers.tracking import discovery
+from memformers.tracking.discovery import ANSWER_SECONDS, AUTO, OFF, page_address
 from memformers.tracking.feeding import introduction, post
 from memformers.tracking.relay import UNSENT, start_relay, stop_relay
 
@@ -44,16 +37,16 @@ class Tracking:
     given: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        self.dashboard = find_dashboard(self.dashboard)
+        self.dashboard = discovery.find_dashboard(self.dashboard)
 
     def __enter__(self) -> "Tracking":
-        trouble = "" if self.dashboard in (AUTO, OFF) else check_dashboard(self.dashboard)
+        trouble = "" if self.dashboard in (AUTO, OFF) else discovery.check_dashboard(self.dashboard)
         if trouble:
             host = page_address(self.dashboard).partition("://")[2]
             _say(f"the dashboard at {host} {trouble}; the training continues without it.")
         self._file = open(self.folder / METRICS, "a", encoding="utf-8")
         card = open_card(self.folder, self.name, dict(flatten(self.config)), self.given)
-        if not trouble and (api := sent_to(self.dashboard)):
+        if not trouble and (api := discovery.sent_to(self.dashboard)):
             with contextlib.suppress(OSError):  # no link, unless it leads somewhere
                 post(api.rstrip("/"), card.run, introduction(card), ANSWER_SECONDS)
                 print(f"dashboard: {page_address(api)}/run/{card.run}", flush=True)

@@ -33,13 +33,9 @@ def start_relay(folder: Path, dashboard: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
             module_command("memformers.tracking.relay", str(folder)),
             env=module_environment() | {DASHBOARD: dashboard, LABML_URL: ""},
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            encoding="utf-8",
-            errors="replace",
+            stdin=subprocess.PIPE, stdout=log, stderr=log, encoding="utf-8", errors="replace",
             start_new_session=True,  # Ctrl-C is for the training, which then ends the relay
-        )
+        )  # fmt: skip
 
 
 def stop_relay(process: "subprocess.Popen[str]", status: str) -> int:
@@ -54,7 +50,7 @@ def stop_relay(process: "subprocess.Popen[str]", status: str) -> int:
 def relay(folder: Path) -> None:
     """Feed labml and a dashboard with a run's records until standard input ends, then end within
     DRAIN_SECONDS; exits with UNSENT if a dashboard didn't get everything by then."""
-    ended, status = threading.Event(), ["killed"]
+    ended, status, is_sent = threading.Event(), ["killed"], [False]
 
     def wait_for_end() -> None:
         status[0] = sys.stdin.read() or "killed"
@@ -65,17 +61,24 @@ def relay(folder: Path) -> None:
         time.sleep(DRAIN_SECONDS)
         os._exit(UNSENT)  # whatever labml is waiting for, it had its time
 
-    threading.Thread(target=wait_for_end, daemon=True).start()
-    give_labml_a_home(folder / "labml")
-    dashboard, is_sent = os.environ[DASHBOARD], [False]
-
     def send() -> None:
-        is_sent[0] = feed(folder, lambda: sent_to(dashboard), ended)
+        is_sent[0] = feed(folder, lambda: sent_to(os.environ[DASHBOARD]), ended)
 
-    sender = threading.Thread(target=send, daemon=True)
-    sender.start()
+    threading.Thread(target=wait_for_end, daemon=True).start()
 
     from labml import experiment, lab, tracker
+    from labml.internal.computer.configs import computer_singleton
+
+    # labml lists the projects of this computer in the user's home. Some homes can't be written, and of runs
+    # that begin at once, one fails at an entry that another has just removed. So it gets a home of its own.
+    (folder / "labml").mkdir(exist_ok=True)
+    before = dict(os.environ)
+    os.environ.update(HOME=str(folder / "labml"), USERPROFILE=str(folder / "labml"))
+    computer_singleton()  # looks for the home once, here
+    os.environ.clear()
+    os.environ.update(before)
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
 
     card = read_card(folder)
     lab.configure({"path": str(folder), "experiments_path": "labml", "check_repo_dirty": False})
@@ -102,20 +105,6 @@ def relay(folder: Path) -> None:
 
 class RunEndedBadly(Exception):
     """Tells labml that the training didn't end well."""
-
-
-def give_labml_a_home(folder: Path) -> None:
-    """Let labml keep its ``.labml`` in ``folder`` and not in the user's home. There, labml lists the projects
-    of this computer, and of runs that begin at the same moment, one fails at an entry that another has just
-    removed; and some homes can't be written."""
-    from labml.internal.computer.configs import computer_singleton
-
-    folder.mkdir(exist_ok=True)
-    before = dict(os.environ)
-    os.environ.update(HOME=str(folder), USERPROFILE=str(folder))
-    computer_singleton()  # looks for the home once, here
-    os.environ.clear()
-    os.environ.update(before)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,7 @@ FACTS = {
         "name": "Tiny Shakespeare", "source": "input.txt", "characters": 1115394, "sha256": "86c4",
         "stands_in_for_tiny_shakespeare": False,
     },
-    "parameters": 12345,
-    "memory": {"one_layer": 64, "all_layers": 256},
-    "keys": 64,
+    "parameters": 12345, "memory": {"one_layer": 64, "all_layers": 256}, "keys": 64,
     "attention_operations": 1_234_567,
     "environment": {
         "python": "3.11", "platform": "Linux", "packages": {"torch": "2.13.0"}, "device": "a CPU",
@@ -33,27 +31,26 @@ def fake_run(folder, model, bits, *, finished=True, facts=FACTS, read=9_000, **c
     tokens, of 9,000."""
     folder.mkdir(parents=True)
     training = small_training(model=model, **changes)
-    config = asdict(training)
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "run.json").write_text(json.dumps({"unused": unused_settings(training)} | facts))
+    write_json(folder / "config.json", asdict(training))
+    write_json(folder / "run.json", {"unused": unused_settings(training)} | facts)
     plan_run(folder, model, "", "")
     with open(folder / "metrics.jsonl", "w") as file:
         for i in range(1, 11):
             train = {"loss.train": 3.0 / i, "tokens_per_second": 1000.0 + i}
-            if model == "compressive":
-                train["reconstruction_loss.train"] = 0.1 / i
-            file.write(json.dumps({"tokens": 100 * i, "seconds": i, **train}) + "\n")
+            train |= {"reconstruction_loss.train": 0.1 / i} if model == "compressive" else {}
             valid = {"loss.valid": 0.7 * bits, "bits_per_character.valid": bits + 1 / i}
             valid |= {"evaluated_tokens": read, "evaluation_seconds": i}
-            file.write(json.dumps({"tokens": 100 * i, "seconds": i, **valid}) + "\n")
+            for record in (train, valid):
+                file.write(json.dumps({"tokens": 100 * i, "seconds": i, **record}) + "\n")
     if finished:
-        result = {"step": 10, "tokens": 1000, "seconds": 10.0, "loss": 0.7 * bits, "accuracy": 0.5}
-        result |= {"bits_per_character": bits, "reconstruction_loss": None}
-        result |= {"bits_per_byte": bits / 2, "word_perplexity": 99.0}
-        result |= {"peak_memory_bytes": 300 * 2**20, "prompt": "BANQUO:\n"}
-        result |= {"loss_by_position": [0.7 * bits + 1 / i for i in range(1, 17)]}
-        result |= {"evaluated_tokens": 9_000, "held_out_tokens": 9_000, "evaluation_seconds": 12.3}
-        (folder / "result.json").write_text(json.dumps(result))
+        result = {
+            "step": 10, "tokens": 1000, "seconds": 10.0, "loss": 0.7 * bits, "accuracy": 0.5,
+            "bits_per_character": bits, "bits_per_byte": bits / 2, "word_perplexity": 99.0,
+            "reconstruction_loss": None, "peak_memory_bytes": 300 * 2**20, "prompt": "BANQUO:\n",
+            "loss_by_position": [0.7 * bits + 1 / i for i in range(1, 17)],
+            "evaluated_tokens": 9_000, "held_out_tokens": 9_000, "evaluation_seconds": 12.3,
+        }  # fmt: skip
+        write_json(folder / "result.json", result)
         (folder / "sample.txt").write_text(f"A sample of {model} with ``` and <b>tags</b>\n")
 
 

@@ -1,63 +1,131 @@
-"""What else a report of runs says: figures, samples, settings, and where the runs come from."""
+"""What else a report of runs says and looks like: on a screen, on paper and in a terminal."""
 
-import base64
+import csv
 import html
+import json
 import re
 
 import pytest
 
 from memformers.common.files import write_json
 from memformers.report.document import write_report
-from memformers.report.markdown import fenced, table
+from memformers.report.markdown import answer_of, fenced, table
 from tests.builders import MODELS
 from tests.report.fake_runs import FACTS, changed, fake_comparison, fake_run, markdown_of
+
+WIDE = """[...document.querySelectorAll("table, pre, figure, svg")].filter(
+    element => element.scrollWidth > element.clientWidth + 1
+        || element.getBoundingClientRect().right > innerWidth + 1).map(element => element.outerHTML)"""
+A4 = {"width": 688, "height": 1000}
+"""What is between the margins, in pixels."""
+FILL = """[...document.querySelectorAll("path[style*='stroke: var']")].map(p => getComputedStyle(p).stroke)"""
 
 
 @pytest.fixture
 def comparison(tmp_path):
+    """A trial of all models, from one seed."""
     fake_comparison(tmp_path, dict(zip(MODELS, ([2.5], [2.4], [2.3]), strict=True)))
+    changed(tmp_path / "experiment.json", commands=["memformers compare --scale 0.05"])
     return tmp_path
 
 
+@pytest.fixture
+def seeds(tmp_path):
+    """The page of the report of all models, from two seeds."""
+    fake_comparison(tmp_path, {name: [2.4, 2.5] for name in MODELS})
+    return write_report(tmp_path)
+
+
 @pytest.mark.drawn
-def test_a_comparison_becomes_markdown_html_and_figures(comparison):
-    page = write_report(comparison)
-    markdown = (comparison / "report.md").read_text()
+def test_the_page_begins_with_the_answer_holds_everything_and_folds_what_few_want(comparison):
+    page = write_report(comparison).read_text(encoding="utf-8")
+    markdown = (comparison / "report.md").read_text(encoding="utf-8")
     assert markdown.startswith("# Memory compared on Tiny Shakespeare\n")
-    assert all(
-        row in markdown for row in ("| Transformer-XL | 1 | 2.400 |", "| 1.680 | 1.200 | 99.0 | 50.0 % |")
-    )
+    rows = ("| Transformer-XL | 1 | 2.400 |", "| 1.680 | 1.200 | 99.0 | 50.0 % |")
+    assert all(row in markdown for row in rows)
     assert "differ in more than their memory" not in markdown
+    order = ["Tiny Shakespeare</h1>", 'class="bars"', "Trial: 5\u00a0%", "<table>", "<figure>"]
+    places = [page.index(text) for text in order]
+    assert places == sorted(places)
+    assert page.count("<i style=") == len(MODELS)
+    folded = re.findall("<summary>(.*?)</summary>", page)
+    assert {"Other units, and accuracy", "Settings"} <= set(folded)
+    assert page.count("<details>") == page.count("</details>") == len(folded)
+    assert not re.search(r'(src|href)="(?!#)', page)
+    assert "&lt;b&gt;tags&lt;/b&gt;" in page
+    assert "<b>tags" not in page
+    links = re.findall(r'<a href="#([^"]+)">', page)
+    assert links == re.findall(r'<h2 id="([^"]+)">', page)
+    assert len(links) == page.count("<h2")
     images = re.findall(r"\]\((figures/.*?)\)", markdown)
-    assert len(images) == 5
-    for image in images:
-        assert (comparison / image).read_bytes().startswith(b"\x89PNG")
-    text = page.read_text()
-    assert text.count("<figure><svg ") == 5
-    assert not re.search(r'(src|href)="(?!#)', text)
-    assert "&lt;b&gt;tags&lt;/b&gt;" in text
-    assert "<b>tags" not in text
+    assert all((comparison / image).read_bytes().startswith(b"\x89PNG") for image in images)
+    caption = r"<figcaption>([^<]+)</figcaption>\s*</figure>"
+    figures = re.findall(
+        rf'<figure><svg role="img" aria-label="([^"]+)".*?</svg>\s*{caption}', page, re.DOTALL
+    )
+    assert len(figures) == len(images) == page.count("<figure>") == 5
+    assert all(title not in caption and page.count(caption) == 1 for title, caption in figures)
+
+
+def test_no_line_ends_between_a_number_and_its_interval_or_its_unit(seeds):
+    page = seeds.read_text(encoding="utf-8")
+    assert 'style="text-align:right">2.450\u00a0±\u00a00.635' in page
+    assert "300\u00a0MiB" in page
+    assert " ± " not in page.partition("<table>")[2]
+    assert " ± " in seeds.with_suffix(".md").read_text(encoding="utf-8")
+
+
+@pytest.mark.drawn
+def test_on_paper_nothing_is_cut_off_and_in_the_dark_no_two_arms_swap_colours(seeds, page):
+    page.set_viewport_size(A4)
+    page.goto(seeds.as_uri())
+    light = page.evaluate(FILL)
+    page.emulate_media(color_scheme="dark")
+    pairs = set(zip(light, page.evaluate(FILL), strict=True))
+    assert len({a for a, _ in pairs}) == len(pairs) == len({b for _, b in pairs})
+    assert ("rgb(213, 94, 0)", "rgb(245, 138, 60)") in pairs
+    page.emulate_media(media="print")
+    assert page.evaluate(WIDE) == []
+
+
+@pytest.mark.parametrize(("names", "claims"), [(MODELS, 2), ([f"{n} keys " * 5 for n in range(6)], 0)])
+def test_a_terminal_shows_the_headline_the_table_and_a_few_claims_in_80_columns(names, claims, tmp_path):
+    fake_comparison(tmp_path, {name: [2.4, 2.5] for name in names})
+    said = answer_of(markdown_of(tmp_path))
+    assert said.startswith("Memory compared on")
+    assert max(map(len, said.splitlines())) <= 80
+    assert said.count("2.450 ± 0.635") == len(names)
+    assert sum(line.startswith("- ") for line in said.splitlines()) == claims
+    assert not {"|", "*", "\\"} & set(said)
+
+
+def test_the_results_are_there_as_csv_and_json(seeds):
+    with open(seeds.with_name("results.csv"), newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["bits_per_character"]) for row in rows] == [2.4, 2.5] * len(MODELS)
+    found = json.loads(seeds.with_name("results.json").read_text())
+    assert [arm["bits_per_character"]["n"] for arm in found["arms"]] == [2] * len(MODELS)
+    assert found["base"] == "transformer-xl"
 
 
 @pytest.mark.parametrize(
     ("read", "said"),
-    [
-        ((9_000, 9_000), "over the whole held-out text, with memory carried"),
-        ((2_048, 2_048), "over the same 2,048 tokens of the held-out text"),
-        ((2_048, 9_000), "unequal parts of the held-out text (Transformer, no memory: 2,048 tokens, "
-         "Transformer-XL: all;"),
-    ],
+    [((9_000, 9_000), "over the whole held-out text, with memory carried"),
+     ((2_048, 2_048), "over the same 2,048 tokens of the held-out text"),
+     ((2_048, 9_000), "unequal parts of the held-out text (Transformer, no memory: 2,048 tokens, "
+      "Transformer-XL: all;")],
 )  # fmt: skip
 def test_curves_say_how_much_of_the_held_out_text_they_are_over(read, said, tmp_path):
     for model, tokens in zip(MODELS, read, strict=False):
         fake_run(tmp_path / model, model, 2.5, read=tokens)
-    assert said in markdown_of(tmp_path)
-    assert "the losses in the table are over the whole held-out text." in markdown_of(tmp_path)
+    markdown = markdown_of(tmp_path)
+    assert said in markdown
+    assert "the losses in the table are over the whole held-out text." in markdown
     for model in MODELS[:2]:
         changed(tmp_path / model / "result.json", held_out_tokens=90_000)
-    last = "9,000 of 90,000 tokens of the held-out text"
-    assert markdown_of(tmp_path).count(last) == 2
-    assert f"the losses in the table are over {last}." in markdown_of(tmp_path)
+    last, markdown = "9,000 of 90,000 tokens of the held-out text", markdown_of(tmp_path)
+    assert markdown.count(last) == 2
+    assert f"the losses in the table are over {last}." in markdown
 
 
 def test_a_stand_in_corpus_is_said_on_top(tmp_path):
@@ -75,22 +143,16 @@ def test_no_text_can_break_out_of_its_block_or_cell():
 
 @pytest.mark.parametrize(
     "name",
-    ["![x](../secret.png)",
-     "[x](javascript:1)",
-     "a*b*c _d_ __e__ `f`",
-     "<b>&amp;</b>",
-     "a | b",
-     "snake_case"],
+    ["![x](figures/x.png)", "[x](javascript:1)", "a*b _d_ __e__", "<h3>&amp;</h3>", "a | b", "snake_case"],
 )  # fmt: skip
 def test_a_name_is_shown_as_it_is_and_reads_no_file(name, tmp_path):
-    (tmp_path / "secret.png").write_bytes(b"secret")
     facts = FACTS | {"corpus": FACTS["corpus"] | {"name": name, "source": name}}
     fake_run(tmp_path / "run" / "one", "transformer", 2.5, facts=facts)
     page = write_report(tmp_path / "run").read_text()
     shown = page.count(html.escape(name, quote=False)) + page.count(html.escape(name))
     assert shown >= 3  # title, headline, corpus
     assert f"on {html.escape(name)}</title>" in page
-    assert base64.b64encode(b"secret").decode() not in page
+    assert page.count("<details>") == 2
 
 
 @pytest.mark.drawn
@@ -100,13 +162,6 @@ def test_any_name_of_a_folder_can_be_drawn(tmp_path):
     markdown = markdown_of(tmp_path)
     assert "Transformer-XL" not in markdown.partition("## Samples")[0]  # names tell them apart
     assert (tmp_path / "figures" / "validation_tokens.png").stat().st_size > 10_000
-
-
-def test_a_probe_of_other_runs_is_left_out_and_said_to_be(comparison):
-    write_json(comparison / "probe.json", {"checkpoints": {"gone": "000000000100"}})
-    markdown = markdown_of(comparison)
-    assert "**The probe was left out**" in markdown
-    assert "What context and memory are worth" not in markdown
 
 
 def test_a_prompt_that_all_share_is_shown_once_and_others_beside_their_samples(comparison):
@@ -119,44 +174,34 @@ def test_a_prompt_that_all_share_is_shown_once_and_others_beside_their_samples(c
     assert "The prompt:\n\n```text\nROSSE:\n```" in markdown
 
 
-def test_settings_that_a_model_does_not_use_are_dashes_and_those_that_none_uses_are_left_out(comparison):
+def test_settings_are_shown_as_they_were_used_and_those_without_use_are_dashes_or_left_out(comparison):
+    decided = {"memory_warmup": 0.125, "muon_learning_rate": 0.04, "model.clamp_len": "none"}
+    for model in MODELS:
+        changed(comparison / model / "run.json", decided=decided)
+        changed(comparison / model / "config.json", memory_warmup=None)
     differing, _, shared = markdown_of(comparison).partition("Settings of all arms:")
-    assert "| model.mem_len | – | 16 | 16 |" in differing
-    assert "| model.c_mem_len | – | – | 4 |" in differing
-    assert "| model.compression | – | – | conv |" in differing
-    assert "| model.d_model | 16 |" in shared
+    rows = ("model.mem_len | – | 16 | 16", "model.c_mem_len | – | – | 4", "model.compression | – | – | conv",
+            "memory_warmup | – | 0.125 | 0.125")  # fmt: skip
+    assert [row for row in rows if f"| {row} |" not in differing] == []
+    rows = ("model.d_model | 16", "model.clamp_len | none", "document_separator | none")
+    assert [row for row in rows if f"| {row} |" not in shared] == []
     assert "model.adaptive" not in differing + shared
 
 
-def test_a_setting_that_was_left_open_is_shown_as_it_was_used(comparison):
-    for model in MODELS:
-        decided = {"memory_warmup": 0.125, "muon_learning_rate": 0.04, "model.clamp_len": "none"}
-        changed(comparison / model / "run.json", decided=decided)
-        changed(comparison / model / "config.json", memory_warmup=None)
-    markdown = markdown_of(comparison)
-    assert "| memory_warmup | – | 0.125 | 0.125 |" in markdown
-    assert "| model.clamp_len | none |" in markdown
-    assert "| document_separator | none |" in markdown
-
-
-def test_a_report_names_its_run_date_command_and_commit(tmp_path):
-    folder = tmp_path / "named"
+def test_a_report_names_its_run_date_command_and_commit_and_no_place_of_this_machine(tmp_path):
+    folder, book = tmp_path / "named", str(tmp_path / "book.txt")
     fake_comparison(folder, {"transformer-xl": [2.4], "compressive": [2.3]})
     changed(folder / "experiment.json", commands=["memformers compare --scale 0.1"])
     for name in ("transformer-xl", "compressive"):
-        changed(folder / name / "run.json", commit="0123456789ab-dirty")
+        changed(folder / name / "config.json", data=book)
+        changed(folder / name / "run.json", commit="0123abc-dirty", corpus=FACTS["corpus"] | {"source": book})
         changed(folder / name / "labml.json", started=1e9, ended=1e9 + 3600)
+    write_json(folder / "probe.json", {"checkpoints": {"gone": "000000000100"}})
     markdown = markdown_of(folder)
-    assert "| name | named |" in markdown
-    assert "| trained | 2001-09-09 01:46 UTC to 2001-09-09 02:46 UTC |" in markdown
-    assert "| command | memformers compare --scale 0.1 |" in markdown
-    assert "| git commit | 0123456789ab-dirty |" in markdown
-
-
-def test_no_place_of_this_machine_is_shown(tmp_path):
-    facts = FACTS | {"corpus": FACTS["corpus"] | {"source": str(tmp_path / "book.txt")}}
-    fake_run(tmp_path / "run", "transformer", 2.4, facts=facts, data=str(tmp_path / "book.txt"))
-    page = write_report(tmp_path / "run")
-    for text in (page.read_text(), page.with_suffix(".md").read_text()):
-        assert str(tmp_path) not in text
-        assert "book.txt" in text
+    rows = ("name | named", "trained | 2001-09-09 01:46 UTC to 2001-09-09 02:46 UTC",
+            "command | memformers compare --scale 0.1", "git commit | 0123abc-dirty", "data | book.txt",
+            "corpus | Tiny Shakespeare: book.txt")  # fmt: skip
+    assert [row for row in rows if f"| {row} |" not in markdown] == []
+    assert str(tmp_path) not in markdown + (folder / "report.html").read_text()
+    assert "**The probe was left out**" in markdown, "it is of another run"
+    assert "What context and memory are worth" not in markdown
