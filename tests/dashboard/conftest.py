@@ -1,7 +1,6 @@
-"""A dashboard of the tests' own, in folders of its own, and a browser to look at it."""
+"""A dashboard of the tests' own, in folders of its own."""
 
 import json
-import shutil
 import signal
 import subprocess
 import threading
@@ -45,8 +44,6 @@ def record_losses(folder, losses, begin=1):
 
 class Client:
     """What a page, or a training, asks of the dashboard at ``url``."""
-
-    url = ""
 
     @property
     def port(self) -> int:
@@ -141,17 +138,3 @@ def start(tmp_path):
     for dashboard in started:
         dashboard.stop(signal.SIGKILL)
         dashboard.log.close()
-
-
-@pytest.fixture
-def page():
-    """A page of a browser that reaches the dashboard, and nothing else."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    if not (chromium := shutil.which("chromium")):
-        pytest.skip("Chromium is not installed; with it, this test looks at the dashboard in a browser")
-    with playwright.sync_playwright() as player:
-        browser = player.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 900, "height": 1000})
-        page.route(lambda url: not url.startswith("http://127.0.0.1:"), lambda route: route.abort())
-        yield page
-        browser.close()

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import tarfile
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -20,7 +19,7 @@ from memformers.runs.folder import read_metrics
 from memformers.runs.plan import runs_of
 from memformers.tracking.discovery import (
     api_address,
-    comparison_page,
+    comparison_id,
     note_comparison,
     noted_comparisons,
     show_comparison,
@@ -74,17 +73,13 @@ def npm(tmp_path_factory):
     return found
 
 
-def fulfill(body, headers, route):
-    route.fulfill(body=body, headers=headers)
-
-
 @pytest.fixture
 def with_network(page, npm):
     """The page, for which public servers have the three files."""
     for url, body in npm.items():
         kind = "text/css" if url.endswith("css") else "text/javascript"
-        headers = {"access-control-allow-origin": "*", "content-type": kind}
-        page.route(url, partial(fulfill, body, headers))
+        answer = {"body": body, "headers": {"access-control-allow-origin": "*", "content-type": kind}}
+        page.route(url, lambda route, *, of=answer: route.fulfill(**of))
     return page
 
 
@@ -111,6 +106,10 @@ def troubles(page):
     return found
 
 
+def page_of(dashboard, comparison):
+    return f"{dashboard.url}/comparisons/{comparison_id(comparison)}"
+
+
 def strokes(page):
     """The colours of the lines in the chart, in the order of the arms."""
     return page.locator("#chart .scatterlayer .js-line").evaluate_all(
@@ -119,14 +118,12 @@ def strokes(page):
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "light"), (1280, "dark")])
-def test_three_arms_are_drawn_live_and_names_stay_text(
-    width, scheme, page, comparison, troubles, tmp_path, request
-):
+def test_three_arms_are_drawn_live_and_names_stay_text(width, scheme, page, comparison, troubles, tmp_path):
     page.set_viewport_size({"width": width, "height": 1000})
     page.emulate_media(color_scheme=scheme)
     with DashboardHere(tmp_path / "records") as dashboard:
         page.goto(dashboard.url)
-        assert page.url == comparison_page(api_address(dashboard.url), comparison)
+        assert page.url == page_of(dashboard, comparison)
         page.get_by_text("6 runs, 0 finished; no record yet").wait_for()
         assert page.inner_text("#title") == comparison.name
         page.get_by_text("Settings that differ").click()
@@ -141,11 +138,7 @@ def test_three_arms_are_drawn_live_and_names_stay_text(
         page.wait_for_function("document.querySelectorAll('#chart .legendtext').length === 3")
         names = page.locator("#chart .legendtext").all_text_contents()
         assert names == ["Transformer, no memory", "Transformer-XL", ARMS["odd"]]
-        first = ["rgb(0, 114, 178)", "rgb(213, 94, 0)", "rgb(204, 121, 167)"]
-        wanted = (
-            first if scheme == "light" else ["rgb(63, 169, 232)", "rgb(245, 138, 60)", "rgb(226, 155, 198)"]
-        )
-        assert [stroke for stroke in strokes(page) if "rgb(" in stroke] == wanted
+        assert [stroke for stroke in strokes(page) if "rgb(" in stroke] == COLOURS[scheme]
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.locator("#chart .legendtoggle").nth(1).click()
         page.wait_for_timeout(800)  # a second click would have shown it alone
@@ -164,7 +157,7 @@ def test_three_arms_are_drawn_live_and_names_stay_text(
 
 def test_a_killed_run_is_shown_as_stopped_and_a_dashboard_that_comes_back_goes_on(page, comparison, start):
     dashboard = start()
-    page.goto(comparison_page(api_address(dashboard.url), comparison))
+    page.goto(page_of(dashboard, comparison))
     page.locator("summary", has_text="Runs").click()
     row = page.locator("#below tr", has=page.get_by_text("odd", exact=True))
     record_losses(comparison / "odd", [2.0])
@@ -183,7 +176,7 @@ def test_labml_s_page_without_a_network_says_so_and_leads_to_ours(page, comparis
         page.goto(f"{dashboard.url}/run/{read_card(comparison / 'odd').run}")
         page.get_by_text("does not reach").wait_for()
         page.get_by_text("All runs in one chart").click()
-        page.wait_for_url(comparison_page(api_address(dashboard.url), comparison))
+        page.wait_for_url(page_of(dashboard, comparison))
 
 
 def test_only_links_that_lead_somewhere_are_printed(comparison, tmp_path, capsys):

@@ -18,7 +18,7 @@ from memformers.runs.plan import runs_of
 from memformers.runs.reader import find_runs
 from memformers.tracking import feeding
 from memformers.tracking.discovery import api_address, find_running
-from memformers.tracking.feeding import Feed, feed
+from memformers.tracking.feeding import feed
 from memformers.tracking.recorder import Tracking
 from tests.dashboard.conftest import DashboardHere
 from tests.processes import run, wait_for
@@ -92,58 +92,47 @@ def test_a_dashboard_killed_and_started_again_in_the_middle_misses_nothing(start
     assert "not all metrics" not in capfd.readouterr().err
 
 
-@pytest.mark.usefixtures("quick_runs")
-def test_a_dashboard_that_has_forgotten_the_run_gets_all_of_it_again(tmp_path):
-    folder = recorded(tmp_path / "model", range(1, 60))
+def test_a_dashboard_that_has_forgotten_the_run_gets_all_of_it_again(quick_runs, monkeypatch, tmp_path):
+    monkeypatch.setattr(feeding, "POINTS_A_POST", 7)  # it is sent in pieces
+    folder, over = recorded(tmp_path / "model", range(1, 60)), threading.Event()
+    run = read_card(folder).run
     with DashboardHere(tmp_path / "records") as dashboard:
-        sender = Feed(folder, api_address(dashboard.url))
-        sender.send(is_over=False)
+        sender = threading.Thread(target=feed, args=(folder, lambda: api_address(dashboard.url), over))
+        sender.start()
+        wait_for(lambda: dashboard.runs() and len(dashboard.curve(run)) == 59)
         open_records(tmp_path / "other", print)
         with open(folder / "metrics.jsonl", "a") as file:
             file.write('{"tokens": 61, "loss.train": 1.0}\n')
-        with pytest.raises(OSError, match="the run sends it again"):
-            sender.send(is_over=False)
-        send(folder, dashboard)
-        assert dashboard.curve(read_card(folder).run) == expected(folder)
+        over.set()
+        sender.join()
+        for name in ("loss.train", "loss.valid", "gradient_norm"):
+            assert dashboard.curve(run, name) == expected(folder, name)
 
 
-@pytest.mark.usefixtures("quick_runs")
-def test_runs_made_while_none_ran_are_imported_whole_and_only_once(tmp_path):
-    runs = [recorded(tmp_path / "runs" / name, range(1, 1200)) for name in ("first", "second")]
-    assert find_runs(tmp_path / "runs") == runs
-    with DashboardHere(tmp_path / "records") as dashboard:
-        bring_in(runs, dashboard.url)
-        assert [r["run_status"]["status"] for r in dashboard.runs()] == ["completed"] * 2
-        assert [r["name"] for r in dashboard.runs()] == ["second", "first"]
-        once = dashboard.curve(read_card(runs[0]).run)
-        assert 300 <= len(once) <= 1024
-        bring_in(runs, dashboard.url)
-        assert dashboard.curve(read_card(runs[0]).run) == once
-        assert len(dashboard.runs()) == 2
-
-
-@pytest.mark.usefixtures("quick_runs")
 @pytest.mark.filterwarnings("default:.*labml.json")
-def test_broken_runs_are_named_and_all_others_imported(tmp_path, capsys):
-    names = ("broken-card", "five", "huge", "whole")
-    card, *lines, whole = [recorded(tmp_path / "runs" / name) for name in names]
+def test_runs_made_while_none_ran_are_imported_whole_and_once_and_broken_ones_named(
+    quick_runs, tmp_path, capsys
+):
+    names = ("broken-card", "five", "huge", "first", "second")
+    card, five, huge, *runs = [recorded(tmp_path / "runs" / name, range(1, 1200)) for name in names]
+    assert find_runs(tmp_path / "runs") == [card, five, huge, *runs]
     (card / "labml.json").write_text("{")
-    for folder, line in zip(lines, ("5", '{"tokens": 1, "x": 1' + "0" * 400 + "}"), strict=True):
+    for folder, line in ((five, "5"), (huge, '{"tokens": 1, "x": 1' + "0" * 400 + "}")):
         (folder / "metrics.jsonl").write_text(f"{line}\n")
     with DashboardHere(tmp_path / "records") as dashboard:
         bring_in(find_runs(tmp_path / "runs"), dashboard.url)
-        assert dashboard.curve(read_card(whole).run) == expected(whole)
-    said = capsys.readouterr().err
-    assert all(f"{folder} was not imported." in said for folder in (card, *lines))
-
-
-def test_a_run_of_many_points_is_sent_in_pieces_and_arrives_whole(quick_runs, monkeypatch, tmp_path):
-    monkeypatch.setattr(feeding, "POINTS_A_POST", 7)
-    folder = recorded(tmp_path / "model", range(1, 60))
-    with DashboardHere(tmp_path / "records") as dashboard:
-        send(folder, dashboard)
-        for name in ("loss.train", "loss.valid", "gradient_norm"):
-            assert dashboard.curve(read_card(folder).run, name) == expected(folder, name)
+        said = capsys.readouterr().err
+        assert [folder for folder in (card, five, huge) if f"{folder} was not imported." not in said] == []
+        listed = [run for run in dashboard.runs() if run["name"] in ("first", "second")]
+        assert [(run["name"], run["run_status"]["status"]) for run in listed] == [
+            ("second", "completed"), ("first", "completed"),
+        ]  # fmt: skip
+        once = dashboard.curve(read_card(runs[0]).run)
+        assert 300 <= len(once) <= 1024
+        assert len(dashboard.curve(read_card(runs[0]).run, "loss.valid")) == 1199 // 7
+        bring_in(runs, dashboard.url)
+        assert dashboard.curve(read_card(runs[0]).run) == once
+        assert len([run for run in dashboard.runs() if run["name"] == "first"]) == 1
 
 
 def test_the_largest_post_is_one_that_the_dashboard_takes():
@@ -157,23 +146,16 @@ def test_the_baseline_and_an_arm_are_set_against_each_other_once_both_are_there(
     plan_runs(runs_of(["a", "b", "c"], [0]), tmp_path)
     ids = {name: read_card(tmp_path / name).run for name in "abc"}
     with DashboardHere(tmp_path / "records") as dashboard:
+        found = {}
         for name in "abc":
             with Tracking(tmp_path / name, name, {}, "off") as tracking:
-                record(tracking, range(1, 10))
+                for step in (100, 300, 490, 500):  # the last two are closer than the first two
+                    tracking.record({"tokens": step, "loss.valid": float(step)})
             send(tmp_path / name, dashboard)
-            if name == "a":
-                assert dashboard.ask(f"/api/v1/compare/preferences/{ids['a']}")["base_experiment"] == ""
-        others = {n: dashboard.ask(f"/api/v1/compare/preferences/{ids[n]}")["base_experiment"] for n in "abc"}
-    assert others == {"a": ids["b"], "b": ids["a"], "c": ids["a"]}
-
-
-def test_evaluations_closer_than_the_first_two_stay_apart(quick_runs, tmp_path):
-    with Tracking(tmp_path, "model", {}, "off") as tracking:
-        for step in (100, 300, 490, 500):
-            tracking.record({"tokens": step, "loss.valid": float(step)})
-    with DashboardHere(tmp_path / "records") as dashboard:
-        send(tmp_path, dashboard)
-        assert dashboard.curve(read_card(tmp_path).run, "loss.valid") == expected(tmp_path, "loss.valid")
+            assert dashboard.curve(ids[name], "loss.valid") == expected(tmp_path / name, "loss.valid")
+            asked = (dashboard.ask(f"/api/v1/compare/preferences/{ids[n]}") for n in "abc" if n <= name)
+            found[name] = [preferences["base_experiment"] for preferences in asked]
+    assert found == {"a": [""], "b": [ids["b"], ids["a"]], "c": [ids["b"], ids["a"], ids["a"]]}
 
 
 def test_a_folder_belongs_to_one_dashboard_to_which_others_bring_runs(quick_runs, start, tmp_path):
