@@ -1,4 +1,1 @@
-"""labml's own dashboard, started for the user.
-
-It needs the optional extra ``dashboard``; [`memformers.tracking`][], which sends runs to it, does not.
-"""
+"""The live page, and labml's own dashboard on files; both need the optional extra ``dashboard``."""

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from memformers.common.errors import UserError
 from memformers.common.intervals import Mean
 from memformers.report import plotting
-from memformers.report.arms import MEASURES, Arm, Column, Measure, Result, arms_of, base_of
+from memformers.report.arms import MEASURES, Arm, Column, Measure, Quantity, Result, arms_of, base_of
 from memformers.report.markdown import number, prose, table
 from memformers.report.page import write_page
 from memformers.report.provenance import how_it_was_made, write_results
@@ -140,14 +140,16 @@ def controls_of(arm: Arm) -> list[str]:
 
 def measured(result: Result, control: str) -> Mapping[str, Any]:
     """The recall of a result under ``control``."""
-    found: Mapping[str, Any] = result["recall"] if control == UNTOUCHED else result["controls"][control]
-    return found
+    return dict(result["controls"].get(control, result["recall"]))
 
 
 def accuracy(arm: Arm, control: str = UNTOUCHED) -> list[Mean | None]:
     """The share of correct answers in each bin, over seeds."""
-    bins = range(len(edges_of(arm)) - 1)
-    return [arm.mean(lambda result, i=i: measured(result, control)["accuracy"][i]) for i in bins]  # type: ignore[misc]
+
+    def of(i: int) -> Quantity:
+        return lambda result: measured(result, control)["accuracy"][i]
+
+    return [arm.mean(of(i)) for i in range(len(edges_of(arm)) - 1)]
 
 
 def at_place(arm: Arm, control: str, place: str) -> Mean | None:

@@ -2,7 +2,6 @@
 the three files that it loads from public servers."""
 
 import math
-import re
 import shutil
 import signal
 import subprocess
@@ -25,10 +24,7 @@ from memformers.tracking.discovery import (
     show_comparison,
 )
 from memformers.tracking.recorder import Tracking
-from tests.builders import SMALL_RUN
 from tests.dashboard.conftest import DashboardHere, record_losses, write_plan
-from tests.processes import program, wait_for
-from tests.processes import start as start_program
 
 # labml takes the mean of a curve without points; the command says nothing of it either.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -263,27 +259,3 @@ def test_two_runs_that_are_compared_are_listed_and_drawn_by_labml(with_network, 
     with DashboardHere(tmp_path / "records") as dashboard:
         bring_in([tmp_path / model for model in MODELS], dashboard.url)
         check_labml(with_network, dashboard, tmp_path)
-
-
-@pytest.mark.long
-def test_a_comparison_is_drawn_whole_though_the_dashboard_was_killed_in_the_middle(
-    start, with_network, tmp_path
-):
-    dashboard, folder = start(), tmp_path / "compared"
-    process = start_program(
-        program("compare", *SMALL_RUN, "--models", *MODELS, "--tokens", 160_000, "--evaluations", 3, "--out",
-                folder),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    first = folder / "transformer"
-    wait_for(lambda: dashboard.runs() and dashboard.curve(read_card(first).run))
-    dashboard.stop(signal.SIGKILL)
-    missed = len(read_metrics(first)) + 3
-    wait_for(lambda: len(read_metrics(first)) > missed)
-    dashboard = start(port=dashboard.port)
-    said, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors
-    assert "not all metrics" not in errors
-    (link,) = set(re.findall(r"http\S+/compare\b(?!i)", said))
-    assert link == f"{dashboard.url}/run/{read_card(folder / 'compressive').run}/compare"
-    check_labml(with_network, dashboard, folder)

@@ -187,22 +187,22 @@ def test_what_cannot_be_started_gets_one_line(arguments, message, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "lost", ["User", "Project", "Folder", "Run", "Status", "RunStatus", "MetricsModel",
-             "MetricsPreferencesModel", "indexes"],
+    ("lost", "text"),
+    [("User", ""), ("Project", '{"half": '), ("Folder", "[1]"), ("Run", "\x00\x01"),
+     ("Status", '{"$array": "!"}'), ("RunStatus", ""), ("MetricsModel", "[1]"),
+     ("MetricsPreferencesModel", '{"half": '), ("indexes", "")],
 )  # fmt: skip
-def test_unreadable_records_are_set_aside_and_said_and_the_runs_stay(lost, quick_runs, tmp_path):
+def test_unreadable_records_are_set_aside_and_said_and_the_runs_stay(lost, text, quick_runs, tmp_path):
     one, two, three = (recorded(tmp_path / name) for name in ("one", "two", "three"))
     with DashboardHere(tmp_path / "records") as dashboard:
         for folder in (one, two):
             send(folder, dashboard)
     for path in (tmp_path / "records" / lost).glob("*.json"):
-        path.write_text('{"half":')
+        path.write_text(text)
     with DashboardHere(tmp_path / "records") as dashboard:
-        assert "couldn't be read" in dashboard.said[0]
+        assert f"{tmp_path / 'records' / lost}" in dashboard.said[0]
         assert "set aside as" in dashboard.said[-1]
-        for folder in (one, two):
+        for folder in (one, two, three):
             send(folder, dashboard)
-        assert sorted(entry["name"] for entry in dashboard.runs()) == ["one", "two"]
+        assert sorted(entry["name"] for entry in dashboard.runs()) == ["one", "three", "two"]
         assert dashboard.curve(read_card(two).run) == expected(two)
-        send(three, dashboard)
-        assert {entry["name"] for entry in dashboard.runs()} == {"one", "two", "three"}
