@@ -175,7 +175,7 @@ def test_a_prompt_that_all_share_is_shown_once_and_others_beside_their_samples(c
 
 
 def test_settings_are_shown_as_they_were_used_and_those_without_use_are_dashes_or_left_out(comparison):
-    decided = {"memory_warmup": 0.125, "muon_learning_rate": 0.04, "model.clamp_len": "none"}
+    decided = {"memory_warmup": 0.125, "optim.muon_learning_rate": 0.04, "model.clamp_len": "none"}
     for model in MODELS:
         changed(comparison / model / "run.json", decided=decided)
         changed(comparison / model / "config.json", memory_warmup=None)
@@ -183,7 +183,7 @@ def test_settings_are_shown_as_they_were_used_and_those_without_use_are_dashes_o
     rows = ("model.mem_len | – | 16 | 16", "model.c_mem_len | – | – | 4", "model.compression | – | – | conv",
             "memory_warmup | – | 0.125 | 0.125")  # fmt: skip
     assert [row for row in rows if f"| {row} |" not in differing] == []
-    rows = ("model.d_model | 16", "model.clamp_len | none", "document_separator | none")
+    rows = ("model.d_model | 16", "model.clamp_len | none", "text.document_separator | none")
     assert [row for row in rows if f"| {row} |" not in shared] == []
     assert "model.adaptive" not in differing + shared
 
