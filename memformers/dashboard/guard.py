@@ -1,10 +1,8 @@
 """Middleware that lets only the dashboard's own pages and programs in, with requests that labml can handle.
 
-The dashboard has no login, so other web pages must not be able to reach it through the user's browser:
-neither as another origin, nor by a name of theirs that points to this machine (DNS rebinding). A request that
-is too large or malformed doesn't reach labml's handlers either, since these accept anything.
-
-Starlette's own check of hosts takes names alone; here every address is good, since no name leads to it.
+There is no login, so no other web page may reach the dashboard through the user's browser: neither as another
+origin, nor by a name of its own that points to this machine. Starlette's check of hosts takes names alone;
+here every address is good, since no name leads to it. labml's handlers accept anything.
 """
 
 import ipaddress
@@ -34,11 +32,8 @@ SETTING, SERIES = {"name": Any, "computed": Any}, {"step": list[float], "value":
 STATUS = {"status": Any, "details": Any, "time": Any}
 PACKET_HAS = {"configs": dict[str, SETTING], "track": dict[str, SERIES], "status": STATUS}  # type: ignore[valid-type]
 """What a packet of a run may have, by the kind of each."""
-SAFE_HEADERS = {
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "same-origin",
-}
+SAFE_HEADERS = {"x-content-type-options": "nosniff", "x-frame-options": "DENY",
+                "referrer-policy": "same-origin"}  # fmt: skip
 
 
 def add_guard(app: FastAPI, names: frozenset[str], knows: Callable[[str], bool]) -> None:

@@ -1,9 +1,6 @@
-"""labml's own server as one application: its records, its handlers and its page.
-
-Some things that labml-app adds when it starts itself are left out: the connection to a MongoDB, a static
-route that joins paths without a check, answers with stack traces, and the permission for
-https://app.labml.ai to call it.
-"""
+"""labml's own server as one application: its records, its handlers and its page, without what labml-app adds
+when it starts itself: a MongoDB, a static route that joins paths without a check, answers with stack traces,
+and the permission for https://app.labml.ai to call it."""
 
 import logging
 import math
@@ -121,7 +118,7 @@ async def track(request: Request, labml_token: str) -> Response:
     if not (RUN_ID.fullmatch(run_id) and all(map(is_packet, packets))):
         message = "a run's id, and objects with its series, are expected"
         return JSONResponse({"errors": [{"error": "invalid_data", "message": message}]}, 400)
-    before = series_names(run_id)
+    before = list(tracked(run_id))
     if any(packet.get("series", 0) > len(before) for packet in packets):
         missing = "the earlier data of the run is missing here; the run sends it again"
         return JSONResponse({"errors": [{"error": "forgotten", "message": missing}]})
@@ -137,20 +134,15 @@ async def track(request: Request, labml_token: str) -> Response:
         if "started" in packet and (one := run.get(run_id)):
             one.start_time = packet["started"]
             one.save()
-    if (after := series_names(run_id)) != before:
+    if (after := list(tracked(run_id))) != before:
         choose_losses(run_id, before, after)
     return JSONResponse({**answer, "seconds": time.process_time() - begun})
 
 
 def tracked(run_id: str) -> dict[str, Any]:
-    """What labml has of a run's metrics, by their names."""
+    """What labml has of a run's metrics, by their names, which it sorts."""
     metrics = MetricsAnalysis.get(run_id)
-    return metrics.metrics.tracking if metrics else {}
-
-
-def series_names(run_id: str) -> list[str]:
-    """The metrics of a run in labml's order."""
-    return sorted(tracked(run_id))
+    return dict(sorted(metrics.metrics.tracking.items())) if metrics else {}
 
 
 def drop_known(run_id: str, packet: dict[str, Any]) -> None:
@@ -168,10 +160,15 @@ def drop_known(run_id: str, packet: dict[str, Any]) -> None:
 def choose_losses(run_id: str, before: list[str], after: list[str]) -> None:
     """Draw the losses of a run unless the user chose otherwise. labml stores this choice by position, so it
     applies to the wrong metrics if a comparison was opened before all metrics existed."""
+
+    def chosen(choice: list[int], before: list[str], after: list[str]) -> list[int]:
+        marks = dict(zip(before, choice, strict=False))  # 1 for a metric that is drawn
+        return [marks.get(name, 1 if name.startswith("loss.") else -1) for name in after]
+
     if (key := ComparisonPreferencesIndex.get(run_id)) and (preferences := key.load()):
         preferences.series_preferences = chosen(preferences.series_preferences, before, after)
         if not preferences.base_series_preferences:
-            preferences.base_series_preferences = chosen([], [], series_names(preferences.base_experiment))
+            preferences.base_series_preferences = chosen([], [], list(tracked(preferences.base_experiment)))
         preferences.save()
     for preferences in (Key(key).load() for key in ComparisonPreferencesIndex.get_all()):
         if preferences is not None and preferences.base_experiment == run_id:
@@ -181,12 +178,6 @@ def choose_losses(run_id: str, before: list[str], after: list[str]) -> None:
         choice = dict(zip(after, preferences.series_preferences, strict=False))
         preferences.series_preferences = chosen([choice.get(name, -1) for name in before], before, after)
         preferences.save()
-
-
-def chosen(choice: list[int], before: list[str], after: list[str]) -> list[int]:
-    """labml's marks for the names of ``after``: 1 for a metric that is drawn, as a new loss is."""
-    marks = dict(zip(before, choice, strict=False))
-    return [marks.get(name, 1 if name.startswith("loss.") else -1) for name in after]
 
 
 def smallest_gap(series: Any) -> float:

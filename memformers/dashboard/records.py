@@ -1,11 +1,8 @@
-"""labml's records as files that are written atomically: labml-db's file drivers, made safe.
+"""labml's records as files that are written atomically: labml-db's drivers, made safe.
 
-labml-db writes a file in place, so a crash leaves half a record; here the old one stays until the new one is
-on the disk. Records refer to each other, so where one can't be read, all are set aside: they are copies of
-what runs have in their folders, and come again.
-
-They are JSON, with marks for the types that labml stores besides plain values, and not pickles, as in labml's
-MongoDB: a file that someone else wrote must not be able to run code.
+Records refer to each other, so where one can't be read, all are set aside: they are copies of what runs have
+in their folders, and come again. They are JSON, with marks for the types that labml stores besides plain
+values, and not pickles: a file that someone else wrote must not be able to run code.
 """
 
 import base64
@@ -74,11 +71,8 @@ def _from_json(value: dict[str, Any]) -> Any:
 
 
 class Records:
-    """The drivers for all of labml's models and indexes in ``folder``, which only this process uses.
-
-    All records are read once, and where one can't be, all are set aside. ``say`` tells the user about it;
-    ``is_damaged`` that there is one.
-    """
+    """The drivers for labml's models and indexes in ``folder``, which only this process uses. All records are
+    read once; ``is_damaged`` when one can't be, which ``say`` tells the user, and all are set aside."""
 
     def __init__(self, folder: Path, say: Callable[[str], None], models: list[Any], indexes: list[Any]):
         self.folder, self.say, self.models, self.index_types = folder, say, models, indexes
@@ -112,9 +106,8 @@ class Records:
         for path in self.folder.iterdir():
             if path.is_dir() and path.name != ASIDE:
                 path.replace(aside / path.name)
-        self.say(
-            f"all records were set aside as {aside}; runs that go on come again, and --import brings others."
-        )
+        again = "runs that go on come again, and --import brings others."
+        self.say(f"all records were set aside as {aside}; {again}")
         self.install()
 
     def read(self, path: Path) -> dict[str, Any] | None:
@@ -122,10 +115,10 @@ class Records:
         try:
             return from_text(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            return None
+            pass
         except (OSError, ValueError, TypeError) as error:
             self.found_broken(path, error)
-            return None
+        return None
 
     def found_broken(self, path: Path, why: object) -> None:
         """Remember, and say, that something can't be read."""

@@ -1,6 +1,5 @@
 """Starts and ends labml's dashboard, with its folder, its port and its runs."""
 
-import contextlib
 import errno
 import signal
 import socket
@@ -8,6 +7,7 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -23,7 +23,6 @@ from memformers.runs.reader import find_runs
 from memformers.tracking.discovery import announce, api_address, note_comparison
 from memformers.tracking.feeding import feed
 
-INSTALL = "pip install '.[dashboard]' in a clone of the repository"
 ADDRESS, LOG_FILE = "address.json", "dashboard.log"
 CLOSE_SECONDS = 2
 """How long a request may take after Ctrl-C."""
@@ -31,8 +30,8 @@ CLOSE_SECONDS = 2
 
 def serve(folder: Path | None, host: str, port: int, imported: Sequence[Path], open_browser: bool) -> None:
     """Run the dashboard whose records are in ``folder``, by default in the user's folder for data, until
-    Ctrl-C, and bring the runs in the ``imported`` folders to it. If one already runs on the folder, bring the
-    runs to that one, if there are any. ValueError if it can't be started."""
+    Ctrl-C, and bring the runs in the ``imported`` folders to it, or to one that already runs on the folder.
+    ValueError if it can't be started."""
     runs = {run: place for place in imported for run in find_runs(place)}
     for together in {run if run == place else run.parent for run, place in runs.items()}:
         note_comparison(together)
@@ -42,13 +41,11 @@ def serve(folder: Path | None, host: str, port: int, imported: Sequence[Path], o
         lock = locked(folder / ".lock")
     except Timeout:
         owner = "an address that it is about to open"
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with suppress(OSError, ValueError, KeyError):
             owner = str(read_json(folder / ADDRESS)["url"])
         if not (runs and owner.startswith("http")):
-            raise UserError(
-                f"{folder} belongs to the dashboard that runs at {owner}; open that one, or name another "
-                f"folder with --folder."
-            ) from None
+            what_to_do = "open that one, or name another folder with --folder."
+            raise UserError(f"{folder} belongs to the dashboard that runs at {owner}; {what_to_do}") from None
         print(f"dashboard: {owner}")
         bring_in(list(runs), owner)
         return
@@ -64,7 +61,8 @@ def serve_alone(folder: Path, host: str, port: int, runs: list[Path], open_brows
 
         from memformers.dashboard.labml import build, open_records, quiet_labml
     except ImportError as error:
-        raise UserError(f"the dashboard needs {error.name}, which is not installed: {INSTALL}") from None
+        install = "pip install '.[dashboard]' in a clone of the repository"
+        raise UserError(f"the dashboard needs {error.name}, which is not installed: {install}") from None
     quiet_labml(folder / LOG_FILE)
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -88,11 +86,7 @@ def serve_alone(folder: Path, host: str, port: int, runs: list[Path], open_brows
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         announce(url)
         print(f"dashboard: {url}  (Ctrl-C ends it; records in {folder})", flush=True)
-        with (
-            handling(signal.SIGINT, stop),
-            handling(signal.SIGTERM, stop),
-            contextlib.suppress(KeyboardInterrupt),
-        ):
+        with handling(signal.SIGINT, stop), handling(signal.SIGTERM, stop), suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
     print("dashboard: stopped")
 
@@ -103,11 +97,10 @@ def listen(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address, family=family, dualstack_ipv6=family == socket.AF_INET6)
     except OSError as error:
+        said = f"host={host!r} and port={port} can't be listened on: {error}"
         if error.errno == errno.EADDRINUSE:
-            raise UserError(
-                f"port {port} is taken by another program; choose one with --port, or 0 for any."
-            ) from None
-        raise UserError(f"host={host!r} and port={port} can't be listened on: {error}") from None
+            said = f"port {port} is taken by another program; choose one with --port, or 0 for any."
+        raise UserError(said) from None
 
 
 def bring_in(runs: list[Path], url: str) -> None:
