@@ -1,7 +1,6 @@
 """A report as one web page that holds everything: figures that follow the reader's light or dark, sections
 that are folded, and no script."""
 
-import html
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +42,7 @@ def html_of(markdown: str, folder: Path | None = None) -> str:
     paragraph after it is a figure of the report in ``folder``; raw HTML in it stays text."""
 
     def section(found: re.Match[str]) -> str:
-        name = re.sub(r"\W+", "-", html.unescape(_without_tags(found[1])).lower()).strip("-")
+        name = re.sub(r"\W+", "-", _without_tags(found[1]).lower()).strip("-")
         return f'<h2 id="{name}">{found[1]}</h2>'
 
     def figure(found: re.Match[str]) -> str:

@@ -10,6 +10,7 @@ import pytest
 from memformers.common.files import write_json
 from memformers.report.document import write_report
 from memformers.report.markdown import answer_of, fenced, table
+from memformers.report.page import html_of
 from tests.builders import MODELS
 from tests.report.fake_runs import FACTS, changed, fake_comparison, fake_run, markdown_of
 
@@ -139,6 +140,8 @@ def test_a_stand_in_corpus_is_said_on_top(tmp_path):
 def test_no_text_can_break_out_of_its_block_or_cell():
     assert fenced("a\n```\nb").startswith("````text\n")
     assert r"a\|b c" in table(["x"], [["a|b\nc"]])
+    page = html_of("### a\n\nx\n\n### b\n\ny\n\n## c\n\nz")
+    assert re.findall("<summary>(.)</summary>\n<p>(.)</p>\n</details>", page) == [("a", "x"), ("b", "y")]
 
 
 @pytest.mark.parametrize(
