@@ -43,14 +43,9 @@ from memformers.comparison.text import MEMORIES, TextTask
 from memformers.convert.load import load_checkpoint
 from memformers.data.streams import Reading, streams_and_places
 from memformers.data.tokenizer import Tokenizer
-from memformers.evaluation.evaluate import with_lengths
+from memformers.evaluation.evaluate import BASELINE, with_lengths
 from memformers.evaluation.frequency_buckets import groups_between
-from memformers.evaluation.memory_ablation import (
-    BASELINE,
-    losses_under_controls,
-    parts_of_documents,
-    parts_of_text,
-)
+from memformers.evaluation.memory_ablation import beginnings, losses_under_controls
 from memformers.evaluation.probe import common_corpus, held_out_tokens
 from memformers.models.config import OF_MODELS
 from memformers.models.language_model import MemoryLM
@@ -124,7 +119,7 @@ def measure(folder: Path, documents: int) -> None:
         tokens, held_out = held_out_tokens(common_corpus([run]))
         segment_len = model.config.segment_len
         how = (READ - segment_len, segment_len, documents * segment_len)
-        reading = parts_of_documents(held_out, *how) if held_out else parts_of_text(len(tokens), *how)
+        reading = beginnings(len(tokens), *how, held_out)
         if reading is None:
             raise UserError(f"expected at least two held-out documents of more than {READ:,} tokens.")
         losses = losses_of_readings(model, tokens, reading)

@@ -12,7 +12,7 @@ from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.common.machine import describe_environment, git_commit, peak_memory
 from memformers.data.recall_stream import RecallStream, recall_segments
 from memformers.evaluation.memory_ablation import BASELINE, controls_of
-from memformers.evaluation.recall_by_distance import Recall, distance_edges, recall_by_distance
+from memformers.evaluation.recall_by_distance import RecallByDistance, distance_edges, recall_by_distance
 from memformers.models.base import memory_facts
 from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CONFIG, FACTS, RESULT
@@ -133,7 +133,7 @@ def train_recall(folder: Path) -> None:
     write_json(folder / RESULT, result)
 
 
-def measure(model: MemoryLM, run: RecallRun, positions: int, *, controls: bool = False) -> dict[str, Recall]:
+def measure(model: MemoryLM, run: RecallRun, positions: int, *, controls: bool = False) -> dict[str, RecallByDistance]:
     """The recall of ``model`` over ``positions`` of each held-out stream, after those that the longest reach
     needs."""
     S = run.train.model.segment_len
@@ -146,7 +146,7 @@ def measure(model: MemoryLM, run: RecallRun, positions: int, *, controls: bool =
     )
 
 
-def curves(recall: Recall) -> dict[str, float]:
+def curves(recall: RecallByDistance) -> dict[str, float]:
     """The record of an evaluation."""
     bins = zip(recall.edges, recall.accuracy, strict=False)
     right = {f"recall.from_{edge:05}": share for edge, share in bins if share is not None}

@@ -60,9 +60,7 @@ def attention_distribution(
             if number >= filling:
                 means.append(distribution_of_segment(model, layer_inputs, memory))
             memory, _ = model.transformer.remember(memory, layer_inputs, sizes)
-    by_place, by_distance = (
-        torch.stack(of_segments).mean(0).tolist() for of_segments in zip(*means, strict=True)
-    )
+    by_place, by_distance = (torch.stack(each).mean(0).tolist() for each in zip(*means, strict=True))
     return AttentionDistribution(by_place, bin_edges(model.config.remembered_positions + S), by_distance)
 
 

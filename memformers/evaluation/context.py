@@ -20,6 +20,7 @@ of the tokens (Efron 1979), for each of which T, g and RECL are computed anew.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -95,15 +96,14 @@ def effective_context(
     last = longest + len(enough) - 1  # so that in a plain text, these are the tokens themselves
     at = enough[torch.linspace(longest, last, count, dtype=torch.float64).long().unique() - longest]
 
-    read: dict[tuple[str, int], Tensor] = {}
+    @cache
+    def losses_of(name: str, context: int) -> Tensor:
+        return losses_with_context(models[name], tokens, at, context)
 
     def losses(context: int) -> dict[str, Tensor]:
         progress(len(models) * context * len(at))
-        known = {name: (name, context_in_sight(model, context)) for name, model in models.items()}
-        for name, model in models.items():
-            if known[name] not in read:  # beyond its sight, nothing changes
-                read[known[name]] = losses_with_context(model, tokens, at, context)
-        return {name: read[known[name]] for name in models}
+        # Beyond its sight, nothing changes.
+        return {name: losses_of(name, context_in_sight(model, context)) for name, model in models.items()}
 
     # The tokens themselves, and draws of as many with replacement, always the same: [1 + RESAMPLES, n].
     drawn = torch.randint(len(at), (RESAMPLES, len(at)), generator=torch.Generator().manual_seed(0))
@@ -146,14 +146,13 @@ def recl_interval(gains: Tensor, step: int) -> tuple[int | None, int | None]:
     """The 2.5 % and 97.5 % percentiles of RECL over resamples with ``gains [samples, contexts]``; None for
     one beyond the longest context."""
     found = [first_below(gain, step) for gain in gains.tolist()]
-    lengths = sorted(found, key=lambda length: length or math.inf)
-    return lengths[round(0.025 * (len(lengths) - 1))], lengths[round(0.975 * (len(lengths) - 1))]
+    lengths, last = sorted(found, key=lambda length: length or math.inf), len(found) - 1
+    return lengths[round(0.025 * last)], lengths[round(0.975 * last)]
 
 
 def gain_intervals(gains: Tensor) -> list[tuple[float, float]]:
     """The 2.5 % and 97.5 % percentiles of ``gains [samples, contexts]``, of each context."""
-    ends = gains.quantile(torch.tensor([0.025, 0.975], dtype=gains.dtype), dim=0)  # [2, contexts]
-    return [(low, high) for low, high in ends.T.tolist()]
+    return [(low, high) for low, high in gains.quantile(gains.new_tensor([0.025, 0.975]), dim=0).T.tolist()]
 
 
 def context_in_sight(model: MemoryLM, context: int) -> int:

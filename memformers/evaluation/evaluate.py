@@ -1,8 +1,9 @@
 """Evaluation of a whole text, or of documents: contiguous, in eval mode, each stream from an empty memory."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,13 +15,15 @@ from memformers.data.tokenizer import Tokenizer
 from memformers.evaluation.bits_per_byte import Units, comparable
 from memformers.models.base import eval_mode
 from memformers.models.config import OF_MODELS, is_used
-from memformers.models.language_model import LMScores, MemoryLM
+from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
 from memformers.models.memory_sizes import ByLayer
 from memformers.models.vocabulary import TokenLosses
 
 BLOCK = 500
 """Tokens whose mean loss counts as one observation in [`Evaluation.uncertainty`][]."""
+BASELINE = "untouched"
+"""The name of the unchanged memory beside those of controls."""
 Control = Callable[[Memory], Memory]
 """A function from a memory to the one that the model gets instead; it may change its contents but not its
 shape."""
@@ -38,13 +41,13 @@ class Evaluation:
         self.tokens = sum(reading.lengths)
         """How many tokens are predicted."""
         self._begins = self.lengths.cumsum(0) - self.lengths
-        # The sum and the number of losses: of each stream, place in the segment, and stream by what was read.
-        self._streams = torch.zeros(2, len(self.lengths), dtype=torch.float64)
-        self._places = torch.zeros(2, reading.segment_len, dtype=torch.float64)
-        self._read_before: dict[int, Tensor] = {}
-        self._blocks = torch.zeros(0 if self.of_documents else self.tokens // BLOCK, dtype=torch.float64)
-        self._compressed = torch.zeros(2, dtype=torch.float64)
-        self._right = 0
+        blocks = 0 if self.of_documents else self.tokens // BLOCK
+        shapes = {"streams": (2, len(self.lengths)), "places": (2, reading.segment_len), "blocks": (blocks,)}
+        shapes |= {"compressed": (2,), "right": ()}
+        # Where there are two rows, losses and their number. By a number: of streams that had read so much.
+        self._sums: dict[str | int, Tensor] = {
+            name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()
+        }
 
     def add(
         self, numbers: Sequence[int], start: int, losses: Tensor, correct: Tensor, compressed: float = 0.0
@@ -52,35 +55,32 @@ class Evaluation:
         """Count the ``losses [S, B]`` of a segment, in nats, and whether each token was the most likely
         prediction, of the streams of these ``numbers``, from the position ``start`` in them on; what is past
         the end of a stream doesn't count. ``compressed`` is the reconstruction loss, 0 if there is none."""
-        of = torch.tensor(numbers)
+        of, sums = torch.tensor(numbers), self._sums
         place = start + torch.arange(len(losses))[:, None]
         there = place < self.lengths[of]  # [S, B]
         nats = losses.double().where(there, 0.0)
-        self._right += int((correct & there).sum())
-        self._compressed += torch.tensor([compressed, float(compressed > 0)])
         found = torch.stack((nats, there.double()))  # [2, S, B]
-        self._streams.index_add_(1, of, found.sum(1))
-        self._places[:, : len(nats)] += found.sum(2)
-        if (before := min(start, self.reach)) not in self._read_before:
-            self._read_before[before] = torch.zeros_like(self._streams)
-        self._read_before[before].index_add_(1, of, found.sum(1))
-        if len(self._blocks):
+        sums["right"] += (correct & there).sum()
+        sums["compressed"] += torch.tensor([compressed, float(compressed > 0)])
+        sums["places"][:, : len(nats)] += found.sum(2)
+        if (before := min(start, self.reach)) not in sums:
+            sums[before] = torch.zeros_like(sums["streams"])
+        for name in ("streams", before):
+            sums[name].index_add_(1, of, found.sum(1))
+        if len(sums["blocks"]):
             block = (place + self._begins[of]) // BLOCK
-            counted = there & (block < len(self._blocks))
-            self._blocks.index_add_(0, block[counted], nats[counted])
+            counted = there & (block < len(sums["blocks"]))
+            sums["blocks"].index_add_(0, block[counted], nats[counted])
 
     def merge(self, other: "Evaluation") -> None:
         """Add what another process read of the same reading."""
-        self._right += other._right
-        for name in ("_streams", "_places", "_blocks", "_compressed"):
-            getattr(self, name).add_(getattr(other, name))
-        for before, sums in other._read_before.items():
-            self._read_before[before] = sums + self._read_before.get(before, 0.0)
+        for name, sums in other._sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + sums
 
     @property
     def nats(self) -> float:
         """The sum over all predictions."""
-        return self._streams[0].sum().item()
+        return self._sums["streams"][0].sum().item()
 
     @property
     def loss(self) -> float:
@@ -90,18 +90,19 @@ class Evaluation:
     @property
     def accuracy(self) -> float:
         """Fraction of tokens that were the most likely prediction."""
-        return self._right / self.tokens
+        return self._sums["right"].item() / self.tokens
 
     @property
     def reconstruction_loss(self) -> float | None:
         """Mean attention-reconstruction loss of the segments in which something was compressed."""
-        total, count = self._compressed.tolist()
+        total, count = self._sums["compressed"].tolist()
         return total / count if count else None
 
     @property
     def document_losses(self) -> list[float]:
         """The mean loss of each document, in nats per token; NaN where nothing was predicted."""
-        return (self._streams[0] / self._streams[1]).tolist()
+        sums, counts = self._sums["streams"]
+        return (sums / counts).tolist()
 
     @property
     def uncertainty(self) -> float:
@@ -110,14 +111,15 @@ class Evaluation:
         difficult. NaN for a text of fewer than two blocks. If documents were evaluated, the interval is for
         other documents of this kind; NaN for a single one."""
         if self.of_documents:
-            return self._half_width(self._streams)
-        return mean_of((self._blocks / BLOCK).tolist()).half_width if len(self._blocks) else math.nan
+            return self._half_width(self._sums["streams"])
+        blocks = (self._sums["blocks"] / BLOCK).tolist()
+        return mean_of(blocks).half_width if blocks else math.nan
 
     @property
     def by_position(self) -> list[float]:
         """Mean loss at each position of a segment, in nats per token."""
-        sums, counts = self._places[:, self._places[1] > 0]
-        return (sums / counts).tolist()
+        sums, counts = self._sums["places"]
+        return (sums / counts)[counts > 0].tolist()
 
     @property
     def by_memory(self) -> list[tuple[int, float, float]]:
@@ -128,13 +130,12 @@ class Evaluation:
         A stream counts as one observation, since its neighbouring segments are similarly difficult.
         """
         found = []
-        for before, of_streams in sorted(self._read_before.items()):
-            total, count = of_streams.sum(1).tolist()
-            found.append((before, total / count, self._half_width(of_streams)))
+        for before in sorted(name for name in self._sums if isinstance(name, int)):
+            total, count = self._sums[before].sum(1).tolist()
+            found.append((before, total / count, self._half_width(self._sums[before])))
         return found
 
     def _half_width(self, of_streams: Tensor) -> float:
-        """That of the mean of losses of which each stream has a sum and a number, ``[2, streams]``."""
         sums, counts = of_streams
         if self.of_documents:  # of unequal length
             return mean_of_groups(sums.tolist(), [int(n) for n in counts]).half_width
@@ -142,22 +143,30 @@ class Evaluation:
 
 
 @torch.no_grad()
-def read_segment(
-    model: MemoryLM, segment: Segment, memory: Memory, controls: Mapping[str, Control] | None = None
-) -> tuple[LMScores, dict[str, TokenLosses]]:
-    """Read ``segment``, of ``[S, B]`` tokens, with ``memory``, and again under each of the ``controls``;
-    returns the result of the first, whose memory the next segment gets, and the scores of the others by name.
+def read_segments(
+    model: MemoryLM,
+    segments: Iterable[Segment],
+    controls: Mapping[str, Control] | None = None,
+    warm_up: int = 0,
+) -> Iterator[tuple[Segment, Memory, Tensor, dict[str, TokenLosses]]]:
+    """Read ``segments``, of ``[S, B]`` tokens, each with the memory that the one before it left. Yields each
+    with this memory, its auxiliary loss and its scores, as [`BASELINE`][]; and, unless it ends within the
+    first ``warm_up`` positions of its streams, those with what each of the ``controls`` makes of the memory.
 
     Streams that start over begin with an empty memory; of a segment of fewer streams than the memory has, the
     last ones have ended. Raises UserError for controls of a single stream, whose memories they exchange.
     """
-    if controls and segment.inputs.shape[1] < 2:
-        raise UserError("controls exchange memories between streams; use at least 2 streams.")
-    inputs, targets = segment.inputs.to(model.device), segment.targets.to(model.device)
-    memory = Memory(()) if segment.starts_over else memory.streams(slice(inputs.shape[1]))
-    read = model(inputs, memory, targets)
-    changed = {name: model(inputs, control(memory), targets) for name, control in (controls or {}).items()}
-    return read, {name: found.scores for name, found in changed.items()}
+    memory = Memory(())
+    for segment in segments:
+        inputs, targets = segment.inputs.to(model.device), segment.targets.to(model.device)
+        changes = controls if controls and segment.end > warm_up else {}
+        if changes and inputs.shape[1] < 2:
+            raise UserError("controls exchange memories between streams; use at least 2 streams.")
+        memory = Memory(()) if segment.starts_over else memory.streams(slice(inputs.shape[1]))
+        read = model(inputs, memory, targets)
+        changed = {name: model(inputs, change(memory), targets).scores for name, change in changes.items()}
+        yield segment, memory, read.auxiliary_loss, {BASELINE: read.scores, **changed}
+        memory = read.memory
 
 
 def reading_of(n_tokens: int, streams: int, segment_len: int, documents: Sequence[int] = ()) -> Reading:
@@ -193,12 +202,12 @@ def evaluate_reading(
 ) -> Evaluation:
     """Predict ``tokens [n]`` in the order of ``reading``, whose groups may leave out streams that another
     process reads. ``progress`` may raise any exception to end it."""
-    found, memory = Evaluation(reading, model.config.remembered_positions), Memory(())
+    found = Evaluation(reading, model.config.remembered_positions)
     with eval_mode(model):
-        for (numbers, start), segment in zip(reading.steps, reading.segments(tokens), strict=True):
-            read, _ = read_segment(model, segment, memory)
-            memory, losses, correct = read.memory, read.scores.losses.cpu(), read.scores.correct.cpu()
-            found.add(numbers, start, losses, correct, float(read.auxiliary_loss))
+        read = zip(reading.steps, read_segments(model, reading.segments(tokens)), strict=True)
+        for (numbers, start), (segment, _, compressed, scores) in read:
+            losses, correct = scores[BASELINE].losses.cpu(), scores[BASELINE].correct.cpu()
+            found.add(numbers, start, losses, correct, float(compressed))
             progress(losses[segment.targets != IGNORED])
     return found
 
@@ -228,20 +237,17 @@ def with_lengths(
     positions than there are learned ones.
     """
     lengths = {"segment_len": segment_len, "mem_len": mem_len, "c_mem_len": c_mem_len}
-    given = {name: length for name, length in lengths.items() if length is not None}
+    given: dict[str, Any] = {name: length for name, length in lengths.items() if length is not None}
     for name, length in given.items():
         if not is_used(name, model.config.model):
-            whose = " or ".join(OF_MODELS[name])
-            raise UserError(
-                f"{name}={length} is for {whose}, got a {model.config.model} model; leave it out."
-            )
-    config = replace(model.config, **given)  # type: ignore[arg-type]
+            whose, got = " or ".join(OF_MODELS[name]), model.config.model
+            raise UserError(f"{name}={length} is for {whose}, got a {got} model; leave it out.")
+    config = replace(model.config, **given)
     attention = model.transformer.memory_layers[0].self_attn
     if attention.positions == "learned" and config.longest_attention > attention.max_positions:
         raise UserError(
             f"expected attention over at most {attention.max_positions} positions, which the model learned, "
-            f"got {config.longest_attention}; shorten segment or memory, or train with "
-            f"positions='sinusoidal'."
+            f"got {config.longest_attention}; shorten segment or memory, or use positions='sinusoidal'."
         )
     model.config = config
     return model

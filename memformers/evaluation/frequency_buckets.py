@@ -43,13 +43,6 @@ def word_occurrences(text: str, counts: Counter[str], *, of_bytes: bool) -> Tens
     return found.repeat_interleave(torch.tensor([len(bytes_of(character)) for character in text]))
 
 
-def rarity_groups(occurrences: Tensor) -> tuple[Tensor, list[str]]:
-    """The group of each of ``occurrences``, of any shape, and the groups' names: first words that never occur
-    in training, then by [`EDGES`][], and last the characters of no word."""
-    group, names = groups_between(occurrences, EDGES)
-    return group.where(occurrences != NO_WORD, len(EDGES)), ["never", *names[1:], "no word"]
-
-
 def groups_between(numbers: Tensor, edges: Sequence[int]) -> tuple[Tensor, list[str]]:
     """The group of each of ``numbers``, of any shape, and the groups' names: i from edge i to before the
     next."""
@@ -58,30 +51,31 @@ def groups_between(numbers: Tensor, edges: Sequence[int]) -> tuple[Tensor, list[
     return group, [*between, f"{edges[-1]:,} or more"]
 
 
+def rarity_groups(occurrences: Tensor) -> tuple[Tensor, list[str]]:
+    """The group of each of ``occurrences``, of any shape, and the groups' names: first words that never occur
+    in training, then by [`EDGES`][], and last the characters of no word."""
+    group, names = groups_between(occurrences, EDGES)
+    return group.where(occurrences != NO_WORD, len(EDGES)), ["never", *names[1:], "no word"]
+
+
 def repeat_distances(tokens: Tensor, n: int) -> Tensor:
     """How many tokens ago the n-gram that ends with each of ``tokens [T]`` last occurred among them, int64
     ``[T]``; [`NEVER`][] where it did not, and for the first ``n`` − 1 tokens."""
-    found, text = torch.full_like(tokens, NEVER, dtype=torch.int64), tokens.tolist()
+    found, text = [NEVER] * len(tokens), tokens.tolist()
     newest: dict[tuple[int, ...], int] = {}
     for end in range(n, len(text) + 1):
         n_gram = tuple(text[end - n : end])
-        if n_gram in newest:
-            found[end - 1] = end - newest[n_gram]
+        found[end - 1] = end - newest.get(n_gram, end)
         newest[n_gram] = end
-    return found
+    return torch.tensor(found)
 
 
-def repeat_groups(distances: Tensor, edges: list[int]) -> tuple[Tensor, list[str]]:
-    """The group of each of ``distances``, of any shape, and the groups' names: i for those from edge i to
-    before edge i + 1, and last those beyond the last edge and [`NEVER`][]."""
-    group, names = groups_between(distances, edges)
-    return group.where(distances != NEVER, len(edges) - 1), [*names[:-1], f"{names[-1]}, or never"]
-
-
-def repeat_edges(segment_len: int, reach: int) -> list[int]:
-    """Edges of groups of distances, in tokens: 1, then powers of two from the largest within a segment up to
-    the first that is at least twice the ``reach`` of the memory, or twice the segment if that is longer."""
+def repeat_groups(distances: Tensor, segment_len: int, reach: int) -> tuple[Tensor, list[str]]:
+    """The group of each of ``distances``, of any shape, and the groups' names. Groups begin at 1 and at the
+    powers of two from the largest within a segment to the first that is at least twice the ``reach`` of the
+    memory, or twice the segment if that is longer; the last one has what is beyond, and [`NEVER`][]."""
     edges = [1, max(1 << (segment_len.bit_length() - 1), 2)]
     while edges[-1] < 2 * max(reach, segment_len):
         edges.append(2 * edges[-1])
-    return edges
+    group, names = groups_between(distances, edges)
+    return group.where(distances != NEVER, len(edges) - 1), [*names[:-1], f"{names[-1]}, or never"]

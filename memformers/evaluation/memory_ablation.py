@@ -18,13 +18,8 @@ from torch import Tensor
 from memformers.common.intervals import Mean, mean_of_groups
 from memformers.data.streams import Reading, streams_and_places
 from memformers.evaluation.attention_distribution import filling_segments
-from memformers.evaluation.evaluate import Control, read_segment
-from memformers.evaluation.frequency_buckets import (
-    rarity_groups,
-    repeat_distances,
-    repeat_edges,
-    repeat_groups,
-)
+from memformers.evaluation.evaluate import BASELINE, Control, read_segments
+from memformers.evaluation.frequency_buckets import rarity_groups, repeat_distances, repeat_groups
 from memformers.models.base import eval_mode
 from memformers.models.language_model import MemoryLM
 from memformers.models.memory import Memory
@@ -34,8 +29,12 @@ AT_ONCE = 16
 """Streams of a text that is long enough, and documents that are read at once."""
 N_GRAM = 8
 """Tokens, the last of them the one that is predicted, that must have occurred before for it to repeat."""
-BASELINE = "untouched"
-"""The name of the unchanged memory beside those of the controls."""
+PARTS = {"slots": "c_mem", "memory": "mem"}
+"""The parts of a memory, and their fields."""
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "zeroed": torch.zeros_like,
+    "swapped": lambda x: x.roll(1, dims=1),
+}
 
 
 def controls_of(lengths: Sequence[MemorySizes]) -> dict[str, Control]:
@@ -46,20 +45,16 @@ def controls_of(lengths: Sequence[MemorySizes]) -> dict[str, Control]:
         new: dict[str, Any] = {part: tuple(map(change, getattr(memory, part)))}
         return replace(memory, **new)
 
-    changes: dict[str, Callable[[Tensor], Tensor]] = {
-        "zeroed": torch.zeros_like,
-        "swapped": lambda x: x.roll(1, dims=1),
-    }
     return {
         f"{name} {how}": partial(changed, part, change)
-        for name, part in {"slots": "c_mem", "memory": "mem"}.items()
+        for name, part in PARTS.items()
         if any(getattr(own, f"{part}_len") for own in lengths)
-        for how, change in changes.items()
+        for how, change in CHANGES.items()
     }
 
 
 @dataclass(frozen=True)
-class Group:
+class TokenGroup:
     """Some of the tokens, and how well models predict them; a group without tokens has no losses."""
 
     name: str
@@ -83,13 +78,13 @@ class MemoryAblation:
     """How many tokens, including the predicted one, make a repetition."""
     baseline: str | None
     """The model with the shortest reach, with which the others are compared; None for a single model."""
-    overall: Group
+    overall: TokenGroup
     swapped_less_zeroed: dict[str, dict[str, Mean]]
     """By model and part of the memory, over all tokens: the loss with the part swapped minus that with it
     zeroed."""
-    by_occurrences: list[Group]
+    by_occurrences: list[TokenGroup]
     """By the number of occurrences of a token's word in the training text."""
-    by_repeat_distance: list[Group]
+    by_repeat_distance: list[TokenGroup]
     """By the distance, in tokens, to the last occurrence that a token repeats."""
     of_documents: bool
     """Whether each stream is a document."""
@@ -107,40 +102,34 @@ def memory_ablation(
     """What memory is worth to ``models``, by name, on about ``tokens`` tokens of ``text [n]``, whose words
     occur ``occurrences [n]`` times in training; None for a text too short for two streams.
 
-    They are the first of equal parts of the text ([`parts_of_text`][]), or of its ``documents``, given by how
-    many tokens each has ([`parts_of_documents`][]); before them, each stream reads as many tokens as fill the
-    longest memory. ``progress`` is called with the number of further tokens that were read.
+    They are the first of its parts or ``documents``, as [`beginnings`][] has them; before them, each stream
+    reads as many tokens as fill the longest memory. ``progress`` is called with the number of further tokens
+    that were read.
     """
-    configs = {name: model.config for name, model in models.items()}
-    segment_len = max(config.segment_len for config in configs.values())
+    lengths = [model.config.segment_len for model in models.values()]
     warm_up = max(filling_segments(model) * model.config.segment_len for model in models.values())
-    how = warm_up, segment_len, tokens
-    reading = parts_of_documents(documents, *how) if documents else parts_of_text(len(text), *how)
+    reading = beginnings(len(text), warm_up, max(lengths), tokens, documents)
     if reading is None:
         return None
-    reach = {name: config.remembered_positions for name, config in configs.items()}
+    reach = {name: model.config.remembered_positions for name, model in models.items()}
     baseline = min(reach, key=lambda name: reach[name]) if len(models) > 1 else None
     losses = {
         name: losses_under_controls(model, text, reading, warm_up, progress) for name, model in models.items()
     }
-    plain = {model: of_model[BASELINE] for model, of_model in losses.items()}
     stream, place = streams_and_places(reading.lengths)
     counted = place >= warm_up
-    at = torch.tensor(reading.begins)[stream] + place + 1
-    parts = zip(reading.begins, reading.lengths, strict=True)
-    repeats = [repeat_distances(text[begin : begin + 1 + length], N_GRAM)[1:] for begin, length in parts]
-    edges = repeat_edges(min(config.segment_len for config in configs.values()), max(reach.values()))
 
     def difference(ours: Tensor, base: Tensor, which: Tensor) -> Mean:
         of, less = stream[which], (ours - base)[which]
         return mean_of_groups(of.bincount(less).tolist(), of.bincount().tolist())
 
-    def group(name: str, which: Tensor) -> Group:
+    def group(name: str, which: Tensor) -> TokenGroup:
         """The group of the tokens that are true in ``which [n]``."""
         if not which.any():
-            return Group(name, 0, {}, {}, {})
+            return TokenGroup(name, 0, {}, {}, {})
+        plain = {model: of_model[BASELINE] for model, of_model in losses.items()}
         others = {model: loss for model, loss in plain.items() if baseline not in (None, model)}
-        return Group(
+        return TokenGroup(
             name=name,
             tokens=int(which.sum()),
             loss={model: loss[which].mean().item() for model, loss in plain.items()},
@@ -151,9 +140,12 @@ def memory_ablation(
             },
         )
 
-    def grouped(numbers: Tensor, names: Sequence[str]) -> list[Group]:
+    def grouped(numbers: Tensor, names: Sequence[str]) -> list[TokenGroup]:
         return [group(name, counted & (numbers == i)) for i, name in enumerate(names)]
 
+    at = torch.tensor(reading.begins)[stream] + place + 1
+    parts = zip(reading.begins, reading.lengths, strict=True)
+    repeats = [repeat_distances(text[begin : begin + 1 + length], N_GRAM)[1:] for begin, length in parts]
     return MemoryAblation(
         streams=len(reading.lengths),
         warm_up=warm_up,
@@ -163,13 +155,13 @@ def memory_ablation(
         swapped_less_zeroed={
             model: {
                 part: difference(of_model[f"{part} swapped"], of_model[f"{part} zeroed"], counted)
-                for part in ("slots", "memory")
+                for part in PARTS
                 if f"{part} zeroed" in of_model
             }
             for model, of_model in losses.items()
         },
         by_occurrences=grouped(*rarity_groups(occurrences[at])),
-        by_repeat_distance=grouped(*repeat_groups(torch.cat(repeats), edges)),
+        by_repeat_distance=grouped(*repeat_groups(torch.cat(repeats), min(lengths), max(reach.values()))),
         of_documents=bool(documents),
     )
 
@@ -181,54 +173,41 @@ def losses_under_controls(
     with the memory untouched, and under each control, by name. Segments that end within the first ``warm_up``
     predictions are read with the memory untouched alone."""
     reading = replace(reading, segment_len=model.config.segment_len)
-    controls, memory = controls_of(model.config.memory_sizes), Memory(())
+    controls = controls_of(model.config.memory_sizes)
     found: dict[str, list[Tensor]] = {name: [] for name in (BASELINE, *controls)}
     with eval_mode(model):
-        for segment in reading.segments(text):
-            counts = segment.end > warm_up
-            read, changed = read_segment(model, segment, memory, controls if counts else {})
-            memory = read.memory
+        for segment, _, _, scores in read_segments(model, reading.segments(text), controls, warm_up):
             for name, losses in found.items():
-                losses.append(changed.get(name, read.scores).losses.cpu().double())
-            progress(segment.inputs.numel() * (1 + len(changed)))
+                losses.append(scores.get(name, scores[BASELINE]).losses.cpu().double())
+            progress(segment.inputs.numel() * len(scores))
     return {name: reading.in_order(losses) for name, losses in found.items()}
 
 
-def parts_of_text(n_tokens: int, warm_up: int, segment_len: int, tokens: int) -> Reading | None:
-    """At most [`AT_ONCE`][] equal parts of a text, of which the tokens after the first ``warm_up`` count, at
-    least ``segment_len`` in each and about ``tokens`` in all; None where there would be fewer than two."""
-    streams = min(AT_ONCE, (n_tokens - 1) // (warm_up + segment_len))
-    if streams < 2:
-        return None
-    length = (n_tokens - 1) // streams
-    predicted = min(warm_up + max(tokens // streams, segment_len), length)
-    begins = tuple(length * b for b in range(streams))
-    return Reading(begins, (predicted,) * streams, (tuple(range(streams)),), segment_len)
-
-
-def parts_of_documents(
-    documents: Sequence[int], warm_up: int, segment_len: int, tokens: int
+def beginnings(
+    n_tokens: int, warm_up: int, segment_len: int, tokens: int, documents: Sequence[int] = ()
 ) -> Reading | None:
-    """The beginnings of ``documents``, the lengths in tokens of those that make up a text. Of each, the
-    tokens after the first ``warm_up`` count, at least ``segment_len`` of them and about ``tokens`` in all at
-    most; None where fewer than two are that long. Of many documents it is every k-th.
+    """The beginnings of at most [`AT_ONCE`][] equal parts of a text of ``n_tokens``, or of the ``documents``
+    that it consists of, given by their numbers of tokens; of many, every k-th. Of each, the tokens after the
+    first ``warm_up`` count, at least ``segment_len`` of them and about ``tokens`` in all; None where fewer
+    than two are that long.
 
     [`AT_ONCE`][] are read at once, and the longest two of each group are as long, so that no stream is ever
     read alone.
     """
-    enough = [number for number, length in enumerate(documents) if length > warm_up + segment_len]
-    if len(enough) < 2:
+    streams = max(min(AT_ONCE, (n_tokens - 1) // (warm_up + segment_len)), 1)
+    lengths = [length - 1 for length in documents] or [(n_tokens - 1) // streams] * streams
+    begins = list(accumulate(documents or lengths, initial=0))
+    chosen = [number for number, length in enumerate(lengths) if length >= warm_up + segment_len]
+    if len(chosen) < 2:
         return None
-    chosen = enough[:: -(-len(enough) // max(tokens // segment_len, 2))]
+    if documents:
+        chosen = chosen[:: -(-len(chosen) // max(tokens // segment_len, 2))]
     longest = warm_up + max(tokens // len(chosen), segment_len)
-    chosen.sort(key=lambda number: (-min(documents[number] - 1, longest), number))
+    chosen.sort(key=lambda number: (-min(lengths[number], longest), number))
     if len(chosen) % AT_ONCE == 1:
         chosen.pop()
-    lengths = [min(documents[number] - 1, longest) for number in chosen]
+    read = [min(lengths[number], longest) for number in chosen]
     groups = tuple(tuple(range(len(chosen))[i : i + AT_ONCE]) for i in range(0, len(chosen), AT_ONCE))
     for group in groups:
-        lengths[group[0]] = lengths[group[1]]
-    begins = list(accumulate(documents, initial=0))
-    return Reading(
-        tuple(begins[number] for number in chosen), tuple(lengths), groups, segment_len, of_documents=True
-    )
+        read[group[0]] = read[group[1]]
+    return Reading(tuple(begins[n] for n in chosen), tuple(read), groups, segment_len, bool(documents))

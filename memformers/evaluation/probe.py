@@ -69,18 +69,19 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
     Raises ValueError for a folder without any, for a text too short, and for runs on different texts or with
     different vocabularies.
     """
-    found_runs = read_runs(folder)
-    trained = [run for run in found_runs if newest_checkpoint(run.folder)]
-    runs = [run for i, run in enumerate(trained) if run.arm not in {r.arm for r in trained[:i]}]
+    found, runs = read_runs(folder), dict[str, Run]()
+    for run in found:
+        if newest_checkpoint(run.folder):
+            runs.setdefault(run.arm, run)
     if not runs:
         raise UserError(f"no run in {folder} has a checkpoint; train at least until the first evaluation.")
-    if left_out := sorted({run.arm for run in found_runs} - {run.arm for run in runs}):
+    if left_out := sorted({run.arm for run in found} - runs.keys()):
         warnings.warn(f"not probed, since there is no checkpoint of it: {', '.join(left_out)}.", stacklevel=2)
-    corpus = common_corpus(runs)
-    loaded = {run.folder.name: load_checkpoint(run.folder, device) for run in runs}
+    corpus = common_corpus(list(runs.values()))
+    loaded = {run.folder.name: load_checkpoint(run.folder, device) for run in runs.values()}
     models = {name: model for name, (model, _) in loaded.items()}
-    tokenizers = [tokenizer for _, tokenizer in loaded.values()]
-    if any(other.saved() != tokenizers[0].saved() for other in tokenizers[1:]):
+    first, *others = (tokenizer.saved() for _, tokenizer in loaded.values())
+    if any(other != first for other in others):
         raise UserError("these runs divide the text into different tokens; probe each run alone.")
     tokens, documents = held_out_tokens(corpus)
     # A single document is part of one that was cut like a plain text.
@@ -95,7 +96,7 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
             context = effective_context(models, tokens, **how, documents=documents, progress=bar.update)
     occurrences = occurrences_in(corpus, tokens, documents)
     with Progress(unit="tok", unit_scale=True, desc="probing memory") as bar:
-        found = memory_ablation(
+        ablation = memory_ablation(
             models, tokens, occurrences, tokens=config.tokens, documents=documents, progress=bar.update
         )
     attention = {
@@ -103,11 +104,11 @@ def probe(folder: Path, config: ProbeConfig, device: torch.device) -> Path:
         for name, model in models.items()
     }
     results = {
-        "checkpoints": {run.folder.name: newest_checkpoint(run.folder) for run in runs},
+        "checkpoints": {run.folder.name: newest_checkpoint(run.folder) for run in runs.values()},
         "documents": len(documents),
         "effective_context": context,
         "attention": attention if all(attention.values()) else None,
-        "memory_ablation": found,
+        "memory_ablation": ablation,
     }
     write_json(folder / PROBE, results)
     return folder / PROBE
@@ -119,13 +120,12 @@ def findings(probed: Mapping[str, Any]) -> list[str]:
         return ["The held-out text is too short to measure what memory is worth."]
     lines = []
     for run, costs in ablation["overall"]["less_untouched"].items():
+        bits = {control: f"{cost['mean'] / math.log(2):.4f}" for control, cost in costs.items()}
         for part, name in {"slots": "compressed memory", "memory": "memory"}.items():
-            if f"{part} zeroed" in costs:
-                zeroed, swapped = (
-                    costs[f"{part} {how}"]["mean"] / math.log(2) for how in ("zeroed", "swapped")
-                )
+            if zeroed := bits.get(f"{part} zeroed"):
+                swapped = bits[f"{part} swapped"]
                 lines.append(
-                    f"{run}: zeroing its {name} costs {zeroed:.4f} bits per token, swapping it {swapped:.4f}"
+                    f"{run}: zeroing its {name} costs {zeroed} bits per token, swapping it {swapped}"
                 )
     return lines or ["No model here has a memory."]
 
@@ -144,10 +144,18 @@ def held_out_tokens(corpus: TokenDataset) -> tuple[Tensor, tuple[int, ...]]:
 def occurrences_in(corpus: TokenDataset, tokens: Tensor, documents: Sequence[int]) -> Tensor:
     """How often the word of each of the held-out ``tokens`` occurs in training, int64 ``[n]``; no word of
     ``documents``, given by their numbers of tokens, goes on in the next one. Where tokens are words,
-    subwords or ids, and in a large text, how often the token itself occurs."""
+    subwords or ids, and in a large text, how often the token itself occurs, and [`NO_WORD`][] for one without
+    a letter."""
     tokenizer, train = corpus.tokenizer, corpus.train
     if tokenizer.name not in ("character", "byte") or len(train.tokens) >= BIG:
-        return token_occurrences(corpus, tokens)
+        found = torch.zeros(tokenizer.vocab_size, dtype=torch.int64)
+        for at in range(0, len(train.tokens), MOST_TOKENS):
+            part = np.bincount(train.tokens[at : at + MOST_TOKENS], minlength=len(found))
+            found += torch.from_numpy(part)
+        for token in tokens.unique():
+            if not WORD.search(tokenizer.decode(token[None])):
+                found[token] = NO_WORD
+        return found[tokens]
 
     def texts(ids: Tensor, lengths: Sequence[int]) -> list[str]:
         parts = ids.split(list(lengths) or len(ids))
@@ -158,19 +166,6 @@ def occurrences_in(corpus: TokenDataset, tokens: Tensor, documents: Sequence[int
     return torch.cat([word_occurrences(text, counts, of_bytes=of_bytes) for text in texts(tokens, documents)])
 
 
-def token_occurrences(corpus: TokenDataset, tokens: Tensor) -> Tensor:
-    """How often each of ``tokens [n]`` occurs in training, int64 ``[n]``; [`NO_WORD`][] for those without a
-    letter."""
-    train, tokenizer = corpus.train.tokens, corpus.tokenizer
-    parts = [train[at : at + MOST_TOKENS] for at in range(0, len(train), MOST_TOKENS)]
-    counts = sum(torch.from_numpy(np.bincount(part, minlength=tokenizer.vocab_size)) for part in parts)
-    found = torch.as_tensor(counts)[tokens]
-    for token in tokens.unique():
-        if not WORD.search(tokenizer.decode(token[None])):
-            found[tokens == token] = NO_WORD
-    return found
-
-
 def common_corpus(runs: Sequence[Run]) -> TokenDataset:
     """The text that all runs were trained on, as it was then; else ValueError."""
     first = runs[0].config
@@ -179,10 +174,11 @@ def common_corpus(runs: Sequence[Run]) -> TokenDataset:
     given = {name: known[name] for name in fields if name in known}  # earlier versions have fewer
     corpus = dataset_of(CorpusSpec(**given, vocab_size=first["model"]["vocab_size"]))
     for run in runs:
-        if run.facts["corpus"]["sha256"] != corpus.info.sha256:
+        before, now = run.facts["corpus"], corpus.info
+        if before["sha256"] != now.sha256:
             raise UserError(
-                f"{run.folder} was trained on {run.facts['corpus']['source']} with sha256 "
-                f"{run.facts['corpus']['sha256']}, but {corpus.info.source} has {corpus.info.sha256}; probe "
-                f"only runs on the same text together, and restore the text if it was changed."
+                f"{run.folder} was trained on {before['source']} with sha256 {before['sha256']}, but "
+                f"{now.source} has {now.sha256}; probe only runs on the same text together, and restore the "
+                f"text if it was changed."
             )
     return corpus

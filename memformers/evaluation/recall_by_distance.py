@@ -1,6 +1,6 @@
 """How much a model recalls, by how long ago it was said, and which part of its memory it has that from."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -8,11 +8,9 @@ from torch import Tensor
 
 from memformers.data.recall_stream import NOTHING
 from memformers.data.streams import Segment
-from memformers.evaluation.evaluate import Control, read_segment
-from memformers.evaluation.memory_ablation import BASELINE
+from memformers.evaluation.evaluate import Control, read_segments
 from memformers.models.base import eval_mode
 from memformers.models.language_model import MemoryLM
-from memformers.models.memory import Memory
 
 PLACES = ("segment", "memory", "slots", "beyond")
 """Where a value can be when it is asked for: in the segment that is read, in the memory, in a compressed
@@ -22,7 +20,7 @@ FINEST = 64
 
 
 @dataclass(frozen=True)
-class Recall:
+class RecallByDistance:
     """The share of asks that were answered correctly; None where there was no ask."""
 
     edges: tuple[int, ...]
@@ -43,18 +41,18 @@ class Recall:
         """Over all asks for what one layer can see."""
         places = [place for place in PLACES[:-1] if self.asks_by_place[place]]
         right = sum((self.by_place[place] or 0.0) * self.asks_by_place[place] for place in places)
-        return share(right, sum(self.asks_by_place[place] for place in places))
+        return right / sum(self.asks_by_place[place] for place in places) if places else None
 
 
 def distance_edges(reach: int) -> tuple[int, ...]:
     """Edges of distance bins for a model that sees ``reach`` positions back: octaves from [`FINEST`][] on up
     to a sixth of it, equal steps up to a third beyond it, and then one octave."""
-    step = FINEST
+    step, fine = FINEST, [0]
     while 2 * step <= reach // 6:
+        fine.append(step)
         step *= 2
-    fine = [FINEST * 2**i for i in range((step // FINEST).bit_length() - 1)]
     last = -(-4 * reach // (3 * step)) * step
-    return (0, *fine, *range(step, last + 1, step), 2 * last)
+    return (*fine, *range(step, last + 1, step), 2 * last)
 
 
 def recall_by_distance(
@@ -64,7 +62,7 @@ def recall_by_distance(
     *,
     warm_up: int = 0,
     controls: Mapping[str, Control] | None = None,
-) -> dict[str, Recall]:
+) -> dict[str, RecallByDistance]:
     """Read ``segments``, each with its distances ``[S, B]``, from an empty memory; returns what the model
     recalls with its memory untouched, and under each of the ``controls``, by name.
 
@@ -73,43 +71,34 @@ def recall_by_distance(
 
     Raises UserError if there is only one stream, since controls exchange them.
     """
-    changes, lengths = controls or {}, model.config.memory_sizes
-    bins, places, memory = [], [], Memory(())
-    found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in (BASELINE, *changes)}
+    pairs, bins, places = list(segments), [], []
+    found: dict[str, list[tuple[Tensor, Tensor]]] = {}
     with eval_mode(model):
-        for segment, distances in segments:
-            counts, held, reach = segment.end > warm_up, memory.mem_len, memory.positions(lengths)
-            read, changed = read_segment(model, segment, memory, changes if counts else {})
-            if counts:
-                asked = distances != NOTHING
-                before = distances - torch.arange(len(distances))[:, None]  # the segment's first position
-                bins.append(torch.bucketize(distances[asked], torch.tensor(edges), right=True))
-                places.append(torch.bucketize(before[asked], torch.tensor([0, held, reach])))
-                for name, scores in ({BASELINE: read.scores} | changed).items():
-                    found[name].append((scores.correct.cpu()[asked], scores.losses.cpu()[asked]))
-            memory = read.memory
-    asks = torch.cat(bins), torch.cat(places)
-    return {name: recall_of(edges, *asks, parts) for name, parts in found.items()}
+        read = read_segments(model, (segment for segment, _ in pairs), controls, warm_up)
+        for (_, distances), (segment, memory, _, scores) in zip(pairs, read, strict=True):
+            if segment.end <= warm_up:
+                continue
+            held, reach = memory.mem_len, memory.positions(model.config.memory_sizes)
+            asked = distances != NOTHING
+            before = distances - torch.arange(len(distances))[:, None]  # the segment's first position
+            bins.append(torch.bucketize(distances[asked], torch.tensor(edges), right=True))
+            places.append(torch.bucketize(before[asked], torch.tensor([0, held, reach])))
+            for name, of_asks in scores.items():
+                answers = of_asks.correct.cpu()[asked], of_asks.losses.cpu()[asked]
+                found.setdefault(name, []).append(answers)
+    bin_of, place_of = torch.cat(bins), torch.cat(places)
+
+    def recall(answers: list[tuple[Tensor, Tensor]]) -> RecallByDistance:
+        right = torch.cat([correct for correct, _ in answers])
+        loss = sum(losses.double().sum().item() for _, losses in answers) / max(len(right), 1)
+        asks, accuracy = shares(bin_of, right, len(edges) + 1)  # the first comes before the first edge
+        asks_at, at_places = (dict(zip(PLACES, x, strict=True)) for x in shares(place_of, right, len(PLACES)))
+        return RecallByDistance(edges, accuracy[1:-1], asks[1:-1], at_places, asks_at, loss)
+
+    return {name: recall(answers) for name, answers in found.items()}
 
 
-def recall_of(
-    edges: tuple[int, ...], bins: Tensor, places: Tensor, parts: Sequence[tuple[Tensor, Tensor]]
-) -> Recall:
-    """The recall of asks with these ``bins``, of which the first comes before the first edge, and ``places``,
-    ``[n]`` each; ``parts`` are whether they were answered correctly, and their losses, of some asks each."""
-    right = torch.cat([correct for correct, _ in parts])
-    asks, asks_right = (x.bincount(minlength=len(edges) + 1)[1:-1].tolist() for x in (bins, bins[right]))
-    by_place, right_by_place = (x.bincount(minlength=len(PLACES)).tolist() for x in (places, places[right]))
-    return Recall(
-        edges=edges,
-        accuracy=tuple(map(share, asks_right, asks)),
-        asks=tuple(asks),
-        by_place=dict(zip(PLACES, map(share, right_by_place, by_place), strict=True)),
-        asks_by_place=dict(zip(PLACES, by_place, strict=True)),
-        loss=sum(losses.double().sum().item() for _, losses in parts) / max(len(right), 1),
-    )
-
-
-def share(right: float, asks: int) -> float | None:
-    """The part of ``asks`` that is right."""
-    return right / asks if asks else None
+def shares(kind: Tensor, right: Tensor, kinds: int) -> tuple[tuple[int, ...], tuple[float | None, ...]]:
+    """How many asks there are of each ``kind [n]``, and the shares of those that are ``right [n]``."""
+    asks, correct = (x.bincount(minlength=kinds).tolist() for x in (kind, kind[right]))
+    return tuple(asks), tuple(c / n if n else None for c, n in zip(correct, asks, strict=True))
