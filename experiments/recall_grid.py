@@ -18,7 +18,8 @@ from memformers.common.errors import UserError
 from memformers.common.fields import Count, Range, Share
 from memformers.common.intervals import Mean
 from memformers.comparison.experiment import Experiment, run_experiment
-from memformers.comparison.recall import RECALL, SETTINGS, USUAL_JOBS, RecallConfig
+from memformers.comparison.recall import SETTINGS, USUAL_JOBS, RecallConfig
+from memformers.comparison.recall_training import RECALL
 from memformers.data.recall_stream import RecallStream
 from memformers.report import plotting
 from memformers.report.arms import Arm, Measure, Result, arms_of

@@ -15,7 +15,8 @@ from memformers.common.errors import UserError
 from memformers.common.fields import Count
 from memformers.common.files import write_text
 from memformers.comparison.experiment import Experiment, run_experiment
-from memformers.comparison.recall import RECALL, SETTINGS, USUAL_JOBS, RecallConfig
+from memformers.comparison.recall import SETTINGS, USUAL_JOBS, RecallConfig
+from memformers.comparison.recall_training import RECALL
 from memformers.report.arms import arms_of
 from memformers.report.markdown import table
 from memformers.report.recall import UNTOUCHED, at_place, percent

@@ -19,7 +19,7 @@ import pytest
 from memformers import cli
 from memformers.common.files import read_json
 from memformers.common.processes import run_modules
-from memformers.comparison.recall import RECALL
+from memformers.comparison.recall_training import RECALL
 from memformers.comparison.text import TEXT
 
 T = TypeVar("T")

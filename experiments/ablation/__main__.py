@@ -15,7 +15,8 @@ from memformers.commands.options import ExperimentCommand
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, changed, check_fields
 from memformers.comparison.experiment import Experiment
-from memformers.comparison.recall import RECALL, USUAL_JOBS, RecallConfig
+from memformers.comparison.recall import USUAL_JOBS, RecallConfig
+from memformers.comparison.recall_training import RECALL
 from memformers.comparison.several import run_experiments
 from memformers.comparison.text import MEMORIES, TextTask
 from memformers.training.config import TrainConfig

@@ -25,7 +25,8 @@ from memformers.common.command_line import plain_errors
 from memformers.common.errors import UserError
 from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.common.machine import describe_environment, git_commit, peak_memory
-from memformers.evaluation.memory_ablation import BASELINE, controls_of
+from memformers.evaluation.evaluate import BASELINE
+from memformers.evaluation.memory_ablation import controls_of
 from memformers.models.base import memory_facts
 from memformers.models.io import save_tensors
 from memformers.runs.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, RESULT

@@ -11,7 +11,7 @@ from pathlib import Path
 from memformers.common.command_line import plain_errors
 from memformers.common.files import read_json
 from memformers.common.machine import keep_freed_memory
-from memformers.comparison.recall import RECALL
+from memformers.comparison.recall_training import RECALL
 from memformers.comparison.text import TEXT
 from memformers.models.registry import name_of
 from memformers.runs.folder import CONFIG

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from memformers.common.errors import UserError
-from memformers.models.config import LENGTHS, ModelConfig, ModelName, is_used
+from memformers.models.config import LENGTHS, ModelConfig, is_used
 from memformers.models.memory_sizes import ByLayer
 from memformers.models.registry import PARTS, lookup, name_of
 from memformers.runs.folder import FIGURES, flatten
@@ -24,16 +24,6 @@ OF_ALL = {"seed": "seed and seeds", "data": "data", "tokens": "tokens and scale"
 """Settings that can't differ between arms, and the options that set them for all arms."""
 OF_THE_TASK = ("recall.stream.", "recall.reach", "recall.evaluated", "recall.measured_for")
 """The beginnings of the names of other settings that can't differ between arms."""
-
-
-def arms_of_models(models: Sequence[ModelName], network: ModelConfig, *, equal_keys: bool) -> list[Arm]:
-    """An arm for each model, with the lengths of ``network``.
-
-    With ``equal_keys``, Transformer-XL remembers M + C positions, as many as a Compressive Transformer of M
-    positions and C slots has keys; layer by layer, where layers have lengths of their own.
-    """
-    longer = {"transformer-xl": {"model.mem_len": keys_of_layers(network)}} if equal_keys else {}
-    return [Arm(model, {"model.model": model, **longer.get(model, {})}) for model in models]
 
 
 def keys_of_layers(model: ModelConfig) -> ByLayer:
@@ -66,32 +56,26 @@ def parse_arm(text: str, shared: Mapping[str, Any]) -> Arm:
     name = name.strip()
     if not colon:
         raise UserError(f"arms: {text!r} has no colon and is not a file; {HOW}.")
-    check_name(name)
-    try:
-        words = [word.partition("=") for word in shlex.split(rest)]
-    except ValueError as error:
-        raise UserError(f"arm {name!r}: {rest.strip()!r} can't be read: {error}; {HOW}.") from None
-    known, settings = dict(flatten(shared)), {}
-    last = {key: key.replace("-", "_").rpartition(".")[2] for key, _, _ in words}
-    words = [(k, e, name_of(v, last[k]) if last[k] in ("model", *PARTS) else v) for k, e, v in words]
-    models = [value for key, _, value in words if key in ("model", "model.model") and ":" in value]
-    if own := [lookup("model", model) for model in models]:
-        known |= {f"model.own.{name}": value for name, value in asdict(own[-1].Config()).items()}
-    for key, equals, value in words:
-        if not equals:
-            raise UserError(f"arm {name!r}: {key!r} is not setting=value; {HOW}.")
-        dotted = full_name(key.replace("-", "_"), known, name)
-        settings[dotted] = value_of(value, known[dotted])
-    return Arm(name, settings)
-
-
-def check_name(name: str) -> None:
-    """Raise UserError for a name that a folder of runs can't have."""
     if not re.fullmatch(r"\w[\w+-]{,49}", name) or re.search(r"-seed\d+$", name) or name.lower() == FIGURES:
         raise UserError(
             f"arm {name!r} can't have this name, since its folder has it too; use up to 50 letters, digits, "
             f"-, + and _, and neither {FIGURES!r} nor an ending such as '-seed1'."
         )
+    try:
+        words = shlex.split(rest)
+    except ValueError as error:
+        raise UserError(f"arm {name!r}: {rest.strip()!r} can't be read: {error}; {HOW}.") from None
+    given: dict[str, str] = {}
+    for key, equals, value in (word.partition("=") for word in words):
+        if not equals:
+            raise UserError(f"arm {name!r}: {key!r} is not setting=value; {HOW}.")
+        last = key.replace("-", "_").rpartition(".")[2]
+        given[key.replace("-", "_")] = name_of(value, last) if last in ("model", *PARTS) else value
+    known, model = dict(flatten(shared)), given.get("model", given.get("model.model", ""))
+    if ":" in model:
+        known |= {f"model.own.{key}": value for key, value in asdict(lookup("model", model).Config()).items()}
+    dotted = {full_name(key, known, name): value for key, value in given.items()}
+    return Arm(name, {key: value_of(value, known[key]) for key, value in dotted.items()})
 
 
 def full_name(key: str, known: Mapping[str, Any], arm: str) -> str:
@@ -102,10 +86,9 @@ def full_name(key: str, known: Mapping[str, Any], arm: str) -> str:
         near = difflib.get_close_matches(key, [name.rpartition(".")[2] for name in known], 1)
         hint = f"did you mean {near[0]!r}?" if near else "memformers compare --help lists them."
         raise UserError(f"arm {arm!r}: there is no setting {key!r}; {hint}")
-    if found in OF_ALL:
-        raise UserError(f"arm {arm!r}: {key} is the same for all arms; set it with {OF_ALL[found]}.")
-    if found.startswith(OF_THE_TASK):
-        raise UserError(f"arm {arm!r}: {key} is the same for all arms; leave it out.")
+    if found in OF_ALL or found.startswith(OF_THE_TASK):
+        instead = f"set it with {OF_ALL[found]}" if found in OF_ALL else "leave it out"
+        raise UserError(f"arm {arm!r}: {key} is the same for all arms; {instead}.")
     return found
 
 

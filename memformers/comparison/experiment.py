@@ -119,9 +119,12 @@ def run_experiment(
     run failed.
     """
     check_named(folder)
-    dashboard = find_dashboard(dashboard)
-    experiment = in_one_precision(experiment, folder)
-    task, plan = experiment.task, united(experiment, folder, resume)
+    dashboard, saved = find_dashboard(dashboard), read_plan(folder)
+    train, task = experiment.train, experiment.task
+    if train.step.precision == "auto" and saved:  # all arms share one
+        train = changed(train, precision=saved.settings.get("step", {}).get("precision", "auto"))
+    experiment = replace(experiment, train=with_precision(train, choose_device(train.step.device)))
+    plan = united(experiment, saved, folder, resume)
     arms = {arm.name: settings_of(arm, experiment.shared) for arm in plan.arms}
     runs = {name: {**arms[run.arm], "seed": run.seed} for name, run in plan.runs.items()}
     pin = task.read(runs, folder)
@@ -152,20 +155,11 @@ def run_experiment(
     return report
 
 
-def in_one_precision(experiment: Experiment, folder: Path) -> Experiment:
-    """``experiment`` with a precision that all arms share, if it leaves it open: that of the experiment in
-    ``folder``, if there is one, or what the device computes fastest."""
-    device, train = choose_device(experiment.train.step.device), experiment.train
-    if train.step.precision == "auto" and (saved := read_plan(folder)):
-        train = changed(train, precision=saved.settings.get("step", {}).get("precision", "auto"))
-    return replace(experiment, train=with_precision(train, device))
-
-
-def united(experiment: Experiment, folder: Path, resume: bool) -> Plan:
-    """What ``experiment`` asks for, and what the one in ``folder`` was begun for, if there is one; UserError
-    for one of another task or of other settings, for one that is not to be resumed, and for files that would
-    be lost."""
-    name, shared, saved = experiment.task.name, experiment.shared, read_plan(folder)
+def united(experiment: Experiment, saved: Plan | None, folder: Path, resume: bool) -> Plan:
+    """What ``experiment`` asks for, and what the ``saved`` one in ``folder`` was begun for; UserError for one
+    of another task or of other settings, for one that is not to be resumed, and for files that would be
+    lost."""
+    name, shared = experiment.task.name, experiment.shared
     if saved and not resume:
         raise UserError(f"{folder} already holds an experiment; name a new folder, or resume this one.")
     before = saved or Plan(name, shared, ())
@@ -187,9 +181,8 @@ def united(experiment: Experiment, folder: Path, resume: bool) -> Plan:
     check_arms(list(arms.values()), shared, experiment.task.parse)
     first = experiment.train.seed
     runs = runs_of(list(arms), range(first, first + max(experiment.seeds, before.seeds)))
-    check_nothing_is_lost(
-        folder, [*(() if saved else OF_AN_EXPERIMENT), *(name for name in runs if name not in before.runs)]
-    )
+    new_names = [name for name in runs if name not in before.runs]
+    check_nothing_is_lost(folder, new_names if saved else [*OF_AN_EXPERIMENT, *new_names])
     commands = tuple(dict.fromkeys((*before.commands, command_as_given())))
     return Plan(name, before.settings, tuple(arms.values()), runs, commands)
 
@@ -198,9 +191,18 @@ def train_all(
     experiment: Experiment, plan: Plan, due: Mapping[str, Settings], folder: Path, dashboard: str
 ) -> list[str]:
     """Train the runs that are ``due``; returns the names of those that failed."""
+
+    def keys(model: Mapping[str, Any]) -> int:
+        """Those of a query in all layers, which make one training run take longer than another."""
+        used = {"transformer": (), "transformer-xl": ("mem_len",)}.get(
+            model["model"], ("mem_len", "c_mem_len")
+        )
+        lengths: Sequence[int | Sequence[int]] = [model[name] for name in used]
+        return sum(model["n_layers"] * x if isinstance(x, int) else sum(x) for x in lengths)
+
     names = list(due)
     if experiment.jobs > 1:  # what takes longest first in each seed: at the end, no long one runs alone
-        names.sort(key=lambda name: (plan.runs[name].seed, -cost(due[name]["model"])))
+        names.sort(key=lambda name: (plan.runs[name].seed, -keys(due[name]["model"])))
     done = len(plan.runs) - len(due)
     print(f"{counted(len(plan.runs), 'training')}, {done} done → {folder}", flush=True)
     environment = {DASHBOARD: dashboard, JOBS: str(experiment.jobs)}
@@ -220,13 +222,6 @@ def train_all(
     return [name for name in plan.runs if name in failed]
 
 
-def cost(model: Mapping[str, Any]) -> int:
-    """What makes one training run take longer than another: the keys of a query in all layers."""
-    used = {"transformer": (), "transformer-xl": ("mem_len",)}.get(model["model"], ("mem_len", "c_mem_len"))
-    lengths: Sequence[int | Sequence[int]] = [model[name] for name in used]
-    return sum(model["n_layers"] * x if isinstance(x, int) else sum(x) for x in lengths)
-
-
 def plan_runs(runs: Mapping[str, Planned], folder: Path) -> dict[str, str]:
     """Folders for the runs, and the ids by which a dashboard will know them as one group: under one comment,
     each compared with the baseline of its seed."""
@@ -234,8 +229,8 @@ def plan_runs(runs: Mapping[str, Planned], folder: Path) -> dict[str, str]:
     ids = {name: card.run if card else new_run_id() for name, card in cards.items()}
     for name in runs:
         (folder / name).mkdir(parents=True, exist_ok=True)
-        other = ids.get(compared_with(runs, name), "")
         if not cards[name]:  # one that is resumed keeps its own
+            other = ids.get(compared_with(runs, name), "")
             plan_run(folder / name, ids[name], f"comparison {folder.resolve().name}", other, name)
     return ids
 
@@ -243,8 +238,7 @@ def plan_runs(runs: Mapping[str, Planned], folder: Path) -> dict[str, str]:
 def print_links(runs: Mapping[str, Planned], ids: Mapping[str, str], dashboard: str) -> None:
     """Print where labml's comparison shows the arms of the first seed, each with the baseline, if a
     dashboard runs that has both."""
-    api = sent_to(dashboard)
-    first = next(iter(runs.values())).seed
+    api, first = sent_to(dashboard), next(iter(runs.values())).seed
     names = [name for name, run in runs.items() if run.seed == first]
     known = [name for name in names if api and answers(run_address(api, ids[name]))]
     base = baseline_of(names)

@@ -9,37 +9,16 @@ from typing import Any, Literal
 from memformers.common.errors import UserError
 from memformers.common.fields import Count, changed, check_fields
 from memformers.comparison.arms import keys_of_layers, read_arms, settings_of
-from memformers.comparison.experiment import Experiment, Settings, Task
-from memformers.comparison.recall_training import RecallRun, RecallSettings, train_recall
+from memformers.comparison.experiment import Experiment, Settings
+from memformers.comparison.recall_training import RECALL, RecallRun, RecallSettings
 from memformers.data.recall_stream import RecallStream
 from memformers.models.config import ModelConfig
 from memformers.runs.plan import Arm
 from memformers.training.config import EvaluationConfig, OptimConfig, StepConfig, TrainConfig
-from memformers.training.resume import alone_in
 
 QUICK_TOKENS, QUICK_EVALUATED = 65_536, 256
 USUAL_JOBS: int = min(os.cpu_count() or 1, 2)
 Reach = Literal["near", "far"]
-
-
-@dataclass(frozen=True)
-class RecallTask(Task):
-    """Training runs on the recall stream, which measure the share of correct answers by distance."""
-
-    name = "recall"
-    resumes = False
-
-    def parse(self, settings: Settings, source: str) -> RecallRun:
-        """The run's TrainConfig, and what belongs to the task."""
-        return RecallRun.of(settings, source)
-
-    def train(self, folder: Path) -> None:
-        """Train from the beginning, and measure."""
-        with alone_in(folder):
-            train_recall(folder)
-
-
-RECALL = RecallTask()
 
 
 def sees_back(model: ModelConfig) -> int:
@@ -190,21 +169,24 @@ class RecallConfig:
         """The setting that all arms share."""
         base = SETTINGS[self.reach]
         tokens = self.tokens or (QUICK_TOKENS if self.quick else base.train.tokens)
-        train = changed(base.train, tokens=tokens, device=self.device)
-        if not self.quick:
-            return replace(base, train=train)
-        recall = replace(base.recall, evaluated=QUICK_EVALUATED)
-        return replace(base, train=changed(train, evaluations=1, log_every=5), recall=recall)
+        train, recall = changed(base.train, tokens=tokens, device=self.device), base.recall
+        if self.quick:
+            train = changed(train, evaluations=1, log_every=5)
+            recall = replace(recall, evaluated=QUICK_EVALUATED)
+        return replace(base, train=train, recall=recall)
 
     @property
     def experiment(self) -> Experiment:
         """The experiment."""
-        setting = self.setting
-        shared = {**asdict(setting.train), **setting.more}
-        arms = setting.arms
-        if self.arms:
-            described = [text for text in self.arms if ":" in text or Path(text).is_file()]
-            arms = [setting.arm(name) for name in self.arms if name not in described]
-            arms += read_arms(described, shared)
-        seeds = 1 if self.quick else self.seeds
-        return Experiment(RECALL, setting.train, setting.more, tuple(arms), seeds, self.jobs, self.threads)
+        setting, described = self.setting, [text for text in self.arms if ":" in text or Path(text).is_file()]
+        arms = [setting.arm(name) for name in self.arms if name not in described]
+        arms += read_arms(described, {**asdict(setting.train), **setting.more})
+        return Experiment(
+            RECALL,
+            setting.train,
+            setting.more,
+            tuple(arms or setting.arms),
+            1 if self.quick else self.seeds,
+            self.jobs,
+            self.threads,
+        )

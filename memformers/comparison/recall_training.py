@@ -10,8 +10,10 @@ from memformers.common.errors import UserError
 from memformers.common.fields import Checked, Count, NonNegativeInt, Share
 from memformers.common.files import config_from_dict, read_json, write_json
 from memformers.common.machine import describe_environment, git_commit, peak_memory
+from memformers.comparison.experiment import Task
 from memformers.data.recall_stream import RecallStream, recall_segments
-from memformers.evaluation.memory_ablation import BASELINE, controls_of
+from memformers.evaluation.evaluate import BASELINE
+from memformers.evaluation.memory_ablation import controls_of
 from memformers.evaluation.recall_by_distance import RecallByDistance, distance_edges, recall_by_distance
 from memformers.models.base import memory_facts
 from memformers.models.language_model import MemoryLM
@@ -19,6 +21,7 @@ from memformers.runs.folder import CONFIG, FACTS, RESULT
 from memformers.tracking.recorder import Tracking
 from memformers.training.config import TrainConfig, train_config_from, unused_settings
 from memformers.training.loop import train_steps
+from memformers.training.resume import alone_in
 from memformers.training.run import build_model
 from memformers.training.state import TrainingState
 
@@ -48,11 +51,6 @@ class RecallSettings(Checked):
     measured_for: Literal["choosing", "claiming"] = "claiming"
     """Whether settings are chosen by the result, or something is claimed by it; the streams are others."""
 
-    @property
-    def edges(self) -> tuple[int, ...]:
-        """The edges of the distance bins, the same for all arms."""
-        return distance_edges(self.reach)
-
 
 @dataclass(frozen=True)
 class RecallRun:
@@ -60,14 +58,6 @@ class RecallRun:
 
     train: TrainConfig
     recall: RecallSettings
-
-    @classmethod
-    def of(cls, settings: Mapping[str, Any], source: str) -> "RecallRun":
-        """The run of these ``settings``; UserError, with their ``source``, if there is no such run."""
-        train = dict(settings)
-        if not isinstance(recall := train.pop("recall", None), Mapping):
-            raise UserError(f"{source}: expected the settings of a recall run, which have 'recall'.")
-        return cls(train_config_from(train, source), config_from_dict(RecallSettings, recall, source))
 
     def longest(self) -> Callable[[int], int] | None:
         """The longest distance of a question in a segment, as a function of the position where the segment
@@ -79,6 +69,29 @@ class RecallRun:
         return lambda start: round(S * (top / S) ** (start / grown)) if start < grown else 2**60
 
 
+@dataclass(frozen=True)
+class RecallTask(Task):
+    """Training runs on the recall stream, which measure the share of correct answers by distance."""
+
+    name = "recall"
+    resumes = False
+
+    def parse(self, settings: Mapping[str, Any], source: str) -> RecallRun:
+        """The run's TrainConfig, and what belongs to the task."""
+        train = dict(settings)
+        if not isinstance(recall := train.pop("recall", None), Mapping):
+            raise UserError(f"{source}: expected the settings of a recall run, which have 'recall'.")
+        return RecallRun(train_config_from(train, source), config_from_dict(RecallSettings, recall, source))
+
+    def train(self, folder: Path) -> None:
+        """Train from the beginning, and measure."""
+        with alone_in(folder):
+            train_recall(folder)
+
+
+RECALL = RecallTask()
+
+
 def train_recall(folder: Path) -> None:
     """Train the run that ``config.json`` in ``folder`` describes; save the model, measure it, and write
     ``result.json``.
@@ -87,8 +100,8 @@ def train_recall(folder: Path) -> None:
     training that diverged.
     """
     settings = read_json(folder / CONFIG)
-    run = RecallRun.of(settings, str(folder / CONFIG))
-    model = build_model(run.train)
+    run = RECALL.parse(settings, str(folder / CONFIG))
+    name, S, model = folder.resolve().name, run.train.model.segment_len, build_model(run.train)
     if run.recall.frozen:
         for compress in model.transformer.compressions:
             compress.requires_grad_(False)
@@ -100,22 +113,23 @@ def train_recall(folder: Path) -> None:
         "decided": run.train.decided,
         "unused": unused_settings(run.train),
         "commit": git_commit(),
-        "sees_back": of_memory["memory"]["one_layer"] + model.config.segment_len,
+        "sees_back": of_memory["memory"]["one_layer"] + S,
         "environment": describe_environment(model.device),
     }
     write_json(folder / FACTS, facts)
-    name, S = folder.resolve().name, run.train.model.segment_len
     with Tracking(folder, name, {**settings, **facts}) as track:
         segments = recall_segments(
             run.recall.stream, run.train.batch_size, S, run.train.seed, longest=run.longest()
         )
 
-        def record(state: TrainingState, metrics: dict[str, float]) -> None:
+        def record(state: TrainingState, metrics: Mapping[str, float]) -> None:
             track.record({"tokens": state.tokens, "seconds": state.seconds, **metrics})
 
         def evaluate(state: TrainingState) -> None:
             recall = measure(model, run, GLIMPSE * S)[BASELINE]
-            track.record({"tokens": state.tokens, "seconds": state.seconds, **curves(recall)})
+            bins = zip(recall.edges, recall.accuracy, strict=False)
+            right = {f"recall.from_{edge:05}": share for edge, share in bins if share is not None}
+            record(state, {"loss.valid": recall.loss, "accuracy.valid": recall.correct() or 0.0, **right})
             print(
                 f"{name}: {min(state.tokens / run.train.tokens, 1):.0%}, {state.seconds:.0f} s, "
                 f"{recall.within_reach or 0.0:.1%} answered correctly within its reach",
@@ -125,15 +139,17 @@ def train_recall(folder: Path) -> None:
         state = train_steps(model, (s for s, _ in segments), run.train, record=record, evaluate=evaluate)
         peak = peak_memory(model.device)
         found = measure(model, run, run.recall.evaluated, controls=True)
-    result = {**state.progress, "peak_memory_bytes": peak, "recall": asdict(found[BASELINE])}
-    result["within_reach"] = found[BASELINE].within_reach
-    result["controls"] = {name: asdict(recall) for name, recall in found.items() if name != BASELINE}
+    result = {**state.progress, "peak_memory_bytes": peak, "recall": asdict(untouched := found.pop(BASELINE))}
+    result["within_reach"] = untouched.within_reach
+    result["controls"] = {name: asdict(recall) for name, recall in found.items()}
     (folder / MODEL).mkdir(exist_ok=True)
     model.save_pretrained(folder / MODEL)
     write_json(folder / RESULT, result)
 
 
-def measure(model: MemoryLM, run: RecallRun, positions: int, *, controls: bool = False) -> dict[str, RecallByDistance]:
+def measure(
+    model: MemoryLM, run: RecallRun, positions: int, *, controls: bool = False
+) -> dict[str, RecallByDistance]:
     """The recall of ``model`` over ``positions`` of each held-out stream, after those that the longest reach
     needs."""
     S = run.train.model.segment_len
@@ -142,14 +158,9 @@ def measure(model: MemoryLM, run: RecallRun, positions: int, *, controls: bool =
     segments = recall_segments(run.recall.stream, run.train.batch_size, S, first + run.train.seed)
     changes = controls_of(model.config.memory_sizes) if controls else {}
     return recall_by_distance(
-        model, islice(segments, before + counted), run.recall.edges, warm_up=before * S, controls=changes
+        model,
+        islice(segments, before + counted),
+        distance_edges(run.recall.reach),  # the same for all arms
+        warm_up=before * S,
+        controls=changes,
     )
-
-
-def curves(recall: RecallByDistance) -> dict[str, float]:
-    """The record of an evaluation."""
-    bins = zip(recall.edges, recall.accuracy, strict=False)
-    right = {f"recall.from_{edge:05}": share for edge, share in bins if share is not None}
-    asks = sum(recall.asks_by_place.values())
-    correct = sum((recall.by_place[p] or 0.0) * n for p, n in recall.asks_by_place.items())
-    return {"loss.valid": recall.loss, "accuracy.valid": correct / max(asks, 1), **right}

@@ -25,11 +25,10 @@ def run_experiments(
     [`run_experiment`][memformers.comparison.experiment.run_experiment] does.
     """
     check_named(folder)
-    begun = any(folder.glob(f"*/{EXPERIMENT}"))
-    if begun and not resume:
-        raise UserError(f"{folder} already holds experiments; name a new folder, or resume this one.")
-    if not begun:
+    if not any(folder.glob(f"*/{EXPERIMENT}")):
         check_nothing_is_lost(folder, OF_AN_EXPERIMENT)
+    elif not resume:
+        raise UserError(f"{folder} already holds experiments; name a new folder, or resume this one.")
     failed = []
     for name, experiment in experiments.items():
         try:
@@ -38,11 +37,9 @@ def run_experiments(
             failed.append(f"{name}: {error}")
         if any((folder / name).glob(f"*/{RESULT}")):
             measure(folder / name)
-    if not any(folder.glob(f"*/*/{RESULT}")):
-        raise TrainingsFailed(" ".join(failed))
-    page = report(folder)
-    if failed:
-        raise TrainingsFailed(
-            f"{' '.join(failed)} The results so far are in {page}; --resume trains the rest."
-        )
-    return page
+    if any(folder.glob(f"*/*/{RESULT}")):
+        page = report(folder)
+        if not failed:
+            return page
+        failed.append(f"The results so far are in {page}; --resume trains the rest.")
+    raise TrainingsFailed(" ".join(failed))

@@ -12,7 +12,7 @@ from memformers.common.errors import UserError
 from memformers.common.fields import Count, Range, check_fields
 from memformers.common.files import replacing
 from memformers.common.machine import choose_device
-from memformers.comparison.arms import arms_of_models, read_arms
+from memformers.comparison.arms import keys_of_layers, read_arms
 from memformers.comparison.experiment import Experiment, Settings, Task, run_experiment
 from memformers.data.dataset import DatasetInfo
 from memformers.data.sources import (
@@ -75,13 +75,13 @@ class CompareConfig:
     def experiment(self, beside: Sequence[Arm] = ()) -> Experiment:
         """The experiment; ``beside`` are arms that it has already."""
         train = replace(self.train, tokens=max(round(self.train.tokens * self.scale), 1))
-        equal = self.equal_keys and "compressive" in [*self.models, *(arm.name for arm in beside)]
-        own = arms_of_models(self.models, train.model, equal_keys=equal)
-        others = [
-            replace(arm, settings={"model.model": ModelConfig().model} | arm.settings)
-            for arm in read_arms(self.arms, asdict(train))
-        ]
-        return Experiment(TEXT, train, {}, (*own, *others), seeds=self.seeds)
+        longer: dict[str, Settings] = {}
+        if self.equal_keys and "compressive" in [*self.models, *(arm.name for arm in beside)]:
+            longer = {"transformer-xl": {"model.mem_len": keys_of_layers(train.model)}}
+        arms = [Arm(model, {"model.model": model, **longer.get(model, {})}) for model in self.models]
+        for arm in read_arms(self.arms, asdict(train)):
+            arms.append(replace(arm, settings={"model.model": ModelConfig().model} | arm.settings))
+        return Experiment(TEXT, train, {}, tuple(arms), seeds=self.seeds)
 
 
 def compare(config: CompareConfig, folder: Path, dashboard: str = "", *, resume: bool = False) -> Path:
@@ -123,11 +123,10 @@ class TextTask(Task):
 
     def measure(self, train: TrainConfig, folder: Path) -> None:
         """Probe what was trained; where that can't be, say so."""
-        if not self.probed:
-            return
+        how = ProbeConfig(positions=PROBED, longest=LONGEST, tokens=WITH_CHANGES)
         try:
-            device = choose_device(train.step.device)
-            probe(folder, ProbeConfig(positions=PROBED, longest=LONGEST, tokens=WITH_CHANGES), device)
+            if self.probed:
+                probe(folder, how, choose_device(train.step.device))
         except ValueError as error:
             print(f"NOTE: not probed: {error}")
 

@@ -1,6 +1,6 @@
 """How much a model recalls, by how long ago it was said, and which part of its memory it has that from."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,9 +39,13 @@ class RecallByDistance:
     @property
     def within_reach(self) -> float | None:
         """Over all asks for what one layer can see."""
-        places = [place for place in PLACES[:-1] if self.asks_by_place[place]]
+        return self.correct(PLACES[:-1])
+
+    def correct(self, places: Sequence[str] = PLACES) -> float | None:
+        """Over all asks for values at these ``places``."""
+        asks = sum(self.asks_by_place[place] for place in places)
         right = sum((self.by_place[place] or 0.0) * self.asks_by_place[place] for place in places)
-        return right / sum(self.asks_by_place[place] for place in places) if places else None
+        return right / asks if asks else None
 
 
 def distance_edges(reach: int) -> tuple[int, ...]:

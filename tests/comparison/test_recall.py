@@ -9,7 +9,8 @@ from memformers.common.errors import UserError
 from memformers.common.files import read_json, write_json
 from memformers.comparison import experiment
 from memformers.comparison.experiment import run_experiment
-from memformers.comparison.recall import RECALL, RecallConfig
+from memformers.comparison.recall import RecallConfig
+from memformers.comparison.recall_training import RECALL
 from memformers.models.language_model import MemoryLM
 from memformers.report.document import write_report
 from memformers.runs.folder import read_metrics
