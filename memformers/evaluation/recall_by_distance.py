@@ -96,8 +96,15 @@ def recall_by_distance(
         right = torch.cat([correct for correct, _ in answers])
         loss = sum(losses.double().sum().item() for _, losses in answers) / max(len(right), 1)
         asks, accuracy = shares(bin_of, right, len(edges) + 1)  # the first comes before the first edge
-        asks_at, at_places = (dict(zip(PLACES, x, strict=True)) for x in shares(place_of, right, len(PLACES)))
-        return RecallByDistance(edges, accuracy[1:-1], asks[1:-1], at_places, asks_at, loss)
+        asks_at, accuracy_at = shares(place_of, right, len(PLACES))
+        return RecallByDistance(
+            edges=edges,
+            accuracy=accuracy[1:-1],
+            asks=asks[1:-1],
+            by_place=dict(zip(PLACES, accuracy_at, strict=True)),
+            asks_by_place=dict(zip(PLACES, asks_at, strict=True)),
+            loss=loss,
+        )
 
     return {name: recall(answers) for name, answers in found.items()}
 

@@ -4,7 +4,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def new_run_id() -> str:
 
 def plan_run(folder: Path, run: str, comment: str, compare_with: str, name: str = "") -> None:
     """Write how the dashboard will show a training before it starts, which may choose the ``name`` itself."""
-    write_json(folder / CARD, asdict(Card(run, comment, compare_with, name)))
+    write_json(folder / CARD, Card(run, comment, compare_with, name))
 
 
 def open_card(folder: Path, name: str, config: Mapping[str, Any], given: Sequence[str] = ()) -> Card:
@@ -58,13 +58,13 @@ def open_card(folder: Path, name: str, config: Mapping[str, Any], given: Sequenc
         given=tuple(given),
         status="",
     )
-    write_json(folder / CARD, asdict(card))
+    write_json(folder / CARD, card)
     return card
 
 
 def close_card(folder: Path, status: str) -> None:
     """Write how the run in ``folder`` ended."""
-    write_json(folder / CARD, asdict(replace(read_card(folder), status=status, ended=time.time())))
+    write_json(folder / CARD, replace(read_card(folder), status=status, ended=time.time()))
 
 
 def read_card(folder: Path) -> Card:

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from memformers.common.errors import UserError
 from memformers.common.files import csv_text, write_text
@@ -16,16 +16,8 @@ POLL_SECONDS = 2.0
 PROJECT = "memformers"
 """What wandb and Trackio call the place of all runs."""
 Values = Mapping[str, float]
-
-
-class Copy(Protocol):
-    """A run in another tracker."""
-
-    def log(self, values: Values, step: int) -> object:
-        """Add values at a step, the number of tokens."""
-
-    def finish(self) -> object:
-        """End it."""
+Copy = Any
+"""A run in another tracker: ``log(values, step)`` adds values at a number of tokens, ``finish()`` ends it."""
 
 
 class TensorBoard:
@@ -104,8 +96,8 @@ def export(folders: Sequence[Path], to: str, out: Path | None = None, *, follow:
     runs = [Run(place) for folder in folders for place in find_runs(folder)]
     waiting = [(run, Metrics(run.folder / METRICS), TRACKERS[to](run, out)) for run in runs]
     while waiting:
-        going = []
-        for run, metrics, copy in waiting:
+        for each in list(waiting):
+            run, metrics, copy = each
             run.update()
             is_over = not follow or run.state[0] not in (PLANNED, RUNNING)
             for record in metrics.read():
@@ -115,9 +107,7 @@ def export(folders: Sequence[Path], to: str, out: Path | None = None, *, follow:
                 final = {f"final.{n}": value for n, v in (run.result or {}).items() if (value := number(v))}
                 copy.log(final, int(run.last(TOKENS) or 0))
                 copy.finish()
-            else:
-                going.append((run, metrics, copy))
-        waiting = going
+                waiting.remove(each)
         if waiting:
             time.sleep(POLL_SECONDS)
     return len(runs)

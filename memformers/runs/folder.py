@@ -102,27 +102,26 @@ class Metrics:
 
     def __init__(self, path: Path):
         self.path = path
-        self._forget()
+        self._forget(None)
 
-    def _forget(self) -> None:
-        self.offset = self.lines = self.rows = 0
+    def _forget(self, file: tuple[int, int] | None) -> None:
+        self._file, self.offset, self.lines, self.rows = file, 0, 0, 0
         self.changed = 0.0
         """The time of the last change of the file, in seconds since 1970."""
         self.broken = ""
         """What is wrong with the first line of which something was left out."""
-        self._file: tuple[int, int] | None = None
         self._columns: dict[str, array[float]] = {}
         self._points: dict[tuple[str, str], Points] = {}
 
     def read(self) -> Iterator[dict[str, float]]:
         """The records that were appended since the last call, to be read to their end."""
         if not self.path.is_file():
-            return self._forget()
+            return self._forget(None)
         with open(self.path, "rb") as file:
             status = os.fstat(file.fileno())
-            if self._file != (status.st_dev, status.st_ino) or status.st_size < self.offset:
-                self._forget()
-                self._file = (status.st_dev, status.st_ino)
+            place = status.st_dev, status.st_ino
+            if self._file != place or status.st_size < self.offset:
+                self._forget(place)
             self.changed = status.st_mtime
             file.seek(self.offset)
             for line in file:
@@ -187,9 +186,3 @@ class Metrics:
 def is_exact(value: Any) -> bool:
     """Whether a value from JSON is a number that a float can hold."""
     return isinstance(value, float) or (type(value) is int and abs(value) < 1 << 53)
-
-
-def run_folders(folder: Path) -> list[Path]:
-    """All folders with a run's metrics: ``folder``, those in it, and those in these."""
-    patterns = (METRICS, f"*/{METRICS}", f"*/*/{METRICS}")
-    return [path.parent for pattern in patterns for path in sorted(folder.glob(pattern))]

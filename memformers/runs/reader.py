@@ -5,6 +5,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from memformers.common.atomic_dir import numbered
 from memformers.common.errors import UserError
 from memformers.common.fields import fits
 from memformers.common.files import read_json
-from memformers.runs.card import Card, known_card
+from memformers.runs.card import known_card
 from memformers.runs.folder import (
     CARD,
     CHECKPOINTS,
@@ -90,13 +91,14 @@ class Run:
         """The name of the arm in tables and figures; empty for those without another name."""
         self.planned: Planned | None = None
         self.metrics = Metrics(folder / METRICS)
-        self._files = {name: JsonFile(folder / name) for name in (CONFIG, FACTS, RESULT, CARD)}
         self.update()
 
     def update(self) -> None:
         """Read what is new in its files."""
         self.metrics.update()
-        self.config, self.facts, result, self.card = (file.read() for file in self._files.values())
+        files = [self.folder / name for name in (CONFIG, FACTS, RESULT, CARD)]
+        self._seen = [*map(status_of, files)]
+        self.config, self.facts, result, self.card = map(json_in, files, self._seen)
         self.result = result or None
         """None for a run that didn't end well."""
 
@@ -112,8 +114,7 @@ class Run:
     @property
     def version(self) -> tuple[Any, ...]:
         """A value that changes whenever something else is to be shown."""
-        seen = [file.seen for file in self._files.values()]
-        return (self.metrics.offset, self.metrics.changed, self.arm, *self.state, *seen)
+        return (self.metrics.offset, self.metrics.changed, self.arm, *self.state, *self._seen)
 
     @property
     def model(self) -> str:
@@ -202,16 +203,15 @@ class Runs:
     def __init__(self, folder: Path):
         self.folder = folder
         self.all: list[Run] = []
-        self._plan = JsonFile(folder / EXPERIMENT)
         self.update()
 
     def update(self) -> None:
         """Read what is new."""
         plan, known = None, {run.folder: run for run in self.all}
-        self._plan.read()
+        self._plan = status_of(self.folder / EXPERIMENT)
         with contextlib.suppress(UserError, OSError):
             plan = read_plan(self.folder)
-        planned = plan.runs if plan else {}
+        planned, labels = (plan.runs, {arm.name: arm.label for arm in plan.arms}) if plan else ({}, {})
         places = {self.folder / name for name in planned}
         if any((self.folder / file).is_file() for file in (METRICS, FACTS)):
             places.add(self.folder)
@@ -221,24 +221,20 @@ class Runs:
         for run in self.all:
             if run.folder in known:
                 run.update()
-        self.all.sort(key=lambda run: (_memory(run), run.folder))
         models = [run.model for run in self.all]
-        differ = len(set(models)) == len(models) and all(models)
-        labels = {arm.name: arm.label for arm in plan.arms} if plan else {}
-        order = list(planned)
+        differ = len(set(models)) == len(models) and all(models) and not plan
         for run in self.all:
             run.planned = planned.get(run.folder.name)
-            own = run.model if differ and not plan else run.folder.resolve().name
+            own = run.model if differ else run.folder.resolve().name
             run.arm = run.planned.arm if run.planned else own
             run.label = labels.get(run.arm, "")
-        self.all.sort(
-            key=lambda run: order.index(run.folder.name) if run.folder.name in order else len(order)
-        )
+        place = {name: number for number, name in enumerate(planned)}
+        self.all.sort(key=lambda run: (place.get(run.folder.name, len(place)), _memory(run), run.folder))
 
     @property
     def version(self) -> str:
         """A text that changes whenever something else is to be shown."""
-        return repr((self._plan.seen, [(run.folder.name, run.version) for run in self.all]))
+        return repr((self._plan, [(run.folder.name, run.version) for run in self.all]))
 
 
 def _memory(run: Run) -> float:
@@ -271,10 +267,10 @@ def find_runs(folder: Path) -> list[Path]:
     """The folders of all runs with metrics in ``folder``, be it a run, a comparison, or a folder of these, in
     the order in which they were started; UserError if there is none."""
     patterns = (METRICS, f"*/{METRICS}", f"*/*/{METRICS}")
-    if runs := [path.parent for pattern in patterns for path in sorted(folder.glob(pattern))]:
-        cards = {run: known_card(run) or Card("", "") for run in runs}
-        return sorted(runs, key=lambda run: cards[run].started)
-    raise UserError(f"{folder} holds no run: no {METRICS} in it or in its sub-folders.")
+    runs = [path.parent for pattern in patterns for path in sorted(folder.glob(pattern))]
+    if not runs:
+        raise UserError(f"{folder} holds no run: no {METRICS} in it or in its sub-folders.")
+    return sorted(runs, key=lambda run: card.started if (card := known_card(run)) else 0.0)
 
 
 def read_facts(folder: Path) -> dict[str, Any] | None:
@@ -313,25 +309,25 @@ def number(value: Any) -> float | None:
     return float(value) if fits(value, float) and math.isfinite(value) else None
 
 
-class JsonFile:
-    """The JSON object in ``path``, read again when it has changed; empty if it is missing or broken."""
+Status = tuple[int, int, int] | None
+"""What changes when a file does; None if it is missing."""
 
-    def __init__(self, path: Path):
-        self.path = path
-        self.seen: tuple[int, int, int] | None = None
-        self.data: dict[str, Any] = {}
 
-    def read(self) -> dict[str, Any]:
-        """The current contents of the file."""
-        try:
-            status = self.path.stat()
-            seen = (status.st_ino, status.st_size, status.st_mtime_ns)
-            if seen != self.seen:
-                data = json.loads(self.path.read_text(encoding="utf-8"))
-                self.seen, self.data = seen, data if isinstance(data, dict) else {}
-        except (OSError, ValueError, RecursionError):
-            self.seen, self.data = None, {}
-        return self.data
+def status_of(path: Path) -> Status:
+    """That of the file in ``path``."""
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        return status.st_ino, status.st_size, status.st_mtime_ns
+    return None
+
+
+@lru_cache(maxsize=4096)
+def json_in(path: Path, status: Status) -> dict[str, Any]:
+    """The JSON object in ``path``, read once for each ``status``; empty if it is missing or broken."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return data if isinstance(data, dict) else {}
+    return {}
 
 
 def totals(runs: Iterable[Run]) -> tuple[float, float | None]:
