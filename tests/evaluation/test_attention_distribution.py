@@ -13,23 +13,22 @@ from tests.builders import MODELS, SMALL, small_lm
 @pytest.mark.parametrize("model", MODELS)
 def test_attention_adds_up_to_one_by_place_and_by_distance(model):
     lm = small_lm(model).train()
-    mass = attention_distribution(lm, torch.randint(0, 11, (1000,)), streams=3, segments=4)
-    for parts in (mass.by_place, mass.by_distance):
+    found = attention_distribution(lm, torch.randint(0, 11, (1000,)), streams=3, segments=4)
+    for parts in (found.by_place, found.by_distance):
         sums = torch.tensor(parts).sum(-1)
-        assert sums.shape == (SMALL.n_layers, SMALL.heads)
-        torch.testing.assert_close(sums, torch.ones_like(sums))
-    compressed, memory, _ = torch.tensor(mass.by_place).mean((0, 1)).tolist()
+        torch.testing.assert_close(sums, torch.ones(SMALL.n_layers, SMALL.heads))
+    compressed, memory, _ = torch.tensor(found.by_place).mean((0, 1)).tolist()
     assert (compressed > 0, memory > 0) == (model == "compressive", model != "transformer")
     assert lm.training
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_mass_is_the_mean_over_full_memories_of_what_each_query_looks_at(norm):
+def test_it_is_the_mean_over_full_memories_of_what_each_query_looks_at(norm):
     lm, tokens = small_lm("compressive", norm=norm), torch.randint(0, 11, (100,))
     mass = attention_distribution(lm, tokens, streams=1, segments=3)
     C, M, S, c = SMALL.c_mem_len, SMALL.mem_len, SMALL.segment_len, SMALL.compression_rate
-    filling, memory, places, bins, queries = -(-(M + C * c) // S), Memory(()), 0.0, 0.0, 0
+    filling, memory, places, bins = -(-(M + C * c) // S), Memory(()), [], []
     for number, segment in enumerate(tokens[: (filling + 3) * S, None].split(S)):
         _, inputs = lm.transformer(lm.embed(segment), memory, sizes=lm.config.memory_sizes)
         if number >= filling:
@@ -37,22 +36,19 @@ def test_mass_is_the_mean_over_full_memories_of_what_each_query_looks_at(norm):
             context = torch.cat((memory.c_mem[1], memory.mem[1], inputs[1]))
             context = layer.norm_self_attn(context) if norm == "pre" else context
             looks = layer.self_attn.probabilities(query=context[-S:], key=context)[0, 2]  # of one head
-            slots, kept = memory.c_mem_len, memory.mem_len
-            assert slots == C
+            kept = memory.mem_len
             for i in range(S):
-                queries += 1
-                parts = looks[i].split((slots, kept, S))
-                places += torch.stack([part.sum() for part in parts])
+                places.append(torch.stack([part.sum() for part in looks[i].split((C, kept, S))]))
                 found = torch.zeros(len(mass.nearest), dtype=torch.float64)
-                for j in range(slots + kept + i + 1):
-                    distance = slots + kept + i - j
-                    if j < slots:  # the middle of c positions, older than all of the memory
-                        distance = kept + i + (slots - j) * c - (c - 1) / 2
+                for j in range(C + kept + i + 1):
+                    distance = C + kept + i - j
+                    if j < C:  # the middle of c positions, older than all of the memory
+                        distance = kept + i + (C - j) * c - (c - 1) / 2
                     found[0 if distance < 1 else 1 + int(math.log2(distance))] += looks[i, j]
-                bins += found
+                bins.append(found)
         memory, _ = lm.transformer.remember(memory, inputs, lm.config.memory_sizes)
-    torch.testing.assert_close(torch.tensor(mass.by_place[1][2]), places / queries)
-    torch.testing.assert_close(torch.tensor(mass.by_distance[1][2]), bins / queries)
+    torch.testing.assert_close(torch.tensor(mass.by_place[1][2]), torch.stack(places).mean(0))
+    torch.testing.assert_close(torch.tensor(mass.by_distance[1][2]), torch.stack(bins).mean(0))
 
 
 @pytest.mark.parametrize("segments", [2, 8])
@@ -66,24 +62,18 @@ def test_documents_are_read_side_by_side_each_from_an_empty_memory(segments):
     for name in ("by_place", "by_distance"):
         torch.testing.assert_close(torch.tensor(getattr(found, name)), torch.tensor(getattr(wanted, name)))
     assert attention_distribution(lm, streams, documents=[27, 27, 27, 13, 27], streams=3) is None
+    with pytest.raises(ValueError, match=r"3 streams .* 50 tokens .* 85"):
+        attention_distribution(lm, torch.zeros(50, dtype=torch.long), streams=3)
 
 
 def test_with_same_length_nothing_falls_beyond_the_newest_positions():
-    tokens = torch.randint(0, 11, (100,))
     for same_length, beyond in ((True, False), (False, True)):
         lm = small_lm("transformer-xl", mem_len=4, same_length=same_length)
-        mass = attention_distribution(lm, tokens, streams=1, segments=3)
-        assert mass.nearest[:4] == [0, 1, 2, 4]
-        assert (torch.tensor(mass.by_distance)[..., 3:].sum() > 0) == beyond
+        found = attention_distribution(lm, torch.randint(0, 11, (100,)), streams=1, segments=3)
+        assert found.nearest[:4] == [0, 1, 2, 4]
+        assert (torch.tensor(found.by_distance)[..., 3:].sum() > 0) == beyond
 
 
 def test_bins_are_octaves_and_cover_every_distance():
-    assert bin_edges(1) == [0]
-    assert bin_edges(64) == [0, 1, 2, 4, 8, 16, 32]
-    assert bin_edges(65) == [0, 1, 2, 4, 8, 16, 32, 64]
+    assert [bin_edges(n)[1:] for n in (1, 64, 65)] == [[], [1, 2, 4, 8, 16, 32], [1, 2, 4, 8, 16, 32, 64]]
     assert distance_bins(0, 4, 2, 3).tolist() == [[3, 2, 2, 1, 0, 0], [3, 3, 2, 2, 1, 0]]
-
-
-def test_a_text_that_never_fills_the_memory_is_an_error():
-    with pytest.raises(ValueError, match=r"3 streams .* 50 tokens .* 85"):
-        attention_distribution(small_lm("compressive"), torch.zeros(50, dtype=torch.long), streams=3)

@@ -24,30 +24,22 @@ AT = torch.tensor([40, 41, 77, 199])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("context", [1, 6, 7, 8, 20])
 def test_the_loss_with_a_context_is_that_of_a_text_which_begins_there(model, context):
-    lm, tokens = small_lm(model), torch.randint(0, 11, (200,))
-    got = losses_with_context(lm, tokens, AT, context)
-    for t, loss in zip(AT.tolist(), got.tolist(), strict=True):
+    lm, tokens, read = small_lm(model), torch.randint(0, 11, (200,)), []
+    lm.register_forward_pre_hook(lambda _, arguments: read.append(len(arguments[0])))
+    got = losses_with_context(lm, tokens, AT, context).tolist()
+    assert sum(read) == (min(context, 7) if model == "transformer" else context), "nothing more is seen"
+    for t, loss in zip(AT.tolist(), got, strict=True):
         text, memory = tokens[t - context : t, None], Memory(())
-        parts = [context % 7] * (context % 7 > 0) + [7] * (context // 7)
-        for segment in text.split(parts):
+        for segment in text.split([context % 7] * (context % 7 > 0) + [7] * (context // 7)):
             logits, memory, _ = lm(segment, memory)
         assert loss == pytest.approx(F.cross_entropy(logits[-1], tokens[t, None]).item(), abs=1e-10)
-
-
-def test_a_model_without_memory_reads_its_last_segment_alone():
-    lm, read = small_lm("transformer"), []
-    lm.register_forward_pre_hook(lambda _, arguments: read.append(len(arguments[0])))
-    losses = losses_with_context(lm, torch.randint(0, 11, (200,)), AT, 40)
-    assert read == [7]
-    assert len(losses) == len(AT)
 
 
 def spelled_out(losses, r, step):
     """The paper's algorithm, loop by loop; ``losses[name][c]`` is a list."""
     found = {}
     for name in losses:
-        c = step
-        while True:
+        for c in itertools.count(step, step):
             b = [min(losses[n][c][t] for n in losses) for t in range(len(losses[name][c]))]
             hardest = sorted(range(len(b)), key=lambda t, b=b: -b[t])[: max(round(r * len(b)), 1)]
             short = sum(b[t] for t in hardest) / len(hardest)
@@ -55,7 +47,6 @@ def spelled_out(losses, r, step):
             if (math.exp(short) - math.exp(long)) / math.exp(short) < 0.01:
                 found[name] = c
                 break
-            c += step
     return found
 
 
@@ -66,24 +57,22 @@ def test_a_group_is_measured_as_the_paper_says_with_intervals_that_hold_it_each_
     tokens = torch.randint(0, 11, (400,))
     result = effective_context(models, tokens, step=3, positions=50, longest=90)
     assert result == effective_context(models, tokens, step=3, positions=50, longest=90)
-    at = torch.linspace(90, 399, 50).long()
     assert result.positions == 50
+    at = torch.linspace(90, 399, 50).long()
     losses = {
         name: {c: losses_with_context(model, tokens, at, c).tolist() for c in range(3, 93, 3)}
         for name, model in models.items()
     }
-    for r in (0.1, 0.5, 1.0):
-        assert result.recl[str(r)] == spelled_out(losses, r, 3)
-    assert max(max(lengths.values()) for lengths in result.recl.values()) > 3  # something helped
-    for r, of_models in result.gains.items():
-        for name, gains in of_models.items():
-            ends = result.gain_intervals[r][name]
-            assert len(ends) == len(gains)
-            assert all(low <= high for low, high in ends)
-            if r == "1.0":  # the hardest of a resample are another choice of tokens
-                assert ends[0][0] <= gains[0] <= ends[0][1]
-            first, last = (math.inf if end is None else end for end in result.recl_intervals[r][name])
-            assert first <= last
+    assert result.recl == {str(r): spelled_out(losses, r, 3) for r in (0.1, 0.5, 1.0)}
+    assert max(max(lengths.values()) for lengths in result.recl.values()) > 3, "something helped"
+    for r, name in itertools.product(result.gains, models):
+        gains, ends = result.gains[r][name], result.gain_intervals[r][name]
+        assert len(ends) == len(gains)
+        assert all(low <= high for low, high in ends)
+        if r == "1.0":  # the hardest of a resample are another choice of tokens
+            assert ends[0][0] <= gains[0] <= ends[0][1]
+        first, last = (math.inf if end is None else end for end in result.recl_intervals[r][name])
+        assert first <= last
 
 
 def test_intervals_are_percentiles_over_resamples():
@@ -107,11 +96,13 @@ def test_a_context_never_reaches_into_another_document(monkeypatch):
         for t in at:
             end = next(end for end in ends if end > t)
             assert t - context_len >= end - documents[ends.index(end)]
-    with pytest.raises(ValueError, match="307 tokens in 5 documents is too short to compare contexts of 32"):
-        effective_context(models, tokens, documents=documents)
 
 
-@pytest.mark.parametrize(("step", "message"), [(32, "100 tokens .* 32 and 64"), (0, "step=0")])
-def test_a_text_too_short_and_other_mistakes_are_named(step, message):
+@pytest.mark.parametrize(
+    ("n", "how", "message"),
+    [(100, {}, "100 tokens .* 32 and 64"), (100, {"step": 0}, "step=0"),
+     (307, {"documents": (100, 30, 90, 7, 80)}, "307 tokens in 5 documents .* 32 and 64")],
+)  # fmt: skip
+def test_a_text_too_short_and_other_mistakes_are_named(n, how, message):
     with pytest.raises(ValueError, match=message):
-        effective_context({"none": small_lm("transformer")}, torch.zeros(100, dtype=torch.long), step=step)
+        effective_context({"none": small_lm("transformer")}, torch.zeros(n, dtype=torch.long), **how)

@@ -9,7 +9,6 @@ from memformers.evaluation.frequency_buckets import (
     NO_WORD,
     rarity_groups,
     repeat_distances,
-    repeat_edges,
     repeat_groups,
     word_counts,
     word_occurrences,
@@ -25,25 +24,16 @@ def test_distances_are_those_of_a_search_backwards(text, n):
         assert found[end] == next(earlier, NEVER)
 
 
-@given(st.integers(1, 70), st.integers(0, 300), st.lists(st.integers(0, 2_000), min_size=1))
-def test_each_distance_is_in_one_group_and_groups_reach_twice_the_memory(segment_len, reach, distances):
-    edges = repeat_edges(segment_len, reach)
-    groups, names = repeat_groups(torch.tensor(distances), edges)
-    assert len(names) == len(edges)
-    assert edges[0] == 1
-    assert edges[-1] >= 2 * max(reach, segment_len)
-    for distance, group in zip(distances, groups.tolist(), strict=True):
-        inside = [i for i, low in enumerate(edges[:-1]) if low <= distance < edges[i + 1]]
-        assert [group] == (inside or [len(edges) - 1])
-
-
-def test_groups_have_names():
-    assert repeat_edges(64, 320) == [1, 64, 128, 256, 512, 1024]
-    _, names = repeat_groups(torch.tensor([1]), [1, 64, 1024])
-    assert names == ["1 – 63", "64 – 1,023", "1,024 or more, or never"]
-    numbers = torch.tensor([NO_WORD, 0, 1, 9, 10, 99, 100, 999, 1000, 10**6])
-    groups, names = rarity_groups(numbers)
-    assert [names[i] for i in groups.tolist()] == [
+def test_each_number_is_in_one_named_group_and_distances_reach_twice_the_memory():
+    distances = torch.tensor([1, 63, 64, 1023, 1024, 10**6, NEVER])
+    groups, names = repeat_groups(distances, 64, 320)
+    assert names[::4] == ["1 – 63", "512 – 1,023"]
+    assert [names[i] for i in groups] == [
+        "1 – 63", "1 – 63", "64 – 127", "512 – 1,023", *["1,024 or more, or never"] * 3
+    ]  # fmt: skip
+    assert repeat_groups(distances, 1, 0)[1] == ["1 – 1", "2 or more, or never"]
+    groups, names = rarity_groups(torch.tensor([NO_WORD, 0, 1, 9, 10, 99, 100, 999, 1000, 10**6]))
+    assert [names[i] for i in groups] == [
         "no word", "never", "1 – 9", "1 – 9", "10 – 99", "10 – 99", "100 – 999", "100 – 999",
         "1,000 or more", "1,000 or more",
     ]  # fmt: skip
