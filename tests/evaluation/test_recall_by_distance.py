@@ -52,15 +52,14 @@ class Copies(nn.Module):
         return LMScores(scores, memory, torch.zeros(()))
 
 
-def heard(segments=60, seed=3):
-    return islice(recall_segments(STREAM, 4, S, seed), segments)
+def heard(segments, streams=4):
+    return list(islice(recall_segments(STREAM, streams, S, 3), segments))
 
 
 @pytest.fixture(scope="module")
 def measured():
-    model = Copies()
-    controls = controls_of(model.config.memory_sizes)
-    return recall_by_distance(model, heard(), EDGES, warm_up=10 * S, controls=controls)
+    controls = controls_of(Copies().config.memory_sizes)
+    return recall_by_distance(Copies(), heard(60), EDGES, warm_up=10 * S, controls=controls)
 
 
 def test_a_model_that_copies_recalls_all_that_it_holds_and_nothing_else(measured):
@@ -68,8 +67,9 @@ def test_a_model_that_copies_recalls_all_that_it_holds_and_nothing_else(measured
     assert recall.by_place == {"segment": 1.0, "memory": 1.0, "slots": 1.0, "beyond": 0.0}
     assert recall.accuracy[:4] == (1.0, 1.0, 1.0, 1.0)  # nothing nearer than M + RATE · C is beyond
     assert recall.accuracy[-1] == 0.0
-    assert recall.within_reach == 1.0
-    assert recall.loss == 1.0
+    assert (recall.within_reach, recall.loss) == (1.0, 1.0)
+    asks = recall.asks_by_place
+    assert recall.correct() == 1 - asks["beyond"] / sum(asks.values())
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,10 @@ def test_a_control_loses_the_part_that_it_touches_and_nothing_else(control, kept
 
 
 def test_asks_are_counted_after_the_warm_up_alone():
-    segments = list(heard(12))
-    recall = recall_by_distance(Copies(), segments, EDGES, warm_up=10 * S)["untouched"]
-    late = torch.cat([distances for _, distances in segments[10:]])
+    recall = recall_by_distance(Copies(), heard(12), EDGES, warm_up=10 * S)["untouched"]
+    late = torch.cat([distances for _, distances in heard(12)[10:]])
     assert sum(recall.asks_by_place.values()) == int((late >= 0).sum())
-    bins = [int(((late >= a) & (late < b)).sum()) for a, b in pairwise(EDGES)]
-    assert list(recall.asks) == bins
+    assert list(recall.asks) == [int(((late >= a) & (late < b)).sum()) for a, b in pairwise(EDGES)]
 
 
 def test_bins_reach_beyond_what_a_model_sees():
@@ -106,14 +104,10 @@ def test_bins_reach_beyond_what_a_model_sees():
 def test_a_model_of_ours_is_measured_and_left_as_it_came(model, parts):
     lm = small_lm(model, vocab_size=STREAM.vocab_size).train()
     controls = controls_of(lm.config.memory_sizes)
-    assert len(controls) == 2 * parts
     found = recall_by_distance(lm, heard(10), EDGES, controls=controls)
     assert list(found) == ["untouched", *controls]
-    assert lm.training
+    assert (len(controls), lm.training) == (2 * parts, True)
     assert found["untouched"].loss > 0
-
-
-def test_controls_need_two_streams():
-    one = islice(recall_segments(STREAM, 1, S, 0), 2)
-    with pytest.raises(ValueError, match="use at least 2 streams"):
-        recall_by_distance(Copies(), one, EDGES, controls=controls_of(Copies().config.memory_sizes))
+    if parts:
+        with pytest.raises(ValueError, match="use at least 2 streams"):
+            recall_by_distance(lm, heard(2, streams=1), EDGES, controls=controls)
