@@ -1,3 +1,4 @@
+import math
 from dataclasses import asdict, replace
 
 import pytest
@@ -23,24 +24,18 @@ def test_an_arm_is_a_name_and_the_settings_that_differ():
     assert (training.optim.learning_rate, training.tokens) == (1.0, TRAIN.tokens)
 
 
-@pytest.mark.parametrize(
-    ("words", "name", "value"),
-    [("compile=true", "step.compile", True), ("compile=False", "step.compile", False),
-     ("clamp_len=9", "model.clamp_len", 9), ("clamp_len=none", "model.clamp_len", "none"),
-     ("clamp_len=null", "model.clamp_len", None),
-     ("cutoffs=[5,9]", "model.adaptive.cutoffs", [5, 9]), ("compression=mean", "model.compression", "mean")],
-)  # fmt: skip
-def test_values_are_as_in_json_or_words(words, name, value):
-    assert parse_arm(f"a: {words}", SHARED).settings == {name: value}
-
-
-def test_a_file_has_an_arm_a_line(tmp_path):
+def test_values_are_as_in_json_or_words_and_a_file_has_an_arm_a_line(tmp_path):
     path = tmp_path / "arms.txt"
-    path.write_text("# longer\nlong: mem_len=320  # positions\n\nwide: d_ff=512\n", encoding="utf-8")
-    arms = read_arms([str(path), "deep: n_layers=9"], SHARED)
-    assert [(arm.name, arm.settings) for arm in arms] == [
-        ("long", {"model.mem_len": 320}), ("wide", {"model.d_ff": 512}), ("deep", {"model.n_layers": 9})
-    ]  # fmt: skip
+    path.write_text(
+        "# longer\na: compile=true clamp_len=9  # positions\n\nb: compile=False clamp_len=none\n"
+        "c: clamp_len=null cutoffs=[5,9] compression=mean\n", encoding="utf-8"
+    )  # fmt: skip
+    assert {arm.name: arm.settings for arm in read_arms([str(path), "deep: n_layers=9"], SHARED)} == {
+        "a": {"step.compile": True, "model.clamp_len": 9},
+        "b": {"step.compile": False, "model.clamp_len": "none"},
+        "c": {"model.clamp_len": None, "model.adaptive.cutoffs": [5, 9], "model.compression": "mean"},
+        "deep": {"model.n_layers": 9},
+    }
 
 
 @pytest.mark.parametrize(
@@ -70,6 +65,17 @@ def test_an_arm_that_cannot_be_gets_one_line(arms, message):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"models": ()}, "needs an arm"), ({"seeds": 0}, "seeds=0"), ({"scale": math.inf}, "scale=inf"),
+     ({"train": replace(TRAIN, parallel="ddp")}, "parallel='ddp'"),
+     ({"arms": ("a: model=transformer-xl bptt=1",)}, "arm 'a': bptt=1 is for model='compressive'")],
+)  # fmt: skip
+def test_a_comparison_that_cannot_be_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        CompareConfig(**{"train": TRAIN, **changes})
+
+
 def test_arms_share_the_settings_that_their_models_use():
     """And the lengths, from which Transformer-XL's are computed."""
     own = replace(TRAIN.model, compression="mean", c_mem_len=9)
@@ -80,12 +86,3 @@ def test_arms_share_the_settings_that_their_models_use():
         found[arm.name] = (run.model.compression, run.model.c_mem_len, run.tbptt)
     assert found == {"transformer": ("conv", 9, 0), "transformer-xl": ("conv", 9, 1),
                      "compressive": ("mean", 9, 1)}  # fmt: skip
-    with pytest.raises(UserError, match="arm 'a': bptt=1 is for model='compressive'"):
-        CompareConfig(TRAIN, arms=("a: model=transformer-xl bptt=1",))
-
-
-def test_a_comparison_of_nothing_or_of_no_seed_is_refused():
-    with pytest.raises(UserError, match="a comparison needs an arm; name a model with models"):
-        CompareConfig(train=TRAIN, models=())
-    with pytest.raises(UserError, match="seeds=0"):
-        CompareConfig(train=TRAIN, seeds=0)

@@ -53,25 +53,24 @@ def test_what_is_claimed_is_measured_on_streams_on_which_nothing_is_chosen(monke
         recall_training, "recall_segments", lambda *args: measured.append(args[-1]) or iter(())
     )
     monkeypatch.setattr(recall_training, "recall_by_distance", lambda *args, **_: {})
-    model = MemoryLM(NEAR.train.model)
     for seed in (0, 1):
         run = NEAR.run("compressive", seed)
-        chosen = replace(run, recall=replace(run.recall, measured_for="choosing"))
-        for each in (run, chosen):
-            recall_training.measure(model, each, 64)
+        for each in (run, replace(run, recall=replace(run.recall, measured_for="choosing"))):
+            recall_training.measure(MemoryLM(NEAR.train.model), each, 64)
     assert len(set(measured)) == 4
     assert all(seed < 2**63 for seed in measured)
 
 
-def test_other_compressions_are_trained_only_where_they_are_named():
-    assert not {arm.name for arm in RecallConfig().experiment.arms} & {"max", "conv"}
-    assert [arm.name for arm in RecallConfig(arms=("max", "mean")).experiment.arms] == ["max", "mean"]
-    assert {arm.name for arm in paper_ablation(NEAR.train.model)} > {"bptt", "max", "most-used", "upper-half"}
-
-
-def test_an_arm_of_ones_own_is_described_as_in_a_comparison():
-    (arm,) = RecallConfig(arms=("c2: compression_rate=2 growing=0.25",)).experiment.arms
-    assert arm.settings == {"model.compression_rate": 2, "recall.growing": 0.25}
+def test_arms_are_the_usual_ones_or_those_that_are_named_or_described():
+    usual = RecallConfig().experiment
+    assert list(usual.arms) == NEAR.arms
+    assert not {arm.name for arm in usual.arms} & {arm.name for arm in paper_ablation(NEAR.train.model)}
+    named, own = RecallConfig(arms=("max", "c2: compression_rate=2 growing=0.25")).experiment.arms
+    assert named.settings["model.compression"] == "max"
+    assert own.settings == {"model.compression_rate": 2, "recall.growing": 0.25}
+    quick = RecallConfig(quick=True, seeds=5).experiment
+    assert (quick.seeds, list(quick.arms)) == (1, NEAR.arms)
+    assert quick.train.tokens < usual.train.tokens / 10
 
 
 @pytest.mark.parametrize("name", ["no-memory", "transformer-xl", "compressive"])
@@ -91,10 +90,12 @@ def test_attention_operations_are_those_that_are_counted(name):
 
 def test_distances_grow_by_equal_factors_from_a_segment_to_twice_the_reach():
     run = tiny_recall().run("compressive")
-    longest, half = run.longest(), run.train.tokens // run.train.batch_size // 2
-    top = 2 * run.recall.reach
-    assert longest(0) == run.train.model.segment_len
-    assert longest(half // 2) == round((run.train.model.segment_len * top) ** 0.5)
+    S, longest, half = (
+        run.train.model.segment_len,
+        run.longest(),
+        run.train.tokens // run.train.batch_size // 2,
+    )
+    assert [longest(0), longest(half // 2)] == [S, round((S * 2 * run.recall.reach) ** 0.5)]
     assert longest(half) > 10**9
     assert replace(run, recall=replace(run.recall, growing=0.0)).longest() is None
 
@@ -105,16 +106,8 @@ def test_distances_grow_by_equal_factors_from_a_segment_to_twice_the_reach():
      ({"arms": ("mean", "mean")}, "must name each arm once"),
      ({"arms": ("mine: reach=5",)}, "arm 'mine': reach is the same for all arms"),
      ({"arms": ("mine: growing=2",)}, "arm 'mine': .*growing"),
-     ({"reach": "farther"}, "reach='farther'"),
-     ({"seeds": 0}, "seeds=0"),
-     ({"tokens": 0}, "tokens=0")],
+     ({"reach": "farther"}, "reach='farther'"), ({"seeds": 0}, "seeds=0"), ({"tokens": 0}, "tokens=0")],
 )  # fmt: skip
 def test_an_experiment_that_can_not_be_is_an_error(settings, message):
     with pytest.raises(ValueError, match=message):
         RecallConfig(**settings)
-
-
-def test_quick_is_one_seed_of_few_tokens_of_every_arm():
-    quick = RecallConfig(quick=True, seeds=5).experiment
-    assert (quick.seeds, list(quick.arms)) == (1, NEAR.arms)
-    assert quick.train.tokens < RecallConfig().experiment.train.tokens / 10

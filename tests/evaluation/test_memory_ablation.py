@@ -12,10 +12,9 @@ from torch import nn
 from memformers.evaluation.memory_ablation import (
     AT_ONCE,
     N_GRAM,
+    beginnings,
     controls_of,
     memory_ablation,
-    parts_of_documents,
-    parts_of_text,
 )
 from memformers.models.language_model import LMScores
 from memformers.models.memory import Memory
@@ -72,7 +71,7 @@ def test_memory_that_is_ignored_is_worth_exactly_nothing(ignored):
     for group in groups_of(ignored):
         assert group.less_untouched["ignores"].keys() == controls.keys()
         differences += group.less_untouched["ignores"].values()
-    assert all((d.mean, d.half_width) == (0.0, 0.0) for d in differences)
+    assert {(d.mean, d.half_width) for d in differences} == {(0.0, 0.0)}
     assert (ignored.baseline, ignored.overall.less_baseline) == (None, {})
 
 
@@ -88,22 +87,20 @@ def test_a_model_that_reads_its_slots_loses_by_what_is_there():
     assert found.swapped_less_zeroed["reads"]["slots"].mean == 1.5
 
 
-def test_what_a_model_does_not_have_is_not_measured():
-    found = memory_ablation(
-        {"none": Ignores("transformer"), "xl": Ignores("transformer-xl")}, TEXT, WORDS, tokens=200
-    )
-    assert found.overall.less_untouched["none"] == {}
+def test_arms_are_compared_on_the_same_tokens_with_the_one_that_looks_back_least():
+    models = {
+        "xl": Ignores("transformer-xl", 0.25, segment_len=6),
+        "none": Ignores("transformer", segment_len=5),
+    }
+    found = memory_ablation(models, TEXT, WORDS, tokens=500)
+    assert found.baseline == "none"
+    for group in groups_of(found):
+        assert {name: d.mean for name, d in group.less_baseline.items()} == {
+            "xl": pytest.approx(0.25, abs=1e-6)
+        }
+    assert found.overall.less_untouched["none"] == {}, "what a model does not have is not measured"
     assert set(found.overall.less_untouched["xl"]) == {"memory zeroed", "memory swapped"}
     assert set(found.swapped_less_zeroed["xl"]) == {"memory"}
-
-
-def test_arms_are_compared_on_the_same_tokens_with_the_one_that_looks_back_least():
-    models = {"far": Ignores(more=0.25, segment_len=6), "near": Ignores("transformer", segment_len=5)}
-    found = memory_ablation(models, TEXT, WORDS, tokens=500)
-    assert found.baseline == "near"
-    assert set(found.overall.less_baseline) == {"far"}
-    for group in groups_of(found):
-        assert group.less_baseline["far"].mean == pytest.approx(0.25, abs=1e-6)
 
 
 def test_every_token_is_in_one_group_of_each_kind(ignored):
@@ -129,10 +126,12 @@ def test_every_token_is_in_one_group_of_each_kind(ignored):
 @pytest.mark.parametrize(("n_tokens", "streams"), [(56, None), (57, 2), (141, 5), (3_000, 16)])
 def test_a_text_is_cut_into_equal_parts_as_long_as_they_must_be(n_tokens, streams):
     """21 tokens fill the memories, and a segment has 7."""
-    parts = parts_of_text(n_tokens, warm_up=21, segment_len=7, tokens=800)
-    assert (parts and len(parts.lengths)) == streams
     found = memory_ablation({"lm": Ignores()}, TEXT[:n_tokens], WORDS, tokens=800)
     assert (found and found.streams) == streams
+    if parts := beginnings(n_tokens, warm_up=21, segment_len=7, tokens=800):
+        length = (n_tokens - 1) // streams
+        assert parts.begins == tuple(range(0, length * streams, length))
+        assert parts.lengths == (min(21 + 800 // streams, length),) * streams
     documents = (28, 28, 44)  # of which one fills the memory
     assert memory_ablation({"lm": Ignores()}, TEXT[:100], WORDS, tokens=800, documents=documents) is None
 
@@ -145,10 +144,9 @@ def test_a_text_is_cut_into_equal_parts_as_long_as_they_must_be(n_tokens, stream
 def test_a_part_is_the_beginning_of_a_document_and_none_is_read_alone(
     documents, warm_up, segment_len, tokens
 ):
-    parts = parts_of_documents(documents, warm_up, segment_len, tokens)
-    enough = [length for length in documents if length > warm_up + segment_len]
-    if len(enough) < 2:
-        assert parts is None
+    parts = beginnings(sum(documents), warm_up, segment_len, tokens, documents)
+    assert (parts is None) == (sum(length > warm_up + segment_len for length in documents) < 2)
+    if parts is None:
         return
     firsts = {sum(documents[:number]): length for number, length in enumerate(documents)}
     assert len(set(parts.begins)) == len(parts.begins) == len(parts.lengths) >= 2
@@ -157,8 +155,7 @@ def test_a_part_is_the_beginning_of_a_document_and_none_is_read_alone(
     assert [number for group in parts.groups for number in group] == list(range(len(parts.begins)))
     for group in parts.groups:
         lengths = [parts.lengths[number] for number in group]
-        assert lengths[0] == lengths[1]
-        assert lengths == sorted(lengths, reverse=True)
+        assert lengths == [lengths[1], *sorted(lengths[1:], reverse=True)]
         assert len(lengths) <= AT_ONCE
     counted = sum(parts.lengths) - len(parts.lengths) * warm_up
     assert counted <= max(tokens, len(parts.lengths) * segment_len)
