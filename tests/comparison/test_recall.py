@@ -49,17 +49,11 @@ def test_every_arm_is_trained_from_every_seed_and_reported(done):
         "untouched", "slots zeroed", "slots swapped", "memory zeroed", "memory swapped"
     }  # fmt: skip
     with open(done / "results.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    bins, controls = len(results["edges"]) - 1, 6 + 4 * 3 + 2 * 2
-    assert len(rows) == 2 * bins * controls
-    markdown = (done / "report.md").read_text()
+        controls = 6 + 4 * 3 + 2 * 2
+        assert len(list(csv.DictReader(file))) == 2 * (len(results["edges"]) - 1) * controls
     for figure in ("recall_accuracy", "recall_controls"):
-        assert f"figures/{figure}.png" in markdown
         assert (done / "figures" / f"{figure}.svg").stat().st_size > 10_000
-    assert "mean over 2 seeds" in markdown
-    of_others = markdown.split("The other arms, minus the arm with slots:")[1].split("\n\n")[1]
-    assert [row.count(" points") for row in of_others.splitlines()[2:]] == [2] * (len(ARMS) - 1)
-    assert (done / "report.html").read_text().count("<figure>") == 2
+        assert f"figures/{figure}.png" in (done / "report.md").read_text()
 
 
 def test_a_run_has_its_curves_its_model_and_its_facts(done):
