@@ -181,12 +181,5 @@ class RecallConfig:
         setting, described = self.setting, [text for text in self.arms if ":" in text or Path(text).is_file()]
         arms = [setting.arm(name) for name in self.arms if name not in described]
         arms += read_arms(described, {**asdict(setting.train), **setting.more})
-        return Experiment(
-            RECALL,
-            setting.train,
-            setting.more,
-            tuple(arms or setting.arms),
-            1 if self.quick else self.seeds,
-            self.jobs,
-            self.threads,
-        )
+        chosen, seeds = tuple(arms if self.arms else setting.arms), 1 if self.quick else self.seeds
+        return Experiment(RECALL, setting.train, setting.more, chosen, seeds, self.jobs, self.threads)

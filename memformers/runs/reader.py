@@ -129,6 +129,12 @@ class Run:
         return seed if isinstance(seed, int) else 0
 
     @property
+    def memory(self) -> float:
+        """How many positions one layer of its model remembers; 0 if that isn't known."""
+        memory = self.facts.get("memory")
+        return (number(memory.get("one_layer")) if isinstance(memory, dict) else None) or 0.0
+
+    @property
     def task(self) -> str:
         """What it was trained on."""
         return next((task for task in TASKS if task in self.config), "text")
@@ -228,18 +234,13 @@ class Runs:
             own = run.model if differ else run.folder.resolve().name
             run.arm = run.planned.arm if run.planned else own
             run.label = labels.get(run.arm, "")
-        place = {name: number for number, name in enumerate(planned)}
-        self.all.sort(key=lambda run: (place.get(run.folder.name, len(place)), _memory(run), run.folder))
+        order = {name: i for i, name in enumerate(planned)}
+        self.all.sort(key=lambda run: (order.get(run.folder.name, len(order)), run.memory, run.folder))
 
     @property
     def version(self) -> str:
         """A text that changes whenever something else is to be shown."""
         return repr((self._plan, [(run.folder.name, run.version) for run in self.all]))
-
-
-def _memory(run: Run) -> float:
-    memory = run.facts.get("memory")
-    return (number(memory.get("one_layer")) if isinstance(memory, dict) else None) or 0.0
 
 
 def read_runs(folder: Path, task: str = "text") -> list[Run]:
@@ -309,12 +310,8 @@ def number(value: Any) -> float | None:
     return float(value) if fits(value, float) and math.isfinite(value) else None
 
 
-Status = tuple[int, int, int] | None
-"""What changes when a file does; None if it is missing."""
-
-
-def status_of(path: Path) -> Status:
-    """That of the file in ``path``."""
+def status_of(path: Path) -> tuple[int, ...] | None:
+    """What changes when the file in ``path`` does; None if it is missing."""
     with contextlib.suppress(OSError):
         status = path.stat()
         return status.st_ino, status.st_size, status.st_mtime_ns
@@ -322,7 +319,7 @@ def status_of(path: Path) -> Status:
 
 
 @lru_cache(maxsize=4096)
-def json_in(path: Path, status: Status) -> dict[str, Any]:
+def json_in(path: Path, status: tuple[int, ...] | None) -> dict[str, Any]:
     """The JSON object in ``path``, read once for each ``status``; empty if it is missing or broken."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         data = json.loads(path.read_text(encoding="utf-8"))
