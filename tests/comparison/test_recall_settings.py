@@ -61,13 +61,16 @@ def test_what_is_claimed_is_measured_on_streams_on_which_nothing_is_chosen(monke
     assert all(seed < 2**63 for seed in measured)
 
 
-def test_arms_are_the_usual_ones_or_those_that_are_named_or_described():
+def test_arms_are_the_usual_ones_or_those_that_are_named_or_described(tmp_path):
     usual = RecallConfig().experiment
     assert list(usual.arms) == NEAR.arms
     assert not {arm.name for arm in usual.arms} & {arm.name for arm in paper_ablation(NEAR.train.model)}
     named, own = RecallConfig(arms=("max", "c2: compression_rate=2 growing=0.25")).experiment.arms
     assert named.settings["model.compression"] == "max"
     assert own.settings == {"model.compression_rate": 2, "recall.growing": 0.25}
+    (tmp_path / "arms").write_text("# none\n")
+    with pytest.raises(ValueError, match="needs an arm"):
+        RecallConfig(arms=(str(tmp_path / "arms"),))
     quick = RecallConfig(quick=True, seeds=5).experiment
     assert (quick.seeds, list(quick.arms)) == (1, NEAR.arms)
     assert quick.train.tokens < usual.train.tokens / 10

@@ -172,7 +172,10 @@ def test_losses_and_costs_are_those_of_streams_read_alone_one_segment_at_a_time(
     lm, S, warm_up = small_lm("compressive").train(), 7, 21
     text = TEXT[: sum(documents) or len(TEXT)]
     words = WORDS[: len(text)]
-    found = memory_ablation({"lm": lm}, text, words, tokens=streams * counted, documents=documents)
+    told = []
+    found = memory_ablation(
+        {"lm": lm}, text, words, tokens=streams * counted, documents=documents, progress=told.append
+    )
     parts = text.split(documents or (len(TEXT) - 1) // 16)[: len(documents) or 16]
     texts = [part[: 1 + warm_up + counted] for part in parts if len(part) > warm_up + S]
     order = sorted(range(streams), key=lambda i: -len(texts[i]))
@@ -191,6 +194,8 @@ def test_losses_and_costs_are_those_of_streams_read_alone_one_segment_at_a_time(
                     sums[name] += lm(inputs, Memory(own.mem, c_mem), targets).scores.losses.sum().item()
             memories[i] = lm(inputs, own, targets).memory
     assert found.of_documents == bool(documents)
+    if not documents:  # which are padded
+        assert sum(told) == streams * (warm_up + counted) + 4 * n, "only what counts is read under controls"
     assert (found.streams, found.overall.tokens, found.warm_up) == (streams, n, warm_up)
     assert found.overall.loss["lm"] == pytest.approx(sums["plain"] / n, abs=1e-9)
     for change in ("zeroed", "swapped"):
