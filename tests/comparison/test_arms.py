@@ -1,5 +1,6 @@
 import math
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -86,3 +87,13 @@ def test_arms_share_the_settings_that_their_models_use():
         found[arm.name] = (run.model.compression, run.model.c_mem_len, run.tbptt)
     assert found == {"transformer": ("conv", 9, 0), "transformer-xl": ("conv", 9, 1),
                      "compressive": ("mean", 9, 1)}  # fmt: skip
+
+
+def test_a_memory_of_ones_own_is_found_by_its_place_and_has_its_own_settings():
+    place = Path(__file__).parents[2] / "experiments" / "memories" / "averages.py"
+    arm = parse_arm(f"mine: decay=1 model={place}:Averages", SHARED)
+    assert arm.settings == {"model.own.decay": 1.0, "model.model": "averages.py:Averages"}
+    run = TEXT.parse(settings_of(arm, SHARED), arm.name)
+    assert (run.model.own.decay, run.model.d_model) == (1.0, TRAIN.model.d_model)
+    with pytest.raises(UserError, match="decay"):
+        parse_arm("mine: decay=1", SHARED)
