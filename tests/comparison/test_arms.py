@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from memformers.common.errors import UserError
+from memformers.common.fields import changed
 from memformers.comparison.arms import parse_arm, read_arms, settings_of
 from memformers.comparison.text import TEXT, CompareConfig
 from tests.builders import small_training
@@ -69,7 +70,7 @@ def test_an_arm_that_cannot_be_gets_one_line(arms, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [({"models": ()}, "needs an arm"), ({"seeds": 0}, "seeds=0"), ({"scale": math.inf}, "scale=inf"),
-     ({"train": replace(TRAIN, parallel="ddp")}, "parallel='ddp'"),
+     ({"train": changed(TRAIN, parallel="ddp")}, "parallel='ddp'"),
      ({"arms": ("a: model=transformer-xl bptt=1",)}, "arm 'a': bptt=1 is for model='compressive'")],
 )  # fmt: skip
 def test_a_comparison_that_cannot_be_is_refused(changes, message):

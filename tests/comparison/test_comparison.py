@@ -170,10 +170,12 @@ def test_a_comparison_goes_on_where_a_training_of_it_stopped(compared, tmp_path,
     (folder / "compressive" / "result.json").unlink()
     (folder / "report.html").unlink()
     finished = (folder / "transformer" / "result.json").stat().st_mtime_ns
+    card = (folder / "transformer" / "labml.json").read_text()
     assert compare(small_comparison(), folder, resume=True).exists()
     losses = [read_json(f / "compressive" / "result.json")["loss"] for f in (compared, folder)]
     assert losses[0] == losses[1]
     assert (folder / "transformer" / "result.json").stat().st_mtime_ns == finished
+    assert (folder / "transformer" / "labml.json").read_text() == card
 
 
 def test_a_folder_of_another_task_or_of_something_else_is_left_alone(compared, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from memformers.common.errors import UserError
+from memformers.common.fields import changed
 from memformers.common.files import read_json, write_json
 from memformers.comparison import experiment
 from memformers.comparison.experiment import run_experiment
@@ -63,7 +64,7 @@ def test_a_run_has_its_curves_its_model_and_its_facts(done):
     assert all(0 <= r["accuracy.train"] <= 1 for r in trained)
     (evaluated,) = [r for r in records if "accuracy.valid" in r]
     assert "recall.from_00000" in evaluated
-    setting = replace(tiny_recall(), train=replace(tiny_recall().train, device="auto"))
+    setting = replace(tiny_recall(), train=changed(tiny_recall().train, device="auto"))
     run = run_in(done / "compressive")
     assert run == setting.run("compressive")
     assert MemoryLM.from_pretrained(done / "compressive" / "model").config == run.train.model

@@ -38,11 +38,12 @@ def test_csv_has_a_row_for_each_number_of_tokens(runs, tmp_path):
     assert rows[-1] == {"tokens": "310", "loss.train": "", "other": "1.0", "final.loss": "0.25"}
 
 
-def test_with_follow_a_run_is_copied_until_it_has_ended(quick_runs, tmp_path):
+def test_with_follow_a_run_is_copied_until_it_has_ended_even_if_another_has(quick_runs, runs, tmp_path):
     (tmp_path / "run").mkdir()
     with Tracking(tmp_path / "run", "run", {}, "off") as tracking:
         tracking.record({"tokens": 1, "loss.train": 3.0})
-        copying = threading.Thread(target=export, args=([tmp_path / "run"], "csv"), kwargs={"follow": True})
+        folders = [tmp_path / "run", runs]
+        copying = threading.Thread(target=export, args=(folders, "csv"), kwargs={"follow": True})
         copying.start()
         time.sleep(0.5)
         assert copying.is_alive()
