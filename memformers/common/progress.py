@@ -17,7 +17,7 @@ class Progress(tqdm):  # type: ignore[type-arg]
         if self.in_log:
             options["file"] = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
             options["bar_format"] = "{desc}: {percentage:.0f}%, {n_fmt} of {total_fmt}{postfix}"
-        super().__init__(**options)
+        super().__init__(miniters=0, **options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Draw the bar, or write the line if it is due."""
@@ -27,3 +27,13 @@ class Progress(tqdm):  # type: ignore[type-arg]
         elif tenth > self.tenth:
             self.tenth = tenth
             print(self, file=sys.stderr, flush=True)
+
+    def show(self, words: str, done: float | None = None) -> None:
+        """Show ``words`` behind the bar, and how much is ``done``; drawn a few times a second at most."""
+        self.set_postfix_str(words, refresh=False)
+        self.update(0 if done is None else min(done, self.total or done) - self.n)
+
+    def say(self, line: str) -> None:
+        """Print a line above the bar; nothing if the bar isn't shown."""
+        if not self.disable:
+            self.write(line, file=sys.stderr)

@@ -8,6 +8,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
+def duration(seconds: float) -> str:
+    """Seconds in words: "90 s", "12 min", "3.5 h"."""
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.1f} h"
+
+
 def printable(text: str) -> str:
     """``text`` without control characters other than line breaks, which could write to a terminal at will."""
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)

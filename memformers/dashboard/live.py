@@ -11,6 +11,7 @@ from typing import Any
 
 from memformers.common.errors import UserError
 from memformers.common.intervals import mean_of_known
+from memformers.common.text_format import duration
 from memformers.report.arms import MEASURES, Arm, Column, arms_of, base_of
 from memformers.report.markdown import DASH, Markup, number, plain, prose, table
 from memformers.report.page import html_of
@@ -191,16 +192,10 @@ def summary(runs: Runs) -> str:
     if share and every.count(FINISHED) < len(every):
         parts.append(f"{100 * share:.0f} % trained")
     if left:
-        parts.append(f"about {duration(left)} of training left")
+        parts.append(f"about {duration(left)} left")
     changed = max((run.changed for run in runs.all), default=0.0)
     ago = f"last record {duration(max(0.0, time.time() - changed))} ago" if changed else "no record yet"
     return f"{', '.join(parts)}; {ago}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words."""
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if hours < 2 else f"{hours:.1f} h"
 
 
 class Comparisons:

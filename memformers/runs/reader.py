@@ -155,6 +155,17 @@ class Run:
         return float(values[-1]) if len(values) else None
 
     @property
+    def ending_seconds(self) -> float | None:
+        """About how long the evaluation after its last step takes, or goes on; None if that isn't known."""
+        seconds, read = self.metrics.points("evaluation_seconds")[2], self.last("evaluated_tokens")
+        corpus = self.facts.get("corpus")
+        whole = number(corpus.get("held_out_tokens")) if isinstance(corpus, dict) else None
+        if not len(seconds) or not read or not whole:
+            return None
+        takes = float(seconds[-1]) / len(seconds) * whole / read
+        return max(takes - (time.time() - self.changed), 1.0) if self.tokens >= self.budget else takes
+
+    @property
     def sample(self) -> str:
         """The text that it wrote at its end; empty if there is none."""
         path = self.folder / SAMPLE
@@ -329,10 +340,15 @@ def json_in(path: Path, status: tuple[int, ...] | None) -> dict[str, Any]:
 
 def totals(runs: Iterable[Run]) -> tuple[float, float | None]:
     """Which share of their training ``runs`` have done, and about how many seconds are left while some run
-    is trained, at the mean speed so far; None if that isn't known."""
+    is trained, with all evaluations, at the mean speed so far; None if that isn't known."""
     every = list(runs)
     tokens, whole = sum(run.tokens for run in every), sum(run.budget for run in every)
-    spent = sum(run.last("seconds") or 0.0 for run in every)
-    running = [run.state[0] for run in every].count(RUNNING)
-    left = spent / tokens * (whole - tokens) / running if running and tokens else None
-    return tokens / whole if whole else 0.0, left
+    spent = sum(run.last(name) or 0.0 for run in every for name in ("seconds", "evaluation_seconds"))
+    states = [run.state[0] for run in every]
+    left = spent / tokens * (whole - tokens) if tokens else 0.0
+    if known := [seconds for run in every if (seconds := run.ending_seconds)]:
+        mean = sum(known) / len(known)
+        left += sum(run.ending_seconds or mean for run in every if run.state[0] in (PLANNED, RUNNING))
+    return tokens / whole if whole else 0.0, left / states.count(
+        RUNNING
+    ) if left and RUNNING in states else None

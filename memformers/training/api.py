@@ -1,7 +1,7 @@
 """Training and evaluation from Python, a call each: what a notebook or another program needs."""
 
 from collections.abc import Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,8 @@ import torch
 
 from memformers.common.files import read_json
 from memformers.common.machine import choose_device
+from memformers.common.progress import Progress
+from memformers.common.text_format import counted
 from memformers.convert.load import load_checkpoint
 from memformers.data.streams import training_segments
 from memformers.data.tokenizer import Tokenizer
@@ -20,13 +22,13 @@ from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.evaluation.evaluate import summary
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import short_name
-from memformers.runs.folder import RESULT, new_folder, read_metrics
+from memformers.runs.folder import RESULT, flatten, new_folder, read_metrics
 from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
-from memformers.training.callbacks import Bar, Callbacks
+from memformers.training.callbacks import Callbacks
 from memformers.training.config import TrainConfig, check_all_used, read_train_config
 from memformers.training.distributed import joined, with_precision
-from memformers.training.initial import begun_with, initial_of
+from memformers.training.initial import begun_with, load_initial
 from memformers.training.loop import train_steps
 from memformers.training.optimizers import build_optimizers
 from memformers.training.resume import alone_in, is_finished, restore_newest
@@ -34,16 +36,18 @@ from memformers.training.run import (
     alone_in_this_process,
     build_model,
     check_folder,
-    chosen_settings,
     describe_run,
     in_its_precision,
     read_text,
-    say_what,
     with_vocabulary,
     write_down,
 )
 from memformers.training.signals import StopSignals
 from memformers.training.state import TrainingState
+
+DECIDED = ("model.vocab_size", "precision")
+"""Settings that the text and the device determine, and not the user."""
+BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
 
 
 @dataclass(frozen=True)
@@ -141,54 +145,61 @@ def train(
     """
     if not resume:  # an arm of an experiment may have lengths without use
         check_all_used(config)
-    folder = new_folder(short_name(config.model.model)) if folder is None else Path(folder)
+    name = short_name(config.model.model)
+    folder = new_folder(name) if folder is None else Path(folder)
     find_dashboard(dashboard)
     with alone_in_this_process(), joined(config) as ranks:
         folder = ranks.all_gather(folder)[0]
         config = in_its_precision(config, folder)
         ranks.first_alone(lambda: check_folder(config, folder, resume))
-        initial = None if init is None else initial_of(init)
-        if initial:
-            config = begun_with(*initial, config, folder, ranks)
-        trained = TrainedModel(folder, config.step.device)
-        if resume and ranks.all_gather(is_finished(config, folder))[0]:
-            if config.data != read_train_config(folder).data:
-                read_text(config, folder, ranks)  # which refuses another one
+        weights, tokenizer = (
+            (init, None) if init is None or isinstance(init, MemoryLM) else load_initial(str(init))
+        )
+        if weights:
+            config = begun_with(weights, tokenizer, config, folder, ranks)
+        trained = TrainedModel(folder, config.device)
+        finished = resume and ranks.all_gather(is_finished(config, folder))[0]
+        if not finished or config.data != read_train_config(folder).data:  # another text is refused
+            text = read_text(config, folder, ranks)
+        if finished:
             ranks.say(f"{folder} is finished; nothing is left to train.")
             return trained
-        text = read_text(config, folder, ranks)
         config = with_vocabulary(config, text.tokenizer.vocab_size)
-        config = with_precision(config, choose_device(ranks.device_name(config.step.device)), ranks)
-        model = build_model(config, ranks, initial[0] if initial else None)
+        config = with_precision(config, choose_device(ranks.device_name(config.device)), ranks)
+        model = build_model(config, ranks, weights)
         state, records = TrainingState(build_optimizers(model, config)), 0
-
+        facts = describe_run(config, text, model)
         with alone_in(folder, ranks), StopSignals(alone=ranks.size == 1) as signals:
-            facts = describe_run(config, text, model)
-            say_what(config, facts, folder, ranks)
+            ranks.say(f"{name}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
+            n = text.info.documents
+            documents = f", {counted(n, 'document')}" if n else ""
+            ranks.say(f"corpus: {text.info.name} ({text.info.source}){documents}")
             if resume:
                 state, records = restore_newest(
                     folder, model, state, config, text.info, ranks, text.tokenizer
                 )
-            ranks.first_alone(lambda: write_down(config, facts, folder, state))
-            settings = {**asdict(config), **facts}
+            ranks.first_alone(lambda: write_down(config, facts, folder, goes_on=state.tokens > 0))
+            segments = training_segments(
+                text.train.tokens,
+                config.batch_size,
+                config.model.segment_len,
+                (state.epoch, state.position),
+                chunk_len=config.chunk_len,
+                seed=config.seed,
+                documents=torch.from_numpy(text.train.documents),
+            )
+            settings, usual = asdict(config), dict(flatten(asdict(TrainConfig())))
+            usual |= {key: value for key, value in flatten(settings) if key in DECIDED}
+            given = [key for key, value in flatten(settings) if value != usual.get(key)]
+            tracking = Tracking(folder, name, {**settings, **facts}, dashboard, given)
             with (
-                Tracking(folder, short_name(config.model.model), settings, dashboard, chosen_settings(config))
-                if ranks.first
-                else nullcontext() as tracking,
-                closing(Bar(config, state.tokens, shown=ranks.first)) as bar,
-            ):
-                write = tracking.record if tracking else lambda record: None
+                tracking if ranks.first else nullcontext(),
+                Progress(desc=name, total=config.tokens, initial=min(state.tokens, config.tokens), unit="tok",
+                         unit_scale=True, disable=not ranks.first, bar_format=BAR) as bar,
+            ):  # fmt: skip
+                write = tracking.record if ranks.first else lambda record: None
                 callbacks = Callbacks(
-                    folder, config, model, text, state, records, write, signals, bar, ranks, not initial
-                )
-                segments = training_segments(
-                    text.train.tokens,
-                    config.batch_size,
-                    config.model.segment_len,
-                    (state.epoch, state.position),
-                    chunk_len=config.chunk_len,
-                    seed=config.seed,
-                    documents=torch.from_numpy(text.train.documents),
+                    folder, config, model, text, state, records, write, signals, bar, ranks, not weights
                 )
                 with callbacks.plain_endings():
                     train_steps(model, segments, config, record=callbacks.record,

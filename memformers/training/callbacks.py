@@ -2,7 +2,6 @@
 
 import math
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,92 +9,41 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from memformers.common.atomic_dir import numbered
 from memformers.common.files import sync, write_json, write_text
 from memformers.common.machine import describe_environment, peak_memory
 from memformers.common.progress import Progress
-from memformers.common.text_format import fitting, printable
+from memformers.common.text_format import duration, fitting, printable
 from memformers.data.dataset import TokenDataset
+from memformers.data.streams import read_tokens
 from memformers.evaluation.evaluate import Evaluation
 from memformers.generation.sampling import Sampling
 from memformers.generation.text import continue_text
 from memformers.models.language_model import MemoryLM
-from memformers.models.registry import short_name
 from memformers.runs.folder import CHECKPOINTS, METRICS, RESULT, SAMPLE
 from memformers.training.checkpoints import About, keep_best_and_newest, save_checkpoint, usable_about
 from memformers.training.config import TrainConfig
-from memformers.training.data_module import Validation, held_out_beginning
+from memformers.training.data_module import Validation
 from memformers.training.distributed import Distributed, summon_full_params
 from memformers.training.loop import NotFiniteError, flush_metrics
+from memformers.training.memory_growth import share_of_memory
 from memformers.training.signals import Stopped, StopSignals
 from memformers.training.state import TrainingState
 
-SAMPLE_CHARACTERS, GLIMPSE_CHARACTERS = 400, 50
-PROMPT_CHARACTERS = 100
+SAMPLE_CHARACTERS, GLIMPSE_CHARACTERS, PROMPT_CHARACTERS = 400, 50, 100
+OPENING_TOKENS = 4096
+"""How many tokens of the held-out text samples may begin with."""
 SAMPLE_SEED = 0
-
-
-class Bar:
-    """A progress bar of the tokens of ``config``, of which ``tokens`` have been seen. Its time, and so its
-    speed, is that of training steps only. Nothing is printed unless it is ``shown``."""
-
-    def __init__(self, config: TrainConfig, tokens: int = 0, shown: bool = True):
-        self.shown, self.total = shown, config.tokens
-        name = short_name(config.model.model)
-        self.tqdm = Progress(desc=name, total=self.total, initial=min(tokens, self.total),
-                         unit="tok", unit_scale=True, disable=not shown)  # fmt: skip
-        self.training = ""
-        """What stands behind the bar while steps are taken."""
-
-    def close(self) -> None:
-        """End the bar, where it stands."""
-        self.tqdm.close()
-
-    def show(self, tokens: int, loss: float) -> None:
-        """Show how many ``tokens`` have been seen, and the training's loss in nats."""
-        self.training = f"loss {loss:.3f} nats"
-        self.tqdm.set_postfix_str(self.training, refresh=False)
-        self.tqdm.update(min(tokens, self.total) - self.tqdm.n)  # the last step may go beyond
-
-    def say(self, line: str) -> None:
-        """Print a line above the bar."""
-        if self.shown:
-            self.tqdm.write(line, file=sys.stderr)
-
-    @contextmanager
-    def standing(self) -> Iterator[Callable[[str], None]]:
-        """A block whose time doesn't count as training time. It gives a function that shows, a few times a
-        second, what is being done."""
-        if not self.shown:
-            yield lambda doing: None
-            return
-        stood, said = time.time(), 0.0
-
-        def stand() -> None:
-            nonlocal stood
-            now = time.time()
-            self.tqdm.start_t += now - stood
-            self.tqdm.last_print_t += now - stood
-            stood = now
-
-        def say(doing: str) -> None:
-            nonlocal said
-            stand()
-            if stood - said >= self.tqdm.mininterval:
-                self.tqdm.set_postfix_str(doing)
-                said = stood
-
-        try:
-            yield say
-        finally:
-            stand()
-            self.tqdm.set_postfix_str(self.training, refresh=False)
+SHORT_SECONDS = 5
+"""A training that takes no longer doesn't say how long it takes."""
 
 
 @dataclass
 class Callbacks:
-    """Watches a training in a folder. With several ``ranks``, each has an callbacks that measures the same,
-    and only that of the first rank writes files."""
+    """Watches a training in a folder. With several ``ranks``, each measures the same, and the first writes
+    files."""
 
     folder: Path
     config: TrainConfig
@@ -107,66 +55,85 @@ class Callbacks:
     write: Callable[[dict[str, Any]], None]
     """Records metrics."""
     signals: StopSignals
-    bar: Bar
+    bar: Progress
     ranks: Distributed
-
     begins_anew: bool = True
     """Whether the weights are those of ``config.seed``, so that no checkpoint is needed before a step."""
 
     def __post_init__(self) -> None:
         """Begin where the training begins."""
-        self._is_saved(self.state)
-        if not self.begins_anew and not self.state.tokens:
-            self.saved = 0, -1
+        needs_none = self.begins_anew or self.state.tokens
+        self.saved = (self.state.tokens, self.state.evaluations) if needs_none else (0, -1)
+        self.saved_at = time.monotonic()
         self.validation = Validation(self.text, self.config, self.ranks)
+        first = torch.arange(min(len(self.text.validation.tokens), OPENING_TOKENS))
+        held_out = self.text.tokenizer.bytes_of(read_tokens(self.text.validation.tokens, first))
+        self.prompt = opening(held_out.decode("utf-8", errors="surrogateescape"))
         self.evaluation: Evaluation | None = None
         """The last one."""
-        self.validation_loss: float | None = None
-        """In nats per token, over the tokens that every evaluation reads."""
+        self.evaluated = 0
+        """Tokens seen before it."""
         self.characters_a_token = self.text.train.counts.characters / len(self.text.train.tokens)
         self.unit = f"bits per {'token' if self.text.info.tokenizer == 'ids' else 'character'}"
-        self.evaluated = 0
-        """Tokens seen before [`validation_loss`][] was measured."""
         newest = numbered(self.folder / CHECKPOINTS)[:1] if self.ranks.first else []
         abouts = [about for folder in newest if (about := usable_about(folder))]
         self.peak_before = max((about.peak_memory_bytes or 0 for about in abouts), default=0)
         """The most bytes that the processes which trained here before have held."""
+        self.recorded, self.shown = 0, ""
+        self.time_left: TimeLeft | None = None
 
     def record(self, state: TrainingState, metrics: dict[str, float]) -> None:
         """Track training metrics, and show them."""
         bits = metrics["loss.train"] / math.log(2)
         metrics["bits_per_character.train"] = bits / self.characters_a_token
         self._write(state, metrics)
-        self.bar.show(state.tokens, metrics["loss.train"])
+        self.shown, speed = f"loss {metrics['loss.train']:.3f} nats", metrics["tokens_per_second"]
+        self.recorded += 1
+        if self.recorded == 2:  # the first steps are slow
+            self._estimate(state, speed)
+        if self.time_left:
+            self.shown += f", about {duration(sum(self.time_left.seconds(state, speed)))} left"
+        self.bar.show(self.shown, state.tokens)
 
     def evaluate(self, state: TrainingState) -> None:
         """Evaluate the held-out text, and show the beginning of a sample; a signal ends it at once, and
         nothing is recorded. Every record is over the same tokens."""
         begun = time.perf_counter()
         with self.signals.at_once(), summon_full_params(self.model):
-            result = self._evaluation(whole=False)
-            if not math.isfinite(result.loss):
-                raise NotFiniteError(f"validation loss is {result.loss} at token {state.tokens:,}.")
+            found = self._evaluation(whole=False)
+            if not math.isfinite(found.loss):
+                raise NotFiniteError(f"validation loss is {found.loss} at token {state.tokens:,}.")
             glimpse = in_one_line(self._sample(GLIMPSE_CHARACTERS))
-        metrics = self.validation.metrics(result)
-        seconds = state.evaluation_seconds + time.perf_counter() - begun
-        self._write(state, {**metrics, "evaluation_seconds": seconds})
+        bits = self.validation.comparable(found, whole=False)["bits_per_character"]
+        metrics = {
+            "loss.valid": found.loss,
+            "bits_per_character.valid": bits,
+            "accuracy.valid": found.accuracy,
+            "evaluated_tokens": found.tokens,
+            "evaluation_seconds": state.evaluation_seconds + time.perf_counter() - begun,
+        }
+        if found.reconstruction_loss is not None:
+            metrics["reconstruction_loss.valid"] = found.reconstruction_loss
+        self._write(state, metrics)
         if self.evaluation is None:
-            self.bar.say(f"{self._over(result)}:")
-        self.evaluation, self.validation_loss, self.evaluated = result, result.loss, state.tokens
-        gained = state.lowest_loss is None or result.loss < state.lowest_loss
-        state.lowest_loss = result.loss if gained else state.lowest_loss
+            self.bar.say(f"{self._over(found)}:")
+        self.evaluation, self.evaluated = found, state.tokens
+        gained = state.lowest_loss is None or found.loss < state.lowest_loss
+        state.lowest_loss = found.loss if gained else state.lowest_loss
         state.without_gain = 0 if gained else state.without_gain + 1
-        bits = f"{metrics['bits_per_character.valid']:.4f} {self.unit}"
-        line = f"{state.tokens:>13,} tokens  {bits}  │ {glimpse}"
+        line = f"{state.tokens:>13,} tokens  {bits:.4f} {self.unit}  │ {glimpse}"
         self.bar.say(fitting(line, shutil.get_terminal_size().columns))
+        self.bar.show(self.shown)
 
     def maybe_checkpoint(self, state: TrainingState) -> None:
         """Save a checkpoint if it is due; raise [`Stopped`][] if a signal has come."""
         tokens, evaluations = self.saved
-        every = self.config.checkpoint.checkpoint_every
+        every, minutes = self.config.checkpoint_every, self.config.checkpoint_minutes
         due = state.evaluations > evaluations or (every and state.tokens // every > tokens // every)
-        if due or self._is_long_ago(state):
+        if not due and state.step % self.config.log_every == 0:  # when the ranks ask each other
+            is_old = bool(minutes) and time.monotonic() - self.saved_at >= 60 * minutes
+            due = bool(self.ranks.highest(is_old))
+        if due:
             self.save(state)
         self.signals.check(self.ranks)
 
@@ -175,46 +142,46 @@ class Callbacks:
         flush_metrics(state, self.config)
         if (state.tokens, state.evaluations) == self.saved:
             return
+        found = self.evaluation if self.evaluated == state.tokens else None
         about = About(
             config=asdict(self.config),
             corpus_sha256=self.text.info.sha256,
             environment=describe_environment(self.model.device),
             records=self.records,
-            validation_loss=self.validation_loss if self.evaluated == state.tokens else None,
+            validation_loss=found and found.loss,
             peak_memory_bytes=self._peak_memory(),
         )
         checkpoints = self.folder / CHECKPOINTS
         if self.ranks.first:
             sync(self.folder / METRICS)
         new = checkpoints / f"{state.tokens:012}"
-        with self.bar.standing():
-            save_checkpoint(new, self.model, self.text.tokenizer, state, about, self.ranks)
-        self._is_saved(state)
+        save_checkpoint(new, self.model, self.text.tokenizer, state, about, self.ranks)
+        self.saved, self.saved_at = (state.tokens, state.evaluations), time.monotonic()
         if self.ranks.first:
             keep_best_and_newest(checkpoints, self.config.checkpoint.keep_checkpoints)
 
     def finish(self) -> None:
         """Write the sample and the result; a signal ends it at once."""
-        begun, evaluation = time.perf_counter(), self.evaluation
+        begun, found = time.perf_counter(), self.evaluation
         with self.signals.at_once(), summon_full_params(self.model):
-            if evaluation is None or evaluation.tokens < self.validation.predictable:
-                evaluation = self._evaluation(whole=True)
+            if found is None or found.tokens < self.validation.predictable:
+                found = self._evaluation(whole=True)
             sample = self._sample(SAMPLE_CHARACTERS)
         self.state.evaluation_seconds += time.perf_counter() - begun
-        in_units = self.validation.comparable(evaluation)
-        if evaluation is not self.evaluation:
-            self.bar.say(f"{self._over(evaluation)}: {in_units['bits_per_character']:.4f} {self.unit}")
+        in_units = self.validation.comparable(found, whole=True)
+        if found is not self.evaluation:
+            self.bar.say(f"{self._over(found)}: {in_units['bits_per_character']:.4f} {self.unit}")
         result: dict[str, Any] = {
             **self.state.progress,
-            "loss": evaluation.loss,
+            "loss": found.loss,
             **{name: x if math.isfinite(x) else None for name, x in in_units.items()},
-            "accuracy": evaluation.accuracy,
-            "evaluated_tokens": evaluation.tokens,
+            "accuracy": found.accuracy,
+            "evaluated_tokens": found.tokens,
             "held_out_tokens": self.validation.predictable,
-            "reconstruction_loss": evaluation.reconstruction_loss,
-            "loss_by_position": evaluation.by_position,
+            "reconstruction_loss": found.reconstruction_loss,
+            "loss_by_position": found.by_position,
             "peak_memory_bytes": self._peak_memory(),
-            "prompt": opening(held_out_beginning(self.text)),
+            "prompt": self.prompt,
         }
         if self.ranks.first:
             write_text(self.folder / SAMPLE, sample + "\n")
@@ -231,40 +198,42 @@ class Callbacks:
                 self.save(self.state)
                 self.bar.say(f"{stopped} at token {self.state.tokens:,}; continue with --resume.")
                 raise stopped.conventional() from None
-        except NotFiniteError as error:
-            raise NotFiniteError(f"{error} {self._newest_checkpoint()}") from None
-        except OSError as error:
-            raise OSError(f"{self.folder} can't be written: {error}. {self._newest_checkpoint()}") from None
+        except (NotFiniteError, OSError) as error:
+            kept = numbered(self.folder / CHECKPOINTS)
+            newest = f"The checkpoint of token {int(kept[0].name):,} is kept: {kept[0]}" if kept else ""
+            newest = newest or "No checkpoint was made yet."
+            if isinstance(error, OSError):
+                raise OSError(f"{self.folder} can't be written: {error}. {newest}") from None
+            raise NotFiniteError(f"{error} {newest}") from None
 
-    def _is_saved(self, state: TrainingState) -> None:
-        """Note that ``state`` needs no checkpoint any more."""
-        self.saved, self.saved_at = (state.tokens, state.evaluations), time.monotonic()
-
-    def _is_long_ago(self, state: TrainingState) -> bool:
-        """Whether the last checkpoint is older than wanted, on any rank; they ask each other now and then."""
-        minutes = (time.monotonic() - self.saved_at) / 60
-        wanted = self.config.checkpoint.checkpoint_minutes
-        due = bool(wanted) and minutes >= wanted
-        return state.step % self.config.evaluation.log_every == 0 and bool(self.ranks.highest(due))
-
-    def _newest_checkpoint(self) -> str:
-        kept = numbered(self.folder / CHECKPOINTS)
-        if not kept:
-            return "No checkpoint was made yet."
-        return f"The checkpoint of token {int(kept[0].name):,} is kept: {kept[0]}"
+    def _estimate(self, state: TrainingState, speed: float) -> None:
+        """Measure evaluations, and say how long the training takes with them, unless it ends in a moment."""
+        if self.ranks.highest(int((self.config.tokens - state.tokens) / speed)) < SHORT_SECONDS:
+            return
+        with summon_full_params(self.model):
+            without, full = self.validation.speed(self.model)
+            begun = time.perf_counter()
+            self._sample(GLIMPSE_CHARACTERS)
+            sample = time.perf_counter() - begun
+        first, whole = (
+            len(tokens) * full / self.ranks.size for tokens, _ in (self.validation.first, self.validation.all)
+        )
+        ending = SAMPLE_CHARACTERS / GLIMPSE_CHARACTERS * sample + whole * (whole > first)
+        self.time_left = TimeLeft(self.config, first + sample, ending, full / without)
+        training, evaluations = self.time_left.seconds(state, speed)
+        total = duration(training + evaluations)
+        self.bar.say(f"about {total}, of which {duration(evaluations)} are evaluations")
 
     def _write(self, state: TrainingState, metrics: dict[str, float]) -> None:
         self.write({"tokens": state.tokens, "seconds": state.seconds, **metrics})
         self.records += 1
 
     def _evaluation(self, whole: bool) -> Evaluation:
-        with self.bar.standing() as show:
+        def done(fraction: float) -> None:
+            self.signals.check(self.ranks)
+            self.bar.show(f"evaluating, {fraction:.0%}")
 
-            def done(fraction: float) -> None:
-                self.signals.check(self.ranks)
-                show(f"evaluating, {fraction:.0%}")
-
-            return self.validation.evaluate(self.model, whole, done)
+        return self.validation.evaluate(self.model, whole, done)
 
     def _over(self, evaluation: Evaluation) -> str:
         n, whole = evaluation.tokens, self.validation.predictable
@@ -276,10 +245,34 @@ class Callbacks:
         return max(self.ranks.highest(peak_memory(self.model.device) or 0), self.peak_before) or None
 
     def _sample(self, characters: int) -> str:
-        with self.bar.standing() as show:
-            show("writing a sample")
-            prompt, how = opening(held_out_beginning(self.text)), Sampling(0.8)
-            return continue_text(self.model, self.text.tokenizer, prompt, characters, how, seed=SAMPLE_SEED)
+        self.bar.show("writing a sample")
+        tokenizer, how = self.text.tokenizer, Sampling(0.8)
+        return continue_text(self.model, tokenizer, self.prompt, characters, how, seed=SAMPLE_SEED)
+
+
+@dataclass(frozen=True)
+class TimeLeft:
+    """How long a training takes, by what was measured at its beginning, in seconds."""
+
+    config: TrainConfig
+    evaluation: float
+    """Of an evaluation while training, with its sample."""
+    ending: float
+    """Of the evaluation and the sample after the last step."""
+    growth: float
+    """How many times as long a segment takes with a full memory as without one."""
+
+    def seconds(self, state: TrainingState, tokens_per_second: float) -> tuple[float, float]:
+        """About how long the steps after ``state`` take, of which those before it took as long as this speed
+        says, and the evaluations. Steps take longer while the memory grows."""
+        left, grown = self.config.tokens - state.tokens, self.config.memory_growth * self.config.tokens
+        share = 1.0 if state.begun else share_of_memory(state.tokens, self.config)
+        growing = (grown - state.tokens) / max(left, 1) if share < 1 else 0.0
+        later = 1 - growing * (1 - share) / 2
+        slower = (1 + (self.growth - 1) * later) / (1 + (self.growth - 1) * share)
+        training = max(left, 0) / tokens_per_second * slower
+        evaluations = (self.config.evaluations - state.evaluations) * self.evaluation + self.ending
+        return training, evaluations
 
 
 def opening(text: str) -> str:

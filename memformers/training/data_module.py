@@ -1,27 +1,26 @@
 """The text of a training as tokens, and how much of the held-out text an evaluation reads."""
 
 import itertools
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import numpy as np
-import torch
 
 from memformers.common.errors import UserError
 from memformers.data import VALIDATION
 from memformers.data.dataset import TokenDataset
 from memformers.data.sources import CorpusSpec
-from memformers.data.streams import check_length, read_tokens
+from memformers.data.streams import check_length
 from memformers.data.tokenize_corpus import dataset_of
 from memformers.evaluation.bits_per_byte import comparable, units
-from memformers.evaluation.evaluate import Evaluation, evaluate_reading, reading_of
+from memformers.evaluation.evaluate import Evaluation, evaluate, evaluate_reading, reading_of
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import SINGLE_PROCESS, Distributed
 
-OPENING_TOKENS = 4096
-"""How many tokens of the held-out text samples may begin with."""
+EVALUATION_STREAMS = 16
 
 
 def spec_of(config: TrainConfig) -> CorpusSpec:
@@ -59,38 +58,28 @@ def check_long_enough(text: TokenDataset, config: TrainConfig) -> None:
             )
 
 
-def held_out_beginning(text: TokenDataset) -> str:
-    """The beginning of the held-out text."""
-    first = torch.arange(min(len(text.validation.tokens), OPENING_TOKENS))
-    raw = text.tokenizer.bytes_of(read_tokens(text.validation.tokens, first))
-    return raw.decode("utf-8", errors="surrogateescape")
-
-
-EVALUATION_STREAMS = 16
-
-
 class Validation:
     """The held-out text of ``text``: every evaluation of a training reads its first
     ``config.evaluation_tokens`` tokens, in which a document may be cut, and one at the end reads all. With
     several ``ranks``, each reads a share of the streams, or of the documents."""
 
     def __init__(self, text: TokenDataset, config: TrainConfig, ranks: Distributed = SINGLE_PROCESS):
-        self.tokenizer, self.tokens, self.ranks = text.tokenizer, text.validation.tokens, ranks
-        self.documents = tuple(text.validation.documents.tolist())
-        most = config.evaluation.evaluation_tokens or len(self.tokens)
-        first = np.diff(np.minimum(np.cumsum(self.documents, dtype=np.int64), most), prepend=0)
-        self.first = self.tokens[:most], tuple(first[first > 0].tolist())
+        self.tokenizer, self.ranks = text.tokenizer, ranks
+        tokens, documents = text.validation.tokens, text.validation.documents
+        self.all = tokens, tuple(documents.tolist())
+        most = config.evaluation_tokens or len(tokens)
+        first = np.diff(np.minimum(np.cumsum(documents, dtype=np.int64), most), prepend=0)
+        self.first = tokens[:most], tuple(first[first > 0].tolist())
         """What every evaluation reads, and how many tokens each of its documents has."""
         if max(self.first[1] or (most,)) < 2:  # nothing to predict
-            self.first = self.tokens, self.documents
-        self.units = units(self.tokenizer, *self.first)
-        self.predictable = len(self.tokens) - (len(self.documents) or 1)
+            self.first = self.all
+        self.predictable = len(tokens) - (len(documents) or 1)
         """The number of tokens of the whole held-out text that can be predicted."""
 
     def evaluate(self, model: MemoryLM, whole: bool, done: Callable[[float], None]) -> Evaluation:
         """Evaluate the ``whole`` text, or its first tokens; ``done`` is told after each segment what fraction
         is, as often on every rank. All ranks must call this, and get the same."""
-        tokens, documents = (self.tokens, self.documents) if whole else self.first
+        tokens, documents = self.all if whole else self.first
         reading = reading_of(len(tokens), EVALUATION_STREAMS, model.config.segment_len, documents)
         groups = (group[self.ranks.rank :: self.ranks.size] for group in reading.groups)
         own = replace(reading, groups=tuple(group for group in groups if group))
@@ -103,21 +92,20 @@ class Validation:
             total.merge(part)
         return total
 
-    def metrics(self, evaluation: Evaluation) -> dict[str, float]:
-        """The metrics of an evaluation of the first tokens for a record, with their number."""
-        in_units = comparable(evaluation.nats, self.units, self.tokenizer)
-        metrics = {
-            "loss.valid": evaluation.loss,
-            "bits_per_character.valid": in_units["bits_per_character"],
-            "accuracy.valid": evaluation.accuracy,
-            "evaluated_tokens": evaluation.tokens,
-        }
-        if evaluation.reconstruction_loss is not None:
-            metrics["reconstruction_loss.valid"] = evaluation.reconstruction_loss
-        return metrics
-
-    def comparable(self, evaluation: Evaluation) -> dict[str, float]:
-        """The loss of the whole text in [`comparable`][memformers.evaluation.bits_per_byte.comparable]
-        units."""
-        of = units(self.tokenizer, self.tokens, self.documents)
+    def comparable(self, evaluation: Evaluation, whole: bool) -> dict[str, float]:
+        """The loss of the ``whole`` text, or of its first tokens, in
+        [`comparable`][memformers.evaluation.bits_per_byte.comparable] units."""
+        of = units(self.tokenizer, *(self.all if whole else self.first))
         return comparable(evaluation.nats, of, self.tokenizer)
+
+    def speed(self, model: MemoryLM) -> tuple[float, float]:
+        """The seconds in which a segment's tokens are evaluated on one rank, for each of them: with an empty
+        memory, and with a full one, or what is remembered after eight segments."""
+        S = model.config.segment_len
+        n_segments = min(2 + model.config.remembered_positions // S, 9)
+        tokens = self.all[0][: EVALUATION_STREAMS * S * n_segments + 1]
+        times: list[float] = []
+        for _ in range(2):  # the first time is a warm-up
+            evaluate(model, tokens, EVALUATION_STREAMS, progress=lambda _: times.append(time.perf_counter()))
+        begun, n = len(times) // 2, min(EVALUATION_STREAMS * S, len(tokens) - 1)
+        return (times[begun] - times[begun - 1]) / n, (times[-1] - times[-2]) / n

@@ -35,17 +35,25 @@ def load_initial(place: str) -> tuple[MemoryLM, Tokenizer]:
     return load_checkpoint(Path(place), torch.device("cpu"))
 
 
-def initial_of(init: MemoryLM | str | Path) -> tuple[MemoryLM, Tokenizer | None]:
-    """A model of one's own, whose tokens the config names, or what [`load_initial`][] loads."""
-    return (init, None) if isinstance(init, MemoryLM) else load_initial(str(init))
-
-
 def begun_with(
     model: MemoryLM, tokenizer: Tokenizer | None, config: TrainConfig, folder: Path, ranks: Distributed
 ) -> TrainConfig:
     """``config`` with the network of ``model``, whose weights it begins with, and with its tokenizer, which
-    gets a file in ``folder``, so that the training can be resumed without the model."""
-    config = replace(config, model=network_of(config.model, model))
+    gets a file in ``folder``, so that the training can be resumed without the model.
+
+    A network that was left at its default altogether is the model's; UserError for settings that differ."""
+    asked, own = config.model, model.config
+    if asked == ModelConfig():
+        asked = own
+    asked = replace(asked, vocab_size=own.vocab_size)  # which the text is checked against
+    names = [f.name for f in fields(ModelConfig) if f.name not in MAY_DIFFER]
+    pairs = ((name, getattr(own, name), getattr(asked, name)) for name in names)
+    if wrong := [f"{name} {before} → {now}" for name, before, now in pairs if before != now]:
+        raise UserError(
+            f"the weights to begin with are those of another network: {', '.join(wrong)}; leave these "
+            f"settings out. What may differ: {', '.join(sorted(MAY_DIFFER))}."
+        )
+    config = replace(config, model=asked)
     if tokenizer is None:
         return config
     if config.tokenizer not in (TrainConfig().tokenizer, tokenizer.name):
@@ -61,49 +69,32 @@ def begun_with(
     return replace(config, tokenizer=str(path))
 
 
-def network_of(asked: ModelConfig, model: MemoryLM) -> ModelConfig:
-    """The network of a training that was asked for one and begins with the weights of ``model``, of which it
-    takes what was left at its default altogether; UserError, which names them, for settings that differ."""
-    if asked == ModelConfig():
-        return model.config
-    own = {f.name: getattr(model.config, f.name) for f in fields(ModelConfig) if f.name not in MAY_DIFFER}
-    asked = replace(asked, vocab_size=own["vocab_size"])  # which the text is checked against
-    if wrong := [
-        f"{n} {value} → {getattr(asked, n)}" for n, value in own.items() if getattr(asked, n) != value
-    ]:
-        raise UserError(
-            f"the weights to begin with are those of another network: {', '.join(wrong)}; leave these "
-            f"settings out. What may differ: {', '.join(sorted(MAY_DIFFER))}."
-        )
-    return asked
-
-
 def copy_weights(source: MemoryLM, model: MemoryLM) -> None:
     """Give ``model`` the weights of ``source``; UserError where their shapes differ."""
-    found, own = source.state_dict(), model.state_dict()
-    shapes = [{name: tuple(x.shape) for name, x in state.items()} for state in (found, own)]
-    if wrong := [n for n in {**shapes[0], **shapes[1]} if shapes[0].get(n) != shapes[1].get(n)]:
-        before, now = (each.get(wrong[0], "missing") for each in shapes)
+    before, now = (
+        {name: tuple(x.shape) for name, x in each.state_dict().items()} for each in (source, model)
+    )
+    if wrong := [name for name in {**before, **now} if before.get(name) != now.get(name)]:
         raise UserError(
-            f"the weights to begin with don't fit: {wrong[0]} is {before}, but {now} was expected. With "
-            f"positions='learned', leave segment_len, mem_len and c_mem_len as they are."
+            f"the weights to begin with don't fit: {wrong[0]} is {before.get(wrong[0], 'missing')}, but "
+            f"{now.get(wrong[0], 'missing')} was expected. With positions='learned', leave segment_len, "
+            f"mem_len and c_mem_len as they are."
         )
-    model.load_state_dict(found)
+    model.load_state_dict(source.state_dict())
 
 
 def freeze(model: MemoryLM, patterns: Sequence[str]) -> None:
     """Let the weights that ``patterns`` name learn no more; UserError for a pattern that names none, and
     where nothing is left to learn."""
+    weights = dict(model.named_parameters())
     for pattern in patterns:
-        wanted, n_frozen = pattern.split("."), 0
-        for name, parameter in model.named_parameters():
-            parts = name.split(".")
+        wanted, named = pattern.split("."), []
+        for name, parts in ((name, name.split(".")) for name in weights):
             places = range(len(parts) - len(wanted) + 1)
             if any(all(map(fnmatchcase, parts[i:], wanted)) for i in places):
-                parameter.requires_grad_(False)
-                n_frozen += 1
-        if not n_frozen:
-            known = dict.fromkeys(re.sub(r"\.\d+\.", ".0.", name) for name, _ in model.named_parameters())
+                named.append(weights[name].requires_grad_(False))
+        if not named:
+            known = dict.fromkeys(re.sub(r"\.\d+\.", ".0.", name) for name in weights)
             raise UserError(f"freeze={pattern!r} names no weight; the weights are {', '.join(known)}.")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    if not any(weight.requires_grad for weight in weights.values()):
         raise UserError(f"freeze={' '.join(patterns)} leaves nothing to learn; leave a pattern out.")

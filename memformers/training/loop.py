@@ -14,9 +14,9 @@ from memformers.models.memory import Memory, memory_from_tensors, memory_tensors
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import SINGLE_PROCESS, Distributed, with_precision
 from memformers.training.memory_growth import share_of_memory, shortened
-from memformers.training.optimizers import build_optimizers, learning_rate_schedule, set_learning_rates
+from memformers.training.optimizers import build_optimizers, learning_rate_schedule
 from memformers.training.state import MetricAccumulator, StepMetrics, TrainingState
-from memformers.training.train_step import Forward, backward, clip, forward_of
+from memformers.training.train_step import backward, clip, forward_of
 
 FREE_TO_WAIT_FOR = ("cpu",)
 """The devices that have computed a number when PyTorch returns it."""
@@ -58,74 +58,58 @@ def train_steps(
     learning_rate = learning_rate_schedule(config, config.tokens - state.begun)
     bad_steps = torch.tensor(state.skipped, device=device)
     model.train()
-    clock = time.perf_counter()
     while True:
-        pause = time.perf_counter()
         if evaluations_due(state, config) > state.evaluations:
+            began = time.perf_counter()
             evaluate(state)
             state.evaluations = evaluations_due(state, config)
-            state.evaluation_seconds += time.perf_counter() - pause
+            state.evaluation_seconds += time.perf_counter() - began
         maybe_checkpoint(state)
-        clock += time.perf_counter() - pause
         if has_ended(state, config):
             return state
 
+        began = time.perf_counter()
         read = [next(segments) for _ in range(1 + config.tbptt)]
-        seen = state.tokens - state.begun + sum(segment.inputs.numel() for segment in read) // 2
-        set_learning_rates(state.optimizers, learning_rate(seen))
-        take_step(model, forward, read, state, config, ranks, bad_steps)
+        tokens = sum(segment.inputs.numel() for segment in read)
+        predictions = sum(segment.predictions for segment in read)
+        own = [segment.with_streams(lambda x: sent(ranks.own(x), device)) for segment in read]
+        memory = initial_memory(model, own[0], config) if read[0].starts_over else state.memory
+
+        model.zero_grad()
+        output = backward(forward, own, memory, config, ranks, predictions=predictions)
+        norms = clip(model, config.max_grad_norm)
+        numbers = torch.stack([output.loss, output.auxiliary_loss, *norms, output.correct])
+
+        bad = ~numbers.isfinite().all()
+        bad_steps += bad
+        # All steps between the last bad one that is allowed and its error are skipped.
+        skipped = bad | (bad_steps > max(state.skipped, config.skip_bad_steps))
+        part = learning_rate(state.tokens - state.begun + tokens // 2)
+        for optimizer in state.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = part * optimizer.defaults["lr"]
+            optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]
+            optimizer.step()
+
+        share = 1.0 if state.begun else share_of_memory(state.tokens + tokens, config)
+        remembered = shortened(output.memory, share, model.config.memory_sizes)
+        # The memory after the segments of a bad step may contain NaN.
+        state.memory = one_of(skipped, reset_finished_streams(memory, own), remembered)
+        lengths = remembered.mem_len, remembered.c_mem_len
+        state.pending.append(StepMetrics(state.step, state.tokens, tokens, predictions, lengths, numbers))
+        state.step, state.tokens = state.step + 1, state.tokens + tokens
+        state.epoch, state.position = read[-1].epoch, read[-1].end
 
         recorded = state.step % config.evaluation.log_every == 0 or state.tokens >= config.tokens
         evaluated = evaluations_due(state, config) > state.evaluations
         if recorded or evaluated or device.type in FREE_TO_WAIT_FOR:
             flush_metrics(state, config)
-        now = time.perf_counter()
-        state.seconds, clock = state.seconds + now - clock, now
+        state.seconds += time.perf_counter() - began
         if recorded:
             if state.window.steps:
-                metrics = state.window.metrics(state.seconds)
-                record(state, metrics | {"learning_rate": state.optimizers[0].param_groups[0]["lr"]})
+                rate = state.optimizers[0].param_groups[0]["lr"]
+                record(state, state.window.metrics(state.seconds) | {"learning_rate": rate})
             state.window = MetricAccumulator(state.seconds)
-
-
-def take_step(
-    model: MemoryLM,
-    forward: Forward,
-    read: Sequence[Segment],
-    state: TrainingState,
-    config: TrainConfig,
-    ranks: Distributed,
-    bad_steps: Tensor,
-) -> None:
-    """Learn from the segments that were ``read``, ``[S, B]`` of all streams each, and change ``model`` and
-    ``state``; a step with a number that is not finite changes no weight, and is counted in ``bad_steps``, a
-    scalar on the device."""
-    tokens = sum(segment.inputs.numel() for segment in read)
-    predictions = sum(segment.predictions for segment in read)
-    own = [segment.with_streams(lambda x: sent(ranks.own(x), model.device)) for segment in read]
-    memory = initial_memory(model, own[0], config) if read[0].starts_over else state.memory
-
-    model.zero_grad()
-    outcome = backward(forward, own, memory, config, ranks, predictions=predictions)
-    norms = clip(model, config.optim.max_grad_norm)
-    numbers = torch.stack([outcome.loss, outcome.auxiliary_loss, *norms, outcome.correct])
-
-    bad = ~numbers.isfinite().all()
-    bad_steps += bad
-    allowed = max(state.skipped, config.checkpoint.skip_bad_steps)
-    skipped = bad | (bad_steps > allowed)  # all steps between the last bad one and its error are skipped
-    for optimizer in state.optimizers:
-        optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]
-        optimizer.step()
-
-    share = 1.0 if state.begun else share_of_memory(state.tokens + tokens, config)
-    remembered = shortened(outcome.memory, share, model.config.memory_sizes)
-    # The memory after the segments of a bad step may contain NaN.
-    state.memory = one_of(skipped, reset_finished_streams(memory, own), remembered)
-    lengths = remembered.mem_len, remembered.c_mem_len
-    state.pending.append(StepMetrics(state.step, state.tokens, tokens, predictions, lengths, numbers))
-    state.step, state.tokens = state.step + 1, state.tokens + tokens
-    state.epoch, state.position = read[-1].epoch, read[-1].end
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:

@@ -26,18 +26,21 @@ def shortened(memory: Memory, share: float, layers: Sequence[MemorySizes]) -> Me
     as a whole memory has. Slots come after a whole memory of positions, which they are older than."""
     if share == 1.0 or not memory.mem:
         return memory
-
-    def newest(x: Tensor, length: int) -> Tensor:
-        return cut([x], max(len(x) - length, 0))
-
-    mem, c_mem, slot_inputs = [], [], []
-    for layer, own in enumerate(layers):
+    mem, slots, slot_inputs = [], [], []
+    for own in layers:
         keys = int(share * own.keys)
-        positions = keys - keys % own.compression_rate if keys < own.mem_len else own.longest_memory
-        slots = max(keys - own.mem_len, 0)
-        mem.append(newest(memory.mem[layer], positions))
-        c_mem += [newest(x, slots) for x in memory.c_mem[layer : layer + 1]]
-        slot_inputs += [
-            newest(x, slots * own.compression_rate) for x in memory.slot_inputs[layer : layer + 1]
-        ]
-    return Memory(tuple(mem), tuple(c_mem), memory.valid, tuple(slot_inputs))
+        short = keys < own.mem_len
+        mem.append(keys - keys % own.compression_rate if short else own.longest_memory)
+        slots.append(0 if short else keys - own.mem_len)
+        slot_inputs.append(slots[-1] * own.compression_rate)
+
+    def newest(tensors: Sequence[Tensor], lengths: Sequence[int]) -> tuple[Tensor, ...]:
+        kept = zip(tensors, lengths, strict=bool(tensors))
+        return tuple(cut([x], max(len(x) - length, 0)) for x, length in kept)
+
+    return Memory(
+        newest(memory.mem, mem),
+        newest(memory.c_mem, slots),
+        memory.valid,
+        newest(memory.slot_inputs, slot_inputs),
+    )

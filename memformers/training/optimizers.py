@@ -29,47 +29,40 @@ def build_optimizers(model: MemoryLM, config: TrainConfig) -> Optimizers:
     Weight decay applies only to the weights of linear maps and convolutions, since there is no reason to pull
     an embedding, a bias, a norm or a position towards zero.
     """
-    learning = {id(p): p for p in model.parameters() if p.requires_grad}
-    optim, matrices = config.optim, [w for w in layer_matrices(model) if id(w) in learning]
-    matrices = matrices if optim.optimizer == "muon" else []
-    taken = {id(matrix) for matrix in matrices}
-    maps = (module.weight for module in model.modules() if isinstance(module, nn.Linear | nn.Conv1d))
-    decaying = {id(weight): weight for weight in maps if id(weight) in learning.keys() - taken}
-    others = [p for own, p in learning.items() if own not in taken and own not in decaying]
-    adamw = torch.optim.AdamW(
-        [
-            {"params": list(decaying.values()), "weight_decay": optim.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ],
-        lr=optim.learning_rate,
-        betas=(0.9, optim.beta2),
-        fused=True,
-    )
-    if not matrices:
+    learning = dict.fromkeys(p for p in model.parameters() if p.requires_grad)
+    muon: dict[Tensor, None] = {}
+    if config.optimizer == "muon":
+        compressing = {module for compress in model.transformer.compressions for module in compress.modules()}
+        modules = (
+            m for m in model.transformer.modules() if isinstance(m, nn.Linear) and m not in compressing
+        )
+        muon = dict.fromkeys(m.weight for m in modules if m.weight in learning)
+    maps = (m.weight for m in model.modules() if isinstance(m, nn.Linear | nn.Conv1d))
+    decaying = dict.fromkeys(w for w in maps if w in learning and w not in muon)
+    others = [p for p in learning if p not in muon and p not in decaying]
+    groups = [
+        {"params": [*decaying], "weight_decay": config.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, config.beta2), fused=True)
+    if not muon:
         return (adamw,)
-    dtype = torch.bfloat16 if config.step.precision == "bfloat16" else None
-    return adamw, Muon(matrices, lr=optim.muon_peak, weight_decay=optim.weight_decay, dtype=dtype)
+    dtype = torch.bfloat16 if config.precision == "bfloat16" else None
+    return adamw, Muon(muon, lr=config.muon_peak, weight_decay=config.weight_decay, dtype=dtype)
 
 
-def layer_matrices(model: MemoryLM) -> list[Tensor]:
-    """The weights of the linear maps within the layers, ``[out, in]`` each, without those of the compression
-    functions. The matrices of the vocabulary are not included, since each of their rows belongs to one
-    token."""
-    compressing = {module for compress in model.transformer.compressions for module in compress.modules()}
-    modules = (module for module in model.transformer.modules() if module not in compressing)
-    return [module.weight for module in modules if isinstance(module, nn.Linear)]
+WSD_FALLS = 0.8
+"""Where in a training the last part of the schedule wsd begins."""
 
 
 def learning_rate_schedule(config: TrainConfig, tokens: int) -> Callable[[int], float]:
     """The fraction of its peak that each learning rate has after a number of tokens of a training on
     ``tokens``: it rises linearly from 0 and goes on as ``config.schedule`` says."""
-    warmup, schedule = config.optim.warmup, config.optim.schedule
-    rise = [(0.0, 0.0)] * (warmup > 0) + [(warmup, 1.0)]
-    stays = (max(WSD_FALLS, warmup), 1.0)
+    rise = [(0.0, 0.0)] * (config.warmup > 0) + [(config.warmup, 1.0)]
     falls = {
         "linear": [(1.0, 0.0)],
         "constant": [(1.0, 1.0)],
-        "wsd": [stays, (1.0, 0.0)],
+        "wsd": [(max(WSD_FALLS, config.warmup), 1.0), (1.0, 0.0)],
         "cosine": [(1.0, 2.0)],
     }
     part = RelativePiecewise([*rise, *falls[schedule]], tokens)
@@ -78,15 +71,6 @@ def learning_rate_schedule(config: TrainConfig, tokens: int) -> Callable[[int], 
     return part
 
 
-def set_learning_rates(optimizers: Optimizers, part: float) -> None:
-    """Set each learning rate to this fraction of its peak."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = part * optimizer.defaults["lr"]
-
-
-WSD_FALLS = 0.8
-"""Where in a training the last part of the schedule wsd begins."""
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """a, b, c of the quintic x → ax + bx³ + cx⁵, which takes small singular values to about 1 fast; Jordan's."""
 STEPS = 5
@@ -136,30 +120,25 @@ class Muon(torch.optim.Optimizer):
 
     def _step_alike(self, parameters: list[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
         """The step of ``parameters`` of one shape."""
+
+        def usable(new: Tensor, old: Tensor) -> Tensor:
+            return new if self.found_inf is None else torch.where(self.found_inf == 0, new, old)
+
         directions = []
         for parameter in parameters:
-            kept = self.state[parameter]
-            if not kept:
-                kept["momentum"] = torch.zeros_like(parameter)
             assert parameter.grad is not None
-            averaged = kept["momentum"].lerp(parameter.grad, 1 - momentum)
-            kept["momentum"].copy_(self._unless_found(averaged, kept["momentum"]))
+            m = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+            m.copy_(usable(m.lerp(parameter.grad, 1 - momentum), m))
             # One step further than the momentum, as Nesterov has it.
-            directions.append(full_tensor(parameter.grad.lerp(kept["momentum"], momentum)).flatten(1))
+            directions.append(full_tensor(parameter.grad.lerp(m, momentum)).flatten(1))
         matrices = torch.stack(directions)  # [n, rows, columns]
         rows, columns = matrices.shape[1:]
-        step = lr * max(1.0, rows / columns) ** 0.5
         updates = orthogonalized(matrices.to(self.dtype or matrices.dtype)).to(matrices)
-        updates = self._unless_found(updates, torch.zeros_like(updates))
-        one = updates.new_ones(())
-        decay = self._unless_found((1 - lr * weight_decay) * one, one)
+        updates, one = usable(updates, torch.zeros_like(updates)), updates.new_ones(())
+        decay = usable((1 - lr * weight_decay) * one, one)
         for parameter, update in zip(parameters, updates, strict=True):
             parameter.mul_(decay)
-            subtract_rows(parameter, update.reshape(parameter.shape), step)
-
-    def _unless_found(self, new: Tensor, old: Tensor) -> Tensor:
-        """``new``, or where the gradients can't be used ``old``, of the same shape."""
-        return new if self.found_inf is None else torch.where(self.found_inf == 0, new, old)
+            subtract_rows(parameter, update.reshape(parameter.shape), lr * max(1.0, rows / columns) ** 0.5)
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

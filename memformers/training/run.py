@@ -17,12 +17,10 @@ from memformers.common.errors import UserError
 from memformers.common.fields import changed
 from memformers.common.files import write_json
 from memformers.common.machine import choose_device, describe_environment, git_commit
-from memformers.common.text_format import counted
 from memformers.data.dataset import TokenDataset
 from memformers.models.base import memory_facts
 from memformers.models.config import ModelConfig
 from memformers.models.language_model import MemoryLM
-from memformers.models.registry import short_name
 from memformers.runs.folder import (
     CHECKPOINTS,
     CONFIG,
@@ -32,7 +30,6 @@ from memformers.runs.folder import (
     RESULT,
     check_named,
     check_nothing_is_lost,
-    flatten,
 )
 from memformers.runs.reader import read_facts
 from memformers.training.config import TrainConfig, read_train_config, unused_settings
@@ -40,7 +37,7 @@ from memformers.training.data_module import check_long_enough, find_text
 from memformers.training.distributed import SINGLE_PROCESS, Distributed
 from memformers.training.initial import copy_weights, freeze
 from memformers.training.resume import check_same_config, check_same_corpus
-from memformers.training.state import TrainingState, random_states, set_random_states
+from memformers.training.state import random_states, set_random_states
 
 TRAINING = threading.Lock()
 """Held by the training of this process."""
@@ -63,22 +60,16 @@ def alone_in_this_process() -> Iterator[None]:
 def check_folder(config: TrainConfig, folder: Path, resume: bool) -> None:
     """Raise UserError for a folder that is in use, belongs to another training, or contains other files."""
     check_named(folder)
+    is_its_own = False  # as a comparison, or a start that failed, may have left it
+    with contextlib.suppress(ValueError):
+        saved, size = read_train_config(folder), config.model.vocab_size  # which depends on the text
+        is_its_own = replace(saved, model=replace(saved.model, vocab_size=size)) == config
     if resume and (folder / CONFIG).exists():
         check_same_config(config, folder)
     elif (folder / METRICS).exists() or numbered(folder / CHECKPOINTS):
         raise UserError(f"{folder} already holds a run; name a new folder for this one, or resume it.")
-    elif not is_config_of(config, folder):  # which a comparison, or a start that failed, may have written
+    elif not is_its_own:
         check_nothing_is_lost(folder, OF_A_RUN)
-
-
-def is_config_of(config: TrainConfig, folder: Path) -> bool:
-    """Whether ``folder`` has the config of this training, except the vocabulary, which depends on the
-    text."""
-    with contextlib.suppress(ValueError):
-        saved = read_train_config(folder)
-        size = config.model.vocab_size
-        return replace(saved, model=replace(saved.model, vocab_size=size)) == config
-    return False
 
 
 def in_its_precision(config: TrainConfig, folder: Path) -> TrainConfig:
@@ -93,12 +84,12 @@ def read_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDat
     """The text to train on. Raises ValueError unless it is the same on all ``ranks``, and that of the run in
     ``folder`` if there is one."""
     text = ranks.rank_zero_first(lambda: find_text(config))
-    info = text.info
     ranks.check_alike(
-        info.sha256,
-        f"the processes read different texts, this one {info.source}; name a file that all have with data.",
+        text.info.sha256,
+        f"the processes read different texts, this one {text.info.source}; name a file that all have with "
+        f"data.",
     )
-    check_same_corpus(info, folder)
+    check_same_corpus(text.info, folder)
     check_long_enough(text, config)
     return text
 
@@ -119,8 +110,14 @@ def build_model(
     device = choose_device(ranks.device_name(config.step.device))
     if device.type == "mps":
         raise UserError("device='mps' has no float64, in which a training sums its losses; use device='cpu'.")
-    if config.step.compile:
-        check_compiler(device)
+    if config.compile:  # which needs a C++ compiler on a CPU
+        try:
+            torch.compile(torch.exp)(torch.zeros(2, device=device))
+        except Exception as error:  # any error of a compiler or linker, or of a missing one
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(
+                f"compile=True can't be used here; leave it out. torch.compile says: {reason}"
+            ) from None
     model = MemoryLM(config.model)
     torch.manual_seed(config.seed)
     model.reset_parameters()
@@ -137,20 +134,9 @@ def build_model(
     return model
 
 
-def check_compiler(device: torch.device) -> None:
-    """Raise ValueError if torch.compile can't compile; on CPU it needs a C++ compiler."""
-    try:
-        torch.compile(torch.exp)(torch.zeros(2, device=device))
-    except Exception as error:  # any error of a compiler or linker, or of a missing one
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"compile=True can't be used here; leave it out. torch.compile says: {reason}"
-        ) from None
-
-
 def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> dict[str, Any]:
     """The facts of ``run.json``."""
-    card = text.info
+    card, held_out = text.info, text.validation
     return {
         "corpus": {
             "name": card.name,
@@ -158,6 +144,7 @@ def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> di
             "tokenizer": card.tokenizer,
             "characters": card.total("characters"),
             **({"documents": card.documents} if card.documents else {}),
+            "held_out_tokens": len(held_out.tokens) - (len(held_out.documents) or 1),
             "sha256": card.sha256,
             "stands_in_for_tiny_shakespeare": card.is_stand_in,
         },
@@ -171,31 +158,14 @@ def describe_run(config: TrainConfig, text: TokenDataset, model: MemoryLM) -> di
     }
 
 
-def say_what(config: TrainConfig, facts: dict[str, Any], folder: Path, ranks: Distributed) -> None:
-    """Print what is trained, on what, and where."""
-    network, corpus = short_name(config.model.model), facts["corpus"]
-    ranks.say(f"{network}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
-    documents = f", {counted(corpus['documents'], 'document')}" if "documents" in corpus else ""
-    ranks.say(f"corpus: {corpus['name']} ({corpus['source']}){documents}")
-
-
-def write_down(config: TrainConfig, facts: dict[str, Any], folder: Path, state: TrainingState) -> None:
-    """Write the config and the facts; if a training continues on another machine or with other versions, the
+def write_down(config: TrainConfig, facts: dict[str, Any], folder: Path, goes_on: bool) -> None:
+    """Write the config and the facts; if a training goes on on another machine or with other versions, the
     facts list all of its environments."""
     (folder / RESULT).unlink(missing_ok=True)  # of a training that goes on
     write_json(folder / CONFIG, asdict(config))
-    if state.tokens and (before := read_facts(folder)):
+    if goes_on and (before := read_facts(folder)):
         environments = before.get("environments", [before["environment"]])
         if facts["environment"] not in environments:
             before["environments"] = [*environments, facts["environment"]]
         facts = before
     write_json(folder / FACTS, facts)
-
-
-def chosen_settings(config: TrainConfig) -> list[str]:
-    """The dotted names of the settings that are not the defaults, except those that the text and the device
-    determine."""
-    usual = dict(flatten(asdict(TrainConfig())))
-    decided = {"model.vocab_size", *(["step.precision"] if usual["step.precision"] == "auto" else [])}
-    settings = dict(flatten(asdict(config)))
-    return [n for n, value in settings.items() if value != usual.get(n) and n not in decided]

@@ -2,12 +2,10 @@
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add, itemgetter
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +16,6 @@ from memformers.models.custom_memory import CustomMemory
 from memformers.models.documents import valid_afterwards
 from memformers.models.language_model import LMScores, MemoryLM
 from memformers.models.memory import Memory
-from memformers.models.memory_sizes import MemorySizes
 from memformers.models.memory_update import compress_memory
 from memformers.training.config import TrainConfig
 from memformers.training.distributed import Distributed, full_tensor, is_sharded
@@ -52,6 +49,19 @@ class UnrolledSegments(nn.Module):
 Forward = Callable[[Sequence[Segment], Memory], tuple[list[LMScores], Memory]]
 """The forward pass of a training step: from successive segments and the memory before them to the losses of
 each, and the memory after them."""
+
+
+def forward_of(model: MemoryLM, ranks: Distributed, *, compile: bool) -> Forward:
+    """The forward pass of a training step of ``model``, whose gradients are averaged over ``ranks``."""
+    forward: nn.Module = UnrolledSegments(torch.compile(model, fullgraph=True) if compile else model)  # type: ignore[arg-type]
+    if compile:  # which looks whether a memory with a gradient graph has a .grad
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+    if ranks.parallel == "ddp":
+        # A compression function has no gradient in a segment that compresses nothing, and what reads a memory
+        # of one's own may have none where there is no memory.
+        idle = bool(model.transformer.compressions) or isinstance(model.transformer, CustomMemory)
+        forward = DistributedDataParallel(forward, find_unused_parameters=idle)
+    return forward
 
 
 @dataclass(frozen=True)
@@ -89,16 +99,22 @@ def backward(
     numbers, memories, parts = [], [], config.step.accumulate
     if predictions is None:
         predictions = sum(segment.predictions for segment in segments) * ranks.size
-    in_each, device = predictions / (ranks.size * parts), segments[0].inputs.device.type
-    weights = auxiliary_weights(segments, memory, config, ranks)
-    for number, (own, past) in enumerate(in_parts(segments, memory, parts), 1):
-        with grad_sync(forward, last=number == parts):
-            with torch.autocast(device, torch.bfloat16, enabled=config.step.precision == "bfloat16"):
-                outputs, remembered = forward(own, past)
+    in_each, weights = predictions / (ranks.size * parts), auxiliary_weights(segments, memory, config, ranks)
+    device, size = segments[0].inputs.device.type, segments[0].inputs.shape[1] // parts
+    model, alone = getattr(forward, "model", forward), getattr(forward, "no_sync", contextlib.nullcontext)
+    for i in range(parts):
+        streams, is_last = slice(i * size, (i + 1) * size), i == parts - 1
+        chosen = itemgetter((slice(None), streams))
+        own = [segment.with_streams(chosen) for segment in segments]
+        if is_sharded(model):
+            model.set_requires_gradient_sync(is_last)
+        with contextlib.nullcontext() if is_last else alone():  # gradients are only summed up here
+            with torch.autocast(device, torch.bfloat16, enabled=config.precision == "bfloat16"):
+                outputs, remembered = forward(own, memory.streams(streams))
             losses = [weighted(x.scores.loss, s.targets, in_each) for x, s in zip(outputs, own, strict=True)]
             part_loss = reduce(add, losses)
             auxiliary = [
-                of_parts[number - 1].to(x.auxiliary_loss.dtype) * x.auxiliary_loss
+                of_parts[i].to(x.auxiliary_loss.dtype) * x.auxiliary_loss
                 for x, of_parts in zip(outputs, weights, strict=True)
             ]
             part_auxiliary_loss = reduce(add, auxiliary) / len(auxiliary)
@@ -126,35 +142,28 @@ def auxiliary_weights(
     it is a mean over, so that each of those counts alike. Where layers have memories or rates of their own,
     other streams may count in each, and all parts count alike. ``segments`` and ``memory`` are those of this
     rank."""
-    model, parts = config.model, config.step.accumulate
+    model, parts, sizes = config.model, config.accumulate, config.model.memory_sizes[:1]
     plain = memory.valid is None and all(segment.doc_starts is None for segment in segments)
     layers = {(own.mem_len, own.compression_rate) for own in model.memory_sizes}
     if model.model != "compressive" or parts * ranks.size == 1 or plain or len(layers) > 1:
         return segments[0].inputs.new_ones(len(segments), parts, dtype=torch.float64)
-    each = counted_streams(segments, memory, model.memory_sizes[0])
-    counted = torch.stack([streams.view(parts, -1).sum(1) for streams in each]).double()
-    in_each = ranks.means(counted.sum(1, keepdim=True) / parts)
-    return torch.where(in_each > 0, counted / in_each, 0.0)
-
-
-def counted_streams(segments: Sequence[Segment], memory: Memory, lengths: MemorySizes) -> Iterator[Tensor]:
-    """For each of ``segments``, ``[S, B]`` each, after ``memory``, in which streams its reconstruction loss
-    counts new slots: boolean ``[B]``. All layers have these ``lengths``; one of no width stands for them."""
+    # The streams that have new slots are counted on a memory of one layer and of no width.
     mem, c_mem = (tuple(x[..., :0] for x in tensors[:1]) for tensors in (memory.mem, memory.c_mem))
-    memory = Memory(mem, c_mem, memory.valid)
-    for segment in segments:
-        if segment.starts_over and segment is not segments[0]:
+    memory, counts = Memory(mem, c_mem, memory.valid), []
+    for number, segment in enumerate(segments):
+        if segment.starts_over and number:
             memory = Memory(())
         inputs = [torch.zeros(*segment.inputs.shape, 0, device=segment.inputs.device)]
-        every = [lambda old: old[:: lengths.compression_rate]]
-        after, made = compress_memory(memory, inputs, every, [lengths], segment.doc_starts)
-        positions = [each.positions([lengths]) for each in (memory, after)]
+        every = [lambda old: old[:: sizes[0].compression_rate]]
+        after, made = compress_memory(memory, inputs, every, sizes, segment.doc_starts)
+        positions = [each.positions(sizes) for each in (memory, after)]
         valid = valid_afterwards(memory.valid, segment.doc_starts, len(segment.inputs), *positions)
-        memory = replace(after, valid=valid)
-        if made is None or made.n_masked is None:
-            yield torch.full_like(segment.inputs[0], made is not None, dtype=torch.bool)
-        else:
-            yield made.n_masked[0] < len(made.new[0])
+        memory, counted = replace(after, valid=valid), torch.full_like(segment.inputs[0], made is not None)
+        if made and made.n_masked is not None:
+            counted = (made.n_masked[0] < len(made.new[0])).to(counted)
+        counts.append(counted.view(parts, -1).sum(1).double())
+    in_each = ranks.means((total := torch.stack(counts)).sum(1, keepdim=True) / parts)
+    return torch.where(in_each > 0, total / in_each, 0.0)
 
 
 def clip(model: MemoryLM, max_norm: float) -> tuple[Tensor, Tensor]:
@@ -162,46 +171,9 @@ def clip(model: MemoryLM, max_norm: float) -> tuple[Tensor, Tensor]:
     from the reconstruction loss, and that of all other parameters. Returns their norms before, float64
     scalars on their device, that of the other parameters first; 0 for compression functions without a
     gradient."""
-    compressing = {id(p) for compress in model.transformer.compressions for p in compress.parameters()}
-    others = [p for p in model.parameters() if id(p) not in compressing]
-    of_compressions = [p for p in model.parameters() if id(p) in compressing]
-    norms = (nn.utils.clip_grad_norm_(ps, max_norm) for ps in (others, of_compressions))
+    f_c = dict.fromkeys(p for compress in model.transformer.compressions for p in compress.parameters())
+    others = [p for p in model.parameters() if p not in f_c]
+    norms = (nn.utils.clip_grad_norm_(ps, max_norm) for ps in (others, f_c))
     norm, compression_norm = (full_tensor(norm).double() for norm in norms)
-    learned = any(p.grad is not None for p in of_compressions)
+    learned = any(p.grad is not None for p in f_c)
     return norm, compression_norm if learned else torch.zeros_like(norm)  # PyTorch's is on the CPU
-
-
-def in_parts(
-    segments: Sequence[Segment], memory: Memory, parts: int
-) -> Iterator[tuple[list[Segment], Memory]]:
-    """The streams of ``segments``, ``[S, B]`` each, and of ``memory``, divided into ``parts`` equal parts."""
-    size = segments[0].inputs.shape[1] // parts
-    for i in range(parts):
-        own = slice(i * size, (i + 1) * size)
-        chosen = itemgetter((slice(None), own))
-        yield [segment.with_streams(chosen) for segment in segments], memory.streams(own)
-
-
-def forward_of(model: MemoryLM, ranks: Distributed, *, compile: bool) -> Forward:
-    """The forward pass of a training step of ``model``, whose gradients are averaged over ``ranks``."""
-    forward: nn.Module = UnrolledSegments(torch.compile(model, fullgraph=True) if compile else model)  # type: ignore[arg-type]
-    if compile:  # which looks whether a memory with a gradient graph has a .grad
-        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-    if ranks.parallel == "ddp":
-        # A compression function has no gradient in a segment that compresses nothing, and what reads a memory
-        # of one's own may have none where there is no memory.
-        idle = bool(model.transformer.compressions) or isinstance(model.transformer, CustomMemory)
-        forward = DistributedDataParallel(forward, find_unused_parameters=idle)
-    return forward
-
-
-@contextmanager
-def grad_sync(forward: Any, last: bool) -> Iterator[None]:
-    """A block in which gradients are only summed up here, unless this is the ``last`` part of a step."""
-    model = getattr(forward, "model", forward)
-    if is_sharded(model):
-        model.set_requires_gradient_sync(last)
-        yield
-    else:
-        with forward.no_sync() if hasattr(forward, "no_sync") and not last else contextlib.nullcontext():
-            yield
