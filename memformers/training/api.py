@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.evaluation.evaluate import summary
 from memformers.models.language_model import MemoryLM
 from memformers.models.registry import short_name
-from memformers.runs.folder import RESULT, flatten, new_folder, read_metrics
+from memformers.runs.folder import CONFIG, RESULT, flatten, new_folder, read_metrics
 from memformers.tracking.discovery import find_dashboard
 from memformers.tracking.recorder import Tracking
 from memformers.training.callbacks import Callbacks
@@ -37,7 +37,6 @@ from memformers.training.run import (
     build_model,
     check_folder,
     describe_run,
-    in_its_precision,
     read_text,
     with_vocabulary,
     write_down,
@@ -150,7 +149,6 @@ def train(
     find_dashboard(dashboard)
     with alone_in_this_process(), joined(config) as ranks:
         folder = ranks.all_gather(folder)[0]
-        config = in_its_precision(config, folder)
         ranks.first_alone(lambda: check_folder(config, folder, resume))
         weights, tokenizer = (
             (init, None) if init is None or isinstance(init, MemoryLM) else load_initial(str(init))
@@ -158,8 +156,11 @@ def train(
         if weights:
             config = begun_with(weights, tokenizer, config, folder, ranks)
         trained = TrainedModel(folder, config.device)
+        before = read_train_config(folder) if resume and (folder / CONFIG).exists() else None
+        if before and config.precision == "auto":
+            config = replace(config, precision=before.precision)
         finished = resume and ranks.all_gather(is_finished(config, folder))[0]
-        if not finished or config.data != read_train_config(folder).data:  # another text is refused
+        if not finished or (before and config.data != before.data):  # another text is refused
             text = read_text(config, folder, ranks)
         if finished:
             ranks.say(f"{folder} is finished; nothing is left to train.")

@@ -148,7 +148,7 @@ class Callbacks:
             corpus_sha256=self.text.info.sha256,
             environment=describe_environment(self.model.device),
             records=self.records,
-            validation_loss=found and found.loss,
+            validation_loss=found.loss if found else None,
             peak_memory_bytes=self._peak_memory(),
         )
         checkpoints = self.folder / CHECKPOINTS

@@ -26,21 +26,14 @@ def shortened(memory: Memory, share: float, layers: Sequence[MemorySizes]) -> Me
     as a whole memory has. Slots come after a whole memory of positions, which they are older than."""
     if share == 1.0 or not memory.mem:
         return memory
-    mem, slots, slot_inputs = [], [], []
-    for own in layers:
-        keys = int(share * own.keys)
-        short = keys < own.mem_len
-        mem.append(keys - keys % own.compression_rate if short else own.longest_memory)
-        slots.append(0 if short else keys - own.mem_len)
-        slot_inputs.append(slots[-1] * own.compression_rate)
 
     def newest(tensors: Sequence[Tensor], lengths: Sequence[int]) -> tuple[Tensor, ...]:
         kept = zip(tensors, lengths, strict=bool(tensors))
         return tuple(cut([x], max(len(x) - length, 0)) for x, length in kept)
 
-    return Memory(
-        newest(memory.mem, mem),
-        newest(memory.c_mem, slots),
-        memory.valid,
-        newest(memory.slot_inputs, slot_inputs),
-    )
+    keys = [(own, int(share * own.keys)) for own in layers]
+    mem = [n - n % own.compression_rate if n < own.mem_len else own.longest_memory for own, n in keys]
+    slots = [max(n - own.mem_len, 0) for own, n in keys]
+    inputs = [n * own.compression_rate for own, n in zip(layers, slots, strict=True)]
+    slot_inputs = newest(memory.slot_inputs, inputs)
+    return Memory(newest(memory.mem, mem), newest(memory.c_mem, slots), memory.valid, slot_inputs)

@@ -63,21 +63,15 @@ def check_folder(config: TrainConfig, folder: Path, resume: bool) -> None:
     is_its_own = False  # as a comparison, or a start that failed, may have left it
     with contextlib.suppress(ValueError):
         saved, size = read_train_config(folder), config.model.vocab_size  # which depends on the text
-        is_its_own = replace(saved, model=replace(saved.model, vocab_size=size)) == config
+        precision = "auto" if config.precision == "auto" else saved.precision
+        model = replace(saved.model, vocab_size=size)
+        is_its_own = replace(saved, model=model, precision=precision) == config
     if resume and (folder / CONFIG).exists():
         check_same_config(config, folder)
     elif (folder / METRICS).exists() or numbered(folder / CHECKPOINTS):
         raise UserError(f"{folder} already holds a run; name a new folder for this one, or resume it.")
     elif not is_its_own:
         check_nothing_is_lost(folder, OF_A_RUN)
-
-
-def in_its_precision(config: TrainConfig, folder: Path) -> TrainConfig:
-    """``config`` with the precision of the run in ``folder``, if there is one and ``config`` chooses none."""
-    with contextlib.suppress(ValueError):  # which is reported when the run is resumed
-        if config.step.precision == "auto" and (folder / CONFIG).exists():
-            return changed(config, precision=read_train_config(folder).step.precision)
-    return config
 
 
 def read_text(config: TrainConfig, folder: Path, ranks: Distributed) -> TokenDataset:

@@ -1,11 +1,12 @@
 """One training step's forward and backward pass, in one part or several, on one process or several."""
 
-import contextlib
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add, itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -101,37 +102,30 @@ def backward(
         predictions = sum(segment.predictions for segment in segments) * ranks.size
     in_each, weights = predictions / (ranks.size * parts), auxiliary_weights(segments, memory, config, ranks)
     device, size = segments[0].inputs.device.type, segments[0].inputs.shape[1] // parts
-    model, alone = getattr(forward, "model", forward), getattr(forward, "no_sync", contextlib.nullcontext)
+    model: Any = getattr(forward, "model", forward)
+    unsynchronized = getattr(forward, "no_sync", nullcontext)
     for i in range(parts):
         streams, is_last = slice(i * size, (i + 1) * size), i == parts - 1
-        chosen = itemgetter((slice(None), streams))
-        own = [segment.with_streams(chosen) for segment in segments]
+        own = [segment.with_streams(itemgetter((slice(None), streams))) for segment in segments]
+        losses, auxiliary_losses = [], []
         if is_sharded(model):
             model.set_requires_gradient_sync(is_last)
-        with contextlib.nullcontext() if is_last else alone():  # gradients are only summed up here
+        with nullcontext() if is_last else unsynchronized():
             with torch.autocast(device, torch.bfloat16, enabled=config.precision == "bfloat16"):
                 outputs, remembered = forward(own, memory.streams(streams))
-            losses = [weighted(x.scores.loss, s.targets, in_each) for x, s in zip(outputs, own, strict=True)]
-            part_loss = reduce(add, losses)
-            auxiliary = [
-                of_parts[i].to(x.auxiliary_loss.dtype) * x.auxiliary_loss
-                for x, of_parts in zip(outputs, weights, strict=True)
-            ]
-            part_auxiliary_loss = reduce(add, auxiliary) / len(auxiliary)
-            ((part_loss + part_auxiliary_loss) / parts).backward()
-        correct = reduce(add, (x.scores.correct.sum() for x in outputs))
-        losses = [x.detach().double() / parts for x in (part_loss, part_auxiliary_loss)]
-        numbers.append(torch.stack([*losses, correct.double()]))
+            for segment, output, of_parts in zip(own, outputs, weights, strict=True):
+                scores, auxiliary = output.scores, output.auxiliary_loss
+                share = (segment.targets != IGNORED).sum().to(scores.loss.dtype) / in_each
+                losses.append(torch.where(share > 0, scores.loss * share, 0.0))  # the mean of none is NaN
+                auxiliary_losses.append(of_parts[i].to(auxiliary.dtype) * auxiliary)
+            loss, auxiliary_loss = reduce(add, losses), reduce(add, auxiliary_losses) / len(segments)
+            ((loss + auxiliary_loss) / parts).backward()
+        correct = torch.stack([output.scores.correct.sum() for output in outputs]).sum()
+        means = [x.detach().double() / parts for x in (loss, auxiliary_loss)]
+        numbers.append(torch.stack([*means, correct.double()]))
         memories.append(remembered)
     loss, auxiliary_loss, share = ranks.means(reduce(add, numbers))
     return StepOutput(loss, auxiliary_loss, share * ranks.size, Memory.join(memories))
-
-
-def weighted(loss: Tensor, targets: Tensor, expected: float) -> Tensor:
-    """A part's mean ``loss``, a scalar, multiplied by the number of its ``targets [S, B]`` divided by
-    ``expected``; 0 if there are no targets, when the mean is NaN."""
-    weight = (targets != IGNORED).sum().to(loss.dtype) / expected
-    return torch.where(weight > 0, loss * weight, 0.0)
 
 
 def auxiliary_weights(
