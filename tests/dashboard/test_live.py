@@ -55,7 +55,7 @@ def test_planned_runs_are_shown_before_anything_is_trained_and_then_what_is_left
     record(runs.folder / "short", [3.0] * 5)  # 50 of 100 tokens, in 2.5 seconds
     runs.update()
     assert totals(runs.all) == (0.25, pytest.approx(7.5))
-    assert "25 % trained, about 8 s of training left" in summary(runs)
+    assert "25 % trained, about 8 s left" in summary(runs)
     assert "running, 50" in describe(runs)["above"]
     assert not describe(runs)["report"]
     (runs.folder / "report.html").write_text("")

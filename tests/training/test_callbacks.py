@@ -1,60 +1,95 @@
+"""What a training shows while it runs: how far it is, and how long it takes with its evaluations."""
+
+import os
 import sys
 import time
-from contextlib import closing
 
-from memformers.training.callbacks import Bar
+import pytest
+
+from memformers.common.progress import Progress
+from memformers.dashboard.live import summary
+from memformers.runs.folder import read_metrics
+from memformers.runs.reader import Runs, totals
+from memformers.training import callbacks
+from memformers.training.callbacks import TimeLeft, opening
+from memformers.training.state import TrainingState
 from tests.builders import small_training
+from tests.training.runs import train_run, without_times
 
 
-def test_the_clock_and_the_speed_of_the_bar_count_training_alone():
-    with closing(Bar(small_training(tokens=100_000))) as bar:
-        for step in range(1, 4):
-            time.sleep(0.15)
-            bar.show(1_000 * step, 2.5)
-            with bar.standing() as show:
-                time.sleep(0.4)
-                show("evaluating, 50%")
-        said = bar.tqdm.format_dict
-        assert 0.45 <= said["elapsed"] < 0.8
-        assert 1_000 / 0.25 < said["rate"] < 1_000 / 0.14
+def test_a_log_gets_a_line_for_each_tenth_and_a_bar_that_is_not_shown_none(capsys):
+    for hidden in (False, True):
+        with Progress(total=1000, disable=hidden, mininterval=0) as bar:
+            for step in range(1, 101):
+                bar.show("loss 2.5", 10 * step)
+                bar.show("evaluating, 50%")
+            bar.show("loss 2.5", 1010)
+            assert bar.n <= 1000, "the last step goes beyond"
+            bar.say("a line")
+        *tenths, last = capsys.readouterr().err.splitlines() or [""]
+        assert [line.partition("%")[0] for line in tenths] == [str(n) for n in range(10, 101, 10)] * (
+            not hidden
+        )
+        assert last == "a line" * (not hidden)
 
 
-def test_a_log_gets_a_line_for_each_tenth_and_no_other(capsys):
-    with closing(Bar(small_training(tokens=1000))) as bar:
-        for step in range(1, 101):
-            bar.tqdm.mininterval = 0
-            bar.show(10 * step, 2.5)
-            with bar.standing() as show:
-                show("evaluating, 50%")
-        bar.say("a line")
-    *tenths, last = capsys.readouterr().err.splitlines()
-    assert [line.partition("%")[0].split()[-1] for line in tenths] == [str(n) for n in range(10, 101, 10)]
-    assert all("loss 2.500 nats" in line for line in tenths)
-    assert last == "a line"
-
-
-def test_the_bar_shows_how_far_an_evaluation_is_and_then_the_loss_again(capsys, monkeypatch):
+def test_a_bar_is_drawn_a_few_times_a_second(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with closing(Bar(small_training(tokens=400))) as bar:
-        bar.show(500, 2.5)
-        assert bar.tqdm.n == 400, "the last step goes beyond"
-        with bar.standing() as show:
-            show("evaluating, 0%")
-            show("evaluating, 1%")  # at once, so it isn't drawn
-            time.sleep(bar.tqdm.mininterval)
-            show("evaluating, 70%")
-            said = capsys.readouterr().err
-            assert "evaluating, 0%" in said
-            assert "evaluating, 1%" not in said
-            assert said.rstrip().endswith("evaluating, 70%]")
-        bar.tqdm.refresh()
-        assert capsys.readouterr().err.rstrip().endswith("loss 2.500 nats]")
+    with Progress(total=400) as bar:
+        time.sleep(bar.mininterval)
+        for percent in (70, 71):
+            bar.show(f"evaluating, {percent}%")
+        said = capsys.readouterr().err
+    assert "70%" in said
+    assert "71%" not in said
 
 
-def test_a_bar_that_is_not_shown_says_nothing(capsys):
-    with closing(Bar(small_training(), shown=False)) as bar:
-        bar.show(500, 2.5)
-        bar.say("a line")
-        with bar.standing() as show:
-            show("evaluating, 0%")
-    assert capsys.readouterr().err == ""
+@pytest.mark.parametrize(
+    ("tokens", "grows", "training"),
+    [(0, 0.0, 10.0), (600, 0.0, 4.0), (0, 0.8, 10 * (1 + 2 * 0.6)), (500, 0.8, 5 * (1 + 2 * 0.8875) / 2.25),
+     (800, 0.8, 2.0), (1_020, 0.0, 0.0)],
+)  # fmt: skip
+def test_the_time_left_counts_evaluations_and_steps_that_get_longer_as_the_memory_grows(
+    tokens, grows, training
+):
+    config = small_training(tokens=1_000, evaluations=4, memory_warmup=grows)
+    state = TrainingState((), tokens=tokens, evaluations=1)
+    left = TimeLeft(config, evaluation=2.0, ending=5.0, growth=3.0).seconds(state, 100.0)
+    assert left == pytest.approx((training, 3 * 2.0 + 5.0))
+
+
+def test_a_training_says_once_how_long_it_takes_which_changes_nothing_that_is_learned(
+    tmp_path, monkeypatch, capsys
+):
+    config = small_training(model="compressive", memory_warmup=0.5)
+    short = train_run(config, tmp_path / "short")
+    assert "about" not in capsys.readouterr().err
+    monkeypatch.setattr(callbacks, "SHORT_SECONDS", 0)
+    run = train_run(config, tmp_path / "run")
+    said = [line for line in capsys.readouterr().err.splitlines() if "evaluations" in line]
+    assert [line.split()[0] for line in said] == ["about"]
+    assert without_times(read_metrics(run)) == without_times(read_metrics(short))
+
+
+def test_a_run_that_evaluates_at_its_end_is_not_shown_at_its_end(tmp_path):
+    run = train_run(small_training(evaluation_tokens=700), tmp_path / "run")
+    for path in (run / "result.json", run / "labml.json"):
+        path.unlink()
+    evaluated = [r for r in read_metrics(run) if "loss.valid" in r]
+    takes = evaluated[-1]["evaluation_seconds"] / 2 * 2_999 / 699
+    now = time.time()
+    for ago, expected in ((0.0, max(takes, 1.0)), (1_000 * takes, 1.0)):
+        os.utime(run / "metrics.jsonl", (now - min(ago, 500),) * 2)
+        share, left = totals(Runs(tmp_path).all)
+        assert share == 1
+        assert left == pytest.approx(expected, abs=1.0)
+    assert "about 1 s left" in summary(Runs(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("held_out", "prompt"),
+    [("?\n\nGREMIO:\nGood morrow.\n", "?\n\nGREMIO:\n"), ("the end\nand more", "the end\n"),
+     ("no line break", "no line break"), ("?!\n--\n", "?!\n")],
+)  # fmt: skip
+def test_a_sample_goes_on_from_the_first_line_with_a_letter(held_out, prompt):
+    assert opening(held_out) == prompt

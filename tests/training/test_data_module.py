@@ -37,17 +37,17 @@ LENGTHS = (30, 1, 500, 20, 700, 9)
 def test_the_first_tokens_are_read_while_training_and_all_at_the_end(lengths, most, first):
     part, model = validation(lengths=lengths, evaluation_tokens=most), build_model(small_training())
     documents = first if lengths else ()
-    for whole, read, of in ((False, part.tokens[: sum(first)], documents), (True, part.tokens, lengths)):
-        told = []
+    tokens, told = part.all[0], []
+    for whole, read, of in ((False, tokens[: sum(first)], documents), (True, tokens, lengths)):
+        told.clear()
         found = part.evaluate(model, whole, told.append)
         assert found.loss == evaluate(model, read, EVALUATION_STREAMS, documents=of).loss
         assert found.tokens == len(read) - (len(of) or 1)
         assert told == [i / len(told) for i in range(1, len(told) + 1)]
-    metrics = part.metrics(part.evaluate(model, False, print))
-    assert metrics["evaluated_tokens"] == sum(first) - len(documents or (1,)) == part.units.tokens
-    bits = found.nats / math.log(2)
-    assert part.comparable(found)["bits_per_byte"] == pytest.approx(bits / part.predictable)
-    assert part.comparable(found)["bits_per_character"] >= part.comparable(found)["bits_per_byte"]
+        numbers = part.comparable(found, whole)
+        assert numbers["bits_per_byte"] == pytest.approx(found.nats / math.log(2) / found.tokens)
+        assert numbers["bits_per_character"] >= numbers["bits_per_byte"]
+    assert found.tokens == part.predictable
 
 
 @pytest.mark.parametrize("lengths", [(), LENGTHS])
@@ -113,6 +113,8 @@ def test_evaluations_change_nothing_that_is_learned(run, tmp_path, monkeypatch):
     assert wholes[-1]["evaluated_tokens"] == 2_999
 
 
-def test_a_text_of_a_few_tokens_is_evaluated():
-    found = validation(lengths=(2,)).evaluate(build_model(small_training()), True, lambda fraction: None)
-    assert math.isfinite(found.loss)
+@pytest.mark.parametrize("lengths", [(2,), (), (30, 2)])
+def test_a_text_of_a_few_tokens_is_evaluated_and_timed(lengths):
+    part, model = validation(lengths=lengths), build_model(small_training())
+    assert math.isfinite(part.evaluate(model, True, lambda fraction: None).loss)
+    assert min(part.speed(model)) > 0

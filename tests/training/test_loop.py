@@ -1,64 +1,41 @@
+"""A training: what it learns, when it records, and with which memory; learning rates and clipping."""
+
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from memformers.data.streams import training_segments
 from memformers.kernels import dispatch
+from memformers.models.memory import Memory
 from memformers.training.loop import train_steps
-from memformers.training.optimizers import build_optimizers, learning_rate_schedule
+from memformers.training.memory_growth import STAGES, share_of_memory, shortened
 from memformers.training.run import build_model
 from memformers.training.train_step import clip
-from tests.builders import MODELS, small_training
+from tests.builders import MODELS, small_lm, small_training
+from tests.training.runs import train_here
 
 TEXT = torch.arange(3_000) % 7  # so regular that every model can learn it
 
 
-def run(config, model=None, text=TEXT):
-    records, evaluations = [], []
-    model = model or build_model(config)
-    segments = training_segments(text, config.batch_size, config.model.segment_len)
-    end = train_steps(
-        model,
-        segments,
-        config,
-        record=lambda state, metrics: records.append((state.step, metrics)),
-        evaluate=lambda state: evaluations.append(state.step),
-    )
-    return model, records, evaluations, end
+def segments_of(config):
+    return training_segments(TEXT, config.batch_size, config.model.segment_len)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_learns(model):
-    _, records, _, _ = run(small_training(model=model, tokens=8_000, learning_rate=1e-2))
-    assert records[-1][1]["loss.train"] < 0.1 < math.log(7) / 2 < records[0][1]["loss.train"]
+    config = small_training(model=model, tokens=8_000, learning_rate=1e-2)
+    records = train_here(build_model(config), config, segments_of(config))
+    assert records[-1]["loss.train"] < 0.1 < math.log(7) / 2 < records[0]["loss.train"]
 
 
 def test_records_and_evaluations_come_as_often_as_asked_for():
-    config = small_training(tokens=64 * 23, evaluations=3, log_every=5)
-    _, records, evaluations, end = run(config)
-    assert [step for step, _ in records] == [5, 10, 15, 20, 23]
-    assert evaluations == [8, 16, 23]
-    assert (end.step, end.tokens) == (23, 64 * 23)
-
-
-def test_the_learning_rate_rises_from_zero_and_falls_to_zero_in_straight_lines():
-    rate = learning_rate_schedule(small_training(warmup=0.1, learning_rate=1.0), 1_000)
-    assert [rate(t) for t in (0, 50, 100, 550, 999)] == pytest.approx([0.0, 0.5, 1.0, 0.5, 1 / 900])
-    assert rate(1_000) == rate(2_000) == 0.0
-    flat = learning_rate_schedule(small_training(warmup=0.0, learning_rate=1.0), 1_000)
-    assert flat(0) == 1.0
-
-
-def test_only_matrices_of_maps_decay():
-    model = build_model(small_training(model="compressive"))
-    (adamw,) = build_optimizers(model, small_training(optimizer="adamw"))
-    decaying, others = adamw.param_groups
-    names = {id(p): name for name, p in model.named_parameters()}
-    assert {names[id(p)].split(".")[-1] for p in decaying["params"]} == {"weight"}
-    assert "embed.weight" in {names[id(p)] for p in others["params"]}
-    assert not any("norm" in names[id(p)] for p in decaying["params"])
-    assert len(decaying["params"]) + len(others["params"]) == len(names)
+    config, seen = small_training(tokens=64 * 23, evaluations=3, log_every=5), []
+    hooks = {"record": lambda state, _: seen.append(state.step), "evaluate": lambda s: seen.append(-s.step)}
+    end = train_steps(build_model(config), segments_of(config), config, **hooks)
+    assert seen == [5, -8, 10, 15, -16, 20, 23, -23]
+    assert (end.step, end.tokens, end.evaluations) == (23, 64 * 23, 3)
 
 
 @pytest.mark.parametrize(
@@ -71,20 +48,18 @@ def test_bfloat16_learns_as_float32_does_and_keeps_weights_and_memory_in_float32
     model, worth_blocking, monkeypatch
 ):
     monkeypatch.setattr(dispatch, "WORTH_BLOCKING", worth_blocking)
-    dtypes = set()
-    losses = {}
+    dtypes, losses = set(), {}
     for precision in ("float32", "bfloat16"):
         # Slowly, since at high rates rounding of any kind sends a network of this size another way.
         rates = {"learning_rate": 3e-3, "muon_learning_rate": 5e-3}
         config = small_training(model=model, tokens=4_000, precision=precision, **rates)
         lm = build_model(config)
-
-        def remember(module, arguments, output, seen=dtypes):
-            seen |= {t.dtype for t in (*output.memory.mem, *output.memory.c_mem)}
-
-        lm.register_forward_hook(remember)
-        _, records, _, _ = run(config, lm)
-        losses[precision] = [m["loss.train"] for _, m in records]
+        lm.register_forward_hook(
+            lambda _, inputs, output: dtypes.update(
+                t.dtype for t in (*output.memory.mem, *output.memory.c_mem)
+            )
+        )
+        losses[precision] = [found["loss.train"] for found in train_here(lm, config, segments_of(config))]
         assert {p.dtype for p in lm.parameters()} == {torch.float32}
     assert dtypes == {torch.float32}
     assert losses["bfloat16"] != losses["float32"], "nothing was rounded"
@@ -96,10 +71,75 @@ def test_the_gradients_of_the_two_losses_are_shortened_apart():
     f_c = {id(p) for compress in model.transformer.compressions for p in compress.parameters()}
     for p in model.parameters():
         p.grad = torch.full_like(p, 3.0 if id(p) in f_c else 1e-6)
-    before = {id(p): p.grad.clone() for p in model.parameters()}
-    norm, compression_norm = (norm.item() for norm in clip(model, 1.0))
-    of_both = [[p.grad for p in model.parameters() if (id(p) in f_c) == own] for own in (False, True)]
-    assert norm == pytest.approx(1e-6 * sum(g.numel() for g in of_both[0]) ** 0.5)
-    assert compression_norm == pytest.approx(3 * sum(g.numel() for g in of_both[1]) ** 0.5)
-    assert all(torch.equal(p.grad, before[id(p)]) for p in model.parameters() if id(p) not in f_c)
-    assert torch.cat([g.flatten() for g in of_both[1]]).norm() == pytest.approx(1.0, rel=1e-4)
+    for norm, each, compresses in zip(clip(model, 1.0), (1e-6, 3.0), (False, True), strict=True):
+        grads = torch.cat([p.grad.flatten() for p in model.parameters() if (id(p) in f_c) == compresses])
+        assert norm.item() == pytest.approx(each * len(grads) ** 0.5)
+        assert grads.norm().item() == pytest.approx(min(norm.item(), 1.0), rel=1e-4)
+        assert compresses or bool((grads == 1e-6).all())
+
+
+def counting(*lengths):
+    """For each of ``lengths``, a tensor ``[length, 1, 1]`` that counts its positions."""
+    return tuple(torch.arange(float(length)).view(-1, 1, 1) for length in lengths)
+
+
+def test_the_share_of_a_growing_memory_grows_in_stages_from_nothing_to_everything():
+    config = small_training(tokens=8_000, memory_warmup=0.5)
+    shares = [share_of_memory(tokens, config) for tokens in range(0, 8_000, 250)]
+    assert shares == [stage / STAGES for stage in range(STAGES) for _ in range(2)] + [1.0] * 16
+    assert share_of_memory(0, small_training()) == 1.0
+
+
+def test_a_share_of_a_memory_is_its_newest_positions_then_its_newest_slots():
+    lm = small_lm("compressive", segment_len=8, mem_len=8, c_mem_len=8, compression_rate=4, bptt=1)
+    layers, memory = lm.config.memory_sizes, Memory(counting(8, 8), counting(8, 8), None, counting(8, 8))
+    kept = {
+        0: (0, 0, 0),
+        3 / 8: (4, 0, 0),
+        7 / 16: (4, 0, 0),
+        1 / 2: (8, 0, 0),
+        5 / 8: (8, 2, 8),
+        1: (8, 8, 8),
+    }
+    for share, lengths in kept.items():
+        part = shortened(memory, share, layers)
+        assert (part.mem_len, part.c_mem_len, len(part.slot_inputs[0])) == lengths
+        for whole, cut in zip(memory.mem + memory.c_mem, part.mem + part.c_mem, strict=True):
+            assert torch.equal(cut, whole[len(whole) - len(cut) :])
+    assert shortened(memory, 1.0, layers) is memory
+    assert shortened(Memory(()), 0.5, layers) == Memory(())
+    layers = small_lm("transformer-xl", n_layers=2, mem_len=(4, 16)).config.memory_sizes
+    assert shortened(Memory(counting(4, 16)), 0.5, layers).lengths(2) == [(2, 0), (8, 0)]
+
+
+@pytest.mark.parametrize(("model", "longest"), [("transformer-xl", (16, 0)), ("compressive", (8, 8))])
+def test_a_training_begins_without_memory_and_ends_with_all_of_it(model, longest):
+    M, C = longest
+    lm = small_lm(model, segment_len=16, mem_len=M, c_mem_len=C or 8, compression_rate=2)
+    config, seen = small_training(batch_size=1, tokens=14 * 16, memory_warmup=0.5), []
+    lm.register_forward_pre_hook(lambda _, args: seen.append((args[1].mem_len, args[1].c_mem_len)))
+    train_here(lm, config)
+    keys = [mem + c_mem for mem, c_mem in seen]
+    assert keys == sorted(keys)
+    assert 0 == keys[0] < keys[2] < keys[5] < M + C
+    assert seen[8:] == [(M, C)] * 6
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("share", [3 / 8, 6 / 8])
+def test_a_shortened_memory_still_hides_the_documents_before(share):
+    """What a stream's ended document left in it can be anything."""
+    lm = small_lm("compressive", segment_len=8, mem_len=8, c_mem_len=8, compression_rate=2)
+    tokens, memory = torch.randint(11, (4, 8, 3)), None
+    doc_starts = torch.zeros(4, 8, 3, dtype=torch.bool)
+    doc_starts[2, 4, 1] = doc_starts[3, 2, 2] = True
+    for segment, begun in zip(tokens, doc_starts, strict=True):
+        memory = lm(segment, memory, doc_starts=begun).memory
+    short = shortened(memory, share, lm.config.memory_sizes)
+    assert short.valid.tolist()[2] == 6, "the third stream's document has 6 positions yet"
+    other = replace(
+        short, mem=tuple(x.clone() for x in short.mem), c_mem=tuple(x.clone() for x in short.c_mem)
+    )
+    for x, hidden in [(x, max(len(x) - 6, 0)) for x in other.mem] + [(x, len(x)) for x in other.c_mem]:
+        x[:hidden, 2] = 7.0
+    assert torch.equal(lm(tokens[0], other).logits, lm(tokens[0], short).logits)

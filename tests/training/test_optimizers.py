@@ -1,34 +1,47 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from memformers.models.language_model import MemoryLM
-from memformers.training.optimizers import COEFFICIENTS, STEPS, Muon, build_optimizers, orthogonalized
+from memformers.training.optimizers import (
+    COEFFICIENTS,
+    STEPS,
+    Muon,
+    build_optimizers,
+    learning_rate_schedule,
+    orthogonalized,
+)
 from tests.builders import MODELS, small_training
 
 
-def quintic(x):
-    a, b, c = COEFFICIENTS
-    for _ in range(STEPS):
-        x = a * x + b * x**3 + c * x**5
-    return x
+@pytest.mark.parametrize(
+    ("schedule", "parts"),
+    [
+        ("linear", (0.5, 1, 0.5, 0.25, 0)),
+        ("constant", (0.5, 1, 1, 1, 1)),
+        ("wsd", (0.5, 1, 1, 1, 0)),
+        ("cosine", (0.5, 1, 0.5, (1 - 0.5**0.5) / 2, 0)),
+    ],
+)
+def test_learning_rates_rise_and_go_on_as_the_schedule_says(schedule, parts):
+    config = small_training(schedule=schedule, warmup=0.2)
+    rate = learning_rate_schedule(config, 10_000)
+    found = [rate(at) for at in (0, 1_000, 2_000, 6_000, 8_000, 10_000, 20_000)]
+    assert found == pytest.approx([0, *parts, parts[-1]])
+    assert learning_rate_schedule(replace(config, warmup=0.0), 1_000)(0) == 1.0
 
 
-@pytest.mark.parametrize("shape", [(3, 5, 7), (2, 7, 5), (1, 4, 4), (2, 1, 6)])
-def test_orthogonalizing_applies_the_quintic_to_the_singular_values(shape):
-    matrices = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    u, sigma, v = torch.linalg.svd(matrices, full_matrices=False)
-    expected = u @ (quintic(sigma / sigma.norm(dim=1, keepdim=True))[:, :, None] * v)
-    torch.testing.assert_close(orthogonalized(matrices), expected, rtol=1e-9, atol=1e-9)
-
-
-def test_a_gradient_of_zeros_changes_nothing():
-    weight = nn.Parameter(torch.ones(3, 4))
-    weight.grad = torch.zeros(3, 4)
-    Muon([weight], lr=0.1).step()
-    assert torch.equal(weight, torch.ones(3, 4))
+def test_orthogonalizing_applies_the_quintic_to_the_singular_values():
+    for shape in ((3, 5, 7), (2, 7, 5), (1, 4, 4), (2, 1, 6)):
+        matrices = torch.randn(shape, dtype=torch.float64)
+        u, sigma, v = torch.linalg.svd(matrices, full_matrices=False)
+        (a, b, c), x = COEFFICIENTS, sigma / sigma.norm(dim=1, keepdim=True)
+        for _ in range(STEPS):
+            x = a * x + b * x**3 + c * x**5
+        torch.testing.assert_close(orthogonalized(matrices), u @ (x[:, :, None] * v), rtol=1e-9, atol=1e-9)
 
 
 def steps_of(optimizer, weights, count=4):
@@ -45,29 +58,49 @@ def test_the_steps_are_those_of_pytorchs_muon(weight_decay):
     """Which rounds to bfloat16 within a step, so that its direction is precise to some 1e-2 alone, as is ours
     where it is asked to."""
     weights = [nn.Parameter(torch.randn(shape)) for shape in [(6, 9), (9, 6), (6, 9), (5, 5)]]
-    others = copy.deepcopy(weights)
-    rounding = copy.deepcopy(weights)
+    others, rounding = copy.deepcopy(weights), copy.deepcopy(weights)
     settings = {"lr": 0.02, "momentum": 0.9, "weight_decay": weight_decay}
+    before = [weight.detach().clone() for weight in weights]
     ours = steps_of(Muon(weights, **settings), weights)
     rounded = steps_of(Muon(rounding, **settings, dtype=torch.bfloat16), rounding)
     theirs = torch.optim.Muon(others, lr=0.02, momentum=0.9, weight_decay=weight_decay)
-    steps = zip(copy.deepcopy(others), ours, rounded, steps_of(theirs, others), strict=True)
-    for before, precise, half, reference in steps:
-        for ours in (precise, half):
-            assert (ours - reference).norm() < 0.03 * (reference - before).norm()
+    for start, precise, half, reference in zip(before, ours, rounded, steps_of(theirs, others), strict=True):
+        for own in (precise, half):
+            assert (own - reference).norm() < 0.03 * (reference - start).norm()
         assert not torch.equal(precise, half)
 
 
-def test_matrices_of_one_shape_learn_as_if_each_were_alone():
+def test_matrices_of_one_shape_learn_as_if_each_were_alone_and_zeros_change_nothing():
     together = [nn.Parameter(torch.randn(5, 3, dtype=torch.float64)) for _ in range(3)]
     alone = copy.deepcopy(together)
-    for weight, other in zip(together, alone, strict=True):
-        weight.grad = torch.randn(5, 3, dtype=torch.float64)
+    for number, (weight, other) in enumerate(zip(together, alone, strict=True)):
+        weight.grad = torch.randn(5, 3, dtype=torch.float64) * (number > 0)
         other.grad = weight.grad.clone()
-    Muon(together, lr=0.1, weight_decay=0.1).step()
+    before = together[0].detach().clone()
+    Muon(together, lr=0.1).step()
     for weight, other in zip(together, alone, strict=True):
-        Muon([other], lr=0.1, weight_decay=0.1).step()
+        Muon([other], lr=0.1).step()
         torch.testing.assert_close(weight, other, rtol=1e-12, atol=1e-12)
+    assert torch.equal(together[0], before)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_muon_takes_the_maps_within_layers_and_adamw_all_else_of_which_only_maps_decay(model):
+    config = small_training(model=model)
+    lm = MemoryLM(config.model)
+    names = {id(p): name for name, p in lm.named_parameters()}
+
+    def taken(optimizer):
+        return [{names[id(p)] for p in group["params"]} for group in optimizer.param_groups]
+
+    (adamw,) = map(taken, build_optimizers(lm, replace(config, optimizer="adamw")))
+    (decaying, others), (muon,) = map(taken, build_optimizers(lm, config))
+    kinds = ("query", "key", "value", "output", "position", "layer1", "layer2")
+    assert muon == {n for n in names.values() if n.endswith(".weight") and n.split(".")[-2] in kinds}
+    assert adamw == [muon | decaying, others]
+    assert decaying | others == set(names.values()) - muon
+    assert decaying == {n for n in names.values() if n == "head.weight" or n.endswith("compress.conv.weight")}
+    assert "embed.weight" in others
 
 
 def test_adamw_takes_the_linear_maps_of_a_users_own_compression_function():
@@ -75,25 +108,7 @@ def test_adamw_takes_the_linear_maps_of_a_users_own_compression_function():
     lm = MemoryLM(config.model)
     for layer in lm.transformer.layers:
         layer.compress = nn.Linear(config.model.d_model, config.model.d_model)
-    _, muon = build_optimizers(lm, config)
-    taken = {id(p) for group in muon.param_groups for p in group["params"]}
-    assert taken
-    assert not any(id(layer.compress.weight) in taken for layer in lm.transformer.layers)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_muon_takes_the_maps_within_layers_and_adamw_all_else(model):
-    config = small_training(model=model)
-    lm = MemoryLM(config.model)
-    adamw, muon = build_optimizers(lm, config)
-    names = {id(p): name for name, p in lm.named_parameters()}
-    takes = {
-        optimizer: {names[id(p)] for group in optimizer.param_groups for p in group["params"]}
-        for optimizer in (adamw, muon)
-    }
-    assert takes[adamw] | takes[muon] == set(names.values())
-    assert not takes[adamw] & takes[muon]
-    kinds = ("query", "key", "value", "output", "position", "layer1", "layer2")
-    assert takes[muon] == {
-        name for name in names.values() if name.endswith(".weight") and name.split(".")[-2] in kinds
-    }
+    adamw, muon = ({id(p) for g in o.param_groups for p in g["params"]} for o in build_optimizers(lm, config))
+    own = {id(layer.compress.weight) for layer in lm.transformer.layers}
+    assert muon
+    assert own <= adamw - muon

@@ -1,3 +1,5 @@
+"""What a training writes, says and returns, from Python."""
+
 import json
 import math
 from importlib.metadata import version
@@ -5,13 +7,16 @@ from importlib.metadata import version
 import pytest
 import torch
 
+from memformers import evaluate, train
+from memformers.common import machine
 from memformers.common.files import read_json
 from memformers.common.processes import module_command
 from memformers.convert.load import load_checkpoint
-from memformers.evaluation.evaluate import evaluate
+from memformers.evaluation.evaluate import evaluate as evaluate_tokens
 from memformers.runs.folder import read_metrics
 from memformers.tracking import relay
-from memformers.training import api, callbacks
+from memformers.training import api, callbacks, distributed
+from memformers.training.config import read_train_config
 from memformers.training.data_module import EVALUATION_STREAMS
 from memformers.training.loop import NotFiniteError
 from tests.builders import small_training
@@ -26,27 +31,22 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path):
     assert facts["memory"] == {"one_layer": 16 + 3 * 4, "all_layers": 2 * (16 + 3 * 4)}
     assert facts["environment"]["packages"]["torch"] == version("torch")
     records = read_metrics(folder)
-    last = [r for r in records if "loss.valid" in r][-1]
-    assert last["bits_per_character.valid"] == pytest.approx(last["loss.valid"] / math.log(2), rel=1e-3)
-    assert result["bits_per_character"] == pytest.approx(result["loss"] / math.log(2), rel=1e-3)
-    trained = [r for r in records if "loss.train" in r]
-    expected = {
+    trained, evaluated = ([r for r in records if f"loss.{of}" in r] for of in ("train", "valid"))
+    assert evaluated[-1]["bits_per_character.valid"] * math.log(2) == pytest.approx(
+        evaluated[-1]["loss.valid"]
+    )
+    assert result["bits_per_character"] * math.log(2) == pytest.approx(result["loss"])
+    assert set(trained[-1]) == {
         "tokens", "seconds", "loss.train", "bits_per_character.train", "accuracy.train", "learning_rate",
         "gradient_norm", "tokens_per_second", "memory.length", "memory.compressed_length",
         "reconstruction_loss.train", "gradient_norm.compression",
     }  # fmt: skip
-    assert set(trained[-1]) == expected
-    assert trained[-1]["tokens"] == last["tokens"] >= 2_000
+    assert trained[-1]["tokens"] == evaluated[-1]["tokens"] >= 2_000
     assert result["peak_memory_bytes"] > 50 * 2**20
     assert len((folder / "sample.txt").read_text()) == callbacks.SAMPLE_CHARACTERS + 1
-
-
-def test_the_checkpoint_gives_the_last_evaluation_again(tmp_path):
-    folder = train_run(small_training(), tmp_path / "run")
     model, tokenizer = load_checkpoint(folder, torch.device("cpu"))
-    validation = tokenizer.encode(SHORT[len(SHORT) * 9 // 10 :])
-    again = evaluate(model, validation, EVALUATION_STREAMS)
-    assert again.loss == read_json(folder / "result.json")["loss"]
+    held_out = tokenizer.encode(SHORT[len(SHORT) * 9 // 10 :])
+    assert evaluate_tokens(model, held_out, EVALUATION_STREAMS).loss == result["loss"]
 
 
 def test_a_run_that_diverges_keeps_the_last_good_checkpoint_and_says_where(tmp_path, monkeypatch):
@@ -61,7 +61,7 @@ def test_a_run_that_diverges_keeps_the_last_good_checkpoint_and_says_where(tmp_p
 
     monkeypatch.setattr(api, "train_steps", poisoned)
     monkeypatch.setattr(relay, "module_command", module_command)  # labml's own
-    with pytest.raises(NotFiniteError, match=r"gradient's norm is nan at token .* token 1,024 is kept"):
+    with pytest.raises(NotFiniteError, match=r"gradient's norm is nan .* token 1,024 is kept"):
         train_run(small_training(), tmp_path / "run")
     model, _ = load_checkpoint(tmp_path / "run", torch.device("cpu"))
     assert all(p.isfinite().all() for p in model.parameters())
@@ -69,12 +69,46 @@ def test_a_run_that_diverges_keeps_the_last_good_checkpoint_and_says_where(tmp_p
     assert json.loads(status)["status"] == "crashed"
 
 
+def test_a_model_is_trained_in_one_call_and_evaluated_in_another(tmp_path):
+    config, text = small_training(model="compressive", tokens=500), "Good morrow, my lord. " * 20
+    run = train(config, tmp_path / "run")
+    assert run.metrics[-1]["tokens"] >= config.tokens
+    again = train(config, tmp_path / "run", resume=True)  # is only loaded
+    numbers = evaluate(run.model, run.tokenizer, text)
+    assert numbers == evaluate(again.model, again.tokenizer, text)
+    assert numbers["tokens"] == len(text) - 1
+    documents = evaluate(run.model, run.tokenizer, [text, text])
+    alone = evaluate(run.model, run.tokenizer, text, streams=1)
+    assert documents["tokens"] == 2 * (len(text) - 1)
+    assert documents["loss_nats"] == pytest.approx(alone["loss_nats"], rel=1e-5)
+    with pytest.raises(ValueError, match="nothing to predict"):
+        evaluate(run.model, run.tokenizer, "")
+    with pytest.raises(ValueError, match="is for model="):  # a length without use
+        train(small_training(model="transformer"), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_auto_is_bfloat16_where_it_is_faster_and_stays_so_on_another_machine(tmp_path, monkeypatch, faster):
+    monkeypatch.setattr(distributed, "multiplies_bfloat16_faster", lambda device: faster)
+    taken = {"auto": "bfloat16" if faster else "float32", "float32": "float32", "bfloat16": "bfloat16"}
+    for asked, precision in taken.items():
+        config = distributed.with_precision(small_training(precision=asked), torch.device("cpu"))
+        assert config.precision == precision
+    config = small_training(tokens=256, precision="auto")
+    train_run(config, tmp_path, "off")
+    assert read_train_config(tmp_path).precision == taken["auto"]
+    (tmp_path / "result.json").unlink()  # as if it had not ended
+    monkeypatch.setattr(distributed, "multiplies_bfloat16_faster", lambda device: not faster)
+    train_run(config, tmp_path, "off", resume=True)
+    assert read_train_config(tmp_path).precision == taken["auto"]
+
+
 @pytest.mark.parametrize(
-    ("held_out", "prompt"),
-    [("?\n\nGREMIO:\nGood morrow.\n", "?\n\nGREMIO:\n"),
-     ("the end of a line\nand more", "the end of a line\n"),
-     ("no line break", "no line break"),
-     ("?!\n--\n", "?!\n")],
-)  # fmt: skip
-def test_a_sample_goes_on_from_the_first_line_with_a_letter(held_out, prompt):
-    assert callbacks.opening(held_out) == prompt
+    ("flags", "expected"),
+    [("fpu avx512f", False), ("fpu avx512_bf16 avx", True), ("amx_bf16", True), ("", False)],
+)
+def test_a_processor_with_instructions_for_bfloat16_takes_it(flags, expected, monkeypatch, tmp_path):
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n" if flags else "")
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    assert machine.multiplies_bfloat16_faster(torch.device("cpu")) is expected
