@@ -96,6 +96,7 @@ class Place:
         Path("dangling").symlink_to("nowhere")
         self.models = models
         self.before = self.files()
+        self.there = [path for path in PLACES if os.path.exists(path)]
 
     def files(self) -> dict[str, bytes]:
         """What is in each file here and of the models."""
@@ -156,12 +157,10 @@ def options(draw, **kinds):
 
 
 def words(chosen):
-    """Options as the command line has them."""
     return [f"--{name.replace('_', '-')}" + ("" if value is None else f"={value}") for name, value in chosen]
 
 
 def values(chosen, name):
-    """Those that were given to an option."""
     return [value for other, value in chosen if other == name]
 
 
@@ -193,34 +192,29 @@ ANYTHING = options(**dict.fromkeys(("checkpoint", "text", "models", "out", "fold
 CHECKPOINTS = of([*MODELS] * 4 + ["", "xl/config.json", "gone", "../..", "🙂", "\udcff"])
 
 
-@share(0.45)
-@given(model=CHECKPOINTS, chosen=GENERATE, content=contents(200))
-def test_generate_writes_or_is_a_plain_error_and_changes_nothing_but_its_memory(
-    model, chosen, content, models
-):
-    place = Place(models)
-    given = words([("checkpoint", models / model), ("tokens", 3), *chosen])
-    free = [path for path in values(chosen, "save_memory") if not os.path.exists(path)]
-    memories = [path for path in values(chosen, "save_memory") if b'"model"' in place.content(path)]
-    check_plain(run("generate", *given, input=content))
-    place.check_nothing_lost(*free, *memories)
-    for path in free + memories:
-        assert not os.path.isfile(path) or MODEL in read_metadata(Path(path)), "it is a whole memory"
+READING = st.one_of(
+    st.tuples(st.just("generate"), GENERATE), st.tuples(st.just("generate"), GENERATE),
+    st.tuples(st.just("evaluate"), EVALUATE),
+)  # fmt: skip
 
 
-@share(0.15)
+@share(0.6)
 @pytest.mark.filterwarnings("default:.*left out")  # files of a folder that are no text
-@given(model=CHECKPOINTS, chosen=EVALUATE, content=contents(200), source=of(["text"] * 3 + ["-", *PLACES]))
-def test_evaluate_measures_or_is_a_plain_error_and_changes_no_file_but_its_own(
-    model, chosen, content, source, models
+@given(model=CHECKPOINTS, reading=READING, content=contents(200), source=of(["text"] * 3 + ["-", *PLACES]))
+def test_a_model_reads_and_writes_or_is_a_plain_error_and_changes_nothing_but_its_outputs(
+    model, reading, content, source, models
 ):
-    place = Place(models, text=content)
-    given = words([("checkpoint", models / model), ("text", source), *chosen])
-    ended = run("evaluate", *given, input=content)
+    place, (command, chosen) = Place(models, text=content), reading
+    first = ("tokens", 3) if command == "generate" else ("text", source)
+    ended = run(command, *words([("checkpoint", models / model), first, *chosen]), input=content)
     check_plain(ended)
     outs = [out for out in values(chosen, "out") if out]
+    saved = values(chosen, "save_memory")
+    saved = [path for path in saved if path not in place.there or b'"model"' in place.content(path)]
     names = ("evaluation.json", "loss_by_position.png")
-    place.check_nothing_lost(*(f"{out}/{name}" for out in outs for name in names))
+    place.check_nothing_lost(*saved, *(f"{out}/{name}" for out in outs for name in names))
+    for path in saved:
+        assert not os.path.isfile(path) or MODEL in read_metadata(Path(path)), "it is a whole memory"
     if outs and ended.code == 0:
         read_json(Path(outs[-1], "evaluation.json"))
 
@@ -278,9 +272,9 @@ def test_a_bad_memory_is_a_plain_error_and_stays_as_it_is(model, of_model, how, 
 
 
 @share(0.3)
-@given(chosen=TRAINING)
-@example(chosen=[("data", "")])
-def test_any_training_options_make_a_config_or_a_plain_error(chosen):
+@given(chosen=TRAINING, wrong=ANYTHING)
+@example(chosen=[("data", "")], wrong=[])
+def test_any_training_options_make_a_config_or_a_plain_error_as_a_wrong_place_is_to_all(chosen, wrong):
     """Nothing is trained here: what reaches the training is a config that checks itself."""
     configs = []
 
@@ -290,16 +284,10 @@ def test_any_training_options_make_a_config_or_a_plain_error(chosen):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train_command, "train", remember)
-        ended = run("train", *words(chosen))
-    check_plain(ended)
+        check_plain(run("train", *words(chosen)))
+    for command in ("generate", "evaluate", "probe", "report", "", "no-such-command"):
+        check_plain(run(*command.split(), *words(wrong)))
     assert all(isinstance(config, TrainConfig) for config, _ in configs)
-
-
-@share(0.15)
-@given(chosen=ANYTHING, data=st.data())
-def test_a_wrong_place_is_a_plain_error_for_every_command(chosen, data):
-    command = data.draw(of(["generate", "evaluate", "probe", "report", "", "no-such-command"]))
-    check_plain(run(*command.split(), *words(chosen)))
 
 
 @pytest.mark.usefixtures("quick_runs")
