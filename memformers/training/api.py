@@ -150,10 +150,9 @@ def train(
     with alone_in_this_process(), joined(config) as ranks:
         folder = ranks.all_gather(folder)[0]
         ranks.first_alone(lambda: check_folder(config, folder, resume))
-        weights, tokenizer = (
-            (init, None) if init is None or isinstance(init, MemoryLM) else load_initial(str(init))
-        )
-        if weights:
+        weights = None
+        if init is not None:
+            weights, tokenizer = (init, None) if isinstance(init, MemoryLM) else load_initial(str(init))
             config = begun_with(weights, tokenizer, config, folder, ranks)
         trained = TrainedModel(folder, config.device)
         before = read_train_config(folder) if resume and (folder / CONFIG).exists() else None
@@ -172,8 +171,7 @@ def train(
         facts = describe_run(config, text, model)
         with alone_in(folder, ranks), StopSignals(alone=ranks.size == 1) as signals:
             ranks.say(f"{name}: {facts['parameters']:,} parameters, {config.tokens:,} tokens → {folder}")
-            n = text.info.documents
-            documents = f", {counted(n, 'document')}" if n else ""
+            documents = f", {counted(n, 'document')}" if (n := text.info.documents) else ""
             ranks.say(f"corpus: {text.info.name} ({text.info.source}){documents}")
             if resume:
                 state, records = restore_newest(

@@ -199,9 +199,9 @@ class Callbacks:
                 self.bar.say(f"{stopped} at token {self.state.tokens:,}; continue with --resume.")
                 raise stopped.conventional() from None
         except (NotFiniteError, OSError) as error:
-            kept = numbered(self.folder / CHECKPOINTS)
-            newest = f"The checkpoint of token {int(kept[0].name):,} is kept: {kept[0]}" if kept else ""
-            newest = newest or "No checkpoint was made yet."
+            newest = "No checkpoint was made yet."
+            for kept in numbered(self.folder / CHECKPOINTS)[:1]:
+                newest = f"The checkpoint of token {int(kept.name):,} is kept: {kept}"
             if isinstance(error, OSError):
                 raise OSError(f"{self.folder} can't be written: {error}. {newest}") from None
             raise NotFiniteError(f"{error} {newest}") from None
@@ -276,9 +276,8 @@ class TimeLeft:
 
 
 def opening(text: str) -> str:
-    """What samples go on from: the beginning of the held-out ``text``, up to the end of the first line with a
-    letter or a digit, or the last part of this if it is long. The first line alone would not do: the text is
-    cut in the middle of a line, of which Tiny Shakespeare's rest is "?"."""
+    """What samples go on from: the held-out ``text`` up to the end of the first line with a letter or digit,
+    at most the last part of it. The text is cut within a line, of which Tiny Shakespeare's rest is "?"."""
     at = next((i for i, character in enumerate(text) if character.isalnum()), 0)
     end = text.find("\n", at) + 1
     return (text[:end] if end else text)[-PROMPT_CHARACTERS:]
