@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from memformers.common.fields import changed
 from memformers.common.files import read_json
 from memformers.common.machine import choose_device
 from memformers.common.progress import Progress
@@ -44,7 +45,7 @@ from memformers.training.run import (
 from memformers.training.signals import StopSignals
 from memformers.training.state import TrainingState
 
-DECIDED = ("model.vocab_size", "precision")
+DECIDED = ("model.vocab_size", "step.precision")
 """Settings that the text and the device determine, and not the user."""
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
 
@@ -154,10 +155,10 @@ def train(
         if init is not None:
             weights, tokenizer = (init, None) if isinstance(init, MemoryLM) else load_initial(str(init))
             config = begun_with(weights, tokenizer, config, folder, ranks)
-        trained = TrainedModel(folder, config.device)
+        trained = TrainedModel(folder, config.step.device)
         before = read_train_config(folder) if resume and (folder / CONFIG).exists() else None
-        if before and config.precision == "auto":
-            config = replace(config, precision=before.precision)
+        if before and config.step.precision == "auto":
+            config = changed(config, precision=before.step.precision)
         finished = resume and ranks.all_gather(is_finished(config, folder))[0]
         if not finished or (before and config.data != before.data):  # another text is refused
             text = read_text(config, folder, ranks)
@@ -165,7 +166,7 @@ def train(
             ranks.say(f"{folder} is finished; nothing is left to train.")
             return trained
         config = with_vocabulary(config, text.tokenizer.vocab_size)
-        config = with_precision(config, choose_device(ranks.device_name(config.device)), ranks)
+        config = with_precision(config, choose_device(ranks.device_name(config.step.device)), ranks)
         model = build_model(config, ranks, weights)
         state, records = TrainingState(build_optimizers(model, config)), 0
         facts = describe_run(config, text, model)

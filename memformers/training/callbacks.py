@@ -128,9 +128,9 @@ class Callbacks:
     def maybe_checkpoint(self, state: TrainingState) -> None:
         """Save a checkpoint if it is due; raise [`Stopped`][] if a signal has come."""
         tokens, evaluations = self.saved
-        every, minutes = self.config.checkpoint_every, self.config.checkpoint_minutes
+        every, minutes = self.config.checkpoint.checkpoint_every, self.config.checkpoint.checkpoint_minutes
         due = state.evaluations > evaluations or (every and state.tokens // every > tokens // every)
-        if not due and state.step % self.config.log_every == 0:  # when the ranks ask each other
+        if not due and state.step % self.config.evaluation.log_every == 0:  # when the ranks ask each other
             is_old = bool(minutes) and time.monotonic() - self.saved_at >= 60 * minutes
             due = bool(self.ranks.highest(is_old))
         if due:
@@ -271,7 +271,7 @@ class TimeLeft:
         later = 1 - growing * (1 - share) / 2
         slower = (1 + (self.growth - 1) * later) / (1 + (self.growth - 1) * share)
         training = max(left, 0) / tokens_per_second * slower
-        evaluations = (self.config.evaluations - state.evaluations) * self.evaluation + self.ending
+        evaluations = (self.config.evaluation.evaluations - state.evaluations) * self.evaluation + self.ending
         return training, evaluations
 
 

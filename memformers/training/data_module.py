@@ -67,7 +67,7 @@ class Validation:
         self.tokenizer, self.ranks = text.tokenizer, ranks
         tokens, documents = text.validation.tokens, text.validation.documents
         self.all = tokens, tuple(documents.tolist())
-        most = config.evaluation_tokens or len(tokens)
+        most = config.evaluation.evaluation_tokens or len(tokens)
         first = np.diff(np.minimum(np.cumsum(documents, dtype=np.int64), most), prepend=0)
         self.first = tokens[:most], tuple(first[first > 0].tolist())
         """What every evaluation reads, and how many tokens each of its documents has."""

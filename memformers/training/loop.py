@@ -77,13 +77,13 @@ def train_steps(
 
         model.zero_grad()
         output = backward(forward, own, memory, config, ranks, predictions=predictions)
-        norms = clip(model, config.max_grad_norm)
+        norms = clip(model, config.optim.max_grad_norm)
         numbers = torch.stack([output.loss, output.auxiliary_loss, *norms, output.correct])
 
         bad = ~numbers.isfinite().all()
         bad_steps += bad
         # All steps between the last bad one that is allowed and its error are skipped.
-        skipped = bad | (bad_steps > max(state.skipped, config.skip_bad_steps))
+        skipped = bad | (bad_steps > max(state.skipped, config.checkpoint.skip_bad_steps))
         part = learning_rate(state.tokens - state.begun + tokens // 2)
         for optimizer in state.optimizers:
             for group in optimizer.param_groups:

@@ -31,7 +31,7 @@ def build_optimizers(model: MemoryLM, config: TrainConfig) -> Optimizers:
     """
     learning = dict.fromkeys(p for p in model.parameters() if p.requires_grad)
     muon: dict[Tensor, None] = {}
-    if config.optimizer == "muon":
+    if config.optim.optimizer == "muon":
         compressing = {module for compress in model.transformer.compressions for module in compress.modules()}
         modules = (
             m for m in model.transformer.modules() if isinstance(m, nn.Linear) and m not in compressing
@@ -41,14 +41,16 @@ def build_optimizers(model: MemoryLM, config: TrainConfig) -> Optimizers:
     decaying = dict.fromkeys(w for w in maps if w in learning and w not in muon)
     others = [p for p in learning if p not in muon and p not in decaying]
     groups = [
-        {"params": [*decaying], "weight_decay": config.weight_decay},
+        {"params": [*decaying], "weight_decay": config.optim.weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
-    adamw = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, config.beta2), fused=True)
+    adamw = torch.optim.AdamW(
+        groups, lr=config.optim.learning_rate, betas=(0.9, config.optim.beta2), fused=True
+    )
     if not muon:
         return (adamw,)
-    dtype = torch.bfloat16 if config.precision == "bfloat16" else None
-    return adamw, Muon(muon, lr=config.muon_peak, weight_decay=config.weight_decay, dtype=dtype)
+    dtype = torch.bfloat16 if config.step.precision == "bfloat16" else None
+    return adamw, Muon(muon, lr=config.optim.muon_peak, weight_decay=config.optim.weight_decay, dtype=dtype)
 
 
 WSD_FALLS = 0.8
@@ -58,11 +60,12 @@ WSD_FALLS = 0.8
 def learning_rate_schedule(config: TrainConfig, tokens: int) -> Callable[[int], float]:
     """The fraction of its peak that each learning rate has after a number of tokens of a training on
     ``tokens``: it rises linearly from 0 and goes on as ``config.schedule`` says."""
-    rise = [(0.0, 0.0)] * (config.warmup > 0) + [(config.warmup, 1.0)]
+    warmup, schedule = config.optim.warmup, config.optim.schedule
+    rise = [(0.0, 0.0)] * (warmup > 0) + [(warmup, 1.0)]
     falls = {
         "linear": [(1.0, 0.0)],
         "constant": [(1.0, 1.0)],
-        "wsd": [(max(WSD_FALLS, config.warmup), 1.0), (1.0, 0.0)],
+        "wsd": [(max(WSD_FALLS, warmup), 1.0), (1.0, 0.0)],
         "cosine": [(1.0, 2.0)],
     }
     part = RelativePiecewise([*rise, *falls[schedule]], tokens)

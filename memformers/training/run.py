@@ -63,9 +63,9 @@ def check_folder(config: TrainConfig, folder: Path, resume: bool) -> None:
     is_its_own = False  # as a comparison, or a start that failed, may have left it
     with contextlib.suppress(ValueError):
         saved, size = read_train_config(folder), config.model.vocab_size  # which depends on the text
-        precision = "auto" if config.precision == "auto" else saved.precision
+        precision = "auto" if config.step.precision == "auto" else saved.step.precision
         model = replace(saved.model, vocab_size=size)
-        is_its_own = replace(saved, model=model, precision=precision) == config
+        is_its_own = changed(saved, model=model, precision=precision) == config
     if resume and (folder / CONFIG).exists():
         check_same_config(config, folder)
     elif (folder / METRICS).exists() or numbered(folder / CHECKPOINTS):
@@ -104,7 +104,7 @@ def build_model(
     device = choose_device(ranks.device_name(config.step.device))
     if device.type == "mps":
         raise UserError("device='mps' has no float64, in which a training sums its losses; use device='cpu'.")
-    if config.compile:  # which needs a C++ compiler on a CPU
+    if config.step.compile:  # which needs a C++ compiler on a CPU
         try:
             torch.compile(torch.exp)(torch.zeros(2, device=device))
         except Exception as error:  # any error of a compiler or linker, or of a missing one

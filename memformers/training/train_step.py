@@ -111,7 +111,7 @@ def backward(
         if is_sharded(model):
             model.set_requires_gradient_sync(is_last)
         with nullcontext() if is_last else unsynchronized():
-            with torch.autocast(device, torch.bfloat16, enabled=config.precision == "bfloat16"):
+            with torch.autocast(device, torch.bfloat16, enabled=config.step.precision == "bfloat16"):
                 outputs, remembered = forward(own, memory.streams(streams))
             for segment, output, of_parts in zip(own, outputs, weights, strict=True):
                 scores, auxiliary = output.scores, output.auxiliary_loss
@@ -136,7 +136,7 @@ def auxiliary_weights(
     it is a mean over, so that each of those counts alike. Where layers have memories or rates of their own,
     other streams may count in each, and all parts count alike. ``segments`` and ``memory`` are those of this
     rank."""
-    model, parts, sizes = config.model, config.accumulate, config.model.memory_sizes[:1]
+    model, parts, sizes = config.model, config.step.accumulate, config.model.memory_sizes[:1]
     plain = memory.valid is None and all(segment.doc_starts is None for segment in segments)
     layers = {(own.mem_len, own.compression_rate) for own in model.memory_sizes}
     if model.model != "compressive" or parts * ranks.size == 1 or plain or len(layers) > 1:

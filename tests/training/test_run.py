@@ -94,14 +94,14 @@ def test_auto_is_bfloat16_where_it_is_faster_and_stays_so_on_another_machine(tmp
     taken = {"auto": "bfloat16" if faster else "float32", "float32": "float32", "bfloat16": "bfloat16"}
     for asked, precision in taken.items():
         config = distributed.with_precision(small_training(precision=asked), torch.device("cpu"))
-        assert config.precision == precision
+        assert config.step.precision == precision
     config = small_training(tokens=256, precision="auto")
     train_run(config, tmp_path, "off")
-    assert read_train_config(tmp_path).precision == taken["auto"]
+    assert read_train_config(tmp_path).step.precision == taken["auto"]
     (tmp_path / "result.json").unlink()  # as if it had not ended
     monkeypatch.setattr(distributed, "multiplies_bfloat16_faster", lambda device: not faster)
     train_run(config, tmp_path, "off", resume=True)
-    assert read_train_config(tmp_path).precision == taken["auto"]
+    assert read_train_config(tmp_path).step.precision == taken["auto"]
 
 
 @pytest.mark.parametrize(
