@@ -36,6 +36,10 @@ def test_a_log_gets_a_line_for_each_tenth_and_a_bar_that_is_not_shown_none(capsy
 def test_a_bar_is_drawn_a_few_times_a_second(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with Progress(total=400) as bar:
+        for done in (100, None):
+            time.sleep(bar.mininterval)
+            bar.show("loss 2.5", done)
+        capsys.readouterr()
         time.sleep(bar.mininterval)
         for percent in (70, 71):
             bar.show(f"evaluating, {percent}%")

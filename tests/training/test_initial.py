@@ -18,12 +18,13 @@ from memformers.convert.load import load_checkpoint
 from memformers.data.builtin import write_play
 from memformers.data.streams import training_segments
 from memformers.models.io import PACKAGED
+from memformers.models.language_model import MemoryLM
 from memformers.runs.folder import CHECKPOINTS, RESULT, read_metrics
 from memformers.training import api
 from memformers.training import run as run_module
 from memformers.training.config import read_train_config
 from memformers.training.data_module import find_text
-from memformers.training.initial import load_initial
+from memformers.training.initial import copy_weights, load_initial
 from memformers.training.run import build_model
 from tests.builders import small_training
 from tests.processes import run
@@ -146,6 +147,12 @@ def test_given_weights_that_do_not_fit_are_one_line(arguments, said, trained, te
     assert not (tmp_path / "run" / CHECKPOINTS).exists()
 
 
+def test_given_weights_for_fewer_positions_are_one_line():
+    short, long = (MemoryLM(replace(NETWORK, positions="learned", mem_len=n)) for n in (8, 16))
+    with pytest.raises(UserError, match="positions='learned'"):
+        copy_weights(short, long)
+
+
 def test_a_finished_training_goes_on_to_more_tokens_and_says_how(trained, tmp_path):
     folder = copied(trained, tmp_path / "run")
     before = read_json(folder / RESULT)
@@ -154,7 +161,7 @@ def test_a_finished_training_goes_on_to_more_tokens_and_says_how(trained, tmp_pa
     assert result["tokens"] >= 3_000 > before["tokens"]
     assert [r["tokens"] for r in records if "loss.valid" in r] == [1024, 2016, 2528, 3008]
     rates = [r["learning_rate"] for r in records if r["tokens"] > before["tokens"] and "learning_rate" in r]
-    assert max(rates) > CONFIG.learning_rate / 2 > min(rates)
+    assert max(rates) > CONFIG.optim.learning_rate / 2 > min(rates)
     assert "nothing is left" in run("train", "--resume", folder).out
     assert run("train", "--resume", folder, "--tokens", 2_500).said("tokens 3000 → 2500")
     (tmp_path / "other.txt").write_text(SHORT[::-1])

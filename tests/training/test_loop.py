@@ -11,6 +11,7 @@ from memformers.kernels import dispatch
 from memformers.models.memory import Memory
 from memformers.training.loop import train_steps
 from memformers.training.memory_growth import STAGES, share_of_memory, shortened
+from memformers.training.optimizers import learning_rate_schedule
 from memformers.training.run import build_model
 from memformers.training.train_step import clip
 from tests.builders import MODELS, small_lm, small_training
@@ -32,10 +33,19 @@ def test_every_model_learns(model):
 
 def test_records_and_evaluations_come_as_often_as_asked_for():
     config, seen = small_training(tokens=64 * 23, evaluations=3, log_every=5), []
-    hooks = {"record": lambda state, _: seen.append(state.step), "evaluate": lambda s: seen.append(-s.step)}
+    rates = []
+
+    def record(state, metrics):
+        seen.append(state.step)
+        rates.append(metrics["learning_rate"])
+
+    hooks = {"record": record, "evaluate": lambda state: seen.append(-state.step)}
     end = train_steps(build_model(config), segments_of(config), config, **hooks)
     assert seen == [5, -8, 10, 15, -16, 20, 23, -23]
     assert (end.step, end.tokens, end.evaluations) == (23, 64 * 23, 3)
+    part = learning_rate_schedule(config, config.tokens)  # of the tokens in the middle of a step
+    peak = config.optim.learning_rate
+    assert rates == [pytest.approx(peak * part(64 * step - 32)) for step in (5, 10, 15, 20, 23)]
 
 
 @pytest.mark.parametrize(
