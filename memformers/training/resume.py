@@ -138,7 +138,7 @@ def restore_newest(
     if found.begun == found.tokens > 0:
         ranks.say(
             f"trains on to token {config.tokens:,}: the learning rate rises again over "
-            f"{optim.warmup:.0%} of the new part and goes on as schedule={optim.schedule!r} says."
+            f"{config.optim.warmup:.0%} of the new part and goes on as schedule={config.optim.schedule!r} says."
         )
     if not ranks.first:
         return found, 0

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from memformers import AdaptiveConfig
 from memformers.common.atomic_dir import LEFTOVER
+from memformers.common.fields import changed
 from memformers.data.sources import CorpusSpec
 from memformers.data.streams import plain_reading
 from memformers.data.tokenize_corpus import prepare
@@ -110,7 +111,7 @@ CASES = [
 def ranks_of_cases(tmp_path_factory):
     """What each of two ranks has in the end, of all cases, in one launch."""
     folder = tmp_path_factory.mktemp("ranks")
-    configs = json.dumps([asdict(replace(config, **shared)) for config, shared in CASES])
+    configs = json.dumps([asdict(changed(config, **shared)) for config, shared in CASES])
     process = launch("tests.training.ranks_program", folder, configs, processes=2)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said

@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import random
 import re
 import resource
 import shutil
@@ -13,6 +14,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -70,7 +72,8 @@ def limit_files(size):
 FAULTS = {
     "SIGTERM": (lambda: signal.raise_signal(signal.SIGTERM), 143, ""),
     "SIGINT": (lambda: signal.raise_signal(signal.SIGINT), 130, ""),
-    "two of SIGINT": (lambda: [signal.raise_signal(signal.SIGINT) for _ in range(2)], 130, ""),
+    "SIGTERM, at once": (lambda: signal.raise_signal(signal.SIGTERM) or 1 / 0, 143, ""),
+    "two of SIGINT": (lambda: [signal.raise_signal(signal.SIGINT) for _ in range(2)] and 1 / 0, 130, ""),
     "full disk": (lambda: limit_files(100), 2, "File too large"),
     "disk with 5 kB": (lambda: limit_files(5_000), 2, "File too large"),
     "disk with 30 kB": (lambda: limit_files(30_000), 2, "File too large"),
@@ -85,7 +88,8 @@ NOT_FELT = [
 @pytest.mark.parametrize(
     ("fault", "place", "count"),
     [(fault, *place) for fault in ("SIGTERM", "full disk") for place in PLACES]
-    + [(fault, "step", 3) for fault in FAULTS if fault not in ("SIGTERM", "full disk")],
+    + [("SIGTERM, at once", "evaluation", 2), ("two of SIGINT", "step", 3), ("SIGINT", "step", 3),
+       ("disk with 5 kB", "step", 3), ("disk with 30 kB", "step", 3)],
 )  # fmt: skip
 def test_after_a_fault_all_checkpoints_are_whole_and_the_run_goes_on_as_if_nothing_had_been(
     fault, place, count, tmp_path
@@ -345,16 +349,19 @@ def test_a_read_error_ends_the_resume_with_nothing_changed(copy, monkeypatch):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_each_process_goes_on_with_its_random_numbers_and_with_dropout_only_as_many_do(dropout, tmp_path):
+    def draw():
+        return torch.rand(1), random.random(), np.random.rand()
+
     config = small_training(model="transformer")
     lm = build_model(replace(config, model=replace(config.model, dropout=dropout)))
     state, states = TrainingState(build_optimizers(lm, config)), [random_states()]
     save_checkpoint(tmp_path / "7", lm, letters(), state, about())
-    torch.rand(1)
+    draw()
     states.append(random_states())
     write_json(tmp_path / "7" / "random.json", {"ranks": states})
     reseal(tmp_path / "7")
     for rank in (0, 1):
-        torch.rand(1)
+        draw()
         read_checkpoint(tmp_path / "7", lm, state.optimizers, 4, Distributed(rank, 2))
         assert random_states() == states[rank]
     with pytest.raises(ValueError, match=r"2 processes.* 3;") if dropout else nullcontext():
