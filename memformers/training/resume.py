@@ -138,7 +138,8 @@ def restore_newest(
     if found.begun == found.tokens > 0:
         ranks.say(
             f"trains on to token {config.tokens:,}: the learning rate rises again over "
-            f"{config.optim.warmup:.0%} of the new part and goes on as schedule={config.optim.schedule!r} says."
+            f"{config.optim.warmup:.0%} of the new part and goes on as "
+            f"schedule={config.optim.schedule!r} says."
         )
     if not ranks.first:
         return found, 0
