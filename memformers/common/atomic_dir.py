@@ -136,12 +136,12 @@ def remove(folder: Path) -> None:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Delete what is left in ``parent`` of processes that stopped while they wrote or deleted a folder; a
-    folder whose replacement was not finished gets its name back."""
+    """Delete what is left in ``parent`` of processes that stopped while they wrote or deleted a folder or
+    made a link; a folder whose replacement was not finished gets its name back."""
     for old in parent.glob(f"{REPLACED}*"):
         end_replacing(parent / old.name.removeprefix(REPLACED))
     for path in parent.glob(f"{LEFTOVER}*"):
-        shutil.rmtree(path, ignore_errors=True)
+        path.unlink() if path.is_symlink() else shutil.rmtree(path, ignore_errors=True)
 
 
 def checksum(path: Path) -> str:
